@@ -22,19 +22,27 @@ Case per_call(const char* name, const char* shape, std::function<Prepared()> pre
 
 std::vector<Case> call_cases() {
   return {
-      per_call("chain_record", "1000x[16]", [] { return Prepared{timed([x = tiny()] { chain(x); })}; }),        // the graph alone
-      per_call("chain_eager", "1000x[16]", [] { return Prepared{timed([x = tiny()] { chain(x).eval(); })}; }),  // and its values
-      per_call("chain_each", "1000x[16]", [] {                                                                  // one by one
-        return Prepared{timed([x = tiny()] {
-          auto y = x;
-          for (int i = 0; i < kTimes; ++i) y = (y + 1.).eval();
-        })};
-      }),
+      // the graph alone
+      per_call("chain_record", "1000x[16]",
+               [] { return Prepared{timed([x = tiny()] { chain(x); })}; }),
+      // and its values
+      per_call("chain_eager", "1000x[16]",
+               [] { return Prepared{timed([x = tiny()] { chain(x).eval(); })}; }),
+      per_call("chain_each", "1000x[16]",
+               [] {  // one by one
+                 return Prepared{timed([x = tiny()] {
+                   auto y = x;
+                   for (int i = 0; i < kTimes; ++i) y = (y + 1.).eval();
+                 })};
+               }),
       per_call("chain_jit", "1000x[16]", [] { return jitted(chain, tiny()); }),
-      per_call("call", "1000 calls", [] {
-        auto f = jit([](const NamedArray& x) { return x + 1.; });
-        return Prepared{timed([f, x = tiny()] { for (int i = 0; i < kTimes; ++i) f(x); })};
-      }),
+      per_call("call", "1000 calls",
+               [] {
+                 auto f = jit([](const NamedArray& x) { return x + 1.; });
+                 return Prepared{timed([f, x = tiny()] {
+                   for (int i = 0; i < kTimes; ++i) f(x);
+                 })};
+               }),
   };
 }
 

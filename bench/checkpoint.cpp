@@ -1,5 +1,6 @@
-// checkpoint [FOLDER [ROUNDS]]: the state of a GPT-2 of 124 million parameters under AdamW, written and read, beside plain writes
-// and reads of as many bytes in turn with them; and how long a step waits that comes right after a save.
+// checkpoint [FOLDER [ROUNDS]]: the state of a GPT-2 of 124 million parameters under AdamW, written
+// and read, beside plain writes and reads of as many bytes in turn with them; and how long a step
+// waits that comes right after a save.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -30,8 +31,7 @@ struct Training {
   }
 };
 
-template <class F>
-double seconds_of(const F& f) {
+template <class F> double seconds_of(const F& f) {
   auto start = std::chrono::steady_clock::now();
   f();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -42,7 +42,8 @@ void write_plain(const std::string& path, std::int64_t bytes) {
   const std::vector<char> data(kMiB, 1);
   int file = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
   for (std::int64_t left = bytes; left > 0; left -= std::int64_t(kMiB))
-    if (write(file, data.data(), std::size_t(std::min<std::int64_t>(left, kMiB))) < 0) throw Error("[bench] the disk is full");
+    if (write(file, data.data(), std::size_t(std::min<std::int64_t>(left, kMiB))) < 0)
+      throw Error("[bench] the disk is full");
   fsync(file);
   close(file);
 }
@@ -54,14 +55,16 @@ void read_plain(const std::string& path) {
 }
 void forget(const fs::path& folder) {  // what is cached of its files
   for (auto& e : fs::recursive_directory_iterator(folder))
-    if (int file = open(e.path().c_str(), O_RDONLY); file >= 0) posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), close(file);
+    if (int file = open(e.path().c_str(), O_RDONLY); file >= 0)
+      posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), close(file);
 }
 struct Times {
   const char* what;
   std::vector<double> all = {};
   void print(double mb) {
     std::sort(all.begin(), all.end());
-    fmt::print("{:<28}best {:.2f} s ({:.0f} MB/s), median {:.2f} s\n", what, all[0], mb / all[0], all[all.size() / 2]);
+    fmt::print("{:<28}best {:.2f} s ({:.0f} MB/s), median {:.2f} s\n", what, all[0], mb / all[0],
+               all[all.size() / 2]);
   }
 };
 
@@ -76,16 +79,20 @@ int run(const fs::path& folder, int rounds) {
   Times times[] = {{"written plainly"}, {"saved"}, {"read plainly"}, {"loaded"}};
   const auto like = eval_shape(&Training::init);
   for (int r = 0; r < rounds; ++r) {
-    for (int k : {r % 2, 1 - r % 2})             // who comes first finds other memory for its cache
+    for (int k : {r % 2, 1 - r % 2})  // who comes first finds other memory for its cache
       times[k].all.push_back(seconds_of([&] {
-        if (k == 0) write_plain(plain, bytes);
-        else Checkpoints(saved, {.background = false}).save(1, t);
+        if (k == 0)
+          write_plain(plain, bytes);
+        else
+          Checkpoints(saved, {.background = false}).save(1, t);
       }));
     forget(folder);
     for (int k : {r % 2, 1 - r % 2})
       times[2 + k].all.push_back(seconds_of([&] {
-        if (k == 0) read_plain(plain);
-        else load_checkpoint(saved, 1, like);
+        if (k == 0)
+          read_plain(plain);
+        else
+          load_checkpoint(saved, 1, like);
       }));
     fs::remove(plain), fs::remove_all(saved);
   }
@@ -93,7 +100,10 @@ int run(const fs::path& folder, int rounds) {
 
   // Of a step that writes over all of it and does little else.
   auto step = jit(
-      [](const Training& now) { return tree_map([](const NamedArray& a) { return is_float(a.dtype()) ? a * 1.0001 : a; }, now); },
+      [](const Training& now) {
+        return tree_map([](const NamedArray& a) { return is_float(a.dtype()) ? a * 1.0001 : a; },
+                        now);
+      },
       {.donate = {0}});
   for (int i = 0; i < 3; ++i) t = step(t);
   Times waits[] = {{"a step"}, {"a step right after a save"}, {"a copy of all, as memcpy"}};
@@ -106,7 +116,9 @@ int run(const fs::path& folder, int rounds) {
     waits[2].all.push_back(seconds_of([&] {
                              std::vector<NamedArray> copies;
                              for (auto& a : flatten(t))
-                               if (!a.empty()) copies.push_back(from_bytes(a.bytes(), a.dtype(), a.axes()));  // two copies
+                               // two copies
+                               if (!a.empty())
+                                 copies.push_back(from_bytes(a.bytes(), a.dtype(), a.axes()));
                            }) /
                            2);
   }

@@ -1,4 +1,5 @@
-// GPT-2 that writes a text, a token at a time, and what memory allows: a token reads all weights, and the keys and values so far.
+// GPT-2 that writes a text, a token at a time, and what memory allows: a token reads all weights,
+// and the keys and values so far.
 #include <nlohmann/json.hpp>
 
 #include "bench.h"
@@ -19,27 +20,33 @@ struct Continued {
 class Generation {
  public:
   explicit Generation(DType dtype) : dtype_(dtype) {
-    gpt2::Gpt2Config c;                          // 124 M
+    gpt2::Gpt2Config c;  // 124 M
     model_ = jit([=](const Key& k) {
       auto m = gpt2::Gpt2LMHeadModel::init(Axis("vocab", 50257), c, k);
       return tree_map([=](const NamedArray& a) { return a.empty() ? a : a.astype(dtype); }, m);
     })(random::key(0));
-    auto next = [](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const nn::KVCache& cache) {
+    auto next = [](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids,
+                   const nn::KVCache& cache) {
       auto count = full({}, double(ids.resolve_axis("position").size), DType::i32);
       auto [hidden, after] = m.hidden_states(ids, cache, count);
       auto logits = dot(at(hidden, "position", count - 1), m.head(), "embed");
       return Continued{argmax(logits.astype(DType::f32), "vocab"), after};
     };
-    auto first = jit([=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) { return next(m, ids, m.cache(dtype)); });
+    auto first = jit([=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) {
+      return next(m, ids, m.cache(dtype));
+    });
     text_ = first(*model_, random::randint(random::key(1), Axis("position", kBefore), 0, 50257));
-    decode_ = jit([=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
-      return next(m, broadcast_axis(id, Axis("position", 1)), cache);
-    }, {.donate = {2}});
-    auto n = std::int64_t(1) << 27;              // 512 MiB: more than caches hold
+    decode_ = jit(
+        [=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
+          return next(m, broadcast_axis(id, Axis("position", 1)), cache);
+        },
+        {.donate = {2}});
+    auto n = std::int64_t(1) << 27;  // 512 MiB: more than caches hold
     matrix_ = ones({Axis("rows", n / 1024), Axis("columns", 1024)}).eval();
     read_ = jit([](const NamedArray& w) { return dot(w, ones(Axis("columns", 1024)), "columns"); });
   }
-  // Tokens, and beside them what memory gives in the same minute. From the same place in the text each time.
+  // Tokens, and beside them what memory gives in the same minute. From the same place in the text
+  // each time.
   double run() {
     text_.cache.lengths = full(text_.cache.lengths.axes(), double(kBefore), DType::i32).eval();
     auto seconds = timed([&] {
@@ -51,11 +58,13 @@ class Generation {
   nlohmann::json facts() const {
     double bytes = 0;
     for (auto& a : flatten(*model_)) bytes += a.empty() ? 0 : double(a.size()) * bytes_of(dtype_);
-    bytes -= double(model_->embeddings.position_embeddings.weight.size()) * bytes_of(dtype_);   // a row of it
+    // a row of it
+    bytes -= double(model_->embeddings.position_embeddings.weight.size()) * bytes_of(dtype_);
     auto& c = text_.cache;
     bytes += 2. * double(c.keys.size()) * bytes_of(dtype_) * double(kBefore) / double(c.Pos.size);
     auto bound = double(kTokens) * bytes / (double(matrix_.size()) * 4 / best_read_);
-    return {{"bound_s", bound}, {"read_bytes_per_s", double(matrix_.size()) * 4 / best_read_},
+    return {{"bound_s", bound},
+            {"read_bytes_per_s", double(matrix_.size()) * 4 / best_read_},
             {"planned_bytes", decode_.report().peak_bytes}};
   }
 

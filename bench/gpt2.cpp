@@ -1,4 +1,5 @@
-// A training step of the example's GPT-2 (forward, backward, AdamW), and what the library itself costs.
+// A training step of the example's GPT-2 (forward, backward, AdamW), and what the library itself
+// costs.
 #include <nlohmann/json.hpp>
 
 #include "bench.h"
@@ -15,19 +16,21 @@ struct Size {
   std::int64_t layers, heads, embed, seq, batch, vocab;
 };
 constexpr Size kChar{"char", 6, 6, 384, 256, 8, 256}, kNano{"nano", 6, 6, 384, 256, 8, 50257};
-constexpr Size kSmall{"small", 12, 12, 768, 512, 2, 50257}, kLong{"long", 12, 12, 768, 4096, 1, 50257};
+constexpr Size kSmall{"small", 12, 12, 768, 512, 2, 50257},
+    kLong{"long", 12, 12, 768, 4096, 1, 50257};
 
 struct Variant {
   const char* suffix;
   const char* checkpointing;
   bool chunked;
 };
-constexpr Variant kPlain{"", "none", false}, kVariants[] = {kPlain, {"_remat", "carries", false}, {"_chunked", "none", true}};
+constexpr Variant kPlain{"", "none", false},
+    kVariants[] = {kPlain, {"_remat", "carries", false}, {"_chunked", "none", true}};
 
 std::string shape_of(const Size& s) {
   auto part = [](const char* letter, std::int64_t n) { return letter + std::to_string(n); };
-  return part("L", s.layers) + part(",H", s.heads) + part(",E", s.embed) + part(",T", s.seq) + part(",B", s.batch) +
-         part(",V", s.vocab);
+  return part("L", s.layers) + part(",H", s.heads) + part(",E", s.embed) + part(",T", s.seq) +
+         part(",B", s.batch) + part(",V", s.vocab);
 }
 
 using Optimizer = optim::AdamW;
@@ -38,7 +41,8 @@ Optimizer optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
 class Training {
  public:
   Training(const Size& s, DType compute, const Variant& v)
-      : batch_("batch", s.batch), loss_{.policy = {}, .full_logits = !v.chunked}, model_(init(s, v)), state_(optimizer().init(model_)),
+      : batch_("batch", s.batch), loss_{.policy = {}, .full_logits = !v.chunked},
+        model_(init(s, v)), state_(optimizer().init(model_)),
         ids_(random::randint(random::key(1), {batch_, {"position", s.seq}}, 0, s.vocab).eval()),
         keys_(random::split(random::key(2), batch_)) {
     loss_.policy.compute = compute;
@@ -55,8 +59,12 @@ class Training {
   JitReport report() const { return step_.report(); }
   nlohmann::json facts() const {
     auto r = report();
-    return {{"loss", last_loss_}, {"planned_bytes", r.peak_bytes}, {"trace_s", r.trace_s}, {"compile_s", r.compile_s},
-            {"contractions", r.contractions}, {"not_donated", r.not_donated.size()}};
+    return {{"loss", last_loss_},
+            {"planned_bytes", r.peak_bytes},
+            {"trace_s", r.trace_s},
+            {"compile_s", r.compile_s},
+            {"contractions", r.contractions},
+            {"not_donated", r.not_donated.size()}};
   }
   // What the step's contractions take by themselves.
   double bound() const {
@@ -68,10 +76,13 @@ class Training {
 
  private:
   static gpt2::Gpt2LMHeadModel init(const Size& s, const Variant& v) {
-    gpt2::Gpt2Config c{.seq_len = s.seq, .hidden_dim = s.embed, .num_layers = s.layers, .num_heads = s.heads};
+    gpt2::Gpt2Config c{
+        .seq_len = s.seq, .hidden_dim = s.embed, .num_layers = s.layers, .num_heads = s.heads};
     c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
     c.gradient_checkpointing = v.checkpointing;
-    auto make = [c, Vocab = Axis("vocab", s.vocab)](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); };
+    auto make = [c, Vocab = Axis("vocab", s.vocab)](const Key& k) {
+      return gpt2::Gpt2LMHeadModel::init(Vocab, c, k);
+    };
     return jit(make)(random::key(0));
   }
 
@@ -81,7 +92,9 @@ class Training {
   State state_;
   NamedArray ids_;
   Key keys_;
-  Jitted<gpt2::Stepped<Optimizer>(const gpt2::Gpt2LMHeadModel&, const State&, const NamedArray&, const Key&)> step_;
+  Jitted<gpt2::Stepped<Optimizer>(const gpt2::Gpt2LMHeadModel&, const State&, const NamedArray&,
+                                  const Key&)>
+      step_;
   double last_loss_ = 0;
 };
 
@@ -89,10 +102,10 @@ Case train(const Size& size, DType dtype, const Variant& variant) {
   auto prepare = [=] {
     auto training = std::make_shared<Training>(size, dtype, variant);
     return Prepared{timed([=] { training->step(); }), [=] {
-      auto facts = training->facts();
-      facts["bound_s"] = training->bound();
-      return facts;
-    }};
+                      auto facts = training->facts();
+                      facts["bound_s"] = training->bound();
+                      return facts;
+                    }};
   };
   auto name = std::string("gpt2_train_") + size.name + variant.suffix;
   return {name, shape_of(size), dtype, double(size.batch * size.seq), "tokens/s", prepare};
@@ -114,13 +127,17 @@ Case compile(const Size& size, DType dtype) {
 Case call_with_model() {
   auto prepare = [] {
     auto model = jit([](const Key& k) {
-      return gpt2::Gpt2LMHeadModel::init(Axis("vocab", 16), {.seq_len = 4, .hidden_dim = 8, .num_layers = 2, .num_heads = 2}, k);
+      return gpt2::Gpt2LMHeadModel::init(
+          Axis("vocab", 16), {.seq_len = 4, .hidden_dim = 8, .num_layers = 2, .num_heads = 2}, k);
     })(random::key(0));
     auto state = optimizer().init(model);
     for (auto& a : flatten(state))
       if (!a.empty()) a.eval();
-    auto f = jit([](const gpt2::Gpt2LMHeadModel&, const State& s) { return std::get<0>(s).count + 1; });
-    return Prepared{timed([=] { for (int i = 0; i < 1000; ++i) f(model, state); })};
+    auto f =
+        jit([](const gpt2::Gpt2LMHeadModel&, const State& s) { return std::get<0>(s).count + 1; });
+    return Prepared{timed([=] {
+      for (int i = 0; i < 1000; ++i) f(model, state);
+    })};
   };
   return {"call_model", "1000 calls", DType::f32, 1000, "us/op", prepare};
 }

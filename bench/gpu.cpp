@@ -1,6 +1,7 @@
-// gpu table|bits|losses|steps [...]: what tools/gpu runs on a card. `table` times the work that docs/cuda.md predicts, a line of
-// JSON for each; `bits` says a hash of the results of programs that have one answer, to the bit, wherever they run; `losses` trains
-// on the device and on the cpu; `steps` makes as many steps of GPT-2 as each line that it reads says.
+// gpu table|bits|losses|steps [...]: what tools/gpu runs on a card. `table` times the work that
+// docs/cuda.md predicts, a line of JSON for each; `bits` says a hash of the results of programs
+// that have one answer, to the bit, wherever they run; `losses` trains on the device and on the
+// cpu; `steps` makes as many steps of GPT-2 as each line that it reads says.
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
@@ -30,9 +31,11 @@ struct Options {
 Options o;
 std::int64_t size(std::int64_t n, std::int64_t small) { return o.small ? small : n; }
 
-// ---- time -----------------------------------------------------------------------------------------------------------------------
+// ---- time ----
 program::Device& device() { return backend(o.backend); }
-program::Box bytes_between(void* to, const void* from, std::int64_t n) { return {{n}, 1, to, {1}, from, {1}}; }
+program::Box bytes_between(void* to, const void* from, std::int64_t n) {
+  return {{n}, 1, to, {1}, from, {1}};
+}
 // Until the card has done what was asked of it.
 void wait() {
   static const auto memory = device().take(64, 0);
@@ -60,7 +63,7 @@ int warm(const std::function<void()>& one) {
   return o.small ? 1 : int(std::clamp(0.03 / std::max(seconds(one, 1), 1e-9), 1., 1000.));
 }
 struct Times {
-  double median = 0, spread = 0;                 // seconds of one; of the middle 80 %, as a share of the median
+  double median = 0, spread = 0;  // seconds of one; of the middle 80 %, as a share of the median
   explicit Times(std::vector<double> each) : median(bench::median(each)) {
     std::sort(each.begin(), each.end());
     const auto n = each.size();
@@ -70,14 +73,14 @@ struct Times {
 // What a case is measured beside, in turns with it.
 struct Beside {
   std::string what;
-  double amount;                                 // of one, as the case counts
+  double amount;  // of one, as the case counts
   std::function<void()> one;
 };
 struct Row {
   const char* name;
   std::string shape;
-  double amount;                                 // of one: GB, TFLOP, tokens, nodes
-  const char* unit;                              // amount / second; "us": microseconds of each of `amount`; "ms"
+  double amount;     // of one: GB, TFLOP, tokens, nodes
+  const char* unit;  // amount / second; "us": microseconds of each of `amount`; "ms"
   std::function<void()> one;
   std::function<json()> facts = {};
   std::optional<Beside> beside = {};
@@ -85,7 +88,12 @@ struct Row {
 json line_of(const Row& r, const Times& t) {
   const bool us = r.unit == std::string("us"), ms = r.unit == std::string("ms");
   const double value = us ? t.median * 1e6 / r.amount : ms ? t.median * 1e3 : r.amount / t.median;
-  return {{"case", r.name}, {"shape", r.shape}, {"seconds", t.median}, {"spread", t.spread}, {"value", value}, {"unit", r.unit},
+  return {{"case", r.name},
+          {"shape", r.shape},
+          {"seconds", t.median},
+          {"spread", t.spread},
+          {"value", value},
+          {"unit", r.unit},
           {"clock", measured() ? "events" : "host"}};
 }
 void say(const json& line) {
@@ -94,7 +102,7 @@ void say(const json& line) {
 }
 void measure(const Row& r) {
   const int often = warm(r.one), beside_often = r.beside ? warm(r.beside->one) : 0;
-  for (int again = 0; again < 2; ++again) {      // twice, with the spread
+  for (int again = 0; again < 2; ++again) {  // twice, with the spread
     std::vector<double> mine, theirs;
     for (int k = 0; k < samples(); ++k) {
       mine.push_back(seconds(r.one, often));
@@ -105,14 +113,14 @@ void measure(const Row& r) {
     if (r.beside) {
       const Times b(theirs);
       line["beside"] = {{"what", r.beside->what}, {"seconds", b.median}, {"spread", b.spread}};
-      line["ratio"] = r.amount / t.median / (r.beside->amount / b.median);   // 1: as fast as that
+      line["ratio"] = r.amount / t.median / (r.beside->amount / b.median);  // 1: as fast as that
     }
     if (r.facts) line.update(r.facts());
     say(line);
   }
 }
 
-// ---- the table --------------------------------------------------------------------------------------------------------------------
+// ---- the table ----
 NamedArray draw(const AxisSpec& axes, int seed = 0, DType d = DType::f32) {
   return random::normal(random::key(seed), axes, d).eval();
 }
@@ -120,10 +128,15 @@ template <class F, class... A> std::function<void()> call(F f, A... args) {
   return [f = jit(std::move(f)), args...] { f(args...); };
 }
 double gigabytes(double elements, int bytes = 4) { return elements * bytes / 1e9; }
-double product_size(std::int64_t m, std::int64_t k, std::int64_t n) { return 2e-12 * double(m) * double(k) * double(n); }   // TFLOP
+// TFLOP
+double product_size(std::int64_t m, std::int64_t k, std::int64_t n) {
+  return 2e-12 * double(m) * double(k) * double(n);
+}
 
-void* place_of(const NamedArray& x) { return DeviceMemory(device(), 0).address(*x.node()->value.get()); }
-Beside a_copy() {                                // GB, read and written
+void* place_of(const NamedArray& x) {
+  return DeviceMemory(device(), 0).address(*x.node()->value.get());
+}
+Beside a_copy() {  // GB, read and written
   const std::int64_t n = size(std::int64_t(1) << 30, 1 << 12);
   auto x = random::bits(random::key(9), Axis("n", n / 4)).eval();
   auto y = device().take(n, 0);
@@ -134,12 +147,20 @@ Row copy() {
   auto c = a_copy();
   return {"copy", c.what, c.amount, "GB/s", c.one};
 }
-// The fastest of the library's bare calls for x (m, k) times w (k, n); none where the device has no such library.
-std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std::int64_t m, std::int64_t k, std::int64_t n) {
+// The fastest of the library's bare calls for x (m, k) times w (k, n); none where the device has no
+// such library.
+std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std::int64_t m,
+                                   std::int64_t k, std::int64_t n) {
   if (!measured()) return {};
   const auto d = DType::bf16;
   const program::Step s{.kind = program::Kind::contract,
-                        .contract = {{}, {m}, {n}, {k}, {0, d, 0, {k, 0, 1}, {}}, {1, d, 0, {0, 1, n}, {}}, {2, d, 0, {n, 1, 0}, {}}}};
+                        .contract = {{},
+                                     {m},
+                                     {n},
+                                     {k},
+                                     {0, d, 0, {k, 0, 1}, {}},
+                                     {1, d, 0, {0, 1, n}, {}},
+                                     {2, d, 0, {n, 1, 0}, {}}}};
   const auto out = device().take(m * n * 2, 0);
   auto all = measured()->bare_products(s, {place_of(x), place_of(w), out.get()}, 0);
   std::vector<double> times;
@@ -151,48 +172,82 @@ std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std
   }
   if (all.empty()) return {};
   const auto best = std::size_t(std::min_element(times.begin(), times.end()) - times.begin());
-  return Beside{fmt::format("the bare call, by algorithm {} of {}", best + 1, all.size()), product_size(m, k, n),
-                [one = all[best], x, w, out] { one(); }};
+  return Beside{fmt::format("the bare call, by algorithm {} of {}", best + 1, all.size()),
+                product_size(m, k, n), [one = all[best], x, w, out] { one(); }};
 }
 Row gemm(std::int64_t m, std::int64_t k, std::int64_t n) {
   if (o.small) m = 48, k = 32, n = 40;
   const Axis M("m", m), K("k", k), N("n", n);
   auto x = draw({M, K}, 0, DType::bf16), w = draw({K, N}, 1, DType::bf16);
-  return {"gemm", fmt::format("{}x{}x{} bf16", m, k, n), product_size(m, k, n), "TFLOP/s",
-          call([](const NamedArray& x, const NamedArray& w) { return dot(x, w, "k"); }, x, w), {}, bare_product(x, w, m, k, n)};
+  return {"gemm",
+          fmt::format("{}x{}x{} bf16", m, k, n),
+          product_size(m, k, n),
+          "TFLOP/s",
+          call([](const NamedArray& x, const NamedArray& w) { return dot(x, w, "k"); }, x, w),
+          {},
+          bare_product(x, w, m, k, n)};
 }
 Row fused() {
   const Axis N("n", size(std::int64_t(1) << 28, 1000));
-  auto f = [](const NamedArray& x, const NamedArray& y, const NamedArray& z) { return x * y + z * 0.5; };
-  return {"fused", fmt::format("3 in, 1 out of {}", N.size), gigabytes(4. * double(N.size)), "GB/s",
-          call(f, draw(N), draw(N, 1), draw(N, 2)), {}, a_copy()};
+  auto f = [](const NamedArray& x, const NamedArray& y, const NamedArray& z) {
+    return x * y + z * 0.5;
+  };
+  return {"fused", fmt::format("3 in, 1 out of {}", N.size), gigabytes(4. * double(N.size)),
+          "GB/s",  call(f, draw(N), draw(N, 1), draw(N, 2)), {},
+          a_copy()};
 }
 const char* const kRows = "rows of 4096";
 Axis rows() { return {"rows", size(1 << 16, 8)}; }
 Axis columns() { return {"columns", size(4096, 64)}; }
-double of_rows(int arrays) { return gigabytes(double(arrays) * double(rows().size) * double(columns().size)); }
-Row softmax_forward() {
-  return {"softmax", kRows, of_rows(2), "GB/s", call([](const NamedArray& x) { return softmax(x, "columns"); },
-                                                     draw({rows(), columns()})), {}, a_copy()};
+double of_rows(int arrays) {
+  return gigabytes(double(arrays) * double(rows().size) * double(columns().size));
 }
-Row softmax_backward() {                         // from its result: reads y and g, writes dx
+Row softmax_forward() {
+  return {
+      "softmax",
+      kRows,
+      of_rows(2),
+      "GB/s",
+      call([](const NamedArray& x) { return softmax(x, "columns"); }, draw({rows(), columns()})),
+      {},
+      a_copy()};
+}
+Row softmax_backward() {  // from its result: reads y and g, writes dx
   auto f = [](const NamedArray& y, const NamedArray& g) { return y * (g - sum(y * g, "columns")); };
   auto x = draw({rows(), columns()});
-  return {"softmax_grad", kRows, of_rows(3), "GB/s", call(f, softmax(x, "columns").eval(), draw({rows(), columns()}, 1)), {},
+  return {"softmax_grad",
+          kRows,
+          of_rows(3),
+          "GB/s",
+          call(f, softmax(x, "columns").eval(), draw({rows(), columns()}, 1)),
+          {},
           a_copy()};
 }
-NamedArray layer_norm(const NamedArray& x, const NamedArray& g, const NamedArray& b) { return nn::LayerNorm{columns(), g, b}(x); }
+NamedArray layer_norm(const NamedArray& x, const NamedArray& g, const NamedArray& b) {
+  return nn::LayerNorm{columns(), g, b}(x);
+}
 Row norm_forward() {
-  return {"layer_norm", kRows, of_rows(2), "GB/s", call(layer_norm, draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)), {},
+  return {"layer_norm",
+          kRows,
+          of_rows(2),
+          "GB/s",
+          call(layer_norm, draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)),
+          {},
           a_copy()};
 }
 Row norm_backward() {
-  auto f = [](const std::tuple<NamedArray, NamedArray, NamedArray>& in, const NamedArray& cotangent) {
+  auto f = [](const std::tuple<NamedArray, NamedArray, NamedArray>& in,
+              const NamedArray& cotangent) {
     auto [y, pull] = vjp([](const auto& t) { return std::apply(layer_norm, t); }, in);
     return pull(cotangent);
   };
-  return {"layer_norm_grad", kRows, of_rows(3), "GB/s",
-          call(f, std::tuple(draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)), draw({rows(), columns()}, 3)), {},
+  return {"layer_norm_grad",
+          kRows,
+          of_rows(3),
+          "GB/s",
+          call(f, std::tuple(draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)),
+               draw({rows(), columns()}, 3)),
+          {},
           a_copy()};
 }
 
@@ -208,7 +263,8 @@ struct Gpt2 {
   }
   const Axis Vocab{"vocab", size(50257, 64)}, Batch{"batch", size(64, 2)};
   const Optimizer optimizer = optim::adamw({.learning_rate = 1e-4});
-  Model model = jit([V = Vocab](const Key& k) { return Model::init(V, config(), k); })(random::key(0));
+  Model model =
+      jit([V = Vocab](const Key& k) { return Model::init(V, config(), k); })(random::key(0));
   gpt2::OptState<Optimizer> state = optimizer.init(model);
   std::int64_t parameters() const {
     std::int64_t n = 0;
@@ -218,24 +274,36 @@ struct Gpt2 {
 };
 Row adamw() {
   auto g = std::make_shared<Gpt2>();
-  auto step = jit([optimizer = g->optimizer](const Gpt2::Model& m, const gpt2::OptState<Gpt2::Optimizer>& s, const Gpt2::Model& grads) {
-    auto [updates, next] = optimizer.update(grads, s, m);
-    return std::pair(optim::apply_updates(m, updates), next);
-  }, {.donate = {0, 1}});
-  auto grads = tree_map([](const NamedArray& a) { return a.empty() ? a : draw(a.axes(), 7); }, g->model);
+  auto step = jit(
+      [optimizer = g->optimizer](const Gpt2::Model& m, const gpt2::OptState<Gpt2::Optimizer>& s,
+                                 const Gpt2::Model& grads) {
+        auto [updates, next] = optimizer.update(grads, s, m);
+        return std::pair(optim::apply_updates(m, updates), next);
+      },
+      {.donate = {0, 1}});
+  auto grads =
+      tree_map([](const NamedArray& a) { return a.empty() ? a : draw(a.axes(), 7); }, g->model);
   const auto n = g->parameters();
-  return {"adamw", fmt::format("{} parameters", n), gigabytes(7. * double(n)), "GB/s",
-          [=] { std::tie(g->model, g->state) = step(g->model, g->state, grads); }, {}, a_copy()};
+  return {"adamw",
+          fmt::format("{} parameters", n),
+          gigabytes(7. * double(n)),
+          "GB/s",
+          [=] { std::tie(g->model, g->state) = step(g->model, g->state, grads); },
+          {},
+          a_copy()};
 }
-Row graph() {                                    // turns that need each other, of next to nothing: a node each
+Row graph() {  // turns that need each other, of next to nothing: a node each
   const Axis Turns("turns", size(4000, 20)), N("n", 1024);
   auto f = [=](const NamedArray& x, const NamedArray& by) {
-    return fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x, by);
+    return fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x,
+                                                                                              by);
   };
-  return {"graph", fmt::format("{} turns", Turns.size), double(Turns.size), "us", call(f, draw(N), draw(Turns, 1))};
+  return {"graph", fmt::format("{} turns", Turns.size), double(Turns.size), "us",
+          call(f, draw(N), draw(Turns, 1))};
 }
 Row head() {
-  const Axis Tokens("tokens", size(8192, 32)), Embed("embed", size(2304, 16)), Vocab("vocab", size(256128, 100));
+  const Axis Tokens("tokens", size(8192, 32)), Embed("embed", size(2304, 16)),
+      Vocab("vocab", size(256128, 100));
   auto loss = [](const std::pair<NamedArray, NamedArray>& in, const NamedArray& ids) {
     return nn::linear_cross_entropy(in.first, in.second, ids, "embed", "vocab").loss;
   };
@@ -243,23 +311,36 @@ Row head() {
   std::pair in(draw({Tokens, Embed}, 0, DType::bf16), draw({Vocab, Embed}, 1, DType::bf16));
   auto ids = random::randint(random::key(2), Tokens, 0, Vocab.size).eval();
   const auto gradients = 2 * (Tokens.size + Vocab.size) * Embed.size;
-  return {"head", fmt::format("{}x{}x{} bf16", Tokens.size, Vocab.size, Embed.size), 1, "ms", [=] { f(in, ids); },
-          [=] { return json{{"bytes_over_gradients", f.report().peak_bytes - gradients}}; }};
+  return {"head",
+          fmt::format("{}x{}x{} bf16", Tokens.size, Vocab.size, Embed.size),
+          1,
+          "ms",
+          [=] { f(in, ids); },
+          [=] {
+            return json{{"bytes_over_gradients", f.report().peak_bytes - gradients}};
+          }};
 }
 Row attention(bool backward) {
-  const Axis Batch("batch", size(32, 2)), Heads("heads", size(16, 2)), Pos("position", size(1024, 16)), KeyPos("key_position", Pos.size),
+  const Axis Batch("batch", size(32, 2)), Heads("heads", size(16, 2)),
+      Pos("position", size(1024, 16)), KeyPos("key_position", Pos.size),
       Size("head_size", size(64, 8));
   auto scores = [=](const std::tuple<NamedArray, NamedArray, NamedArray>& in) {
     auto& [q, k, v] = in;
-    return nn::dot_product_attention(KeyPos, "head_size", q, k, v, {.mask = nn::causal_mask(Pos, KeyPos)});
+    return nn::dot_product_attention(KeyPos, "head_size", q, k, v,
+                                     {.mask = nn::causal_mask(Pos, KeyPos)});
   };
-  auto q = draw({Batch, Heads, Pos, Size}, 0, DType::bf16), k = draw({Batch, Heads, KeyPos, Size}, 1, DType::bf16),
-       v = draw({Batch, Heads, KeyPos, Size}, 2, DType::bf16), g = draw({Batch, Heads, Pos, Size}, 3, DType::bf16);
-  // Two products forward, five backward, half of each seen; only the backward's time is wanted, and the forward's is taken off by
-  // who reads both lines.
-  const double once = 2e-12 * double(Batch.size * Heads.size) * double(Pos.size) * double(Pos.size) * double(Size.size) / 2;
-  const auto shape = fmt::format("{} sequences, {} heads, T={}, {} a head", Batch.size, Heads.size, Pos.size, Size.size);
-  if (!backward) return {"attention", shape, 2 * once, "TFLOP/s", call(scores, std::tuple(q, k, v))};
+  auto q = draw({Batch, Heads, Pos, Size}, 0, DType::bf16),
+       k = draw({Batch, Heads, KeyPos, Size}, 1, DType::bf16),
+       v = draw({Batch, Heads, KeyPos, Size}, 2, DType::bf16),
+       g = draw({Batch, Heads, Pos, Size}, 3, DType::bf16);
+  // Two products forward, five backward, half of each seen; only the backward's time is wanted, and
+  // the forward's is taken off by who reads both lines.
+  const double once = 2e-12 * double(Batch.size * Heads.size) * double(Pos.size) *
+                      double(Pos.size) * double(Size.size) / 2;
+  const auto shape = fmt::format("{} sequences, {} heads, T={}, {} a head", Batch.size, Heads.size,
+                                 Pos.size, Size.size);
+  if (!backward)
+    return {"attention", shape, 2 * once, "TFLOP/s", call(scores, std::tuple(q, k, v))};
   auto f = [=](const std::tuple<NamedArray, NamedArray, NamedArray>& in, const NamedArray& g) {
     auto [y, pull] = vjp(scores, in);
     return std::pair(y, pull(g));
@@ -269,28 +350,51 @@ Row attention(bool backward) {
 Row gpt2_step() {
   auto g = std::make_shared<Gpt2>();
   const Axis Pos = Gpt2::config().Pos();
-  const ChunkOptions head{.memory = 4'000'000'000};   // in as little as it takes by itself it is ten times the launches
-  auto step = jit(gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = head}),
-                  {.donate = {0, 1}});
+  // in as little as it takes by itself it is ten times the launches
+  const ChunkOptions head{.memory = 4'000'000'000};
+  auto step = jit(
+      gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = head}),
+      {.donate = {0, 1}});
   auto ids = random::randint(random::key(1), {g->Batch, Pos}, 0, g->Vocab.size).eval();
   auto keys = random::split(random::key(2), g->Batch);
   auto loss = std::make_shared<NamedArray>();
   auto one = [=] {
     auto next = step(g->model, g->state, ids, keys);
-    g->model = std::move(next.model), g->state = std::move(next.opt_state), *loss = std::move(next.loss);
+    g->model = std::move(next.model), g->state = std::move(next.opt_state),
+    *loss = std::move(next.loss);
   };
-  return {"gpt2", fmt::format("{} parameters, B={}, T={}", g->parameters(), g->Batch.size, Pos.size),
-          double(g->Batch.size * Pos.size), "tokens/s", one,
-          [=] { return json{{"loss", loss->item()}, {"planned_bytes", step.report().peak_bytes}}; }};
+  return {"gpt2",
+          fmt::format("{} parameters, B={}, T={}", g->parameters(), g->Batch.size, Pos.size),
+          double(g->Batch.size * Pos.size),
+          "tokens/s",
+          one,
+          [=] {
+            return json{{"loss", loss->item()}, {"planned_bytes", step.report().peak_bytes}};
+          }};
 }
 // Made one after the other: they do not fit on a card together.
-const std::vector<std::function<Row()>> table{
-    copy, [] { return gemm(8192, 8192, 8192); }, [] { return gemm(65536, 768, 2304); }, [] { return gemm(65536, 768, 768); },
-    [] { return gemm(65536, 768, 3072); }, [] { return gemm(65536, 3072, 768); }, [] { return gemm(8192, 768, 50257); }, fused,
-    softmax_forward, softmax_backward, norm_forward, norm_backward, adamw, graph, head, [] { return attention(false); },
-    [] { return attention(true); }, gpt2_step};
-const std::vector<std::string> names{"copy", "gemm", "gemm", "gemm", "gemm", "gemm", "gemm", "fused", "softmax", "softmax_grad",
-                                     "layer_norm", "layer_norm_grad", "adamw", "graph", "head", "attention", "attention_both", "gpt2"};
+const std::vector<std::function<Row()>> table{copy,
+                                              [] { return gemm(8192, 8192, 8192); },
+                                              [] { return gemm(65536, 768, 2304); },
+                                              [] { return gemm(65536, 768, 768); },
+                                              [] { return gemm(65536, 768, 3072); },
+                                              [] { return gemm(65536, 3072, 768); },
+                                              [] { return gemm(8192, 768, 50257); },
+                                              fused,
+                                              softmax_forward,
+                                              softmax_backward,
+                                              norm_forward,
+                                              norm_backward,
+                                              adamw,
+                                              graph,
+                                              head,
+                                              [] { return attention(false); },
+                                              [] { return attention(true); },
+                                              gpt2_step};
+const std::vector<std::string> names{
+    "copy",  "gemm",  "gemm",    "gemm",         "gemm",           "gemm",
+    "gemm",  "fused", "softmax", "softmax_grad", "layer_norm",     "layer_norm_grad",
+    "adamw", "graph", "head",    "attention",    "attention_both", "gpt2"};
 int print_table() {
   const std::regex wanted(o.cases);
   for (std::size_t k = 0; k < table.size(); ++k)
@@ -298,42 +402,54 @@ int print_table() {
   return 0;
 }
 
-// ---- losses: of a small GPT-2, on the device and on the cpu -----------------------------------------------------------------------
+// ---- losses: of a small GPT-2, on the device and on the cpu ----
 std::vector<double> losses_of(const std::string& backend, int steps) {
   gpt2::Gpt2Config c;
-  c.seq_len = 64, c.hidden_dim = 64, c.num_layers = 2, c.num_heads = 2, c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  c.seq_len = 64, c.hidden_dim = 64, c.num_layers = 2, c.num_heads = 2,
+  c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   if (o.small) c.seq_len = 16, c.hidden_dim = 16;
   const Axis Vocab("vocab", 256), Batch("batch", size(8, 2));
   const auto optimizer = optim::adamw({.learning_rate = 1e-3});
-  const JitOptions here{.backend = "cpu"};       // both begin with the same bits
-  auto model = jit([&](const Key& k) { return Gpt2::Model::init(Vocab, c, k); }, here)(random::key(0));
+  const JitOptions here{.backend = "cpu"};  // both begin with the same bits
+  auto model =
+      jit([&](const Key& k) { return Gpt2::Model::init(Vocab, c, k); }, here)(random::key(0));
   auto state = optimizer.init(model);
   auto step = jit(gpt2::make_train_step(optimizer), {.donate = {0, 1}, .backend = backend});
   std::vector<NamedArray> batches;
   for (int b = 0; b < 4; ++b)
-    batches.push_back(jit([&](const Key& k) { return random::randint(k, {Batch, c.Pos()}, 0, Vocab.size); }, here)(random::key(b + 1)));
+    batches.push_back(jit(
+        [&](const Key& k) {
+          return random::randint(k, {Batch, c.Pos()}, 0, Vocab.size);
+        },
+        here)(random::key(b + 1)));
   const auto keys = random::split(random::key(9), Batch);
   std::vector<double> out;
   for (int k = 0; k < steps; ++k) {
     auto next = step(model, state, batches[std::size_t(k % 4)], keys);
-    model = std::move(next.model), state = std::move(next.opt_state), out.push_back(next.loss.item());
+    model = std::move(next.model), state = std::move(next.opt_state),
+    out.push_back(next.loss.item());
   }
   return out;
 }
 int compare_losses() {
   const int steps = o.small ? 8 : 100;
-  constexpr double limit = 1e-4;                 // of a loss
+  constexpr double limit = 1e-4;  // of a loss
   set_default_backend("cpu");
   const auto got = losses_of(o.backend, steps), want = losses_of("cpu", steps);
   double furthest = 0;
   for (std::size_t k = 0; k < got.size(); ++k)
     furthest = std::max(furthest, std::isfinite(got[k]) ? std::abs(got[k] / want[k] - 1) : 1);
-  say({{"case", "losses"}, {"shape", "GPT-2, 2 layers of 64, 8 x 64 tokens, f32"}, {"steps", steps}, {"first", want.front()},
-       {"last", want.back()}, {"furthest", furthest}, {"limit", limit}});
+  say({{"case", "losses"},
+       {"shape", "GPT-2, 2 layers of 64, 8 x 64 tokens, f32"},
+       {"steps", steps},
+       {"first", want.front()},
+       {"last", want.back()},
+       {"furthest", furthest},
+       {"limit", limit}});
   return !(furthest <= limit && want.back() < want.front());
 }
 
-// ---- steps: in turns with another program's -------------------------------------------------------------------------------------
+// ---- steps: in turns with another program's ----
 int make_steps() {
   const auto row = gpt2_step();
   seconds(row.one, 1), seconds(row.one, 2);
@@ -342,21 +458,30 @@ int make_steps() {
   return 0;
 }
 
-// ---- bits: no function of a library, no product; sums have one order on every card -------------------------------------------------
+// ---- bits: no function of a library, no product; sums have one order on every card ----
 using Program = std::function<NamedArray(const NamedArray&, const NamedArray&)>;
 const std::vector<std::pair<const char*, Program>> programs{
-    {"points", [](auto& x, auto& y) { return where(x > y, x * y + 0.25, x / (y * y + 1.)) - abs(y); }},
+    {"points",
+     [](auto& x, auto& y) { return where(x > y, x * y + 0.25, x / (y * y + 1.)) - abs(y); }},
     {"sqrt", [](auto& x, auto& y) { return sqrt(abs(x)) - rsqrt(abs(y) + 1.); }},
     {"sum_last", [](auto& x, auto& y) { return sum(x * y, "b"); }},
     {"sum_first", [](auto& x, auto& y) { return sum(x - y, "a"); }},
     {"sum_all", [](auto& x, auto& y) { return sum(x * x + y); }},
     {"centred", [](auto& x, auto& y) { return (x - mean(x, "b")) * (y - mean(y, "b")); }},
-    {"normed", [](auto& x, auto& y) { return nn::LayerNorm{x.axes()[1], mean(y, "a"), mean(x, "a")}(x); }},
-    {"largest", [](auto& x, auto& y) { return max(x, "b") + min(y, "b") + astype(argmax(x, "b"), x.dtype()); }},
+    {"normed",
+     [](auto& x, auto& y) {
+       return nn::LayerNorm{x.axes()[1], mean(y, "a"), mean(x, "a")}(x);
+     }},
+    {"largest",
+     [](auto& x, auto& y) {
+       return max(x, "b") + min(y, "b") + astype(argmax(x, "b"), x.dtype());
+     }},
     {"running", [](auto& x, auto& y) { return cumsum(x, "a") + y; }},
     {"sorted", [](auto& x, auto& y) { return sort(x, "b") * sort(y, "a"); }},
     {"turned", [](auto& x, auto& y) { return roll(x, 3, "b") + flip(y, "a"); }},
-    {"drawn", [](auto& x, auto&) { return random::uniform(random::key(5), x.axes(), 0., 1., x.dtype()) + x; }}};
+    {"drawn", [](auto& x, auto&) {
+       return random::uniform(random::key(5), x.axes(), 0., 1., x.dtype()) + x;
+     }}};
 
 std::uint64_t hash_of(const NamedArray& a) {
   std::uint64_t h = 0xcbf29ce484222325;
@@ -375,12 +500,15 @@ int compare_bits() {
       for (auto [a, b] : {std::pair{5, 7}, {33, 1030}, {300, 64}, {1, 5000}}) {
         const Axis A("a", a), B("b", b);
         set_default_backend("cpu");
-        auto x = random::normal(random::key(1), {A, B}, d).eval(), y = random::normal(random::key(2), {A, B}, d).eval();
+        auto x = random::normal(random::key(1), {A, B}, d).eval(),
+             y = random::normal(random::key(2), {A, B}, d).eval();
         const auto line = fmt::format("{} {} {}x{} {:016x}", name, name_of(d), a, b,
                                       hash_of(jit(f, {.backend = o.backend})(x, y)));
         std::string want;
-        if (o.write) out << line << "\n";
-        else if (++all; !std::getline(known, want) || want != line) ++wrong, fmt::print("got {}, want {}\n", line, want);
+        if (o.write)
+          out << line << "\n";
+        else if (++all; !std::getline(known, want) || want != line)
+          ++wrong, fmt::print("got {}, want {}\n", line, want);
       }
   if (!o.write) fmt::print("{} of {} have the same bits\n", all - wrong, all);
   return wrong > 0;
@@ -396,15 +524,21 @@ int main(int argc, char** argv) {
   auto& bits = line.command("bits", "compares results with those in a file, bit for bit");
   bits.option("file", o.file).required();
   bits.flag("--write", o.write, "writes the file");
-  auto& losses = line.command("losses", "trains a small GPT-2 on the device and on the cpu: how far losses differ");
+  auto& losses = line.command(
+      "losses", "trains a small GPT-2 on the device and on the cpu: how far losses differ");
   losses.flag("--small", o.small, "a few steps of less");
-  auto& steps = line.command("steps", "so many steps of GPT-2 124M as a line of its input says, and their time, again and again");
+  auto& steps = line.command(
+      "steps",
+      "so many steps of GPT-2 124M as a line of its input says, and their time, again and again");
   steps.flag("--small", o.small, "of next to nothing");
   for (auto* command : {&times, &bits, &losses, &steps}) command->option("--backend", o.backend);
   if (auto status = line.parse(argc, argv)) return *status;
   try {
     if (times.given() || steps.given()) set_default_backend(o.backend);
-    return times.given() ? print_table() : losses.given() ? compare_losses() : steps.given() ? make_steps() : compare_bits();
+    return times.given()    ? print_table()
+           : losses.given() ? compare_losses()
+           : steps.given()  ? make_steps()
+                            : compare_bits();
   } catch (const Error& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;

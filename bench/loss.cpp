@@ -1,5 +1,5 @@
-// loss: time and memory of the cross entropy of dot(x, w) and of its gradients, whole and in every chunked form.
-// docs/performance.md says what the lines mean.
+// loss: time and memory of the cross entropy of dot(x, w) and of its gradients, whole and in every
+// chunked form. docs/performance.md says what the lines mean.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <cmath>
@@ -21,17 +21,17 @@ using nlohmann::json;
 struct Options {
   std::string mode = "chunked", against, dtype = "f32";
   std::int64_t n = 1024, e = 768, v = 50257, chunk = 0;
-  double memory = 0, masked = 0;   // MiB; of the tokens, a share drawn at random
+  double memory = 0, masked = 0;  // MiB; of the tokens, a share drawn at random
   int threads = 0, reps = 5, pairs = 15, seed = 0;
 };
 struct Head {
-  NamedArray x, w;     // (tokens, embed), (vocab, embed)
+  NamedArray x, w;  // (tokens, embed), (vocab, embed)
 };
 
 // ---- the data of the peers' scripts: x ~ N(0, 1), w ~ N(0, 1) / sqrt(embed), ids uniform ----
 struct Data {
   Head head;
-  NamedArray ids;      // (tokens)
+  NamedArray ids;  // (tokens)
 };
 Data data_of(const Options& o, std::int64_t n, std::int64_t e, std::int64_t v) {
   bench::NumpyRandom random{std::uint32_t(o.seed)};
@@ -45,19 +45,21 @@ Data data_of(const Options& o, std::int64_t n, std::int64_t e, std::int64_t v) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
   for (auto& id : ids) id = random.below(std::uint32_t(v));
   if (o.masked > 0)
-    for (auto& id : ids) if (double(random.below(1u << 30)) < o.masked * (1u << 30)) id = -1;
+    for (auto& id : ids)
+      if (double(random.below(1u << 30)) < o.masked * (1u << 30)) id = -1;
   return {{x, w}, array(ids, Tokens).eval()};
 }
 
 // ---- the modes ----
-using Results = std::vector<NamedArray>;   // loss, dx, dw: those that there are
+using Results = std::vector<NamedArray>;  // loss, dx, dw: those that there are
 struct Compiled {
   std::function<Results(const Head&, const NamedArray& ids)> call;
   std::function<JitReport()> report;
 };
 template <class F> Compiled compiled(F f) {
   auto j = jit(std::move(f));
-  return {[j](const Head& h, const NamedArray& ids) { return j(h, ids); }, [j] { return j.report(); }};
+  return {[j](const Head& h, const NamedArray& ids) { return j(h, ids); },
+          [j] { return j.report(); }};
 }
 
 NamedArray mean_loss(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
@@ -66,20 +68,25 @@ NamedArray mean_loss(const NamedArray& x, const NamedArray& w, const NamedArray&
 }
 template <class F> Compiled with_gradients(F loss) {
   return compiled([=](const Head& h, const NamedArray& ids) {
-    auto [l, g] = value_and_grad([=](const Head& q, const NamedArray& t) { return loss(q.x, q.w, t); })(h, ids);
+    auto [l, g] = value_and_grad(
+        [=](const Head& q, const NamedArray& t) { return loss(q.x, q.w, t); })(h, ids);
     return Results{l, g.x, g.w};
   });
 }
 // The loss of a head, with a mask that is known when it runs: an id that does not count.
 Compiled head_mode(const ChunkOptions& chunks, std::optional<std::int64_t> ignored) {
   return with_gradients([=](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
-    return nn::linear_cross_entropy(x, w, ids, "embed", "vocab", {.chunks = chunks, .ignore_index = ignored}).loss;
+    return nn::linear_cross_entropy(x, w, ids, "embed", "vocab",
+                                    {.chunks = chunks, .ignore_index = ignored})
+        .loss;
   });
 }
 Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
   auto walking = [&](const AxisSelection& axes) { return chunked_reduce(axes, chunks, mean_loss); };
-  if (name == "product") return compiled([](const Head& h, const NamedArray&) { return Results{dot(h.x, h.w, "embed")}; });
-  if (name == "gemm")   // the three products alone
+  if (name == "product")
+    return compiled(
+        [](const Head& h, const NamedArray&) { return Results{dot(h.x, h.w, "embed")}; });
+  if (name == "gemm")  // the three products alone
     return compiled([](const Head& h, const NamedArray&) {
       auto z = dot(h.x, h.w, "embed");
       return Results{NamedArray(0.), dot(z, h.w, "vocab"), dot(z, h.x, "tokens")};
@@ -91,17 +98,21 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
   if (name == "vocabulary") return with_gradients(walking("vocab"));
   if (name == "tile") return with_gradients(walking({"vocab", "tokens"}));
   if (name == "forward")
-    return compiled([f = walking("tokens")](const Head& h, const NamedArray& ids) { return Results{f(h.x, h.w, ids)}; });
-  throw Error("[loss] there is no mode " + name + "; there are product, gemm, full, chunked, head, masked, vocabulary, tile, forward");
+    return compiled([f = walking("tokens")](const Head& h, const NamedArray& ids) {
+      return Results{f(h.x, h.w, ids)};
+    });
+  throw Error("[loss] there is no mode " + name +
+              "; there are product, gemm, full, chunked, head, masked, vocabulary, tile, forward");
 }
 
 // ---- measuring ----
 class Measured {
  public:
-  Measured(const std::string& mode, const Options& o, const Data& data, const Data& tiny) : mode_(mode), o_(o), data_(data) {
+  Measured(const std::string& mode, const Options& o, const Data& data, const Data& tiny)
+      : mode_(mode), o_(o), data_(data) {
     ChunkOptions chunks{.memory = std::int64_t(o.memory * (1 << 20))};
     if (o.chunk) chunks.chunk = o.chunk;
-    mode_of(mode, {}).call(tiny.head, tiny.ids);   // the library's own work space appears here
+    mode_of(mode, {}).call(tiny.head, tiny.ids);  // the library's own work space appears here
     trim();
     auto before = bench::resident_bytes();
     run_ = mode_of(mode, chunks);
@@ -123,13 +134,28 @@ class Measured {
     return wall_.back();
   }
   json line() const {
-    auto rounded = [](double v, int digits) { return std::stod(fmt::format("{:.{}g}", v, digits)); };
+    auto rounded = [](double v, int digits) {
+      return std::stod(fmt::format("{:.{}g}", v, digits));
+    };
     auto mib = [&](std::int64_t bytes) { return std::round(double(bytes) / (1 << 20) * 10) / 10; };
     auto report = run_.report();
-    return {{"mode", mode_}, {"n", o_.n}, {"e", o_.e}, {"v", o_.v}, {"dtype", o_.dtype}, {"form", form()}, {"chunk", chunk()},
-            {"wall_s", rounded(bench::median(wall_), 4)}, {"cpu_s", rounded(bench::median(cpu_), 4)}, {"peak_mib", mib(peak_)},
-            {"out_mib", mib(out_)}, {"loss", rounded(loss_, 8)}, {"gx", rounded(gx_, 6)}, {"gw", rounded(gw_, 6)},
-            {"planned_mib", mib(report.arena_bytes)}, {"contractions", report.contractions}, {"reps", wall_.size()}};
+    return {{"mode", mode_},
+            {"n", o_.n},
+            {"e", o_.e},
+            {"v", o_.v},
+            {"dtype", o_.dtype},
+            {"form", form()},
+            {"chunk", chunk()},
+            {"wall_s", rounded(bench::median(wall_), 4)},
+            {"cpu_s", rounded(bench::median(cpu_), 4)},
+            {"peak_mib", mib(peak_)},
+            {"out_mib", mib(out_)},
+            {"loss", rounded(loss_, 8)},
+            {"gx", rounded(gx_, 6)},
+            {"gw", rounded(gw_, 6)},
+            {"planned_mib", mib(report.arena_bytes)},
+            {"contractions", report.contractions},
+            {"reps", wall_.size()}};
   }
 
  private:
@@ -137,7 +163,9 @@ class Measured {
     release_pool();
     malloc_trim(0);
   }
-  static double norm(const NamedArray& a) { return std::sqrt(sum(square(astype(a, DType::f64))).item()); }
+  static double norm(const NamedArray& a) {
+    return std::sqrt(sum(square(astype(a, DType::f64))).item());
+  }
   std::string form() const {
     auto loops = run_.report().chunked;
     return loops.empty() ? "whole" : loops[0].form;
@@ -172,7 +200,9 @@ void measure(const Options& o) {
     ratios.push_back(first / b.timed_run());
   }
   fmt::print("{}\n{}\n", a.line().dump(), b.line().dump());
-  fmt::print("{}\n", json{{"ratio", std::round(bench::median(ratios) * 1e4) / 1e4}, {"pairs", o.pairs}}.dump());
+  fmt::print(
+      "{}\n",
+      json{{"ratio", std::round(bench::median(ratios) * 1e4) / 1e4}, {"pairs", o.pairs}}.dump());
 }
 
 }  // namespace
@@ -181,15 +211,23 @@ int main(int argc, char** argv) {
   Options o;
   const auto most = double(std::int64_t(1) << 40);
   examples::CommandLine line("Times a linear head with cross entropy and its gradients.");
-  line.option("--mode", o.mode, "product, gemm, full, chunked, head, masked, vocabulary, tile or forward");
-  line.option("--against", o.against, "another mode, run in turn with the first; prints the median of the ratios of pairs");
+  line.option("--mode", o.mode,
+              "product, gemm, full, chunked, head, masked, vocabulary, tile or forward");
+  line.option("--against", o.against,
+              "another mode, run in turn with the first; prints the median of the ratios of pairs");
   line.option("--n", o.n, "tokens").range(1, most);
   line.option("--e", o.e, "embed").range(1, most);
   line.option("--v", o.v, "vocab").range(1, most);
   line.option("--dtype", o.dtype, "f32 or bf16: of x and w").one_of({"f32", "bf16"});
-  const auto memory = line.option("--memory", o.memory, "MiB beside the results; 0: the library's choice").range(0., 1e9);
-  line.option("--masked", o.masked, "share of the tokens whose ids are -1: mode masked does not count them").range(0., 1.);
-  line.option("--chunk", o.chunk, "positions of the walked axes; not given: from the memory").range(1, most).excludes(memory);
+  const auto memory =
+      line.option("--memory", o.memory, "MiB beside the results; 0: the library's choice")
+          .range(0., 1e9);
+  line.option("--masked", o.masked,
+              "share of the tokens whose ids are -1: mode masked does not count them")
+      .range(0., 1.);
+  line.option("--chunk", o.chunk, "positions of the walked axes; not given: from the memory")
+      .range(1, most)
+      .excludes(memory);
   line.option("--reps", o.reps, "timed runs").range(1, 1000000);
   line.option("--pairs", o.pairs, "pairs of timed runs with --against").range(1, 1000000);
   line.option("--threads", o.threads, "0: one for each core").range(0, 1024);

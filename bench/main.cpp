@@ -1,4 +1,5 @@
-// bench [--case REGEX] [--json] ...: the median time of each case, warm. docs/performance.md says what the cases are.
+// bench [--case REGEX] [--json] ...: the median time of each case, warm. docs/performance.md says
+// what the cases are.
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
@@ -27,22 +28,37 @@ struct Options {
 double rounded(double v) { return std::stod(fmt::format("{:.4g}", v)); }
 
 json record(const Case& c, const Prepared& p, double first_s, double median_s) {
-  double rate = c.unit == "s" ? median_s : c.unit == "us/op" ? median_s * 1e6 / c.amount : median_s > 0 ? c.amount / median_s : 0;
-  json r = {{"peer", "haliax_cpp"}, {"case", c.name}, {"shape", c.shape}, {"dtype", haliax::name_of(c.dtype)},
-            {"threads", haliax::threads()}, {"median_s", rounded(median_s)}, {"rate", rounded(rate)}, {"unit", c.unit},
-            {"peak_bytes", peak_bytes()}, {"first_s", rounded(first_s)}};
+  double rate = c.unit == "s"       ? median_s
+                : c.unit == "us/op" ? median_s * 1e6 / c.amount
+                : median_s > 0      ? c.amount / median_s
+                                    : 0;
+  json r = {{"peer", "haliax_cpp"},
+            {"case", c.name},
+            {"shape", c.shape},
+            {"dtype", haliax::name_of(c.dtype)},
+            {"threads", haliax::threads()},
+            {"median_s", rounded(median_s)},
+            {"rate", rounded(rate)},
+            {"unit", c.unit},
+            {"peak_bytes", peak_bytes()},
+            {"first_s", rounded(first_s)}};
   if (p.facts) r.update(p.facts());
-  if (r.contains("bound_s") && median_s > 0) r["share"] = rounded(r["bound_s"].get<double>() / median_s);
+  if (r.contains("bound_s") && median_s > 0)
+    r["share"] = rounded(r["bound_s"].get<double>() / median_s);
   return r;
 }
 void print(const json& r, bool as_json) {
-  if (as_json) fmt::print("{}\n", r.dump());
+  if (as_json)
+    fmt::print("{}\n", r.dump());
   else {
     auto text = [&](const char* key) { return r[key].get<std::string>(); };
     auto number = [&](const char* key) { return r[key].get<double>(); };
-    auto share = r.contains("share") ? fmt::format("  {:.3f} ms of products, share {:.2f}", number("bound_s") * 1e3, number("share")) : "";
-    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6.0f} MiB{}\n", text("case"), text("shape"),
-               text("dtype"), r["threads"].get<int>(), number("median_s") * 1e3, number("rate"), text("unit"),
+    auto share = r.contains("share") ? fmt::format("  {:.3f} ms of products, share {:.2f}",
+                                                   number("bound_s") * 1e3, number("share"))
+                                     : "";
+    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6.0f} MiB{}\n",
+               text("case"), text("shape"), text("dtype"), r["threads"].get<int>(),
+               number("median_s") * 1e3, number("rate"), text("unit"),
                number("peak_bytes") / (1 << 20), share);
   }
   std::fflush(stdout);
@@ -54,12 +70,14 @@ void measure(const Case& c, const Options& o) {
   double first = p.run();
   std::vector<double> times;
   auto least = std::size_t(o.runs ? o.runs : c.least_runs), most = std::max<std::size_t>(least, 50);
-  auto run = timed([&] { times.push_back(p.run()); });   // all of it: what a case does not count takes time too
-  for (double sum = 0; times.size() < least || (sum < o.seconds && times.size() < most);) sum += run();
+  // all of it: what a case does not count takes time too
+  auto run = timed([&] { times.push_back(p.run()); });
+  for (double sum = 0; times.size() < least || (sum < o.seconds && times.size() < most);)
+    sum += run();
   print(record(c, p, first, median(times)), o.as_json);
 }
-// One run for each line "run" read, short ones behind another that is not timed (SHORT in tools/compare, which this is for); any
-// other line, or the end of input, ends the case.
+// One run for each line "run" read, short ones behind another that is not timed (SHORT in
+// tools/compare, which this is for); any other line, or the end of input, ends the case.
 void serve(const Case& c) {
   auto p = c.prepare();
   double first = p.run();
@@ -83,10 +101,12 @@ int run(const Options& o) {
   if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is no float dtype");
   std::regex pattern(o.pattern);
   std::vector<Case> cases;
-  for (auto& kind : {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype), generate_cases(dtype)})
+  for (auto& kind :
+       {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype), generate_cases(dtype)})
     for (auto& c : kind)
       if (std::regex_search(c.name, pattern)) cases.push_back(c);
-  if (cases.empty()) throw haliax::Error("[bench] no case is called " + o.pattern + "; --list names them");
+  if (cases.empty())
+    throw haliax::Error("[bench] no case is called " + o.pattern + "; --list names them");
 
   int failed = 0;
   for (auto& c : cases) {
@@ -94,7 +114,7 @@ int run(const Options& o) {
       fmt::print("{:<24} {}\n", c.name, c.shape);
       continue;
     }
-    haliax::release_pool();   // of the case before
+    haliax::release_pool();  // of the case before
     reset_peak();
     try {
       o.serve ? serve(c) : measure(c, o);
@@ -115,7 +135,8 @@ int main(int argc, char** argv) {
   line.option("--dtype", o.dtype, "of the arrays; what a GPT-2 computes in");
   line.option("--backend", o.backend, "cpu or reference");
   line.option("--threads", o.threads, "0: one for each core").range(0, 1024);
-  line.option("--runs", o.runs, "at least so many timed runs; 0: 5, or 3 for the longest").range(0, 1000000);
+  line.option("--runs", o.runs, "at least so many timed runs; 0: 5, or 3 for the longest")
+      .range(0, 1000000);
   line.option("--seconds", o.seconds, "short cases run so long").not_negative();
   line.flag("--json", o.as_json, "one JSON object a line");
   line.flag("--list", o.list, "only names the cases");

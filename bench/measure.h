@@ -22,7 +22,8 @@ inline double wall_seconds() {
 }
 inline double cpu_seconds() { return double(std::clock()) / CLOCKS_PER_SEC; }
 
-// The memory that this process holds, and the most that it has held since the last reset, where the system tells.
+// The memory that this process holds, and the most that it has held since the last reset, where the
+// system tells.
 inline std::int64_t status_bytes(const std::string& key) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)

@@ -8,8 +8,8 @@
 namespace bench {
 namespace {
 
-// SeedSequence (M. O'Neill, "Developing a seed_seq alternative", 2015): the seed, hashed into a pool of four words, and what is drawn
-// from the pool.
+// SeedSequence (M. O'Neill, "Developing a seed_seq alternative", 2015): the seed, hashed into a
+// pool of four words, and what is drawn from the pool.
 std::array<std::uint32_t, 8> seed_state(std::uint32_t seed) {
   std::uint32_t hash = 0x43b0d7e5;
   auto hashed = [&](std::uint32_t v) {
@@ -38,7 +38,8 @@ std::array<std::uint32_t, 8> seed_state(std::uint32_t seed) {
   return out;
 }
 
-// The ziggurat of 256 strips of equal area under exp(-x^2 / 2) (Marsaglia and Tsang, 2000); `r` begins the tail.
+// The ziggurat of 256 strips of equal area under exp(-x^2 / 2) (Marsaglia and Tsang, 2000); `r`
+// begins the tail.
 struct Ziggurat {
   static constexpr double r = 3.6541528853610087963519472518;
   std::uint32_t k[256];
@@ -46,7 +47,8 @@ struct Ziggurat {
   Ziggurat() {
     constexpr double scale = 1 << 23;
     auto density = [](double x) { return std::exp(-0.5 * x * x); };
-    const double area = r * density(r) + std::sqrt(std::numbers::pi / 2) * std::erfc(r / std::numbers::sqrt2);
+    const double area =
+        r * density(r) + std::sqrt(std::numbers::pi / 2) * std::erfc(r / std::numbers::sqrt2);
     const double q = area / density(r);
     double x = r, last = r;
     k[0] = std::uint32_t(std::round(r / q * scale)), k[1] = 0;
@@ -66,7 +68,9 @@ struct Ziggurat {
 // PCG64: 128 bits of state, 64 of output by xor-shift and rotation.
 NumpyRandom::NumpyRandom(std::uint32_t seed) {
   auto s = seed_state(seed);
-  auto word = [&](int i) { return u128(s[std::size_t(2 * i)]) | u128(s[std::size_t(2 * i + 1)]) << 32; };
+  auto word = [&](int i) {
+    return u128(s[std::size_t(2 * i)]) | u128(s[std::size_t(2 * i + 1)]) << 32;
+  };
   increment_ = (word(2) << 64 | word(3)) << 1 | 1;
   step();
   state_ += word(0) << 64 | word(1);
@@ -80,7 +84,7 @@ std::uint64_t NumpyRandom::next64() {
   step();
   return std::rotr(std::uint64_t(state_ >> 64) ^ std::uint64_t(state_), int(state_ >> 122));
 }
-std::uint32_t NumpyRandom::next32() {   // the low half first
+std::uint32_t NumpyRandom::next32() {  // the low half first
   if (has_half_) {
     has_half_ = false;
     return half_;
@@ -113,7 +117,8 @@ float NumpyRandom::normal() {
 std::int32_t NumpyRandom::below(std::uint32_t bound) {
   auto m = std::uint64_t(next32()) * bound;
   if (std::uint32_t(m) < bound)
-    for (auto threshold = -bound % bound; std::uint32_t(m) < threshold;) m = std::uint64_t(next32()) * bound;
+    for (auto threshold = -bound % bound; std::uint32_t(m) < threshold;)
+      m = std::uint64_t(next32()) * bound;
   return std::int32_t(m >> 32);
 }
 

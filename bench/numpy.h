@@ -1,4 +1,5 @@
-// The numbers of numpy.random.default_rng(seed), bit for bit, so that our losses and those of Python libraries are of the same data.
+// The numbers of numpy.random.default_rng(seed), bit for bit, so that our losses and those of
+// Python libraries are of the same data.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +8,8 @@ namespace bench {
 class NumpyRandom {
  public:
   explicit NumpyRandom(std::uint32_t seed);
-  float normal();                            // standard_normal(dtype=float32)
-  std::int32_t below(std::uint32_t bound);   // integers(0, bound, dtype=int32)
+  float normal();                           // standard_normal(dtype=float32)
+  std::int32_t below(std::uint32_t bound);  // integers(0, bound, dtype=int32)
 
  private:
   void step();

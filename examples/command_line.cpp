@@ -14,19 +14,25 @@ CLI::Option& of(void* known) { return *static_cast<CLI::Option*>(known); }
 }  // namespace
 
 Option& Option::range(double least, double most) {
-  if (real_) of(known_).check(CLI::Range(least, most));
-  else of(known_).check(CLI::Range(std::int64_t(least), std::int64_t(most)));
+  if (real_)
+    of(known_).check(CLI::Range(least, most));
+  else
+    of(known_).check(CLI::Range(std::int64_t(least), std::int64_t(most)));
   return *this;
 }
 Option& Option::positive() { return of(known_).check(CLI::PositiveNumber), *this; }
 Option& Option::not_negative() { return of(known_).check(CLI::NonNegativeNumber), *this; }
-Option& Option::one_of(std::vector<std::string> words) { return of(known_).check(CLI::IsMember(std::move(words))), *this; }
+Option& Option::one_of(std::vector<std::string> words) {
+  return of(known_).check(CLI::IsMember(std::move(words))), *this;
+}
 Option& Option::required() { return of(known_).required(), *this; }
 Option& Option::needs(const Option& other) { return of(known_).needs(&of(other.known_)), *this; }
-Option& Option::excludes(const Option& other) { return of(known_).excludes(&of(other.known_)), *this; }
+Option& Option::excludes(const Option& other) {
+  return of(known_).excludes(&of(other.known_)), *this;
+}
 
 struct CommandLine::Impl {
-  std::unique_ptr<CLI::App> own;   // nothing: a command of another
+  std::unique_ptr<CLI::App> own;  // nothing: a command of another
   CLI::App* app;
   std::list<CommandLine> commands;
 };
@@ -46,14 +52,17 @@ Option CommandLine::add(const std::string& name, T& value, const std::string& he
 Option CommandLine::option(const std::string& name, std::string& value, const std::string& help) {
   return add(name, value, help);
 }
-Option CommandLine::option(const std::string& name, int& value, const std::string& help) { return add(name, value, help); }
+Option CommandLine::option(const std::string& name, int& value, const std::string& help) {
+  return add(name, value, help);
+}
 Option CommandLine::option(const std::string& name, std::int64_t& value, const std::string& help) {
   return add(name, value, help);
 }
 Option CommandLine::option(const std::string& name, double& value, const std::string& help) {
   return add(name, value, help, true);
 }
-Option CommandLine::option(const std::string& name, std::vector<std::string>& values, const std::string& help) {
+Option CommandLine::option(const std::string& name, std::vector<std::string>& values,
+                           const std::string& help) {
   return {impl_->app->add_option(name, values, help), false};
 }
 Option CommandLine::flag(const std::string& name, bool& value, const std::string& help) {
@@ -71,7 +80,9 @@ std::optional<int> CommandLine::parse(int argc, char** argv) {
   try {
     impl_->app->parse(argc, argv);
     return std::nullopt;
-  } catch (const CLI::Success& e) { return impl_->app->exit(e); } catch (const CLI::ParseError& e) {
+  } catch (const CLI::Success& e) {
+    return impl_->app->exit(e);
+  } catch (const CLI::ParseError& e) {
     std::fprintf(stderr, "%s: %s\n", std::filesystem::path(argv[0]).filename().c_str(), e.what());
     return 2;
   }

@@ -11,11 +11,14 @@
 
 namespace examples {
 
-// data=4,model=2; empty: one device. Makes so many devices, where this process is alone. Raises for what is no mesh, for other
-// names than data (examples) and model (heads, and the MLP), and where there are other devices than the mesh has.
+// data=4,model=2; empty: one device. Makes so many devices, where this process is alone. Raises for
+// what is no mesh, for other names than data (examples) and model (heads, and the MLP), and where
+// there are other devices than the mesh has.
 inline haliax::Mesh mesh_option(const std::string& program, const std::string& text) {
   using namespace haliax;
-  const auto refuse = [&](const std::string& why) { throw Error("[" + program + "] --mesh is " + (text.empty() ? "not given" : text) + why); };
+  const auto refuse = [&](const std::string& why) {
+    throw Error("[" + program + "] --mesh is " + (text.empty() ? "not given" : text) + why);
+  };
   std::vector<std::pair<std::string, int>> axes;
   for (std::size_t from = 0; from < text.size();) {
     const auto end = std::min(text.find(',', from), text.size()), equals = text.find('=', from);
@@ -33,10 +36,12 @@ inline haliax::Mesh mesh_option(const std::string& program, const std::string& t
   }
   const Mesh mesh(axes);
   const int wanted = mesh.devices();
-  if (rank_count() == 1) set_devices(wanted);
+  if (rank_count() == 1)
+    set_devices(wanted);
   else if (wanted != devices())
-    refuse(", " + std::to_string(wanted) + " devices, and " + std::to_string(rank_count()) + " ranks have " +
-           std::to_string(devices()) + ", each as many as rank " + std::to_string(this_rank()) +
+    refuse(", " + std::to_string(wanted) + " devices, and " + std::to_string(rank_count()) +
+           " ranks have " + std::to_string(devices()) + ", each as many as rank " +
+           std::to_string(this_rank()) +
            ", by HALIAX_DEVICES; --mesh data=" + std::to_string(devices()) + " has as many");
   return mesh;
 }

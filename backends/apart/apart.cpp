@@ -1,6 +1,7 @@
-// The steps of a device of the host on devices that share no memory with it: a test of all that the border asks of such, on
-// machines that have none. Their memory is protected except while they work on it; what was never written is NaN. A thread for
-// each device does in order what was asked of it, while the caller goes on.
+// The steps of a device of the host on devices that share no memory with it: a test of all that the
+// border asks of such, on machines that have none. Their memory is protected except while they work
+// on it; what was never written is NaN. A thread for each device does in order what was asked of
+// it, while the caller goes on.
 #include <algorithm>
 #include <array>
 #include <condition_variable>
@@ -23,22 +24,23 @@ namespace {
 
 using namespace program;
 
-class Unit {                                     // one device
+class Unit {  // one device
  public:
   int number = 0;
   using Work = std::list<std::function<void()>>;
-  void post(Work one) {                          // returns at once; the work raises nothing
+  void post(Work one) {  // returns at once; the work raises nothing
     std::lock_guard hold(lock_);
     if (!started_) std::thread([this] { serve(); }).detach();
     started_ = true;
     work_.splice(work_.end(), one), ++posted_;
     changed_.notify_all();
   }
-  void wait() {                                  // for all that was posted so far
+  void wait() {  // for all that was posted so far
     std::unique_lock hold(lock_);
     changed_.wait(hold, [this, mine = posted_] { return done_ >= mine; });
   }
-  // Behind what was posted, on the caller's thread: it may wait for other devices, whose threads may have to do other work first.
+  // Behind what was posted, on the caller's thread: it may wait for other devices, whose threads
+  // may have to do other work first.
   template <class F> void here(const F& work) {
     wait();
     memory_.opened(work);
@@ -60,18 +62,20 @@ class Unit {                                     // one device
         run();
       } catch (const std::exception& e) {
         std::lock_guard hold(lock_);
-        failed_ = "[apart] device " + std::to_string(number) + " has failed in the call of " + called + ": " + e.what() +
-                  "; it runs nothing more";
+        failed_ = "[apart] device " + std::to_string(number) + " has failed in the call of " +
+                  called + ": " + e.what() + "; it runs nothing more";
       }
     }});
   }
   Memory take(std::int64_t bytes) {
     const auto size = (std::max<std::int64_t>(bytes, 1) + 63) / 64 * 64;
-    Work fill{[] {}}, back{[] {}};               // who gives memory back has none to ask for it
+    Work fill{[] {}}, back{[] {}};  // who gives memory back has none to ask for it
     auto* got = memory_.take(size);
     if (!got) wait(), got = memory_.take(size);  // what is given back comes in order
-    if (!got) throw Error("[memory] " + std::to_string(bytes) + " bytes are wanted, and apart has not as many on device " +
-                          std::to_string(number));
+    if (!got)
+      throw Error("[memory] " + std::to_string(bytes) +
+                  " bytes are wanted, and apart has not as many on device " +
+                  std::to_string(number));
     fill.front() = [got, size] { std::memset(got, 0xff, std::size_t(size)); };
     back.front() = [this, got] { memory_.give_back(got); };
     Memory out(got, [this, back = std::move(back)](void*) mutable { post(std::move(back)); });
@@ -92,7 +96,7 @@ class Unit {                                     // one device
   }
   void hold() { lock_.lock(), memory_.lock().lock(); }
   void let_go() { memory_.lock().unlock(), lock_.unlock(); }
-  void in_child() {                              // its thread is not there; what that was at counts as done
+  void in_child() {  // its thread is not there; what that was at counts as done
     new (&changed_) std::condition_variable;
     started_ = false, done_ = posted_ - std::int64_t(work_.size());
     if (!work_.empty()) post({[] {}});
@@ -112,7 +116,7 @@ class Unit {                                     // one device
     }
   }
   Protected memory_;
-  std::mutex lock_;                              // of all below
+  std::mutex lock_;  // of all below
   std::condition_variable changed_;
   Work work_;
   std::int64_t posted_ = 0, done_ = 0;
@@ -122,15 +126,16 @@ class Unit {                                     // one device
 };
 
 using Units = std::array<Unit, 64>;
-constinit Units* units = nullptr;                // never destroyed: memory may be given back after main
+constinit Units* units = nullptr;  // never destroyed: memory may be given back after main
 Unit& unit(int d) { return units->at(std::size_t(d)); }
 template <void (Unit::*F)()> void each_unit() {
   for (int d = 0; units && d < int(units->size()); ++d) (unit(d).*F)();
 }
 const bool waits = at_fork({kForkDevices, each_unit<&Unit::wait>});
-const bool forks = at_fork({kForkRest, each_unit<&Unit::hold>, each_unit<&Unit::let_go>, each_unit<&Unit::in_child>});
+const bool forks = at_fork(
+    {kForkRest, each_unit<&Unit::hold>, each_unit<&Unit::let_go>, each_unit<&Unit::in_child>});
 
-bool blocks(const std::vector<Step>& steps) {    // asks other devices, or the host
+bool blocks(const std::vector<Step>& steps) {  // asks other devices, or the host
   return std::any_of(steps.begin(), steps.end(), [](auto& s) {
     return s.kind == Kind::collective || s.kind == Kind::host || blocks(s.loop.body);
   });
@@ -138,16 +143,21 @@ bool blocks(const std::vector<Step>& steps) {    // asks other devices, or the h
 class Late final : public Executable {
  public:
   Late(std::shared_ptr<Executable> steps, const Program& p)
-      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.number)), blocks_(blocks(p.steps)) {}
-  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
+      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.number)),
+        blocks_(blocks(p.steps)) {}
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           Communicator* comm) override {
     if (blocks_) unit_.wait();
     unit_.begin(&Counts::runs);
-    if (blocks_) unit_.here([&] { steps_->run(arguments, results, arena, comm); });
-    else unit_.run_late(called_, [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
+    if (blocks_)
+      unit_.here([&] { steps_->run(arguments, results, arena, comm); });
+    else
+      unit_.run_late(called_,
+                     [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
   }
 
  private:
-  std::shared_ptr<Executable> steps_;            // kept by what is queued, too
+  std::shared_ptr<Executable> steps_;  // kept by what is queued, too
   std::string called_;
   Unit& unit_;
   bool blocks_;
@@ -156,8 +166,11 @@ class Late final : public Executable {
 class ApartDevice final : public Device {
  public:
   const char* name() const override { return "apart"; }
-  std::int64_t scratch_bytes(const Step& s, int workers) const override { return steps_->scratch_bytes(s, workers); }
-  int lanes(const program::Loop& l, std::int64_t turns, std::int64_t lane_bytes, int workers) const override {
+  std::int64_t scratch_bytes(const Step& s, int workers) const override {
+    return steps_->scratch_bytes(s, workers);
+  }
+  int lanes(const program::Loop& l, std::int64_t turns, std::int64_t lane_bytes,
+            int workers) const override {
     return steps_->lanes(l, turns, lane_bytes, workers);
   }
   Machine machine() const override { return steps_->machine(); }
@@ -167,9 +180,15 @@ class ApartDevice final : public Device {
   bool is_host() const override { return false; }
   int devices() const override { return int(units->size()); }
   Memory take(std::int64_t bytes, int d) override { return unit(d).take(bytes); }
-  void put(const Box& b, int d) override { unit(d).begin(&Counts::puts), unit(d).here([&] { copy_on_host(b); }); }
-  void get(const Box& b, int d) override { unit(d).begin(&Counts::gets), unit(d).here([&] { copy_on_host(b); }); }
-  void copy(const Box& b, int d) override { unit(d).begin(&Counts::copies), unit(d).post({[b] { copy_on_host(b); }}); }
+  void put(const Box& b, int d) override {
+    unit(d).begin(&Counts::puts), unit(d).here([&] { copy_on_host(b); });
+  }
+  void get(const Box& b, int d) override {
+    unit(d).begin(&Counts::gets), unit(d).here([&] { copy_on_host(b); });
+  }
+  void copy(const Box& b, int d) override {
+    unit(d).begin(&Counts::copies), unit(d).post({[b] { copy_on_host(b); }});
+  }
 
  private:
   std::unique_ptr<Device> steps_ = cpu::make_cpu_device(0);

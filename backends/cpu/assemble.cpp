@@ -14,7 +14,8 @@ bool is_array(const Input& i) { return i.shows == Shows::each || i.shows == Show
 
 class Pass {
  public:
-  explicit Pass(FusedPlan& plan) : plan_(plan), uses_(plan.values.size(), 0), same_(plan.values.size()) {
+  explicit Pass(FusedPlan& plan)
+      : plan_(plan), uses_(plan.values.size(), 0), same_(plan.values.size()) {
     for (std::size_t v = 0; v < same_.size(); ++v) same_[v] = int(v);
     each_tape([&](Tape& tape) {
       for (const Op& op : tape) {
@@ -38,15 +39,18 @@ class Pass {
     f(plan_.outer_stores);
   }
   static bool is_point(const Op& op) {
-    return (op.kind == Op::map || op.kind == Op::map_rows) && op.into < 0 && can_assemble(op.point) &&
-           cpu::bytes_of(op.lane) == 4;
+    return (op.kind == Op::map || op.kind == Op::map_rows) && op.into < 0 &&
+           can_assemble(op.point) && cpu::bytes_of(op.lane) == 4;
   }
-  // Ops that follow each other, or could: what stands between them and reads none of what they make goes before them.
+  // Ops that follow each other, or could: what stands between them and reads none of what they make
+  // goes before them.
   void go_through(Tape& tape) {
     Tape out;
     std::vector<Op> open;
     auto flush = [&] { close(open, out), open.clear(); };
-    auto makes = [&](int v) { return std::any_of(open.begin(), open.end(), [&](const Op& o) { return o.out == v; }); };
+    auto makes = [&](int v) {
+      return std::any_of(open.begin(), open.end(), [&](const Op& o) { return o.out == v; });
+    };
     for (const Op& op : tape) {
       if (is_point(op)) {
         if (!open.empty() && open[0].extent != op.extent) flush();
@@ -58,7 +62,7 @@ class Pass {
         }
         continue;
       }
-      bool depends = op.kind == Op::store;         // others may read what lies there
+      bool depends = op.kind == Op::store;  // others may read what lies there
       each_read(plan_, op, [&](int v) { depends |= makes(v); });
       if (depends) flush();
       out.push_back(op);
@@ -71,16 +75,19 @@ class Pass {
     const int v = op.in[k];
     if (op.kind == Op::map_rows) {
       const auto from = op.from[k];
-      return {v, from == plan_.row() ? Shows::of_row : from == Extent::full ? Shows::each : Shows::along_row};
+      return {v, from == plan_.row()    ? Shows::of_row
+                 : from == Extent::full ? Shows::each
+                                        : Shows::along_row};
     }
     if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Shows::one};
     return {v, op.one[k] ? Shows::one : Shows::each};
   }
   AssembledOps written(const std::vector<Op>& open) const {
     AssembledOps w;
-    w.point.fetches_inputs = !plan_.keep && !plan_.stays;   // rows that are walked again fetch the next row
+    // rows that are walked again fetch the next row
+    w.point.fetches_inputs = !plan_.keep && !plan_.stays;
     std::set<int> made;
-    std::map<int, int> reads;                      // of a value: how often it is read here
+    std::map<int, int> reads;  // of a value: how often it is read here
     auto& in = w.in;
     for (const Op& op : open) {
       for (int k = 0; k < 4; ++k) {
@@ -92,28 +99,35 @@ class Pass {
       }
       made.insert(op.out);
     }
-    for (auto& i : in) w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
-    std::map<int, int> last;                       // the number that a value has now, as some are rounded in place
+    for (auto& i : in)
+      w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
+    std::map<int, int> last;  // the number that a value has now, as some are rounded in place
     int number = int(in.size());
     for (const Op& op : open) {
       PointCode::Op one{op.point};
       for (int k = 0; k < 4; ++k) {
         if (op.in[k] < 0) continue;
         auto known = last.find(op.in[k]);
-        one.args[k] = known != last.end() ? known->second : int(std::find(in.begin(), in.end(), input_of(op, k)) - in.begin());
+        one.args[k] = known != last.end()
+                          ? known->second
+                          : int(std::find(in.begin(), in.end(), input_of(op, k)) - in.begin());
       }
       w.point.ops.push_back(one);
       last[op.out] = number++;
     }
     for (auto& [value, at] : last)
-      if (uses_[std::size_t(value)] > reads[value]) w.point.outputs.push_back({at}), w.out.push_back({value});
-    w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) { return i.shows == Shows::of_row || i.shows == Shows::along_row; });
+      if (uses_[std::size_t(value)] > reads[value])
+        w.point.outputs.push_back({at}), w.out.push_back({value});
+    w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) {
+      return i.shows == Shows::of_row || i.shows == Shows::along_row;
+    });
     return w;
   }
   bool fits(const std::vector<Op>& open) const {
     if (open.size() > most_ops) return false;
     const auto w = written(open);
-    const auto arrays = std::count_if(w.in.begin(), w.in.end(), is_array), numbers = std::ptrdiff_t(w.in.size()) - arrays;
+    const auto arrays = std::count_if(w.in.begin(), w.in.end(), is_array),
+               numbers = std::ptrdiff_t(w.in.size()) - arrays;
     return arrays + std::ptrdiff_t(w.out.size()) <= most_arrays && numbers <= most_scalars;
   }
   // One op in place of them, or of some of them at a time.
@@ -148,8 +162,8 @@ class Pass {
   }
 
   FusedPlan& plan_;
-  std::vector<int> uses_;                          // how many ops read a value
-  std::vector<int> same_;                          // the value that it is, written out
+  std::vector<int> uses_;  // how many ops read a value
+  std::vector<int> same_;  // the value that it is, written out
 };
 
 }  // namespace
@@ -164,7 +178,8 @@ void assemble_narrow(FusedPlan& plan) {
     for (Op& op : plan.outer_stores) f(op);
   };
   each_op([&](const Op& op) {
-    if (op.kind == Op::load) value(op.out).narrow = plan.accesses[std::size_t(op.access)].dtype == DType::bf16;
+    if (op.kind == Op::load)
+      value(op.out).narrow = plan.accesses[std::size_t(op.access)].dtype == DType::bf16;
   });
   each_op([&](const Op& op) {
     if (op.kind != Op::assembled)
@@ -178,7 +193,8 @@ void assemble_narrow(FusedPlan& plan) {
     PointCode narrow = ops.point;
     bool any = false;
     for (std::size_t k = 0; k < ops.in.size(); ++k)
-      if (value(ops.in[k].value).narrow) any = ops.in[k].narrow = true, narrow.inputs[k] = PointCode::Input::bf16;
+      if (value(ops.in[k].value).narrow)
+        any = ops.in[k].narrow = true, narrow.inputs[k] = PointCode::Input::bf16;
     for (std::size_t k = 0; k < ops.out.size(); ++k)
       if (ops.out[k].narrow) any = narrow.outputs[k].bf16 = true;
     if (any) ops.narrow_code = assembled(narrow);

@@ -1,5 +1,6 @@
-// Machine code for point-wise ops, 16 values of 32 bits at a time: in one register, with tests in mask registers (AVX-512); or in two,
-// one after the other, where a test has all bits of its values' lanes set (AVX2).
+// Machine code for point-wise ops, 16 values of 32 bits at a time: in one register, with tests in
+// mask registers (AVX-512); or in two, one after the other, where a test has all bits of its
+// values' lanes set (AVX2).
 #include "assemble.h"
 
 #if defined(HALIAX_XBYAK)
@@ -23,21 +24,24 @@ using Xbyak::Address;
 using Xbyak::Opmask;
 using Xbyak::Operand;
 using Xbyak::Reg64;
-using Vector = Xbyak::Xmm;                       // of any width
+using Vector = Xbyak::Xmm;  // of any width
 
 bool is_float(Lane lane) { return lane == Lane::f32; }
 bool is_test(Code c) { return (c >= Code::less && c <= Code::not_equal) || c == Code::logical_not; }
 // An op of bools whose operands are tests is one too.
 bool joins_tests(const PointOp& op) {
-  return op.to == DType::boolean && (op.what == Code::bit_and || op.what == Code::bit_or || op.what == Code::bit_xor);
+  return op.to == DType::boolean &&
+         (op.what == Code::bit_and || op.what == Code::bit_or || op.what == Code::bit_xor);
 }
 
 struct OutOfRegisters {};
 
 class Assembler : Xbyak::CodeGenerator {
  public:
-  Assembler(const PointCode& code, bool wide)    // a tanh or exp has some 900 bytes, and stands here up to four times
-      : CodeGenerator((wide ? 1 : 3) * (4096 + 1024 * code.ops.size()), Xbyak::DontSetProtectRWE), code_(code), wide_(wide) {
+  // a tanh or exp has some 900 bytes, and stands here up to four times
+  Assembler(const PointCode& code, bool wide)
+      : CodeGenerator((wide ? 1 : 3) * (4096 + 1024 * code.ops.size()), Xbyak::DontSetProtectRWE),
+        code_(code), wide_(wide) {
     count_uses();
     save();
     body(false);
@@ -59,11 +63,11 @@ class Assembler : Xbyak::CodeGenerator {
  private:
   struct Place {
     enum { nowhere, array, bf16, scalar, vector, test } kind = nowhere;
-    int at = 0;                                  // which array, scalar, or register
+    int at = 0;  // which array, scalar, or register
   };
-  static constexpr int bytes_ahead = 4096;       // a few tiles: long enough for memory to come
-  static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;   // wide
-  static constexpr int rest_lanes = 15;          // else: which points are there
+  static constexpr int bytes_ahead = 4096;  // a few tiles: long enough for memory to come
+  static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;  // wide
+  static constexpr int rest_lanes = 15;  // else: which points are there
 
   void count_uses() {
     uses_.assign(code_.inputs.size() + code_.ops.size(), 0);
@@ -76,7 +80,8 @@ class Assembler : Xbyak::CodeGenerator {
   // ---- around the loop ----
   // rdi: the call; rcx: points done; one register for each array, and for what is fetched
   const Reg64& array_register(int k) const {
-    const Reg64* const all[] = {&rax, &rdx, &rsi, &r8, &r9, &r10, &r11, &rbx, &rbp, &r12, &r13, &r14, &r15};
+    const Reg64* const all[] = {&rax, &rdx, &rsi, &r8,  &r9,  &r10, &r11,
+                                &rbx, &rbp, &r12, &r13, &r14, &r15};
     return *all[k];
   }
   int arrays() const {
@@ -87,7 +92,8 @@ class Assembler : Xbyak::CodeGenerator {
   Address in_call(std::size_t offset) { return ptr[rdi + offset]; }
   void save() {
     for (int k = 7; k <= arrays(); ++k) push(array_register(k));
-    for (int k = 0; k < arrays(); ++k) mov(array_register(k), in_call(offsetof(AssembledCall, array) + 8 * std::size_t(k)));
+    for (int k = 0; k < arrays(); ++k)
+      mov(array_register(k), in_call(offsetof(AssembledCall, array) + 8 * std::size_t(k)));
     mov(array_register(arrays()), in_call(offsetof(AssembledCall, soon)));
     xor_(ecx, ecx);
   }
@@ -118,13 +124,16 @@ class Assembler : Xbyak::CodeGenerator {
     L(done);
   }
 
-  // What is read soon, so that nobody waits for it: mostly what lies behind this tile in each array.
+  // What is read soon, so that nobody waits for it: mostly what lies behind this tile in each
+  // array.
   void fetch() {
     if (!code_.fetches_inputs) return prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
     int array = 0;
     for (auto input : code_.inputs) {
-      if (input == PointCode::Input::array) prefetcht1(ptr[array_register(array++) + rcx * 4 + bytes_ahead]);
-      if (input == PointCode::Input::bf16) prefetcht1(ptr[array_register(array++) + rcx * 2 + bytes_ahead]);
+      if (input == PointCode::Input::array)
+        prefetcht1(ptr[array_register(array++) + rcx * 4 + bytes_ahead]);
+      if (input == PointCode::Input::bf16)
+        prefetcht1(ptr[array_register(array++) + rcx * 2 + bytes_ahead]);
     }
   }
 
@@ -145,16 +154,19 @@ class Assembler : Xbyak::CodeGenerator {
       places_[i] = code_.inputs[i] == PointCode::Input::one    ? Place{Place::scalar, scalar++}
                    : code_.inputs[i] == PointCode::Input::bf16 ? Place{Place::bf16, array++}
                                                                : Place{Place::array, array++};
-    for (std::size_t k = 0; k < code_.ops.size(); ++k) make(code_.ops[k], int(code_.inputs.size() + k));
-    for (auto [value, bf16] : code_.outputs) {     // last, as they may be made where an input lies
+    for (std::size_t k = 0; k < code_.ops.size(); ++k)
+      make(code_.ops[k], int(code_.inputs.size() + k));
+    for (auto [value, bf16] : code_.outputs) {  // last, as they may be made where an input lies
       const Vector z = vector(value);
       const int k = array++;
       if (bf16) {
         Temporary half(*this);
         vpsrld(half.z, z, 16);
         const auto to = ptr[array_register(k) + rcx * 2];
-        if (rest_) vpmovdw(to | Opmask(rest_mask), half.z);
-        else vpmovdw(to, half.z);
+        if (rest_)
+          vpmovdw(to | Opmask(rest_mask), half.z);
+        else
+          vpmovdw(to, half.z);
       } else if (!rest_) {
         vmovups(here(k), z);
       } else if (wide_) {
@@ -189,13 +201,18 @@ class Assembler : Xbyak::CodeGenerator {
   void used(int value) {
     auto& place = places_[std::size_t(value)];
     if (--left_[std::size_t(value)] > 0) return;
-    if (place.kind == Place::vector || (place.kind == Place::test && !wide_)) free_.set(std::size_t(place.at));
+    if (place.kind == Place::vector || (place.kind == Place::test && !wide_))
+      free_.set(std::size_t(place.at));
     if (place.kind == Place::test && wide_) free_tests_.set(std::size_t(place.at));
     place.kind = Place::nowhere;
   }
-  Address literal(std::uint32_t bits) { return wide_ ? ptr_b[rip + literals_[bits]] : ptr[rip + literals_[bits]]; }
+  Address literal(std::uint32_t bits) {
+    return wide_ ? ptr_b[rip + literals_[bits]] : ptr[rip + literals_[bits]];
+  }
   Address literal(float x) { return literal(std::bit_cast<std::uint32_t>(x)); }
-  Xbyak::RegExp scalar_at(int k) { return rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k); }
+  Xbyak::RegExp scalar_at(int k) {
+    return rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k);
+  }
 
   // In a register, and so from now on.
   Vector vector(int value) {
@@ -214,14 +231,19 @@ class Assembler : Xbyak::CodeGenerator {
       free_tests_.set(std::size_t(place.at));
     } else if (place.kind == Place::bf16) {
       const auto from = ptr[array_register(place.at) + rcx * 2];
-      if (rest_) vpmovzxwd(z | Opmask(rest_mask) | T_z, from);
-      else vpmovzxwd(z, from);
+      if (rest_)
+        vpmovzxwd(z | Opmask(rest_mask) | T_z, from);
+      else
+        vpmovzxwd(z, from);
       vpslld(z, z, 16);
     } else {
       const auto from = here(place.at);
-      if (!rest_) vmovups(z, from);
-      else if (wide_) vmovups(z | Opmask(rest_mask) | T_z, from);
-      else vmaskmovps(z, reg(rest_lanes), from);
+      if (!rest_)
+        vmovups(z, from);
+      else if (wide_)
+        vmovups(z | Opmask(rest_mask) | T_z, from);
+      else
+        vmaskmovps(z, reg(rest_lanes), from);
     }
     place = {Place::vector, z.getIdx()};
     return z;
@@ -231,8 +253,10 @@ class Assembler : Xbyak::CodeGenerator {
   struct Last {
     std::optional<Address> address = {};
     Vector z = Vector(0);
-    std::unique_ptr<Temporary> copy = {};        // of a number, where instructions cannot repeat it
-    const Operand& get() const { return address ? static_cast<const Operand&>(*address) : copy ? copy->z : z; }
+    std::unique_ptr<Temporary> copy = {};  // of a number, where instructions cannot repeat it
+    const Operand& get() const {
+      return address ? static_cast<const Operand&>(*address) : copy ? copy->z : z;
+    }
   };
   Last last(int value) {
     auto& place = places_[std::size_t(value)];
@@ -242,7 +266,8 @@ class Assembler : Xbyak::CodeGenerator {
       vbroadcastss(number.copy->z, dword[scalar_at(place.at)]);
       return number;
     }
-    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1) return {here(place.at)};
+    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1)
+      return {here(place.at)};
     return {{}, vector(value)};
   }
   // Of a bool, as a test from now on.
@@ -257,7 +282,7 @@ class Assembler : Xbyak::CodeGenerator {
     place = {Place::test, z.getIdx()};
     return z;
   }
-  Opmask test(int value) {                       // in a mask register: its own, or the scratch one
+  Opmask test(int value) {  // in a mask register: its own, or the scratch one
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::test) return Opmask(place.at);
     const Vector z = vector(value);
@@ -277,9 +302,12 @@ class Assembler : Xbyak::CodeGenerator {
 
   void make(const PointCode::Op& op, int value) {
     switch (op.does.does) {
-      case PointOp::code: return code(op, value);
-      case PointOp::round: return round(op, value);
-      case PointOp::convert: return convert(op, value);
+      case PointOp::code:
+        return code(op, value);
+      case PointOp::round:
+        return round(op, value);
+      case PointOp::convert:
+        return convert(op, value);
       case PointOp::exp_of_difference: {
         const Vector x = vector(op.args[0]);
         const auto less = last(op.args[1]);
@@ -288,7 +316,8 @@ class Assembler : Xbyak::CodeGenerator {
         finish(op);
         return exp(result(value), c.z);
       }
-      case PointOp::nothing: return;
+      case PointOp::nothing:
+        return;
     }
   }
   void code(const PointCode::Op& op, int value) {
@@ -298,9 +327,15 @@ class Assembler : Xbyak::CodeGenerator {
     if (op.args[1] < 0) return unary(op, value);
     binary(op, value);
   }
-  void bits_and(const Vector& z, const Vector& x, const Operand& y) { wide_ ? vpandd(z, x, y) : vpand(z, x, y); }
-  void bits_or(const Vector& z, const Vector& x, const Operand& y) { wide_ ? vpord(z, x, y) : vpor(z, x, y); }
-  void bits_xor(const Vector& z, const Vector& x, const Operand& y) { wide_ ? vpxord(z, x, y) : vpxor(z, x, y); }
+  void bits_and(const Vector& z, const Vector& x, const Operand& y) {
+    wide_ ? vpandd(z, x, y) : vpand(z, x, y);
+  }
+  void bits_or(const Vector& z, const Vector& x, const Operand& y) {
+    wide_ ? vpord(z, x, y) : vpor(z, x, y);
+  }
+  void bits_xor(const Vector& z, const Vector& x, const Operand& y) {
+    wide_ ? vpxord(z, x, y) : vpxor(z, x, y);
+  }
   void unary(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]);
     if (op.does.what == Code::exp) {
@@ -309,7 +344,7 @@ class Assembler : Xbyak::CodeGenerator {
       finish(op);
       return exp(result(value), c.z);
     }
-    if (op.does.what == Code::sigmoid) {           // 1 / (1 + exp(-x))
+    if (op.does.what == Code::sigmoid) {  // 1 / (1 + exp(-x))
       Temporary c(*this);
       bits_xor(c.z, x, literal(0x80000000u));
       finish(op);
@@ -327,11 +362,17 @@ class Assembler : Xbyak::CodeGenerator {
     const Vector z = result(value);
     switch (op.does.what) {
       case Code::neg:
-        if (is_float(op.does.from)) bits_xor(z, x, literal(0x80000000u));
-        else bits_xor(z, z, z), vpsubd(z, z, x);
+        if (is_float(op.does.from))
+          bits_xor(z, x, literal(0x80000000u));
+        else
+          bits_xor(z, z, z), vpsubd(z, z, x);
         break;
-      case Code::abs: bits_and(z, x, literal(0x7fffffffu)); break;
-      case Code::sqrt: vsqrtps(z, x); break;
+      case Code::abs:
+        bits_and(z, x, literal(0x7fffffffu));
+        break;
+      case Code::sqrt:
+        vsqrtps(z, x);
+        break;
       case Code::rsqrt: {
         Temporary root(*this);
         vsqrtps(root.z, x);
@@ -339,37 +380,53 @@ class Assembler : Xbyak::CodeGenerator {
         vdivps(z, z, root.z);
         break;
       }
-      case Code::bit_not: bits_xor(z, x, literal(~0u)); break;
-      default: throw OutOfRegisters();
+      case Code::bit_not:
+        bits_xor(z, x, literal(~0u));
+        break;
+      default:
+        throw OutOfRegisters();
     }
     finish(op);
   }
   void binary(const PointCode::Op& op, int value) {
     auto [a, b] = std::pair(op.args[0], op.args[1]);
-    const bool commutes = op.does.what == Code::add || op.does.what == Code::mul || op.does.what == Code::bit_and || op.does.what == Code::bit_or ||
+    const bool commutes = op.does.what == Code::add || op.does.what == Code::mul ||
+                          op.does.what == Code::bit_and || op.does.what == Code::bit_or ||
                           op.does.what == Code::bit_xor;
-    if (commutes && places_[std::size_t(a)].kind != Place::vector && places_[std::size_t(b)].kind == Place::vector) std::swap(a, b);
+    if (commutes && places_[std::size_t(a)].kind != Place::vector &&
+        places_[std::size_t(b)].kind == Place::vector)
+      std::swap(a, b);
     const Vector x = vector(a);
     const auto other = last(b);
     const Operand& y = other.get();
     const Vector z = result(value);
     const bool f = is_float(op.does.from);
     switch (op.does.what) {
-      case Code::add: f ? vaddps(z, x, y) : vpaddd(z, x, y); break;
-      case Code::sub: f ? vsubps(z, x, y) : vpsubd(z, x, y); break;
-      case Code::mul: f ? vmulps(z, x, y) : vpmulld(z, x, y); break;
-      case Code::div: vdivps(z, x, y); break;
+      case Code::add:
+        f ? vaddps(z, x, y) : vpaddd(z, x, y);
+        break;
+      case Code::sub:
+        f ? vsubps(z, x, y) : vpsubd(z, x, y);
+        break;
+      case Code::mul:
+        f ? vmulps(z, x, y) : vpmulld(z, x, y);
+        break;
+      case Code::div:
+        vdivps(z, x, y);
+        break;
       case Code::max:
-      case Code::min:                            // NaN of either passes: the instruction passes that of its last operand
+      case Code::min:  // NaN of either passes: the instruction passes that of its last operand
         if (!f) {
           const bool is_signed = op.does.from == Lane::i32;
-          if (op.does.what == Code::max) is_signed ? vpmaxsd(z, x, y) : vpmaxud(z, x, y);
-          else is_signed ? vpminsd(z, x, y) : vpminud(z, x, y);
+          if (op.does.what == Code::max)
+            is_signed ? vpmaxsd(z, x, y) : vpmaxud(z, x, y);
+          else
+            is_signed ? vpminsd(z, x, y) : vpminud(z, x, y);
           break;
         }
         op.does.what == Code::max ? vmaxps(z, x, y) : vminps(z, x, y);
         if (wide_) {
-          vcmpps(Opmask(scratch_mask), x, x, 3);   // unordered
+          vcmpps(Opmask(scratch_mask), x, x, 3);  // unordered
           vmovaps(z | Opmask(scratch_mask), x);
         } else {
           Temporary unordered(*this);
@@ -377,12 +434,23 @@ class Assembler : Xbyak::CodeGenerator {
           vblendvps(z, z, x, unordered.z);
         }
         break;
-      case Code::bit_and: bits_and(z, x, y); break;
-      case Code::bit_or: bits_or(z, x, y); break;
-      case Code::bit_xor: bits_xor(z, x, y); break;
-      case Code::shift_left: vpsllvd(z, x, y); break;
-      case Code::shift_right: op.does.from == Lane::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y); break;
-      default: throw OutOfRegisters();
+      case Code::bit_and:
+        bits_and(z, x, y);
+        break;
+      case Code::bit_or:
+        bits_or(z, x, y);
+        break;
+      case Code::bit_xor:
+        bits_xor(z, x, y);
+        break;
+      case Code::shift_left:
+        vpsllvd(z, x, y);
+        break;
+      case Code::shift_right:
+        op.does.from == Lane::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y);
+        break;
+      default:
+        throw OutOfRegisters();
     }
     finish(op);
   }
@@ -394,15 +462,21 @@ class Assembler : Xbyak::CodeGenerator {
       const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
       if (is_test) return vpxor(z, x, literal(~0u)), finish_test(op, value, z);
       vpxor(z, z, z);
-      if (is_float(op.does.from)) vcmpps(z, z, x, 0);
-      else vpcmpeqd(z, z, x);
+      if (is_float(op.does.from))
+        vcmpps(z, z, x, 0);
+      else
+        vpcmpeqd(z, z, x);
       return finish_test(op, value, z);
     }
     if (is_float(op.does.from)) {
       const Vector x = vector(op.args[0]);
       const auto other = last(op.args[1]);
       const Vector z = reg(take());
-      vcmpps(z, x, other.get(), std::uint8_t(what == Code::less ? 0x11 : what == Code::less_equal ? 0x12 : what == Code::equal ? 0 : 4));
+      vcmpps(z, x, other.get(),
+             std::uint8_t(what == Code::less         ? 0x11
+                          : what == Code::less_equal ? 0x12
+                          : what == Code::equal      ? 0
+                                                     : 4));
       return finish_test(op, value, z);
     }
     const Vector x = vector(op.args[0]), y = vector(op.args[1]), z = reg(take());
@@ -410,12 +484,16 @@ class Assembler : Xbyak::CodeGenerator {
     if (what == Code::equal || what == Code::not_equal) {
       vpcmpeqd(z, x, y);
     } else {
-      Temporary a(*this), b(*this);              // integers without a sign: in the order of those with one
+      Temporary a(*this), b(*this);  // integers without a sign: in the order of those with one
       const bool is_signed = op.does.from == Lane::i32;
-      const auto ordered = [&](const Vector& t, const Vector& v) { is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u)); };
+      const auto ordered = [&](const Vector& t, const Vector& v) {
+        is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u));
+      };
       ordered(a.z, x), ordered(b.z, y);
-      if (what == Code::less) vpcmpgtd(z, b.z, a.z);
-      else vpcmpgtd(z, a.z, b.z);
+      if (what == Code::less)
+        vpcmpgtd(z, b.z, a.z);
+      else
+        vpcmpgtd(z, a.z, b.z);
     }
     if (negated) vpxor(z, z, literal(~0u));
     finish_test(op, value, z);
@@ -449,11 +527,15 @@ class Assembler : Xbyak::CodeGenerator {
         return std::uint8_t(op.does.what == Code::less         ? less
                             : op.does.what == Code::less_equal ? less_equal
                             : op.does.what == Code::equal      ? equal
-                                                          : not_equal);
+                                                               : not_equal);
       };
-      if (is_float(op.does.from)) vcmpps(k, x, y, pick(0x11, 0x12, 0, 4));   // false for NaN, but for not_equal
-      else if (op.does.from == Lane::i32) vpcmpd(k, x, y, pick(1, 2, 0, 4));
-      else vpcmpud(k, x, y, pick(1, 2, 0, 4));
+      // false for NaN, but for not_equal
+      if (is_float(op.does.from))
+        vcmpps(k, x, y, pick(0x11, 0x12, 0, 4));
+      else if (op.does.from == Lane::i32)
+        vpcmpd(k, x, y, pick(1, 2, 0, 4));
+      else
+        vpcmpud(k, x, y, pick(1, 2, 0, 4));
     }
     finish(op);
     made_test(value, mine, k);
@@ -468,20 +550,27 @@ class Assembler : Xbyak::CodeGenerator {
   }
   void join(const PointCode::Op& op, int value) {
     const auto [a, b] = std::pair(op.args[0], op.args[1]);
-    const bool both = places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
+    const bool both =
+        places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
     const int mine = both ? take_test() : -1;
     if (mine < 0) return binary(op, value);
     if (!wide_) {
       const Vector z = reg(mine), x = lanes_of(a), y = lanes_of(b);
-      if (op.does.what == Code::bit_and) vpand(z, x, y);
-      else if (op.does.what == Code::bit_or) vpor(z, x, y);
-      else vpxor(z, x, y);
+      if (op.does.what == Code::bit_and)
+        vpand(z, x, y);
+      else if (op.does.what == Code::bit_or)
+        vpor(z, x, y);
+      else
+        vpxor(z, x, y);
       return finish_test(op, value, z);
     }
     const Opmask k(mine), x = test(a), y = test(b);
-    if (op.does.what == Code::bit_and) kandw(k, x, y);
-    else if (op.does.what == Code::bit_or) korw(k, x, y);
-    else kxorw(k, x, y);
+    if (op.does.what == Code::bit_and)
+      kandw(k, x, y);
+    else if (op.does.what == Code::bit_or)
+      korw(k, x, y);
+    else
+      kxorw(k, x, y);
     finish(op);
     made_test(value, mine, k);
   }
@@ -507,7 +596,7 @@ class Assembler : Xbyak::CodeGenerator {
       vcvtph2ps(z, half);
       return;
     }
-    Temporary t(*this);                          // bf16: to nearest even, and a NaN stays one
+    Temporary t(*this);  // bf16: to nearest even, and a NaN stays one
     vpsrld(t.z, x, 16);
     bits_and(t.z, t.z, literal(1u));
     vpaddd(t.z, t.z, literal(0x7fffu));
@@ -530,15 +619,20 @@ class Assembler : Xbyak::CodeGenerator {
   }
   void convert(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]), z = result(value);
-    if (op.does.from == Lane::i32) vcvtdq2ps(z, x);
-    else if (op.does.from == Lane::u32 && wide_) vcvtudq2ps(z, x);
-    else if (op.does.from == Lane::u32) convert_halves(z, x);
-    else if (op.does.to == DType::f32) vmovaps(z, x);
+    if (op.does.from == Lane::i32)
+      vcvtdq2ps(z, x);
+    else if (op.does.from == Lane::u32 && wide_)
+      vcvtudq2ps(z, x);
+    else if (op.does.from == Lane::u32)
+      convert_halves(z, x);
+    else if (op.does.to == DType::f32)
+      vmovaps(z, x);
     if (op.does.to != DType::f32) round_to(z, op.does.from == Lane::f32 ? x : z, op.does.to);
     finish(op);
   }
 
-  void convert_halves(const Vector& z, const Vector& x) {   // both are exact: their sum is rounded once
+  // both are exact: their sum is rounded once
+  void convert_halves(const Vector& z, const Vector& x) {
     Temporary low(*this);
     vpand(low.z, x, literal(0xffffu));
     vpsrld(z, x, 16);
@@ -549,7 +643,7 @@ class Assembler : Xbyak::CodeGenerator {
   }
 
   // ---- functions, step by step as in kernels_math.inc ----
-  void exp(const Vector& z, const Vector& c) {         // takes c
+  void exp(const Vector& z, const Vector& c) {  // takes c
     Temporary n(*this), q(*this);
     if (!wide_) return exp_of_lanes(z, c, n.z, q.z);
     const Opmask scaled(scratch_mask);
@@ -557,7 +651,7 @@ class Assembler : Xbyak::CodeGenerator {
     vmaxps(c, n.z, c);
     vbroadcastss(n.z, at(89.f));
     vminps(c, n.z, c);
-    vcmpps(scaled, c, literal(-103.97208404541015625f), 0x16);   // not less or equal: NaN too
+    vcmpps(scaled, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: NaN too
     exp_within(z, c, n.z, q.z);
     vscalefps(z | scaled | T_z, z, n.z);
   }
@@ -567,20 +661,20 @@ class Assembler : Xbyak::CodeGenerator {
     vcmpps(q, q, literal(87.f), 0x11);
     vtestps(q, literal(~0u));
     jnc(wide_range, T_NEAR);
-    exp_within(z, c, n, q);                      // mostly all results are normal numbers
+    exp_within(z, c, n, q);  // mostly all results are normal numbers
     vcvtps2dq(n, n);
     vpslld(n, n, 23);
     vpaddd(z, z, n);
     jmp(done, T_NEAR);
     L(wide_range);
     Temporary scaled(*this);
-    vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);   // not less or equal: NaN too
+    vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: NaN too
     vbroadcastss(n, at(89.f));
     vminps(c, n, c);
-    vandps(c, c, scaled.z);                      // what is 0 underflows nowhere, which takes long on some machines
+    vandps(c, c, scaled.z);  // what is 0 underflows nowhere, which takes long on some machines
     exp_within(z, c, n, q);
     vcvtps2dq(n, n);
-    vpsrad(q, n, 1);                             // in two factors, as 2^n itself may be none
+    vpsrad(q, n, 1);  // in two factors, as 2^n itself may be none
     vpsubd(n, n, q);
     for (auto& power : {q, n}) {
       to_power(power);
@@ -589,7 +683,7 @@ class Assembler : Xbyak::CodeGenerator {
     vandps(z, z, scaled.z);
     L(done);
   }
-  void to_power(const Vector& n) {                     // 2^n, of whole numbers
+  void to_power(const Vector& n) {  // 2^n, of whole numbers
     vpaddd(n, n, literal(127u));
     vpslld(n, n, 23);
   }
@@ -606,7 +700,8 @@ class Assembler : Xbyak::CodeGenerator {
     vfnmadd231ps(c, n, literal(0.693359375f));
     vfmadd231ps(c, n, literal(2.12194440e-4f));
     vbroadcastss(z, at(1.9875691500e-4f));
-    for (float k : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    for (float k :
+         {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
       vfmadd213ps(z, c, literal(k));
     vmulps(q, c, c);
     vfmadd213ps(z, q, c);
@@ -622,7 +717,7 @@ class Assembler : Xbyak::CodeGenerator {
     vcvtps2dq(n.z, n.z);
     to_power(n.z);
     vsubps(q.z, n.z, literal(1.f));
-    vfmadd213ps(z, n.z, q.z);                    // exp(2 |x|) - 1
+    vfmadd213ps(z, n.z, q.z);  // exp(2 |x|) - 1
     vaddps(q.z, z, literal(2.f));
     vdivps(z, z, q.z);
     bits_and(q.z, x, literal(0x80000000u));
@@ -635,10 +730,10 @@ class Assembler : Xbyak::CodeGenerator {
   std::bitset<32> free_;
   std::bitset<8> free_tests_;
   std::map<std::uint32_t, Xbyak::Label> literals_;
-  Xbyak::Label lane_bits_[2];                    // 1, 2, 4, ...: of the first 8 points, and of the others
-  const bool wide_;                              // AVX-512
+  Xbyak::Label lane_bits_[2];  // 1, 2, 4, ...: of the first 8 points, and of the others
+  const bool wide_;            // AVX-512
   bool rest_ = false;
-  int half_ = 0;                                 // of 16 points
+  int half_ = 0;  // of 16 points
 };
 
 std::string key_of(const PointCode& code) {
@@ -657,7 +752,8 @@ std::string key_of(const PointCode& code) {
 bool has_isa(std::string_view name) { return kernels().name == name; }
 
 constinit std::mutex assembling;
-[[maybe_unused]] const bool forks = at_fork({kForkRest, [] { assembling.lock(); }, [] { assembling.unlock(); }});
+[[maybe_unused]] const bool forks =
+    at_fork({kForkRest, [] { assembling.lock(); }, [] { assembling.unlock(); }});
 
 }  // namespace
 
@@ -674,12 +770,33 @@ bool can_assemble(const PointOp& op) {
   if (op.from != Lane::f32 && !whole) return false;
   if (op.does == PointOp::convert) return narrow_float || op.to == DType::f32;
   switch (op.what) {
-    case Code::exp: case Code::tanh: case Code::sigmoid: case Code::sqrt: case Code::rsqrt: case Code::abs: case Code::div:
+    case Code::exp:
+    case Code::tanh:
+    case Code::sigmoid:
+    case Code::sqrt:
+    case Code::rsqrt:
+    case Code::abs:
+    case Code::div:
       return op.from == Lane::f32;
-    case Code::bit_not: case Code::bit_and: case Code::bit_or: case Code::bit_xor: case Code::shift_left: case Code::shift_right:
+    case Code::bit_not:
+    case Code::bit_and:
+    case Code::bit_or:
+    case Code::bit_xor:
+    case Code::shift_left:
+    case Code::shift_right:
       return whole;
-    case Code::neg: case Code::add: case Code::sub: case Code::mul: case Code::max: case Code::min: case Code::less:
-    case Code::less_equal: case Code::equal: case Code::not_equal: case Code::logical_not: case Code::select:
+    case Code::neg:
+    case Code::add:
+    case Code::sub:
+    case Code::mul:
+    case Code::max:
+    case Code::min:
+    case Code::less:
+    case Code::less_equal:
+    case Code::equal:
+    case Code::not_equal:
+    case Code::logical_not:
+    case Code::select:
       return true;
     default:
       return op.does == PointOp::exp_of_difference;
@@ -693,7 +810,7 @@ AssembledCode assembled(const PointCode& code) {
   if (is_new) {
     try {
       known->second = std::make_unique<Assembler>(code, has_isa("avx512"));
-    } catch (const OutOfRegisters&) {            // or memory may not be made executable here
+    } catch (const OutOfRegisters&) {  // or memory may not be made executable here
     } catch (const Xbyak::Error&) {}
   }
   return known->second ? known->second->entry() : nullptr;

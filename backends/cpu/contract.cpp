@@ -1,5 +1,5 @@
-// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix products (program/matrices.h)
-// in blocks, by oneDNN or our own kernel.
+// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix
+// products (program/matrices.h) in blocks, by oneDNN or our own kernel.
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -25,13 +25,14 @@ using program::offset_at;
 using program::points;
 
 struct MatmulPlan {
-  const ProductKernel* kernel = nullptr;    // our own; null: oneDNN's
+  const ProductKernel* kernel = nullptr;  // our own; null: oneDNN's
   program::MatrixProducts choice;
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
-  MatrixDim group_dim;                            // the batch dim inside a primitive (stride 0 where group == 1)
-  std::shared_ptr<const Gemm> gemms[4][2];  // [edge of m or of the group + 2 * edge of n][accumulate]
-  std::int64_t slice = 0;                   // scratch of one worker
+  MatrixDim group_dim;  // the batch dim inside a primitive (stride 0 where group == 1)
+  // [edge of m or of the group + 2 * edge of n][accumulate]
+  std::shared_ptr<const Gemm> gemms[4][2];
+  std::int64_t slice = 0;  // scratch of one worker
   int threads = 1, workers = 1;
   std::int64_t packed_a_bytes = 0, packed_b_bytes = 0;
 
@@ -42,37 +43,47 @@ struct MatmulPlan {
 constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
-// of b, which costs some 24 multiplications an element, and reads its rows of a, or packs them where they lie in columns.
+// Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of
+// the shortest time. A block packs its part of b, which costs some 24 multiplications an element,
+// and reads its rows of a, or packs them where they lie in columns.
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
-  auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
-  const std::int64_t parts = std::clamp<std::int64_t>(count(p.threads, matrices), 1, count(macs, 1 << 22));
+  auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) {
+    return parts == 1 ? n : round_up(count(n, parts), unit);
+  };
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(count(p.threads, matrices), 1, count(macs, 1 << 22));
   const std::int64_t row = c.m.a == 1 && c.k.a > 1 ? 24 : 4;
   std::int64_t best = -1;
   for (std::int64_t across = 1; across <= parts; ++across) {
-    const std::int64_t n = block(c.n.n, across, 16), m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
+    const std::int64_t n = block(c.n.n, across, 16),
+                       m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
     const std::int64_t blocks = count(c.m.n, m) * count(c.n.n, n);
-    const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + row * m);   // of one k
+    // of one k
+    const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + row * m);
     if (best >= 0 && time >= best) continue;
-    best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
+    best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m),
+    p.n_blocks = count(c.n.n, n);
   }
   if (p.kernel->only_small && p.m_block * c.k.n > most_packed) {
     p.m_block = block(c.m.n, count(c.m.n, most_packed / c.k.n / 32 * 32), 32);
     p.m_blocks = count(c.m.n, p.m_block);
   }
-  if (p.n_blocks > 1 && p.n_block >= 800) {   // more columns than a block holds at a time: two for each thread, which are not equally fast
+  // more columns than a block holds at a time: two for each thread, which are not equally fast
+  if (p.n_blocks > 1 && p.n_block >= 800) {
     p.n_block = block(c.n.n, 2 * p.n_blocks, 48);
     p.n_blocks = count(c.n.n, p.n_block);
   }
 }
-// Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
+// Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of
+// b once.
 void choose_blocks(MatmulPlan& p) {
   auto& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
-    auto widest = std::max_element(c.outer.begin(), c.outer.end(), [](auto& x, auto& y) { return x.n < y.n; });
+    auto widest = std::max_element(c.outer.begin(), c.outer.end(),
+                                   [](auto& x, auto& y) { return x.n < y.n; });
     if (widest->out != 0) {
       p.group_dim = *widest;
       c.outer.erase(widest);
@@ -85,25 +96,28 @@ void choose_blocks(MatmulPlan& p) {
   const std::int64_t matrices = p.outer_points * p.groups;
   if (p.kernel && p.group == 1) return choose_own_blocks(p, macs, matrices);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
-  // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest for oneDNN.
+  // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or
+  // more, are the fastest for oneDNN.
   std::int64_t parts = 1;
   while (parts < 16 && parts * 2 * (1 << 21) <= total) parts *= 2;
   parts = p.group > 1 ? 1 : std::max<std::int64_t>(1, parts / std::max<std::int64_t>(1, matrices));
   const std::int64_t n_parts = std::clamp<std::int64_t>(c.n.n / 192, 1, parts);
-  const std::int64_t m_parts = std::clamp<std::int64_t>(c.m.n / 512, 1, std::max<std::int64_t>(1, parts / n_parts));
+  const std::int64_t m_parts =
+      std::clamp<std::int64_t>(c.m.n / 512, 1, std::max<std::int64_t>(1, parts / n_parts));
   p.n_block = std::min(c.n.n, round_up((c.n.n + n_parts - 1) / n_parts, n_parts > 1 ? 64 : 1));
   p.m_block = std::min(c.m.n, round_up((c.m.n + m_parts - 1) / m_parts, m_parts > 1 ? 32 : 1));
   p.n_blocks = (c.n.n + p.n_block - 1) / p.n_block;
   p.m_blocks = (c.m.n + p.m_block - 1) / p.m_block;
 }
 
-GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std::int64_t m, std::int64_t n, bool accumulate) {
+GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std::int64_t m,
+                     std::int64_t n, bool accumulate) {
   const auto& x = p.choice;
   GemmShape s;
   s.g = g, s.m = m, s.n = n, s.k = x.k.n;
   // The stride of a dimension of size 1 says nothing: make it that of a dense matrix.
-  auto dense = [](std::int64_t(&stride)[3], std::int64_t group, std::int64_t rows, std::int64_t row, std::int64_t cols,
-                  std::int64_t col) {
+  auto dense = [](std::int64_t(&stride)[3], std::int64_t group, std::int64_t rows, std::int64_t row,
+                  std::int64_t cols, std::int64_t col) {
     stride[0] = group;
     if (cols == 1) col = rows == 1 || row != 1 ? 1 : rows;
     if (rows == 1) row = col == 1 ? std::max<std::int64_t>(cols, 1) : 1;
@@ -124,16 +138,19 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
 
 // Null: do it by our own loops.
 std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
-  const bool dtypes = c.a.dtype == c.b.dtype && (c.a.dtype == DType::f32 || c.a.dtype == DType::bf16);
+  const bool dtypes =
+      c.a.dtype == c.b.dtype && (c.a.dtype == DType::f32 || c.a.dtype == DType::bf16);
   const auto s = program::dims_of(c);
   const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
   if (!dtypes || total <= tiny) return nullptr;
-  auto choice = program::matrix_products(c, c.out.dtype != DType::f32);  // partial sums must not be rounded
+  // partial sums must not be rounded
+  auto choice = program::matrix_products(c, c.out.dtype != DType::f32);
   if (!choice) return nullptr;
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
   p->choice = *choice;
-  if (is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate))) p->kernel = product_kernel(c.a.dtype);
+  if (is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
+    p->kernel = product_kernel(c.a.dtype);
   choose_blocks(*p);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
@@ -142,8 +159,9 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
     for (int accumulate = 0; accumulate < 2; ++accumulate) {
       if (accumulate == 0 ? c.accumulate : !c.accumulate && p->k_points == 1) continue;
       const bool first = edge & 1, second = edge & 2;
-      p->gemms[edge][accumulate] = find_gemm(gemm_shape(*p, c, first && p->group > 1 ? g_edge : p->group,
-                                                        first ? m_edge : p->m_block, second ? n_edge : p->n_block, accumulate));
+      p->gemms[edge][accumulate] = find_gemm(
+          gemm_shape(*p, c, first && p->group > 1 ? g_edge : p->group, first ? m_edge : p->m_block,
+                     second ? n_edge : p->n_block, accumulate));
       if (!p->gemms[edge][accumulate]) return nullptr;
       p->slice = std::max(p->slice, round_up(scratch_bytes(*p->gemms[edge][accumulate]), 64));
     }
@@ -157,16 +175,18 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
 class MatmulStep final : public CompiledStep {
  public:
   MatmulStep(const program::Step& step, const Context& context, std::unique_ptr<MatmulPlan> plan)
-      : plan_(std::move(plan)),
-        contract_(step.contract),
+      : plan_(std::move(plan)), contract_(step.contract),
         a_(plan_->choice.swapped ? contract_.b : contract_.a),
-        b_(plan_->choice.swapped ? contract_.a : contract_.b),
-        out_(contract_.out),
+        b_(plan_->choice.swapped ? contract_.a : contract_.b), out_(contract_.out),
         scratch_(step, context.arena_slot, plan_->scratch()),
         in_bytes_(haliax::bytes_of(contract_.a.dtype)),
         out_bytes_(haliax::bytes_of(contract_.out.dtype)) {
-    if (plan_->choice.pack_a.used) copy_a_ = Copier(plan_->choice.pack_a.dims, plan_->choice.pack_a.from, plan_->choice.pack_a.to, in_bytes_);
-    if (plan_->choice.pack_b.used) copy_b_ = Copier(plan_->choice.pack_b.dims, plan_->choice.pack_b.from, plan_->choice.pack_b.to, in_bytes_);
+    if (plan_->choice.pack_a.used)
+      copy_a_ = Copier(plan_->choice.pack_a.dims, plan_->choice.pack_a.from,
+                       plan_->choice.pack_a.to, in_bytes_);
+    if (plan_->choice.pack_b.used)
+      copy_b_ = Copier(plan_->choice.pack_b.dims, plan_->choice.pack_b.from,
+                       plan_->choice.pack_b.to, in_bytes_);
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
@@ -182,55 +202,69 @@ class MatmulStep final : public CompiledStep {
     auto shown = shown_;
     if (flags_) shown.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
-      const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks, rest = task / p.m_blocks / p.n_blocks;
+      const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks,
+                         rest = task / p.m_blocks / p.n_blocks;
       const std::int64_t ig = rest % p.groups, outer = rest / p.groups;
       const auto& c = p.choice;
       const std::int64_t m = im * p.m_block, n = in * p.n_block, g = ig * p.group;
-      const int edge = ((p.group > 1 ? ig == p.groups - 1 : im == p.m_blocks - 1) ? 1 : 0) + (in == p.n_blocks - 1 ? 2 : 0);
-      const std::int64_t at_a = offset_at(c.outer, &MatrixDim::a, outer) + g * p.group_dim.a + m * c.m.a;
-      const std::int64_t at_b = offset_at(c.outer, &MatrixDim::b, outer) + g * p.group_dim.b + n * c.n.b;
-      const std::int64_t at_out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out + m * c.m.out + n * c.n.out;
+      const int edge = ((p.group > 1 ? ig == p.groups - 1 : im == p.m_blocks - 1) ? 1 : 0) +
+                       (in == p.n_blocks - 1 ? 2 : 0);
+      const std::int64_t at_a =
+          offset_at(c.outer, &MatrixDim::a, outer) + g * p.group_dim.a + m * c.m.a;
+      const std::int64_t at_b =
+          offset_at(c.outer, &MatrixDim::b, outer) + g * p.group_dim.b + n * c.n.b;
+      const std::int64_t at_out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out +
+                                  m * c.m.out + n * c.n.out;
       std::byte* slice = scratch + p.packed_a_bytes + p.packed_b_bytes + worker * p.slice;
       auto mine = shown;
       mine.m.first = m, mine.n.first = n;
       for (std::int64_t k = 0; k < p.k_points; ++k) {
         const bool accumulate = contract_.accumulate || k > 0;
         calls_[static_cast<std::size_t>(worker * 8 + edge * 2 + accumulate)]->run(
-            a + (at_a + offset_at(c.k_outer, &MatrixDim::a, k)) * in_bytes_, b + (at_b + offset_at(c.k_outer, &MatrixDim::b, k)) * in_bytes_,
+            a + (at_a + offset_at(c.k_outer, &MatrixDim::a, k)) * in_bytes_,
+            b + (at_b + offset_at(c.k_outer, &MatrixDim::b, k)) * in_bytes_,
             out + at_out * out_bytes_, slice, mine);
       }
     });
   }
   double made(const Frame& frame) const override {
-    return flags_ ? program::shown_part(contract_, reinterpret_cast<const unsigned char*>(flags_->at(frame))) : 1;
+    return flags_ ? program::shown_part(contract_,
+                                        reinterpret_cast<const unsigned char*>(flags_->at(frame)))
+                  : 1;
   }
 
  private:
-  // Which blocks to make, but for the flags, if the matrices go along the dims that these do. None: all, as who does not ask makes them.
+  // Which blocks to make, but for the flags, if the matrices go along the dims that these do. None:
+  // all, as who does not ask makes them.
   std::optional<ShownBlocks> blocks() const {
     auto& s = contract_.shown;
     auto& c = plan_->choice;
-    if (s.flags.slot < 0 || !plan_->kernel || plan_->kernel->only_small || plan_->group != 1 || plan_->k_points != 1) return {};
+    if (s.flags.slot < 0 || !plan_->kernel || plan_->kernel->only_small || plan_->group != 1 ||
+        plan_->k_points != 1)
+      return {};
     ShownBlocks out;
     out.zero = s.zero;
-    auto goes_along = [](ShownBlocks::Side& side, const program::Contract::Shown::Flags& flags, const program::Dims& dims, const MatrixDim& d) {
+    auto goes_along = [](ShownBlocks::Side& side, const program::Contract::Shown::Flags& flags,
+                         const program::Dims& dims, const MatrixDim& d) {
       if (flags.size == 0) return true;
       side = {std::countr_zero(std::uint64_t(flags.size)), flags.stride, 0};
       return std::has_single_bit(std::uint64_t(flags.size)) && program::points(dims) == d.n;
     };
     auto &m = c.swapped ? c.n : c.m, &n = c.swapped ? c.m : c.n;
     auto &of_m = c.swapped ? out.n : out.m, &of_n = c.swapped ? out.m : out.n;
-    bool all = goes_along(of_m, s.m, contract_.m, m) && goes_along(of_n, s.n, contract_.n, n) && goes_along(out.k, s.k, contract_.k, c.k);
+    bool all = goes_along(of_m, s.m, contract_.m, m) && goes_along(of_n, s.n, contract_.n, n) &&
+               goes_along(out.k, s.k, contract_.k, c.k);
     return all ? std::optional(out) : std::nullopt;
   }
   static const std::byte* packed(const Copier& copier, const std::byte* from, std::byte* to) {
-    parallel_for(copier.blocks(), threads(), [&](std::int64_t block, int) { copier.run(from, to, block); });
+    parallel_for(copier.blocks(), threads(),
+                 [&](std::int64_t block, int) { copier.run(from, to, block); });
     return to;
   }
   std::unique_ptr<MatmulPlan> plan_;
   const Contract& contract_;
   Place a_, b_, out_;
-  ShownBlocks shown_;                              // without the flags
+  ShownBlocks shown_;  // without the flags
   std::optional<Place> flags_;
   Scratch scratch_;
   int in_bytes_, out_bytes_;
@@ -238,14 +272,18 @@ class MatmulStep final : public CompiledStep {
   std::vector<std::optional<GemmCall>> calls_;  // [worker][edge][accumulate]
 };
 
-// Everything else: small ones, and dtypes that oneDNN does not have. Tiles of both operands are widened into registers.
+// Everything else: small ones, and dtypes that oneDNN does not have. Tiles of both operands are
+// widened into registers.
 class LoopContractStep final : public CompiledStep {
  public:
   explicit LoopContractStep(const Contract& c)
-      : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)), shape_(program::dims_of(c)) {
+      : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)),
+        shape_(program::dims_of(c)) {
     shape_.normalize();
-    m_ = points(shape_.m), n_ = points(shape_.n), k_ = points(shape_.k), batch_ = points(shape_.batch);
-    if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;  // exact sums cost nothing here
+    m_ = points(shape_.m), n_ = points(shape_.n), k_ = points(shape_.k),
+    batch_ = points(shape_.batch);
+    // exact sums cost nothing here
+    if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;
     m_blocks_ = (m_ + rows - 1) / rows;
     n_blocks_ = (n_ + cols - 1) / cols;
     workers_ = batch_ * m_ * n_ * k_ < (1 << 18) ? 1 : threads();
@@ -263,26 +301,31 @@ class LoopContractStep final : public CompiledStep {
  private:
   static constexpr std::int64_t rows = 32, cols = 64, depth = 256;
 
-  void tile(const std::byte* a, const std::byte* b, std::byte* out, std::int64_t batch, std::int64_t m, std::int64_t mm,
-            std::int64_t n, std::int64_t nn) const {
+  void tile(const std::byte* a, const std::byte* b, std::byte* out, std::int64_t batch,
+            std::int64_t m, std::int64_t mm, std::int64_t n, std::int64_t nn) const {
     const std::int64_t width = cpu::bytes_of(lane_), pitch = round_up(nn, 64 / width);
     std::byte* sum = workspace();
     std::byte* left = sum + rows * cols * width;
     std::byte* right = left + rows * depth * width;
-    const std::int64_t at_a = offset_at(shape_.batch, &MatrixDim::a, batch), at_b = offset_at(shape_.batch, &MatrixDim::b, batch);
+    const std::int64_t at_a = offset_at(shape_.batch, &MatrixDim::a, batch),
+                       at_b = offset_at(shape_.batch, &MatrixDim::b, batch);
     const std::int64_t at_out = offset_at(shape_.batch, &MatrixDim::out, batch);
     const Part m_part{shape_.m, m, mm}, n_part{shape_.n, n, nn};
     std::memset(sum, 0, static_cast<std::size_t>(mm * pitch * width));
     if (contract_.accumulate)
-      each_piece(m_part, n_part, &MatrixDim::out, [&](const Piece& p) { load(sum, pitch, contract_.out.dtype, out, at_out, p); });
+      each_piece(m_part, n_part, &MatrixDim::out,
+                 [&](const Piece& p) { load(sum, pitch, contract_.out.dtype, out, at_out, p); });
     for (std::int64_t k = 0; k < k_; k += depth) {
       const Part k_part{shape_.k, k, std::min(depth, k_ - k)};
-      each_piece(m_part, k_part, &MatrixDim::a, [&](const Piece& p) { load(left, k_part.count, contract_.a.dtype, a, at_a, p); });
+      each_piece(m_part, k_part, &MatrixDim::a,
+                 [&](const Piece& p) { load(left, k_part.count, contract_.a.dtype, a, at_a, p); });
       if (nn < pitch) std::memset(right, 0, static_cast<std::size_t>(k_part.count * pitch * width));
-      each_piece(k_part, n_part, &MatrixDim::b, [&](const Piece& p) { load(right, pitch, contract_.b.dtype, b, at_b, p); });
+      each_piece(k_part, n_part, &MatrixDim::b,
+                 [&](const Piece& p) { load(right, pitch, contract_.b.dtype, b, at_b, p); });
       kernels().multiply(lane_, sum, left, right, mm, pitch, k_part.count);
     }
-    each_piece(m_part, n_part, &MatrixDim::out, [&](const Piece& p) { store(out, at_out, p, sum, pitch); });
+    each_piece(m_part, n_part, &MatrixDim::out,
+               [&](const Piece& p) { store(out, at_out, p, sum, pitch); });
   }
 
   // Some positions of flat dims, and a part of a tile in which both sides have one stride.
@@ -291,37 +334,43 @@ class LoopContractStep final : public CompiledStep {
     std::int64_t first, count;
   };
   struct Piece {
-    std::int64_t row, column, rows, columns;       // in the tile
-    std::int64_t offset, row_stride, column_stride;   // in memory, in elements
+    std::int64_t row, column, rows, columns;         // in the tile
+    std::int64_t offset, row_stride, column_stride;  // in memory, in elements
   };
   template <class F>
   static void each_piece(const Part& rows, const Part& columns, MatrixStride stride, const F& f) {
-    each_run(rows, stride, [&](std::int64_t row, std::int64_t at, std::int64_t row_stride, std::int64_t m) {
-      each_run(columns, stride, [&](std::int64_t column, std::int64_t offset, std::int64_t column_stride, std::int64_t n) {
-        f(Piece{row, column, m, n, at + offset, row_stride, column_stride});
-      });
-    });
+    each_run(rows, stride,
+             [&](std::int64_t row, std::int64_t at, std::int64_t row_stride, std::int64_t m) {
+               each_run(columns, stride,
+                        [&](std::int64_t column, std::int64_t offset, std::int64_t column_stride,
+                            std::int64_t n) {
+                          f(Piece{row, column, m, n, at + offset, row_stride, column_stride});
+                        });
+             });
   }
   // Runs of constant stride: f(position in the part, offset, stride, count).
-  template <class F>
-  static void each_run(const Part& part, MatrixStride stride, const F& f) {
+  template <class F> static void each_run(const Part& part, MatrixStride stride, const F& f) {
     if (part.dims.empty()) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, part.count);
     auto& last = part.dims.back();
     for (std::int64_t done = 0; done < part.count;) {
-      const std::int64_t i = part.first + done, count = std::min(part.count - done, last.n - i % last.n);
+      const std::int64_t i = part.first + done,
+                         count = std::min(part.count - done, last.n - i % last.n);
       f(done, offset_at(part.dims, stride, i), last.*stride, count);
       done += count;
     }
   }
   // Values of any dtype into a tile of our lane.
-  void load(std::byte* tile, std::int64_t pitch, DType dtype, const std::byte* memory, std::int64_t at, const Piece& p) const {
+  void load(std::byte* tile, std::int64_t pitch, DType dtype, const std::byte* memory,
+            std::int64_t at, const Piece& p) const {
     const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
     std::byte* reg = tile + (p.row * pitch + p.column) * width;
     memory += (at + p.offset) * bytes;
     if (dtype == DType::f32 && lane_ == Lane::f64)
-      return kernels().widen(reinterpret_cast<double*>(reg), pitch, reinterpret_cast<const float*>(memory), p.row_stride, p.column_stride,
+      return kernels().widen(reinterpret_cast<double*>(reg), pitch,
+                             reinterpret_cast<const float*>(memory), p.row_stride, p.column_stride,
                              p.rows, p.columns);
-    for (std::int64_t r = 0; r < p.rows; ++r, reg += pitch * width, memory += p.row_stride * bytes) {
+    for (std::int64_t r = 0; r < p.rows;
+         ++r, reg += pitch * width, memory += p.row_stride * bytes) {
       if (lane_of(dtype) == lane_) {
         kernels().load(dtype)(reg, memory, p.column_stride, p.columns);
         continue;
@@ -335,19 +384,21 @@ class LoopContractStep final : public CompiledStep {
       }
     }
   }
-  void store(std::byte* memory, std::int64_t at, const Piece& p, const std::byte* tile, std::int64_t pitch) const {
+  void store(std::byte* memory, std::int64_t at, const Piece& p, const std::byte* tile,
+             std::int64_t pitch) const {
     const DType dtype = contract_.out.dtype;
     const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
     const std::byte* reg = tile + (p.row * pitch + p.column) * width;
     memory += (at + p.offset) * bytes;
     if (dtype == DType::f32 && lane_ == Lane::f64)
-      return kernels().narrow(reinterpret_cast<float*>(memory), p.row_stride, p.column_stride, reinterpret_cast<const double*>(reg), pitch,
-                              p.rows, p.columns);
+      return kernels().narrow(reinterpret_cast<float*>(memory), p.row_stride, p.column_stride,
+                              reinterpret_cast<const double*>(reg), pitch, p.rows, p.columns);
     for (std::int64_t r = 0; r < p.rows; ++r, reg += pitch * width, memory += p.row_stride * bytes)
       kernels().store(dtype)(memory, reg, p.column_stride, p.columns);
   }
   static DType wide(Lane lane) {
-    constexpr DType all[] = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64};
+    constexpr DType all[] = {DType::f32, DType::f64, DType::i32,
+                             DType::u32, DType::i64, DType::u64};
     return all[static_cast<int>(lane)];
   }
 
@@ -363,7 +414,8 @@ class LoopContractStep final : public CompiledStep {
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
   if (auto made = make_vector_product(step, context)) return made;
-  if (auto plan = plan_matmul(step.contract, context.workers)) return std::make_unique<MatmulStep>(step, context, std::move(plan));
+  if (auto plan = plan_matmul(step.contract, context.workers))
+    return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return std::make_unique<LoopContractStep>(step.contract);
 }
 std::int64_t contract_scratch(const program::Step& step, int workers) {

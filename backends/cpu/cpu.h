@@ -6,7 +6,8 @@
 
 namespace haliax::cpu {
 
-std::unique_ptr<program::Device> make_cpu_device(int threads = 0);  // 0: HALIAX_THREADS, or else all cores
+// 0: HALIAX_THREADS, or else all cores
+std::unique_ptr<program::Device> make_cpu_device(int threads = 0);
 void set_threads(int count);
 
 }  // namespace haliax::cpu

@@ -10,7 +10,8 @@ namespace {
 
 class CustomStep final : public CompiledStep {
  public:
-  explicit CustomStep(const program::Custom& what) : workers_(threads()), calls_(what, workers_), first_(what.arrays.size()) {
+  explicit CustomStep(const program::Custom& what)
+      : workers_(threads()), calls_(what, workers_), first_(what.arrays.size()) {
     for (auto& view : what.arrays) places_.emplace_back(view);
     const std::int64_t each = product(Dims(what.dims.begin() + what.outer, what.dims.end()));
     per_block_ = std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, each));
@@ -18,9 +19,11 @@ class CustomStep final : public CompiledStep {
   void run(Frame& frame) override {
     for (std::size_t k = 0; k < places_.size(); ++k) first_[k] = places_[k].at(frame);
     const std::int64_t points = calls_.points();
-    parallel_for((points + per_block_ - 1) / per_block_, workers_, [&](std::int64_t block, int worker) {
-      calls_.run(first_.data(), block * per_block_, std::min(points, (block + 1) * per_block_), worker);
-    });
+    parallel_for((points + per_block_ - 1) / per_block_, workers_,
+                 [&](std::int64_t block, int worker) {
+                   calls_.run(first_.data(), block * per_block_,
+                              std::min(points, (block + 1) * per_block_), worker);
+                 });
     calls_.throw_on();
   }
 
@@ -34,6 +37,8 @@ class CustomStep final : public CompiledStep {
 
 }  // namespace
 
-std::unique_ptr<CompiledStep> make_custom(const program::Step& step) { return std::make_unique<CustomStep>(step.custom); }
+std::unique_ptr<CompiledStep> make_custom(const program::Step& step) {
+  return std::make_unique<CustomStep>(step.custom);
+}
 
 }  // namespace haliax::cpu

@@ -27,7 +27,8 @@ std::int64_t product(const Dims& dims) {
   return n;
 }
 
-Place::Place(const program::View& view) : slot_(view.slot), bytes_(haliax::bytes_of(view.dtype)), terms_(view.terms) {
+Place::Place(const program::View& view)
+    : slot_(view.slot), bytes_(haliax::bytes_of(view.dtype)), terms_(view.terms) {
   offset_ = view.offset * bytes_;
 }
 std::int64_t Place::turned(const Frame& frame) const {
@@ -35,10 +36,13 @@ std::int64_t Place::turned(const Frame& frame) const {
   for (const program::Term& term : terms_) {
     std::int64_t value = 0;
     if (term.slot >= 0) {
-      const std::byte* p = frame.slots[term.slot] + term.slot_offset * haliax::bytes_of(term.slot_dtype);
-      value = term.slot_dtype == DType::i64   ? *reinterpret_cast<const std::int64_t*>(p)
-              : term.slot_dtype == DType::u32 ? std::int64_t(*reinterpret_cast<const std::uint32_t*>(p))
-                                              : *reinterpret_cast<const std::int32_t*>(p);  // of u32 and i32 alone u32 would come
+      const std::byte* p =
+          frame.slots[term.slot] + term.slot_offset * haliax::bytes_of(term.slot_dtype);
+      value = term.slot_dtype == DType::i64 ? *reinterpret_cast<const std::int64_t*>(p)
+              : term.slot_dtype == DType::u32
+                  ? std::int64_t(*reinterpret_cast<const std::uint32_t*>(p))
+                  // of u32 and i32 alone u32 would come
+                  : *reinterpret_cast<const std::int32_t*>(p);
       value = std::max<std::int64_t>(0, std::min(value, term.limit));
     } else if (term.loop >= 0) {
       value = frame.loops[term.loop];
@@ -48,14 +52,15 @@ std::int64_t Place::turned(const Frame& frame) const {
   return sum;
 }
 
-Scratch::Scratch(const Step& step, int arena_slot, std::int64_t bytes) : arena_slot_(arena_slot), offset_(step.scratch) {
+Scratch::Scratch(const Step& step, int arena_slot, std::int64_t bytes)
+    : arena_slot_(arena_slot), offset_(step.scratch) {
   if (bytes == 0 || (step.scratch >= 0 && step.scratch_bytes >= bytes)) return;
   own_ = std::make_unique<std::byte[]>(static_cast<std::size_t>(bytes) + 64);
   aligned_ = own_.get() + (64 - reinterpret_cast<std::uintptr_t>(own_.get()) % 64) % 64;
 }
 
-// Not in the thread's own block, which has no room for it where the library is loaded by a program that runs (Python). What
-// computes while a thread ends finds it gone, and makes it anew.
+// Not in the thread's own block, which has no room for it where the library is loaded by a program
+// that runs (Python). What computes while a thread ends finds it gone, and makes it anew.
 std::byte* workspace() {
   constinit static thread_local std::byte* memory = nullptr;
   struct End {
@@ -85,13 +90,15 @@ bool Context::overlap(int slot_a, int slot_b) const {
   if (slot_a < 0 || slot_b < 0) return false;
   const int root_a = root_of(program, slot_a), root_b = root_of(program, slot_b);
   if (root_a == root_b) return true;
-  const Slot &a = program.slots[static_cast<std::size_t>(root_a)], &b = program.slots[static_cast<std::size_t>(root_b)];
+  const Slot &a = program.slots[static_cast<std::size_t>(root_a)],
+             &b = program.slots[static_cast<std::size_t>(root_b)];
   if (a.home != b.home) return false;
   if (a.home != Home::arena) return a.index == b.index;
   return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 bool Context::same(int slot_a, int slot_b) const {
-  return slot_a == slot_b || (slot_a >= 0 && slot_b >= 0 && root_of(program, slot_a) == root_of(program, slot_b));
+  return slot_a == slot_b ||
+         (slot_a >= 0 && slot_b >= 0 && root_of(program, slot_a) == root_of(program, slot_b));
 }
 
 namespace {
@@ -99,19 +106,24 @@ namespace {
 class CollectiveStep final : public CompiledStep {
  public:
   CollectiveStep(const Step& step, const Context& context)
-      : what_(step.collective), from_(what_.x.size()), to_(what_.out.size()), scratch_(step, context.arena_slot, 0),
-        scratch_bytes_(step.scratch_bytes) {
+      : what_(step.collective), from_(what_.x.size()), to_(what_.out.size()),
+        scratch_(step, context.arena_slot, 0), scratch_bytes_(step.scratch_bytes) {
     for (auto& o : what_.x) x_.emplace_back(o.view);
     for (auto& o : what_.out) out_.emplace_back(o.view);
   }
   void run(Frame& frame) override {
     if (!frame.wire)
-      throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
+      throw Error(
+          "[collective] the program talks to other devices, but there is no communicator; run it "
+          "on a mesh");
     for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
     auto* scratch = scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr;
-    if (what_.call < 0) frame.wire->run(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
-    else frame.calls[what_.call] = frame.wire->start(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+    if (what_.call < 0)
+      frame.wire->run(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+    else
+      frame.calls[what_.call] =
+          frame.wire->start(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
   }
 
  private:
@@ -155,8 +167,10 @@ class Steps {
 class LoopStep final : public CompiledStep {
  public:
   LoopStep(const program::Loop& loop, const Context& context)
-      : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse), body_(loop.body, context) {
-    if (variable_ < -1 || variable_ >= context.program.loops) throw Error("[loop] an unknown loop variable");
+      : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse),
+        body_(loop.body, context) {
+    if (variable_ < -1 || variable_ >= context.program.loops)
+      throw Error("[loop] an unknown loop variable");
   }
   void run(Frame& frame) override {
     for (std::int64_t turn = 0; turn < trips_; ++turn) {
@@ -173,25 +187,32 @@ class LoopStep final : public CompiledStep {
   Steps body_;
 };
 
-// Turns side by side, of one loop or of several that hold nothing but each other. Each worker has steps of its own, and its lane.
+// Turns side by side, of one loop or of several that hold nothing but each other. Each worker has
+// steps of its own, and its lane.
 class LanesStep final : public CompiledStep {
  public:
-  LanesStep(const program::Loop& outermost, const Context& context) : start_(outermost.lane_start), bytes_(outermost.lane_bytes) {
+  LanesStep(const program::Loop& outermost, const Context& context)
+      : start_(outermost.lane_start), bytes_(outermost.lane_bytes) {
     const program::Loop* loop = &outermost;
     for (;; loop = &loop->body[0].loop) {
       loops_.push_back({loop->variable, loop->trips, loop->reverse});
       turns_ *= loop->trips;
-      if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop || loop->body[0].loop.lanes == 0) break;
+      if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop ||
+          loop->body[0].loop.lanes == 0)
+        break;
     }
     const auto& program = context.program;
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
-      const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
-      if (slot.home == Home::arena && slot.offset >= start_ && slot.offset < start_ + bytes_) in_lane_.push_back(s);
+      const Slot& slot =
+          program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
+      if (slot.home == Home::arena && slot.offset >= start_ && slot.offset < start_ + bytes_)
+        in_lane_.push_back(s);
     }
-    in_lane_.push_back(static_cast<std::size_t>(context.arena_slot));   // scratch
+    in_lane_.push_back(static_cast<std::size_t>(context.arena_slot));  // scratch
     Context alone = context;
     alone.workers = 1;
-    const auto workers = std::clamp<std::int64_t>(turns_, 1, std::min(outermost.lanes, context.workers));
+    const auto workers =
+        std::clamp<std::int64_t>(turns_, 1, std::min(outermost.lanes, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
       lanes_.push_back({Steps(loop->body, alone), std::vector<std::byte*>(program.slots.size() + 1),
                         std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
@@ -207,7 +228,8 @@ class LanesStep final : public CompiledStep {
     parallel_for(turns_, static_cast<int>(lanes_.size()), [&](std::int64_t turn, int worker) {
       Lane& lane = lanes_[static_cast<std::size_t>(worker)];
       for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
-        lane.loops[static_cast<std::size_t>(l->variable)] = l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
+        lane.loops[static_cast<std::size_t>(l->variable)] =
+            l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
         turn /= l->trips;
       }
       Frame mine{lane.slots.data(), lane.loops.data()};
@@ -246,7 +268,8 @@ class SkipStep final : public CompiledStep {
 
 class HostStep final : public CompiledStep {
  public:
-  HostStep(const program::Host& what, const Context& context) : what_(what), idle_(what.once && context.program.device > 0) {
+  HostStep(const program::Host& what, const Context& context)
+      : what_(what), idle_(what.once && context.program.device > 0) {
     for (auto& array : what.arrays) arrays_.emplace_back(array.view);
   }
   void run(Frame& frame) override {
@@ -264,18 +287,30 @@ class HostStep final : public CompiledStep {
 
 std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& context) {
   switch (step.kind) {
-    case Kind::fused: return make_fused(step, context);
-    case Kind::contract: return make_contract(step, context);
-    case Kind::gather: return make_gather(step, context);
-    case Kind::scatter: return make_scatter(step, context);
-    case Kind::sort: return make_sort(step, context);
-    case Kind::cumulative: return make_cumulative(step, context);
-    case Kind::copy: return make_copy(step, context);
-    case Kind::skip: return std::make_unique<SkipStep>(step.skip);
-    case Kind::custom: return make_custom(step);
-    case Kind::host: return std::make_unique<HostStep>(step.host, context);
-    case Kind::collective: return std::make_unique<CollectiveStep>(step, context);
-    case Kind::finish: return std::make_unique<FinishStep>(step.finish.call);
+    case Kind::fused:
+      return make_fused(step, context);
+    case Kind::contract:
+      return make_contract(step, context);
+    case Kind::gather:
+      return make_gather(step, context);
+    case Kind::scatter:
+      return make_scatter(step, context);
+    case Kind::sort:
+      return make_sort(step, context);
+    case Kind::cumulative:
+      return make_cumulative(step, context);
+    case Kind::copy:
+      return make_copy(step, context);
+    case Kind::skip:
+      return std::make_unique<SkipStep>(step.skip);
+    case Kind::custom:
+      return make_custom(step);
+    case Kind::host:
+      return std::make_unique<HostStep>(step.host, context);
+    case Kind::collective:
+      return std::make_unique<CollectiveStep>(step, context);
+    case Kind::finish:
+      return std::make_unique<FinishStep>(step.finish.call);
     case Kind::loop:
       if (step.loop.lanes > 0) return std::make_unique<LanesStep>(step.loop, context);
       return std::make_unique<LoopStep>(step.loop, context);
@@ -287,21 +322,22 @@ Steps::Steps(const std::vector<Step>& steps, const Context& context) : steps_(st
   for (const Step& step : steps) compiled_.push_back(compile_one(step, context));
 }
 
-// What a run works with: the compiled steps, some of which hold what they do, and where everything lies.
+// What a run works with: the compiled steps, some of which hold what they do, and where everything
+// lies.
 class Run {
  public:
   explicit Run(const Program& program)
-      : slots_(program.slots.size() + 1),
-        loops_(static_cast<std::size_t>(program.loops) + 1),
+      : slots_(program.slots.size() + 1), loops_(static_cast<std::size_t>(program.loops) + 1),
         calls_(static_cast<std::size_t>(program.calls)),
         steps_(program.steps, Context{program, static_cast<int>(program.slots.size()), threads()}) {
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
-      const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
+      const Slot& slot =
+          program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
       sources_.push_back({slot.home, slot.home == Home::arena ? slot.offset : slot.index});
     }
   }
-  void operator()(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire,
-                  program::Recorder* recorder) {
+  void operator()(const std::vector<void*>& arguments, const std::vector<void*>& results,
+                  void* arena, program::Communicator* wire, program::Recorder* recorder) {
     std::byte* const memory = static_cast<std::byte*>(arena);
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       const Source& source = sources_[s];
@@ -325,7 +361,7 @@ class Run {
   static void wait_for(program::Communicator* wire, std::int64_t call) {
     try {
       if (call) wire->finish(call);
-    } catch (...) {}   // what came first is raised
+    } catch (...) {}  // what came first is raised
   }
   struct Source {
     Home home;
@@ -347,18 +383,19 @@ class CpuExecutable final : public program::Executable, public program::Recordab
            program::Communicator* wire) override {
     start(arguments, results, arena, wire, nullptr);
   }
-  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire,
-           program::Recorder& recorder) override {
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           program::Communicator* wire, program::Recorder& recorder) override {
     start(arguments, results, arena, wire, &recorder);
   }
 
  private:
-  void start(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire,
-             program::Recorder* recorder) {
-    if (static_cast<int>(arguments.size()) != program_->arguments || static_cast<int>(results.size()) != program_->results)
-      throw Error("[run] the program takes " + std::to_string(program_->arguments) + " arguments and gives " +
-                  std::to_string(program_->results) + " results; got " + std::to_string(arguments.size()) + " and " +
-                  std::to_string(results.size()));
+  void start(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+             program::Communicator* wire, program::Recorder* recorder) {
+    if (static_cast<int>(arguments.size()) != program_->arguments ||
+        static_cast<int>(results.size()) != program_->results)
+      throw Error("[run] the program takes " + std::to_string(program_->arguments) +
+                  " arguments and gives " + std::to_string(program_->results) + " results; got " +
+                  std::to_string(arguments.size()) + " and " + std::to_string(results.size()));
     auto mine = runs_.take();
     if (!mine) mine = std::make_unique<Run>(*program_);
     (*mine)(arguments, results, arena, wire, recorder);  // one that has raised is not used again
@@ -369,18 +406,22 @@ class CpuExecutable final : public program::Executable, public program::Recordab
   Idle<Run> runs_;
 };
 
-constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 32 << 20;  // bytes; the latter of what shares no memory yet
+// bytes; the latter of what shares no memory yet
+constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 32 << 20;
 
 constexpr double small_product = 4 << 20;  // multiplications
 
 // Products that a product leaves out blocks of is made of.
 double blocks_of(const program::Contract& c) {
-  return double(c.shown.m.blocks(c.m)) * double(c.shown.n.blocks(c.n)) * double(c.shown.k.blocks(c.k));
+  return double(c.shown.m.blocks(c.m)) * double(c.shown.n.blocks(c.n)) *
+         double(c.shown.k.blocks(c.k));
 }
 double products_run(const std::vector<Step>& steps) {
   double n = 0;
   for (const Step& s : steps)
-    n += s.kind == Kind::contract ? blocks_of(s.contract) : s.kind == Kind::loop ? static_cast<double>(s.loop.trips) * products_run(s.loop.body) : 0;
+    n += s.kind == Kind::contract ? blocks_of(s.contract)
+         : s.kind == Kind::loop   ? static_cast<double>(s.loop.trips) * products_run(s.loop.body)
+                                  : 0;
   return n;
 }
 
@@ -391,22 +432,29 @@ class CpuDevice final : public program::Device {
   std::int64_t scratch_bytes(const Step& step, int workers) const override {
     if (workers == 0) workers = threads();
     switch (step.kind) {
-      case Kind::fused: return fused_scratch(step);
-      case Kind::contract: return contract_scratch(step, workers);
-      case Kind::sort: return sort_scratch(step, workers);
-      default: return 0;
+      case Kind::fused:
+        return fused_scratch(step);
+      case Kind::contract:
+        return contract_scratch(step, workers);
+      case Kind::sort:
+        return sort_scratch(step, workers);
+      default:
+        return 0;
     }
   }
   program::Machine machine() const override {
     program::Machine m;
     m.lane = usual_lane;
     auto shown = [](const ProductKernel* k) { return k && !k->only_small ? 32 : 0; };
-    m.shown = shown(product_kernel(DType::f32)), m.shown_narrow = shown(product_kernel(DType::bf16));
+    m.shown = shown(product_kernel(DType::f32)),
+    m.shown_narrow = shown(product_kernel(DType::bf16));
     m.shown_vector = 64;
     return m;
   }
-  // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads have turns to the end.
-  int lanes(const program::Loop& loop, std::int64_t turns, std::int64_t lane_bytes, int workers) const override {
+  // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads
+  // have turns to the end.
+  int lanes(const program::Loop& loop, std::int64_t turns, std::int64_t lane_bytes,
+            int workers) const override {
     const double products = products_run(loop.body);
     if (turns < 2 || lane_bytes > most_in_lane || products == 0) return 0;
     if (workers == 0) workers = threads();

@@ -16,7 +16,8 @@ struct Tile {
   std::int64_t position = 0;          // of the first inner point
 
   // Box number `box` of the dims [first, last).
-  static std::int64_t set(const FusedPlan& plan, Tile& tile, int first, int last, std::int64_t box) {
+  static std::int64_t set(const FusedPlan& plan, Tile& tile, int first, int last,
+                          std::int64_t box) {
     std::int64_t points = 1;
     for (int d = last - 1; d >= first; --d) {
       std::int64_t boxes = (plan.size[d] + plan.box[d] - 1) / plan.box[d];
@@ -27,7 +28,9 @@ struct Tile {
     }
     return points;
   }
-  void set_outer(const FusedPlan& plan, std::int64_t box) { outer = set(plan, *this, 0, plan.outer_dims, box); }
+  void set_outer(const FusedPlan& plan, std::int64_t box) {
+    outer = set(plan, *this, 0, plan.outer_dims, box);
+  }
   void set_inner(const FusedPlan& plan, std::int64_t box) {
     inner = set(plan, *this, plan.outer_dims, plan.dims, box);
     position = 0;
@@ -51,8 +54,7 @@ struct Runs {
     }
   }
   // Calls f(offset in memory, position in the register, stride, n) for every innermost run.
-  template <class F>
-  void each(const F& f) const {
+  template <class F> void each(const F& f) const {
     if (count == 0) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, std::int64_t{1});
     const int last = count - 1;
     std::int64_t index[max_dims + 1] = {}, memory = 0, position = 0;
@@ -77,26 +79,33 @@ void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, 
   T* d = static_cast<T*>(out);
   const T* s = static_cast<const T*>(in);
   for (std::int64_t r = 0; r < rows; ++r) {
-    if (by_row) std::fill_n(d + r * columns, columns, s[r]);
-    else std::memcpy(d + r * columns, s, static_cast<std::size_t>(columns) * sizeof(T));
+    if (by_row)
+      std::fill_n(d + r * columns, columns, s[r]);
+    else
+      std::memcpy(d + r * columns, s, static_cast<std::size_t>(columns) * sizeof(T));
   }
 }
 class FusedStep final : public CompiledStep {
  public:
   FusedStep(const program::Step& step, const Context& context)
-      : plan_(plan_fused(step.fused, &context)), scratch_(step, context.arena_slot, plan_.scratch_bytes) {
+      : plan_(plan_fused(step.fused, &context)),
+        scratch_(step, context.arena_slot, plan_.scratch_bytes) {
     pool_memory_ = std::make_unique<std::byte[]>(static_cast<std::size_t>(plan_.pool_bytes) + 64);
-    pool_ = pool_memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(pool_memory_.get()) % 64) % 64;
+    pool_ =
+        pool_memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(pool_memory_.get()) % 64) % 64;
     bases_.resize(plan_.accesses.size());
     set_constants();
     Worker(*this).once(plan_.constants);
   }
 
   void run(Frame& frame) override {
-    if (plan_.outer_boxes == 0 || (plan_.inner_boxes == 0 && plan_.reductions.empty() && plan_.outer_stores.empty())) return;
+    if (plan_.outer_boxes == 0 ||
+        (plan_.inner_boxes == 0 && plan_.reductions.empty() && plan_.outer_stores.empty()))
+      return;
     for (std::size_t a = 0; a < bases_.size(); ++a) {
       const Access& access = plan_.accesses[a];
-      bases_[a] = access.iota ? Base{nullptr, access.start + access.view.offset + access.place.turned(frame)}
+      bases_[a] = access.iota ? Base{nullptr,
+                                     access.start + access.view.offset + access.place.turned(frame)}
                               : Base{access.place.at(frame), 0};
     }
     if (!plan_.prologue.empty()) Worker(*this).once(plan_.prologue);
@@ -105,16 +114,18 @@ class FusedStep final : public CompiledStep {
     if (plan_.chunks == 1) {
       parallel_for(plan_.blocks, workers, [this](std::int64_t block, int) {
         Worker worker(*this);
-        const std::int64_t first = block * plan_.boxes_per_block, end = std::min(plan_.outer_boxes, first + plan_.boxes_per_block);
+        const std::int64_t first = block * plan_.boxes_per_block,
+                           end = std::min(plan_.outer_boxes, first + plan_.boxes_per_block);
         for (std::int64_t box = first; box < end; ++box) worker.whole(box, first, end);
       });
       return;
     }
     for (int level = 0; level < plan_.levels; ++level) {
       if (plan_.inner[static_cast<std::size_t>(level)].empty()) continue;
-      parallel_for(plan_.outer_boxes * plan_.chunks, workers, [this, level](std::int64_t block, int) {
-        Worker(*this).part(level, block / plan_.chunks, block % plan_.chunks);
-      });
+      parallel_for(plan_.outer_boxes * plan_.chunks, workers,
+                   [this, level](std::int64_t block, int) {
+                     Worker(*this).part(level, block / plan_.chunks, block % plan_.chunks);
+                   });
     }
     if (plan_.outer_stores.empty()) return;
     Worker worker(*this);
@@ -130,14 +141,16 @@ class FusedStep final : public CompiledStep {
   // One thread's way through boxes.
   class Worker {
    public:
-    explicit Worker(const FusedStep& step) : step_(step), plan_(step.plan_), registers_(workspace()) {
+    explicit Worker(const FusedStep& step)
+        : step_(step), plan_(step.plan_), registers_(workspace()) {
       values_ = reinterpret_cast<void**>(registers_ + (plan_.register_bytes + 63) / 64 * 64);
       for (std::size_t v = 0; v < plan_.values.size(); ++v) values_[v] = home_of(v);
     }
     // Into the pool: what a full tile needs.
     void once(const Tape& tape) {
       tile_.outer = tile_.inner = 1;
-      for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? tile_.outer : tile_.inner) *= tile_.size[d] = plan_.box[d];
+      for (int d = 0; d < plan_.dims; ++d)
+        (d < plan_.outer_dims ? tile_.outer : tile_.inner) *= tile_.size[d] = plan_.box[d];
       play(tape);
     }
     // One of the boxes [first, end).
@@ -153,31 +166,37 @@ class FusedStep final : public CompiledStep {
       walk(box, first, end);
     }
     void walk(std::int64_t box, std::int64_t first, std::int64_t end) {
-      for (std::size_t r = 0; r < plan_.reductions.size(); ++r) plan_.reductions[r].init(accumulator(r), tile_.outer);
+      for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
+        plan_.reductions[r].init(accumulator(r), tile_.outer);
       const std::size_t last_walk = plan_.last_walk();
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
         play(plan_.outer[level]);
-        // A row that is walked several times stays in the second cache, and so does the next one, fetched in the last walk.
+        // A row that is walked several times stays in the second cache, and so does the next one,
+        // fetched in the last walk.
         if (plan_.keep || plan_.stays)
           soon_ = box + 1 < end && (plan_.keep || level == last_walk) ? next_row
-                  : level == 0 && box == first                                     ? next_tile
-                                                                                   : nothing;
+                  : level == 0 && box == first                        ? next_tile
+                                                                      : nothing;
         sweep(level, 0, plan_.inner_boxes);
         if (shown_ > 0 && hides_more_) return;
       }
       play(plan_.outer_stores);
     }
-    // One chunk of the inner space of a box, on one level; leaves what its reductions have so far in the scratch.
+    // One chunk of the inner space of a box, on one level; leaves what its reductions have so far
+    // in the scratch.
     void part(int level, std::int64_t box, std::int64_t chunk) {
       tile_.set_outer(plan_, box);
       play_outer(level, box);
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
-        if (plan_.reduction_level[r] == level) plan_.reductions[r].init(accumulator(r), tile_.outer);
+        if (plan_.reduction_level[r] == level)
+          plan_.reductions[r].init(accumulator(r), tile_.outer);
       const std::int64_t boxes = (plan_.inner_boxes + plan_.chunks - 1) / plan_.chunks;
-      sweep(static_cast<std::size_t>(level), chunk * boxes, std::min(plan_.inner_boxes, (chunk + 1) * boxes));
+      sweep(static_cast<std::size_t>(level), chunk * boxes,
+            std::min(plan_.inner_boxes, (chunk + 1) * boxes));
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
         if (plan_.reduction_level[r] == level)
-          std::memcpy(partial(r, chunk, box), accumulator(r), static_cast<std::size_t>(tile_.outer * plan_.reductions[r].bytes));
+          std::memcpy(partial(r, chunk, box), accumulator(r),
+                      static_cast<std::size_t>(tile_.outer * plan_.reductions[r].bytes));
     }
     void last(std::int64_t box) {
       tile_.set_outer(plan_, box);
@@ -195,7 +214,8 @@ class FusedStep final : public CompiledStep {
       return step_.partials_ + plan_.partial_offset[r] +
              (chunk * plan_.outer_boxes + box) * plan_.outer_box * plan_.reductions[r].bytes;
     }
-    // The outer tapes up to a level, with the reductions they need put together in the order of the chunks.
+    // The outer tapes up to a level, with the reductions they need put together in the order of the
+    // chunks.
     void play_outer(int level, std::int64_t box) {
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) {
         if (plan_.reduction_level[r] >= level) continue;
@@ -215,14 +235,15 @@ class FusedStep final : public CompiledStep {
         play(tape);
       }
     }
-    // What any mask shows of any row, and some points more: the last one stands for those that are left out. 0: all.
+    // What any mask shows of any row, and some points more: the last one stands for those that are
+    // left out. 0: all.
     std::int64_t points_shown() const {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
       for (const RowMask& mask : plan_.row_masks) {
-        std::int64_t value = mask.constant;      // at the first point of the first row
-        std::int64_t step = 0;                   // by so much it falls from point to point
-        std::int64_t grows[max_dims] = {};       // and grows from row to row, along each dim
+        std::int64_t value = mask.constant;  // at the first point of the first row
+        std::int64_t step = 0;               // by so much it falls from point to point
+        std::int64_t grows[max_dims] = {};   // and grows from row to row, along each dim
         bool near = true;
         for (auto [number, sign] : mask.positions) {
           const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
@@ -238,7 +259,8 @@ class FusedStep final : public CompiledStep {
           value += sign * at, step -= sign * stride;
         }
         if (!near) return 0;
-        for (int d = 0; d < plan_.outer_dims; ++d) value += (tile_.size[d] - 1) * std::max<std::int64_t>(0, grows[d]);
+        for (int d = 0; d < plan_.outer_dims; ++d)
+          value += (tile_.size[d] - 1) * std::max<std::int64_t>(0, grows[d]);
         const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;
         most = std::max(most, value < 0 ? 0 : points);
       }
@@ -249,16 +271,19 @@ class FusedStep final : public CompiledStep {
       const std::int64_t left = plan_.inner_points - shown_;
       for (int number : plan_.filled) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(number)];
-        const std::int64_t bytes = haliax::bytes_of(access.dtype), step = access.strides[static_cast<std::size_t>(plan_.dims - 1)];
+        const std::int64_t bytes = haliax::bytes_of(access.dtype),
+                           step = access.strides[static_cast<std::size_t>(plan_.dims - 1)];
         std::int64_t last = (shown_ - 1) * step;
         Runs rows;
         for (int d = 0; d < plan_.outer_dims; ++d) {
           last += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
           rows.add(tile_.size[d], access.strides[static_cast<std::size_t>(d)]);
         }
-        std::byte* const memory = step_.bases_[static_cast<std::size_t>(number)].memory + last * bytes;
+        std::byte* const memory =
+            step_.bases_[static_cast<std::size_t>(number)].memory + last * bytes;
         rows.each([&](std::int64_t offset, std::int64_t, std::int64_t stride, std::int64_t n) {
-          for (std::int64_t r = 0; r < n; ++r) repeat(memory + (offset + r * stride) * bytes, bytes, step, left);
+          for (std::int64_t r = 0; r < n; ++r)
+            repeat(memory + (offset + r * stride) * bytes, bytes, step, left);
         });
       }
     }
@@ -267,10 +292,15 @@ class FusedStep final : public CompiledStep {
       auto as = [&](auto type) {
         using T = decltype(type);
         T* to = reinterpret_cast<T*>(x);
-        if (step == 1 && *to == 0) std::memset(to + 1, 0, static_cast<std::size_t>(n) * sizeof(T));
-        else for (std::int64_t k = 1; k <= n; ++k) to[k * step] = *to;
+        if (step == 1 && *to == 0)
+          std::memset(to + 1, 0, static_cast<std::size_t>(n) * sizeof(T));
+        else
+          for (std::int64_t k = 1; k <= n; ++k) to[k * step] = *to;
       };
-      bytes == 1 ? as(std::uint8_t()) : bytes == 2 ? as(std::uint16_t()) : bytes == 4 ? as(std::uint32_t()) : as(std::uint64_t());
+      bytes == 1   ? as(std::uint8_t())
+      : bytes == 2 ? as(std::uint16_t())
+      : bytes == 4 ? as(std::uint32_t())
+                   : as(std::uint64_t());
     }
     void play(const Tape& tape) {
       for (const Op& op : tape) play(op);
@@ -285,17 +315,25 @@ class FusedStep final : public CompiledStep {
           for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? value(op.in[k]) : nullptr;
           return call(op, value(op.out), in, n);
         }
-        case Op::map_rows: aim(op, n); return map_rows(op);
-        case Op::assembled: return run_assembled(op, n);
-        case Op::load: return load(op, n);
-        case Op::iota: return iota(op);
-        case Op::store: return store(op);
+        case Op::map_rows:
+          aim(op, n);
+          return map_rows(op);
+        case Op::assembled:
+          return run_assembled(op, n);
+        case Op::load:
+          return load(op, n);
+        case Op::iota:
+          return iota(op);
+        case Op::store:
+          return store(op);
         case Op::reduce: {
           const std::size_t r = static_cast<std::size_t>(op.reduction);
           if (plan_.lanes)
-            plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer, pitch_of(op.in[0]), tile_.position);
+            plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer,
+                                      pitch_of(op.in[0]), tile_.position);
           else
-            plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner, tile_.position);
+            plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner,
+                                     tile_.position);
           return;
         }
         case Op::pick: {
@@ -303,14 +341,16 @@ class FusedStep final : public CompiledStep {
           const char* x = static_cast<const char*>(value(op.in[0]));
           const int width = width_of(op.in[0]);
           return each_point(op, op.in[1], [&](std::int64_t row, std::int64_t at) {
-            reduction.rows(accumulator(static_cast<std::size_t>(op.reduction)) + row * reduction.bytes, x + (row * tile_.inner + at) * width, 1, 1,
-                           tile_.position + at);
+            reduction.rows(
+                accumulator(static_cast<std::size_t>(op.reduction)) + row * reduction.bytes,
+                x + (row * tile_.inner + at) * width, 1, 1, tile_.position + at);
           });
         }
         case Op::poke: {
           aim(op, n);
           char* out = static_cast<char*>(value(op.out));
-          const char *x = static_cast<const char*>(value(op.in[0])), *change = static_cast<const char*>(value(op.in[1]));
+          const char *x = static_cast<const char*>(value(op.in[0])),
+                     *change = static_cast<const char*>(value(op.in[1]));
           const int width = width_of(op.out);
           if (x != out) std::memcpy(out, x, static_cast<std::size_t>(n * width));
           return each_point(op, op.in[2], [&](std::int64_t row, std::int64_t at) {
@@ -325,12 +365,16 @@ class FusedStep final : public CompiledStep {
         }
         case Op::expand:
           if (cpu::bytes_of(op.lane) == 4)
-            expand<std::uint32_t>(value(op.out), value(op.in[0]), rows(), columns(), op.from[0] == plan_.row());
+            expand<std::uint32_t>(value(op.out), value(op.in[0]), rows(), columns(),
+                                  op.from[0] == plan_.row());
           else
-            expand<std::uint64_t>(value(op.out), value(op.in[0]), rows(), columns(), op.from[0] == plan_.row());
+            expand<std::uint64_t>(value(op.out), value(op.in[0]), rows(), columns(),
+                                  op.from[0] == plan_.row());
           return;
-        case Op::splat: return splat(op, value(op.out), value(op.in[0]), n);
-        case Op::zero: return expect_zero(op);
+        case Op::splat:
+          return splat(op, value(op.out), value(op.in[0]), n);
+        case Op::zero:
+          return expect_zero(op);
         case Op::recode:
           op.store_run(value(op.in[1]), value(op.in[0]), 1, n);
           op.load_run(value(op.out), value(op.in[1]), 1, n);
@@ -343,40 +387,53 @@ class FusedStep final : public CompiledStep {
       const void* x = value(op.in[0]);
       const bool wide = cpu::bytes_of(op.lane) == 8;
       for (auto last = tile_.inner - 1; last < tile_.outer * tile_.inner; last += tile_.inner)
-        hides_more_ |= wide ? static_cast<const double*>(x)[last] != 0 : static_cast<const float*>(x)[last] != 0;
+        hides_more_ |= wide ? static_cast<const double*>(x)[last] != 0
+                            : static_cast<const float*>(x)[last] != 0;
     }
     void call(const Op& op, void* out, const void* const* in, std::int64_t n) {
-      if (op.fetching) op.fetching(out, in, n, ahead_);
-      else op.kernel(out, in, n);
+      if (op.fetching)
+        op.fetching(out, in, n, ahead_);
+      else
+        op.kernel(out, in, n);
     }
     void*& value(int v) { return values_[v]; }
     // From row to row of a tile of lanes.
-    std::int64_t pitch_of(int v) const { return v == pitched_ && values_[v] != home_of(static_cast<std::size_t>(v)) ? pitch_ : tile_.outer; }
-    int width_of(int v) const { return cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane); }
+    std::int64_t pitch_of(int v) const {
+      return v == pitched_ && values_[v] != home_of(static_cast<std::size_t>(v)) ? pitch_
+                                                                                 : tile_.outer;
+    }
+    int width_of(int v) const {
+      return cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane);
+    }
     // f(row, column) for each row of the tile whose id lies in the tile.
-    template <class F>
-    void each_point(const Op& op, int ids, const F& f) {
+    template <class F> void each_point(const Op& op, int ids, const F& f) {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
       std::int64_t start = step_.bases_[static_cast<std::size_t>(op.access)].start;
-      for (int d = 0; d < plan_.dims; ++d) start += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
+      for (int d = 0; d < plan_.dims; ++d)
+        start += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
       const void* id = value(ids);
       const bool wide = width_of(ids) == 8;
       for (std::int64_t row = 0; row < tile_.outer; ++row) {
         const std::int64_t k = op.from[1] == Extent::one ? 0 : row;
-        const std::int64_t at = (wide ? static_cast<const std::int64_t*>(id)[k] : static_cast<const std::int32_t*>(id)[k]) - start;
+        const std::int64_t at = (wide ? static_cast<const std::int64_t*>(id)[k]
+                                      : static_cast<const std::int32_t*>(id)[k]) -
+                                start;
         if (at >= 0 && at < tile_.inner) f(row, at);
       }
     }
     std::int64_t rows() const { return plan_.lanes ? tile_.inner : tile_.outer; }
     std::int64_t columns() const { return plan_.lanes ? tile_.outer : tile_.inner; }
-    // Two operands, row by row: of each the row's one value, the row that all share, or the row's own.
+    // Two operands, row by row: of each the row's one value, the row that all share, or the row's
+    // own.
     void map_rows(const Op& op) {
       std::int64_t step[2];
       const void* in[4] = {};
       for (int k = 0; k < 2; ++k) {
         in[k] = value(op.in[k]);
         const Register& r = plan_.values[static_cast<std::size_t>(op.in[k])];
-        step[k] = cpu::bytes_of(r.lane) * (op.from[k] == plan_.row() ? 1 : op.from[k] == Extent::full ? columns() : 0);
+        step[k] = cpu::bytes_of(r.lane) * (op.from[k] == plan_.row()    ? 1
+                                           : op.from[k] == Extent::full ? columns()
+                                                                        : 0);
       }
       char* out = static_cast<char*>(value(op.out));
       const std::int64_t n = columns(), out_step = n * cpu::bytes_of(op.lane);
@@ -392,7 +449,8 @@ class FusedStep final : public CompiledStep {
       if (soon_ == next_tile) ahead_.set(memory + bytes, bytes);
       if (soon_ != next_row) return;
       std::int64_t offset = 0;
-      for (int d = 0; d < plan_.outer_dims; ++d) offset += (next_.at[d] - tile_.at[d]) * access.strides[static_cast<std::size_t>(d)];
+      for (int d = 0; d < plan_.outer_dims; ++d)
+        offset += (next_.at[d] - tile_.at[d]) * access.strides[static_cast<std::size_t>(d)];
       ahead_.set(memory + offset * haliax::bytes_of(access.dtype), bytes);
     }
 
@@ -400,12 +458,15 @@ class FusedStep final : public CompiledStep {
     std::int64_t begin(const Op& op, const Access& access, Runs& runs) const {
       std::int64_t offset = 0;
       const int end = op.outer_access ? plan_.outer_dims : plan_.dims;
-      for (int d = 0; d < end; ++d) offset += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
+      for (int d = 0; d < end; ++d)
+        offset += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
       if (op.extent == Extent::one) return offset;
       auto add = [&](int first, int last) {
-        for (int d = first; d < last; ++d) runs.add(tile_.size[d], access.strides[static_cast<std::size_t>(d)]);
+        for (int d = first; d < last; ++d)
+          runs.add(tile_.size[d], access.strides[static_cast<std::size_t>(d)]);
       };
-      const bool outer = static_cast<int>(op.extent) & 1, inner = !op.outer_access && static_cast<int>(op.extent) & 2;
+      const bool outer = static_cast<int>(op.extent) & 1,
+                 inner = !op.outer_access && static_cast<int>(op.extent) & 2;
       if (plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
       if (outer) add(0, plan_.outer_dims);
       if (!plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
@@ -417,7 +478,8 @@ class FusedStep final : public CompiledStep {
     }
     std::byte* memory_of(const Op& op, int number, Runs& runs) const {
       const Access& access = plan_.accesses[static_cast<std::size_t>(number)];
-      return step_.bases_[static_cast<std::size_t>(number)].memory + begin(op, access, runs) * haliax::bytes_of(access.dtype);
+      return step_.bases_[static_cast<std::size_t>(number)].memory +
+             begin(op, access, runs) * haliax::bytes_of(access.dtype);
     }
     // The result of an op is made where it will be stored, if it is as dense there.
     void aim(const Op& op, std::int64_t n) { aim(op, op.out, op.into, n); }
@@ -427,10 +489,12 @@ class FusedStep final : public CompiledStep {
       std::byte* memory = memory_of(op, into, runs);
       value(out) = dense(runs, n) ? memory : home_of(static_cast<std::size_t>(out));
     }
-    // Does all that may be bf16 lie dense in memory, as such? Else inputs that do are read into registers.
+    // Does all that may be bf16 lie dense in memory, as such? Else inputs that do are read into
+    // registers.
     bool are_narrow(const Op& op, const AssembledOps& ops, std::int64_t points) {
       bool all = ops.narrow_code != nullptr;
-      for (auto& in : ops.in) all &= !in.narrow || value(in.value) != home_of(static_cast<std::size_t>(in.value));
+      for (auto& in : ops.in)
+        all &= !in.narrow || value(in.value) != home_of(static_cast<std::size_t>(in.value));
       for (auto& out : ops.out) {
         if (!out.narrow) continue;
         aim(op, out.value, out.into, points);
@@ -462,14 +526,16 @@ class FusedStep final : public CompiledStep {
       for (auto& in : ops.in) {
         auto* x = static_cast<std::uint32_t*>(value(in.value));
         if (in.shows == Shows::each || in.shows == Shows::along_row) {
-          call.array[arrays] = x, step[arrays++] = in.shows == Shows::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
+          call.array[arrays] = x,
+          step[arrays++] = in.shows == Shows::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
         } else {
           call.scalar[scalars] = *x, of_row[scalars++] = in.shows == Shows::of_row ? x : nullptr;
         }
       }
-      for (auto& out : ops.out)                    // which may be an input, too
+      for (auto& out : ops.out)  // which may be an input, too
         if (!out.narrow) aim(op, out.value, out.into, points);
-      for (auto& out : ops.out) call.array[arrays] = value(out.value), step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
+      for (auto& out : ops.out)
+        call.array[arrays] = value(out.value), step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
       for (std::int64_t r = 0;;) {
         if (!ops.point.fetches_inputs) {
           const void* soon = ahead_.take(n / 16);
@@ -477,7 +543,8 @@ class FusedStep final : public CompiledStep {
         }
         (narrow ? ops.narrow_code : ops.code)(&call);
         if (++r == count) return;
-        for (int k = 0; k < arrays; ++k) call.array[k] = static_cast<char*>(call.array[k]) + step[k];
+        for (int k = 0; k < arrays; ++k)
+          call.array[k] = static_cast<char*>(call.array[k]) + step[k];
         for (int k = 0; k < scalars; ++k)
           if (of_row[k]) call.scalar[k] = of_row[k][r];
       }
@@ -487,7 +554,8 @@ class FusedStep final : public CompiledStep {
       Runs runs;
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
       std::byte* memory = memory_of(op, op.access, runs);
-      if ((access.direct && (runs.count == 0 || dense(runs, n))) || (plan_.values[static_cast<std::size_t>(op.out)].narrow && dense(runs, n))) {
+      if ((access.direct && (runs.count == 0 || dense(runs, n))) ||
+          (plan_.values[static_cast<std::size_t>(op.out)].narrow && dense(runs, n))) {
         value(op.out) = memory;
         expect(access, memory, n * bytes);
         return;
@@ -498,9 +566,10 @@ class FusedStep final : public CompiledStep {
       }
       char* reg = static_cast<char*>(values_[op.out] = home_of(static_cast<std::size_t>(op.out)));
       const int width = cpu::bytes_of(op.lane);
-      runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-        op.load_run(reg + position * width, memory + offset * bytes, stride, count);
-      });
+      runs.each(
+          [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
+            op.load_run(reg + position * width, memory + offset * bytes, stride, count);
+          });
     }
     void store(const Op& op) {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
@@ -508,31 +577,34 @@ class FusedStep final : public CompiledStep {
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
       std::byte* memory = memory_of(op, op.access, runs);
       const char* reg = static_cast<const char*>(value(op.in[0]));
-      if (static_cast<const void*>(reg) == memory) return;   // made there
+      if (static_cast<const void*>(reg) == memory) return;  // made there
       const int width = cpu::bytes_of(lane_of(access.dtype));
-      runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-        op.store_run(memory + offset * bytes, reg + position * width, stride, count);
-      });
+      runs.each(
+          [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
+            op.store_run(memory + offset * bytes, reg + position * width, stride, count);
+          });
     }
     void iota(const Op& op) {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
       Runs runs;
-      const std::int64_t start = step_.bases_[static_cast<std::size_t>(op.access)].start + begin(op, access, runs);
-      runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-        char* reg = static_cast<char*>(value(op.out)) + position * cpu::bytes_of(op.lane);
-        kernels().count(op.lane, reg, start + offset, stride, count);
-      });
+      const std::int64_t start =
+          step_.bases_[static_cast<std::size_t>(op.access)].start + begin(op, access, runs);
+      runs.each(
+          [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
+            char* reg = static_cast<char*>(value(op.out)) + position * cpu::bytes_of(op.lane);
+            kernels().count(op.lane, reg, start + offset, stride, count);
+          });
     }
 
     const FusedStep& step_;
     const FusedPlan& plan_;
     std::byte* registers_;
     void** values_;
-    int pitched_ = -1;               // the value that is memory, whose rows lie apart
+    int pitched_ = -1;  // the value that is memory, whose rows lie apart
     std::int64_t pitch_ = 0;
     Tile tile_, next_;
-    std::int64_t shown_ = 0;         // points of the row; 0: all
-    bool hides_more_ = false;        // than zeros: some row did
+    std::int64_t shown_ = 0;   // points of the row; 0: all
+    bool hides_more_ = false;  // than zeros: some row did
     enum { nothing, next_tile, next_row } soon_ = next_tile;
     Ahead ahead_;
   };
@@ -571,7 +643,8 @@ class FusedStep final : public CompiledStep {
 class MaskedStep final : public CompiledStep {
  public:
   MaskedStep(const program::Step& step, const Context& context, Unmasked unmasked)
-      : unmasked_(std::move(unmasked)), masked_(step, context), plain_(with(step, unmasked_.fused()), context) {}
+      : unmasked_(std::move(unmasked)), masked_(step, context),
+        plain_(with(step, unmasked_.fused()), context) {}
   void run(Frame& frame) override { (unmasked_.holds(frame) ? plain_ : masked_).run(frame); }
 
  private:
@@ -586,12 +659,14 @@ class MaskedStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_fused(const program::Step& step, const Context& context) {
-  if (Unmasked unmasked(step.fused); unmasked.exists()) return std::make_unique<MaskedStep>(step, context, std::move(unmasked));
+  if (Unmasked unmasked(step.fused); unmasked.exists())
+    return std::make_unique<MaskedStep>(step, context, std::move(unmasked));
   return std::make_unique<FusedStep>(step, context);
 }
 std::int64_t fused_scratch(const program::Step& step) {
   auto bytes = plan_fused(step.fused, nullptr).scratch_bytes;
-  if (Unmasked unmasked(step.fused); unmasked.exists()) bytes = std::max(bytes, plan_fused(unmasked.fused(), nullptr).scratch_bytes);
+  if (Unmasked unmasked(step.fused); unmasked.exists())
+    bytes = std::max(bytes, plan_fused(unmasked.fused(), nullptr).scratch_bytes);
   return bytes;
 }
 

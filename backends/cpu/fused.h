@@ -1,10 +1,11 @@
 // A fused step as tapes of operations over tiles.
 //
-// The points of a step are outer points times inner points. Both spaces are cut in boxes; a tile is one outer box times one inner
-// box and lies in registers (arrays in L1) in either order: rows, [outer][inner], when the inner dimensions are the contiguous
-// ones; lanes, [inner][outer], when the outer ones are (sums over a batch). Reductions cut the code in levels: what is on level p
-// needs the results of reductions of level p - 1. For each outer box and level: the outer tape, then the inner tape over all
-// inner boxes.
+// The points of a step are outer points times inner points. Both spaces are cut in boxes; a tile is
+// one outer box times one inner box and lies in registers (arrays in L1) in either order: rows,
+// [outer][inner], when the inner dimensions are the contiguous ones; lanes, [inner][outer], when
+// the outer ones are (sums over a batch). Reductions cut the code in levels: what is on level p
+// needs the results of reductions of level p - 1. For each outer box and level: the outer tape,
+// then the inner tape over all inner boxes.
 #pragma once
 #include "kernels.h"
 #include "masked_rows.h"
@@ -15,8 +16,11 @@ namespace haliax::cpu {
 
 constexpr int max_dims = 16;
 
-enum class Extent : std::uint8_t { one, outer, inner, full };  // values: 1, one for each outer point of a tile, each inner one, each point
-constexpr Extent operator|(Extent a, Extent b) { return static_cast<Extent>(static_cast<int>(a) | static_cast<int>(b)); }
+// values: 1, one for each outer point of a tile, each inner one, each point
+enum class Extent : std::uint8_t { one, outer, inner, full };
+constexpr Extent operator|(Extent a, Extent b) {
+  return static_cast<Extent>(static_cast<int>(a) | static_cast<int>(b));
+}
 constexpr std::int64_t points_of(Extent e, std::int64_t outer, std::int64_t inner) {
   return ((static_cast<int>(e) & 1) ? outer : 1) * ((static_cast<int>(e) & 2) ? inner : 1);
 }
@@ -29,74 +33,95 @@ struct Access {  // a view, or an iota, in walk order
   bool iota = false;
   std::int64_t start = 0;  // iota: its value at the origin
   bool direct = false;     // registers may be the memory itself
-  bool folded = false;     // and where it is lanes, whatever lies between rows: reductions alone read it
+  // and where it is lanes, whatever lies between rows: reductions alone read it
+  bool folded = false;
 };
 
 // What a map does, for who makes other code of it.
 struct PointOp {
   enum Does : std::uint8_t { nothing, code, exp_of_difference, round, convert } does = nothing;
-  program::Code what = program::Code::add;   // code
-  Lane from = Lane::f32;                     // of the operands; of a choice, of both sides
-  DType to = DType::f32;                     // of the result
+  program::Code what = program::Code::add;  // code
+  Lane from = Lane::f32;                    // of the operands; of a choice, of both sides
+  DType to = DType::f32;                    // of the result
 };
 
 struct Op {
-  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, pick, poke, finish, expand, splat, recode, assembled, zero };
+  enum Kind : std::uint8_t {
+    map,
+    map_rows,
+    load,
+    iota,
+    store,
+    reduce,
+    pick,
+    poke,
+    finish,
+    expand,
+    splat,
+    recode,
+    assembled,
+    zero
+  };
   Kind kind = map;
-  Extent extent = Extent::one;             // how many values
-  bool outer_access = false;               // load, store, iota: at the outer point
-  Extent from[2] = {Extent::full, Extent::full};  // map_rows, expand: how many values the operands have; poke: what is added; pick, poke: ids
+  Extent extent = Extent::one;  // how many values
+  bool outer_access = false;    // load, store, iota: at the outer point
+  // map_rows, expand: how many values the operands have; poke: what is added; pick, poke: ids
+  Extent from[2] = {Extent::full, Extent::full};
   Lane lane = Lane::f32;                   // of the result
   int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;
-  int into = -1;                           // map, map_rows, poke: the access of the store that the result is for: made there
-  PointOp point;                           // map, map_rows
-  bool one[4] = {};                        // map: operands that are one value for all points
-  int which = -1;                          // assembled: of the plan's, where its operands stand
+  // map, map_rows, poke: the access of the store that the result is for: made there
+  int into = -1;
+  PointOp point;     // map, map_rows
+  bool one[4] = {};  // map: operands that are one value for all points
+  int which = -1;    // assembled: of the plan's, where its operands stand
   Kernel kernel = nullptr;
-  FetchingKernel fetching = nullptr;       // map: in place of a kernel
+  FetchingKernel fetching = nullptr;  // map: in place of a kernel
   Load load_run = nullptr;
   Store store_run = nullptr;
 };
 using Tape = std::vector<Op>;
 
-// Several ops as one (assemble.h): what is made at a point. Values are numbered: the inputs come first, then the result of each op.
+// Several ops as one (assemble.h): what is made at a point. Values are numbered: the inputs come
+// first, then the result of each op.
 struct PointCode {
   struct Op {
     PointOp does;
     int args[4] = {-1, -1, -1, -1};
   };
-  enum class Input : std::uint8_t { one, array, bf16 };   // one value for all points, or one for each; as f32 lies in memory as bf16
+  // one value for all points, or one for each; as f32 lies in memory as bf16
+  enum class Input : std::uint8_t { one, array, bf16 };
   struct Output {
     int value;
-    bool bf16 = false;                     // it is one, and goes to memory as such
+    bool bf16 = false;  // it is one, and goes to memory as such
   };
   std::vector<Input> inputs;
   std::vector<Op> ops;
-  std::vector<Output> outputs;             // each once
-  bool fetches_inputs = false;             // ahead of where they are read, in place of what the call says
+  std::vector<Output> outputs;  // each once
+  bool fetches_inputs = false;  // ahead of where they are read, in place of what the call says
 };
 struct AssembledCall;
 using AssembledCode = void (*)(const AssembledCall*);
 struct AssembledOps {
-  enum class Shows : std::uint8_t { each, one, of_row, along_row };   // a value for each point, for all, for each row, one row for all
+  // a value for each point, for all, for each row, one row for all
+  enum class Shows : std::uint8_t { each, one, of_row, along_row };
   struct Input {
     int value;
     Shows shows;
-    bool narrow = false;                   // may be bf16 in memory
+    bool narrow = false;  // may be bf16 in memory
     friend bool operator==(const Input&, const Input&) = default;
   };
   struct Output {
     int value;
-    int into = -1;                         // as Op::into
-    bool narrow = false;                   // there it is bf16
+    int into = -1;        // as Op::into
+    bool narrow = false;  // there it is bf16
   };
   std::vector<Input> in;
   std::vector<Output> out;
-  bool by_row = false;                     // called row by row
+  bool by_row = false;  // called row by row
   PointCode point;
   AssembledCode code = nullptr;
-  AssembledCode narrow_code = nullptr;     // where all that may be bf16 in memory are; null: never
+  AssembledCode narrow_code = nullptr;  // where all that may be bf16 in memory are; null: never
 };
 
 struct Register {  // where a value lies
@@ -105,7 +130,8 @@ struct Register {  // where a value lies
   Lane lane = Lane::f32;
   Extent extent = Extent::one;  // how many values
   std::int64_t offset = 0;      // bytes, in the pool or the workspace
-  bool narrow = false;          // it may be bf16 in memory, where that lies dense: assembled ops alone read it
+  // it may be bf16 in memory, where that lies dense: assembled ops alone read it
+  bool narrow = false;
 };
 
 struct FusedPlan {
@@ -114,13 +140,16 @@ struct FusedPlan {
   bool lanes = false;   // tiles are [inner][outer]
   bool serial = false;  // one point after the other
   bool keep = false;    // one inner box: values stay in registers from level to level
-  bool folds = true;    // what is read is folded, and nothing else: nothing is gained by fetching it ahead
-  bool stays = false;   // what is read of an outer box stays in the second cache from level to level
+  // what is read is folded, and nothing else: nothing is gained by fetching it ahead
+  bool folds = true;
+  // what is read of an outer box stays in the second cache from level to level
+  bool stays = false;
   // Rows are the outer points and columns the inner ones, or the other way round.
   Extent row() const { return lanes ? Extent::inner : Extent::outer; }
   std::int64_t outer_points = 1, inner_points = 1, outer_boxes = 1, inner_boxes = 1;
   std::int64_t outer_box = 1, inner_box = 1;  // points of a full box
-  std::int64_t chunks = 1;                    // the inner space of an outer box is cut in this many parts that run side by side
+  // the inner space of an outer box is cut in this many parts that run side by side
+  std::int64_t chunks = 1;
   std::int64_t blocks = 1, boxes_per_block = 1;
 
   std::vector<Access> accesses;
@@ -132,8 +161,9 @@ struct FusedPlan {
   std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;
   std::vector<AssembledOps> assembled;
-  std::vector<RowMask> row_masks;              // their positions are accesses; none: rows are walked to their ends
-  std::vector<int> filled;                     // accesses of the stores whose hidden points are filled in
+  // their positions are accesses; none: rows are walked to their ends
+  std::vector<RowMask> row_masks;
+  std::vector<int> filled;  // accesses of the stores whose hidden points are filled in
   int levels = 1;
   std::size_t last_walk() const {  // the level of the last sweep over the inner points
     std::size_t level = inner.size();
@@ -166,7 +196,8 @@ template <class F> void each_made(const FusedPlan& plan, const Op& op, const F& 
 inline bool same_memory(const Context* context, int slot_a, int slot_b) {
   return slot_a == slot_b || (context && context->overlap(slot_a, slot_b));
 }
-// What is made for a store is made where it will be (Op::into), unless that memory is read after it has been made.
+// What is made for a store is made where it will be (Op::into), unless that memory is read after it
+// has been made.
 void store_in_place(FusedPlan&, const Context*);
 void place_registers(FusedPlan&);
 

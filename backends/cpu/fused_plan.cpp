@@ -21,23 +21,29 @@ bool is_store(Code c) { return c >= Code::store; }
 bool is_reduce(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
 bool is_leaf(Code c) { return c <= Code::iota; }
 bool gives_bool(Code c) {
-  return (c >= Code::less && c <= Code::not_equal) || (c >= Code::is_finite && c <= Code::is_inf) || c == Code::logical_not;
+  return (c >= Code::less && c <= Code::not_equal) || (c >= Code::is_finite && c <= Code::is_inf) ||
+         c == Code::logical_not;
 }
 // A narrow operand stays narrow: nothing to round.
 bool stays_narrow(Code c, DType dtype) {
   bool floating = lane_of(dtype) == Lane::f32;
-  return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and || c == Code::bit_or || c == Code::bit_xor ||
-         c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
+  return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and ||
+         c == Code::bit_or || c == Code::bit_xor || c == Code::shift_right ||
+         (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
 }
-constexpr std::int64_t rows_bytes = 160 * 1024;   // registers for several rows at once: well inside the second cache
-constexpr std::int64_t long_row = 512;             // a part of it is worth more than it costs to find
-constexpr std::int64_t near_points = 1 << 20;      // of what the step before has left in the caches
-Code combining(Code store) { return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min; }
+// registers for several rows at once: well inside the second cache
+constexpr std::int64_t rows_bytes = 160 * 1024;
+constexpr std::int64_t long_row = 512;         // a part of it is worth more than it costs to find
+constexpr std::int64_t near_points = 1 << 20;  // of what the step before has left in the caches
+Code combining(Code store) {
+  return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min;
+}
 
 class Planner {
  public:
   // tile: points of an inner box; may_join: several rows may go together.
-  Planner(const Fused& fused, const Context* context, std::int64_t tile, bool may_join, bool may_keep)
+  Planner(const Fused& fused, const Context* context, std::int64_t tile, bool may_join,
+          bool may_keep)
       : fused_(fused), context_(context), tile_(tile), may_join_(may_join), may_keep_(may_keep) {}
 
   FusedPlan make() {
@@ -58,14 +64,15 @@ class Planner {
  private:
   struct Info {
     bool needed = false, uniform = false, constant = false;
-    bool varies = false;  // with the inner point
-    bool fixed = false;   // the same for all tiles
-    bool inner = false;   // made in the inner tapes
+    bool varies = false;    // with the inner point
+    bool fixed = false;     // the same for all tiles
+    bool inner = false;     // made in the inner tapes
     bool position = false;  // an iota that says which point
     Extent extent = Extent::one;
     int level = 0, access = -1, value = -1, reduction = -1;
   };
-  enum Where : int { in_constants = -3, in_prologue = -2, in_outer = -1 };  // or the number of an inner tape
+  // or the number of an inner tape
+  enum Where : int { in_constants = -3, in_prologue = -2, in_outer = -1 };
 
   const Instr& instr(int i) const { return fused_.code[static_cast<std::size_t>(i)]; }
   Info& info(int i) { return info_[static_cast<std::size_t>(i)]; }
@@ -78,13 +85,18 @@ class Planner {
 
   // The max of nothing is the least of its dtype, which a lane of more bits would not start from.
   void fold_nothing() {
-    no_inner_ = std::find(fused_.dims.begin() + fused_.outer, fused_.dims.end(), 0) != fused_.dims.end();
+    no_inner_ =
+        std::find(fused_.dims.begin() + fused_.outer, fused_.dims.end(), 0) != fused_.dims.end();
     if (!no_inner_) return;
     for (auto& in : fused_.code) {
-      const bool max = in.code == Code::reduce_max, narrow = in.dtype == DType::i8 || in.dtype == DType::i16;
+      const bool max = in.code == Code::reduce_max,
+                 narrow = in.dtype == DType::i8 || in.dtype == DType::i16;
       if (!narrow || !(max || in.code == Code::reduce_min)) continue;
       const auto least = scalar::lowest(in.dtype).whole;
-      in = {.code = Code::constant, .dtype = in.dtype, .number = double(max ? least : ~least), .integer = max ? least : ~least};
+      in = {.code = Code::constant,
+            .dtype = in.dtype,
+            .number = double(max ? least : ~least),
+            .integer = max ? least : ~least};
     }
   }
   void mark_needed() {
@@ -92,7 +104,8 @@ class Planner {
     for (int i = count() - 1; i >= 0; --i) {
       if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
       plan_.folds &= !info(i).needed || !instr(i).inner || instr(i).code == Code::load;
-      if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;  // a reduction of nothing reads nothing
+      // a reduction of nothing reads nothing
+      if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;
       for (int k = 0; k < operands(instr(i)); ++k) {
         const int a = instr(i).args[k];
         if (a >= i) throw Error("[fused] an instruction reads a later one");
@@ -102,8 +115,9 @@ class Planner {
     }
   }
 
-  // Which dimensions are outer ones. Without reductions every point is like any other: all are inner ones, and values live for one tile
-  // only; unless there are rows to whose points some values are common.
+  // Which dimensions are outer ones. Without reductions every point is like any other: all are
+  // inner ones, and values live for one tile only; unless there are rows to whose points some
+  // values are common.
   void choose_rows() {
     outer_ = fused_.outer;
     bool outer_stores = false;
@@ -113,7 +127,8 @@ class Planner {
       outer_stores |= is_store(instr(i).code) && !instr(i).inner;
     }
     std::int64_t inner_points = 1;
-    for (std::size_t d = static_cast<std::size_t>(outer_); d < fused_.dims.size(); ++d) inner_points *= fused_.dims[d];
+    for (std::size_t d = static_cast<std::size_t>(outer_); d < fused_.dims.size(); ++d)
+      inner_points *= fused_.dims[d];
     every_ = !outer_stores || inner_points == 1;
     if (!every_) return one_hot();
     outer_ = 0;
@@ -154,7 +169,9 @@ class Planner {
   void read_views() {
     for (int i = 0; i < count(); ++i) {
       const Instr& in = instr(i);
-      if (!(info(i).needed || info(i).position) || !(in.code == Code::load || in.code == Code::iota || is_store(in.code))) continue;
+      if (!(info(i).needed || info(i).position) ||
+          !(in.code == Code::load || in.code == Code::iota || is_store(in.code)))
+        continue;
       Access access;
       access.place = Place(in.view);
       access.view = in.view;
@@ -168,7 +185,8 @@ class Planner {
       }
       access.strides.resize(fused_.dims.size(), 0);
       for (std::size_t d = 0; d < fused_.dims.size(); ++d)
-        if (fused_.dims[d] == 1 || (!in.inner && static_cast<int>(d) >= fused_.outer)) access.strides[d] = 0;
+        if (fused_.dims[d] == 1 || (!in.inner && static_cast<int>(d) >= fused_.outer))
+          access.strides[d] = 0;
       info(i).access = static_cast<int>(plan_.accesses.size());
       plan_.accesses.push_back(std::move(access));
     }
@@ -181,8 +199,10 @@ class Planner {
       ordered |= finds_position(instr(i).code);
       if (is_store(instr(i).code)) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
-        std::size_t end = every_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
-        for (std::size_t d = 0; d < end; ++d) plan_.serial |= fused_.dims[d] > 1 && access.strides[d] == 0;
+        std::size_t end =
+            every_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
+        for (std::size_t d = 0; d < end; ++d)
+          plan_.serial |= fused_.dims[d] > 1 && access.strides[d] == 0;
       }
     }
     std::vector<std::int64_t> weight(fused_.dims.size(), 0);
@@ -208,7 +228,8 @@ class Planner {
       for (std::size_t d : group) {
         std::int64_t n = fused_.dims[d];
         bool merges = sizes.size() > first;
-        for (std::size_t a = 0; a < strides.size() && merges; ++a) merges = strides[a].back() == plan_.accesses[a].strides[d] * n;
+        for (std::size_t a = 0; a < strides.size() && merges; ++a)
+          merges = strides[a].back() == plan_.accesses[a].strides[d] * n;
         if (merges)
           sizes.back() *= n;
         else
@@ -225,25 +246,30 @@ class Planner {
     if (sizes.size() > max_dims) throw Error("[fused] more than 16 dimensions that do not merge");
     plan_.dims = static_cast<int>(sizes.size());
     std::copy(sizes.begin(), sizes.end(), plan_.size);
-    for (std::size_t a = 0; a < strides.size(); ++a) plan_.accesses[a].strides = std::move(strides[a]);
-    for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? plan_.outer_points : plan_.inner_points) *= plan_.size[d];
+    for (std::size_t a = 0; a < strides.size(); ++a)
+      plan_.accesses[a].strides = std::move(strides[a]);
+    for (int d = 0; d < plan_.dims; ++d)
+      (d < plan_.outer_dims ? plan_.outer_points : plan_.inner_points) *= plan_.size[d];
   }
 
   void find_masks() {
-    if (plan_.lanes || plan_.serial || points_ || !reduces_ || plan_.dims != plan_.outer_dims + 1 || plan_.inner_points < long_row) return;
+    if (plan_.lanes || plan_.serial || points_ || !reduces_ || plan_.dims != plan_.outer_dims + 1 ||
+        plan_.inner_points < long_row)
+      return;
     int row = outer_;
     while (fused_.dims[static_cast<std::size_t>(row)] == 1) ++row;
     masked_ = masked_rows(fused_, row);
     if (!masked_) return;
     for (auto& mask : masked_->masks)
       for (auto [iota, sign] : mask.positions)
-        if (!info(iota).needed) return masked_.reset();   // it has no access
+        if (!info(iota).needed) return masked_.reset();  // it has no access
   }
 
-  // Lanes when more of what is read and written is contiguous along an outer dimension than along an inner one; that dimension goes last.
+  // Lanes when more of what is read and written is contiguous along an outer dimension than along
+  // an inner one; that dimension goes last.
   void choose_layout(std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
     if (outer.empty() || inner.empty() || plan_.serial || points_) return;
-    std::int64_t rows = 0, best = 0;   // in points
+    std::int64_t rows = 0, best = 0;  // in points
     std::size_t best_dim = 0;
     Dims votes(fused_.dims.size(), 0);
     for (int i = 0; i < count(); ++i) {
@@ -271,7 +297,9 @@ class Planner {
     for (int d = last - 1; d >= first; --d) {
       std::int64_t n = plan_.size[d];
       std::int64_t parts =
-          open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) / std::max<std::int64_t>(1, points / taken)) : 1;
+          open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) /
+                                                        std::max<std::int64_t>(1, points / taken))
+                        : 1;
       std::int64_t box = open ? std::max<std::int64_t>(1, (n + parts - 1) / parts) : 1;
       if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);  // whole vectors
       plan_.box[d] = box;
@@ -280,8 +308,9 @@ class Planner {
     }
     return taken;
   }
-  // Where there are reductions, or values that all points of a row share, so that what a row has but once costs little; not of rows
-  // that come from memory, which hides that cost, unless they are folded at its pace.
+  // Where there are reductions, or values that all points of a row share, so that what a row has
+  // but once costs little; not of rows that come from memory, which hides that cost, unless they
+  // are folded at its pace.
   std::int64_t rows_at_once() const {
     if (!reduces_ && outer_ == 0) return 1;
     if (!plan_.folds && plan_.outer_points * plan_.inner_points > near_points) return 1;
@@ -298,14 +327,18 @@ class Planner {
       p.inner_box = cut(0, p.dims, tile_);
       square_tile();
     } else if (p.lanes) {
-      const std::int64_t lanes = p.outer_points <= tile_ / 2 ? tile_ : p.folds && p.outer_points >= 1 << 14 ? 1024 : 256;
+      const std::int64_t lanes = p.outer_points <= tile_ / 2            ? tile_
+                                 : p.folds && p.outer_points >= 1 << 14 ? 1024
+                                                                        : 256;
       p.outer_box = cut(0, p.outer_dims, std::min<std::int64_t>(tile_, lanes));
       bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
-      const std::int64_t rows = may_keep_ && reduces_ ? 32 : 1;   // a sum is widened after so many
-      p.inner_box = cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile_ / p.outer_box));
+      const std::int64_t rows = may_keep_ && reduces_ ? 32 : 1;  // a sum is widened after so many
+      p.inner_box =
+          cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile_ / p.outer_box));
     } else {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
-      p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
+      p.inner_box =
+          cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
       std::int64_t rows = p.inner_box * 4 <= tile_ ? tile_ / p.inner_box : 1;
       if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
       p.outer_box = cut(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
@@ -319,17 +352,22 @@ class Planner {
     p.keep = p.inner_boxes <= 1;
     choose_blocks();
   }
-  // A view that runs along another dimension: a square tile, so that each cache line it brings is used while it is there.
+  // A view that runs along another dimension: a square tile, so that each cache line it brings is
+  // used while it is there.
   void square_tile() {
     FusedPlan& p = plan_;
     int last = p.dims - 1;
     for (const Access& access : p.accesses) {
-      if (last < 1 || access.iota || std::abs(access.strides[static_cast<std::size_t>(last)]) <= 1) continue;
+      if (last < 1 || access.iota || std::abs(access.strides[static_cast<std::size_t>(last)]) <= 1)
+        continue;
       for (int d = 0; d < last; ++d) {
-        if (std::abs(access.strides[static_cast<std::size_t>(d)]) != 1 || p.size[d] < 8 || p.size[last] < 8) continue;
+        if (std::abs(access.strides[static_cast<std::size_t>(d)]) != 1 || p.size[d] < 8 ||
+            p.size[last] < 8)
+          continue;
         std::fill(p.box, p.box + p.dims, 1);
         p.box[last] = std::min<std::int64_t>(p.size[last], 32);
-        p.box[d] = std::min<std::int64_t>(p.size[d], std::max<std::int64_t>(1, tile_ / p.box[last]));
+        p.box[d] =
+            std::min<std::int64_t>(p.size[d], std::max<std::int64_t>(1, tile_ / p.box[last]));
         return;
       }
     }
@@ -340,7 +378,8 @@ class Planner {
     for (int i = 0; i < count(); ++i) work_per_point += info(i).needed;
     constexpr std::int64_t grain = 1 << 17;  // of work: tens of microseconds
     std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
-    std::int64_t wanted = std::clamp<std::int64_t>(points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
+    std::int64_t wanted = std::clamp<std::int64_t>(
+        points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
     if (p.serial) wanted = 1;
     if (flat() || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.keep)) {
       p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1,
@@ -365,7 +404,8 @@ class Planner {
         for (int d = 0; d < plan_.dims; ++d) {
           if (access.strides[static_cast<std::size_t>(d)] == 0) continue;
           (d < plan_.outer_dims ? outer : me.varies) = true;
-          if (plan_.box[d] > 1) me.extent = me.extent | (d < plan_.outer_dims ? Extent::outer : Extent::inner);
+          if (plan_.box[d] > 1)
+            me.extent = me.extent | (d < plan_.outer_dims ? Extent::outer : Extent::inner);
         }
         me.uniform = !me.varies && !outer;
         me.fixed = !outer && (!me.varies || (!flat() && plan_.inner_boxes <= 1));
@@ -379,14 +419,16 @@ class Planner {
         me.level = std::max(me.level, arg.level);
         me.extent = me.extent | arg.extent;
       }
-      if (at_point(in)) me.uniform = me.constant = me.fixed = false, me.varies = true, me.extent = Extent::full;
+      if (at_point(in))
+        me.uniform = me.constant = me.fixed = false, me.varies = true, me.extent = Extent::full;
       me.inner = me.varies && !me.fixed;
       if (is_reduce(in.code)) {
         me.uniform = me.constant = me.fixed = me.varies = me.inner = false;
         me.extent = one_outer ? Extent::one : Extent::outer;
         me.reduction = static_cast<int>(plan_.reductions.size());
-        plan_.reductions.push_back(
-            kernels().reduce(in.code, lane_of(finds_position(in.code) ? instr(in.args[0]).dtype : in.dtype), in.dtype));
+        plan_.reductions.push_back(kernels().reduce(
+            in.code, lane_of(finds_position(in.code) ? instr(in.args[0]).dtype : in.dtype),
+            in.dtype));
         plan_.reduction_level.push_back(me.level);
         ++me.level;
       }
@@ -394,7 +436,7 @@ class Planner {
     }
   }
 
-  // --- emission -------------------------------------------------------------------------------------------------------------
+  // ---- emission ----
 
   Tape& tape(int where) {
     return where == in_constants  ? plan_.constants
@@ -403,7 +445,9 @@ class Planner {
                                   : plan_.inner[static_cast<std::size_t>(where)];
   }
   int new_value(int where, Lane lane) {
-    Register::Home home = where <= in_prologue ? Register::pool : where == in_outer ? Register::outer : Register::inner;
+    Register::Home home = where <= in_prologue ? Register::pool
+                          : where == in_outer  ? Register::outer
+                                               : Register::inner;
     plan_.values.push_back({home, lane});
     return static_cast<int>(plan_.values.size()) - 1;
   }
@@ -420,15 +464,18 @@ class Planner {
   int home_of(const Info& me, int inner_tape) const {
     return me.constant ? in_constants : me.fixed ? in_prologue : me.inner ? inner_tape : in_outer;
   }
-  // The value of instruction i with all `extent` entries filled, made in the tape `where` unless it is there already.
+  // The value of instruction i with all `extent` entries filled, made in the tape `where` unless it
+  // is there already.
   int filled(int i, Extent extent, int where) {
     const Info& me = info(i);
     if (box_points(me.extent) == box_points(extent)) return me.value;
-    const bool may_be_shorter = plan_.lanes || (masked_ && plan_.outer_box > 1);   // a tile, and then its pitch is another
+    // a tile, and then its pitch is another
+    const bool may_be_shorter = plan_.lanes || (masked_ && plan_.outer_box > 1);
     int home = me.uniform || (me.fixed && !may_be_shorter) ? home_of(me, where) : where;
     int& cached = filled_[{me.value, extent, home}];
     if (cached > 0) return cached;
-    Op& op = push(home, me.extent == Extent::one ? Op::splat : Op::expand, extent, lane_of(instr(i).dtype));
+    Op& op = push(home, me.extent == Extent::one ? Op::splat : Op::expand, extent,
+                  lane_of(instr(i).dtype));
     op.in[0] = me.value;
     op.from[0] = me.extent;
     return cached = op.out;
@@ -439,8 +486,11 @@ class Planner {
     return kernel;
   }
 
-  int map(int where, Code code, Extent extent, Lane from, DType result, const int* args, int n, const bool* scalar) {
-    Shape shape = n == 2 && scalar[0] ? Shape::scalar_vector : n == 2 && scalar[1] ? Shape::vector_scalar : Shape::vector_vector;
+  int map(int where, Code code, Extent extent, Lane from, DType result, const int* args, int n,
+          const bool* scalar) {
+    Shape shape = n == 2 && scalar[0]   ? Shape::scalar_vector
+                  : n == 2 && scalar[1] ? Shape::vector_scalar
+                                        : Shape::vector_vector;
     Kernel kernel = need(kernels().map(code, from, shape), "an operation");
     Op& op = push(where, Op::map, extent, lane_of(result));
     std::copy(args, args + n, op.in);
@@ -471,7 +521,8 @@ class Planner {
       if (is_float(in.dtype))
         plan_.numbers.push_back({me.value, in.number});
       else
-        plan_.integers.push_back({me.value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
+        plan_.integers.push_back(
+            {me.value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
       wrap(in_constants, me.value, Extent::one, in.dtype);
       return;
     }
@@ -485,8 +536,10 @@ class Planner {
       wrap(where, value, me.extent, in.dtype);
     } else {
       op.load_run = kernels().load(in.view.dtype);
-      plan_.accesses[static_cast<std::size_t>(me.access)].direct = !is_narrow(in.view.dtype) && !me.fixed;
-      if (in.view.dtype != in.dtype) me.value = convert(value, me.extent, in.view.dtype, in.dtype, where);
+      plan_.accesses[static_cast<std::size_t>(me.access)].direct =
+          !is_narrow(in.view.dtype) && !me.fixed;
+      if (in.view.dtype != in.dtype)
+        me.value = convert(value, me.extent, in.view.dtype, in.dtype, where);
     }
   }
   int convert(int value, Extent extent, DType from, DType to, int where) {
@@ -498,7 +551,8 @@ class Planner {
     return op.out;
   }
   int recast_bits(int value, Extent extent, DType from, DType to, int where) {
-    if (haliax::bytes_of(from) != haliax::bytes_of(to)) throw Error("[fused] a bitcast between dtypes of different size");
+    if (haliax::bytes_of(from) != haliax::bytes_of(to))
+      throw Error("[fused] a bitcast between dtypes of different size");
     int temporary = new_value(where, Lane::f64);
     plan_.values.back().extent = extent;
     Op& op = push(where, Op::recode, extent, lane_of(to));
@@ -530,7 +584,8 @@ class Planner {
       me.value = recast_bits(info(in.args[0]).value, me.extent, first.dtype, in.dtype, where);
       return;
     }
-    if (!is_float(first.dtype) && in.code >= Code::floor && in.code <= Code::trunc) {  // integers are whole
+    // integers are whole
+    if (!is_float(first.dtype) && in.code >= Code::floor && in.code <= Code::trunc) {
       me.value = info(in.args[0]).value;
       return;
     }
@@ -542,22 +597,28 @@ class Planner {
     int n = operands(in), args[4] = {-1, -1, -1, -1};
     bool scalar[4] = {};
     bool shapes =
-        n == 2 && me.extent != Extent::one && (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
+        n == 2 && me.extent != Extent::one &&
+        (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
     // Rows that are long enough to go one by one: what a row has but once need not be filled in.
     const std::int64_t columns = plan_.lanes ? plan_.outer_box : plan_.inner_box;
     bool partial = false;
-    for (int k = 0; k < n; ++k) partial |= box_points(info(in.args[k]).extent) < box_points(me.extent);
+    for (int k = 0; k < n; ++k)
+      partial |= box_points(info(in.args[k]).extent) < box_points(me.extent);
     const bool by_row = n == 2 && me.extent == Extent::full && partial && columns >= 64 &&
-                        info(in.args[0]).extent != Extent::one && info(in.args[1]).extent != Extent::one;
+                        info(in.args[0]).extent != Extent::one &&
+                        info(in.args[1]).extent != Extent::one;
     for (int k = 0; k < n; ++k) {
-      scalar[k] = by_row ? info(in.args[k]).extent == plan_.row() : shapes && info(in.args[k]).extent == Extent::one;
+      scalar[k] = by_row ? info(in.args[k]).extent == plan_.row()
+                         : shapes && info(in.args[k]).extent == Extent::one;
       args[k] = scalar[k] || by_row ? info(in.args[k]).value : filled(in.args[k], me.extent, where);
     }
     // The lane of the operands; a condition's is always that of bool.
     Lane from = lane_of(in.code == Code::select ? in.dtype : first.dtype);
     if (in.code == Code::popcount && (first.dtype == DType::i8 || first.dtype == DType::i16))
-      args[0] = recast_bits(args[0], me.extent, first.dtype, first.dtype == DType::i8 ? DType::u8 : DType::u16, where);
-    Code code = in.code == Code::bit_not && in.dtype == DType::boolean ? Code::logical_not : in.code;
+      args[0] = recast_bits(args[0], me.extent, first.dtype,
+                            first.dtype == DType::i8 ? DType::u8 : DType::u16, where);
+    Code code =
+        in.code == Code::bit_not && in.dtype == DType::boolean ? Code::logical_not : in.code;
     if (!is_float(first.dtype) && code >= Code::is_finite && code <= Code::is_inf) {
       code = code == Code::is_finite ? Code::equal : Code::not_equal;
       args[n++] = args[0];
@@ -574,12 +635,14 @@ class Planner {
   // Makes the exp of what the last op subtracts from a row in that op, if that is what it is for.
   bool of_difference(const Instr& exp, int where) {
     const Instr& difference = instr(exp.args[0]);
-    if (exp.dtype != DType::f32 || difference.code != Code::sub || tape(where).empty()) return false;
+    if (exp.dtype != DType::f32 || difference.code != Code::sub || tape(where).empty())
+      return false;
     Op& last = tape(where).back();
     const bool by_scalar = last.kernel == kernels().map(Code::sub, Lane::f32, Shape::vector_scalar);
-    const auto readers = std::count_if(fused_.code.begin(), fused_.code.end(), [&](const Instr& in) {
-      return std::find(in.args, in.args + 4, exp.args[0]) != in.args + 4;
-    });
+    const auto readers =
+        std::count_if(fused_.code.begin(), fused_.code.end(), [&](const Instr& in) {
+          return std::find(in.args, in.args + 4, exp.args[0]) != in.args + 4;
+        });
     if (last.out != info(exp.args[0]).value || !by_scalar || readers != 1) return false;
     last.fetching = kernels().exp_difference;
     last.point.does = PointOp::exp_of_difference;
@@ -609,7 +672,8 @@ class Planner {
   void emit_reduce(int i, int where) {
     const Instr& in = instr(i);
     int value = filled(in.args[0], Extent::full, where);
-    if (!finds_position(in.code)) value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
+    if (!finds_position(in.code))
+      value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
     Op op;
     op.kind = at_point(in) ? Op::pick : Op::reduce;
     op.extent = Extent::full;
@@ -622,7 +686,8 @@ class Planner {
     const Instr& in = instr(i);
     const Instr& source = instr(in.args[0]);
     int value = filled(in.args[0], extent, where);
-    if (source.dtype != in.view.dtype) value = convert(value, extent, source.dtype, in.view.dtype, where);
+    if (source.dtype != in.view.dtype)
+      value = convert(value, extent, source.dtype, in.view.dtype, where);
     const bool outer_access = !every_ && !in.inner;
     if (in.code != Code::store) {
       Op& load = push(where, Op::load, extent, lane_of(in.view.dtype));
@@ -631,7 +696,8 @@ class Planner {
       load.load_run = kernels().load(in.view.dtype);
       int args[2] = {load.out, value};
       const bool scalar[2] = {};
-      value = map(where, combining(in.code), extent, lane_of(in.view.dtype), in.view.dtype, args, 2, scalar);
+      value = map(where, combining(in.code), extent, lane_of(in.view.dtype), in.view.dtype, args, 2,
+                  scalar);
     }
     Op op;
     op.kind = Op::store;
@@ -642,8 +708,8 @@ class Planner {
     op.store_run = kernels().store(in.view.dtype);
     into.push_back(op);
   }
-  // Rows are walked as far as their masks show them, if nothing is stored (in place, say: Op::into) before the last sweep, when it is
-  // known what lies behind. What must be 0 there.
+  // Rows are walked as far as their masks show them, if nothing is stored (in place, say: Op::into)
+  // before the last sweep, when it is known what lies behind. What must be 0 there.
   std::vector<int> hide_ends(int last_sweep) {
     FusedPlan& p = plan_;
     if (!masked_ || !p.keep || p.chunks > 1) return {};
@@ -668,7 +734,9 @@ class Planner {
   }
   bool is_loaded(int slot) {  // may any load see what is written to this slot?
     for (int i = 0; i < count(); ++i)
-      if (info(i).needed && instr(i).code == Code::load && same_memory(context_, instr(i).view.slot, slot)) return true;
+      if (info(i).needed && instr(i).code == Code::load &&
+          same_memory(context_, instr(i).view.slot, slot))
+        return true;
     return false;
   }
 
@@ -680,13 +748,15 @@ class Planner {
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
       if (is_reduce(instr(i).code)) last_sweep = std::max(last_sweep, info(i).level - 1);
-      if (is_store(instr(i).code) && (every_ || instr(i).inner)) last_sweep = std::max(last_sweep, info(i).level);
+      if (is_store(instr(i).code) && (every_ || instr(i).inner))
+        last_sweep = std::max(last_sweep, info(i).level);
     }
     const auto zero = hide_ends(last_sweep);
     std::vector<bool> made(fused_.code.size(), false);
     for (level_ = 0; level_ < p.levels; ++level_) {
       for (int i = 0; i < count(); ++i)
-        if (info(i).needed && !info(i).inner && !is_store(instr(i).code) && info(i).level == level_) emit_instr(i, level_);
+        if (info(i).needed && !info(i).inner && !is_store(instr(i).code) && info(i).level == level_)
+          emit_instr(i, level_);
       // What this sweep is for, and what that needs.
       std::vector<bool> wanted(fused_.code.size(), false);
       std::vector<int> stores;
@@ -699,14 +769,16 @@ class Planner {
           if (here) stores.push_back(i);
         }
         if (here || (wanted[static_cast<std::size_t>(i)] && info(i).inner))
-          for (int k = 0; k < operands(in); ++k) wanted[static_cast<std::size_t>(in.args[k])] = true;
+          for (int k = 0; k < operands(in); ++k)
+            wanted[static_cast<std::size_t>(in.args[k])] = true;
       }
       if (!p.keep) filled_.clear();
       for (int i = 0; i < count(); ++i) {
         const Instr& in = instr(i);
         std::size_t at = static_cast<std::size_t>(i);
         if (!info(i).needed || is_store(in.code)) continue;
-        bool mine = info(i).inner && (p.keep ? info(i).level == level_ && !made[at] : static_cast<bool>(wanted[at]));
+        bool mine = info(i).inner &&
+                    (p.keep ? info(i).level == level_ && !made[at] : static_cast<bool>(wanted[at]));
         if (mine) {
           emit_instr(i, level_);
           made[at] = true;
@@ -725,7 +797,8 @@ class Planner {
     for (int i = 0; i < count(); ++i)
       if (info(i).needed && is_store(instr(i).code) && !(every_ || instr(i).inner))
         emit_store(i, in_outer, p.outer_box == 1 ? Extent::one : Extent::outer, p.outer_stores);
-    // A register that is the memory itself must be copied where it is stored elsewhere: another store may come before.
+    // A register that is the memory itself must be copied where it is stored elsewhere: another
+    // store may come before.
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
@@ -734,7 +807,8 @@ class Planner {
     store_in_place(p, context_);
     assemble_narrow(p);
   }
-  // If a step of lanes reads one array, and does nothing with it but fold it, no tile of it need be copied into a register.
+  // If a step of lanes reads one array, and does nothing with it but fold it, no tile of it need be
+  // copied into a register.
   void mark_folded() {
     std::vector<bool> other(plan_.values.size(), false);
     std::vector<const Op*> loads;
@@ -767,7 +841,7 @@ class Planner {
   const Context* context_;
   std::int64_t tile_;
   bool may_join_, may_keep_, no_inner_ = false;
-  bool every_ = false;   // every instruction is made at every point
+  bool every_ = false;  // every instruction is made at every point
   bool reduces_ = false;
   bool points_ = false;  // some matter at one point of a row
   bool flat() const { return every_ && outer_ == 0; }
@@ -783,11 +857,15 @@ class Planner {
 FusedPlan plan_fused(const Fused& fused, const Context* context) {
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
-  const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;   // a few registers: all in L1
+  const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;  // a few registers: all in L1
   FusedPlan plan = Planner(fused, context, tile, true, true).make();
   if (plan.register_bytes > rows_bytes) plan = Planner(fused, context, tile, false, true).make();
-  auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
-  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, false, false).make();
+  auto fits = [&] {
+    return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <=
+           workspace_bytes;
+  };
+  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2)
+    plan = Planner(fused, context, tile, false, false).make();
   if (!fits()) throw Error("[fused] too many values live at once");
   return plan;
 }

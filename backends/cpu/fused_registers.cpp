@@ -29,7 +29,8 @@ struct Registers {
       p.accumulator_offset.push_back(p.register_bytes);
       p.register_bytes += (p.outer_box * r.bytes + 63) / 64 * 64;
       p.partial_offset.push_back(p.scratch_bytes);
-      if (p.chunks > 1) p.scratch_bytes += (p.chunks * p.outer_boxes * p.outer_box * r.bytes + 63) / 64 * 64;
+      if (p.chunks > 1)
+        p.scratch_bytes += (p.chunks * p.outer_boxes * p.outer_box * r.bytes + 63) / 64 * 64;
     }
     const std::int64_t base = p.register_bytes;
     if (p.keep) {
@@ -40,10 +41,12 @@ struct Registers {
       for (const Tape& t : p.inner) scan(t, base);
     }
   }
-  // A map may write over this operand: value by value they lie at the same place. (Bytes do not tell: short runs are padded.)
+  // A map may write over this operand: value by value they lie at the same place. (Bytes do not
+  // tell: short runs are padded.)
   bool may_replace(int operand, int out) const {
     const auto lane = [&](int v) { return plan.values[static_cast<std::size_t>(v)].lane; };
-    return operand != out && cpu::bytes_of(lane(operand)) == cpu::bytes_of(lane(out)) && bytes_for(operand) == bytes_for(out);
+    return operand != out && cpu::bytes_of(lane(operand)) == cpu::bytes_of(lane(out)) &&
+           bytes_for(operand) == bytes_for(out);
   }
   // Linear scan: a register is free again after its last reader.
   void scan(const Tape& tape, std::int64_t base) {
@@ -56,7 +59,8 @@ struct Registers {
     std::vector<bool> placed(plan.values.size(), false);
     std::int64_t end = base;
     auto place = [&](int v) {
-      if (v < 0 || plan.values[static_cast<std::size_t>(v)].home != Register::inner || placed[static_cast<std::size_t>(v)])
+      if (v < 0 || plan.values[static_cast<std::size_t>(v)].home != Register::inner ||
+          placed[static_cast<std::size_t>(v)])
         return;
       std::int64_t bytes = bytes_for(v);
       auto& list = free[bytes];
@@ -72,15 +76,18 @@ struct Registers {
       const Op& op = tape[t];
       std::vector<int> dying;
       auto ends = [&](int v) {
-        if (v >= 0 && placed[static_cast<std::size_t>(v)] && last[static_cast<std::size_t>(v)] == t &&
+        if (v >= 0 && placed[static_cast<std::size_t>(v)] &&
+            last[static_cast<std::size_t>(v)] == t &&
             std::find(dying.begin(), dying.end(), v) == dying.end())
           dying.push_back(v);
       };
       auto release = [&] {
-        for (int v : dying) free[bytes_for(v)].push_back(plan.values[static_cast<std::size_t>(v)].offset);
+        for (int v : dying)
+          free[bytes_for(v)].push_back(plan.values[static_cast<std::size_t>(v)].offset);
         dying.clear();
       };
-      bool over = (op.kind == Op::map || op.kind == Op::map_rows || op.kind == Op::poke) && op.out >= 0;
+      bool over =
+          (op.kind == Op::map || op.kind == Op::map_rows || op.kind == Op::poke) && op.out >= 0;
       if (over) {
         for (int v : op.in)
           if (v >= 0 && may_replace(v, op.out)) ends(v);

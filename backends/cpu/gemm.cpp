@@ -34,19 +34,20 @@ class OneThread {
 };
 
 const dnnl::engine& engine() {
-  kernels();   // what oneDNN may use is said before it does anything
+  kernels();  // what oneDNN may use is said before it does anything
   static const auto& cpu = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return cpu;
 }
 
-constinit std::mutex making;   // held while oneDNN makes something, which takes locks of its own
+constinit std::mutex making;  // held while oneDNN makes something, which takes locks of its own
 const bool forks = at_fork({kForkProducts, [] { making.lock(); }, [] { making.unlock(); }});
 
 bool has_type(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 dnnl::memory::data_type type_of(DType dtype) {
   return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
-dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std::int64_t cols, const std::int64_t (&stride)[3]) {
+dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std::int64_t cols,
+                            const std::int64_t (&stride)[3]) {
   if (g == 1) return {{rows, cols}, type_of(dtype), dnnl::memory::dims{stride[1], stride[2]}};
   return {{stride[0] == 0 ? 1 : g, rows, cols},
           type_of(dtype),
@@ -55,15 +56,30 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
 // Products in which what stands around oneDNN's multiplications takes longer than they do.
 bool is_small(const GemmShape& s) {
   if (s.m < 16 || s.n < 16 || s.k < 16) return false;
-  // What adds to sums in f32 is cut in blocks of rows, however many there are: oneDNN takes 1.7 times as long for it.
+  // What adds to sums in f32 is cut in blocks of rows, however many there are: oneDNN takes 1.7
+  // times as long for it.
   if (s.accumulate && s.out == DType::f32 && s.k <= 512) return s.n * s.k <= 2 * most_packed;
   return s.m * s.k <= most_packed && s.n * s.k <= most_packed;
 }
 bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1);
 }
-Product product_of(const GemmShape& s, const void* a, const void* b, void* out, const ShownBlocks& shown = {}) {
-  return {s.m, s.n, s.k, s.a, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate,
+Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
+                   const ShownBlocks& shown = {}) {
+  return {s.m,
+          s.n,
+          s.k,
+          s.a,
+          a,
+          s.a_stride[1],
+          s.a_stride[2],
+          b,
+          s.b_stride[1],
+          s.b_stride[2],
+          out,
+          s.out_stride[1],
+          s.out,
+          s.accumulate,
           shown};
 }
 void check(dnnl_status_t status) {
@@ -74,16 +90,17 @@ void check(dnnl_status_t status) {
 
 bool is_ours(const GemmShape& s) {
   const auto* kernel = product_kernel(s.a);
-  if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1) return false;
+  if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1)
+    return false;
   if (kernel->only_small) return is_small(s) && has_unit_strides(s);
-  return s.a == DType::f32 ? s.m >= 8 && s.n >= 16 && s.k >= 8 : s.m >= 2 && s.n >= 4 && s.k >= 4;   // the others widen it slowly
+  // the others widen it slowly
+  return s.a == DType::f32 ? s.m >= 8 && s.n >= 16 && s.k >= 8 : s.m >= 2 && s.n >= 4 && s.k >= 4;
 }
 
 class Gemm {
  public:
   explicit Gemm(const GemmShape& s)
-      : shape(s),
-        a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
+      : shape(s), a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
         b(describe(s.b, s.g, s.k, s.n, s.b_stride)),
         out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
     if (s.ours) return;
@@ -126,7 +143,8 @@ class Gemm {
 
 std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   static auto& all = *new std::map<GemmShape, std::weak_ptr<const Gemm>>;
-  if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) || (shape.a == DType::f32 && shape.out != DType::f32))
+  if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) ||
+      (shape.a == DType::f32 && shape.out != DType::f32))
     return nullptr;
   std::lock_guard lock(making);
   auto& known = all[shape];
@@ -161,15 +179,20 @@ GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
 GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
-void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const ShownBlocks& shown) {
+void GemmCall::run(const void* a, const void* b, void* out, void* scratch,
+                   const ShownBlocks& shown) {
   if (gemm_->shape.ours) {
     const GemmShape& s = gemm_->shape;
-    const auto at = [](auto* p, std::int64_t elements, DType dtype) { return p + elements * haliax::bytes_of(dtype); };
-    const auto *first_a = static_cast<const std::byte*>(a), *first_b = static_cast<const std::byte*>(b);
+    const auto at = [](auto* p, std::int64_t elements, DType dtype) {
+      return p + elements * haliax::bytes_of(dtype);
+    };
+    const auto *first_a = static_cast<const std::byte*>(a),
+               *first_b = static_cast<const std::byte*>(b);
     for (std::int64_t g = 0; g < s.g; ++g)
-      product_kernel(s.a)->run(product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
-                                          at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), shown),
-                               scratch);
+      product_kernel(s.a)->run(
+          product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
+                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), shown),
+          scratch);
     return;
   }
   OneThread alone;

@@ -1,4 +1,5 @@
-// One matrix product (or a batch of them) on one thread: by oneDNN, or by our own kernel where that is faster.
+// One matrix product (or a batch of them) on one thread: by oneDNN, or by our own kernel where that
+// is faster.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,17 +8,21 @@
 
 namespace haliax::cpu {
 
-// out[g, m, n] (+)= a[g, m, k] b[g, k, n]; strides in elements. A batch stride of 0 means the same matrix for all g.
+// out[g, m, n] (+)= a[g, m, k] b[g, k, n]; strides in elements. A batch stride of 0 means the same
+// matrix for all g.
 struct GemmShape {
   std::int64_t g = 1, m = 1, n = 1, k = 1;
   std::int64_t a_stride[3], b_stride[3], out_stride[3];  // (g, m, k), (g, k, n), (g, m, n)
   DType a = DType::f32, b = DType::f32, out = DType::f32;
   bool accumulate = false;
-  bool ours = false;  // by our own kernel: all blocks of a product or none, since a block's bits must not depend on its size
+  // by our own kernel: all blocks of a product or none, since a block's bits must not depend on its
+  // size
+  bool ours = false;
   auto operator<=>(const GemmShape&) const = default;
 };
 
-constexpr std::int64_t most_packed = 1 << 17;   // elements of a packed operand of bf16: both stay in the second cache
+// elements of a packed operand of bf16: both stay in the second cache
+constexpr std::int64_t most_packed = 1 << 17;
 
 class Gemm;  // a primitive; shared by all steps of the same shape
 // Is it for our own kernel? Its bits do not depend on how m and n are cut.

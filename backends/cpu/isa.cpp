@@ -1,4 +1,5 @@
-// Which instructions kernels use: the best that this machine has, or fewer, where HALIAX_ISA says so.
+// Which instructions kernels use: the best that this machine has, or fewer, where HALIAX_ISA says
+// so.
 #if defined(HALIAX_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -23,12 +24,17 @@ Isa allowed() {
   const char* variable = "HALIAX_ISA";
   const char* set = std::getenv(variable);
   const std::string_view asked = set && *set ? set : "amx";
-  struct Word { std::string_view name; Isa ours; dnnl::cpu_isa theirs; };
+  struct Word {
+    std::string_view name;
+    Isa ours;
+    dnnl::cpu_isa theirs;
+  };
   constexpr Word words[] = {{"amx", Isa::amx, dnnl::cpu_isa::all},
                             {"avx512", Isa::avx512, dnnl::cpu_isa::avx512_core_bf16},
                             {"avx2", Isa::avx2, dnnl::cpu_isa::avx2},
                             {"baseline", Isa::baseline, dnnl::cpu_isa::sse41}};
-  auto word = std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.name == asked; });
+  auto word =
+      std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.name == asked; });
   if (word == std::end(words)) refuse_asked(variable, asked, "amx, avx512, avx2 or baseline");
   if (word->ours < Isa::amx) dnnl::set_max_cpu_isa(word->theirs);
   return word->ours;
@@ -45,10 +51,12 @@ const Kernels& kernels() {
     [[maybe_unused]] const auto isa = most();
 #if defined(HALIAX_X86)
     __builtin_cpu_init();
-    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const bool has_avx512 =
+        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (has_avx512 && isa >= Isa::avx512) return avx512::table();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && isa >= Isa::avx2) return avx2::table();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && isa >= Isa::avx2)
+      return avx2::table();
 #endif
     return baseline::table();
   }();
@@ -57,16 +65,20 @@ const Kernels& kernels() {
 
 namespace {
 
-// Of bf16. With AMX one for small products. Where there are other instructions for bf16 all products go to oneDNN, which uses them; where
-// there are none, to the kernel that goes by f32, which is four times as fast as oneDNN.
+// Of bf16. With AMX one for small products. Where there are other instructions for bf16 all
+// products go to oneDNN, which uses them; where there are none, to the kernel that goes by f32,
+// which is four times as fast as oneDNN.
 const ProductKernel* narrow_product() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
-    constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;   // of cpuid 7, in edx
-    constexpr long ask = 0x1023, tile_data = 18;                     // ARCH_REQ_XCOMP_PERM: tile registers have to be asked for
+    constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // of cpuid 7, in edx
+    // ARCH_REQ_XCOMP_PERM: tile registers have to be asked for
+    constexpr long ask = 0x1023, tile_data = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
-    const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & leaf_bf16) && (d & leaf_tile);
-    return most() >= Isa::amx && std::string_view(kernels().name) == "avx512" && there && syscall(SYS_arch_prctl, ask, tile_data) == 0;
+    const bool there =
+        __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & leaf_bf16) && (d & leaf_tile);
+    return most() >= Isa::amx && std::string_view(kernels().name) == "avx512" && there &&
+           syscall(SYS_arch_prctl, ask, tile_data) == 0;
   }();
   if (has_amx) return &amx::kernel();
 #endif

@@ -1,7 +1,9 @@
-// Loops over short runs of values, compiled for several instruction sets; `kernels()` gives the best ones for this machine.
+// Loops over short runs of values, compiled for several instruction sets; `kernels()` gives the
+// best ones for this machine.
 //
-// A register holds the values of an instruction for one tile. Narrow dtypes are widened when loaded: bf16 and f16 live as f32
-// (and are rounded after each instruction), i8 and i16 as i32, u8, u16 and bool as u32.
+// A register holds the values of an instruction for one tile. Narrow dtypes are widened when
+// loaded: bf16 and f16 live as f32 (and are rounded after each instruction), i8 and i16 as i32, u8,
+// u16 and bool as u32.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,33 +17,44 @@ constexpr int lane_count = 6;
 
 constexpr Lane lane_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return Lane::f64;
+    case DType::f64:
+      return Lane::f64;
     case DType::i8:
     case DType::i16:
-    case DType::i32: return Lane::i32;
+    case DType::i32:
+      return Lane::i32;
     case DType::u8:
     case DType::u16:
     case DType::u32:
-    case DType::boolean: return Lane::u32;
-    case DType::i64: return Lane::i64;
-    case DType::u64: return Lane::u64;
-    default: return Lane::f32;
+    case DType::boolean:
+      return Lane::u32;
+    case DType::i64:
+      return Lane::i64;
+    case DType::u64:
+      return Lane::u64;
+    default:
+      return Lane::f32;
   }
 }
-constexpr int bytes_of(Lane lane) { return lane == Lane::f64 || lane == Lane::i64 || lane == Lane::u64 ? 8 : 4; }
+constexpr int bytes_of(Lane lane) {
+  return lane == Lane::f64 || lane == Lane::i64 || lane == Lane::u64 ? 8 : 4;
+}
 constexpr bool is_narrow(DType dtype) {  // memory and register differ
-  return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 && dtype != DType::i64 &&
-         dtype != DType::u64;
+  return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 &&
+         dtype != DType::i64 && dtype != DType::u64;
 }
 
 // out[i] = f(in[0][i], in[1][i], ...). `out` may be one of the inputs.
 using Kernel = void (*)(void* out, const void* const* in, std::int64_t n);
-// Memory that is needed soon: fetched into the second cache some lines at a time, between other work, so that nobody waits for it.
+// Memory that is needed soon: fetched into the second cache some lines at a time, between other
+// work, so that nobody waits for it.
 struct Ahead {
   const std::byte *at = nullptr, *end = nullptr;
   void set(const std::byte* memory, std::int64_t bytes) {
-    if (at < end && waiting < most) more[waiting++] = {memory, memory + bytes};
-    else at = memory, end = memory + bytes;
+    if (at < end && waiting < most)
+      more[waiting++] = {memory, memory + bytes};
+    else
+      at = memory, end = memory + bytes;
   }
   void fetch(std::int64_t lines) {
     for (; lines > 0; --lines, at += 64) {
@@ -52,7 +65,7 @@ struct Ahead {
       __builtin_prefetch(at, 0, 2);
     }
   }
-  void drop() { waiting = 0; }                    // what waits is read now
+  void drop() { waiting = 0; }  // what waits is read now
   // The next lines, which somebody else fetches; null: there are none.
   const std::byte* take(std::int64_t lines) {
     if (at >= end && waiting > 0) at = more[--waiting].at, end = more[waiting].end;
@@ -64,8 +77,10 @@ struct Ahead {
 
  private:
   static constexpr int most = 8;
-  struct Range { const std::byte *at, *end; };
-  Range more[most];                               // what is fetched then, the newest first
+  struct Range {
+    const std::byte *at, *end;
+  };
+  Range more[most];  // what is fetched then, the newest first
   int waiting = 0;
 };
 // A kernel that takes long enough to fetch a line with each line that it makes.
@@ -81,9 +96,11 @@ struct Reduction {
   int bytes = 0;
   void (*init)(void* acc, std::int64_t n) = nullptr;
   // acc[r] takes in x[r * cols ... + cols); position: of x[r * cols] in the whole reduction.
-  void (*rows)(void* acc, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t position) = nullptr;
+  void (*rows)(void* acc, const void* x, std::int64_t rows, std::int64_t cols,
+               std::int64_t position) = nullptr;
   // acc[j] takes in x[i * pitch + j] for i in [0, count), j in [0, lanes)
-  void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes, std::int64_t pitch, std::int64_t position) = nullptr;
+  void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes,
+                std::int64_t pitch, std::int64_t position) = nullptr;
   void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;  // `other` comes later
   void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
 };
@@ -91,20 +108,20 @@ struct Reduction {
 // Which blocks of a product are worth making (program::Contract::Shown).
 struct ShownBlocks {
   struct Side {
-    int shift = kNone;                           // positions of a block: 2 to that
-    std::int64_t stride = 0, first = 0;          // bytes; where the product begins
-    static constexpr int kNone = 62;             // all are in one block
+    int shift = kNone;                   // positions of a block: 2 to that
+    std::int64_t stride = 0, first = 0;  // bytes; where the product begins
+    static constexpr int kNone = 62;     // all are in one block
     std::int64_t block(std::int64_t at) const { return (first + at) >> shift; }
   };
-  const unsigned char* flags = nullptr;          // null: all are
+  const unsigned char* flags = nullptr;  // null: all are
   Side m, n, k;
   bool zero = false;
 };
-// c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1. Operands are both f32 or both bf16, the result is of
-// their type or f32.
+// c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1. Operands are both
+// f32 or both bf16, the result is of their type or f32.
 struct Product {
   std::int64_t m, n, k;
-  DType type;                                    // of a and b
+  DType type;  // of a and b
   const void* a;
   std::int64_t a_m, a_k;
   const void* b;
@@ -113,15 +130,17 @@ struct Product {
   std::int64_t c_m;
   DType out;
   bool accumulate;
-  ShownBlocks shown = {};                        // which may be ignored
+  ShownBlocks shown = {};  // which may be ignored
 };
 struct ProductKernel {
-  void (*run)(const Product&, void* scratch);    // at a cache line
+  void (*run)(const Product&, void* scratch);  // at a cache line
   std::int64_t (*scratch_bytes)(const Product&);
-  bool only_small = false;                       // packs all rows of a at once, takes strides of 1 alone, and does not look at `shown`
+  // packs all rows of a at once, takes strides of 1 alone, and does not look at `shown`
+  bool only_small = false;
 };
 
-// y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch` elements apart, and dense.
+// y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch`
+// elements apart, and dense.
 struct VectorProduct {
   std::int64_t n, k;
   const float* x;
@@ -132,13 +151,14 @@ struct VectorProduct {
   float* y;
 };
 
-// Of each line the sums so far, made in f64 and rounded where they are written; reverse: from its end on.
+// Of each line the sums so far, made in f64 and rounded where they are written; reverse: from its
+// end on.
 struct RunningSums {
-  static constexpr std::int64_t most = 64;       // lines of a call
-  std::int64_t lines, n;                         // n: values of each
-  const float* const* x;                         // where each line begins
+  static constexpr std::int64_t most = 64;  // lines of a call
+  std::int64_t lines, n;                    // n: values of each
+  const float* const* x;                    // where each line begins
   float* const* out;
-  std::int64_t x_step, out_step;                 // between neighbours of a line, in elements
+  std::int64_t x_step, out_step;  // between neighbours of a line, in elements
   bool reverse;
 };
 
@@ -146,21 +166,25 @@ struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
   Kernel (*map)(program::Code, Lane lane, Shape);
-  FetchingKernel exp_difference;  // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
+  // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
+  FetchingKernel exp_difference;
   Kernel (*cast)(Lane from, DType to);
   Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
-  void (*count)(Lane, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);  // start, start + step, ...
+  // start, start + step, ...
+  void (*count)(Lane, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);
   Load (*load)(DType);
   Store (*store)(DType);
   Reduction (*reduce)(program::Code, Lane lane, DType result);
-  // c (m, n) += a (m, k) b (k, n), all dense, rows of b and c of whole 64 bytes, n at most 64: for what oneDNN does not do.
-  void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t n, std::int64_t k);
+  // c (m, n) += a (m, k) b (k, n), all dense, rows of b and c of whole 64 bytes, n at most 64: for
+  // what oneDNN does not do.
+  void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t n,
+                   std::int64_t k);
   // f32 with a stride for rows and one for columns to f64 with `pitch` elements a row, and back.
-  void (*widen)(double* to, std::int64_t pitch, const float* from, std::int64_t row, std::int64_t column, std::int64_t rows,
-                std::int64_t columns);
-  void (*narrow)(float* to, std::int64_t row, std::int64_t column, const double* from, std::int64_t pitch, std::int64_t rows,
-                 std::int64_t columns);
-  const ProductKernel* product;                  // null where oneDNN is as good
+  void (*widen)(double* to, std::int64_t pitch, const float* from, std::int64_t row,
+                std::int64_t column, std::int64_t rows, std::int64_t columns);
+  void (*narrow)(float* to, std::int64_t row, std::int64_t column, const double* from,
+                 std::int64_t pitch, std::int64_t rows, std::int64_t columns);
+  const ProductKernel* product;  // null where oneDNN is as good
   void (*vector_product)(const VectorProduct&);
   void (*running_sums)(const RunningSums&);
 };

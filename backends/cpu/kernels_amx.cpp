@@ -1,6 +1,7 @@
-// Matrix products in bf16 on processors with AMX, whose tile registers hold 16 rows of 64 bytes: one instruction multiplies
-// 16 x 32 by 32 x 16 and adds to 16 x 16 sums in f32. For small products, of which oneDNN's would spend more time around the
-// multiplications than in them. Nothing here has external linkage but what gives it out (see kernels_isa.cpp).
+// Matrix products in bf16 on processors with AMX, whose tile registers hold 16 rows of 64 bytes:
+// one instruction multiplies 16 x 32 by 32 x 16 and adds to 16 x 16 sums in f32. For small
+// products, of which oneDNN's would spend more time around the multiplications than in them.
+// Nothing here has external linkage but what gives it out (see kernels_isa.cpp).
 #include <immintrin.h>
 
 #include <algorithm>
@@ -15,9 +16,10 @@ namespace {
 
 #include "kernels_transpose.inc"
 
-using Half = std::uint16_t;                      // the bits of a bf16
-constexpr std::int64_t kRows = 16, kDepth = 32;  // of a tile of the left operand; columns of the right one: as many as rows
-constexpr std::int64_t kTile = kRows * kDepth;   // elements of a tile
+using Half = std::uint16_t;  // the bits of a bf16
+// of a tile of the left operand; columns of the right one: as many as rows
+constexpr std::int64_t kRows = 16, kDepth = 32;
+constexpr std::int64_t kTile = kRows * kDepth;  // elements of a tile
 constexpr std::int64_t kSums = kRows * kRows;
 
 // The compiler does not see that instructions on tiles read and write memory.
@@ -30,8 +32,12 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-__m512i halves(const Half* from, __mmask16 columns) { return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, from)); }
-__mmask16 first_of(std::int64_t n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
+__m512i halves(const Half* from, __mmask16 columns) {
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, from));
+}
+__mmask16 first_of(std::int64_t n) {
+  return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
+}
 __mmask32 first_of_depth(std::int64_t n) { return n >= 32 ? 0xffffffff : (1u << n) - 1; }
 
 using Lines = Square<16>;
@@ -39,17 +45,23 @@ void turn(const __m512i (&in)[16], Half* to) {
   Lines t;
   for (int i = 0; i < 16; ++i) t.row[i] = reinterpret_cast<Lines::V>(in[i]);
   transpose<8>(t);
-  for (int i = 0; i < 16; ++i) _mm512_storeu_ps(to + i * kDepth, reinterpret_cast<__m512>(t.row[i]));
+  for (int i = 0; i < 16; ++i)
+    _mm512_storeu_ps(to + i * kDepth, reinterpret_cast<__m512>(t.row[i]));
 }
 // Sixteen lines of 32, of rows of `from` that are `pitch` apart; zeros where there are none.
-void read_lines(__m512i (&to)[16], const Half* from, std::int64_t pitch, std::int64_t rows, std::int64_t depth) {
+void read_lines(__m512i (&to)[16], const Half* from, std::int64_t pitch, std::int64_t rows,
+                std::int64_t depth) {
   for (int i = 0; i < 16; ++i)
-    to[i] = i < rows ? _mm512_maskz_loadu_epi16(first_of_depth(depth), from + i * pitch) : _mm512_setzero_si512();
+    to[i] = i < rows ? _mm512_maskz_loadu_epi16(first_of_depth(depth), from + i * pitch)
+                     : _mm512_setzero_si512();
 }
 // Pairs of neighbouring rows of `from`, of 16 columns each.
-void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask16 columns, std::int64_t depth) {
+void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask16 columns,
+                std::int64_t depth) {
   for (int j = 0; j < 16; ++j) {
-    auto row = [&](std::int64_t k) { return halves(from + k * pitch, k < depth ? columns : __mmask16{0}); };
+    auto row = [&](std::int64_t k) {
+      return halves(from + k * pitch, k < depth ? columns : __mmask16{0});
+    };
     to[j] = _mm512_or_si512(row(2 * j), _mm512_slli_epi32(row(2 * j + 1), 16));
   }
 }
@@ -89,12 +101,13 @@ void pack_right(Half* to, const Product& p, std::int64_t column) {
 // What a tile register is loaded from: tiles of k behind each other, or rows in place.
 struct Left {
   const Half* at;
-  std::int64_t pitch, step;                      // of a row; from one 32 of k to the next
+  std::int64_t pitch, step;  // of a row; from one 32 of k to the next
 };
 
 // R x C tiles of sums: c = or += a b. `c` is f32, rows `pitch` apart.
 template <int R, int C>
-void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, std::int64_t pitch, bool add) {
+void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, std::int64_t pitch,
+           bool add) {
   const auto line = std::size_t(pitch) * 4;
   auto at = [&](int r, int q) { return c + r * kRows * pitch + q * kRows; };
   if (add) {
@@ -127,11 +140,13 @@ void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, s
   if constexpr (R > 1) _tile_stored(2, at(1, 0), line);
   if constexpr (R > 1 && C > 1) _tile_stored(3, at(1, 1), line);
 }
-void block(std::int64_t rows, std::int64_t columns, const Left* a, const Half* const* b, std::int64_t depths, float* c,
-           std::int64_t pitch, bool add) {
+void block(std::int64_t rows, std::int64_t columns, const Left* a, const Half* const* b,
+           std::int64_t depths, float* c, std::int64_t pitch, bool add) {
   const bool two = columns > 1;
-  if (rows > 1) (two ? block<2, 2> : block<2, 1>)(a, b, depths, c, pitch, add);
-  else (two ? block<1, 2> : block<1, 1>)(a, b, depths, c, pitch, add);
+  if (rows > 1)
+    (two ? block<2, 2> : block<2, 1>)(a, b, depths, c, pitch, add);
+  else
+    (two ? block<1, 2> : block<1, 1>)(a, b, depths, c, pitch, add);
 }
 
 // bf16 of f32, to the nearest, ties to even; NaN stays NaN.
@@ -139,10 +154,12 @@ __m256i rounded(__m512 x) {
   const auto bits = _mm512_castps_si512(x);
   const auto odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   auto up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  up = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  up = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
+                            _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 }
-// What lies at [row, row + rows) x [column, column + columns) of c: up to 32 x 32 values, which have no whole tiles, or are bf16.
+// What lies at [row, row + rows) x [column, column + columns) of c: up to 32 x 32 values, which
+// have no whole tiles, or are bf16.
 struct Part {
   std::int64_t row, rows, column, columns;
   // f(place in c, in lines of 32 sums, mask) for each 16 of a row.
@@ -154,21 +171,33 @@ struct Part {
 };
 void read_sums(const Product& p, float* sums, const Part& part) {
   part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
-    auto wide = [&] { return _mm512_castsi512_ps(_mm512_slli_epi32(halves(static_cast<const Half*>(p.c) + place, mask), 16)); };
-    _mm512_storeu_ps(sums + at, p.out == DType::f32 ? _mm512_maskz_loadu_ps(mask, static_cast<const float*>(p.c) + place) : wide());
+    auto wide = [&] {
+      return _mm512_castsi512_ps(
+          _mm512_slli_epi32(halves(static_cast<const Half*>(p.c) + place, mask), 16));
+    };
+    _mm512_storeu_ps(sums + at,
+                     p.out == DType::f32
+                         ? _mm512_maskz_loadu_ps(mask, static_cast<const float*>(p.c) + place)
+                         : wide());
   });
 }
 void write_sums(const Product& p, const float* sums, const Part& part) {
   part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
     const auto x = _mm512_loadu_ps(sums + at);
-    if (p.out == DType::f32) _mm512_mask_storeu_ps(static_cast<float*>(p.c) + place, mask, x);
-    else _mm256_mask_storeu_epi16(static_cast<Half*>(p.c) + place, mask, rounded(x));
+    if (p.out == DType::f32)
+      _mm512_mask_storeu_ps(static_cast<float*>(p.c) + place, mask, x);
+    else
+      _mm256_mask_storeu_epi16(static_cast<Half*>(p.c) + place, mask, rounded(x));
   });
 }
 
-std::int64_t packed(std::int64_t n, std::int64_t k) { return tiles(n, kRows) * tiles(k, kDepth) * kTile; }
+std::int64_t packed(std::int64_t n, std::int64_t k) {
+  return tiles(n, kRows) * tiles(k, kDepth) * kTile;
+}
 // A whole tile of rows that lie in the order of k is read in place.
-bool in_place(const Product& p, std::int64_t row) { return p.a_k == 1 && p.k % kDepth == 0 && p.m - row >= kRows; }
+bool in_place(const Product& p, std::int64_t row) {
+  return p.a_k == 1 && p.k % kDepth == 0 && p.m - row >= kRows;
+}
 
 std::int64_t scratch_bytes(const Product& p) {
   return (packed(p.m, p.k) + packed(p.n, p.k)) * 2 + 4 * kSums * 4;
@@ -188,14 +217,16 @@ void product(const Product& p, void* scratch) {
   for (std::int64_t i = 0; i < m_tiles; i += 2) {
     Left a[2];
     for (std::int64_t t = i; t < std::min(i + 2, m_tiles); ++t)
-      a[t - i] = in_place(p, t * kRows) ? Left{left_of(p) + t * kRows * p.a_m, p.a_m, kDepth} : Left{left + t * depths * kTile, kDepth, kTile};
+      a[t - i] = in_place(p, t * kRows) ? Left{left_of(p) + t * kRows * p.a_m, p.a_m, kDepth}
+                                        : Left{left + t * depths * kTile, kDepth, kTile};
     const auto row = i * kRows, rows = std::min(2 * kRows, p.m - row);
     for (std::int64_t j = 0; j < n_tiles; j += 2) {
       const Half* b[2] = {right + j * depths * kTile, right + (j + 1) * depths * kTile};
       const auto column = j * kRows, columns = std::min(2 * kRows, p.n - column);
       const auto down = tiles(rows, kRows), across = tiles(columns, kRows);
       if (p.out == DType::f32 && rows % kRows == 0 && columns % kRows == 0) {
-        block(down, across, a, b, depths, static_cast<float*>(p.c) + row * p.c_m + column, p.c_m, p.accumulate);
+        block(down, across, a, b, depths, static_cast<float*>(p.c) + row * p.c_m + column, p.c_m,
+              p.accumulate);
       } else {
         const Part part{row, rows, column, columns};
         if (p.accumulate) read_sums(p, sums, part);

@@ -1,10 +1,10 @@
-// All kernels, for one instruction set: this file is compiled several times, with HALIAX_ISA naming the namespace and compiler
-// flags that allow the instructions. Nothing here has external linkage but libc and libm, so that the linker can never mix the
-// copies.
+// All kernels, for one instruction set: this file is compiled several times, with HALIAX_ISA naming
+// the namespace and compiler flags that allow the instructions. Nothing here has external linkage
+// but libc and libm, so that the linker can never mix the copies.
 #include <math.h>
 #if defined(__AVX2__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"   // in it, of gcc 12
+#pragma GCC diagnostic ignored "-Wuninitialized"  // in it, of gcc 12
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif
@@ -36,7 +36,7 @@ using program::Code;
 
 #if defined(__AVX2__)
 #include "kernels_product.inc"
-#else   // not where oneDNN is as good
+#else  // not where oneDNN is as good
 constexpr const ProductKernel* product_or_none = nullptr;
 #endif
 
@@ -52,9 +52,10 @@ constexpr const char* name_of_isa =
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, widen,     narrow,        product_or_none,
-                                   vector_product, running_sums};
+  static constexpr Kernels kernels{name_of_isa,     find_map,       exp_difference, find_cast,
+                                   find_wrap,       count_up,       find_load,      find_store,
+                                   find_reduction,  multiply_lane,  widen,          narrow,
+                                   product_or_none, vector_product, running_sums};
   return kernels;
 }
 

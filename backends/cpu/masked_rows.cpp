@@ -10,7 +10,8 @@ using program::Code;
 using program::Fused;
 using program::Instr;
 
-// What is known of an instruction at the hidden points of a row: nothing, that they all have the same value, or that this is false.
+// What is known of an instruction at the hidden points of a row: nothing, that they all have the
+// same value, or that this is false.
 enum class Hidden { unknown, same, not_true };
 
 class Analysis {
@@ -39,10 +40,14 @@ class Analysis {
   Hidden hidden(const Instr& in, int k) const { return hidden_[std::size_t(in.args[k])]; }
   bool walks(const Instr& in) const {
     if (in.code == Code::iota) return in.dim == dim_ && in.stride != 0;
-    return in.inner && std::size_t(dim_) < in.view.strides.size() && in.view.strides[std::size_t(dim_)] != 0;
+    return in.inner && std::size_t(dim_) < in.view.strides.size() &&
+           in.view.strides[std::size_t(dim_)] != 0;
   }
-  bool is_filled(const Instr& in) const { return in.code == Code::store && walks(in) && hidden(in, 0) == Hidden::same; }
-  // The greatest is that of one of the hidden points as well as of all; of a sum nothing is missing if they are 0.
+  bool is_filled(const Instr& in) const {
+    return in.code == Code::store && walks(in) && hidden(in, 0) == Hidden::same;
+  }
+  // The greatest is that of one of the hidden points as well as of all; of a sum nothing is missing
+  // if they are 0.
   bool is_folded(const Instr& in) {
     if (!arg(in, 0).inner || hidden(in, 0) != Hidden::same) return false;
     if (in.code == Code::reduce_max || in.code == Code::reduce_min) return true;
@@ -68,11 +73,13 @@ class Analysis {
   std::optional<RowMask> sum_of(int i, int sign) const {
     auto& in = fused_.code[std::size_t(i)];
     if (in.dtype != DType::i32 && in.dtype != DType::i64) return {};
-    if (in.code == Code::constant && in.integer > -far_position && in.integer < far_position) return RowMask{false, sign * in.integer, {}};
+    if (in.code == Code::constant && in.integer > -far_position && in.integer < far_position)
+      return RowMask{false, sign * in.integer, {}};
     if (in.code == Code::iota) return RowMask{false, 0, {{i, sign}}};
     if (in.code == Code::cast) return sum_of(in.args[0], sign);
     if (in.code != Code::add && in.code != Code::sub) return {};
-    return joined(sum_of(in.args[0], sign), sum_of(in.args[1], in.code == Code::add ? sign : -sign));
+    return joined(sum_of(in.args[0], sign),
+                  sum_of(in.args[1], in.code == Code::add ? sign : -sign));
   }
   static std::optional<RowMask> joined(std::optional<RowMask> a, const std::optional<RowMask>& b) {
     if (!a || !b) return {};
@@ -84,10 +91,11 @@ class Analysis {
     if (in.code != Code::less && in.code != Code::less_equal) return {};
     auto high = sum_of(in.args[1], 1), low = sum_of(in.args[0], -1);
     for (auto* side : {&high, &low})
-      if (*side && ((*side)->positions.size() > 8 || std::abs((*side)->constant) >= far_position)) return {};
+      if (*side && ((*side)->positions.size() > 8 || std::abs((*side)->constant) >= far_position))
+        return {};
     auto mask = joined(high, low);
     if (!mask) return {};
-    std::int64_t step = 0;                           // from point to point of a row
+    std::int64_t step = 0;  // from point to point of a row
     for (auto [i, sign] : mask->positions)
       if (auto& at = fused_.code[std::size_t(i)]; at.dim == dim_) step += sign * at.stride;
     if (step >= 0) return {};
@@ -103,6 +111,8 @@ class Analysis {
 
 }  // namespace
 
-std::optional<MaskedRows> masked_rows(const Fused& fused, int dim) { return Analysis(fused, dim).run(); }
+std::optional<MaskedRows> masked_rows(const Fused& fused, int dim) {
+  return Analysis(fused, dim).run();
+}
 
 }  // namespace haliax::cpu

@@ -13,13 +13,14 @@ constexpr std::int64_t copy_grain = 1 << 17;  // bytes for one block
 
 // rows x cols, in squares, so that each cache line is used while it is near
 template <class T>
-void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::int64_t fr, std::int64_t fc, std::int64_t tr,
-               std::int64_t tc) {
+void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::int64_t fr,
+               std::int64_t fc, std::int64_t tr, std::int64_t tc) {
   constexpr std::int64_t side = 32;
   for (std::int64_t r = 0; r < rows; r += side)
     for (std::int64_t c = 0; c < cols; c += side)
       for (std::int64_t i = r; i < std::min(rows, r + side); ++i)
-        for (std::int64_t j = c; j < std::min(cols, c + side); ++j) to[i * tr + j * tc] = from[i * fr + j * fc];
+        for (std::int64_t j = c; j < std::min(cols, c + side); ++j)
+          to[i * tr + j * tc] = from[i * fr + j * fc];
 }
 template <class T>
 void copy_run(const T* from, T* to, std::int64_t n, std::int64_t fs, std::int64_t ts) {
@@ -44,7 +45,8 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     const std::size_t d = static_cast<std::size_t>(o);
     walk_.add(dims[d], {from[d], to[d]});
   }
-  if (walk_.count == 0) walk_.size[walk_.count] = 1, walk_.stride[0][0] = walk_.stride[1][0] = 1, walk_.count = 1;
+  if (walk_.count == 0)
+    walk_.size[walk_.count] = 1, walk_.stride[0][0] = walk_.stride[1][0] = 1, walk_.count = 1;
   // The source runs along another dimension: make that one the last but one, for square tiles.
   const int last = walk_.count - 1;
   for (int d = 0; d < last && std::abs(walk_.stride[0][last]) > 1; ++d) {
@@ -79,16 +81,19 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
       if (a == b) return copy_run(s, d, rows, f[a], t[a]);
       if (f[b] == 1 || f[b] == 0 || std::abs(f[a]) != 1) {
-        for (std::int64_t r = 0; r < rows; ++r) copy_run(s + r * f[a], d + r * t[a], walk_.size[b], f[b], t[b]);
+        for (std::int64_t r = 0; r < rows; ++r)
+          copy_run(s + r * f[a], d + r * t[a], walk_.size[b], f[b], t[b]);
       } else {
         copy_tile(s, d, rows, walk_.size[b], f[a], f[b], t[a], t[b]);
       }
     };
     const std::int64_t first = block * per_block_;
     if (outer_points_ == 1)
-      return piece(source + first * f[a], target + first * t[a], std::min(per_block_, walk_.size[a] - first));
+      return piece(source + first * f[a], target + first * t[a],
+                   std::min(per_block_, walk_.size[a] - first));
     for (std::int64_t p = first; p < std::min(outer_points_, first + per_block_); ++p)
-      piece(source + walk_.offset(0, p, 0, outer_), target + walk_.offset(1, p, 0, outer_), walk_.size[a]);
+      piece(source + walk_.offset(0, p, 0, outer_), target + walk_.offset(1, p, 0, outer_),
+            walk_.size[a]);
   });
 }
 
@@ -97,7 +102,8 @@ namespace {
 class CopyStep final : public CompiledStep {
  public:
   CopyStep(const program::Copy& copy, const Context& context)
-      : x_(copy.x), out_(copy.out), copier_(copy.dims, copy.x.strides, copy.out.strides, haliax::bytes_of(copy.x.dtype)) {
+      : x_(copy.x), out_(copy.out),
+        copier_(copy.dims, copy.x.strides, copy.out.strides, haliax::bytes_of(copy.x.dtype)) {
     if (copy.x.dtype != copy.out.dtype) throw Error("[copy] from one dtype to another");
     itself_ = copy.x == copy.out && context.overlap(copy.x.slot, copy.out.slot);
   }
@@ -105,7 +111,8 @@ class CopyStep final : public CompiledStep {
     const std::byte* x = x_.at(frame);
     std::byte* out = out_.at(frame);
     if (itself_) return;
-    parallel_for(copier_.blocks(), threads(), [&](std::int64_t block, int) { copier_.run(x, out, block); });
+    parallel_for(copier_.blocks(), threads(),
+                 [&](std::int64_t block, int) { copier_.run(x, out, block); });
   }
 
  private:
@@ -115,7 +122,7 @@ class CopyStep final : public CompiledStep {
 };
 
 // --- gather and scatter
-// ---------------------------------------------------------------------------------------------------------
+// ----------------------------------------
 
 // What the ids at a point add to an offset. Negative ones count from the end.
 class Ids {
@@ -128,12 +135,13 @@ class Ids {
     for (std::size_t k = 0; k < places_.size(); ++k) bases_[k] = places_[k].at(frame);
   }
   // ids_offset(k): where the id lies in the k-th view, in elements. False when an id is outside.
-  template <class F>
-  bool pick(const F& ids_offset, std::int64_t& offset) const {
+  template <class F> bool pick(const F& ids_offset, std::int64_t& offset) const {
     bool inside = true;
     for (std::size_t k = 0; k < indexed_.size(); ++k) {
       const program::Indexed& i = indexed_[k];
-      std::int64_t id = scalar::load(i.ids.dtype, bases_[k] + ids_offset(k) * haliax::bytes_of(i.ids.dtype)).whole;
+      std::int64_t id =
+          scalar::load(i.ids.dtype, bases_[k] + ids_offset(k) * haliax::bytes_of(i.ids.dtype))
+              .whole;
       if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;
       if (clamp_ && i.size > 0) id = std::clamp<std::int64_t>(id, 0, i.size - 1);
       inside &= id >= 0 && id < i.size;
@@ -142,7 +150,8 @@ class Ids {
     return inside;
   }
   bool varies(std::size_t dim) const {
-    return std::any_of(indexed_.begin(), indexed_.end(), [&](const program::Indexed& i) { return i.ids.strides[dim] != 0; });
+    return std::any_of(indexed_.begin(), indexed_.end(),
+                       [&](const program::Indexed& i) { return i.ids.strides[dim] != 0; });
   }
   std::int64_t stride(std::size_t k, std::size_t dim) const { return indexed_[k].ids.strides[dim]; }
 
@@ -153,7 +162,8 @@ class Ids {
   bool clamp_;
 };
 
-// Points of `dims` as rows, each with one set of ids, times runs of the last dimensions, in which no id varies.
+// Points of `dims` as rows, each with one set of ids, times runs of the last dimensions, in which
+// no id varies.
 class Rows {
  public:
   // `here` and `there`: strides of the dense side (out, updates) and of the table or target.
@@ -164,7 +174,8 @@ class Rows {
     for (std::size_t e = d; e < dims.size(); ++e) run_.add(dims[e], {here[e], there[e]});
     outer_ = d;
     for (std::size_t e = 0; e < d; ++e) rows_ *= dims[e];
-    if (run_.count == 0) run_.size[0] = 1, run_.stride[0][0] = run_.stride[1][0] = 1, run_.count = 1;
+    if (run_.count == 0)
+      run_.size[0] = 1, run_.stride[0][0] = run_.stride[1][0] = 1, run_.count = 1;
     inner_points_ = run_.points(0, run_.count - 1);
   }
   std::int64_t rows() const { return rows_; }
@@ -173,8 +184,7 @@ class Rows {
   std::int64_t run_stride(int side) const { return run_.stride[side][run_.count - 1]; }
 
   // For rows [first, last): f(here, there, inside) for each run.
-  template <class F>
-  void each(std::int64_t first, std::int64_t last, const F& f) const {
+  template <class F> void each(std::int64_t first, std::int64_t last, const F& f) const {
     for (std::int64_t row = first; row < last; ++row) {
       std::int64_t at[64], here = 0, there = 0, rest = row;
       for (std::size_t d = outer_; d-- > 0;) {
@@ -191,7 +201,8 @@ class Rows {
           },
           there);
       for (std::int64_t i = 0; i < inner_points_; ++i)
-        f(here + run_.offset(0, i, 0, run_.count - 1), there + run_.offset(1, i, 0, run_.count - 1), inside);
+        f(here + run_.offset(0, i, 0, run_.count - 1), there + run_.offset(1, i, 0, run_.count - 1),
+          inside);
     }
   }
 
@@ -210,14 +221,14 @@ void check_dims(const Dims& dims, const char* op) {
 class GatherStep final : public CompiledStep {
  public:
   explicit GatherStep(const program::Gather& gather)
-      : table_(gather.table),
-        out_(gather.out),
+      : table_(gather.table), out_(gather.out),
         ids_(gather.indexed, gather.outside == program::Outside::clamp),
         rows_(gather.dims, gather.out.strides, gather.table.strides, ids_),
         bytes_(haliax::bytes_of(gather.out.dtype)) {
     check_dims(gather.dims, "gather");
     const DType dtype = gather.out.dtype;
-    scalar::Value absent = is_float(dtype)    ? scalar::Value{std::numeric_limits<double>::quiet_NaN(), 0}
+    scalar::Value absent = is_float(dtype)
+                               ? scalar::Value{std::numeric_limits<double>::quiet_NaN(), 0}
                            : is_signed(dtype) ? scalar::lowest(dtype)
                                               : scalar::highest(dtype);
     if (gather.outside == program::Outside::zero) absent = {};
@@ -227,22 +238,24 @@ class GatherStep final : public CompiledStep {
     ids_.set(frame);
     const std::byte* table = table_.at(frame);
     std::byte* out = out_.at(frame);
-    const std::int64_t per_block = std::max<std::int64_t>(1, copy_grain / std::max<std::int64_t>(8, rows_.run_points() * bytes_));
+    const std::int64_t per_block = std::max<std::int64_t>(
+        1, copy_grain / std::max<std::int64_t>(8, rows_.run_points() * bytes_));
     with_bytes(bytes_, [&](auto zero) {
       using T = decltype(zero);
       T absent;
       std::memcpy(&absent, absent_, sizeof absent);
-      parallel_for((rows_.rows() + per_block - 1) / per_block, threads(), [&](std::int64_t block, int) {
-        rows_.each(block * per_block, std::min(rows_.rows(), (block + 1) * per_block),
-                   [&](std::int64_t here, std::int64_t there, bool inside) {
-                     T* to = reinterpret_cast<T*>(out) + here;
-                     if (inside)
-                       copy_run(reinterpret_cast<const T*>(table) + there, to, rows_.run_size(), rows_.run_stride(1),
-                                rows_.run_stride(0));
-                     else
-                       copy_run(&absent, to, rows_.run_size(), 0, rows_.run_stride(0));
-                   });
-      });
+      parallel_for(
+          (rows_.rows() + per_block - 1) / per_block, threads(), [&](std::int64_t block, int) {
+            rows_.each(block * per_block, std::min(rows_.rows(), (block + 1) * per_block),
+                       [&](std::int64_t here, std::int64_t there, bool inside) {
+                         T* to = reinterpret_cast<T*>(out) + here;
+                         if (inside)
+                           copy_run(reinterpret_cast<const T*>(table) + there, to, rows_.run_size(),
+                                    rows_.run_stride(1), rows_.run_stride(0));
+                         else
+                           copy_run(&absent, to, rows_.run_size(), 0, rows_.run_stride(0));
+                       });
+          });
     });
   }
 
@@ -256,77 +269,98 @@ class GatherStep final : public CompiledStep {
 
 // One value into the target. Floats are combined as f32 (f64 as f64), integers wrap.
 template <class Math, class Memory, class In, class Out>
-void update_run(program::Update update, const Memory* from, Memory* to, std::int64_t n, std::int64_t fs, std::int64_t ts,
-                const In& in, const Out& out) {
+void update_run(program::Update update, const Memory* from, Memory* to, std::int64_t n,
+                std::int64_t fs, std::int64_t ts, const In& in, const Out& out) {
   using program::Update;
   auto each = [&](auto f) {
     for (std::int64_t i = 0; i < n; ++i) to[i * ts] = out(f(in(to[i * ts]), in(from[i * fs])));
   };
   switch (update) {
-    case Update::set: return copy_run(from, to, n, fs, ts);
-    case Update::add: return each([](Math a, Math b) { return static_cast<Math>(a + b); });
-    case Update::mul: return each([](Math a, Math b) { return static_cast<Math>(a * b); });
-    case Update::min: return each([](Math a, Math b) { return scalar::min(a, b); });
-    case Update::max: return each([](Math a, Math b) { return scalar::max(a, b); });
+    case Update::set:
+      return copy_run(from, to, n, fs, ts);
+    case Update::add:
+      return each([](Math a, Math b) { return static_cast<Math>(a + b); });
+    case Update::mul:
+      return each([](Math a, Math b) { return static_cast<Math>(a * b); });
+    case Update::min:
+      return each([](Math a, Math b) { return scalar::min(a, b); });
+    case Update::max:
+      return each([](Math a, Math b) { return scalar::max(a, b); });
   }
 }
 template <class T>
-void update_plain(program::Update update, const std::byte* from, std::byte* to, std::int64_t n, std::int64_t fs,
-                  std::int64_t ts) {
+void update_plain(program::Update update, const std::byte* from, std::byte* to, std::int64_t n,
+                  std::int64_t fs, std::int64_t ts) {
   // Sums of small unsigned types are made in a wider one and cut: the same bits.
-  using Math = std::conditional_t<(sizeof(T) < 4), std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>, T>;
-  using Wrap = std::conditional_t<std::is_floating_point_v<T>, T,
-                                  std::make_unsigned_t<std::conditional_t<std::is_floating_point_v<T>, int, Math>>>;
-  if (update == program::Update::min || update == program::Update::max || update == program::Update::set)
+  using Math =
+      std::conditional_t<(sizeof(T) < 4),
+                         std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>, T>;
+  using Wrap = std::conditional_t<
+      std::is_floating_point_v<T>, T,
+      std::make_unsigned_t<std::conditional_t<std::is_floating_point_v<T>, int, Math>>>;
+  if (update == program::Update::min || update == program::Update::max ||
+      update == program::Update::set)
     return update_run<Math>(
-        update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts, [](T x) { return static_cast<Math>(x); },
-        [](Math x) { return static_cast<T>(x); });
+        update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts,
+        [](T x) { return static_cast<Math>(x); }, [](Math x) { return static_cast<T>(x); });
   update_run<Wrap>(
-      update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts, [](T x) { return static_cast<Wrap>(x); },
-      [](Wrap x) { return static_cast<T>(x); });
+      update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts,
+      [](T x) { return static_cast<Wrap>(x); }, [](Wrap x) { return static_cast<T>(x); });
 }
-void update_any(DType dtype, program::Update update, const std::byte* from, std::byte* to, std::int64_t n, std::int64_t fs,
-                std::int64_t ts) {
+void update_any(DType dtype, program::Update update, const std::byte* from, std::byte* to,
+                std::int64_t n, std::int64_t fs, std::int64_t ts) {
   using Half = std::uint16_t;
   auto half = [&](auto in, auto out) {
-    update_run<float>(update, reinterpret_cast<const Half*>(from), reinterpret_cast<Half*>(to), n, fs, ts, in, out);
+    update_run<float>(update, reinterpret_cast<const Half*>(from), reinterpret_cast<Half*>(to), n,
+                      fs, ts, in, out);
   };
   switch (dtype) {
-    case DType::f32: return update_plain<float>(update, from, to, n, fs, ts);
-    case DType::f64: return update_plain<double>(update, from, to, n, fs, ts);
-    case DType::bf16: return half([](Half x) { return from_bf16(x); }, [](float x) { return to_bf16(x); });
-    case DType::f16: return half([](Half x) { return from_f16(x); }, [](float x) { return to_f16(x); });
-    case DType::i8: return update_plain<std::int8_t>(update, from, to, n, fs, ts);
-    case DType::i16: return update_plain<std::int16_t>(update, from, to, n, fs, ts);
-    case DType::i32: return update_plain<std::int32_t>(update, from, to, n, fs, ts);
-    case DType::i64: return update_plain<std::int64_t>(update, from, to, n, fs, ts);
-    case DType::u8: return update_plain<std::uint8_t>(update, from, to, n, fs, ts);
-    case DType::u16: return update_plain<std::uint16_t>(update, from, to, n, fs, ts);
-    case DType::u32: return update_plain<std::uint32_t>(update, from, to, n, fs, ts);
-    case DType::u64: return update_plain<std::uint64_t>(update, from, to, n, fs, ts);
+    case DType::f32:
+      return update_plain<float>(update, from, to, n, fs, ts);
+    case DType::f64:
+      return update_plain<double>(update, from, to, n, fs, ts);
+    case DType::bf16:
+      return half([](Half x) { return from_bf16(x); }, [](float x) { return to_bf16(x); });
+    case DType::f16:
+      return half([](Half x) { return from_f16(x); }, [](float x) { return to_f16(x); });
+    case DType::i8:
+      return update_plain<std::int8_t>(update, from, to, n, fs, ts);
+    case DType::i16:
+      return update_plain<std::int16_t>(update, from, to, n, fs, ts);
+    case DType::i32:
+      return update_plain<std::int32_t>(update, from, to, n, fs, ts);
+    case DType::i64:
+      return update_plain<std::int64_t>(update, from, to, n, fs, ts);
+    case DType::u8:
+      return update_plain<std::uint8_t>(update, from, to, n, fs, ts);
+    case DType::u16:
+      return update_plain<std::uint16_t>(update, from, to, n, fs, ts);
+    case DType::u32:
+      return update_plain<std::uint32_t>(update, from, to, n, fs, ts);
+    case DType::u64:
+      return update_plain<std::uint64_t>(update, from, to, n, fs, ts);
     case DType::boolean:  // the sum is or, the product and
       return update_run<std::uint32_t>(
-          update, reinterpret_cast<const std::uint8_t*>(from), reinterpret_cast<std::uint8_t*>(to), n, fs, ts,
-          [](std::uint8_t x) { return static_cast<std::uint32_t>(x != 0); },
+          update, reinterpret_cast<const std::uint8_t*>(from), reinterpret_cast<std::uint8_t*>(to),
+          n, fs, ts, [](std::uint8_t x) { return static_cast<std::uint32_t>(x != 0); },
           [](std::uint32_t x) { return static_cast<std::uint8_t>(x != 0); });
   }
 }
 
-// Every block goes over all rows in order, but has a range of the columns to itself: no races, and one order of sums.
+// Every block goes over all rows in order, but has a range of the columns to itself: no races, and
+// one order of sums.
 class ScatterStep final : public CompiledStep {
  public:
   explicit ScatterStep(const program::Scatter& scatter)
-      : updates_(scatter.updates),
-        target_(scatter.target),
-        ids_(scatter.indexed, scatter.clamp),
+      : updates_(scatter.updates), target_(scatter.target), ids_(scatter.indexed, scatter.clamp),
         rows_(scatter.dims, scatter.updates.strides, scatter.target.strides, ids_),
-        dtype_(scatter.target.dtype),
-        update_(scatter.update) {
+        dtype_(scatter.target.dtype), update_(scatter.update) {
     check_dims(scatter.dims, "scatter");
     const std::int64_t n = rows_.run_size();
     const bool apart = rows_.run_stride(1) != 0;  // the columns of a row are different elements
     std::int64_t parts = apart ? std::min(n / 64, rows_.rows() * rows_.run_points() / 16384) : 1;
-    per_block_ = std::max<std::int64_t>(1, (n + std::max<std::int64_t>(1, parts) - 1) / std::max<std::int64_t>(1, parts));
+    per_block_ = std::max<std::int64_t>(
+        1, (n + std::max<std::int64_t>(1, parts) - 1) / std::max<std::int64_t>(1, parts));
     per_block_ = std::min(n, (per_block_ + 63) / 64 * 64);
     blocks_ = n == 0 ? 0 : (n + per_block_ - 1) / per_block_;
   }
@@ -336,11 +370,13 @@ class ScatterStep final : public CompiledStep {
     std::byte* target = target_.at(frame);
     const std::int64_t bytes = haliax::bytes_of(dtype_);
     parallel_for(blocks_, threads(), [&](std::int64_t block, int) {
-      const std::int64_t first = block * per_block_, n = std::min(per_block_, rows_.run_size() - first);
+      const std::int64_t first = block * per_block_,
+                         n = std::min(per_block_, rows_.run_size() - first);
       const std::int64_t fs = rows_.run_stride(0), ts = rows_.run_stride(1);
       rows_.each(0, rows_.rows(), [&](std::int64_t here, std::int64_t there, bool inside) {
         if (inside)
-          update_any(dtype_, update_, updates + (here + first * fs) * bytes, target + (there + first * ts) * bytes, n, fs, ts);
+          update_any(dtype_, update_, updates + (here + first * fs) * bytes,
+                     target + (there + first * ts) * bytes, n, fs, ts);
       });
     });
   }

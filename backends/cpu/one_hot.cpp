@@ -13,7 +13,8 @@ using program::Instr;
 
 class Rewriter {
  public:
-  Rewriter(const Fused& from, int dim) : from_(from), dim_(dim), varies_(from.code.size()), to_(from.code.size()) {}
+  Rewriter(const Fused& from, int dim)
+      : from_(from), dim_(dim), varies_(from.code.size()), to_(from.code.size()) {}
 
   Fused run() {
     Fused out = from_;
@@ -23,16 +24,19 @@ class Rewriter {
       varies_[i] = varies(in);
       for (int& a : in.args)
         if (a >= 0) a = to_[static_cast<std::size_t>(a)];
-      if (Point p; in.code == Code::reduce_sum && is_wide(in) && selects(from_.code[i].args[0], p) && dtype(p.value) == in.dtype) {
+      if (Point p; in.code == Code::reduce_sum && is_wide(in) &&
+                   selects(from_.code[i].args[0], p) && dtype(p.value) == in.dtype) {
         shift(p, out);
         in.args[0] = to(p.value), in.args[1] = p.id, in.dim = p.position;
       } else if ((in.code == Code::add || in.code == Code::sub) && is_wide(in)) {
         const int first = from_.code[i].args[0], second = from_.code[i].args[1];
         const bool right = selects(second, p) && !varies_[static_cast<std::size_t>(p.value)];
-        const bool left = !right && in.code == Code::add && selects(first, p) && !varies_[static_cast<std::size_t>(p.value)];
+        const bool left = !right && in.code == Code::add && selects(first, p) &&
+                          !varies_[static_cast<std::size_t>(p.value)];
         if (left || right) {
           shift(p, out);
-          in.args[0] = to(right ? first : second), in.args[1] = to(p.value), in.args[2] = p.id, in.dim = p.position;
+          in.args[0] = to(right ? first : second), in.args[1] = to(p.value), in.args[2] = p.id,
+          in.dim = p.position;
         }
       }
       to_[i] = static_cast<int>(out.code.size());
@@ -42,7 +46,10 @@ class Rewriter {
   }
 
  private:
-  struct Point { int value = -1, id = -1, offset = -1, position = -1; };   // select(id == position + offset, value, 0)
+  // select(id == position + offset, value, 0)
+  struct Point {
+    int value = -1, id = -1, offset = -1, position = -1;
+  };
 
   static bool is_wide(const Instr& in) { return in.dtype == DType::f32 || in.dtype == DType::f64; }
   const Instr& at(int i) const { return from_.code[static_cast<std::size_t>(i)]; }
@@ -55,12 +62,15 @@ class Rewriter {
     if (in.code == Code::load) return stride_of(in, static_cast<std::size_t>(dim_)) != 0;
     return std::any_of(in.args, in.args + 4, [&](int a) { return a >= 0 && !still(a); });
   }
-  bool counts(int i) const { return at(i).code == Code::iota && at(i).dim == dim_ && at(i).stride == 1; }
+  bool counts(int i) const {
+    return at(i).code == Code::iota && at(i).dim == dim_ && at(i).stride == 1;
+  }
   bool selects(int i, Point& p) const {
     const Instr& select = at(i);
     if (select.code != Code::select) return false;
     const Instr &condition = at(select.args[0]), &other = at(select.args[2]);
-    if (condition.code != Code::equal || other.code != Code::constant || other.number != 0) return false;
+    if (condition.code != Code::equal || other.code != Code::constant || other.number != 0)
+      return false;
     p.value = select.args[1];
     for (int side = 0; side < 2; ++side) {
       const int id = condition.args[side], position = condition.args[1 - side];

@@ -30,7 +30,9 @@ struct Lines {
     }
     return sum;
   }
-  std::int64_t per_block() const { return std::max<std::int64_t>(1, 8192 / std::max<std::int64_t>(1, length)); }
+  std::int64_t per_block() const {
+    return std::max<std::int64_t>(1, 8192 / std::max<std::int64_t>(1, length));
+  }
   std::int64_t blocks() const { return (count + per_block() - 1) / per_block(); }
 };
 
@@ -64,7 +66,8 @@ void merge_sort(Keyed* items, Keyed* spare, std::int64_t n) {
     for (std::int64_t lo = 0; lo < n; lo += 2 * width) {
       std::int64_t a = lo, b = std::min(n, lo + width);
       const std::int64_t mid = b, end = std::min(n, lo + 2 * width);
-      for (std::int64_t k = lo; k < end; ++k) to[k] = a < mid && (b >= end || from[a].key <= from[b].key) ? from[a++] : from[b++];
+      for (std::int64_t k = lo; k < end; ++k)
+        to[k] = a < mid && (b >= end || from[a].key <= from[b].key) ? from[a++] : from[b++];
     }
   if (from != items) std::copy(from, from + n, items);
 }
@@ -81,12 +84,8 @@ int sort_workers(const program::Sort& sort, int most) {
 class SortStep final : public CompiledStep {
  public:
   SortStep(const program::Step& step, const Context& context)
-      : sort_(step.sort),
-        lines_(sort_.dims, "sort"),
-        x_(sort_.x),
-        out_(sort_.out),
-        indices_(sort_.indices),
-        workers_(sort_workers(sort_, context.workers)),
+      : sort_(step.sort), lines_(sort_.dims, "sort"), x_(sort_.x), out_(sort_.out),
+        indices_(sort_.indices), workers_(sort_workers(sort_, context.workers)),
         scratch_(step, context.arena_slot, line_bytes(sort_) * workers_) {}
 
   void run(Frame& frame) override {
@@ -97,28 +96,31 @@ class SortStep final : public CompiledStep {
       Keyed* items = reinterpret_cast<Keyed*>(scratch + worker * line_bytes(sort_));
       Keyed* spare = items + n;
       scalar::Value* values = reinterpret_cast<scalar::Value*>(spare + n);
-      for (std::int64_t line = block * per_block; line < std::min(lines_.count, (block + 1) * per_block); ++line) {
+      for (std::int64_t line = block * per_block;
+           line < std::min(lines_.count, (block + 1) * per_block); ++line) {
         each(sort_.x, line, [&](std::int64_t i, std::int64_t at) {
           values[i] = scalar::load(sort_.x.dtype, x + at);
           items[i] = {key_of(sort_.x.dtype, values[i]), i};
         });
         merge_sort(items, spare, n);
         if (out)
-          each(sort_.out, line,
-               [&](std::int64_t i, std::int64_t at) { scalar::store(sort_.out.dtype, out + at, values[items[i].index]); });
+          each(sort_.out, line, [&](std::int64_t i, std::int64_t at) {
+            scalar::store(sort_.out.dtype, out + at, values[items[i].index]);
+          });
         if (indices)
           each(sort_.indices, line, [&](std::int64_t i, std::int64_t at) {
-            scalar::store(sort_.indices.dtype, indices + at, scalar::cast({0, items[i].index}, DType::i64, sort_.indices.dtype));
+            scalar::store(sort_.indices.dtype, indices + at,
+                          scalar::cast({0, items[i].index}, DType::i64, sort_.indices.dtype));
           });
       }
     });
   }
 
  private:
-  template <class F>
-  void each(const program::View& view, std::int64_t line, const F& f) const {
+  template <class F> void each(const program::View& view, std::int64_t line, const F& f) const {
     const std::int64_t bytes = haliax::bytes_of(view.dtype), start = lines_.offset(view, line);
-    for (std::int64_t i = 0; i < lines_.length; ++i) f(i, (start + i * view.strides.back()) * bytes);
+    for (std::int64_t i = 0; i < lines_.length; ++i)
+      f(i, (start + i * view.strides.back()) * bytes);
   }
   const program::Sort& sort_;
   Lines lines_;
@@ -127,13 +129,16 @@ class SortStep final : public CompiledStep {
   Scratch scratch_;
 };
 
-template <class M, class T>
-T combined(program::Monoid monoid, T a, T b) {
+template <class M, class T> T combined(program::Monoid monoid, T a, T b) {
   switch (monoid) {
-    case program::Monoid::sum: return static_cast<T>(static_cast<M>(a) + static_cast<M>(b));
-    case program::Monoid::prod: return static_cast<T>(static_cast<M>(a) * static_cast<M>(b));
-    case program::Monoid::max: return scalar::max(a, b);
-    case program::Monoid::min: return scalar::min(a, b);
+    case program::Monoid::sum:
+      return static_cast<T>(static_cast<M>(a) + static_cast<M>(b));
+    case program::Monoid::prod:
+      return static_cast<T>(static_cast<M>(a) * static_cast<M>(b));
+    case program::Monoid::max:
+      return scalar::max(a, b);
+    case program::Monoid::min:
+      return scalar::min(a, b);
   }
   return a;
 }
@@ -147,50 +152,68 @@ class CumulativeStep final : public CompiledStep {
   void run(Frame& frame) override {
     const std::byte* x = x_.at(frame);
     std::byte* out = out_.at(frame);
-    const DType type = what_.out.dtype;          // x has it, too
+    const DType type = what_.out.dtype;  // x has it, too
     const bool sums_f32 = type == DType::f32 && what_.monoid == program::Monoid::sum;
     const auto by = lines_by(type, what_.monoid);
-    const std::int64_t per_block = std::clamp<std::int64_t>((lines_.count + threads() - 1) / threads(), 1, kMost);
-    parallel_for((lines_.count + per_block - 1) / per_block, threads(), [&](std::int64_t block, int) {
-      const std::byte* from[kMost];
-      std::byte* to[kMost];
-      const std::int64_t first = block * per_block, count = std::min(lines_.count - first, per_block);
-      bool side_by_side = true;
-      for (std::int64_t l = 0; l < count; ++l) {
-        from[l] = x + lines_.offset(what_.x, first + l) * haliax::bytes_of(type);
-        to[l] = out + lines_.offset(what_.out, first + l) * haliax::bytes_of(type);
-        side_by_side &= from[l] == from[0] + l * haliax::bytes_of(type);
-      }
-      if (sums_f32) return f32_sums(from, to, count);
-      const std::int64_t together = side_by_side ? kMost : 8;   // of lines that lie apart: few, as they share a cache's ways
-      for (std::int64_t l = 0; l < count; l += together) (this->*by)(from + l, to + l, std::min(together, count - l));
-    });
+    const std::int64_t per_block =
+        std::clamp<std::int64_t>((lines_.count + threads() - 1) / threads(), 1, kMost);
+    parallel_for((lines_.count + per_block - 1) / per_block, threads(),
+                 [&](std::int64_t block, int) {
+                   const std::byte* from[kMost];
+                   std::byte* to[kMost];
+                   const std::int64_t first = block * per_block,
+                                      count = std::min(lines_.count - first, per_block);
+                   bool side_by_side = true;
+                   for (std::int64_t l = 0; l < count; ++l) {
+                     from[l] = x + lines_.offset(what_.x, first + l) * haliax::bytes_of(type);
+                     to[l] = out + lines_.offset(what_.out, first + l) * haliax::bytes_of(type);
+                     side_by_side &= from[l] == from[0] + l * haliax::bytes_of(type);
+                   }
+                   if (sums_f32) return f32_sums(from, to, count);
+                   // of lines that lie apart: few, as they share a cache's ways
+                   const std::int64_t together = side_by_side ? kMost : 8;
+                   for (std::int64_t l = 0; l < count; l += together)
+                     (this->*by)(from + l, to + l, std::min(together, count - l));
+                 });
   }
 
  private:
   static constexpr std::int64_t kMost = RunningSums::most;
-  using LinesBy = void (CumulativeStep::*)(const std::byte* const* from, std::byte* const* to, std::int64_t count) const;
+  using LinesBy = void (CumulativeStep::*)(const std::byte* const* from, std::byte* const* to,
+                                           std::int64_t count) const;
 
   void f32_sums(const std::byte* const* from, std::byte* const* to, std::int64_t count) const {
     const float* x[kMost];
     float* out[kMost];
-    for (std::int64_t l = 0; l < count; ++l) x[l] = reinterpret_cast<const float*>(from[l]), out[l] = reinterpret_cast<float*>(to[l]);
-    kernels().running_sums({count, lines_.length, x, out, what_.x.strides.back(), what_.out.strides.back(), what_.reverse});
+    for (std::int64_t l = 0; l < count; ++l)
+      x[l] = reinterpret_cast<const float*>(from[l]), out[l] = reinterpret_cast<float*>(to[l]);
+    kernels().running_sums({count, lines_.length, x, out, what_.x.strides.back(),
+                            what_.out.strides.back(), what_.reverse});
   }
-  // A value, and what is made of several: f64, or an integer of 64 bits, of which the dtype keeps the lower ones.
+  // A value, and what is made of several: f64, or an integer of 64 bits, of which the dtype keeps
+  // the lower ones.
   template <DType type> static auto part_of(scalar::Value v) {
-    if constexpr (scalar::holds_real(type)) return v.real;
-    else if constexpr (scalar::is_unsigned(type)) return static_cast<std::uint64_t>(v.whole);
-    else return v.whole;
+    if constexpr (scalar::holds_real(type))
+      return v.real;
+    else if constexpr (scalar::is_unsigned(type))
+      return static_cast<std::uint64_t>(v.whole);
+    else
+      return v.whole;
   }
   static scalar::Value value_of(double part) { return {part, 0}; }
-  template <std::integral T> static scalar::Value value_of(T part) { return {0, static_cast<std::int64_t>(part)}; }
+  template <std::integral T> static scalar::Value value_of(T part) {
+    return {0, static_cast<std::int64_t>(part)};
+  }
   template <DType type> static auto identity(program::Monoid monoid) {
     switch (monoid) {
-      case program::Monoid::sum: return part_of<type>({0, 0});
-      case program::Monoid::prod: return part_of<type>({1, 1});
-      case program::Monoid::max: return part_of<type>(scalar::lowest(type));
-      case program::Monoid::min: break;
+      case program::Monoid::sum:
+        return part_of<type>({0, 0});
+      case program::Monoid::prod:
+        return part_of<type>({1, 1});
+      case program::Monoid::max:
+        return part_of<type>(scalar::lowest(type));
+      case program::Monoid::min:
+        break;
     }
     return part_of<type>(scalar::highest(type));
   }
@@ -201,7 +224,7 @@ class CumulativeStep final : public CompiledStep {
     T sofar[kMost];
     std::fill_n(sofar, count, identity<type>(monoid));
     const std::int64_t n = lines_.length, step = scalar::bytes_per(type) * (what_.reverse ? -1 : 1);
-    std::int64_t at = what_.reverse ? (1 - n) * step : 0;   // bytes, where neighbours are dense
+    std::int64_t at = what_.reverse ? (1 - n) * step : 0;  // bytes, where neighbours are dense
     for (std::int64_t i = 0; i < n; ++i, at += step)
       for (std::int64_t l = 0; l < count; ++l) {
         const T x = part_of<type>(scalar::load(type, from[l] + at * what_.x.strides.back()));
@@ -211,28 +234,45 @@ class CumulativeStep final : public CompiledStep {
   }
   template <DType type> static LinesBy lines_by(program::Monoid monoid) {
     switch (monoid) {
-      case program::Monoid::sum: return &CumulativeStep::lines_of<type, program::Monoid::sum>;
-      case program::Monoid::prod: return &CumulativeStep::lines_of<type, program::Monoid::prod>;
-      case program::Monoid::max: return &CumulativeStep::lines_of<type, program::Monoid::max>;
-      case program::Monoid::min: break;
+      case program::Monoid::sum:
+        return &CumulativeStep::lines_of<type, program::Monoid::sum>;
+      case program::Monoid::prod:
+        return &CumulativeStep::lines_of<type, program::Monoid::prod>;
+      case program::Monoid::max:
+        return &CumulativeStep::lines_of<type, program::Monoid::max>;
+      case program::Monoid::min:
+        break;
     }
     return &CumulativeStep::lines_of<type, program::Monoid::min>;
   }
   static LinesBy lines_by(DType type, program::Monoid monoid) {
     switch (type) {
-      case DType::f32: return lines_by<DType::f32>(monoid);
-      case DType::f64: return lines_by<DType::f64>(monoid);
-      case DType::bf16: return lines_by<DType::bf16>(monoid);
-      case DType::f16: return lines_by<DType::f16>(monoid);
-      case DType::i8: return lines_by<DType::i8>(monoid);
-      case DType::i16: return lines_by<DType::i16>(monoid);
-      case DType::i32: return lines_by<DType::i32>(monoid);
-      case DType::i64: return lines_by<DType::i64>(monoid);
-      case DType::u8: return lines_by<DType::u8>(monoid);
-      case DType::u16: return lines_by<DType::u16>(monoid);
-      case DType::u32: return lines_by<DType::u32>(monoid);
-      case DType::u64: return lines_by<DType::u64>(monoid);
-      case DType::boolean: break;
+      case DType::f32:
+        return lines_by<DType::f32>(monoid);
+      case DType::f64:
+        return lines_by<DType::f64>(monoid);
+      case DType::bf16:
+        return lines_by<DType::bf16>(monoid);
+      case DType::f16:
+        return lines_by<DType::f16>(monoid);
+      case DType::i8:
+        return lines_by<DType::i8>(monoid);
+      case DType::i16:
+        return lines_by<DType::i16>(monoid);
+      case DType::i32:
+        return lines_by<DType::i32>(monoid);
+      case DType::i64:
+        return lines_by<DType::i64>(monoid);
+      case DType::u8:
+        return lines_by<DType::u8>(monoid);
+      case DType::u16:
+        return lines_by<DType::u16>(monoid);
+      case DType::u32:
+        return lines_by<DType::u32>(monoid);
+      case DType::u64:
+        return lines_by<DType::u64>(monoid);
+      case DType::boolean:
+        break;
     }
     return lines_by<DType::boolean>(monoid);
   }

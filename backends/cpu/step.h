@@ -15,9 +15,9 @@ struct Frame {
   std::byte* const* slots = nullptr;  // where each slot lies
   std::int64_t* loops = nullptr;      // the value of each loop variable
   program::Communicator* wire = nullptr;
-  std::int64_t* calls = nullptr;      // of each number, the call that goes on; 0: none does
+  std::int64_t* calls = nullptr;          // of each number, the call that goes on; 0: none does
   program::Recorder* recorder = nullptr;  // who is told what runs; mostly nobody
-  bool turn_is_over = false;          // the rest of this turn is skipped
+  bool turn_is_over = false;              // the rest of this turn is skipped
 };
 
 // Everything is decided when it is made: run() only computes, and allocates nothing.
@@ -25,7 +25,8 @@ class CompiledStep {
  public:
   virtual ~CompiledStep() = default;
   virtual void run(Frame&) = 0;
-  virtual double made(const Frame&) const { return 1; }   // as Recorder::end has it; of the run that ended last
+  // as Recorder::end has it; of the run that ended last
+  virtual double made(const Frame&) const { return 1; }
 };
 
 // A view's first element.
@@ -51,7 +52,9 @@ class Place {
 class Scratch {
  public:
   Scratch(const program::Step&, int arena_slot, std::int64_t bytes);
-  std::byte* at(const Frame& frame) const { return own_ ? aligned_ : frame.slots[arena_slot_] + offset_; }
+  std::byte* at(const Frame& frame) const {
+    return own_ ? aligned_ : frame.slots[arena_slot_] + offset_;
+  }
 
  private:
   int arena_slot_ = 0;

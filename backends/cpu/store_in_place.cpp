@@ -1,4 +1,5 @@
-// Stores without a copy: the op that makes a value writes it to memory, rather than to a register first.
+// Stores without a copy: the op that makes a value writes it to memory, rather than to a register
+// first.
 #include <algorithm>
 
 #include "fused.h"
@@ -22,7 +23,8 @@ struct InPlace {
           each_read(plan, op, [&](int v) { ++reads[static_cast<std::size_t>(v)]; });
         }
   }
-  // Does an op after `maker`, or that one elsewhere than at its own point, read what will be stored to?
+  // Does an op after `maker`, or that one elsewhere than at its own point, read what will be stored
+  // to?
   bool is_read(const Tape& tape, std::size_t maker, const Access& to) const {
     bool found = false;
     for (std::size_t t = maker; t < tape.size(); ++t)
@@ -42,7 +44,8 @@ struct InPlace {
   AssembledOps::Output* made_by(const Op& op, int value) const {
     if (op.kind != Op::assembled) return nullptr;
     auto& out = plan.assembled[static_cast<std::size_t>(op.which)].out;
-    const auto made = std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
+    const auto made =
+        std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
     return made == out.end() ? nullptr : &*made;
   }
   void store(Tape& tape, std::size_t at) {
@@ -52,7 +55,8 @@ struct InPlace {
     int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
       if (auto* made = made_by(tape[t], value); made && makers.empty()) {
-        const bool alone = reads[static_cast<std::size_t>(value)] == 1;   // nobody else wants it as f32
+        // nobody else wants it as f32
+        const bool alone = reads[static_cast<std::size_t>(value)] == 1;
         if (made->into < 0 && (!is_narrow(to.dtype) || alone) && !is_read(tape, t, to))
           made->into = tape[at].access, made->narrow = is_narrow(to.dtype);
         return;
@@ -63,13 +67,16 @@ struct InPlace {
       }
       if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded where it is
       const bool changes = tape[t].kind == Op::poke;
-      if ((!changes && tape[t].kind != Op::map && tape[t].kind != Op::map_rows) || tape[t].into >= 0) return;
+      if ((!changes && tape[t].kind != Op::map && tape[t].kind != Op::map_rows) ||
+          tape[t].into >= 0)
+        return;
       makers.push_back(t);
       if (!changes) break;
       value = tape[t].in[0];
       if (reads[static_cast<std::size_t>(value)] > 1) return;
     }
-    if (makers.empty() || tape[makers.back()].kind == Op::poke || is_read(tape, makers.back(), to)) return;
+    if (makers.empty() || tape[makers.back()].kind == Op::poke || is_read(tape, makers.back(), to))
+      return;
     for (std::size_t t : makers) tape[t].into = tape[at].access;
   }
 };

@@ -11,7 +11,7 @@ using program::Instr;
 
 namespace {
 
-constexpr std::int64_t least_points = 4096;   // of a step that is worth a second plan
+constexpr std::int64_t least_points = 4096;  // of a step that is worth a second plan
 bool compares(Code c) { return c == Code::less || c == Code::less_equal; }
 bool counts(DType d) { return !is_float(d) && d != DType::boolean && d != DType::u64; }
 
@@ -23,11 +23,15 @@ bool Unmasked::is_position(const Instr& in) const {
   if (!counts(in.dtype)) return false;
   switch (in.code) {
     case Code::constant:
-    case Code::iota: return true;
-    case Code::cast: return made(0);
+    case Code::iota:
+      return true;
+    case Code::cast:
+      return made(0);
     case Code::add:
-    case Code::sub: return made(0) && made(1);
-    default: return false;
+    case Code::sub:
+      return made(0) && made(1);
+    default:
+      return false;
   }
 }
 
@@ -45,7 +49,8 @@ Unmasked::Unmasked(const program::Fused& fused) : fused_(fused), code_(fused.cod
       positions_[i] = {Place(in.view), in.integer + in.view.offset, in.stride * (n - 1)};
       turns |= !in.view.terms.empty();
     }
-    compared_[i] = compares(in.code) && known_[static_cast<std::size_t>(in.args[0])] && known_[static_cast<std::size_t>(in.args[1])];
+    compared_[i] = compares(in.code) && known_[static_cast<std::size_t>(in.args[0])] &&
+                   known_[static_cast<std::size_t>(in.args[1])];
     if (compared_[i]) used = i + 1;
   }
   code_.resize(used), bounds_.resize(used);
@@ -54,7 +59,7 @@ Unmasked::Unmasked(const program::Fused& fused) : fused_(fused), code_(fused.cod
 
 void Unmasked::drop_masks() {
   std::vector<bool> holds(fused_.code.size());
-  std::vector<int> same(fused_.code.size());                // which instruction makes what this one makes
+  std::vector<int> same(fused_.code.size());  // which instruction makes what this one makes
   for (std::size_t i = 0; i < fused_.code.size(); ++i) {
     auto& in = fused_.code[i];
     same[i] = static_cast<int>(i);
@@ -64,15 +69,22 @@ void Unmasked::drop_masks() {
     auto becomes = [&](int k) {
       const int by = in.args[k];
       auto& other = fused_.code[static_cast<std::size_t>(by)];
-      if (other.dtype == in.dtype && other.inner == in.inner) same[i] = by, holds[i] = held(k), exists_ |= in.code == Code::select;
+      if (other.dtype == in.dtype && other.inner == in.inner)
+        same[i] = by, holds[i] = held(k), exists_ |= in.code == Code::select;
     };
     holds[i] = compared_[i];
-    const bool masks = in.dtype == DType::boolean && (in.code == Code::bit_and || in.code == Code::bit_or);
-    if (masks && held(0) && held(1)) holds[i] = true;
-    else if (masks && in.code == Code::bit_or) holds[i] = held(0) || held(1);
-    else if (masks && held(0)) becomes(1);
-    else if (masks && held(1)) becomes(0);
-    else if (in.code == Code::select && held(0)) becomes(1);
+    const bool masks =
+        in.dtype == DType::boolean && (in.code == Code::bit_and || in.code == Code::bit_or);
+    if (masks && held(0) && held(1))
+      holds[i] = true;
+    else if (masks && in.code == Code::bit_or)
+      holds[i] = held(0) || held(1);
+    else if (masks && held(0))
+      becomes(1);
+    else if (masks && held(1))
+      becomes(0);
+    else if (in.code == Code::select && held(0))
+      becomes(1);
   }
 }
 
@@ -83,18 +95,22 @@ std::optional<Unmasked::Bounds> Unmasked::bounds(std::size_t i, const Frame& fra
   if (in.code == Code::constant) {
     out = {in.integer, in.integer};
   } else if (in.code == Code::iota) {
-    const auto first = positions_[i].start + positions_[i].place.turned(frame), last = first + positions_[i].reach;
+    const auto first = positions_[i].start + positions_[i].place.turned(frame),
+               last = first + positions_[i].reach;
     out = {std::min(first, last), std::max(first, last)};
   } else if (in.code == Code::cast) {
     out = arg(0);
   } else if (arg(0) && arg(1)) {
     const bool adds = in.code == Code::add;
-    out = {arg(0)->low + (adds ? arg(1)->low : -arg(1)->high), arg(0)->high + (adds ? arg(1)->high : -arg(1)->low)};
+    out = {arg(0)->low + (adds ? arg(1)->low : -arg(1)->high),
+           arg(0)->high + (adds ? arg(1)->high : -arg(1)->low)};
   }
-  constexpr std::int64_t far = std::int64_t(1) << 40;       // of an i64: sums of these are exact
+  constexpr std::int64_t far = std::int64_t(1) << 40;  // of an i64: sums of these are exact
   const bool wide = in.dtype == DType::i64;
-  const auto least = wide ? -far : scalar::lowest(in.dtype).whole, most = wide ? far : scalar::highest(in.dtype).whole;
-  if (out && (out->low < least || out->high > most)) out.reset();   // it comes in again at the other end
+  const auto least = wide ? -far : scalar::lowest(in.dtype).whole,
+             most = wide ? far : scalar::highest(in.dtype).whole;
+  // it comes in again at the other end
+  if (out && (out->low < least || out->high > most)) out.reset();
   return out;
 }
 
@@ -102,8 +118,10 @@ bool Unmasked::holds(const Frame& frame) {
   for (std::size_t i = 0; i < code_.size(); ++i) {
     if (known_[i]) bounds_[i] = bounds(i, frame);
     if (!compared_[i]) continue;
-    auto &x = bounds_[static_cast<std::size_t>(code_[i].args[0])], &y = bounds_[static_cast<std::size_t>(code_[i].args[1])];
-    if (!x || !y || !(code_[i].code == Code::less ? x->high < y->low : x->high <= y->low)) return false;
+    auto &x = bounds_[static_cast<std::size_t>(code_[i].args[0])],
+         &y = bounds_[static_cast<std::size_t>(code_[i].args[1])];
+    if (!x || !y || !(code_[i].code == Code::less ? x->high < y->low : x->high <= y->low))
+      return false;
   }
   return true;
 }

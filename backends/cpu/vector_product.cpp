@@ -1,5 +1,5 @@
-// Products of a vector and a matrix, such as those of a model that makes one token at a time: they read a matrix for each
-// element of their result, and take as long as that takes.
+// Products of a vector and a matrix, such as those of a model that makes one token at a time: they
+// read a matrix for each element of their result, and take as long as that takes.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -21,16 +21,17 @@ using program::offset_at;
 using program::points;
 
 struct VectorPlan {
-  bool swapped = false;                           // the matrix is the contraction's a
-  MatrixDim n, k;                                 // of the matrix; x is the contraction's a, w its b, or the other way round
-  MatrixDims outer;                               // a product for each point
-  bool rows_are_n = false;                        // in memory w is (n, k), else (k, n)
-  std::int64_t n_block = 1, n_blocks = 1, k_block = 1, k_blocks = 1;   // decided by sizes alone
+  bool swapped = false;  // the matrix is the contraction's a
+  MatrixDim n, k;        // of the matrix; x is the contraction's a, w its b, or the other way round
+  MatrixDims outer;      // a product for each point
+  bool rows_are_n = false;  // in memory w is (n, k), else (k, n)
+  std::int64_t n_block = 1, n_blocks = 1, k_block = 1, k_blocks = 1;  // decided by sizes alone
   std::int64_t tasks() const { return points(outer) * n_blocks * k_blocks; }
   // Where k is cut, sums of each part, (point of outer, k part, n).
   std::int64_t partial_floats() const { return k_blocks > 1 ? points(outer) * k_blocks * n.n : 0; }
 };
-constexpr std::int64_t widest = 2048, most_x = 1 << 15, enough = 1 << 15;   // columns; floats of x at a time; multiplications of a task
+// columns; floats of x at a time; multiplications of a task
+constexpr std::int64_t widest = 2048, most_x = 1 << 15, enough = 1 << 15;
 constexpr std::int64_t least_tasks = 16;
 std::int64_t parts_of(std::int64_t n, std::int64_t block) { return (n + block - 1) / block; }
 
@@ -47,12 +48,13 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
   }
   if (points(s.m) != 1 || points(s.n) < 8 || points(s.k) < 8) return {};
   const std::int64_t work = points(s.n) * points(s.k);
-  if (work < 2048 || work * points(s.batch) < enough) return {};   // small sums are more exact otherwise
+  // small sums are more exact otherwise
+  if (work < 2048 || work * points(s.batch) < enough) return {};
   if (!is_read(c.a.dtype) || !is_read(c.b.dtype) || !is_read(c.out.dtype)) return {};
   s.normalize();
   if (s.k.size() != 1) return {};
   p.k = s.k[0];
-  std::size_t at = 0;                             // which dim of n is that of the matrix
+  std::size_t at = 0;  // which dim of n is that of the matrix
   for (std::size_t d = 0; d < s.n.size(); ++d)
     if (p.k.b == 1 ? s.n[d].n > s.n[at].n : s.n[d].b == 1) at = d;
   p.n = s.n[at];
@@ -67,12 +69,14 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
   const std::int64_t matrices = points(p.outer), each = p.n.n * p.k.n;
   p.k_block = p.k.n;
   if (p.rows_are_n) {
-    const std::int64_t wanted = std::clamp<std::int64_t>(each / enough, 1, std::max<std::int64_t>(1, 4 * least_tasks / matrices));
+    const std::int64_t wanted = std::clamp<std::int64_t>(
+        each / enough, 1, std::max<std::int64_t>(1, 4 * least_tasks / matrices));
     p.n_block = parts_of(parts_of(p.n.n, wanted), 4) * 4;
   } else {
     p.n_block = parts_of(parts_of(p.n.n, parts_of(p.n.n, widest)), 16) * 16;
     const std::int64_t tasks = matrices * parts_of(p.n.n, p.n_block);
-    const std::int64_t wanted = std::clamp<std::int64_t>(parts_of(least_tasks, tasks), 1, std::max<std::int64_t>(1, each / enough));
+    const std::int64_t wanted = std::clamp<std::int64_t>(parts_of(least_tasks, tasks), 1,
+                                                         std::max<std::int64_t>(1, each / enough));
     p.k_block = std::min(most_x, parts_of(parts_of(p.k.n, wanted), 8) * 8);
   }
   p.n_blocks = parts_of(p.n.n, p.n_block), p.k_blocks = parts_of(p.k.n, p.k_block);
@@ -82,16 +86,12 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
 class VectorProductStep final : public CompiledStep {
  public:
   VectorProductStep(const program::Step& step, const Context& context, VectorPlan plan)
-      : plan_(std::move(plan)),
-        x_(plan_.swapped ? step.contract.b : step.contract.a),
-        w_(plan_.swapped ? step.contract.a : step.contract.b),
-        out_(step.contract.out),
+      : plan_(std::move(plan)), x_(plan_.swapped ? step.contract.b : step.contract.a),
+        w_(plan_.swapped ? step.contract.a : step.contract.b), out_(step.contract.out),
         x_type_(plan_.swapped ? step.contract.b.dtype : step.contract.a.dtype),
         w_type_(plan_.swapped ? step.contract.a.dtype : step.contract.b.dtype),
-        out_type_(step.contract.out.dtype),
-        contract_(step.contract),
-        goes_along_k_(contract_.shown.k.size > 0),
-        along_(along()),
+        out_type_(step.contract.out.dtype), contract_(step.contract),
+        goes_along_k_(contract_.shown.k.size > 0), along_(along()),
         scratch_(step, context.arena_slot, plan_.partial_floats() * 4),
         workers_(static_cast<int>(std::min<std::int64_t>(plan_.tasks(), threads()))) {
     if (along_.size > 0) flags_.emplace(contract_.shown.flags);
@@ -103,28 +103,40 @@ class VectorProductStep final : public CompiledStep {
     auto* partial = p.k_blocks > 1 ? reinterpret_cast<float*>(scratch_.at(frame)) : nullptr;
     const auto* flags = flags_at(frame);
     parallel_for(p.tasks(), workers_, [&](std::int64_t task, int) {
-      const std::int64_t in = task % p.n_blocks, ik = task / p.n_blocks % p.k_blocks, point = task / p.n_blocks / p.k_blocks;
-      const std::int64_t n = in * p.n_block, k = ik * p.k_block, count = std::min(p.n_block, p.n.n - n);
-      float* y = partial ? partial + (point * p.k_blocks + ik) * p.n.n + n : reinterpret_cast<float*>(workspace());
-      for (std::int64_t done = 0; done < count; done += widest) {   // sums that the workspace holds, and the first cache
+      const std::int64_t in = task % p.n_blocks, ik = task / p.n_blocks % p.k_blocks,
+                         point = task / p.n_blocks / p.k_blocks;
+      const std::int64_t n = in * p.n_block, k = ik * p.k_block,
+                         count = std::min(p.n_block, p.n.n - n);
+      float* y = partial ? partial + (point * p.k_blocks + ik) * p.n.n + n
+                         : reinterpret_cast<float*>(workspace());
+      // sums that the workspace holds, and the first cache
+      for (std::int64_t done = 0; done < count; done += widest) {
         const std::int64_t some = std::min(widest, count - done);
         float* sums = partial ? y + done : y;
         std::memset(sums, 0, static_cast<std::size_t>(some) * 4);
         const std::byte* of_x = x + offset_at(p.outer, &MatrixDim::a, point) * bytes_of(x_type_);
-        const std::int64_t of_w = offset_at(p.outer, &MatrixDim::b, point), first = n + done, depth = std::min(p.k_block, p.k.n - k);
+        const std::int64_t of_w = offset_at(p.outer, &MatrixDim::b, point), first = n + done,
+                           depth = std::min(p.k_block, p.k.n - k);
         auto make = [&](std::int64_t i, std::int64_t columns, std::int64_t j, std::int64_t rows) {
-          multiply(of_x, w + (of_w + i * p.n.b + j * p.k.b) * bytes_of(w_type_), sums + (i - first), columns, j, rows);
+          multiply(of_x, w + (of_w + i * p.n.b + j * p.k.b) * bytes_of(w_type_), sums + (i - first),
+                   columns, j, rows);
         };
-        if (!flags) make(first, some, k, depth);
-        else if (goes_along_k_) each_shown(flags, k, depth, [&](std::int64_t j, std::int64_t rows) { make(first, some, j, rows); });
-        else each_shown(flags, first, some, [&](std::int64_t i, std::int64_t columns) { make(i, columns, k, depth); });
+        if (!flags)
+          make(first, some, k, depth);
+        else if (goes_along_k_)
+          each_shown(flags, k, depth,
+                     [&](std::int64_t j, std::int64_t rows) { make(first, some, j, rows); });
+        else
+          each_shown(flags, first, some,
+                     [&](std::int64_t i, std::int64_t columns) { make(i, columns, k, depth); });
         if (!partial) store(out, point, n + done, some, sums);
       }
     });
     if (!partial) return;
     const std::int64_t blocks = points(p.outer) * p.n_blocks;
     parallel_for(blocks, blocks > 64 ? workers_ : 1, [&](std::int64_t block, int) {
-      const std::int64_t n = block % p.n_blocks * p.n_block, point = block / p.n_blocks, count = std::min(p.n_block, p.n.n - n);
+      const std::int64_t n = block % p.n_blocks * p.n_block, point = block / p.n_blocks,
+                         count = std::min(p.n_block, p.n.n - n);
       float* sum = partial + point * p.k_blocks * p.n.n + n;
       for (std::int64_t ik = 1; ik < p.k_blocks; ++ik)
         for (std::int64_t j = 0; j < count; ++j) sum[j] += sum[ik * p.n.n + j];
@@ -132,29 +144,35 @@ class VectorProductStep final : public CompiledStep {
     });
   }
 
-  double made(const Frame& frame) const override { return flags_ ? program::shown_part(contract_, flags_at(frame)) : 1; }
+  double made(const Frame& frame) const override {
+    return flags_ ? program::shown_part(contract_, flags_at(frame)) : 1;
+  }
 
  private:
   using Flags = Contract::Shown::Flags;
   static int bytes_of(DType type) { return haliax::bytes_of(type); }
-  // The side of the matrix whose blocks may be left out. Size 0: neither; so where flags go along both, or along one of several dims.
+  // The side of the matrix whose blocks may be left out. Size 0: neither; so where flags go along
+  // both, or along one of several dims.
   Flags along() const {
     const Contract& c = contract_;
     const auto& s = c.shown;
     const auto& n = plan_.swapped ? s.m : s.n;
     if (s.flags.slot < 0 || (n.size > 0) == goes_along_k_) return {};
-    const bool whole = goes_along_k_ ? points(c.k) == plan_.k.n : points(plan_.swapped ? c.m : c.n) == plan_.n.n;
+    const bool whole =
+        goes_along_k_ ? points(c.k) == plan_.k.n : points(plan_.swapped ? c.m : c.n) == plan_.n.n;
     return !whole ? Flags() : goes_along_k_ ? s.k : n;
   }
   const unsigned char* flags_at(const Frame& frame) const {
     return flags_ ? reinterpret_cast<const unsigned char*>(flags_->at(frame)) : nullptr;
   }
-  // Of these positions those in blocks that are to be made, as many at a time as lie together. What the others have of the result is
-  // 0, or what is added to.
-  template <class F> void each_shown(const unsigned char* flags, std::int64_t first, std::int64_t count, F f) const {
+  // Of these positions those in blocks that are to be made, as many at a time as lie together. What
+  // the others have of the result is 0, or what is added to.
+  template <class F>
+  void each_shown(const unsigned char* flags, std::int64_t first, std::int64_t count, F f) const {
     const std::int64_t end = first + count, block = along_.size;
     auto is_shown = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
-    auto behind = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };   // of its block
+    // of its block
+    auto behind = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };
     for (std::int64_t at = first; at < end;) {
       std::int64_t next = behind(at);
       const bool shown = is_shown(at);
@@ -164,18 +182,21 @@ class VectorProductStep final : public CompiledStep {
     }
   }
   // y (n) += x (k ... k + depth) w
-  void multiply(const std::byte* x, const std::byte* w, float* y, std::int64_t n, std::int64_t k, std::int64_t depth) const {
+  void multiply(const std::byte* x, const std::byte* w, float* y, std::int64_t n, std::int64_t k,
+                std::int64_t depth) const {
     const auto& p = plan_;
     x += k * p.k.a * bytes_of(x_type_);
     const bool as_it_lies = x_type_ == DType::f32 && p.k.a == 1;
     auto* dense = reinterpret_cast<float*>(workspace()) + widest;
     if (!as_it_lies) kernels().load(x_type_)(dense, x, p.k.a, depth);
-    kernels().vector_product({n, depth, as_it_lies ? reinterpret_cast<const float*>(x) : dense, w, p.rows_are_n ? p.n.b : p.k.b,
-                              w_type_, p.rows_are_n, y});
+    kernels().vector_product({n, depth, as_it_lies ? reinterpret_cast<const float*>(x) : dense, w,
+                              p.rows_are_n ? p.n.b : p.k.b, w_type_, p.rows_are_n, y});
   }
-  void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count, float* sums) const {
+  void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count,
+             float* sums) const {
     const auto& p = plan_;
-    std::byte* to = out + (offset_at(p.outer, &MatrixDim::out, point) + n * p.n.out) * bytes_of(out_type_);
+    std::byte* to =
+        out + (offset_at(p.outer, &MatrixDim::out, point) + n * p.n.out) * bytes_of(out_type_);
     if (contract_.accumulate) {
       auto* before = reinterpret_cast<float*>(workspace()) + widest;
       kernels().load(out_type_)(before, to, p.n.out, count);
@@ -198,7 +219,8 @@ static_assert((widest + most_x) * 4 <= workspace_bytes);
 
 }  // namespace
 
-std::unique_ptr<CompiledStep> make_vector_product(const program::Step& step, const Context& context) {
+std::unique_ptr<CompiledStep> make_vector_product(const program::Step& step,
+                                                  const Context& context) {
   auto plan = plan_vector(step.contract);
   return plan ? std::make_unique<VectorProductStep>(step, context, *plan) : nullptr;
 }

@@ -6,7 +6,8 @@
 
 namespace haliax::cpu {
 
-std::unique_ptr<CompiledStep> make_vector_product(const program::Step&, const Context&);   // null: it is none, or too small a one
-std::optional<std::int64_t> vector_product_scratch(const program::Step&);                  // none: likewise
+// null: it is none, or too small a one
+std::unique_ptr<CompiledStep> make_vector_product(const program::Step&, const Context&);
+std::optional<std::int64_t> vector_product_scratch(const program::Step&);  // none: likewise
 
 }  // namespace haliax::cpu

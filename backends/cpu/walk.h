@@ -11,10 +11,9 @@
 
 namespace haliax::cpu {
 
-// Dimensions that several operands are walked over together: those of size 1 dropped, neighbours merged where all strides allow.
-// Strides are in elements.
-template <int Operands>
-struct Walk {
+// Dimensions that several operands are walked over together: those of size 1 dropped, neighbours
+// merged where all strides allow. Strides are in elements.
+template <int Operands> struct Walk {
   static constexpr int most = 16;
   int count = 0;
   std::int64_t size[most], stride[Operands][most];
@@ -47,13 +46,16 @@ struct Walk {
 };
 
 // Calls f with a value of an unsigned type of this size.
-template <class F>
-auto with_bytes(int bytes, const F& f) {
+template <class F> auto with_bytes(int bytes, const F& f) {
   switch (bytes) {
-    case 1: return f(std::uint8_t());
-    case 2: return f(std::uint16_t());
-    case 8: return f(std::uint64_t());
-    default: return f(std::uint32_t());
+    case 1:
+      return f(std::uint8_t());
+    case 2:
+      return f(std::uint16_t());
+    case 8:
+      return f(std::uint64_t());
+    default:
+      return f(std::uint32_t());
   }
 }
 
@@ -71,7 +73,8 @@ class Copier {
 
  private:
   Walk<2> walk_;
-  int bytes_ = 4, outer_ = 0;  // dims [0, outer_) are walked one by one, the last one or two by a tile
+  // dims [0, outer_) are walked one by one, the last one or two by a tile
+  int bytes_ = 4, outer_ = 0;
   std::int64_t outer_points_ = 1, per_block_ = 1, blocks_ = 0;
 };
 

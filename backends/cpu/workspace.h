@@ -1,4 +1,5 @@
-// Memory of each thread for the registers of the step that it runs. In thread storage: nothing is allocated while programs run.
+// Memory of each thread for the registers of the step that it runs. In thread storage: nothing is
+// allocated while programs run.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// What the backend asks of a machine: a table of functions with two fillings, CUDA itself (card/) and a simulation on the host
-// (sim/). Nothing above it knows which. All of them raise with the machine's own words.
+// What the backend asks of a machine: a table of functions with two fillings, CUDA itself (card/)
+// and a simulation on the host (sim/). Nothing above it knows which. All of them raise with the
+// machine's own words.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -13,13 +14,13 @@
 
 namespace haliax::cuda {
 
-using Handle = void*;      // of what the machine keeps; null: none
+using Handle = void*;  // of what the machine keeps; null: none
 struct Kernel {
   std::string name, text;  // of the generated part; the same text has the same name
 };
 // Part of a group of sends and receives.
 struct Transfer {
-  int peer = 0;            // the other's rank
+  int peer = 0;  // the other's rank
   bool sends = false;
   void* at = nullptr;
   std::int64_t bytes = 0;
@@ -28,24 +29,26 @@ struct Transfer {
 struct Fault : Error {
   using Error::Error;
 };
-struct Lost : Fault {      // it runs nothing more because another one, of another process, will not do its part
+// it runs nothing more because another one, of another process, will not do its part
+struct Lost : Fault {
   using Fault::Fault;
 };
 // Raises if the other processes that one waits for, for so long already, will not do their part.
 using Check = std::function<void(std::chrono::nanoseconds waited)>;
 
 struct Api {
-  const char* name;                                                  // of the backend
+  const char* name;  // of the backend
 
   // The machine.
-  Cards (*cards)();                                                  // which there are, and what is in their way; asked anew
-  std::int64_t (*free_bytes)(int device);                            // of its memory
+  Cards (*cards)();                        // which there are, and what is in their way; asked anew
+  std::int64_t (*free_bytes)(int device);  // of its memory
 
-  // Memory, aligned to 256 bytes. Taken and given back in the order of a stream: whoever takes it next, there, may write at once.
-  void* (*take)(Handle stream, std::int64_t bytes);                  // null: there is not enough
-  void (*give)(Handle stream, void*);                                // raises nothing
-  void* (*take_host)(std::int64_t bytes);                            // of the host, for copies; at once
-  void (*give_host)(void*);                                          // at once: no copy may be under way
+  // Memory, aligned to 256 bytes. Taken and given back in the order of a stream: whoever takes it
+  // next, there, may write at once.
+  void* (*take)(Handle stream, std::int64_t bytes);  // null: there is not enough
+  void (*give)(Handle stream, void*);                // raises nothing
+  void* (*take_host)(std::int64_t bytes);            // of the host, for copies; at once
+  void (*give_host)(void*);                          // at once: no copy may be under way
 
   // Copies, in the order of a stream. Host memory is take_host's.
   void (*put)(Handle stream, void* to, const void* from_host, std::int64_t bytes);
@@ -54,60 +57,72 @@ struct Api {
 
   // Streams: what is asked of one is done in order, what is asked of two in any.
   Handle (*make_stream)(int device);
-  void (*end_stream)(Handle);                                        // with nothing left to do
-  void (*wait)(Handle stream);                                       // the host, until all is done; raises a Fault
-  void (*mark)(Handle stream, std::int64_t* host, std::int64_t);     // in order: stores a number where the host sees it at once
+  void (*end_stream)(Handle);   // with nothing left to do
+  void (*wait)(Handle stream);  // the host, until all is done; raises a Fault
+  // in order: stores a number where the host sees it at once
+  void (*mark)(Handle stream, std::int64_t* host, std::int64_t);
 
   // Events: a point in a stream, the one where it was recorded last.
   Handle (*make_event)(int device);
   void (*end_event)(Handle);
-  void (*record)(Handle event, Handle stream);                       // in order
-  void (*follow)(Handle stream, Handle event);                       // in order: what comes behind waits for it
-  void (*wait_event)(Handle event);                                  // the host; at once if it was never recorded
-  double (*seconds)(Handle from, Handle to);                         // between two events that have come
+  void (*record)(Handle event, Handle stream);  // in order
+  void (*follow)(Handle stream, Handle event);  // in order: what comes behind waits for it
+  void (*wait_event)(Handle event);             // the host; at once if it was never recorded
+  double (*seconds)(Handle from, Handle to);    // between two events that have come
 
   // Kernels: a handle for each. What was compiled before is not compiled again.
   std::vector<Handle> (*compile)(int device, const std::vector<Kernel>&);
-  void (*launch)(Handle stream, Handle kernel, const Launch&, const std::int64_t* words);   // in order; words are copied
+  // in order; words are copied
+  void (*launch)(Handle stream, Handle kernel, const Launch&, const std::int64_t* words);
 
   // Products of matrices (product.h): what it takes to make one is found out once.
-  Handle (*make_product)(int device, const Product&, const Words&);  // lives as long as the program
-  std::vector<Handle> (*make_products)(int device, const Product&, const Words&, int most);   // by each of its first algorithms
-  std::int64_t (*workspace)();                                       // bytes that multiply may write
-  void (*multiply)(Handle stream, Handle product, const void* a, const void* b, void* out, void* workspace);   // in order
+  // lives as long as the program
+  Handle (*make_product)(int device, const Product&, const Words&);
+  // by each of its first algorithms
+  std::vector<Handle> (*make_products)(int device, const Product&, const Words&, int most);
+  std::int64_t (*workspace)();  // bytes that multiply may write
+  // in order
+  void (*multiply)(Handle stream, Handle product, const void* a, const void* b, void* out,
+                   void* workspace);
 
-  // Graphs: what is asked of a stream, and of those that follow it, is written down instead of done. Meanwhile this thread must
-  // not wait, nor take or give memory.
+  // Graphs: what is asked of a stream, and of those that follow it, is written down instead of
+  // done. Meanwhile this thread must not wait, nor take or give memory.
   void (*begin_graph)(Handle stream);
   Handle (*end_graph)(Handle stream);
   void (*drop_graph)(Handle graph);
-  Handle (*instantiate)(Handle graph);                               // of that, something to run
-  bool (*update)(Handle instance, Handle graph);                     // the same steps at other addresses; false: they are others
-  void (*run_graph)(Handle stream, Handle instance);                 // in order, as often as one likes
+  Handle (*instantiate)(Handle graph);  // of that, something to run
+  // the same steps at other addresses; false: they are others
+  bool (*update)(Handle instance, Handle graph);
+  void (*run_graph)(Handle stream, Handle instance);  // in order, as often as one likes
   void (*end_instance)(Handle instance);
-  // A part of a graph that may be left out, where the machine has such a thing (has_ifs). The kernel is launched, with words as
-  // launch has them, the last of which is set here: it tells whether the part runs (kTells). What is asked of the stream that
-  // comes back, until it is ended, is that part; what is asked of the other one afterwards comes behind. No exchange may be in
+  // A part of a graph that may be left out, where the machine has such a thing (has_ifs). The
+  // kernel is launched, with words as launch has them, the last of which is set here: it tells
+  // whether the part runs (kTells). What is asked of the stream that comes back, until it is ended,
+  // is that part; what is asked of the other one afterwards comes behind. No exchange may be in
   // such a graph.
   bool (*has_ifs)();
   Handle (*begin_if)(Handle stream, Handle kernel, const Launch&, std::int64_t* words);
   void (*end_if)(Handle inside);
 
-  // Speaking to other devices. Those that join with the same id are ranks 0, 1, ... of one communicator, and wait for each other.
-  // check: null where they are all of this process; else whoever waits for the device asks it, and raises what it says as Lost.
+  // Speaking to other devices. Those that join with the same id are ranks 0, 1, ... of one
+  // communicator, and wait for each other. check: null where they are all of this process; else
+  // whoever waits for the device asks it, and raises what it says as Lost.
   std::string (*make_id)();
   Handle (*join)(const std::string& id, int ranks, int rank, int device, const Check& check);
-  void (*exchange)(Handle communicator, Handle stream, const std::vector<Transfer>&);   // in order: all at once
-  void (*abort)(Handle communicator);                                // what is under way ends somehow; none is run any more
-  void (*leave)(Handle communicator);                                // frees it
+  // in order: all at once
+  void (*exchange)(Handle communicator, Handle stream, const std::vector<Transfer>&);
+  void (*abort)(Handle communicator);  // what is under way ends somehow; none is run any more
+  void (*leave)(Handle communicator);  // frees it
 };
 const Api& simulated();  // sim/sim.cpp
 
-// What a kernel calls to tell it, of CUDA's own: the last word of its launch, and whether the part runs.
+// What a kernel calls to tell it, of CUDA's own: the last word of its launch, and whether the part
+// runs.
 inline constexpr const char* kTells = "cudaGraphSetConditional";
 // All that a kernel's text stands on, by its compiler's needs.
 std::string prelude(bool host);
-Kernel named(const std::string& text);   // by its text
-inline std::string text_for_card(const Kernel& k) { return prelude(false) + k.text + "}\n"; }   // that a card's compiler takes
+Kernel named(const std::string& text);  // by its text
+// that a card's compiler takes
+inline std::string text_for_card(const Kernel& k) { return prelude(false) + k.text + "}\n"; }
 
 }  // namespace haliax::cuda

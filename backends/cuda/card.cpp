@@ -22,21 +22,25 @@ struct KnownWord {
   const char* text;
   bool Words::*flag;
 };
-constexpr KnownWord known[] = {{"sync", &Words::sync},   {"eager", &Words::eager}, {"keep", &Words::keep},
-                               {"exact", &Words::exact}, {"tf32", &Words::tf32},   {"tune", &Words::tune}};
+constexpr KnownWord known[] = {{"sync", &Words::sync}, {"eager", &Words::eager},
+                               {"keep", &Words::keep}, {"exact", &Words::exact},
+                               {"tf32", &Words::tf32}, {"tune", &Words::tune}};
 
 }  // namespace
 
 void require_cards(const Cards& c) {
   if (c.driver == 0) refuse("there is no NVIDIA driver (libcuda.so.1) on this machine");
-  if (c.driver / 1000 < c.needed / 1000)   // any of a major version will do
-    refuse(fmt::format("the driver is too old: it is for CUDA {}, and CUDA {} is needed", version(c.driver), version(c.needed)));
+  if (c.driver / 1000 < c.needed / 1000)  // any of a major version will do
+    refuse(fmt::format("the driver is too old: it is for CUDA {}, and CUDA {} is needed",
+                       version(c.driver), version(c.needed)));
   if (!c.says.empty()) refuse("the cards cannot be asked for: " + c.says);
-  if (c.cards.empty()) refuse("no GPU is visible; CUDA_VISIBLE_DEVICES and the container may hide them");
+  if (c.cards.empty())
+    refuse("no GPU is visible; CUDA_VISIBLE_DEVICES and the container may hide them");
   for (std::size_t k = 0; k < c.cards.size(); ++k)
     if (auto& card = c.cards[k]; card.sm < kOldest)
-      refuse(fmt::format("GPU {} ({}) is of sm_{}, and sm_{} or newer is needed; CUDA_VISIBLE_DEVICES can hide it", k, card.name,
-                         card.sm, kOldest));
+      refuse(fmt::format(
+          "GPU {} ({}) is of sm_{}, and sm_{} or newer is needed; CUDA_VISIBLE_DEVICES can hide it",
+          k, card.name, card.sm, kOldest));
 }
 
 Words words_of(const char* text) {
@@ -46,11 +50,13 @@ Words words_of(const char* text) {
   for (auto from = all.find_first_not_of(between); from != all.npos;) {
     const auto end = std::min(all.find_first_of(between, from), all.size());
     const auto word = all.substr(from, end - from);
-    auto found = std::find_if(std::begin(known), std::end(known), [&](auto& k) { return k.text == word; });
+    auto found =
+        std::find_if(std::begin(known), std::end(known), [&](auto& k) { return k.text == word; });
     if (found == std::end(known)) {
       std::vector<std::string> names;
       for (auto& k : known) names.push_back(k.text);
-      throw Error(fmt::format("[cuda] HALIAX_CUDA has the word {}, which is none of {}", word, fmt::join(names, ", ")));
+      throw Error(fmt::format("[cuda] HALIAX_CUDA has the word {}, which is none of {}", word,
+                              fmt::join(names, ", ")));
     }
     out.*found->flag = true;
     from = all.find_first_not_of(between, end);

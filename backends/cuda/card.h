@@ -1,4 +1,5 @@
-// What a machine must have for cards to be used, and what HALIAX_CUDA asks for. Nothing here needs CUDA.
+// What a machine must have for cards to be used, and what HALIAX_CUDA asks for. Nothing here needs
+// CUDA.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,27 +8,27 @@ namespace haliax::cuda {
 
 // What was found out of a machine. Versions as CUDA has them: 13000 is 13.0.
 struct Cards {
-  int driver = 0;                    // the version that it is for; 0: there is none
-  int needed = 0;                    // that of the runtime
-  std::string says = {};             // what went wrong in asking for the cards; empty: nothing
+  int driver = 0;         // the version that it is for; 0: there is none
+  int needed = 0;         // that of the runtime
+  std::string says = {};  // what went wrong in asking for the cards; empty: nothing
   struct Card {
     std::string name;
-    int sm = 0;                      // 90: sm_90
-    std::string id = {};             // no two of a host have the same
+    int sm = 0;           // 90: sm_90
+    std::string id = {};  // no two of a host have the same
   };
   std::vector<Card> cards = {};
 };
-void require_cards(const Cards&);    // raises what is missing, the first of it
+void require_cards(const Cards&);  // raises what is missing, the first of it
 
 // Words, with commas or spaces between them.
 struct Words {
-  bool sync = false;                 // waits behind each launch: a fault is that of its step
-  bool eager = false;                // no graphs
-  bool keep = false;                 // writes the texts of kernels
-  bool exact = false;                // no contracted multiply-adds
-  bool tf32 = false;                 // products of f32 in tf32
-  bool tune = false;                 // times algorithms, and writes down which was taken
+  bool sync = false;   // waits behind each launch: a fault is that of its step
+  bool eager = false;  // no graphs
+  bool keep = false;   // writes the texts of kernels
+  bool exact = false;  // no contracted multiply-adds
+  bool tf32 = false;   // products of f32 in tf32
+  bool tune = false;   // times algorithms, and writes down which was taken
 };
-Words words_of(const char* text);    // null: none; raises for one that is not known
+Words words_of(const char* text);  // null: none; raises for one that is not known
 
 }  // namespace haliax::cuda

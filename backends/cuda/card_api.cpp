@@ -1,5 +1,5 @@
-// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in its primary context, which
-// other libraries of the process share.
+// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in
+// its primary context, which other libraries of the process share.
 #include "card_api.h"
 
 #include <fmt/format.h>
@@ -21,8 +21,8 @@
 namespace haliax::cuda {
 namespace {
 
-// ---- what goes wrong ----------------------------------------------------------------------------------------------------------
-bool ends_device(CUresult r) {                   // nothing runs in its context any more
+// ---- what goes wrong ----
+bool ends_device(CUresult r) {  // nothing runs in its context any more
   switch (r) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_LAUNCH_FAILED:
@@ -33,8 +33,10 @@ bool ends_device(CUresult r) {                   // nothing runs in its context 
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_HARDWARE_STACK_ERROR:
     case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_ECC_UNCORRECTABLE: return true;
-    default: return false;
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+      return true;
+    default:
+      return false;
   }
 }
 std::string says(CUresult r) {
@@ -48,13 +50,13 @@ void must(CUresult r, const char* what) {
   throw Error(fmt::format("[cuda] the driver refuses {}: {}", what, says(r)));
 }
 
-// ---- devices ------------------------------------------------------------------------------------------------------------------
+// ---- devices ----
 struct Device {
   CUdevice id = 0;
   CUcontext context = nullptr;
   CUmemoryPool pool = nullptr;
   int sm = 0;
-  void* cublas = nullptr;                        // made when it is first wanted
+  void* cublas = nullptr;  // made when it is first wanted
 };
 struct Stream {
   CUstream stream;
@@ -66,12 +68,14 @@ struct Event {
 };
 int sm_of(CUdevice id) {
   int major = 0, minor = 0;
-  must(driver().attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, id), "what a card can do");
-  must(driver().attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, id), "what a card can do");
+  must(driver().attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, id),
+       "what a card can do");
+  must(driver().attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, id),
+       "what a card can do");
   return 10 * major + minor;
 }
-std::mutex lock;                                 // of what is made once
-Device& device(int d) {                          // and its context is this thread's
+std::mutex lock;         // of what is made once
+Device& device(int d) {  // and its context is this thread's
   static auto* all = new std::map<int, Device>;
   std::lock_guard hold(lock);
   auto& found = (*all)[d];
@@ -79,8 +83,9 @@ Device& device(int d) {                          // and its context is this thre
     must(driver().device(&found.id, d), "a card");
     found.sm = sm_of(found.id);
     must(driver().pool(&found.pool, found.id), "a card's memory");
-    cuuint64_t all_of_it = ~cuuint64_t(0);       // what is given back is kept for the next
-    must(driver().set_pool(found.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all_of_it), "to keep memory");
+    cuuint64_t all_of_it = ~cuuint64_t(0);  // what is given back is kept for the next
+    must(driver().set_pool(found.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all_of_it),
+         "to keep memory");
     must(driver().context(&found.context, found.id), "a context");
   }
   must(driver().set_context(found.context), "a context");
@@ -110,7 +115,8 @@ Cards cards() {
   if (c.driver / 1000 < c.needed / 1000) return c;
   int count = 0;
   if (auto r = d.missing ? CUDA_ERROR_NOT_FOUND : d.init(0); r != CUDA_SUCCESS) {
-    if (r != CUDA_ERROR_NO_DEVICE) c.says = d.missing ? std::string("the driver has no ") + d.missing : says(r);
+    if (r != CUDA_ERROR_NO_DEVICE)
+      c.says = d.missing ? std::string("the driver has no ") + d.missing : says(r);
     return c;
   }
   must(d.count(&count), "to count cards");
@@ -129,20 +135,23 @@ Cards cards() {
 std::int64_t free_bytes(int d) {
   auto& card = device(d);
   std::size_t free = 0, all = 0;
-  cuuint64_t reserved = 0, used = 0;             // what the pool keeps is free for us
+  cuuint64_t reserved = 0, used = 0;  // what the pool keeps is free for us
   must(driver().memory(&free, &all), "to say how much memory is free");
-  must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved), "to say how much memory is kept");
-  must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used), "to say how much memory is in use");
+  must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved),
+       "to say how much memory is kept");
+  must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used),
+       "to say how much memory is in use");
   return std::int64_t(free + reserved - used);
 }
 
-// ---- waiting: a card that has failed leaves the others in the middle of what they exchange with it ----------------------------
-struct Member {                                  // of a communicator
+// ---- waiting: a card that has failed leaves the others in the middle of what they exchange with
+// it ----
+struct Member {  // of a communicator
   Handle nccl;
   const Device* device;
   std::string id;
-  Check check;                                   // of ranks in other processes
-  std::string lost = {};                         // what it has said
+  Check check;            // of ranks in other processes
+  std::string lost = {};  // what it has said
 };
 std::mutex joined_lock;
 std::list<Member*>& joined() {
@@ -153,7 +162,8 @@ void refuse_lost(const Device& mine) {
   for (auto* m : joined())
     if (m->device == &mine && !m->lost.empty()) throw Lost(m->lost);
 }
-// Ends what is exchanged if a card of this process that takes part has failed, or another process, and says which.
+// Ends what is exchanged if a card of this process that takes part has failed, or another process,
+// and says which.
 void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
   std::lock_guard hold(joined_lock);
   for (auto* m : joined()) {
@@ -186,7 +196,7 @@ template <class F> void wait_for(const Device& mine, const F& is_done) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   std::lock_guard hold(joined_lock);
-  refuse_lost(mine);                             // it was ended, and not done
+  refuse_lost(mine);  // it was ended, and not done
 }
 void wait(Handle s) {
   auto& at = on(s);
@@ -221,7 +231,7 @@ void leave(Handle h) {
   delete mine;
 }
 
-// ---- memory and copies --------------------------------------------------------------------------------------------------------
+// ---- memory and copies ----
 void* take(Handle s, std::int64_t bytes) {
   CUdeviceptr got = 0;
   const auto r = driver().take(&got, std::size_t(bytes), on(s).stream);
@@ -229,21 +239,26 @@ void* take(Handle s, std::int64_t bytes) {
   must(r, "memory");
   return reinterpret_cast<void*>(got);
 }
-void give(Handle s, void* p) {                   // with a fault, or at the end of the process, nobody can say what went wrong
+// with a fault, or at the end of the process, nobody can say what went wrong
+void give(Handle s, void* p) {
   auto& at = *static_cast<Stream*>(s);
-  if (driver().set_context(at.device->context) == CUDA_SUCCESS) driver().give(address(p), at.stream);
+  if (driver().set_context(at.device->context) == CUDA_SUCCESS)
+    driver().give(address(p), at.stream);
 }
 void* take_host(std::int64_t bytes) {
   void* got = nullptr;
-  must(driver().take_host(&got, std::size_t(bytes), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP), "memory of the host");
+  must(driver().take_host(&got, std::size_t(bytes),
+                          CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+       "memory of the host");
   return got;
 }
 
-// ---- kernels ------------------------------------------------------------------------------------------------------------------
-bool exact = false;                              // no contracted multiply-adds: HALIAX_CUDA
+// ---- kernels ----
+bool exact = false;  // no contracted multiply-adds: HALIAX_CUDA
 std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   static std::mutex compiling;
-  static auto* known = new std::map<std::pair<int, std::string>, CUkernel>;   // by architecture and name; for all devices
+  // by architecture and name; for all devices
+  static auto* known = new std::map<std::pair<int, std::string>, CUkernel>;
   const int sm = device(d).sm;
   std::lock_guard hold(compiling);
   std::vector<Handle> out;
@@ -252,7 +267,8 @@ std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
     if (!made) {
       const auto cubin = cached_cubin(text_for_card(k), sm, exact);
       CUlibrary library = nullptr;
-      must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "a kernel");
+      must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+           "a kernel");
       must(driver().kernel(&made, library, k.name.c_str()), "a kernel");
     }
     out.push_back(made);
@@ -260,18 +276,20 @@ std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   return out;
 }
 void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
-  constexpr std::int64_t usual = 48 << 10;                  // of shared memory: more has to be asked for
+  constexpr std::int64_t usual = 48 << 10;  // of shared memory: more has to be asked for
   if (l.shared > usual)
-    must(driver().set_kernel(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(l.shared), static_cast<CUkernel>(kernel),
-                             on(s).device->id),
+    must(driver().set_kernel(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(l.shared),
+                             static_cast<CUkernel>(kernel), on(s).device->id),
          "shared memory");
-  void* arguments[] = {const_cast<std::int64_t*>(words)};   // one struct, whose size the kernel knows
-  must(driver().launch(static_cast<CUfunction>(kernel), unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, unsigned(l.shared),
-                       on(s).stream, arguments, nullptr),
+  // one struct, whose size the kernel knows
+  void* arguments[] = {const_cast<std::int64_t*>(words)};
+  must(driver().launch(static_cast<CUfunction>(kernel), unsigned(l.blocks), 1, 1,
+                       unsigned(l.threads), 1, 1, unsigned(l.shared), on(s).stream, arguments,
+                       nullptr),
        "a launch");
 }
 
-// ---- products -----------------------------------------------------------------------------------------------------------------
+// ---- products ----
 struct Multiplier {
   int device;
   Product product;
@@ -294,7 +312,7 @@ Handle make_product(int d, const Product& p, const Words& words) {
   auto& card = device(d);
   CublasProduct told(p, words.tf32);
   const auto what = fmt::format("sm_{} {}{}", card.sm, to_string(p), words.tf32 ? " tf32" : "");
-  auto* library = library_of(card);               // also where nothing is asked of it now: products run by it
+  auto* library = library_of(card);  // also where nothing is asked of it now: products run by it
   auto how = tuned(what);
   if (!how) how = words.tune ? fastest(card, told, p) : told.algorithms(library, 1)[0];
   if (words.tune) keep_tuned(what, *how);
@@ -306,9 +324,11 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
   CUstream stream = nullptr;
   CUevent from = nullptr, to = nullptr;
   must(drv.make_stream(&stream, CU_STREAM_NON_BLOCKING), "a stream");
-  must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event"), must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
+  must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event"),
+      must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
   std::vector<CUdeviceptr> memory;
-  for (auto bytes : {bytes_of(p.a, p.batch), bytes_of(p.b, p.batch), bytes_of(p.out, p.batch), kCublasWorkspace})
+  for (auto bytes :
+       {bytes_of(p.a, p.batch), bytes_of(p.b, p.batch), bytes_of(p.out, p.batch), kCublasWorkspace})
     must(drv.take(&memory.emplace_back(), std::size_t(bytes), stream), "memory to tune with");
   auto at = [&](std::size_t k) { return reinterpret_cast<void*>(memory[k]); };
   std::vector<std::pair<float, CublasProduct::Algorithm>> times;
@@ -318,7 +338,8 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
       float ms = 0;
       must(drv.record(from, stream), "an event");
       told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
-      must(drv.record(to, stream), "an event"), must(drv.wait(stream), "to wait"), must(drv.elapsed(&ms, from, to), "a time");
+      must(drv.record(to, stream), "an event"), must(drv.wait(stream), "to wait"),
+          must(drv.elapsed(&ms, from, to), "a time");
       mine.push_back(ms);
     }
     std::nth_element(mine.begin(), mine.begin() + 3, mine.end());
@@ -326,12 +347,15 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
   }
   for (auto m : memory) drv.give(m, stream);
   drv.wait(stream), drv.end_event(from), drv.end_event(to), drv.end_stream(stream);
-  return std::min_element(times.begin(), times.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
+  return std::min_element(times.begin(), times.end(),
+                          [](auto& a, auto& b) { return a.first < b.first; })
+      ->second;
 }
 std::vector<Handle> make_products(int d, const Product& p, const Words& words, int most) {
   std::vector<Handle> all;
   for (auto& how : CublasProduct(p, words.tf32).algorithms(library_of(device(d)), most))
-    all.push_back(new Multiplier{d, p, words.tf32, CublasProduct(p, words.tf32), how});   // for ever
+    // for ever
+    all.push_back(new Multiplier{d, p, words.tf32, CublasProduct(p, words.tf32), how});
   return all;
 }
 void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
@@ -340,7 +364,7 @@ void multiply(Handle s, Handle product, const void* a, const void* b, void* out,
   m.told.run(stream.device->cublas, stream.stream, m.how, a, b, out, workspace);
 }
 
-// ---- graphs -------------------------------------------------------------------------------------------------------------------
+// ---- graphs ----
 Handle end_graph(Handle s) {
   CUgraph graph = nullptr;
   must(driver().end_graph(on(s).stream, &graph), "to end a graph");
@@ -353,15 +377,16 @@ Handle instantiate(Handle graph) {
 }
 bool update(Handle instance, Handle graph) {
   CUgraphExecUpdateResultInfo info{};
-  return driver().update(static_cast<CUgraphExec>(instance), static_cast<CUgraph>(graph), &info) == CUDA_SUCCESS;
+  return driver().update(static_cast<CUgraphExec>(instance), static_cast<CUgraph>(graph), &info) ==
+         CUDA_SUCCESS;
 }
 
-// The kernel tells a condition of the graph that is written down; behind it stands a node whose part is written down in a stream
-// of its own.
+// The kernel tells a condition of the graph that is written down; behind it stands a node whose
+// part is written down in a stream of its own.
 bool has_ifs() { return driver().has_ifs && can_link(); }
 #if CUDA_VERSION >= 13000
 // Streams for it lie ready, since little may be made while a graph is written down.
-constexpr std::size_t kReady = 4;                // parts within parts
+constexpr std::size_t kReady = 4;  // parts within parts
 std::map<const Device*, std::vector<Handle>>& ready() {
   static auto* all = new std::map<const Device*, std::vector<Handle>>;
   return *all;
@@ -391,7 +416,7 @@ void prepare_ifs(const Device& d) {
 }
 struct Captured {
   CUgraph graph = nullptr;
-  std::vector<CUgraphNode> behind = {};          // what comes next waits for these
+  std::vector<CUgraphNode> behind = {};  // what comes next waits for these
 };
 Captured captured(const Stream& s) {
   CUstreamCaptureStatus status{};
@@ -399,39 +424,47 @@ Captured captured(const Stream& s) {
   const CUgraphNode* nodes = nullptr;
   const CUgraphEdgeData* edges = nullptr;
   std::size_t count = 0;
-  must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count), "what a graph has so far");
-  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) throw Error("[cuda] a part of a graph begins, and no graph is written down");
+  must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count),
+       "what a graph has so far");
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    throw Error("[cuda] a part of a graph begins, and no graph is written down");
   c.behind.assign(nodes, nodes + count);
   return c;
 }
 Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   auto& s = on(h);
   CUgraphConditionalHandle condition = 0;
-  must(driver().make_condition(&condition, captured(s).graph, s.device->context, 0, CU_GRAPH_COND_ASSIGN_DEFAULT), "a condition");
+  must(driver().make_condition(&condition, captured(s).graph, s.device->context, 0,
+                               CU_GRAPH_COND_ASSIGN_DEFAULT),
+       "a condition");
   words[l.words.size() - 1] = std::int64_t(condition);
   launch(h, kernel, l, words);
   const auto now = captured(s);
   CUgraphNodeParams node{};
   node.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
-  node.conditional.handle = condition, node.conditional.type = CU_GRAPH_COND_TYPE_IF, node.conditional.size = 1;
+  node.conditional.handle = condition, node.conditional.type = CU_GRAPH_COND_TYPE_IF,
+  node.conditional.size = 1;
   node.conditional.ctx = s.device->context;
   CUgraphNode made = nullptr;
-  must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node), "a part of a graph");
-  must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES), "a part of a graph");
+  must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node),
+       "a part of a graph");
+  must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES),
+       "a part of a graph");
   const auto inside = stream_inside(*s.device);
-  must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr, 0,
-                             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+  must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr,
+                             0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
        "a part of a graph");
   return inside;
 }
 void end_if(Handle inside) {
-  CUgraph same = nullptr;                        // the part's own
+  CUgraph same = nullptr;  // the part's own
   must(driver().end_graph(on(inside).stream, &same), "to end a part of a graph");
   keep_ready(inside);
 }
 #else
 void prepare_ifs(const Device&) {}
-Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }   // has_ifs is false
+// has_ifs is false
+Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }
 void end_if(Handle) {}
 #endif
 
@@ -461,7 +494,8 @@ Api table() {
   };
   a.wait = wait;
   a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
-    must(driver().mark(on(s).stream, address(to), cuuint64_t(n), CU_STREAM_WRITE_VALUE_DEFAULT), "a mark");
+    must(driver().mark(on(s).stream, address(to), cuuint64_t(n), CU_STREAM_WRITE_VALUE_DEFAULT),
+         "a mark");
   };
   a.make_event = [](int d) -> Handle {
     auto& card = device(d);
@@ -473,9 +507,12 @@ Api table() {
     driver().end_event(static_cast<Event*>(e)->event);
     delete static_cast<Event*>(e);
   };
-  a.record = [](Handle e, Handle s) { must(driver().record(event(e).event, on(s).stream), "an event"); };
+  a.record = [](Handle e, Handle s) {
+    must(driver().record(event(e).event, on(s).stream), "an event");
+  };
   a.follow = [](Handle s, Handle e) {
-    must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT), "to wait for an event");
+    must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT),
+         "to wait for an event");
   };
   a.wait_event = wait_event;
   a.seconds = [](Handle from, Handle to) {
@@ -494,7 +531,9 @@ Api table() {
   a.end_graph = end_graph;
   a.drop_graph = [](Handle g) { driver().drop_graph(static_cast<CUgraph>(g)); };
   a.instantiate = instantiate, a.update = update;
-  a.run_graph = [](Handle s, Handle i) { must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph"); };
+  a.run_graph = [](Handle s, Handle i) {
+    must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph");
+  };
   a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
   a.has_ifs = has_ifs, a.begin_if = begin_if, a.end_if = end_if;
   a.make_id = nccl_id;

@@ -1,5 +1,6 @@
-// The network carries, and we add: partial results come as they are, and are folded in rank order, narrow floats in f32. So all
-// ranks have the same bits, in every run, and those of the threads' communicator.
+// The network carries, and we add: partial results come as they are, and are folded in rank order,
+// narrow floats in f32. So all ranks have the same bits, in every run, and those of the threads'
+// communicator.
 #include <algorithm>
 #include <cstdlib>
 
@@ -10,7 +11,8 @@ namespace {
 
 using namespace program;
 
-bool dense(const View& v, const Dims& dims) {    // in one piece, at a place that no scalar in memory moves
+// in one piece, at a place that no scalar in memory moves
+bool dense(const View& v, const Dims& dims) {
   const auto want = row_major(dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
     if (dims[d] > 1 && v.strides[d] != want[d]) return false;
@@ -23,14 +25,16 @@ Dims with(Dims dims, int d, std::int64_t n) { return dims[std::size_t(d)] = n, d
 struct Blocks {
   std::int64_t size, ranks, step = (size + ranks - 1) / std::max<std::int64_t>(ranks, 1);
   std::int64_t first(std::int64_t r) const { return r * step; }
-  std::int64_t count(std::int64_t r) const { return std::clamp<std::int64_t>(size - first(r), 0, step); }
+  std::int64_t count(std::int64_t r) const {
+    return std::clamp<std::int64_t>(size - first(r), 0, step);
+  }
 };
 
 // How many elements each array wants in scratch: of what is sent, and of what comes.
 struct Room {
   std::int64_t sent = 0, came = 0;
 };
-bool outermost(const Operand& o, int dim) {      // its blocks along dim lie in one piece each
+bool outermost(const Operand& o, int dim) {  // its blocks along dim lie in one piece each
   return dense(o.view, o.dims) && points(Dims(o.dims.begin(), o.dims.begin() + dim)) <= 1;
 }
 Room room(const Collective& c, std::size_t k) {
@@ -40,9 +44,13 @@ Room room(const Collective& c, std::size_t k) {
       const auto all = Blocks{points(out.dims), c.ranks}.step * c.ranks;
       return {dense(out.view, out.dims) ? 0 : all, all};
     }
-    case Wire::reduce_scatter: return {outermost(x, c.dim[k]) ? 0 : points(x.dims), points(out.dims) * c.ranks};
-    case Wire::all_gather: return {dense(x.view, x.dims) ? 0 : points(x.dims), outermost(out, c.dim[k]) ? 0 : points(out.dims)};
-    case Wire::exchange: break;
+    case Wire::reduce_scatter:
+      return {outermost(x, c.dim[k]) ? 0 : points(x.dims), points(out.dims) * c.ranks};
+    case Wire::all_gather:
+      return {dense(x.view, x.dims) ? 0 : points(x.dims),
+              outermost(out, c.dim[k]) ? 0 : points(out.dims)};
+    case Wire::exchange:
+      break;
   }
   return {};
 }
@@ -53,20 +61,22 @@ View box_of(const Operand& o, const program::Parcel& p) {
   return v;
 }
 std::int64_t bytes(std::int64_t elements, DType d) { return aligned(elements * bytes_of(d)); }
-std::int64_t room(const Operand& o, const program::Parcel& p) {   // bytes
+std::int64_t room(const Operand& o, const program::Parcel& p) {  // bytes
   return dense(box_of(o, p), p.dims) ? 0 : bytes(points(p.dims), o.view.dtype);
 }
 
 class CollectiveMaker {
  public:
-  CollectiveMaker(const Step& s, const Program& p) : step_(s), c_(s.collective), at_(s.scratch), device_(p.device) {
+  CollectiveMaker(const Step& s, const Program& p)
+      : step_(s), c_(s.collective), at_(s.scratch), device_(p.device) {
     group_ = {device_};
-    for (int axis : c_.over) {                   // in rank order: major to minor
+    for (int axis : c_.over) {  // in rank order: major to minor
       std::int64_t stride = points(Dims(p.mesh.begin() + axis + 1, p.mesh.end()));
       auto size = p.mesh[std::size_t(axis)];
       std::vector<int> wider;
       for (int g : group_)
-        for (std::int64_t r = 0; r < size; ++r) wider.push_back(int(g + (r - g / stride % size) * stride));
+        for (std::int64_t r = 0; r < size; ++r)
+          wider.push_back(int(g + (r - g / stride % size) * stride));
       group_ = wider;
     }
     rank_ = std::find(group_.begin(), group_.end(), device_) - group_.begin();
@@ -94,7 +104,8 @@ class CollectiveMaker {
   View scratch(DType d, std::int64_t elements) {
     View v{kArenaSlot, d, at_ / bytes_of(d), {}, {}};
     at_ += bytes(elements, d);
-    if (at_ > step_.scratch + step_.scratch_bytes) throw Error("[collective] a collective needs more scratch than is planned for it");
+    if (at_ > step_.scratch + step_.scratch_bytes)
+      throw Error("[collective] a collective needs more scratch than is planned for it");
     return v;
   }
   static View laid(View v, const Dims& dims) { return v.strides = row_major(dims), v; }
@@ -106,8 +117,10 @@ class CollectiveMaker {
     for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
     return w;
   }
-  void move(std::vector<Message>& group, std::int64_t rank, bool sends, const View& v, std::int64_t elements) {
-    if (elements > 0) group.push_back({group_[std::size_t(rank)], sends, word(v), elements * bytes_of(v.dtype)});
+  void move(std::vector<Message>& group, std::int64_t rank, bool sends, const View& v,
+            std::int64_t elements) {
+    if (elements > 0)
+      group.push_back({group_[std::size_t(rank)], sends, word(v), elements * bytes_of(v.dtype)});
   }
   // out (dims) = what all ranks have, in rank order.
   void fold(const Dims& dims, const std::vector<View>& of_rank, const View& out) {
@@ -121,13 +134,19 @@ class CollectiveMaker {
       code.push_back({.code = Code::load, .dtype = d, .view = v});
       if (code.size() == 1) continue;
       const int so_far = code.size() == 2 ? 0 : int(code.size()) - 2;
-      code.push_back({.code = codes[int(c_.monoid)], .dtype = d, .args = {so_far, int(code.size()) - 1, -1, -1}});
+      code.push_back({.code = codes[int(c_.monoid)],
+                      .dtype = d,
+                      .args = {so_far, int(code.size()) - 1, -1, -1}});
     }
-    code.push_back({.code = Code::store, .dtype = out.dtype, .args = {int(code.size()) - 1, -1, -1, -1}, .view = out});
+    code.push_back({.code = Code::store,
+                    .dtype = out.dtype,
+                    .args = {int(code.size()) - 1, -1, -1, -1},
+                    .view = out});
     between_.push_back(std::move(s));
   }
 
-  // Each rank folds a block of what all have, and hands the result to all: twice (ranks - 1) / ranks of the array is sent.
+  // Each rank folds a block of what all have, and hands the result to all: twice (ranks - 1) /
+  // ranks of the array is sent.
   void all_reduce(std::size_t k) {
     auto &x = c_.x[k], &out = c_.out[k];
     const auto d = out.view.dtype;
@@ -136,7 +155,8 @@ class CollectiveMaker {
     const auto mine = blocks.count(rank_);
     const bool in_place = dense(out.view, out.dims), as_it_is = dense(x.view, x.dims);
     const auto all = laid(in_place ? out.view : scratch(d, blocks.step * ranks()), flat);
-    const auto came = laid(scratch(d, blocks.step * ranks()), flat), from = as_it_is ? laid(x.view, flat) : all;
+    const auto came = laid(scratch(d, blocks.step * ranks()), flat),
+               from = as_it_is ? laid(x.view, flat) : all;
     if (!as_it_is) copy(before_, x.dims, x.view, laid(all, x.dims));
     std::vector<View> of_rank;
     for (std::int64_t r = 0; r < ranks(); ++r) {
@@ -158,7 +178,8 @@ class CollectiveMaker {
     const bool as_it_is = outermost(x, dim);
     auto sent = as_it_is ? x.view : scratch(d, points(x.dims));
     const auto came = scratch(d, points(out.dims) * ranks());
-    const auto across = points(x.dims) / std::max<std::int64_t>(c_.size[k], 1);   // elements of one position along dim
+    // elements of one position along dim
+    const auto across = points(x.dims) / std::max<std::int64_t>(c_.size[k], 1);
     std::vector<View> of_rank;
     for (std::int64_t r = 0; r < ranks(); ++r) {
       const auto theirs = with(x.dims, dim, blocks.count(r));
@@ -196,7 +217,7 @@ class CollectiveMaker {
     }
   }
   void exchange() {
-    std::vector<View> own;                       // what goes to this device itself
+    std::vector<View> own;  // what goes to this device itself
     for (auto& p : c_.sends) {
       auto v = box_of(c_.x[std::size_t(p.array)], p);
       if (p.device == device_) {
@@ -208,7 +229,8 @@ class CollectiveMaker {
         copy(before_, p.dims, v, packed);
         v = packed;
       }
-      if (points(p.dims) > 0) first_.push_back({p.device, true, word(v), points(p.dims) * bytes_of(v.dtype)});
+      if (points(p.dims) > 0)
+        first_.push_back({p.device, true, word(v), points(p.dims) * bytes_of(v.dtype)});
     }
     std::size_t next = 0;
     for (auto& p : c_.receives) {
@@ -222,15 +244,16 @@ class CollectiveMaker {
         at = laid(scratch(v.dtype, points(p.dims)), p.dims);
         copy(behind_, p.dims, at, v);
       }
-      if (points(p.dims) > 0) first_.push_back({p.device, false, word(at), points(p.dims) * bytes_of(v.dtype)});
+      if (points(p.dims) > 0)
+        first_.push_back({p.device, false, word(at), points(p.dims) * bytes_of(v.dtype)});
     }
   }
 
   const Step& step_;
   const Collective& c_;
-  std::int64_t at_;                              // in scratch, in bytes
+  std::int64_t at_;  // in scratch, in bytes
   int device_;
-  std::vector<int> group_;                       // devices, in rank order
+  std::vector<int> group_;  // devices, in rank order
   std::int64_t rank_ = 0;
   std::vector<Step> before_, between_, behind_;  // the groups
   std::vector<Message> first_, second_;

@@ -22,7 +22,8 @@ std::atomic<std::int64_t> made{0};
 std::string head_of(const std::string& key, const std::string& bytes) {
   return fmt::format("haliax cubin {} {} {:016x}\n", key, bytes.size(), hash_of(bytes));
 }
-std::string read(const std::filesystem::path& file, const std::string& key) {   // empty: there is none that is whole
+// empty: there is none that is whole
+std::string read(const std::filesystem::path& file, const std::string& key) {
   std::ifstream in(file, std::ios::binary);
   std::string head, bytes;
   if (!std::getline(in, head)) return {};
@@ -39,7 +40,7 @@ void write(const std::filesystem::path& file, const std::string& all) {
     if (!out.flush()) failed = std::make_error_code(std::errc::io_error);
   }
   if (!failed) std::filesystem::rename(mine, file, failed);
-  if (failed) std::filesystem::remove(mine, failed);                            // the next one compiles it again
+  if (failed) std::filesystem::remove(mine, failed);  // the next one compiles it again
 }
 
 }  // namespace
@@ -49,7 +50,9 @@ std::filesystem::path cache_folder() {
   if (!asked || !*asked) return {};
   std::error_code failed;
   std::filesystem::create_directories(asked, failed);
-  if (failed) refuse_asked("HALIAX_CACHE", asked, "a folder, or one that can be made (" + failed.message() + ")");
+  if (failed)
+    refuse_asked("HALIAX_CACHE", asked,
+                 "a folder, or one that can be made (" + failed.message() + ")");
   return asked;
 }
 std::int64_t cubins_made() { return made; }
@@ -64,7 +67,8 @@ std::string cached_cubin(const std::string& text, int sm, bool exact) {
   const auto folder = cache_folder();
   auto compiled = [&] { return ++made, compile_for_card(text, sm, exact).bytes; };
   if (folder.empty()) return compiled();
-  const auto all = fmt::format("{} {} {}\n{}", compiler_of(folder, nvrtc_version()), sm, fmt::join(nvrtc_options(sm, exact), " "), text);
+  const auto all = fmt::format("{} {} {}\n{}", compiler_of(folder, nvrtc_version()), sm,
+                               fmt::join(nvrtc_options(sm, exact), " "), text);
   const auto key = fmt::format("{:016x}{:016x}", hash_of(all), hash_of(all, 0x9e3779b97f4a7c15));
   const auto file = folder / ("cubin-" + key);
   if (auto known = read(file, key); !known.empty()) return known;

@@ -8,15 +8,23 @@
 namespace haliax::cuda {
 namespace {
 
-// The part of cuBLASLt's interface that is used here, by its numbers, which have not changed since CUDA 11.
+// The part of cuBLASLt's interface that is used here, by its numbers, which have not changed since
+// CUDA 11.
 enum Dtype { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14 };
 enum Compute { kComputeF32 = 68, kComputeF64 = 70, kComputeTf32 = 77 };
 enum DescriptorField { kCompute = 0, kTransposeA = 3, kTransposeB = 4 };
 enum LayoutField { kType = 0, kRowCount = 2, kColCount = 3, kLd = 4, kBatch = 5, kStep = 6 };
-enum PreferenceField { kWorkspace = 1, kReductions = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };
-constexpr std::uint32_t kNone = 0, kInComputeType = 2;   // partial sums: their bits in a mask
+enum PreferenceField {
+  kWorkspace = 1,
+  kReductions = 3,
+  kAlignA = 5,
+  kAlignB = 6,
+  kAlignC = 7,
+  kAlignD = 8
+};
+constexpr std::uint32_t kNone = 0, kInComputeType = 2;  // partial sums: their bits in a mask
 
-struct Guess {                                   // the library's, as it lies there
+struct Guess {  // the library's, as it lies there
   CublasProduct::Algorithm algorithm;
   std::size_t workspace;
   int state;
@@ -26,16 +34,18 @@ struct Guess {                                   // the library's, as it lies th
 struct Cublas {
   using Handle = void*;
   int (*make)(Handle*) = nullptr;
-  int (*guess)(Handle, Handle product, Handle a, Handle b, Handle c, Handle d, Handle preference, int most, Guess*,
-               int* found) = nullptr;
-  int (*multiply)(Handle, Handle product, const void* alpha, const void* a, Handle, const void* b, Handle, const void* beta,
-                  const void* c, Handle, void* d, Handle, const CublasProduct::Algorithm*, void* workspace, std::size_t,
+  int (*guess)(Handle, Handle product, Handle a, Handle b, Handle c, Handle d, Handle preference,
+               int most, Guess*, int* found) = nullptr;
+  int (*multiply)(Handle, Handle product, const void* alpha, const void* a, Handle, const void* b,
+                  Handle, const void* beta, const void* c, Handle, void* d, Handle,
+                  const CublasProduct::Algorithm*, void* workspace, std::size_t,
                   void* stream) = nullptr;
   int (*make_descriptor)(Handle*, int compute, int scale) = nullptr;
   int (*free_descriptor)(Handle) = nullptr;
   int (*set_descriptor)(Handle, int field, const void*, std::size_t) = nullptr;
   int (*get_descriptor)(Handle, int field, void*, std::size_t, std::size_t*) = nullptr;
-  int (*make_layout)(Handle*, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld) = nullptr;
+  int (*make_layout)(Handle*, int type, std::uint64_t rows, std::uint64_t cols,
+                     std::int64_t ld) = nullptr;
   int (*free_layout)(Handle) = nullptr;
   int (*set_layout)(Handle, int field, const void*, std::size_t) = nullptr;
   int (*get_layout)(Handle, int field, void*, std::size_t, std::size_t*) = nullptr;
@@ -48,14 +58,20 @@ struct Cublas {
   Cublas() {
     const Library library({"libcublasLt.so.13", "libcublasLt.so.12"});
     auto find = [&](auto& f, const char* name) { return library.find(f, name); };
-    there = find(make_descriptor, "cublasLtMatmulDescCreate") && find(free_descriptor, "cublasLtMatmulDescDestroy") &&
-            find(set_descriptor, "cublasLtMatmulDescSetAttribute") && find(get_descriptor, "cublasLtMatmulDescGetAttribute") &&
-            find(make_layout, "cublasLtMatrixLayoutCreate") && find(free_layout, "cublasLtMatrixLayoutDestroy") &&
-            find(set_layout, "cublasLtMatrixLayoutSetAttribute") && find(get_layout, "cublasLtMatrixLayoutGetAttribute") &&
-            find(make_preference, "cublasLtMatmulPreferenceCreate") && find(free_preference, "cublasLtMatmulPreferenceDestroy") &&
+    there = find(make_descriptor, "cublasLtMatmulDescCreate") &&
+            find(free_descriptor, "cublasLtMatmulDescDestroy") &&
+            find(set_descriptor, "cublasLtMatmulDescSetAttribute") &&
+            find(get_descriptor, "cublasLtMatmulDescGetAttribute") &&
+            find(make_layout, "cublasLtMatrixLayoutCreate") &&
+            find(free_layout, "cublasLtMatrixLayoutDestroy") &&
+            find(set_layout, "cublasLtMatrixLayoutSetAttribute") &&
+            find(get_layout, "cublasLtMatrixLayoutGetAttribute") &&
+            find(make_preference, "cublasLtMatmulPreferenceCreate") &&
+            find(free_preference, "cublasLtMatmulPreferenceDestroy") &&
             find(set_preference, "cublasLtMatmulPreferenceSetAttribute") &&
-            find(get_preference, "cublasLtMatmulPreferenceGetAttribute") && find(make, "cublasLtCreate") &&
-            find(guess, "cublasLtMatmulAlgoGetHeuristic") && find(multiply, "cublasLtMatmul");
+            find(get_preference, "cublasLtMatmulPreferenceGetAttribute") &&
+            find(make, "cublasLtCreate") && find(guess, "cublasLtMatmulAlgoGetHeuristic") &&
+            find(multiply, "cublasLtMatmul");
   }
 };
 const Cublas& cublas() {
@@ -70,7 +86,10 @@ int type_of(DType d) {
   return d == DType::f32 ? kF32 : d == DType::f64 ? kF64 : d == DType::f16 ? kF16 : kBf16;
 }
 DType dtype_of(int type) {
-  return type == kF32 ? DType::f32 : type == kF64 ? DType::f64 : type == kF16 ? DType::f16 : DType::bf16;
+  return type == kF32   ? DType::f32
+         : type == kF64 ? DType::f64
+         : type == kF16 ? DType::f16
+                        : DType::bf16;
 }
 
 }  // namespace
@@ -81,8 +100,9 @@ struct CublasProduct::Impl {
   using Set = int (*)(Cublas::Handle, int, const void*, std::size_t);
   using Get = int (*)(Cublas::Handle, int, void*, std::size_t, std::size_t*);
   const Cublas& lib = cublas();
-  Cublas::Handle descriptor = nullptr, a = nullptr, b = nullptr, out = nullptr, preference = nullptr;
-  bool wide = false, accumulate = false;         // in f64; onto what is there
+  Cublas::Handle descriptor = nullptr, a = nullptr, b = nullptr, out = nullptr,
+                 preference = nullptr;
+  bool wide = false, accumulate = false;  // in f64; onto what is there
 
   template <class T> void set(Set f, Cublas::Handle h, int field, T value, const char* what) {
     must(f(h, field, &value, sizeof value), what);
@@ -94,17 +114,22 @@ struct CublasProduct::Impl {
     return value;
   }
   void lay(Cublas::Handle& h, const Matrix& m, std::int64_t batch) {
-    must(lib.make_layout(&h, type_of(m.dtype), std::uint64_t(m.rows), std::uint64_t(m.cols), m.ld), "a matrix");
+    must(lib.make_layout(&h, type_of(m.dtype), std::uint64_t(m.rows), std::uint64_t(m.cols), m.ld),
+         "a matrix");
     set(lib.set_layout, h, kBatch, std::int32_t(batch), "a batch");
     set(lib.set_layout, h, kStep, m.step, "the step of a batch");
   }
   Matrix laid(Cublas::Handle h, int alignment, bool transposed) const {
-    auto number = [&](int field) { return get<std::int64_t>(lib.get_layout, h, field, "to say what a matrix is"); };
+    auto number = [&](int field) {
+      return get<std::int64_t>(lib.get_layout, h, field, "to say what a matrix is");
+    };
     auto type = get<std::int32_t>(lib.get_layout, h, kType, "to say a dtype");
-    return {dtype_of(type), number(kRowCount), number(kColCount), number(kLd), number(kStep), alignment, transposed};
+    return {dtype_of(type), number(kRowCount), number(kColCount), number(kLd),
+            number(kStep),  alignment,         transposed};
   }
   bool transposed(int field) const {
-    return get<std::int32_t>(lib.get_descriptor, descriptor, field, "to say what is transposed") != 0;
+    return get<std::int32_t>(lib.get_descriptor, descriptor, field, "to say what is transposed") !=
+           0;
   }
   int alignment(int field) const {
     return int(get<std::uint32_t>(lib.get_preference, preference, field, "to say an alignment"));
@@ -114,19 +139,28 @@ struct CublasProduct::Impl {
 CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_unique<Impl>()) {
   auto& i = *impl_;
   if (!i.lib.there)
-    throw Error("[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
+    throw Error(
+        "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in "
+        "the loader's path?");
   i.wide = p.out.dtype == DType::f64, i.accumulate = p.accumulate;
-  const auto compute = i.wide ? kComputeF64 : tf32 && p.a.dtype == DType::f32 ? kComputeTf32 : kComputeF32;
+  const auto compute = i.wide                            ? kComputeF64
+                       : tf32 && p.a.dtype == DType::f32 ? kComputeTf32
+                                                         : kComputeF32;
   must(i.lib.make_descriptor(&i.descriptor, compute, i.wide ? kF64 : kF32), "a product");
-  i.set(i.lib.set_descriptor, i.descriptor, kTransposeA, std::int32_t(p.a.transposed), "a transpose");
-  i.set(i.lib.set_descriptor, i.descriptor, kTransposeB, std::int32_t(p.b.transposed), "a transpose");
+  i.set(i.lib.set_descriptor, i.descriptor, kTransposeA, std::int32_t(p.a.transposed),
+        "a transpose");
+  i.set(i.lib.set_descriptor, i.descriptor, kTransposeB, std::int32_t(p.b.transposed),
+        "a transpose");
   i.lay(i.a, p.a, p.batch), i.lay(i.b, p.b, p.batch), i.lay(i.out, p.out, p.batch);
-  // By itself it takes for granted that all pointers are aligned to 256 bytes, and may put partial sums together in the dtype of
-  // the result.
+  // By itself it takes for granted that all pointers are aligned to 256 bytes, and may put partial
+  // sums together in the dtype of the result.
   must(i.lib.make_preference(&i.preference), "a preference");
-  i.set(i.lib.set_preference, i.preference, kWorkspace, std::uint64_t(kCublasWorkspace), "a workspace");
-  i.set(i.lib.set_preference, i.preference, kReductions, kNone | kInComputeType, "how partial sums are put together");
-  for (auto [field, m] : {std::pair{kAlignA, &p.a}, {kAlignB, &p.b}, {kAlignC, &p.out}, {kAlignD, &p.out}})
+  i.set(i.lib.set_preference, i.preference, kWorkspace, std::uint64_t(kCublasWorkspace),
+        "a workspace");
+  i.set(i.lib.set_preference, i.preference, kReductions, kNone | kInComputeType,
+        "how partial sums are put together");
+  for (auto [field, m] :
+       {std::pair{kAlignA, &p.a}, {kAlignB, &p.b}, {kAlignC, &p.out}, {kAlignD, &p.out}})
     i.set(i.lib.set_preference, i.preference, field, std::uint32_t(m->alignment), "an alignment");
 }
 CublasProduct::CublasProduct(CublasProduct&&) noexcept = default;
@@ -148,38 +182,44 @@ Product CublasProduct::told() const {
   return p;
 }
 unsigned CublasProduct::reduction_schemes() const {
-  return impl_->get<std::uint32_t>(impl_->lib.get_preference, impl_->preference, kReductions, "to say how sums are put together");
+  return impl_->get<std::uint32_t>(impl_->lib.get_preference, impl_->preference, kReductions,
+                                   "to say how sums are put together");
 }
 
 bool CublasProduct::in_tf32() const {
   auto& i = *impl_;
-  return i.get<std::int32_t>(i.lib.get_descriptor, i.descriptor, kCompute, "to say what it computes in") == kComputeTf32;
+  return i.get<std::int32_t>(i.lib.get_descriptor, i.descriptor, kCompute,
+                             "to say what it computes in") == kComputeTf32;
 }
 std::vector<CublasProduct::Algorithm> CublasProduct::algorithms(void* library, int most) const {
   auto& i = *impl_;
   std::vector<Guess> guesses(static_cast<std::size_t>(most));
   int found = 0;
-  must(i.lib.guess(library, i.descriptor, i.a, i.b, i.out, i.out, i.preference, most, guesses.data(), &found), "every algorithm");
+  must(i.lib.guess(library, i.descriptor, i.a, i.b, i.out, i.out, i.preference, most,
+                   guesses.data(), &found),
+       "every algorithm");
   std::vector<Algorithm> out;
   for (int k = 0; k < found; ++k)
     if (guesses[std::size_t(k)].state == 0) out.push_back(guesses[std::size_t(k)].algorithm);
   if (out.empty()) throw Error("[cuda] cuBLASLt has no algorithm for a product");
   return out;
 }
-void CublasProduct::run(void* library, void* stream, const Algorithm& how, const void* a, const void* b, void* out,
-                        void* workspace) const {
+void CublasProduct::run(void* library, void* stream, const Algorithm& how, const void* a,
+                        const void* b, void* out, void* workspace) const {
   auto& i = *impl_;
   const double one = 1, beta = i.accumulate ? 1 : 0;
   const float one_f32 = 1, beta_f32 = float(beta);
   const void* scale[] = {&one_f32, &beta_f32};
   if (i.wide) scale[0] = &one, scale[1] = &beta;
-  must(i.lib.multiply(library, i.descriptor, scale[0], a, i.a, b, i.b, scale[1], out, i.out, out, i.out, &how, workspace,
-                      std::size_t(kCublasWorkspace), stream),
+  must(i.lib.multiply(library, i.descriptor, scale[0], a, i.a, b, i.b, scale[1], out, i.out, out,
+                      i.out, &how, workspace, std::size_t(kCublasWorkspace), stream),
        "to multiply");
 }
 void* make_cublas() {
   if (!cublas().there)
-    throw Error("[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
+    throw Error(
+        "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in "
+        "the loader's path?");
   void* library = nullptr;
   must(cublas().make(&library), "to begin");
   return library;

@@ -39,27 +39,31 @@ void Rank::exchange(Handle stream, const std::vector<Transfer>& t) {
   one_card_ ? one_card_->exchange(rank_, stream, t) : lane_->api.exchange(communicator_, stream, t);
 }
 void Rank::run(const Collective&, const void* const*, void* const*, void*, std::int64_t) {
-  throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others", lane_->api.name));
+  throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others",
+                          lane_->api.name));
 }
 void Rank::fail(const char* why) {
   failed_ = true;
-  one_card_ ? one_card_->fail(fmt::format("[{}] device {} has failed: {}", lane_->api.name, rank_, why))
-            : lane_->api.abort(communicator_);
+  one_card_
+      ? one_card_->fail(fmt::format("[{}] device {} has failed: {}", lane_->api.name, rank_, why))
+      : lane_->api.abort(communicator_);
 }
 
 namespace {
 
-constexpr int kOneLane = 1;                      // workers of a lane, as scratch is asked for
-constexpr int kBareProducts = 8;                 // algorithms that are asked for
+constexpr int kOneLane = 1;       // workers of a lane, as scratch is asked for
+constexpr int kBareProducts = 8;  // algorithms that are asked for
 
 class CudaDevice final : public Device, public Measured {
  public:
-  CudaDevice(const Api& api, const Words& words, const Machine& machine) : api_(api), words_(words), machine_(machine) {}
+  CudaDevice(const Api& api, const Words& words, const Machine& machine)
+      : api_(api), words_(words), machine_(machine) {}
   const char* name() const override { return api_.name; }
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
     if (s.kind == Kind::fused) return workers != kOneLane ? fused_scratch(s.fused) : 0;
-    return s.kind == Kind::contract && workers != kOneLane ? product_scratch(s.contract) : 0;   // nests pack nothing
+    // nests pack nothing
+    return s.kind == Kind::contract && workers != kOneLane ? product_scratch(s.contract) : 0;
   }
   int lanes(const Loop& l, std::int64_t turns, std::int64_t lane_bytes, int) const override {
     return nest_lanes(l, turns, lane_bytes);
@@ -82,7 +86,8 @@ class CudaDevice final : public Device, public Measured {
   Instant now(int d) override {
     const auto mine = lane(d);
     return mine->asked([&] {
-      Instant instant(mine->api.make_event(mine->device), [mine](void* e) { mine->api.end_event(e); });
+      Instant instant(mine->api.make_event(mine->device),
+                      [mine](void* e) { mine->api.end_event(e); });
       mine->api.record(instant.get(), mine->stream);
       return instant;
     });
@@ -91,21 +96,27 @@ class CudaDevice final : public Device, public Measured {
     api_.wait_event(from.get()), api_.wait_event(to.get());
     return api_.seconds(from.get(), to.get());
   }
-  std::vector<std::function<void()>> bare_products(const Step& s, const std::vector<void*>& places, int d) override {
+  std::vector<std::function<void()>> bare_products(const Step& s, const std::vector<void*>& places,
+                                                   int d) override {
     const auto launches = products_of(s);
     if (!launches || launches->size() != 1) return {};
-    auto& only = launches->front();              // a, b and out
-    auto at = [&](std::size_t k) { return static_cast<std::byte*>(places[std::size_t(only.words[k].slot)]) + only.words[k].value; };
+    auto& only = launches->front();  // a, b and out
+    auto at = [&](std::size_t k) {
+      return static_cast<std::byte*>(places[std::size_t(only.words[k].slot)]) + only.words[k].value;
+    };
     const auto mine = lane(d);
     std::vector<std::function<void()>> all;
     for (auto product : api_.make_products(mine->device, *only.product, words_, kBareProducts))
       all.push_back([=, a = at(0), b = at(1), out = at(2)] {
-        mine->asked([&] { mine->api.multiply(mine->stream, product, a, b, out, mine->workspace()); });
+        mine->asked(
+            [&] { mine->api.multiply(mine->stream, product, a, b, out, mine->workspace()); });
       });
     return all;
   }
-  // The calling threads, one for each device of the mesh that is here, ask at the same time; the first makes the id.
-  std::shared_ptr<Communicator> communicator(const Dims& mesh, int device, int number, RankGroup* group) override {
+  // The calling threads, one for each device of the mesh that is here, ask at the same time; the
+  // first makes the id.
+  std::shared_ptr<Communicator> communicator(const Dims& mesh, int device, int number,
+                                             RankGroup* group) override {
     if (group && group->count() == 1) group = nullptr;
     const auto ranks = int(points(mesh));
     const auto card = lane(number);
@@ -119,15 +130,18 @@ class CudaDevice final : public Device, public Measured {
       if (all.missing == 0 && std::any_of(all.ranks.begin(), all.ranks.end(), failed))
         all.ranks.assign(std::size_t(ranks), nullptr);
       if (auto& mine = all.ranks[std::size_t(device)]) return mine;
-      if (all.missing == 0 && group) start_with_others(all, ranks / group->count(), device, number, *group);
-      else if (all.missing == 0) start(all, ranks);
+      if (all.missing == 0 && group)
+        start_with_others(all, ranks / group->count(), device, number, *group);
+      else if (all.missing == 0)
+        start(all, ranks);
       --all.missing;
       id = all.id, one_card = all.one_card;
     }
     Check check;
     if (group) check = [group](auto waited) { group->check(waited); };
-    auto mine = one_card ? std::make_shared<Rank>(card, one_card, device)
-                         : std::make_shared<Rank>(card, api_.join(id, ranks, device, card->device, check));
+    auto mine =
+        one_card ? std::make_shared<Rank>(card, one_card, device)
+                 : std::make_shared<Rank>(card, api_.join(id, ranks, device, card->device, check));
     std::lock_guard hold(joining_);
     return meshes_[{mesh, group != nullptr}].ranks[std::size_t(device)] = mine;
   }
@@ -135,13 +149,15 @@ class CudaDevice final : public Device, public Measured {
  private:
   struct Ranks {
     std::string id;
-    std::shared_ptr<OneCard> one_card;           // instead
-    int missing = 0;                             // that have not asked for this id
+    std::shared_ptr<OneCard> one_card;  // instead
+    int missing = 0;                    // that have not asked for this id
     std::vector<std::shared_ptr<Rank>> ranks;
   };
   void start(Ranks& all, int ranks) {
-    if (ranks > 1 && devices() == 1) all.one_card = std::make_shared<OneCard>(api_, 0);
-    else all.id = api_.make_id();
+    if (ranks > 1 && devices() == 1)
+      all.one_card = std::make_shared<OneCard>(api_, 0);
+    else
+      all.id = api_.make_id();
     all.missing = ranks;
   }
   // here: devices of this process, of which one has a number. The id is that of the first process.
@@ -158,9 +174,10 @@ class CudaDevice final : public Device, public Measured {
   // A process that ends has done its part: others may still wait for what its devices send.
   void settle_at_exit() {
     static auto* all = new std::vector<CudaDevice*>;
-    if (all->empty()) std::atexit([] {
-      for (auto* d : *all) d->settle();
-    });
+    if (all->empty())
+      std::atexit([] {
+        for (auto* d : *all) d->settle();
+      });
     if (std::count(all->begin(), all->end(), this) == 0) all->push_back(this);
   }
   void settle() {
@@ -180,7 +197,9 @@ class CudaDevice final : public Device, public Measured {
     if (lane) return lane;
     const auto all = cards().cards;
     const auto count = int(all.size()), mine = count == 1 ? 0 : d;
-    if (mine >= count) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
+    if (mine >= count)
+      throw Error(
+          fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
     return lane = std::make_shared<Lane>(api_, mine, all[std::size_t(mine)].sm, words_.sync);
   }
   const Api& api_;
@@ -188,7 +207,7 @@ class CudaDevice final : public Device, public Measured {
   const Machine machine_;
   std::mutex lock_, joining_;
   std::map<int, std::shared_ptr<Lane>> lanes_;
-  std::map<std::pair<Dims, bool>, Ranks> meshes_;   // bool: that several processes share
+  std::map<std::pair<Dims, bool>, Ranks> meshes_;  // bool: that several processes share
 };
 
 }  // namespace

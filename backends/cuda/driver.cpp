@@ -5,7 +5,8 @@
 namespace haliax::cuda {
 namespace {
 
-// By the names that the library has them under: cuda.h calls the newest version of each by its plain name.
+// By the names that the library has them under: cuda.h calls the newest version of each by its
+// plain name.
 Driver opened() {
   Driver d;
   const Library library({"libcuda.so.1"});
@@ -13,32 +14,39 @@ Driver opened() {
     if (!library.find(f, name) && !d.missing) d.missing = name;
   };
   find(d.init, "cuInit"), find(d.version, "cuDriverGetVersion"), find(d.says, "cuGetErrorString");
-  find(d.count, "cuDeviceGetCount"), find(d.device, "cuDeviceGet"), find(d.device_name, "cuDeviceGetName");
+  find(d.count, "cuDeviceGetCount"), find(d.device, "cuDeviceGet"),
+      find(d.device_name, "cuDeviceGetName");
   find(d.device_id, "cuDeviceGetUuid_v2");
   find(d.attribute, "cuDeviceGetAttribute"), find(d.context, "cuDevicePrimaryCtxRetain");
   find(d.set_context, "cuCtxSetCurrent"), find(d.memory, "cuMemGetInfo_v2");
   find(d.pool, "cuDeviceGetDefaultMemPool"), find(d.set_pool, "cuMemPoolSetAttribute");
-  find(d.get_pool, "cuMemPoolGetAttribute"), find(d.take, "cuMemAllocAsync"), find(d.give, "cuMemFreeAsync");
-  find(d.take_host, "cuMemHostAlloc"), find(d.give_host, "cuMemFreeHost"), find(d.put, "cuMemcpyHtoDAsync_v2");
-  find(d.get, "cuMemcpyDtoHAsync_v2"), find(d.copy, "cuMemcpyDtoDAsync_v2"), find(d.make_stream, "cuStreamCreate");
+  find(d.get_pool, "cuMemPoolGetAttribute"), find(d.take, "cuMemAllocAsync"),
+      find(d.give, "cuMemFreeAsync");
+  find(d.take_host, "cuMemHostAlloc"), find(d.give_host, "cuMemFreeHost"),
+      find(d.put, "cuMemcpyHtoDAsync_v2");
+  find(d.get, "cuMemcpyDtoHAsync_v2"), find(d.copy, "cuMemcpyDtoDAsync_v2"),
+      find(d.make_stream, "cuStreamCreate");
   find(d.end_stream, "cuStreamDestroy_v2");
   find(d.is_done, "cuStreamQuery"), find(d.wait, "cuStreamSynchronize");
   find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
-  find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"), find(d.record, "cuEventRecord");
+  find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"),
+      find(d.record, "cuEventRecord");
   find(d.has_come, "cuEventQuery");
   find(d.wait_event, "cuEventSynchronize"), find(d.elapsed, "cuEventElapsedTime_v2");
   find(d.load, "cuLibraryLoadData"), find(d.kernel, "cuLibraryGetKernel");
   find(d.set_kernel, "cuKernelSetAttribute"), find(d.launch, "cuLaunchKernel");
   find(d.begin_graph, "cuStreamBeginCapture_v2"), find(d.end_graph, "cuStreamEndCapture");
   find(d.drop_graph, "cuGraphDestroy"), find(d.instantiate, "cuGraphInstantiateWithFlags");
-  find(d.update, "cuGraphExecUpdate_v2"), find(d.run_graph, "cuGraphLaunch"), find(d.end_instance, "cuGraphExecDestroy");
+  find(d.update, "cuGraphExecUpdate_v2"), find(d.run_graph, "cuGraphLaunch"),
+      find(d.end_instance, "cuGraphExecDestroy");
 #if CUDA_VERSION >= 13000
   int version = 0;
   d.has_ifs = library.find(d.captured, "cuStreamGetCaptureInfo_v3") &&
               library.find(d.go_on_behind, "cuStreamUpdateCaptureDependencies_v2") &&
               library.find(d.begin_inside, "cuStreamBeginCaptureToGraph") &&
-              library.find(d.make_condition, "cuGraphConditionalHandleCreate") && library.find(d.add_node, "cuGraphAddNode_v2") &&
-              d.version && d.version(&version) == CUDA_SUCCESS && version >= 12040;
+              library.find(d.make_condition, "cuGraphConditionalHandleCreate") &&
+              library.find(d.add_node, "cuGraphAddNode_v2") && d.version &&
+              d.version(&version) == CUDA_SUCCESS && version >= 12040;
 #endif
   return d;
 }

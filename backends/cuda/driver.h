@@ -49,7 +49,7 @@ struct Driver {
   decltype(&cuGraphExecUpdate) update = nullptr;
   decltype(&cuGraphLaunch) run_graph = nullptr;
   decltype(&cuGraphExecDestroy) end_instance = nullptr;
-#if CUDA_VERSION >= 13000                        // older headers have others by these names
+#if CUDA_VERSION >= 13000  // older headers have others by these names
   // Parts of graphs that may be left out; null where the driver has none.
   decltype(&cuStreamGetCaptureInfo) captured = nullptr;
   decltype(&cuStreamUpdateCaptureDependencies) go_on_behind = nullptr;
@@ -58,7 +58,7 @@ struct Driver {
   decltype(&cuGraphAddNode) add_node = nullptr;
 #endif
   bool has_ifs = false;
-  const char* missing = nullptr;                 // what is not there: the library, or a function of it
+  const char* missing = nullptr;  // what is not there: the library, or a function of it
 };
 const Driver& driver();
 

@@ -1,5 +1,6 @@
-// The plugin libhaliax_cuda-dry: the backend `cuda-dry`, a card of sm_90 on which everything succeeds and nothing happens. What it
-// is good for: programs that are run on it, of any size, leave in HALIAX_CACHE the kernels that a card would compile for them.
+// The plugin libhaliax_cuda-dry: the backend `cuda-dry`, a card of sm_90 on which everything
+// succeeds and nothing happens. What it is good for: programs that are run on it, of any size,
+// leave in HALIAX_CACHE the kernels that a card would compile for them.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -31,7 +32,8 @@ class Memory {
   }
   void give(void* p) {
     std::lock_guard hold(lock_);
-    if (auto found = taken_.find(p); found != taken_.end()) munmap(p, found->second), taken_.erase(found);
+    if (auto found = taken_.find(p); found != taken_.end())
+      munmap(p, found->second), taken_.erase(found);
   }
 
  private:
@@ -42,7 +44,7 @@ Memory& memory() {
   static auto* one = new Memory;
   return *one;
 }
-Handle handle() {                                // of anything: nobody looks behind it
+Handle handle() {  // of anything: nobody looks behind it
   static int one = 0;
   return &one;
 }
@@ -64,20 +66,22 @@ Api table() {
   a.get = [](Handle, void* to, const void*, std::int64_t n) { std::memset(to, 0, std::size_t(n)); };
   a.copy = a.put;
   a.make_stream = a.make_event = [](int) { return handle(); };
-  a.end_stream = a.end_event = a.wait = a.wait_event = a.begin_graph = a.drop_graph = a.end_instance = a.abort = a.leave =
-      [](Handle) {};
+  a.end_stream = a.end_event = a.wait = a.wait_event = a.begin_graph = a.drop_graph =
+      a.end_instance = a.abort = a.leave = [](Handle) {};
   a.mark = [](Handle, std::int64_t* to, std::int64_t n) { *to = n; };
   a.record = a.follow = a.run_graph = [](Handle, Handle) {};
   a.seconds = [](Handle, Handle) { return 1e-6; };
   a.compile = compile;
   a.launch = [](Handle, Handle, const Launch&, const std::int64_t*) {};
   a.make_product = [](int, const Product&, const Words&) { return handle(); };
-  a.make_products = [](int, const Product&, const Words&, int) { return std::vector<Handle>{handle()}; };
+  a.make_products = [](int, const Product&, const Words&, int) {
+    return std::vector<Handle>{handle()};
+  };
   a.workspace = [] { return kCublasWorkspace; };
   a.multiply = [](Handle, Handle, const void*, const void*, void*, void*) {};
   a.end_graph = a.instantiate = [](Handle) { return handle(); };
   a.update = [](Handle, Handle) { return true; };
-  a.has_ifs = [] { return false; };              // a bare machine has nothing to link what tells
+  a.has_ifs = [] { return false; };  // a bare machine has nothing to link what tells
   a.make_id = [] { return std::string(); };
   a.join = [](const std::string&, int, int, int, const Check&) { return handle(); };
   a.exchange = [](Handle, Handle, const std::vector<Transfer>&) {};
@@ -98,6 +102,7 @@ program::Device* device() {
 
 const haliax::program::Plugin* haliax_plugin() {
   using namespace haliax;
-  static const program::Plugin mine{program::library_version(), program::border_hash(), cuda::device};
+  static const program::Plugin mine{program::library_version(), program::border_hash(),
+                                    cuda::device};
   return &mine;
 }

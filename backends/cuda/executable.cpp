@@ -1,6 +1,7 @@
-// A run asks for all that a Program's sequence says, and returns. Where nobody has to wait on the way, that is written down as a
-// graph the first time, and run again at the same addresses; at others the graph is written down anew and put in the place of
-// the one that was used longest ago (Api::update): its steps are the same, and making an instance costs many times as much.
+// A run asks for all that a Program's sequence says, and returns. Where nobody has to wait on the
+// way, that is written down as a graph the first time, and run again at the same addresses; at
+// others the graph is written down anew and put in the place of the one that was used longest ago
+// (Api::update): its steps are the same, and making an instance costs many times as much.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,22 +23,22 @@ namespace {
 
 using namespace program;
 
-constexpr std::int64_t kMostInGraph = 20000;     // steps: what has more is asked for step by step
-constexpr std::size_t kMostInstances = 4;        // of one Program, at different addresses
+constexpr std::int64_t kMostInGraph = 20000;  // steps: what has more is asked for step by step
+constexpr std::size_t kMostInstances = 4;     // of one Program, at different addresses
 
 std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::intptr_t>(p)); }
 
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
-      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
-        near_(near_bytes_of(lane_.sm)),
+      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words),
+        program_(std::move(p)), near_(near_bytes_of(lane_.sm)),
         sequence_(sequence_of(*program_, near_, {.marks = words_.sync})) {
     if (words_.sync) marks_ = static_cast<int*>(api_.take_host(kMarks * sizeof(int)));
     if (sequence_.flags > 0 && !sequence_.speaks && fits_in_graph() && api_.has_ifs())
       sequence_ = sequence_of(*program_, near_, {.marks = words_.sync, .parts = true});
     require_memory();
-    if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
+    if (!words_.sync) join_equal(sequence_, *program_);  // a fault is that of one step there
     make(sequence_.items);
     if (words_.keep) keep_texts();
     auto kernels = api_.compile(lane_.device, kernels_);
@@ -54,11 +55,14 @@ class CudaExecutable final : public Executable {
     if (marks_) api_.give_host(marks_);
   }
 
-  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           Communicator* comm) override {
     auto* rank = dynamic_cast<Rank*>(comm);
     if (sequence_.speaks && !rank)
-      throw Error(fmt::format("[{}] the program speaks to other devices, and has no communicator that can; run it on a mesh",
-                              api_.name));
+      throw Error(
+          fmt::format("[{}] the program speaks to other devices, and has no communicator that can; "
+                      "run it on a mesh",
+                      api_.name));
     std::lock_guard hold(lane_.running);
     lane_.asked([&] {
       Lane::Run mine(lane_, program_);
@@ -76,10 +80,11 @@ class CudaExecutable final : public Executable {
 
  private:
   bool fits_in_graph() const {
-    return !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
+    return !words_.eager && !words_.sync && !sequence_.asks_host &&
+           steps_in_graph(sequence_.items) <= kMostInGraph;
   }
-  // Before anything runs: what the plan says, and what turns that are left out by flags take (sequence.h), beside what lies there
-  // already.
+  // Before anything runs: what the plan says, and what turns that are left out by flags take
+  // (sequence.h), beside what lies there already.
   void require_memory() const {
     const auto free = api_.free_bytes(lane_.device), left_out = sequence_.flags + sequence_.beside;
     auto& p = *program_;
@@ -89,48 +94,60 @@ class CudaExecutable final : public Executable {
     std::stable_sort(uses.begin(), uses.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::string largest;
     for (std::size_t k = 0; k < std::min<std::size_t>(uses.size(), 3); ++k)
-      largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ", uses[k].purpose, uses[k].bytes);
-    throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}",
-                            p.called, p.peak_bytes + left_out, lane_.device, api_.name, free, largest));
+      largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ",
+                             uses[k].purpose, uses[k].bytes);
+    throw Error(
+        fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of "
+                    "{} has {} free{}",
+                    p.called, p.peak_bytes + left_out, lane_.device, api_.name, free, largest));
   }
-  // In the folder HALIAX_CACHE, or else where the process is; once, as a name tells the text, and most programs share most kernels.
+  // In the folder HALIAX_CACHE, or else where the process is; once, as a name tells the text, and
+  // most programs share most kernels.
   void keep_texts() const {
     static std::mutex mutex;
     static std::set<std::filesystem::path> kept;
     const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
     const std::lock_guard lock(mutex);
     for (auto& k : kernels_)
-      if (auto file = folder / (k.name + ".cu"); kept.insert(file).second) std::ofstream(file) << text_for_card(k);
+      if (auto file = folder / (k.name + ".cu"); kept.insert(file).second)
+        std::ofstream(file) << text_for_card(k);
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
-      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part) kernels_.push_back(named(i.launch.text)), waiting_.push_back(&i);
-      if (i.kind == Item::Kind::product) i.made = api_.make_product(lane_.device, *i.launch.product, words_);
+      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part)
+        kernels_.push_back(named(i.launch.text)), waiting_.push_back(&i);
+      if (i.kind == Item::Kind::product)
+        i.made = api_.make_product(lane_.device, *i.launch.product, words_);
       if (i.kind == Item::Kind::collective)
-        for (auto* e : {&i.before, &i.behind}) events_.push_back(*e = api_.make_event(lane_.device));
+        for (auto* e : {&i.before, &i.behind})
+          events_.push_back(*e = api_.make_event(lane_.device));
       make(i.body);
     }
   }
 
   // ---- graphs ----
   struct Instance {
-    std::vector<std::int64_t> at;                // arguments, results, arena; which communicator
+    std::vector<std::int64_t> at;  // arguments, results, arena; which communicator
     Handle handle = nullptr;
-    std::int64_t used = 0;                       // by which run
+    std::int64_t used = 0;  // by which run
   };
-  void run_graph(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Rank* rank) {
+  void run_graph(const std::vector<void*>& arguments, const std::vector<void*>& results,
+                 void* arena, Rank* rank) {
     at_.clear();
     for (auto* all : {&arguments, &results})
       for (auto* p : *all) at_.push_back(number(p));
     at_.push_back(number(arena)), at_.push_back(sequence_.speaks ? rank->number : 0);
-    auto known = std::find_if(instances_.begin(), instances_.end(), [&](auto& i) { return i.at == at_; });
+    auto known =
+        std::find_if(instances_.begin(), instances_.end(), [&](auto& i) { return i.at == at_; });
     if (known == instances_.end()) known = write_down(arguments, results, arena, rank);
     known->used = ++runs_;
     api_.run_graph(lane_.stream, known->handle);
   }
-  std::vector<Instance>::iterator write_down(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+  std::vector<Instance>::iterator write_down(const std::vector<void*>& arguments,
+                                             const std::vector<void*>& results, void* arena,
                                              Rank* rank) {
-    if (sequence_.multiplies) lane_.workspace();   // taken before: nothing is while a graph is written down
+    // taken before: nothing is while a graph is written down
+    if (sequence_.multiplies) lane_.workspace();
     api_.begin_graph(lane_.graph);
     try {
       Call call(*this, lane_.graph, lane_.graph_side, arguments, results, arena, rank);
@@ -138,12 +155,13 @@ class CudaExecutable final : public Executable {
     } catch (...) {
       try {
         api_.drop_graph(api_.end_graph(lane_.graph));
-      } catch (const Error&) {}                  // the first one counts
+      } catch (const Error&) {}  // the first one counts
       throw;
     }
     const auto graph = api_.end_graph(lane_.graph);
     const std::unique_ptr<void, void (*)(Handle)> dropped(graph, api_.drop_graph);
-    auto at = std::min_element(instances_.begin(), instances_.end(), [](auto& a, auto& b) { return a.used < b.used; });
+    auto at = std::min_element(instances_.begin(), instances_.end(),
+                               [](auto& a, auto& b) { return a.used < b.used; });
     if (instances_.size() < kMostInstances) {
       instances_.push_back({at_, api_.instantiate(graph)});
       return instances_.end() - 1;
@@ -162,16 +180,20 @@ class CudaExecutable final : public Executable {
    public:
     Call(const CudaExecutable& e, Handle stream, Handle side, const std::vector<void*>& arguments,
          const std::vector<void*>& results, void* arena, Rank* rank)
-        : e_(e), api_(e.api_), program_(*e.program_), stream_(stream), side_(side), arena_(static_cast<std::byte*>(arena)),
-          rank_(rank), loops_(std::size_t(program_.loops)) {
+        : e_(e), api_(e.api_), program_(*e.program_), stream_(stream), side_(side),
+          arena_(static_cast<std::byte*>(arena)), rank_(rank), loops_(std::size_t(program_.loops)) {
       for (int k = 0; k < int(program_.slots.size()); ++k) {
         auto* root = &program_.slot(program_.memory(k));
         auto index = std::size_t(root->index);
-        auto* at = root->home == Home::argument ? arguments.at(index) : root->home == Home::result ? results.at(index) : arena;
-        slots_.push_back({static_cast<std::byte*>(at) + (at && root->home == Home::arena ? root->offset : 0), root->bytes});
+        auto* at = root->home == Home::argument ? arguments.at(index)
+                   : root->home == Home::result ? results.at(index)
+                                                : arena;
+        slots_.push_back(
+            {static_cast<std::byte*>(at) + (at && root->home == Home::arena ? root->offset : 0),
+             root->bytes});
       }
     }
-    ~Call() {                                    // also where it is given up
+    ~Call() {  // also where it is given up
       try {
         end();
       } catch (const Error&) {}
@@ -179,15 +201,24 @@ class CudaExecutable final : public Executable {
     void run(const std::vector<Item>& items) {
       for (auto& i : items) {
         switch (i.kind) {
-          case Item::Kind::loop: loop(i); break;
-          case Item::Kind::host: ask(i); break;
-          case Item::Kind::collective: collective(i); break;
-          case Item::Kind::part: part(i); break;
-          default: one(i);
+          case Item::Kind::loop:
+            loop(i);
+            break;
+          case Item::Kind::host:
+            ask(i);
+            break;
+          case Item::Kind::collective:
+            collective(i);
+            break;
+          case Item::Kind::part:
+            part(i);
+            break;
+          default:
+            one(i);
         }
       }
     }
-    void end() {                                 // all is in order again
+    void end() {  // all is in order again
       for (auto& p : beside_) api_.follow(stream_, p.behind);
       beside_.clear();
     }
@@ -198,7 +229,7 @@ class CudaExecutable final : public Executable {
       std::int64_t bytes = 0;
       bool meets(const Range& o) const { return at < o.at + o.bytes && o.at < at + bytes; }
     };
-    struct Beside {                              // a collective that may not have ended
+    struct Beside {  // a collective that may not have ended
       Handle behind = nullptr;
       std::vector<Range> ranges = {};
     };
@@ -212,20 +243,23 @@ class CudaExecutable final : public Executable {
       if (w.slot == kBesideSlot) return number(e_.beside_.get()) + v;
       return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
     }
-    std::byte* place(const View& v) const {      // of its first element; no scalar in memory moves it
+    std::byte* place(const View& v) const {  // of its first element; no scalar in memory moves it
       Word w{v.slot, v.offset * bytes_of(v.dtype)};
       for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
       return reinterpret_cast<std::byte*>(value_of(w));
     }
 
-    // The plan has one step end before the next begins: what a collective has to do with must not be touched meanwhile.
+    // The plan has one step end before the next begins: what a collective has to do with must not
+    // be touched meanwhile.
     void each_range(const Item& i, const std::function<void(const Range&)>& f) const {
       auto of_word = [&](const Word& w) {
         if (w.slot >= 0) f(slots_[std::size_t(w.slot)]);
         if (w.slot != kArenaSlot) return;
-        auto& l = i.step->loop;                  // in lanes
-        if (i.step->kind == Kind::loop) f({arena_ + l.lane_start, l.lane_bytes * l.lanes});
-        else f({arena_ + i.step->scratch, i.step->scratch_bytes});
+        auto& l = i.step->loop;  // in lanes
+        if (i.step->kind == Kind::loop)
+          f({arena_ + l.lane_start, l.lane_bytes * l.lanes});
+        else
+          f({arena_ + i.step->scratch, i.step->scratch_bytes});
       };
       for (auto& w : i.launch.words) of_word(w);
       for (auto& m : i.messages) of_word(m.at);
@@ -240,7 +274,8 @@ class CudaExecutable final : public Executable {
           return std::any_of(mine.begin(), mine.end(), [&](auto& o) { return o.meets(r); });
         });
       };
-      auto last = std::find_if(beside_.rbegin(), beside_.rend(), meets).base();   // those before it have ended, too
+      // those before it have ended, too
+      auto last = std::find_if(beside_.rbegin(), beside_.rend(), meets).base();
       if (last == beside_.begin()) return;
       api_.follow(stream_, std::prev(last)->behind);
       beside_.erase(beside_.begin(), last);
@@ -256,7 +291,8 @@ class CudaExecutable final : public Executable {
       api_.record(i.behind, side_);
       Beside mine{i.behind};
       each_range(i, [&](const Range& r) { mine.ranges.push_back(r); });
-      std::erase_if(beside_, [&](auto& b) { return b.behind == i.behind; });   // of the turn before: this one ends behind it
+      // of the turn before: this one ends behind it
+      std::erase_if(beside_, [&](auto& b) { return b.behind == i.behind; });
       beside_.push_back(std::move(mine));
     }
 
@@ -264,14 +300,17 @@ class CudaExecutable final : public Executable {
       settle(i);
       if (i.kind == Item::Kind::exchange) {
         std::vector<Transfer> all;
-        for (auto& m : i.messages) all.push_back({m.peer, m.sends, reinterpret_cast<void*>(value_of(m.at)), m.bytes});
+        for (auto& m : i.messages)
+          all.push_back({m.peer, m.sends, reinterpret_cast<void*>(value_of(m.at)), m.bytes});
         rank_->exchange(stream_, all);
       } else {
         if (e_.marks_ && !i.launch.parts.empty()) std::fill_n(e_.marks_, kMarks, 0);
         to_values(i);
         auto at = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(values_[k])); };
-        if (i.kind == Item::Kind::launch) api_.launch(stream_, i.made, i.launch, values_.data());
-        else api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.lane_.workspace());
+        if (i.kind == Item::Kind::launch)
+          api_.launch(stream_, i.made, i.launch, values_.data());
+        else
+          api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.lane_.workspace());
       }
       if (e_.words_.sync) wait_for(i);
     }
@@ -279,16 +318,17 @@ class CudaExecutable final : public Executable {
       values_.clear();
       for (auto& w : i.launch.words) values_.push_back(value_of(w));
     }
-    void part(const Item& i) {                   // there are no collectives then
+    void part(const Item& i) {  // there are no collectives then
       to_values(i);
-      const auto outside = std::exchange(stream_, api_.begin_if(stream_, i.made, i.launch, values_.data()));
+      const auto outside =
+          std::exchange(stream_, api_.begin_if(stream_, i.made, i.launch, values_.data()));
       const auto end = [&] { api_.end_if(std::exchange(stream_, outside)); };
       try {
         run(i.body);
       } catch (...) {
         try {
           end();
-        } catch (const Error&) {}                // the first one counts
+        } catch (const Error&) {}  // the first one counts
         throw;
       }
       end();
@@ -299,7 +339,8 @@ class CudaExecutable final : public Executable {
       } catch (const Lost&) {
         throw;
       } catch (const Fault& f) {
-        if (!i.launch.parts.empty()) throw Fault(fmt::format("{} has failed: {}", failed_part(i.launch, e_.marks_), f.what()));
+        if (!i.launch.parts.empty())
+          throw Fault(fmt::format("{} has failed: {}", failed_part(i.launch, e_.marks_), f.what()));
         throw Fault(fmt::format("{} ({}) has failed: {}", i.step->why, i.step->where, f.what()));
       }
     }
@@ -314,7 +355,8 @@ class CudaExecutable final : public Executable {
     // ---- what the host has to do with: it waits ----
     template <class T> std::vector<T> read(const void* from, std::int64_t n) {
       std::vector<T> out(static_cast<std::size_t>(n));
-      const std::unique_ptr<void, void (*)(void*)> here(api_.take_host(n * std::int64_t(sizeof(T))), api_.give_host);
+      const std::unique_ptr<void, void (*)(void*)> here(api_.take_host(n * std::int64_t(sizeof(T))),
+                                                        api_.give_host);
       api_.get(stream_, here.get(), from, n * std::int64_t(sizeof(T)));
       api_.wait(stream_);
       std::memcpy(out.data(), here.get(), std::size_t(n) * sizeof(T));
@@ -330,10 +372,11 @@ class CudaExecutable final : public Executable {
       auto arrays = i.step->host.arrays;
       std::vector<std::vector<std::byte>> bytes;
       std::vector<const void*> data;
-      for (auto& a : arrays) {                   // the whole stretch that its elements lie in
+      for (auto& a : arrays) {  // the whole stretch that its elements lie in
         std::int64_t low = 0, high = 0, width = bytes_of(a.view.dtype);
         for (std::size_t d = 0; d < a.dims.size(); ++d)
-          (a.view.strides[d] < 0 ? low : high) += a.view.strides[d] * std::max<std::int64_t>(a.dims[d] - 1, 0);
+          (a.view.strides[d] < 0 ? low : high) +=
+              a.view.strides[d] * std::max<std::int64_t>(a.dims[d] - 1, 0);
         const auto n = points(a.dims) > 0 ? (high - low + 1) * width : 0;
         bytes.push_back(read<std::byte>(place(a.view) + low * width, n));
         data.push_back(bytes.back().data() - low * width);
@@ -347,7 +390,7 @@ class CudaExecutable final : public Executable {
     Handle stream_, side_;
     std::byte* arena_;
     Rank* rank_;
-    std::vector<std::int64_t> loops_, values_;   // loop variables; words
+    std::vector<std::int64_t> loops_, values_;  // loop variables; words
     std::vector<Range> slots_;
     std::vector<Beside> beside_;
   };
@@ -359,21 +402,22 @@ class CudaExecutable final : public Executable {
   const std::shared_ptr<const Program> program_;
   const std::int64_t near_;
   Sequence sequence_;
-  std::vector<Kernel> kernels_;                  // while it is made
+  std::vector<Kernel> kernels_;  // while it is made
   std::vector<Item*> waiting_;
   Memory flags_, beside_;
-  int* marks_ = nullptr;                         // under sync: what nests are at
+  int* marks_ = nullptr;  // under sync: what nests are at
   bool in_graphs_ = false;
   std::vector<Handle> events_;
   std::vector<Instance> instances_;
   std::vector<std::int64_t> at_;
   std::int64_t runs_ = 0;
-  std::int64_t last_ = 0;                        // run, as the lane counts them
+  std::int64_t last_ = 0;  // run, as the lane counts them
 };
 
 }  // namespace
 
-std::unique_ptr<Executable> make_executable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p) {
+std::unique_ptr<Executable> make_executable(std::shared_ptr<Lane> lane, const Words& words,
+                                            std::shared_ptr<const Program> p) {
   return std::make_unique<CudaExecutable>(std::move(lane), words, std::move(p));
 }
 

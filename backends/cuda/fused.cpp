@@ -1,13 +1,15 @@
-// A fused step as one kernel. Without folds each thread makes points by itself; with them a group of threads makes a row: it
-// walks over the inner points once for each level of folds (a fold of what needs another's result is on the next level). What
-// later walks read again stays in the group's registers or in shared memory where a row fits there; else it is made again.
-// Stores come in the last walk: what earlier ones read again is still there. Folds over leading dims, of lines that lie side by
-// side, have a thread for a few lines each.
+// A fused step as one kernel. Without folds each thread makes points by itself; with them a group
+// of threads makes a row: it walks over the inner points once for each level of folds (a fold of
+// what needs another's result is on the next level). What later walks read again stays in the
+// group's registers or in shared memory where a row fits there; else it is made again. Stores come
+// in the last walk: what earlier ones read again is still there. Folds over leading dims, of lines
+// that lie side by side, have a thread for a few lines each.
 //
-// Points come by chunks of a few that lie side by side, which are read and written as one where the address allows (kernel.h).
+// Points come by chunks of a few that lie side by side, which are read and written as one where the
+// address allows (kernel.h).
 //
-// A fold of much for few points is made in two passes: parts of each row by as many threads as a card wants, into scratch, then
-// what came out, in order.
+// A fold of much for few points is made in two passes: parts of each row by as many threads as a
+// card wants, into scratch, then what came out, in order.
 #include "fused_points.h"
 
 namespace haliax::cuda {
@@ -18,24 +20,25 @@ using program::Dims;
 using program::Fused;
 using program::Instr;
 
-constexpr int kTerms = 8;                        // of a sum of a thread, before it is added to the others
-constexpr int kMostGroup = 512;                  // threads that share a row
-constexpr int kFoldBytes = 16;                   // of shared memory that a fold has for a warp
-constexpr std::int64_t kManyRows = 8192;         // there is work for all, if each thread makes rows by itself
-constexpr std::int64_t kManyThreads = 1 << 15;   // less than this leaves a card idle
-constexpr int kUsualKept = 16, kMostKept = 32;   // numbers of a row in the registers of a thread
-constexpr int kMostRead = 64;                    // numbers of a thread that are read together
+constexpr int kTerms = 8;        // of a sum of a thread, before it is added to the others
+constexpr int kMostGroup = 512;  // threads that share a row
+constexpr int kFoldBytes = 16;   // of shared memory that a fold has for a warp
+// there is work for all, if each thread makes rows by itself
+constexpr std::int64_t kManyRows = 8192;
+constexpr std::int64_t kManyThreads = 1 << 15;  // less than this leaves a card idle
+constexpr int kUsualKept = 16, kMostKept = 32;  // numbers of a row in the registers of a thread
+constexpr int kMostRead = 64;                   // numbers of a thread that are read together
 
 // How the inner points are cut for the first of two passes.
 struct Parts {
   std::int64_t count = 1, length = 0;
 };
-DType wide_of(DType d) {                         // as folds have it
+DType wide_of(DType d) {  // as folds have it
   if (d == DType::bf16 || d == DType::f16) return DType::f32;
   if (bytes_of(d) >= 4) return d;
   return is_signed(d) ? DType::i32 : DType::u32;
 }
-int power_from(std::int64_t n) {                 // the least power of 2 that is no less
+int power_from(std::int64_t n) {  // the least power of 2 that is no less
   int p = 1;
   while (p < n) p *= 2;
   return p;
@@ -43,7 +46,8 @@ int power_from(std::int64_t n) {                 // the least power of 2 that is
 
 class FusedText : FusedPoints {
  public:
-  FusedText(const Fused& f, Around* around, std::int64_t near) : FusedPoints(f, around), near_(near) {}
+  FusedText(const Fused& f, Around* around, std::int64_t near)
+      : FusedPoints(f, around), near_(near) {}
 
   // One instruction of a code that others walk over (tiles.h).
   FusedText(const std::vector<Instr>& code, std::size_t which, const Dims& strides, Around* around)
@@ -62,13 +66,16 @@ class FusedText : FusedPoints {
     if (around_ || serial_ || !folds_ || rows_ == 0 || rows_ * inner_ < 1 << 17) return {};
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!info_[i].needed) continue;
-      if (is_arg(code_[i].code) || info_[i].level > 1 || (is_store(code_[i].code) && code_[i].inner)) return {};
+      if (is_arg(code_[i].code) || info_[i].level > 1 ||
+          (is_store(code_[i].code) && code_[i].inner))
+        return {};
     }
     const bool columns = are_columns();
     columns ? chunk_columns() : plan_rows();
-    const std::int64_t threads = columns ? rows_ / few_ : rows_ * group_, least = columns ? 32 : 16 * group_,
-                       wanted = (columns ? 2 : 4) * 132 * 256,   // 2 or 4 blocks of 256 for each processor
-                       unit = columns ? 4 : group_ * few_;
+    const std::int64_t threads = columns ? rows_ / few_ : rows_ * group_,
+                       least = columns ? 32 : 16 * group_,
+                       // 2 or 4 blocks of 256 for each processor
+        wanted = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : group_ * few_;
     if (threads >= kManyThreads) return {};
     const auto length = std::max((inner_ * threads + wanted - 1) / wanted, least);
     Parts p{0, (length + unit - 1) / unit * unit};
@@ -78,14 +85,16 @@ class FusedText : FusedPoints {
   // Of each fold, for each part of a row; scratch is as large as this.
   std::int64_t partial_bytes(const Parts& p) const {
     std::int64_t sum = 0;
-    for (auto i : all_folds()) sum += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
+    for (auto i : all_folds())
+      sum += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     return sum;
   }
   Launch first_pass(const Parts& p, std::int64_t place) {
     parts_ = p;
     for (auto i : all_folds()) {
       partial_.resize(code_.size());
-      partial_[i] = place, place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
+      partial_[i] = place,
+      place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     }
     for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_fold(code_[i].code);
     spread_needs();
@@ -116,7 +125,7 @@ class FusedText : FusedPoints {
       place += program::aligned(p.count * rows_ * bytes_of(wide));
       in.args[0] = add(std::move(x)), in.dtype = wide;
       now[i] = add(std::move(in));
-      if (wide != d) {                           // rounded once, here
+      if (wide != d) {  // rounded once, here
         out.code.push_back({.code = Code::cast, .dtype = d, .args = {now[i], -1, -1, -1}});
         now[i] = int(out.code.size()) - 1;
       }
@@ -126,13 +135,14 @@ class FusedText : FusedPoints {
 
  private:
   // ---- rows ----
-  // How many threads go together along a row: as many as there are chunks, where points lie side by side; one, where rows do.
+  // How many threads go together along a row: as many as there are chunks, where points lie side by
+  // side; one, where rows do.
   int usual_group() const {
     if (serial_ || inner_ <= 1) return 1;
     auto [along_rows, along] = sides();
     if (along_rows && !along && rows_ >= kManyRows) return 1;
     int group = 1;
-    const int most = around_ ? 32 : 256;           // there each warp has rows of its own
+    const int most = around_ ? 32 : 256;  // there each warp has rows of its own
     while (group < most && group * few_ < inner_) group *= 2;
     return group;
   }
@@ -142,7 +152,8 @@ class FusedText : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& s = info_[i].strides;
       if (!info_[i].needed || s.empty() || !code_[i].inner) continue;
-      along |= s.back() == 1 && (outer_ == 0 || is_of_row(i)), along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
+      along |= s.back() == 1 && (outer_ == 0 || is_of_row(i)),
+          along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
     }
     return {along_rows, along};
   }
@@ -151,7 +162,8 @@ class FusedText : FusedPoints {
     for (auto& x : info_) most = std::max(most, x.level);
     return most;
   }
-  int last_walk() const {  // in which values are stored: when all folds are done whose results they, or other walks, need
+  // in which values are stored: when all folds are done whose results they, or other walks, need
+  int last_walk() const {
     int most = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (is_store(code_[i].code) && code_[i].inner) most = std::max(most, info_[i].level);
@@ -168,7 +180,8 @@ class FusedText : FusedPoints {
       for (std::size_t i = code_.size(); i-- > 0;) {
         auto& in = code_[i];
         const bool fold = is_fold(in.code) && info_[i].level == level + 1;
-        if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_walk()))) now[i] = kMade;
+        if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_walk())))
+          now[i] = kMade;
         if (now[i] != kMade || empty_) continue;
         for (int a : in.args) {
           const auto x = std::size_t(a);
@@ -179,16 +192,19 @@ class FusedText : FusedPoints {
     }
     return out;
   }
-  bool is_of_row(std::size_t i) const {          // for one row alone
+  bool is_of_row(std::size_t i) const {  // for one row alone
     auto& s = info_[i].strides;
-    return !s.empty() && std::any_of(s.begin(), s.begin() + std::ptrdiff_t(outer_), [](auto x) { return x != 0; });
+    return !s.empty() && std::any_of(s.begin(), s.begin() + std::ptrdiff_t(outer_),
+                                     [](auto x) { return x != 0; });
   }
-  // Loads, and on demand what takes long, that several walks make. What all rows share is near anyway.
+  // Loads, and on demand what takes long, that several walks make. What all rows share is near
+  // anyway.
   Marks worth_keeping(bool long_ones) const {
     Marks out(code_.size());
     const auto walks = walks_with(out);
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      const auto times = std::count_if(walks.begin(), walks.end(), [&](auto& w) { return w[i] == kMade; });
+      const auto times =
+          std::count_if(walks.begin(), walks.end(), [&](auto& w) { return w[i] == kMade; });
       const bool is_asked = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
       out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_asked);
     }
@@ -204,7 +220,8 @@ class FusedText : FusedPoints {
         const auto here = walks.begin() + std::ptrdiff_t(w);
         auto is = [&](char mark) { return [=, &i = i](auto& walk) { return walk[i] == mark; }; };
         if (is_load(i) && is_of_row(i)) read += walks[w][i] ? size_of(code_[i].dtype) : 0;
-        if (std::any_of(walks.begin(), here + 1, is(kMade)) && std::any_of(here + 1, walks.end(), is(kKept)))
+        if (std::any_of(walks.begin(), here + 1, is(kMade)) &&
+            std::any_of(here + 1, walks.end(), is(kKept)))
           kept += size_of(code_[i].dtype);
       }
       most_kept = std::max(most_kept, kept), most_read = std::max(most_read, read);
@@ -236,9 +253,11 @@ class FusedText : FusedPoints {
       at[i] = bytes, bytes += program::aligned(chunks * few_ * bytes_of(code_[i].view.dtype));
     }
     if (bytes > near_ || std::none_of(kept.begin(), kept.end(), [](char k) { return k; })) return;
-    group_ = kMostGroup, kept_ = kept, walks_ = walks_with(kept), near_at_ = at, near_bytes_ = bytes;
+    group_ = kMostGroup, kept_ = kept, walks_ = walks_with(kept), near_at_ = at,
+    near_bytes_ = bytes;
   }
-  // Few threads that hold little each, so that many rows are under way; more of both where rows are long.
+  // Few threads that hold little each, so that many rows are under way; more of both where rows are
+  // long.
   void keep(const Marks& kept) {
     const auto walks = walks_with(kept);
     const auto [numbers, read] = kept_and_read(walks);
@@ -247,14 +266,15 @@ class FusedText : FusedPoints {
       for (int group = first; group <= last && numbers > 0; group *= 2) {
         const auto chunks = std::int64_t(power_from(chunks_each(group)));
         if (chunks * few_ * numbers > most || chunks * few_ * read > kMostRead) continue;
-        if (group < group_ && rows_ * group < 2 * kManyThreads) continue;   // there are few rows
+        if (group < group_ && rows_ * group < 2 * kManyThreads) continue;  // there are few rows
         keeps_ = true, group_ = group, ahead_ = int(chunks), kept_ = kept, walks_ = walks;
         return;
       }
   }
   Launch in_rows() {
     plan_rows();
-    const int most = around_ ? kNestThreads : std::max(128, group_), threads = serial_ ? 1 : most, at_once = threads / group_;
+    const int most = around_ ? kNestThreads : std::max(128, group_), threads = serial_ ? 1 : most,
+              at_once = threads / group_;
     waits_ = group_ > 1 && folds_;
     if (waits_ && !around_)
       text_.line("HALIAX_SHARED(shared);");
@@ -264,10 +284,15 @@ class FusedText : FusedPoints {
     const auto all = rows_ * parts_.count;
     auto count = text_.word(all);
     to_ = text_.word(inner_);
-    text_.open(fmt::format("for (I first = my_block * I({0}); first < I({1}); first += I(all_blocks) * {0})", at_once, count));
-    text_.line(fmt::format("const bool there = first + I(threadIdx_x / {0}u) < I({1});", group_, count));
-    text_.line(fmt::format("const I row = there ? first + I(threadIdx_x / {}u) : I({}) - 1;   // all threads take part in folds",
-                           group_, count));
+    text_.open(fmt::format(
+        "for (I first = my_block * I({0}); first < I({1}); first += I(all_blocks) * {0})", at_once,
+        count));
+    text_.line(
+        fmt::format("const bool there = first + I(threadIdx_x / {0}u) < I({1});", group_, count));
+    text_.line(
+        fmt::format("const I row = there ? first + I(threadIdx_x / {}u) : I({}) - 1;   // all "
+                    "threads take part in folds",
+                    group_, count));
     text_.indices(part_of("row", rows_), part(0, outer_));
     keep_room();
     for (int level = 0; level <= levels(); ++level) {
@@ -277,7 +302,8 @@ class FusedText : FusedPoints {
     if (stores_rows_) store_rows();
     text_.close();
     auto out = text_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
-    out.threads = threads, out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
+    out.threads = threads,
+    out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
     out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), near_bytes_);
     return out;
   }
@@ -287,20 +313,23 @@ class FusedText : FusedPoints {
       if (!info_[i].needed) continue;
       if (is_store(code_[i].code) && !code_[i].inner) write(i);
       if (is_fold(code_[i].code) && in_parts())
-        text_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)), partial(i), i));
+        text_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)),
+                               partial(i), i));
     }
     text_.close();
   }
   // ---- the first of two passes: a part of a row after the other, as the rows are counted ----
   bool in_parts() const { return parts_.count > 1; }
   std::string partial(std::size_t i) { return text_.word(Word{kArenaSlot, partial_[i], {}, true}); }
-  // The row, or which few, of what is counted, of which each part of all rows has so many; from and to: its points.
+  // The row, or which few, of what is counted, of which each part of all rows has so many; from and
+  // to: its points.
   std::string part_of(const std::string& counted, std::int64_t many) {
     if (!in_parts()) return from_ = "0", counted;
     auto each = text_.word(many), length = text_.word(parts_.length);
     text_.line(fmt::format("const I piece = {} / I({});", counted, each));
-    text_.line(fmt::format("const I from = piece * I({}), next = from + I({}), to = next < I({}) ? next : I({});", length, length,
-                           to_, to_));
+    text_.line(fmt::format(
+        "const I from = piece * I({}), next = from + I({}), to = next < I({}) ? next : I({});",
+        length, length, to_, to_));
     from_ = "from", to_ = "to";
     return fmt::format("{} % I({})", counted, each);
   }
@@ -308,15 +337,21 @@ class FusedText : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept_[i]) continue;
       if (near_bytes_ > 0)
-        text_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i, chunk_of(i), text_.word(near_at_[i])));
-      else if (is_load(i)) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
-      else text_.line(fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
+        text_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i,
+                               chunk_of(i), text_.word(near_at_[i])));
+      else if (is_load(i))
+        text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
+      else
+        text_.line(
+            fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
     }
   }
   void rows_on(int level) {  // what has one value for a row
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
-      if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) && !is_fold(in.code)) write(i);
+      if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) &&
+          !is_fold(in.code))
+        write(i);
     }
   }
   void walk(int level) {
@@ -335,14 +370,19 @@ class FusedText : FusedPoints {
     return false;
   }
   // A thread's sums of floats are sums of sums of few terms: less is lost.
-  bool sums_floats(std::size_t i) const { return code_[i].code == Code::reduce_sum && is_float(code_[i].dtype); }
+  bool sums_floats(std::size_t i) const {
+    return code_[i].code == Code::reduce_sum && is_float(code_[i].dtype);
+  }
   void points_of_rows(const Marks& makes, const std::vector<std::size_t>& folds) {
-    bool by_blocks = std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); });
+    bool by_blocks =
+        std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); });
     if (by_blocks) {
-      text_.open(fmt::format("for (I block = lane; block < I({}); block += {})", to_, kTerms * group_));
+      text_.open(
+          fmt::format("for (I block = lane; block < I({}); block += {})", to_, kTerms * group_));
       for (auto i : folds)
         if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
-      text_.open(fmt::format("for (I j = block; j < block + {} && j < I({}); j += {})", kTerms * group_, to_, group_));
+      text_.open(fmt::format("for (I j = block; j < block + {} && j < I({}); j += {})",
+                             kTerms * group_, to_, group_));
     } else {
       text_.open(fmt::format("for (I j = lane; j < I({}); j += {})", to_, group_));
     }
@@ -364,14 +404,17 @@ class FusedText : FusedPoints {
     for (auto i : folds)
       if (sums_floats(i)) text_.line(fmt::format("fold{0} = add(fold{0}, some{0});", i));
   }
-  // Chunks of a row, `ahead_` at a time: all of it, if it is kept. What is read comes first, so that it is under way together.
+  // Chunks of a row, `ahead_` at a time: all of it, if it is kept. What is read comes first, so
+  // that it is under way together.
   void chunks_of_rows(const Marks& marks, const std::vector<std::size_t>& folds) {
     const int step = few_ * group_;
     const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
     if (!keeps_)
-      text_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, step * ahead_));
+      text_.open(
+          fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, step * ahead_));
     auto place = [&] {
-      text_.line(fmt::format("const I j = {}m * {} + lane * {};", keeps_ ? "" : "block + ", step, few_));
+      text_.line(
+          fmt::format("const I j = {}m * {} + lane * {};", keeps_ ? "" : "block + ", step, few_));
       text_.indices("j", part(outer_, dims_.size()), outer_);
       text_.line(fmt::format("const int here = few_there<{}>(I({}) - j);", few_, to_));
     };
@@ -380,7 +423,7 @@ class FusedText : FusedPoints {
       if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
     unroll(each);
     place();
-    for (std::size_t i = 0; i < code_.size(); ++i)   // what all rows share is near
+    for (std::size_t i = 0; i < code_.size(); ++i)  // what all rows share is near
       if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i))
         fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
     each_of_chunk(marks, [&](std::size_t i) { point_of_row(i, marks[i]); });
@@ -390,7 +433,8 @@ class FusedText : FusedPoints {
       text_.close();
     }
     const int together = std::max(1, kTerms / few_);
-    if (ahead_ > together && std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); })) {
+    if (ahead_ > together &&
+        std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); })) {
       text_.open(fmt::format("if (m % {} == {})", together, together - 1));
       add_sums(folds);
       for (auto i : folds)
@@ -401,21 +445,27 @@ class FusedText : FusedPoints {
     if (ahead_ <= together) add_sums(folds);
     if (!keeps_) text_.close();
   }
-  template <class Place> void fetch_ahead(const Marks& marks, const std::string& each, const Place& place, const char* count) {
+  template <class Place>
+  void fetch_ahead(const Marks& marks, const std::string& each, const Place& place,
+                   const char* count) {
     std::vector<std::size_t> loads;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (is_load(i) && code_[i].inner && (marks[i] == kMade || (marks[i] && near_bytes_ > 0)) && (!keeps_ || is_of_row(i)))
+      if (is_load(i) && code_[i].inner && (marks[i] == kMade || (marks[i] && near_bytes_ > 0)) &&
+          (!keeps_ || is_of_row(i)))
         loads.push_back(i);
     if (loads.empty()) return;
     for (auto i : loads)
-      if (!keeps_ || !kept_[i]) text_.line(fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kKept ? "{}" : ""));
+      if (!keeps_ || !kept_[i])
+        text_.line(
+            fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kKept ? "{}" : ""));
     unroll(each);
     place();
     for (auto i : loads) {
       if (marks[i] == kMade) fetch(i, fmt::format("x{}[m]", i), count);
       if (near_bytes_ > 0 && kept_[i]) {
         const auto near = fmt::format("near{}[j / {}]", i, few_), x = fmt::format("x{}[m]", i);
-        text_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kMade ? near : x, marks[i] == kMade ? x : near));
+        text_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kMade ? near : x,
+                               marks[i] == kMade ? x : near));
       }
       fetched(i, "[m]");
     }
@@ -430,24 +480,32 @@ class FusedText : FusedPoints {
       return text_.close();
     }
     if (mark == kKept && !is_load(i))
-      return text_.line(fmt::format("const Number<{}> v{} = e{}[m][k];", element_of(in.dtype), i, i));
+      return text_.line(
+          fmt::format("const Number<{}> v{} = e{}[m][k];", element_of(in.dtype), i, i));
     write(i);
     if (kept_[i] && !is_load(i)) text_.line(fmt::format("e{0}[m][k] = v{0};", i));
   }
-  DType folded_dtype(const Instr& in) const { return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype; }
+  DType folded_dtype(const Instr& in) const {
+    return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype;
+  }
   std::string folded_type(const Instr& in) const {
     auto S = element_of(folded_dtype(in));
     return is_arg(in.code) ? fmt::format("Best<Number<{}>>", S) : fmt::format("Wide<{}>", S);
   }
   std::string start_of(const Instr& in) {
     auto d = folded_dtype(in);
-    auto from = fmt::format("constant<{}>({})", element_of(d), text_.word(start_bits(monoid_of(in.code), d)));
-    return is_arg(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from) : fmt::format("wide({})", from);
+    auto from = fmt::format("constant<{}>({})", element_of(d),
+                            text_.word(start_bits(monoid_of(in.code), d)));
+    return is_arg(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from)
+                           : fmt::format("wide({})", from);
   }
-  void start(std::size_t i) { text_.line(fmt::format("{} fold{} = {};", folded_type(code_[i]), i, start_of(code_[i]))); }
+  void start(std::size_t i) {
+    text_.line(fmt::format("{} fold{} = {};", folded_type(code_[i]), i, start_of(code_[i])));
+  }
   void take(std::size_t i, const std::string& position) {
     auto& in = code_[i];
-    auto x = name(in.args[0]), to = (sums_floats(i) ? "some" : "fold") + std::to_string(i) + (columns_ ? "[k]" : "");
+    auto x = name(in.args[0]),
+         to = (sums_floats(i) ? "some" : "fold") + std::to_string(i) + (columns_ ? "[k]" : "");
     auto A = element_of(code_[std::size_t(in.args[0])].dtype);
     x = is_arg(in.code) ? fmt::format("Best<Number<{}>>{{{}, {}}}", A, x, position)
                         : fmt::format("wide(cast<{}, {}>({}))", element_of(in.dtype), A, x);
@@ -455,8 +513,9 @@ class FusedText : FusedPoints {
   }
   void finish(std::size_t i) {
     auto& in = code_[i];
-    auto all = columns_ ? fmt::format("fold{}[k]", i)
-                        : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
+    auto all = columns_
+                   ? fmt::format("fold{}[k]", i)
+                   : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
     if (in_parts()) return text_.line(fmt::format("const auto v{} = {};", i, all));
     if (is_arg(in.code)) {
       text_.line(fmt::format("const auto b{} = {};", i, all));
@@ -470,13 +529,15 @@ class FusedText : FusedPoints {
   bool are_columns() const {
     if (is_plain() || !folds_ || outer_ == 0 || inner_ <= 1) return false;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (info_[i].needed && (info_[i].level > 1 || (is_store(code_[i].code) && code_[i].inner))) return false;
+      if (info_[i].needed && (info_[i].level > 1 || (is_store(code_[i].code) && code_[i].inner)))
+        return false;
     auto [along_rows, along] = sides();
     return along_rows && !along;
   }
   void chunk_columns() {
     along_ = outer_ - 1, few_ = few_along(along_, false), kept_.assign(code_.size(), 0);
-    ahead_ = int(std::min<std::int64_t>(few_ > 1 ? 4 : kTerms, power_from(std::min<std::int64_t>(inner_, kTerms))));
+    ahead_ = int(std::min<std::int64_t>(few_ > 1 ? 4 : kTerms,
+                                        power_from(std::min<std::int64_t>(inner_, kTerms))));
   }
   Launch in_columns() {
     chunk_columns();
@@ -496,7 +557,8 @@ class FusedText : FusedPoints {
       if (outer[i] && is_fold(code_[i].code)) inner[i] = kMade;
       for (int a : code_[i].args)
         if (a >= 0 && inner[i]) inner[std::size_t(a)] = kMade;
-      if (outer[i] && is_load(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+      if (outer[i] && is_load(i))
+        fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
     }
     const auto each_line = fmt::format("for (int k = 0; k < {}; ++k)", few_);
     for (auto i : folds) {
@@ -510,15 +572,18 @@ class FusedText : FusedPoints {
       keep_parts(folds);
     } else {
       each_of_chunk(outer, [&](std::size_t i) {
-        if (is_store(code_[i].code)) into_chunk(i);
-        else is_fold(code_[i].code) ? finish(i) : write(i);
+        if (is_store(code_[i].code))
+          into_chunk(i);
+        else
+          is_fold(code_[i].code) ? finish(i) : write(i);
       });
       store_chunks(outer);
     }
     text_.close();
     return text_.launch(n * parts_.count, false, "256");
   }
-  void lines_of(const Marks& marks, const std::vector<std::size_t>& folds, const std::string& each_line) {
+  void lines_of(const Marks& marks, const std::vector<std::size_t>& folds,
+                const std::string& each_line) {
     const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
     text_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, ahead_));
     auto place = [&] {
@@ -528,7 +593,8 @@ class FusedText : FusedPoints {
     };
     fetch_ahead(marks, each, place, "in ? here : 0");
     for (auto i : folds)
-      if (sums_floats(i)) text_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(code_[i]), i, few_));
+      if (sums_floats(i))
+        text_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(code_[i]), i, few_));
     unroll(each);
     place();
     each_of_chunk(marks, [&](std::size_t i) {
@@ -559,25 +625,29 @@ class FusedText : FusedPoints {
     }
   }
 
-  bool waits_ = false, keeps_ = false;           // keeps: all of a row is read together, and some of it stays in registers
-  bool columns_ = false;                         // lines rather than rows
-  int group_ = 1, ahead_ = 1;                    // threads of a row; chunks that are read together
+  // keeps: all of a row is read together, and some of it stays in registers
+  bool waits_ = false, keeps_ = false;
+  bool columns_ = false;       // lines rather than rows
+  int group_ = 1, ahead_ = 1;  // threads of a row; chunks that are read together
   Marks kept_;
-  const std::int64_t near_ = 0;                  // bytes of shared memory that there are
-  std::int64_t near_bytes_ = 0;                  // of it, with rows in it
-  std::vector<std::int64_t> near_at_;            // of each load
+  const std::int64_t near_ = 0;        // bytes of shared memory that there are
+  std::int64_t near_bytes_ = 0;        // of it, with rows in it
+  std::vector<std::int64_t> near_at_;  // of each load
   std::vector<Marks> walks_;
-  std::string from_ = "0", to_;                  // inner points, as text
+  std::string from_ = "0", to_;  // inner points, as text
   Parts parts_;
-  std::vector<std::int64_t> partial_;            // of each fold: where in the arena its parts lie
+  std::vector<std::int64_t> partial_;  // of each fold: where in the arena its parts lie
 };
 
 }  // namespace
 
-std::string instruction_text(const std::vector<Instr>& code, int which, const Dims& strides, Around* around) {
+std::string instruction_text(const std::vector<Instr>& code, int which, const Dims& strides,
+                             Around* around) {
   return FusedText(code, std::size_t(which), strides, around).one(std::size_t(which));
 }
-Launch fused_launch(const Fused& f, Around* around, std::int64_t near) { return FusedText(f, around, near).make(); }
+Launch fused_launch(const Fused& f, Around* around, std::int64_t near) {
+  return FusedText(f, around, near).make();
+}
 std::int64_t fused_scratch(const Fused& f) {
   FusedText text(f, nullptr, 0);
   const auto parts = text.parts();

@@ -1,5 +1,5 @@
-// What all kernels of fused steps are made with: the space of points, its instructions as text, chunks of points that lie side by
-// side, and kernels that fold nothing.
+// What all kernels of fused steps are made with: the space of points, its instructions as text,
+// chunks of points that lie side by side, and kernels that fold nothing.
 #pragma once
 #include <fmt/format.h>
 
@@ -16,15 +16,16 @@ class FusedPoints {
   using Fused = program::Fused;
   using Instr = program::Instr;
   struct Info {
-    Dims strides;        // of a load, a store or an iota, along all dims
-    int level = 0;       // how many folds must be done before, one after the other
+    Dims strides;   // of a load, a store or an iota, along all dims
+    int level = 0;  // how many folds must be done before, one after the other
     bool needed = false;
     std::string number;  // of a load: where it was fetched to
   };
-  using Marks = std::vector<char>;               // of each instruction, in a walk
-  static constexpr char kMade = 1, kKept = 2;    // there; by a walk before, in registers
+  using Marks = std::vector<char>;             // of each instruction, in a walk
+  static constexpr char kMade = 1, kKept = 2;  // there; by a walk before, in registers
 
-  FusedPoints(const Fused& f, Around* around) : around_(around), text_(around), code_(f.code), info_(f.code.size()) {
+  FusedPoints(const Fused& f, Around* around)
+      : around_(around), text_(around), code_(f.code), info_(f.code.size()) {
     read(f);
     merge();
     for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
@@ -36,7 +37,8 @@ class FusedPoints {
   }
 
   // Of one instruction of a code that others walk over (tiles.h).
-  FusedPoints(const std::vector<Instr>& code, std::size_t which, const Dims& strides, Around* around)
+  FusedPoints(const std::vector<Instr>& code, std::size_t which, const Dims& strides,
+              Around* around)
       : around_(around), text_(around), code_(code), info_(code.size()) {
     info_[which].strides = strides;
   }
@@ -44,10 +46,13 @@ class FusedPoints {
   Dims part(std::size_t from, std::size_t to) const {
     return Dims(dims_.begin() + std::ptrdiff_t(from), dims_.begin() + std::ptrdiff_t(to));
   }
-  bool has_place(const Instr& i) const { return i.code == Code::load || i.code == Code::iota || is_store(i.code); }
+  bool has_place(const Instr& i) const {
+    return i.code == Code::load || i.code == Code::iota || is_store(i.code);
+  }
   std::int64_t reach(std::size_t i) const {
     std::int64_t out = 0;
-    for (std::size_t d = 0; d < info_[i].strides.size(); ++d) out += std::abs(info_[i].strides[d]) * dims_[d];
+    for (std::size_t d = 0; d < info_[i].strides.size(); ++d)
+      out += std::abs(info_[i].strides[d]) * dims_[d];
     return out;
   }
 
@@ -59,7 +64,8 @@ class FusedPoints {
       auto& s = info_[i].strides;
       if (code_[i].code != Code::iota) s = code_[i].view.strides;
       s.resize(code_[i].inner ? dims_.size() : outer_), s.resize(dims_.size());
-      if (code_[i].code == Code::iota && code_[i].dim >= 0) s[std::size_t(code_[i].dim)] = code_[i].stride;
+      if (code_[i].code == Code::iota && code_[i].dim >= 0)
+        s[std::size_t(code_[i].dim)] = code_[i].stride;
     }
   }
   void drop(std::size_t d) {
@@ -73,8 +79,9 @@ class FusedPoints {
       if (dims_[d] == 1) drop(d);
     for (std::size_t d = dims_.size(); d-- > 1;) {
       if (d == outer_) continue;
-      bool side_by_side = std::all_of(info_.begin(), info_.end(),
-                                      [&](auto& x) { return x.strides.empty() || x.strides[d - 1] == x.strides[d] * dims_[d]; });
+      bool side_by_side = std::all_of(info_.begin(), info_.end(), [&](auto& x) {
+        return x.strides.empty() || x.strides[d - 1] == x.strides[d] * dims_[d];
+      });
       if (!side_by_side) continue;
       dims_[d] *= dims_[d - 1];
       drop(d - 1);
@@ -88,10 +95,12 @@ class FusedPoints {
     folds_ |= is_fold(in.code);
     if (!is_store(in.code)) return;
     stores_rows_ |= !in.inner;
-    for (std::size_t d = 0; d < (in.inner ? dims_.size() : outer_); ++d) serial_ |= dims_[d] > 1 && me.strides[d] == 0;
+    for (std::size_t d = 0; d < (in.inner ? dims_.size() : outer_); ++d)
+      serial_ |= dims_[d] > 1 && me.strides[d] == 0;
   }
   void mark_needed() {
-    for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed = is_store(code_[i].code) && (inner_ > 0 || !code_[i].inner);
+    for (std::size_t i = 0; i < code_.size(); ++i)
+      info_[i].needed = is_store(code_[i].code) && (inner_ > 0 || !code_[i].inner);
     spread_needs();
   }
   void spread_needs() {
@@ -107,16 +116,18 @@ class FusedPoints {
       if (info_[i].needed && is_fold(code_[i].code)) out.push_back(i);
     return out;
   }
-  bool is_plain() const { return around_ || serial_; }   // rows: one point after the other
+  bool is_plain() const { return around_ || serial_; }  // rows: one point after the other
   bool is_load(std::size_t i) const { return code_[i].code == Code::load; }
 
   // ---- chunks: points side by side along `along_` ----
-  // How many, where all that is read and written there lies side by side, or is one: up to 16 bytes of the widest.
+  // How many, where all that is read and written there lies side by side, or is one: up to 16 bytes
+  // of the widest.
   int few_along(std::size_t dim, bool inner_only) const {
     std::int64_t widest = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
-      if (!info_[i].needed || !(is_load(i) || is_store(in.code)) || (inner_only && !in.inner)) continue;
+      if (!info_[i].needed || !(is_load(i) || is_store(in.code)) || (inner_only && !in.inner))
+        continue;
       const auto s = info_[i].strides[dim];
       if (s != 0 && s != 1) return 1;
       if (s == 1) widest = std::max<std::int64_t>(widest, bytes_of(in.view.dtype));
@@ -126,18 +137,22 @@ class FusedPoints {
     return few;
   }
   int few_of(std::size_t i) const { return few_ > 1 && info_[i].strides[along_] == 0 ? 1 : few_; }
-  std::string chunk_of(std::size_t i) const { return fmt::format("Few<{}, {}>", few_of(i), element_of(code_[i].view.dtype)); }
+  std::string chunk_of(std::size_t i) const {
+    return fmt::format("Few<{}, {}>", few_of(i), element_of(code_[i].view.dtype));
+  }
   // From memory to `to`, if `count` says that there are points.
   void fetch(std::size_t i, const std::string& to, const std::string& count) {
     auto& v = code_[i].view;
     auto base = text_.base(v), at = text_.at(v, info_[i].strides);
-    text_.line(fmt::format("{} = load_few<{}, {}>({}, {}, {});", to, few_of(i), element_of(v.dtype), base, at, count));
+    text_.line(fmt::format("{} = load_few<{}, {}>({}, {}, {});", to, few_of(i), element_of(v.dtype),
+                           base, at, count));
   }
   void unroll(const std::string& loop) {
     text_.line("#pragma unroll");
     text_.open(loop);
   }
-  // The chunk's values one after the other, and what becomes of each; stores go to y, y is written by `store_chunks`.
+  // The chunk's values one after the other, and what becomes of each; stores go to y, y is written
+  // by `store_chunks`.
   template <class Each> void each_of_chunk(const Marks& marks, const Each& each) {
     bool counts = false;
     for (std::size_t i = 0; i < code_.size(); ++i) {
@@ -153,15 +168,19 @@ class FusedPoints {
     text_.close();
   }
   void into_chunk(std::size_t i) {
-    text_.line(fmt::format("y{}.at[k] = element<{}>({});", i, element_of(code_[i].view.dtype), to_store(i)));
+    text_.line(fmt::format("y{}.at[k] = element<{}>({});", i, element_of(code_[i].view.dtype),
+                           to_store(i)));
   }
   void store_chunks(const Marks& marks) {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
       if (!marks[i] || !is_store(in.code)) continue;
       auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides);
-      if (in.code == Code::store) text_.line(fmt::format("store_few({}, {}, y{}, here);", base, at, i));
-      else text_.line(fmt::format("update_few({}, {}, y{}, here, {});", base, at, i, fold_of(in.code)));
+      if (in.code == Code::store)
+        text_.line(fmt::format("store_few({}, {}, y{}, here);", base, at, i));
+      else
+        text_.line(
+            fmt::format("update_few({}, {}, y{}, here, {});", base, at, i, fold_of(in.code)));
     }
   }
 
@@ -171,20 +190,26 @@ class FusedPoints {
     auto& in = code_[i];
     auto S = element_of(in.dtype);
     switch (in.code) {
-      case Code::constant: return fmt::format("constant<{}>({})", S, text_.word(bits_of(in.dtype, in.number, in.integer)));
+      case Code::constant:
+        return fmt::format("constant<{}>({})", S,
+                           text_.word(bits_of(in.dtype, in.number, in.integer)));
       case Code::load: {
         auto V = element_of(in.view.dtype);
-        if (auto& x = info_[i].number; !x.empty()) return fmt::format("cast<{}, {}>(number({}))", S, V, x);
+        if (auto& x = info_[i].number; !x.empty())
+          return fmt::format("cast<{}, {}>(number({}))", S, V, x);
         auto base = text_.base(in.view);
-        return fmt::format("cast<{}, {}>(load<{}>({}, {}))", S, V, V, base, text_.at(in.view, info_[i].strides));
+        return fmt::format("cast<{}, {}>(load<{}>({}, {}))", S, V, V, base,
+                           text_.at(in.view, info_[i].strides));
       }
       case Code::iota: {
         Word start{-1, in.integer};
         for (auto& t : in.view.terms) start.loops.push_back({t.loop, t.stride});
         auto from = text_.word(std::move(start)), moved = text_.sum_of(info_[i].strides);
-        return fmt::format("cast<{}, std::int64_t>({}{}{})", S, from, moved.empty() ? "" : " + ", moved);
+        return fmt::format("cast<{}, std::int64_t>({}{}{})", S, from, moved.empty() ? "" : " + ",
+                           moved);
       }
-      default: break;
+      default:
+        break;
     }
     std::string x[4];
     for (int a = 0; a < 4; ++a) x[a] = name(in.args[a]);
@@ -198,28 +223,36 @@ class FusedPoints {
   std::string stored(std::size_t i) {
     auto& in = code_[i];
     auto V = element_of(in.view.dtype);
-    auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides), x = to_store(i);
+    auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides),
+         x = to_store(i);
     if (in.code != Code::store)
-      x = fmt::format("result<{0}>({1}(wide(load<{0}>({2}, {3})), wide({4})))", V, fold_of(in.code), base, at, x);
+      x = fmt::format("result<{0}>({1}(wide(load<{0}>({2}, {3})), wide({4})))", V, fold_of(in.code),
+                      base, at, x);
     return fmt::format("store<{}>({}, {}, {});", V, base, at, x);
   }
   void write(std::size_t i) {
-    if (is_store(code_[i].code)) text_.line(stored(i));
-    else text_.line(fmt::format("const Number<{}> {} = {};", element_of(code_[i].dtype), name(int(i)), value_of(i)));
+    if (is_store(code_[i].code))
+      text_.line(stored(i));
+    else
+      text_.line(fmt::format("const Number<{}> {} = {};", element_of(code_[i].dtype), name(int(i)),
+                             value_of(i)));
   }
 
   // ---- kernels without folds ----
   static constexpr const char* kEachPoint =
-      "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)";
+      "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
+      "blockDim_x)";
   Launch points(std::int64_t n) {
     if (!serial_ && !dims_.empty()) along_ = dims_.size() - 1, few_ = few_along(along_, false);
     if (few_ > 1) return chunks();
     auto count = text_.word(n);
-    text_.open(serial_ ? fmt::format("for (I p = 0; p < I({}); ++p)", count) : fmt::format(kEachPoint, count));
+    text_.open(serial_ ? fmt::format("for (I p = 0; p < I({}); ++p)", count)
+                       : fmt::format(kEachPoint, count));
     text_.indices("p", dims_);
     for (bool stores : {false, true})
       for (std::size_t i = 0; i < code_.size(); ++i)
-        if (info_[i].needed && is_store(code_[i].code) == stores) is_fold(code_[i].code) ? fold_of_one(i) : write(i);
+        if (info_[i].needed && is_store(code_[i].code) == stores)
+          is_fold(code_[i].code) ? fold_of_one(i) : write(i);
     text_.close();
     // Functions of f64 take many registers, and those of a point are made side by side.
     const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && takes_steps(in.code); };
@@ -233,15 +266,19 @@ class FusedPoints {
     of_chunks.back() = (dims_.back() + few_ - 1) / few_;
     const auto n = program::points(of_chunks);
     auto size = text_.word(dims_.back());
-    text_.open(fmt::format(kEachPoint, dims_.size() == 1 ? fmt::format("few_chunks<{}>(I({}))", few_, size) : text_.word(n)));
+    text_.open(fmt::format(kEachPoint, dims_.size() == 1
+                                           ? fmt::format("few_chunks<{}>(I({}))", few_, size)
+                                           : text_.word(n)));
     text_.indices("p", of_chunks, 0, few_);
     text_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
     const Marks all = needed();
     for (std::size_t i = 0; i < code_.size(); ++i)
       if (all[i] && is_load(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
     each_of_chunk(all, [&](std::size_t i) {
-      if (is_store(code_[i].code)) into_chunk(i);
-      else is_fold(code_[i].code) ? fold_of_one(i) : write(i);
+      if (is_store(code_[i].code))
+        into_chunk(i);
+      else
+        is_fold(code_[i].code) ? fold_of_one(i) : write(i);
     });
     store_chunks(all);
     text_.close();
@@ -260,7 +297,9 @@ class FusedPoints {
     auto& in = code_[i];
     auto from = std::size_t(in.args[0]);
     auto S = element_of(in.dtype);
-    auto x = is_arg(in.code) ? "0" : fmt::format("cast<{}, {}>({})", S, element_of(code_[from].dtype), name(int(from)));
+    auto x = is_arg(in.code) ? "0"
+                             : fmt::format("cast<{}, {}>({})", S, element_of(code_[from].dtype),
+                                           name(int(from)));
     text_.line(fmt::format("const Number<{}> {} = {};", S, name(int(i)), x));
   }
 
@@ -270,10 +309,10 @@ class FusedPoints {
   std::vector<Info> info_;
   program::Dims dims_;
   std::size_t outer_ = 0;
-  std::int64_t rows_ = 0, inner_ = 0;            // points
+  std::int64_t rows_ = 0, inner_ = 0;  // points
   bool folds_ = false, stores_rows_ = false, serial_ = false, empty_ = false;
-  std::size_t along_ = 0;                        // dim of which chunks are
-  int few_ = 1;                                  // points of a chunk
+  std::size_t along_ = 0;  // dim of which chunks are
+  int few_ = 1;            // points of a chunk
 };
 
 }  // namespace haliax::cuda

@@ -1,5 +1,6 @@
-// Equal kernels that do not depend on each other become one launch, where the first of them stands: the steps of an optimizer
-// over the leaves of a model. What each of them does, and with how many blocks, stays as it was: so do the bits.
+// Equal kernels that do not depend on each other become one launch, where the first of them stands:
+// the steps of an optimizer over the leaves of a model. What each of them does, and with how many
+// blocks, stays as it was: so do the bits.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -11,11 +12,12 @@ namespace {
 
 using namespace program;
 
-constexpr std::size_t kNear = 256;               // items: nobody looks further back
+constexpr std::size_t kNear = 256;  // items: nobody looks further back
 
-// Bytes that are touched. Arguments and results have memory of their own each; so have flags, and products that are made beside.
+// Bytes that are touched. Arguments and results have memory of their own each; so have flags, and
+// products that are made beside.
 struct Touched {
-  int where = 0;                                 // slot; kArenaSlot, kFlagSlot, kBesideSlot
+  int where = 0;  // slot; kArenaSlot, kFlagSlot, kBesideSlot
   std::int64_t begin = 0, end = 0;
   bool writes = false;
   bool against(const Touched& o) const {
@@ -36,7 +38,7 @@ class Joiner {
   std::vector<Item> join(std::vector<Item> items) {
     for (auto& i : items)
       if (!i.body.empty()) i.body = Joiner(program_).join(std::move(i.body));
-    std::map<Key, int> many;                     // how many kernels there are of each
+    std::map<Key, int> many;  // how many kernels there are of each
     for (auto& i : items)
       if (is_kernel(i)) ++many[key_of(i)];
     for (auto& i : items) {
@@ -63,28 +65,34 @@ class Joiner {
   }
 
  private:
-  struct Group {                                 // items that become one; of all others one item
+  struct Group {  // items that become one; of all others one item
     std::vector<Item> all = {};
     AllTouched touched = {};
-    std::vector<bool> differs = {};              // which words
-    std::size_t after = 0;                       // how many groups there are up to the last collective that it has to wait for
+    std::vector<bool> differs = {};  // which words
+    // how many groups there are up to the last collective that it has to wait for
+    std::size_t after = 0;
   };
   using Key = std::tuple<std::string_view, int, std::int64_t, bool>;
   static bool is_kernel(const Item& i) { return i.kind == Item::Kind::launch; }
-  static Key key_of(const Item& i) { return {i.launch.text, i.launch.threads, i.launch.shared, i.launch.waits}; }
+  static Key key_of(const Item& i) {
+    return {i.launch.text, i.launch.threads, i.launch.shared, i.launch.waits};
+  }
 
-  // ---- what is touched: all of a slot, as loops and scalars on the device move what is read and written in it ----
+  // ---- what is touched: all of a slot, as loops and scalars on the device move what is read and
+  // written in it ----
   void add(AllTouched& to, int slot, const Step& of, bool writes) const {
-    auto& l = of.loop;                           // in lanes
+    auto& l = of.loop;  // in lanes
     if (slot == kArenaSlot && of.kind == Kind::loop)
       to.push_back({kArenaSlot, l.lane_start, l.lane_start + l.lane_bytes * l.lanes, true});
-    else if (slot == kArenaSlot) to.push_back({kArenaSlot, of.scratch, of.scratch + of.scratch_bytes, writes});
+    else if (slot == kArenaSlot)
+      to.push_back({kArenaSlot, of.scratch, of.scratch + of.scratch_bytes, writes});
     if (slot == kFlagSlot || slot == kBesideSlot) to.push_back({slot, 0, 1, writes});
     if (slot < 0) return;
     slot = program_.memory(slot);
     auto& s = program_.slot(slot);
     const bool in_arena = s.home == Home::arena;
-    to.push_back({in_arena ? kArenaSlot : slot, in_arena ? s.offset : 0, (in_arena ? s.offset : 0) + s.bytes, writes});
+    to.push_back({in_arena ? kArenaSlot : slot, in_arena ? s.offset : 0,
+                  (in_arena ? s.offset : 0) + s.bytes, writes});
   }
   void add(AllTouched& to, const Item& i) const {
     for (auto& w : i.launch.words) add(to, w.slot, *i.step, w.writes);
@@ -100,18 +108,23 @@ class Joiner {
   // ---- groups ----
   std::size_t last_collective(const AllTouched& mine) const {
     for (auto k = done_.size(); k-- > 0;)
-      if (done_[k].all[0].kind == Item::Kind::collective && against(done_[k].touched, mine)) return k + 1;
+      if (done_[k].all[0].kind == Item::Kind::collective && against(done_[k].touched, mine))
+        return k + 1;
     return 0;
   }
   static std::vector<bool> differing(const Group& g, const Launch& l) {
     auto out = g.differs;
-    for (std::size_t k = 0; k < out.size(); ++k) out[k] = out[k] || l.words[k] != g.all[0].launch.words[k];
+    for (std::size_t k = 0; k < out.size(); ++k)
+      out[k] = out[k] || l.words[k] != g.all[0].launch.words[k];
     return out;
   }
-  // Scratch is that of one step. Nobody waits for a collective that he would not have waited for: it goes on beside the work.
+  // Scratch is that of one step. Nobody waits for a collective that he would not have waited for:
+  // it goes on beside the work.
   static bool fits(const Group& g, const Group& one) {
     auto &first = g.all[0], &i = one.all[0];
-    if (!is_kernel(first) || key_of(first) != key_of(i) || g.all.size() + 1 > most_joined(differing(g, i.launch))) return false;
+    if (!is_kernel(first) || key_of(first) != key_of(i) ||
+        g.all.size() + 1 > most_joined(differing(g, i.launch)))
+      return false;
     auto in_scratch = [](auto& w) { return w.slot == kArenaSlot; };
     const bool scratch = std::any_of(i.launch.words.begin(), i.launch.words.end(), in_scratch);
     return one.after <= g.after && (!scratch || first.step == i.step);

@@ -32,15 +32,19 @@ struct Units {
   }
 };
 // The box from, or to, memory where it lies in one piece.
-Box from_packed(Box b, const void* data) { return b.from = data, b.from_strides = row_major(b.dims), b; }
+Box from_packed(Box b, const void* data) {
+  return b.from = data, b.from_strides = row_major(b.dims), b;
+}
 Box to_packed(Box b, void* data) { return b.to = data, b.to_strides = row_major(b.dims), b; }
-Memory host_memory(std::int64_t bytes) { return {::operator new(std::size_t(bytes)), [](void* p) { ::operator delete(p); }}; }
+Memory host_memory(std::int64_t bytes) {
+  return {::operator new(std::size_t(bytes)), [](void* p) { ::operator delete(p); }};
+}
 
 }  // namespace
 
 Lane::Lane(const Api& a, int d, int of_sm, bool sync)
-    : api(a), device(d), sm(of_sm), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)),
-      graph_side(a.make_stream(d)), sync_(sync) {
+    : api(a), device(d), sm(of_sm), stream(a.make_stream(d)), side(a.make_stream(d)),
+      graph(a.make_stream(d)), graph_side(a.make_stream(d)), sync_(sync) {
   done_ = static_cast<std::int64_t*>(api.take_host(sizeof *done_));
   *done_ = 0;
 }
@@ -56,7 +60,7 @@ Lane::~Lane() {
   for (auto s : {stream, side, graph, graph_side}) api.end_stream(s);
 }
 
-// ---- faults -------------------------------------------------------------------------------------------------------------------
+// ---- faults ----
 void Lane::refuse_if_failed() {
   std::lock_guard hold(failing_);
   if (!failed_.empty()) throw Error(failed_);
@@ -66,7 +70,8 @@ void Lane::fail(const std::string& why) {
   auto& program = last_[std::size_t(run) % last_.size()];
   const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
   end(fmt::format("[{}] device {} has failed{}: {}; it runs nothing more{}", api.name, device,
-                  known ? " in the call of " + program->called : "", why, sync_ ? "" : "; HALIAX_CUDA=sync finds the step"));
+                  known ? " in the call of " + program->called : "", why,
+                  sync_ ? "" : "; HALIAX_CUDA=sync finds the step"));
 }
 void Lane::end(const std::string& said) {
   std::lock_guard hold(failing_);
@@ -79,7 +84,7 @@ Lane::Run::Run(Lane& l, const std::shared_ptr<const Program>& p) : number(++l.ru
 Lane::Run::~Run() {
   try {
     if (!ended_) end();
-  } catch (const Error&) {}                      // there was one before
+  } catch (const Error&) {}  // there was one before
 }
 void Lane::Run::end() {
   ended_ = true;
@@ -94,15 +99,15 @@ void Lane::settle(std::int64_t run) noexcept {
 
 void Lane::settle() noexcept { settle(runs_); }
 
-// ---- memory -------------------------------------------------------------------------------------------------------------------
+// ---- memory ----
 Memory Lane::take(std::int64_t bytes) {
   return {taken(bytes), [lane = shared_from_this()](void* p) { lane->api.give(lane->stream, p); }};
 }
 void* Lane::taken(std::int64_t bytes) {
   auto* got = asked([&] { return api.take(stream, std::max<std::int64_t>(bytes, 1)); });
   if (!got)
-    throw Error(fmt::format("[memory] {} bytes are wanted, and device {} of {} has {} free", bytes, device, api.name,
-                            api.free_bytes(device)));
+    throw Error(fmt::format("[memory] {} bytes are wanted, and device {} of {} has {} free", bytes,
+                            device, api.name, api.free_bytes(device)));
   return got;
 }
 void* Lane::workspace() {
@@ -110,10 +115,11 @@ void* Lane::workspace() {
   return workspace_;
 }
 
-// ---- copies -------------------------------------------------------------------------------------------------------------------
+// ---- copies ----
 Lane::Half& Lane::half(std::int64_t k) {
   auto& h = halves_[std::size_t(k % 2)];
-  if (!h.data) h.data = static_cast<std::byte*>(api.take_host(kHalf)), h.event = api.make_event(device);
+  if (!h.data)
+    h.data = static_cast<std::byte*>(api.take_host(kHalf)), h.event = api.make_event(device);
   api.wait_event(h.event);
   return h;
 }
@@ -142,11 +148,14 @@ void Lane::copy_there(const Box& b) {
   if (in_one_piece(b.dims, b.to_strides) && in_one_piece(b.dims, b.from_strides))
     return api.copy(stream, b.to, b.from, points(b.dims) * b.width);
   const Units u(b);
-  Step s{.kind = Kind::copy, .copy = {u.dims, {0, u.dtype, 0, u.from, {}}, {1, u.dtype, 0, u.to, {}}}};
+  Step s{.kind = Kind::copy,
+         .copy = {u.dims, {0, u.dtype, 0, u.from, {}}, {1, u.dtype, 0, u.to, {}}}};
   for (auto& l : launches_of(s)) {
     std::vector<std::int64_t> words;
     for (auto& w : l.words) {
-      auto* base = w.slot < 0 ? nullptr : w.slot == 0 ? static_cast<const std::byte*>(b.from) : static_cast<std::byte*>(b.to);
+      auto* base = w.slot < 0    ? nullptr
+                   : w.slot == 0 ? static_cast<const std::byte*>(b.from)
+                                 : static_cast<std::byte*>(b.to);
       words.push_back(std::int64_t(reinterpret_cast<std::intptr_t>(base)) + w.value);
     }
     api.launch(stream, api.compile(device, {named(l.text)})[0], l, words.data());
@@ -156,7 +165,8 @@ void Lane::put(const Box& b) {
   std::lock_guard hold(copying_);
   asked([&] {
     const auto bytes = points(b.dims) * b.width;
-    const bool as_it_is = in_one_piece(b.dims, b.from_strides), direct = in_one_piece(b.dims, b.to_strides);
+    const bool as_it_is = in_one_piece(b.dims, b.from_strides),
+               direct = in_one_piece(b.dims, b.to_strides);
     Memory here, there;
     if (!as_it_is) here = host_memory(bytes), copy_on_host(to_packed(b, here.get()));
     if (!direct) there = take(bytes);
@@ -169,7 +179,8 @@ void Lane::get(const Box& b) {
   std::lock_guard hold(copying_);
   asked([&] {
     const auto bytes = points(b.dims) * b.width;
-    const bool as_it_is = in_one_piece(b.dims, b.from_strides), direct = in_one_piece(b.dims, b.to_strides);
+    const bool as_it_is = in_one_piece(b.dims, b.from_strides),
+               direct = in_one_piece(b.dims, b.to_strides);
     Memory here, there;
     if (!as_it_is) there = take(bytes), copy_there(to_packed(b, there.get()));
     if (!direct) here = host_memory(bytes);

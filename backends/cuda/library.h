@@ -9,7 +9,8 @@ namespace haliax::cuda {
 
 class Library {
  public:
-  explicit Library(std::initializer_list<const char*> names) {   // the first that is there; never closed
+  // the first that is there; never closed
+  explicit Library(std::initializer_list<const char*> names) {
     for (auto* name : names)
       if (!library_) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   }

@@ -17,11 +17,13 @@ std::string in_hex(const std::string& bytes) {
 }
 std::string from_hex(const std::string& text) {
   std::string out;
-  for (std::size_t k = 0; k + 1 < text.size(); k += 2) out += char(std::stoi(text.substr(k, 2), nullptr, 16));
+  for (std::size_t k = 0; k + 1 < text.size(); k += 2)
+    out += char(std::stoi(text.substr(k, 2), nullptr, 16));
   return out;
 }
 std::string text_of(const Said& s) {
-  return fmt::format("{}\n{}\n{}\n{}\n", in_hex(s.id), s.host, fmt::join(s.taken, " "), fmt::join(s.seen, " "));
+  return fmt::format("{}\n{}\n{}\n{}\n", in_hex(s.id), s.host, fmt::join(s.taken, " "),
+                     fmt::join(s.seen, " "));
 }
 Said said_in(const std::string& text) {
   std::istringstream in(text);
@@ -40,7 +42,9 @@ Said said_in(const std::string& text) {
   s.id = from_hex(line()), s.host = line(), s.taken = words(), s.seen = words();
   return s;
 }
-std::string counted(std::size_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
+std::string counted(std::size_t n, const char* what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
 
 void refuse_shared_cards(const Api& api, const std::vector<Said>& all) {
   for (auto& one : all) {
@@ -52,12 +56,16 @@ void refuse_shared_cards(const Api& api, const std::vector<Said>& all) {
       taken.insert(s.taken.begin(), s.taken.end()), seen.insert(s.seen.begin(), s.seen.end());
     }
     if (taken.size() == devices) continue;
-    const auto of_each = one.taken.size() > 1 ? fmt::format(" with {} devices each", one.taken.size()) : "";
-    throw Error(fmt::format("[{}] host {} has {}{}, and {}: each device of a mesh of several processes takes a GPU of its own; "
-                            "start fewer ranks there (mpirun --map-by ppr:{}:node), or let CUDA_VISIBLE_DEVICES show each "
-                            "its own",
-                            api.name, one.host, counted(ranks, "rank"), of_each, counted(seen.size(), "GPU"),
-                            std::max<std::size_t>(seen.size() / one.taken.size(), 1)));
+    const auto of_each =
+        one.taken.size() > 1 ? fmt::format(" with {} devices each", one.taken.size()) : "";
+    throw Error(fmt::format(
+        "[{}] host {} has {}{}, and {}: each device of a mesh of several processes takes a GPU of "
+        "its own; "
+        "start fewer ranks there (mpirun --map-by ppr:{}:node), or let CUDA_VISIBLE_DEVICES show "
+        "each "
+        "its own",
+        api.name, one.host, counted(ranks, "rank"), of_each, counted(seen.size(), "GPU"),
+        std::max<std::size_t>(seen.size() / one.taken.size(), 1)));
   }
 }
 

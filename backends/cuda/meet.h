@@ -1,4 +1,5 @@
-// How processes that share a mesh meet: each says which cards it takes, and gets the id by which their devices join.
+// How processes that share a mesh meet: each says which cards it takes, and gets the id by which
+// their devices join.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,11 +10,13 @@
 namespace haliax::cuda {
 
 struct Said {
-  std::string id;                                // any bytes; of the first process alone
+  std::string id;  // any bytes; of the first process alone
   std::string host;
-  std::vector<std::string> taken, seen;          // cards, by what tells them apart: of its devices; all that it may use
+  // cards, by what tells them apart: of its devices; all that it may use
+  std::vector<std::string> taken, seen;
 };
-// All call it together. Gives the id; raises on all of them if two devices are one card, as NCCL takes each once.
+// All call it together. Gives the id; raises on all of them if two devices are one card, as NCCL
+// takes each once.
 std::string met(const Api&, program::RankGroup&, const Said& mine);
 
 }  // namespace haliax::cuda

@@ -1,5 +1,5 @@
-// Steps that move values, or go along one axis, as kernels. What several threads would write to one place in some order is left
-// to one thread: results have the same bits in every run.
+// Steps that move values, or go along one axis, as kernels. What several threads would write to one
+// place in some order is left to one thread: results have the same bits in every run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,24 +17,33 @@ using namespace program;
 Dims without_last(Dims d) { return d.pop_back(), d; }
 const char* bits_type(DType d) {  // of the same size
   switch (bytes_of(d)) {
-    case 1: return "std::uint8_t";
-    case 2: return "std::uint16_t";
-    case 4: return "std::uint32_t";
-    default: return "std::uint64_t";
+    case 1:
+      return "std::uint8_t";
+    case 2:
+      return "std::uint16_t";
+    case 4:
+      return "std::uint32_t";
+    default:
+      return "std::uint64_t";
   }
 }
 std::string each_point(Writer& w, std::int64_t n) {
-  return fmt::format("for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)",
-                     w.word(n));
+  return fmt::format(
+      "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
+      "blockDim_x)",
+      w.word(n));
 }
-// Declares `moved`: what the ids here add, and `inside`: whether they are there and all of them are positions.
-void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps, const std::string& there = "true") {
+// Declares `moved`: what the ids here add, and `inside`: whether they are there and all of them are
+// positions.
+void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps,
+          const std::string& there = "true") {
   w.line(fmt::format("bool inside = {};", there));
   w.line("std::int64_t moved = 0;");
   for (auto& i : indexed) {
     auto base = w.base(i.ids), at = w.at(i.ids, i.ids.strides);
     w.open("if (inside)");
-    w.line(fmt::format("auto id = position<{}>({}, {}, {}, {});", element_of(i.ids.dtype), base, at, w.word(i.size), clamps));
+    w.line(fmt::format("auto id = position<{}>({}, {}, {}, {});", element_of(i.ids.dtype), base, at,
+                       w.word(i.size), clamps));
     w.line(fmt::format("inside = id >= 0, moved += id * {};", w.word(i.stride)));
     w.close();
   }
@@ -47,12 +56,14 @@ Launch gather(const Gather& g, Around* around) {
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
   auto T = bits_type(to.dtype);  // bit by bit
-  auto x = w.base(table), x_at = w.at(table, table.strides), out = w.base(to, true), out_at = w.at(to, to.strides);
+  auto x = w.base(table), x_at = w.at(table, table.strides), out = w.base(to, true),
+       out_at = w.at(to, to.strides);
   pick(w, indexed, outside == Outside::clamp);
   auto d = to.dtype;
   auto absent = is_float(d) ? bits_of(d, std::numeric_limits<double>::quiet_NaN(), 0)
                             : (is_signed(d) ? scalar::lowest(d) : scalar::highest(d)).whole;
-  w.line(fmt::format("if (inside) store<{0}>({1}, {2}, load<{0}>({3}, {4} + moved));", T, out, out_at, x, x_at));
+  w.line(fmt::format("if (inside) store<{0}>({1}, {2}, load<{0}>({3}, {4} + moved));", T, out,
+                     out_at, x, x_at));
   w.line(fmt::format("else store<{0}>({1}, {2}, constant<{0}>({3}));", element_of(d), out, out_at,
                      w.word(outside == Outside::zero ? 0 : absent)));
   w.close();
@@ -69,7 +80,8 @@ Launch copy(Copy c, Around* around) {
   return fused_launch(f, around);
 }
 
-// ---- scatters: threads share the dims along which nothing meets; ids are gone through in row-major order ----
+// ---- scatters: threads share the dims along which nothing meets; ids are gone through in
+// row-major order ----
 struct Parted {
   Dims apart, together;  // the latter are those of the ids
   View updates, target;  // and ids: of these dims, in this order
@@ -94,8 +106,8 @@ Parted parted(const Scatter& s) {
   return out;
 }
 // `at` of the target becomes what it is with `from_at` of the updates.
-void update(Writer& w, const Scatter& s, const std::string& base, const std::string& at, const std::string& from,
-            const std::string& from_at) {
+void update(Writer& w, const Scatter& s, const std::string& base, const std::string& at,
+            const std::string& from, const std::string& from_at) {
   auto S = element_of(s.target.dtype), U = element_of(s.updates.dtype);
   if (s.update == Update::set) {
     auto T = bits_type(s.target.dtype);
@@ -108,14 +120,19 @@ void update(Writer& w, const Scatter& s, const std::string& base, const std::str
                                       : "scalar::max";
   w.line(fmt::format("const auto at = {};", at));
   const auto x = fmt::format("load<{}>({}, {})", U, from, from_at);
-  w.line(fmt::format("store<{0}>({1}, at, result<{0}>({2}(wide(load<{0}>({1}, at)), wide(cast<{0}, {3}>({4})))));", S, base, f, U,
-                     x));
+  w.line(fmt::format(
+      "store<{0}>({1}, at, result<{0}>({2}(wide(load<{0}>({1}, at)), wide(cast<{0}, {3}>({4})))));",
+      S, base, f, U, x));
 }
-// Of many ids for few points each warp takes 32 points, a lane each, and a part of the ids. It looks at all ids, 32 at a time, a
-// lane each, and goes through those of its part. Ids that move a point alike are of one part, so they stay in order.
-Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups, std::int64_t parts) {
+// Of many ids for few points each warp takes 32 points, a lane each, and a part of the ids. It
+// looks at all ids, 32 at a time, a lane each, and goes through those of its part. Ids that move a
+// point alike are of one part, so they stay in order.
+Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
+                        std::int64_t parts) {
   const auto first = std::ptrdiff_t(p.apart.size());
-  auto of_point = [&](const Dims& strides) { return Dims(strides.begin(), strides.begin() + first); };
+  auto of_point = [&](const Dims& strides) {
+    return Dims(strides.begin(), strides.begin() + first);
+  };
   Writer w;
   w.far = true;
   auto of_ids = [&](Dims strides) {
@@ -135,7 +152,8 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups, 
   w.line("const I q = first + threadIdx_x % 32;");
   w.indices("q", p.together, p.apart.size());
   pick(w, p.indexed, s.clamp, fmt::format("q < I({})", ids));
-  w.line(fmt::format("const I to = moved + {}, from = {};", of_ids(p.target.strides), of_ids(p.updates.strides)));
+  w.line(fmt::format("const I to = moved + {}, from = {};", of_ids(p.target.strides),
+                     of_ids(p.updates.strides)));
   w.line(fmt::format("auto mine = lanes_where(inside && part_of(to, {}) == part);", w.word(parts)));
   w.open("for (; mine != 0; mine &= mine - 1)");
   w.line("const int lane = first_of(mine);");
@@ -150,7 +168,8 @@ Launch scatter(const Scatter& s, Around* around) {
   constexpr std::int64_t most_warps = 132 * 24;
   const auto p = parted(s);
   const auto groups = (points(p.apart) + 31) / 32;
-  const auto parts = around || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
+  const auto parts =
+      around || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
   if (parts > 1) return scatter_in_parts(s, p, groups, parts);
   Writer w(around);
   w.far = true;
@@ -176,18 +195,25 @@ Launch sort(const Sort& s, Around* around) {
   w.open(each_point(w, points(s.dims)));
   w.indices("p", s.dims);
   auto S = element_of(s.x.dtype);
-  auto row = [&](const View& v) { return w.at(v, Dims(v.strides.begin(), v.strides.begin() + std::ptrdiff_t(rest))); };
+  auto row = [&](const View& v) {
+    return w.at(v, Dims(v.strides.begin(), v.strides.begin() + std::ptrdiff_t(rest)));
+  };
   auto base = w.base(s.x), from = row(s.x), along = w.word(s.x.strides.back());
-  w.line(fmt::format("const auto mine = load<{0}>({1}, {2} + i{3} * {4});", S, base, from, rest, along));
+  w.line(fmt::format("const auto mine = load<{0}>({1}, {2} + i{3} * {4});", S, base, from, rest,
+                     along));
   w.line("I rank = 0;");
   w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.word(n)));
   w.line(fmt::format("const auto other = load<{}>({}, {} + q * {});", S, base, from, along));
-  w.line(fmt::format("rank += is_nan(mine) ? !is_nan(other) || q < i{0} : other < mine || (other == mine && q < i{0});", rest));
+  w.line(
+      fmt::format("rank += is_nan(mine) ? !is_nan(other) || q < i{0} : other < mine || (other == "
+                  "mine && q < i{0});",
+                  rest));
   w.close();
   auto write = [&](const View& v, const std::string& value) {
     if (v.slot < 0) return;
     auto out = w.base(v, true), at = row(v);
-    w.line(fmt::format("store<{}>({}, {} + rank * {}, {});", element_of(v.dtype), out, at, w.word(v.strides.back()), value));
+    w.line(fmt::format("store<{}>({}, {} + rank * {}, {});", element_of(v.dtype), out, at,
+                       w.word(v.strides.back()), value));
   };
   write(s.out, "mine");
   write(s.indices, fmt::format("cast<{}, std::int64_t>(i{})", element_of(s.indices.dtype), rest));
@@ -204,13 +230,16 @@ Launch cumulative(const Cumulative& c, Around* around) {
   auto X = element_of(c.x.dtype), S = element_of(c.out.dtype);
   auto row = [&](const View& v) { return w.at(v, Dims(v.strides.begin(), v.strides.end() - 1)); };
   auto x = w.base(c.x), x_at = row(c.x), out = w.base(c.out, true), out_at = row(c.out);
-  auto x_step = w.word(c.x.strides.back()), out_step = w.word(c.out.strides.back()), n = w.word(c.dims.back());
-  w.line(fmt::format("auto sum = wide(constant<{}>({}));", S, w.word(start_bits(c.monoid, c.out.dtype))));
+  auto x_step = w.word(c.x.strides.back()), out_step = w.word(c.out.strides.back()),
+       n = w.word(c.dims.back());
+  w.line(fmt::format("auto sum = wide(constant<{}>({}));", S,
+                     w.word(start_bits(c.monoid, c.out.dtype))));
   w.open(fmt::format("for (I t = 0; t < I({}); ++t)", n));
   w.line(c.reverse ? fmt::format("const I q = I({}) - 1 - t;", n) : "const I q = t;");
+  w.line(fmt::format("sum = {}(sum, wide(cast<{}, {}>(load<{}>({}, {} + q * {}))));",
+                     fold_of(c.monoid), S, X, X, x, x_at, x_step));
   w.line(
-      fmt::format("sum = {}(sum, wide(cast<{}, {}>(load<{}>({}, {} + q * {}))));", fold_of(c.monoid), S, X, X, x, x_at, x_step));
-  w.line(fmt::format("store<{0}>({1}, {2} + q * {3}, result<{0}>(sum));", S, out, out_at, out_step));
+      fmt::format("store<{0}>({1}, {2} + q * {3}, result<{0}>(sum));", S, out, out_at, out_step));
   w.close(), w.close();
   return w.launch(points(rows));
 }
@@ -228,19 +257,22 @@ Launch product(const Contract& c, Around* around) {
   w.indices("p", all);
   auto d = c.out.dtype;
   auto S = element_of(d), W = is_float(d) && bytes_of(d) < 4 ? "float" : S;
-  Dims out_strides(c.out.strides.begin(), c.out.strides.begin() + std::ptrdiff_t(std::min(made, c.out.strides.size())));
+  Dims out_strides(c.out.strides.begin(),
+                   c.out.strides.begin() + std::ptrdiff_t(std::min(made, c.out.strides.size())));
   auto out = w.base(c.out, true), out_at = w.at(c.out, out_strides);
-  w.line(fmt::format("auto sum = {};", c.accumulate ? fmt::format("wide(load<{}>({}, {}))", S, out, out_at)
-                                                    : fmt::format("wide(Number<{}>(0))", S)));
+  w.line(fmt::format("auto sum = {};", c.accumulate
+                                           ? fmt::format("wide(load<{}>({}, {}))", S, out, out_at)
+                                           : fmt::format("wide(Number<{}>(0))", S)));
   auto depth = w.word(points(c.k));
-  w.open(fmt::format("for (I block = 0; block < I({}); block += 32)", depth));  // sums of few terms are summed: less is lost
+  // sums of few terms are summed: less is lost
+  w.open(fmt::format("for (I block = 0; block < I({}); block += 32)", depth));
   w.line("decltype(sum) some = 0;");
   w.open(fmt::format("for (I q = block; q < block + 32 && q < I({}); ++q)", depth));
   w.indices("q", c.k, made);
   auto read = [&](const View& v) {
     auto base = w.base(v);
-    return fmt::format("wide(cast<{}, {}>(load<{}>({}, {})))", W, element_of(v.dtype), element_of(v.dtype), base,
-                       w.at(v, v.strides));
+    return fmt::format("wide(cast<{}, {}>(load<{}>({}, {})))", W, element_of(v.dtype),
+                       element_of(v.dtype), base, w.at(v, v.strides));
   };
   auto a = read(c.a), b = read(c.b);
   w.line(fmt::format("some = kernel::fma({}, {}, some);", a, b));
@@ -261,19 +293,34 @@ std::vector<Launch> launches_of(const Step& s, Around* around, std::int64_t near
   };
   switch (s.kind) {
     case Kind::fused:
-      if (!around && s.scratch_bytes > 0) out = fused_in_two(s.fused, s.scratch);
-      else add(fused_launch(s.fused, around, near));
+      if (!around && s.scratch_bytes > 0)
+        out = fused_in_two(s.fused, s.scratch);
+      else
+        add(fused_launch(s.fused, around, near));
       break;
     case Kind::contract:
-      if (auto products = around ? std::nullopt : products_of(s)) out = std::move(*products);
-      else add(product(s.contract, around));
+      if (auto products = around ? std::nullopt : products_of(s))
+        out = std::move(*products);
+      else
+        add(product(s.contract, around));
       break;
-    case Kind::gather: add(gather(s.gather, around)); break;
-    case Kind::scatter: add(scatter(s.scatter, around)); break;
-    case Kind::sort: add(sort(s.sort, around)); break;
-    case Kind::cumulative: add(cumulative(s.cumulative, around)); break;
-    case Kind::copy: add(copy(s.copy, around)); break;
-    default: throw Error("[cuda] this step is no kernel");
+    case Kind::gather:
+      add(gather(s.gather, around));
+      break;
+    case Kind::scatter:
+      add(scatter(s.scatter, around));
+      break;
+    case Kind::sort:
+      add(sort(s.sort, around));
+      break;
+    case Kind::cumulative:
+      add(cumulative(s.cumulative, around));
+      break;
+    case Kind::copy:
+      add(copy(s.copy, around));
+      break;
+    default:
+      throw Error("[cuda] this step is no kernel");
   }
   return out;
 }

@@ -14,7 +14,7 @@ namespace {
 struct Id {
   char bytes[128];
 };
-constexpr int kBytes = 0;                        // ncclInt8
+constexpr int kBytes = 0;  // ncclInt8
 struct Nccl {
   using Comm = void*;
   int (*make_id)(Id*) = nullptr;
@@ -31,19 +31,23 @@ struct Nccl {
   Nccl() {
     const Library library({"libnccl.so.2"});
     auto find = [&](auto& f, const char* name) { return library.find(f, name); };
-    there = find(make_id, "ncclGetUniqueId") && find(join, "ncclCommInitRank") && find(begin_group, "ncclGroupStart") &&
-            find(end_group, "ncclGroupEnd") && find(send, "ncclSend") && find(receive, "ncclRecv") &&
-            find(abort, "ncclCommAbort") && find(destroy, "ncclCommDestroy") && find(says, "ncclGetErrorString");
+    there = find(make_id, "ncclGetUniqueId") && find(join, "ncclCommInitRank") &&
+            find(begin_group, "ncclGroupStart") && find(end_group, "ncclGroupEnd") &&
+            find(send, "ncclSend") && find(receive, "ncclRecv") && find(abort, "ncclCommAbort") &&
+            find(destroy, "ncclCommDestroy") && find(says, "ncclGetErrorString");
   }
 };
 const Nccl& nccl() {
   static const Nccl one;
   if (!one.there)
-    throw Error("[cuda] libnccl.so.2 is not found: several GPUs speak to each other by NCCL; is it in the loader's path?");
+    throw Error(
+        "[cuda] libnccl.so.2 is not found: several GPUs speak to each other by NCCL; is it in the "
+        "loader's path?");
   return one;
 }
 void must(int status, const char* what) {
-  if (status != 0) throw Error(fmt::format("[cuda] NCCL refuses {}: {}", what, nccl().says(status)));
+  if (status != 0)
+    throw Error(fmt::format("[cuda] NCCL refuses {}: {}", what, nccl().says(status)));
 }
 struct Member {
   Nccl::Comm comm = nullptr;

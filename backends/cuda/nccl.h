@@ -1,4 +1,5 @@
-// NCCL, opened when a mesh first asks for it: it carries bytes, and adds nothing up (collective.cpp).
+// NCCL, opened when a mesh first asks for it: it carries bytes, and adds nothing up
+// (collective.cpp).
 #pragma once
 #include <string>
 #include <vector>

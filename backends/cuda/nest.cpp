@@ -13,11 +13,13 @@ namespace {
 using namespace program;
 
 constexpr std::int64_t kKibi = 1 << 10;
-constexpr std::int64_t kStageBytes = 20 * kKibi; // of that, for products: as device/product.h has it
-constexpr std::int64_t kMostInLane = 8 << 20;    // bytes: more is work for kernels of its own
-constexpr int kBlocks = 132;                     // that run at a time, one on each of a card's processors
+// of that, for products: as device/product.h has it
+constexpr std::int64_t kStageBytes = 20 * kKibi;
+constexpr std::int64_t kMostInLane = 8 << 20;  // bytes: more is work for kernels of its own
+constexpr int kBlocks = 132;  // that run at a time, one on each of a card's processors
 
-template <class F> void each_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
+template <class F>
+void each_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
   for (auto& s : steps) {
     f(s, times);
     each_step(s.loop.body, f, s.kind == Kind::loop ? times * s.loop.trips : times);
@@ -31,14 +33,29 @@ template <class F> void each_view(const Step& s, const F& f) {
     case Kind::fused:
       for (auto& i : s.fused.code) f(i.view);
       break;
-    case Kind::contract: f(s.contract.a), f(s.contract.b), f(s.contract.out); break;
-    case Kind::gather: f(s.gather.table), f(s.gather.out), indexed(s.gather.indexed); break;
-    case Kind::scatter: f(s.scatter.updates), f(s.scatter.target), indexed(s.scatter.indexed); break;
-    case Kind::sort: f(s.sort.x), f(s.sort.out), f(s.sort.indices); break;
-    case Kind::cumulative: f(s.cumulative.x), f(s.cumulative.out); break;
-    case Kind::copy: f(s.copy.x), f(s.copy.out); break;
-    case Kind::skip: f(s.skip.unless); break;
-    default: break;
+    case Kind::contract:
+      f(s.contract.a), f(s.contract.b), f(s.contract.out);
+      break;
+    case Kind::gather:
+      f(s.gather.table), f(s.gather.out), indexed(s.gather.indexed);
+      break;
+    case Kind::scatter:
+      f(s.scatter.updates), f(s.scatter.target), indexed(s.scatter.indexed);
+      break;
+    case Kind::sort:
+      f(s.sort.x), f(s.sort.out), f(s.sort.indices);
+      break;
+    case Kind::cumulative:
+      f(s.cumulative.x), f(s.cumulative.out);
+      break;
+    case Kind::copy:
+      f(s.copy.x), f(s.copy.out);
+      break;
+    case Kind::skip:
+      f(s.skip.unless);
+      break;
+    default:
+      break;
   }
 }
 bool is_for_kernel(Kind k) {
@@ -46,19 +63,23 @@ bool is_for_kernel(Kind k) {
     case Kind::collective:
     case Kind::finish:
     case Kind::custom:
-    case Kind::host: return false;
-    default: return true;
+    case Kind::host:
+      return false;
+    default:
+      return true;
   }
 }
 // The loops that make a turn together, the outermost first.
 std::vector<const Loop*> nested(const Loop& outermost) {
   std::vector<const Loop*> out{&outermost};
-  for (auto* l = &outermost; l->body.size() == 1 && l->body[0].kind == Kind::loop && l->body[0].loop.lanes > 0;)
+  for (auto* l = &outermost;
+       l->body.size() == 1 && l->body[0].kind == Kind::loop && l->body[0].loop.lanes > 0;)
     out.push_back(l = &l->body[0].loop);
   return out;
 }
 std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) text.replace(at, what.size(), by);
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
   return text;
 }
 
@@ -75,14 +96,18 @@ class Nest {
     find_tiles(body(), near);
     place(near);
     line("HALIAX_SHARED(shared);");
-    near_start_ = word({-1, stage_ + kept_});    // added in each step: an address would lie in registers all the time
+    // added in each step: an address would lie in registers all the time
+    near_start_ = word({-1, stage_ + kept_});
     if (far_) {
-      auto start = word({kArenaSlot, loop_.lane_start, {}, true}), bytes = word({-1, loop_.lane_bytes});
+      auto start = word({kArenaSlot, loop_.lane_start, {}, true}),
+           bytes = word({-1, loop_.lane_bytes});
       line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
     }
     if (marks_)
-      line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];", word({kMarksSlot}), kMarks));
-    open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)", word({-1, turns})));
+      line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];",
+                       word({kMarksSlot}), kMarks));
+    open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
+                     word({-1, turns})));
     line("Word rest = turn;");
     for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
       auto trips = word({-1, (*l)->trips});
@@ -92,7 +117,8 @@ class Nest {
     steps(body());
     if (marks_) line("if (threadIdx_x == 0) mark = 0;");
     close();
-    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";   // so many threads, and one of so many blocks on a processor
+    // so many threads, and one of so many blocks on a processor
+    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
     out.text = kernel_text(around_.words.size(), text_, out.bounds), out.words = around_.words;
     out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.lanes : 1 << 20);
     out.threads = kNestThreads, out.waits = true, out.shared = stage_ + kept_ + near_;
@@ -102,26 +128,32 @@ class Nest {
  private:
   const std::vector<Step>& body() const { return loops_.back()->body; }
   std::string word(Word w) { return Writer(&around_).word(std::move(w)); }
-  void line(const std::string& text) { text_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n"; }
+  void line(const std::string& text) {
+    text_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n";
+  }
   void open(const std::string& text) { line(text + " {"), ++depth_; }
   void close() { --depth_, line("}"); }
 
-  // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are 128 a thread. For sm_80 the
-  // compiler takes some more, and spills.)
+  // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are
+  // 128 a thread. For sm_80 the compiler takes some more, and spills.)
   bool two_at_a_time(std::int64_t near) const {
-    return !tiles_.empty() && near >= near_bytes_of(90) && 2 * (stage_ + kept_ + near_ + kKibi) <= near &&
-           std::all_of(tiles_.begin(), tiles_.end(), [](auto& t) { return t.second->registers() <= 80; });
+    return !tiles_.empty() && near >= near_bytes_of(90) &&
+           2 * (stage_ + kept_ + near_ + kKibi) <= near &&
+           std::all_of(tiles_.begin(), tiles_.end(),
+                       [](auto& t) { return t.second->registers() <= 80; });
   }
 
   // ---- where things lie ----
   // Does it live within a turn?
   bool is_own(int slot) const {
     auto& s = program_.slot(slot);
-    return s.home == Home::arena && s.offset >= loop_.lane_start && s.offset < loop_.lane_start + loop_.lane_bytes;
+    return s.home == Home::arena && s.offset >= loop_.lane_start &&
+           s.offset < loop_.lane_start + loop_.lane_bytes;
   }
   // Of each body, what is made as tiles (tiles.h).
   void find_tiles(const std::vector<Step>& all, std::int64_t near) {
-    std::map<int, int> touched;                  // how often, of each slot that has its own memory; here, and in the whole turn
+    // how often, of each slot that has its own memory; here, and in the whole turn
+    std::map<int, int> touched;
     auto count = [&](const std::vector<Step>& steps, int by) {
       each_step(steps, [&](auto& s, auto) {
         each_view(s, [&](const View& v) {
@@ -141,16 +173,18 @@ class Nest {
       if (s.kind == Kind::loop) find_tiles(s.loop.body, near);
   }
   bool is_unused(int slot) const {
-    return std::any_of(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.second->unused.count(slot) > 0; });
+    return std::any_of(tiles_.begin(), tiles_.end(),
+                       [&](auto& t) { return t.second->unused.count(slot) > 0; });
   }
   // What lives within a turn: as much as fits lies in shared memory.
   void place(std::int64_t most) {
-    std::map<int, std::int64_t> touched;         // bytes, of each slot that has its own memory
+    std::map<int, std::int64_t> touched;  // bytes, of each slot that has its own memory
     std::set<int> slots;
     each_step(body(), [&](auto& s, std::int64_t times) {
       each_view(s, [&](const View& v) {
         if (v.slot >= 0 && !is_unused(v.slot))
-          slots.insert(v.slot), touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
+          slots.insert(v.slot),
+              touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
         for (auto& t : v.terms)
           if (t.slot >= 0) slots.insert(t.slot), touched[program_.memory(t.slot)] += times;
       });
@@ -158,7 +192,8 @@ class Nest {
     std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
     auto starts = one_by_one(touched, most);
     std::int64_t all = stage_ + kept_;
-    for (auto& [s, start] : starts) all = std::max(all, stage_ + kept_ + start + program_.slot(s).bytes);
+    for (auto& [s, start] : starts)
+      all = std::max(all, stage_ + kept_ + start + program_.slot(s).bytes);
     if (tiles_.empty() || all > most) {
       if (!tiles_.empty()) return tiles_.clear(), stage_ = kStageBytes, kept_ = 0, place(most);
       starts = stretch(touched, most - stage_);
@@ -168,14 +203,16 @@ class Nest {
       if (!touched.count(at)) continue;
       auto& slot = program_.slot(at);
       auto near = starts.find(at);
-      around_.places[s] = near != starts.end() ? Around::Place{"near", near->second}
-                                               : Around::Place{"far", slot.offset - loop_.lane_start};
+      around_.places[s] = near != starts.end()
+                              ? Around::Place{"near", near->second}
+                              : Around::Place{"far", slot.offset - loop_.lane_start};
       if (near != starts.end()) near_ = std::max(near_, near->second + slot.bytes);
       far_ |= near == starts.end();
     }
   }
   // The stretch of the plan that is touched most: where each slot lies in it.
-  std::map<int, std::int64_t> stretch(const std::map<int, std::int64_t>& touched, std::int64_t most) const {
+  std::map<int, std::int64_t> stretch(const std::map<int, std::int64_t>& touched,
+                                      std::int64_t most) const {
     auto is_near = [&](int s, std::int64_t from) {
       auto& slot = program_.slot(s);
       return slot.offset >= from && slot.offset + slot.bytes <= from + most;
@@ -192,13 +229,16 @@ class Nest {
       if (is_near(t.first, start)) out[t.first] = program_.slot(t.first).offset - start;
     return out;
   }
-  // Each by itself: the small ones, and of the others those first that are touched most for their size, so that a processor has
-  // room for two blocks, if it can be.
-  std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched, std::int64_t most) const {
+  // Each by itself: the small ones, and of the others those first that are touched most for their
+  // size, so that a processor has room for two blocks, if it can be.
+  std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched,
+                                         std::int64_t most) const {
     const auto room = most / 2 - kKibi - stage_ - kept_;
     std::vector<int> order;
     for (auto& t : touched) order.push_back(t.first);
-    auto worth = [&](int s) { return double(touched.at(s)) / double(std::max<std::int64_t>(program_.slot(s).bytes, 1)); };
+    auto worth = [&](int s) {
+      return double(touched.at(s)) / double(std::max<std::int64_t>(program_.slot(s).bytes, 1));
+    };
     auto is_small = [&](int s) { return program_.slot(s).bytes <= small_bytes; };
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
       return is_small(a) != is_small(b) ? is_small(a) : worth(a) > worth(b);
@@ -206,27 +246,35 @@ class Nest {
     std::map<int, std::int64_t> out;
     std::int64_t at = 0;
     for (int s : order)
-      if (const auto bytes = aligned(program_.slot(s).bytes); is_small(s) || at + bytes <= room) out[s] = at, at += bytes;
+      if (const auto bytes = aligned(program_.slot(s).bytes); is_small(s) || at + bytes <= room)
+        out[s] = at, at += bytes;
     return out;
   }
 
   // ---- steps ----
   void count(const Loop& l, const std::string& turn, const std::string& trips) {
     if (l.variable < 0) return;
-    line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "", turn));
+    line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "",
+                     turn));
   }
   void wait() { line("__syncthreads();"); }
   void mark(const Step& s) {
     out.parts.push_back(&s);
     if (marks_) line(fmt::format("if (threadIdx_x == 0) mark = {};", out.parts.size()));
   }
-  // A step's text. What it reads of the turn is hidden from the compiler, which would keep all steps' addresses in registers.
+  // A step's text. What it reads of the turn is hidden from the compiler, which would keep all
+  // steps' addresses in registers.
   void step(const std::string& when, const std::string& text) {
     line(when + "{");
     for (int v : around_.loops)
-      if (text.find(fmt::format(" + l{} * ", v)) != text.npos) line(fmt::format("const Word l{0} = hidden(n{0});", v));
-    auto reads = [&](const char* lane) { return text.find(fmt::format("({} + ", lane)) != text.npos; };
-    if (reads("near")) line(fmt::format("const Word near = reinterpret_cast<Word>(shared) + hidden({});", near_start_));
+      if (text.find(fmt::format(" + l{} * ", v)) != text.npos)
+        line(fmt::format("const Word l{0} = hidden(n{0});", v));
+    auto reads = [&](const char* lane) {
+      return text.find(fmt::format("({} + ", lane)) != text.npos;
+    };
+    if (reads("near"))
+      line(fmt::format("const Word near = reinterpret_cast<Word>(shared) + hidden({});",
+                       near_start_));
     if (reads("far")) line("const Word far = hidden(far_lane);");
     text_ += text;
     line("}");
@@ -236,9 +284,12 @@ class Nest {
     for (auto& s : all) any(s);
   }
   void any(const Step& s) {
-    if (s.kind == Kind::loop) loop(s.loop);
-    else if (s.kind == Kind::skip) skip(s.skip.unless);
-    else one(s);
+    if (s.kind == Kind::loop)
+      loop(s.loop);
+    else if (s.kind == Kind::skip)
+      skip(s.skip.unless);
+    else
+      one(s);
   }
   void tiles(const TileGroup& g, const std::vector<Step>& all) {
     for (auto& a : g.actions) {
@@ -273,20 +324,25 @@ class Nest {
     mark(s);
     if (s.kind == Kind::contract && product(s.contract)) return;
     for (auto& l : launches_of(s, &around_)) {
-      step(l.threads == 1 ? "if (threadIdx_x == 0) " : "", replaced(replaced(l.text, "my_block", "0"), "all_blocks", "1"));
+      step(l.threads == 1 ? "if (threadIdx_x == 0) " : "",
+           replaced(replaced(l.text, "my_block", "0"), "all_blocks", "1"));
       wait();
     }
   }
 
-
   // ---- products (device/product.h) ----
-  struct Dim { std::int64_t n = 1, a = 0, b = 0, out = 0; };   // its size, and strides
-  // Without dims of one, and with those that lie side by side as one. The last of `made` is the product's; all others are walked.
+  struct Dim {
+    std::int64_t n = 1, a = 0, b = 0, out = 0;
+  };  // its size, and strides
+  // Without dims of one, and with those that lie side by side as one. The last of `made` is the
+  // product's; all others are walked.
   static Dim pulled(std::vector<Dim>& dims) {
     std::erase_if(dims, [](auto& d) { return d.n == 1; });
     for (std::size_t k = dims.size(); k-- > 1;) {
       auto &outer = dims[k - 1], &inner = dims[k];
-      if (outer.a != inner.a * inner.n || outer.b != inner.b * inner.n || outer.out != inner.out * inner.n) continue;
+      if (outer.a != inner.a * inner.n || outer.b != inner.b * inner.n ||
+          outer.out != inner.out * inner.n)
+        continue;
       outer = {outer.n * inner.n, inner.a, inner.b, inner.out};
       dims.erase(dims.begin() + std::ptrdiff_t(k));
     }
@@ -305,40 +361,53 @@ class Nest {
     };
     auto walked = part(c.batch), rows = part(c.m), columns = part(c.n), terms = part(c.k);
     const auto m = pulled(rows), n = pulled(columns), k = pulled(terms);
-    auto far = [](std::int64_t of_m, std::int64_t of_n, std::int64_t of_k, const Dim& m, const Dim& n, const Dim& k) {
+    auto far = [](std::int64_t of_m, std::int64_t of_n, std::int64_t of_k, const Dim& m,
+                  const Dim& n, const Dim& k) {
       return std::abs(of_m) * m.n + std::abs(of_n) * n.n + std::abs(of_k) * k.n >= most_near;
     };
-    const bool fits = !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
-    if (!terms.empty() || !fits) return false;   // partial sums would be rounded; positions would not fit
+    const bool fits =
+        !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
+    // partial sums would be rounded; positions would not fit
+    if (!terms.empty() || !fits) return false;
     for (auto* more : {&rows, &columns}) walked.insert(walked.end(), more->begin(), more->end());
     std::erase_if(walked, [](auto& d) { return d.n == 1; });
     Dims sizes, strides[3];
     for (auto& d : walked)
-      sizes.push_back(d.n), strides[0].push_back(d.a), strides[1].push_back(d.b), strides[2].push_back(d.out);
+      sizes.push_back(d.n), strides[0].push_back(d.a), strides[1].push_back(d.b),
+          strides[2].push_back(d.out);
     std::string text = "  using I = std::int64_t;\n";
     for (std::size_t d = 0; d < sizes.size(); ++d)
       text += fmt::format("  for (I i{0} = 0; i{0} < {1}; ++i{0})\n", d, word({-1, sizes[d]}));
-    auto side = [&](const View& v, const Dims& moved, std::int64_t line, std::int64_t term, bool writes = false) {
+    auto side = [&](const View& v, const Dims& moved, std::int64_t line, std::int64_t term,
+                    bool writes = false) {
       Writer w(&around_);
       auto base = w.base(v, writes), off = w.at(v, moved);
-      auto number = [&](std::int64_t s) { return s == 0 || s == 1 ? std::to_string(s) : "int(" + w.word(s) + ")"; };
-      return fmt::format("Side{{{} + ({}) * {}, {}, {}}}", base, off, bytes_of(v.dtype), number(line), number(term));
+      auto number = [&](std::int64_t s) {
+        return s == 0 || s == 1 ? std::to_string(s) : "int(" + w.word(s) + ")";
+      };
+      return fmt::format("Side{{{} + ({}) * {}, {}, {}}}", base, off, bytes_of(v.dtype),
+                         number(line), number(term));
     };
     auto x = side(c.a, strides[0], m.a, k.a), y = side(c.b, strides[1], n.b, k.b);
     auto out = side(c.out, strides[2], m.out, n.out, true);
-    step("", text + fmt::format("  block_product<{}, {}, {}, {}>({}, {}, {}, int({}), int({}), int({}), shared);\n",
-                                element_of(c.a.dtype), element_of(c.b.dtype), element_of(c.out.dtype), c.accumulate, x, y, out,
-                                word({-1, m.n}), word({-1, n.n}), word({-1, k.n})));
-    return true;                                 // all have waited behind it
+    step(
+        "",
+        text +
+            fmt::format(
+                "  block_product<{}, {}, {}, {}>({}, {}, {}, int({}), int({}), int({}), shared);\n",
+                element_of(c.a.dtype), element_of(c.b.dtype), element_of(c.out.dtype), c.accumulate,
+                x, y, out, word({-1, m.n}), word({-1, n.n}), word({-1, k.n})));
+    return true;  // all have waited behind it
   }
 
   const Loop& loop_;
   const Program& program_;
   const std::vector<const Loop*> loops_;
   Around around_;
-  std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;   // by body
-  std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;   // bytes of shared memory: of operands, folds, and what else is near
-  bool far_ = false;                             // is there more in a lane?
+  std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;  // by body
+  // bytes of shared memory: of operands, folds, and what else is near
+  std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;
+  bool far_ = false;  // is there more in a lane?
   const bool marks_;
   std::string text_, near_start_;
   int depth_ = 1, counted_ = 0;
@@ -358,8 +427,8 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   each_step(body, [&](auto& s, std::int64_t times) {
     fits &= is_for_kernel(s.kind), steps += double(times);
   });
-  // One block makes a product at about a third of its part of the card's rate; to start a step takes as long as many
-  // multiplications.
+  // One block makes a product at about a third of its part of the card's rate; to start a step
+  // takes as long as many multiplications.
   constexpr double slower = 3, start = 7e8;
   const auto of_turn = multiplications(body), rounds = std::ceil(double(turns) / kBlocks);
   fits &= rounds * of_turn * kBlocks * slower <= double(turns) * (of_turn + steps * start);
@@ -379,8 +448,9 @@ std::string failed_part(const Launch& l, const int* marks) {
   for (int b = 0; b < kMarks; ++b)
     if (marks[b] > 0) at.insert(marks[b] - 1);
   std::set<std::string> names;
-  for (int part : at) {                          // what has no name of its own is a part of what follows
-    auto named = std::find_if(l.parts.begin() + part, l.parts.end(), [&](auto* s) { return !name(*s).empty(); });
+  for (int part : at) {  // what has no name of its own is a part of what follows
+    auto named = std::find_if(l.parts.begin() + part, l.parts.end(),
+                              [&](auto* s) { return !name(*s).empty(); });
     if (named != l.parts.end()) names.insert(name(**named));
   }
   for (auto* s : l.parts)

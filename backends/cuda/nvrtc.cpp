@@ -15,7 +15,8 @@ namespace {
 // The part of NVRTC's interface that is used here; it has not changed since CUDA 11.
 struct Nvrtc {
   using Program = void*;
-  int (*create)(Program*, const char* text, const char* name, int, const char* const*, const char* const*) = nullptr;
+  int (*create)(Program*, const char* text, const char* name, int, const char* const*,
+                const char* const*) = nullptr;
   int (*compile)(Program, int options, const char* const*) = nullptr;
   int (*log_size)(Program, std::size_t*) = nullptr;
   int (*log)(Program, char*) = nullptr;
@@ -33,8 +34,8 @@ struct Nvrtc {
     there = find(create, "nvrtcCreateProgram") && find(compile, "nvrtcCompileProgram") &&
             find(log_size, "nvrtcGetProgramLogSize") && find(log, "nvrtcGetProgramLog") &&
             find(cubin_size, "nvrtcGetCUBINSize") && find(cubin, "nvrtcGetCUBIN") &&
-            find(ptx_size, "nvrtcGetPTXSize") && find(ptx, "nvrtcGetPTX") && find(destroy, "nvrtcDestroyProgram") &&
-            find(version, "nvrtcVersion");
+            find(ptx_size, "nvrtcGetPTXSize") && find(ptx, "nvrtcGetPTX") &&
+            find(destroy, "nvrtcDestroyProgram") && find(version, "nvrtcVersion");
   }
 };
 const Nvrtc& nvrtc() {
@@ -54,14 +55,15 @@ struct Linker {
   int (*log_size)(Link, std::size_t*) = nullptr;
   int (*log)(Link, char*) = nullptr;
   int (*destroy)(Link*) = nullptr;
-  std::string runtime;                           // libcudadevrt.a, which lies beside it; empty: something is missing
+  std::string runtime;  // libcudadevrt.a, which lies beside it; empty: something is missing
   static constexpr int kCubin = 1, kLibrary = 6;
 
   Linker() {
     const Library library({"libnvJitLink.so.13", "libnvJitLink.so.12"});
     auto find = [&](auto& f, const char* name) { return library.find(f, name); };
-    if (!(find(create, "nvJitLinkCreate") && find(add, "nvJitLinkAddData") && find(add_file, "nvJitLinkAddFile") &&
-          find(complete, "nvJitLinkComplete") && find(cubin_size, "nvJitLinkGetLinkedCubinSize") &&
+    if (!(find(create, "nvJitLinkCreate") && find(add, "nvJitLinkAddData") &&
+          find(add_file, "nvJitLinkAddFile") && find(complete, "nvJitLinkComplete") &&
+          find(cubin_size, "nvJitLinkGetLinkedCubinSize") &&
           find(cubin, "nvJitLinkGetLinkedCubin") && find(log_size, "nvJitLinkGetErrorLogSize") &&
           find(log, "nvJitLinkGetErrorLog") && find(destroy, "nvJitLinkDestroy")))
       return;
@@ -78,8 +80,10 @@ const Linker& linker() {
 std::string linked(const std::string& cubin, int sm) {
   auto& api = linker();
   if (!can_link())
-    throw Error("[cuda] libnvJitLink.so.13 (or .12), with libcudadevrt.a beside it, is not found: they are parts of the CUDA "
-                "toolkit; are they in the loader's path?");
+    throw Error(
+        "[cuda] libnvJitLink.so.13 (or .12), with libcudadevrt.a beside it, is not found: they are "
+        "parts of the CUDA "
+        "toolkit; are they in the loader's path?");
   const auto arch = fmt::format("-arch=sm_{}", sm);
   const char* options[] = {arch.c_str()};
   Linker::Link link = nullptr;
@@ -112,8 +116,9 @@ int nvrtc_version() {
   return 1000 * major + 10 * minor;
 }
 std::vector<std::string> nvrtc_options(int sm, bool exact) {
-  std::vector<std::string> out{fmt::format("--gpu-architecture=sm_{}", sm), "--std=c++20", "--device-as-default-execution-space",
-                               "--ptxas-options=-v", "--diag-suppress=177"};
+  std::vector<std::string> out{fmt::format("--gpu-architecture=sm_{}", sm), "--std=c++20",
+                               "--device-as-default-execution-space", "--ptxas-options=-v",
+                               "--diag-suppress=177"};
   if (exact) out.push_back("--fmad=false");
   return out;
 }
@@ -121,7 +126,9 @@ std::vector<std::string> nvrtc_options(int sm, bool exact) {
 Cubin compile_for_card(const std::string& text, int sm, bool exact) {
   auto& api = nvrtc();
   if (!api.there)
-    throw Error("[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
+    throw Error(
+        "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the "
+        "loader's path?");
   Nvrtc::Program program = nullptr;
   api.create(&program, text.c_str(), "kernels.cu", 0, nullptr, nullptr);
   const std::unique_ptr<Nvrtc::Program, int (*)(Nvrtc::Program*)> destroyed(&program, api.destroy);
@@ -141,7 +148,8 @@ Cubin compile_for_card(const std::string& text, int sm, bool exact) {
   auto log = text_of(api.log_size, api.log);
   if (status != 0) throw Error("[cuda] NVRTC refuses a kernel:\n" + log);
   auto bytes = text_of(api.cubin_size, api.cubin);
-  return {links ? linked(bytes, sm) : std::move(bytes), std::move(log), text_of(api.ptx_size, api.ptx)};
+  return {links ? linked(bytes, sm) : std::move(bytes), std::move(log),
+          text_of(api.ptx_size, api.ptx)};
 }
 
 }  // namespace haliax::cuda

@@ -30,8 +30,8 @@ void OneCard::exchange(int rank, Handle stream, const std::vector<Transfer>& all
     received.push_back(from.front()), from.pop_front();
     auto& p = *received.back();
     if (p.bytes != t.bytes)
-      throw Error(fmt::format("[{}] rank {} sends {} bytes to rank {}, which receives {}", api_.name, t.peer, p.bytes, rank,
-                              t.bytes));
+      throw Error(fmt::format("[{}] rank {} sends {} bytes to rank {}, which receives {}",
+                              api_.name, t.peer, p.bytes, rank, t.bytes));
     held.unlock();
     api_.follow(stream, p.ready.get());
     if (p.bytes > 0) api_.copy(stream, t.at, p.at, p.bytes);

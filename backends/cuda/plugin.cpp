@@ -1,4 +1,5 @@
-// The plugin libhaliax_cuda: the backend `cuda`. It plans on any machine; what it cannot run, and why, it says when asked to.
+// The plugin libhaliax_cuda: the backend `cuda`. It plans on any machine; what it cannot run, and
+// why, it says when asked to.
 #include <cstdlib>
 
 #include "card_api.h"
@@ -21,6 +22,7 @@ program::Device* device() {
 
 const haliax::program::Plugin* haliax_plugin() {
   using namespace haliax;
-  static const program::Plugin mine{program::library_version(), program::border_hash(), cuda::device};
+  static const program::Plugin mine{program::library_version(), program::border_hash(),
+                                    cuda::device};
   return &mine;
 }

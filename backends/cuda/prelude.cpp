@@ -12,8 +12,8 @@ namespace {
 }  // namespace
 
 std::string prelude(bool host) {
-  return (host ? std::string(host_h) : std::string()) + std_h + half_h + arithmetic_h + kernel_h + product_h + tile_h +
-         "namespace haliax::kernel {\n";
+  return (host ? std::string(host_h) : std::string()) + std_h + half_h + arithmetic_h + kernel_h +
+         product_h + tile_h + "namespace haliax::kernel {\n";
 }
 Kernel named(const std::string& text) {
   Kernel k{fmt::format("k{:016x}", hash_of(text)), text};

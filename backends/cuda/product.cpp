@@ -14,31 +14,40 @@ namespace {
 
 using namespace program;
 
-constexpr std::int64_t kMostProducts = 64;       // of one step: more are faster by one kernel of our own
+// of one step: more are faster by one kernel of our own
+constexpr std::int64_t kMostProducts = 64;
 
-bool reads_slot(const View& v) {                 // its place is known on the device alone
+bool reads_slot(const View& v) {  // its place is known on the device alone
   return std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.slot >= 0; });
 }
 bool is_for_library(const Contract& c) {
   auto d = c.a.dtype;
   bool narrow = d == DType::bf16 || d == DType::f16;
-  bool fits = is_float(d) && d == c.b.dtype && (c.out.dtype == d || (narrow && c.out.dtype == DType::f32));
-  return fits && !reads_slot(c.out) && points(c.batch) * points(c.m) * points(c.n) * points(c.k) > 0;
+  bool fits =
+      is_float(d) && d == c.b.dtype && (c.out.dtype == d || (narrow && c.out.dtype == DType::f32));
+  return fits && !reads_slot(c.out) &&
+         points(c.batch) * points(c.m) * points(c.n) * points(c.k) > 0;
 }
 std::int64_t packed_bytes(const MatrixProducts& p, const Contract& c) {
-  auto bytes = [&](const Packing& pack) { return pack.used ? aligned(pack.elements * bytes_of(c.a.dtype)) : 0; };
+  auto bytes = [&](const Packing& pack) {
+    return pack.used ? aligned(pack.elements * bytes_of(c.a.dtype)) : 0;
+  };
   return bytes(p.pack_a) + bytes(p.pack_b);
 }
 // scratch: bytes that there are for packing where it is not needed.
 std::optional<MatrixProducts> plan_of(const Contract& c, std::int64_t scratch) {
   if (!is_for_library(c)) return {};
-  bool k_whole = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;   // partial sums must not be rounded
+  // partial sums must not be rounded
+  bool k_whole = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;
   auto p = matrix_products(c, k_whole, reads_slot(c.a), reads_slot(c.b));
   if (!p || p->k_outer.empty()) return p;
-  // What is added up is read and written again by each product but the first: a copy of an operand may be less.
+  // What is added up is read and written again by each product but the first: a copy of an operand
+  // may be less.
   auto whole = matrix_products(c, true, reads_slot(c.a), reads_slot(c.b));
-  const auto again = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) * points(c.n) * bytes_of(c.out.dtype);
-  const bool is_less = whole && packed_bytes(*whole, c) < again && packed_bytes(*whole, c) <= scratch;
+  const auto again = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) * points(c.n) *
+                     bytes_of(c.out.dtype);
+  const bool is_less =
+      whole && packed_bytes(*whole, c) < again && packed_bytes(*whole, c) <= scratch;
   return is_less ? whole : p;
 }
 
@@ -55,9 +64,10 @@ struct ProductMaker {
     for (auto& t : v.terms) all = std::gcd(all, t.stride * bytes_of(v.dtype));
     return int(all);
   }
-  // x (rows, cols) of row-major products, with these strides, as its transpose or itself in columns.
-  static Matrix matrix(const View& v, std::int64_t rows, std::int64_t row, std::int64_t cols, std::int64_t col, std::int64_t step,
-                       std::int64_t at) {
+  // x (rows, cols) of row-major products, with these strides, as its transpose or itself in
+  // columns.
+  static Matrix matrix(const View& v, std::int64_t rows, std::int64_t row, std::int64_t cols,
+                       std::int64_t col, std::int64_t step, std::int64_t at) {
     Matrix m{.dtype = v.dtype, .step = step, .alignment = alignment(v, {step, at})};
     bool by_rows = cols == 1 ? rows == 1 || row != 1 : col == 1;
     m.rows = by_rows ? cols : rows, m.cols = by_rows ? rows : cols;
@@ -74,7 +84,8 @@ struct ProductMaker {
   View packed(const View& v, const Packing& how, std::int64_t at) {
     View from = v, to{kArenaSlot, v.dtype, (step.scratch + at) / bytes_of(v.dtype), how.to, {}};
     from.strides = how.from;
-    for (auto& l : launches_of({.kind = Kind::copy, .copy = {how.dims, from, to}})) out.push_back(std::move(l));
+    for (auto& l : launches_of({.kind = Kind::copy, .copy = {how.dims, from, to}}))
+      out.push_back(std::move(l));
     return to;
   }
   void make() {
@@ -84,36 +95,48 @@ struct ProductMaker {
     if (p.pack_a.used) x = packed(x, p.pack_a, 0);
     if (p.pack_b.used) y = packed(y, p.pack_b, x_bytes);
     auto walked = p.outer;
-    auto most = std::max_element(walked.begin(), walked.end(),
-                                 [](auto& a, auto& b) { return (a.out != 0) * a.n < (b.out != 0) * b.n; });
+    auto most = std::max_element(walked.begin(), walked.end(), [](auto& a, auto& b) {
+      return (a.out != 0) * a.n < (b.out != 0) * b.n;
+    });
     if (most != walked.end() && most->out != 0) batch = *most, walked.erase(most);
     for (std::int64_t o = 0; o < points(walked); ++o)
       for (std::int64_t k = 0; k < points(p.k_outer); ++k) {
-        auto at = [&](MatrixStride s) { return offset_at(walked, s, o) + offset_at(p.k_outer, s, k); };
-        add_even(x, at(&MatrixDim::a), y, at(&MatrixDim::b), at(&MatrixDim::out), c.accumulate || k > 0);
+        auto at = [&](MatrixStride s) {
+          return offset_at(walked, s, o) + offset_at(p.k_outer, s, k);
+        };
+        add_even(x, at(&MatrixDim::a), y, at(&MatrixDim::b), at(&MatrixDim::out),
+                 c.accumulate || k > 0);
       }
   }
-  // How many positions there are over a multiple of 16 bytes, along which v lies side by side, while its rows are aligned.
-  std::int64_t over(const View& v, std::int64_t n, std::int64_t along, std::int64_t row, std::int64_t at) const {
-    constexpr std::int64_t step_bytes = 16, worth = 1 << 24;           // multiplications
+  // How many positions there are over a multiple of 16 bytes, along which v lies side by side,
+  // while its rows are aligned.
+  std::int64_t over(const View& v, std::int64_t n, std::int64_t along, std::int64_t row,
+                    std::int64_t at) const {
+    constexpr std::int64_t step_bytes = 16, worth = 1 << 24;  // multiplications
     const auto each = step_bytes / bytes_of(v.dtype);
     const bool aligned_rows = along == 1 && row % each == 0 && alignment(v, {at}) % step_bytes == 0;
-    return aligned_rows && n > each && double(p.m.n) * double(p.n.n) * double(p.k.n) >= worth ? n % each : 0;
+    return aligned_rows && n > each && double(p.m.n) * double(p.n.n) * double(p.k.n) >= worth
+               ? n % each
+               : 0;
   }
-  // For an odd size the library takes kernels that are five times slower, so what is over is a product of its own.
-  void add_even(const View& x, std::int64_t x_at, const View& y, std::int64_t y_at, std::int64_t out_at, bool accumulate) {
+  // For an odd size the library takes kernels that are five times slower, so what is over is a
+  // product of its own.
+  void add_even(const View& x, std::int64_t x_at, const View& y, std::int64_t y_at,
+                std::int64_t out_at, bool accumulate) {
     auto& to = step.contract.out;
     const auto m_over = over(x, p.m.n, p.m.a, p.k.a, x_at);
-    const auto n_over = std::max(over(y, p.n.n, p.n.b, p.k.b, y_at), over(to, p.n.n, p.n.out, p.m.out, out_at));
+    const auto n_over =
+        std::max(over(y, p.n.n, p.n.b, p.k.b, y_at), over(to, p.n.n, p.n.out, p.m.out, out_at));
     const auto m = p.m.n - m_over, n = p.n.n - n_over;
     add(x, x_at, m, y, y_at, n, out_at, accumulate);
     if (n_over > 0) add(x, x_at, m, y, y_at + n * p.n.b, n_over, out_at + n * p.n.out, accumulate);
-    if (m_over > 0) add(x, x_at + m * p.m.a, m_over, y, y_at, p.n.n, out_at + m * p.m.out, accumulate);
+    if (m_over > 0)
+      add(x, x_at + m * p.m.a, m_over, y, y_at, p.n.n, out_at + m * p.m.out, accumulate);
   }
-  void add(const View& x, std::int64_t x_at, std::int64_t m, const View& y, std::int64_t y_at, std::int64_t n,
-           std::int64_t out_at, bool accumulate) {
+  void add(const View& x, std::int64_t x_at, std::int64_t m, const View& y, std::int64_t y_at,
+           std::int64_t n, std::int64_t out_at, bool accumulate) {
     auto& to = step.contract.out;
-    Product w;                                   // in columns: out^T (n, m) = y^T (n, k) x^T (k, m)
+    Product w;  // in columns: out^T (n, m) = y^T (n, k) x^T (k, m)
     w.batch = batch.n, w.accumulate = accumulate;
     w.a = matrix(y, p.k.n, p.k.b, n, p.n.b, batch.b, y_at);
     w.b = matrix(x, m, p.m.a, p.k.n, p.k.a, batch.a, x_at);
@@ -137,10 +160,11 @@ std::optional<std::vector<Launch>> products_of(const Step& s) {
 }
 std::string to_string(const Product& p) {
   auto one = [](const Matrix& m) {
-    return fmt::format("{} {}x{} ld {} step {} align {}{}", name_of(m.dtype), m.rows, m.cols, m.ld, m.step, m.alignment,
-                       m.transposed ? " transposed" : "");
+    return fmt::format("{} {}x{} ld {} step {} align {}{}", name_of(m.dtype), m.rows, m.cols, m.ld,
+                       m.step, m.alignment, m.transposed ? " transposed" : "");
   };
-  return fmt::format("{} = {} by {}, {}{}", one(p.out), one(p.a), one(p.b), p.batch, p.accumulate ? " added" : "");
+  return fmt::format("{} = {} by {}, {}{}", one(p.out), one(p.a), one(p.b), p.batch,
+                     p.accumulate ? " added" : "");
 }
 std::int64_t bytes_of(const Matrix& m, std::int64_t batch) {
   return ((batch - 1) * m.step + (m.cols - 1) * m.ld + m.rows) * bytes_of(m.dtype);

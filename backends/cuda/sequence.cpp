@@ -33,13 +33,16 @@ Launch tell(const View& unless) {
   w.line(fmt::format("{}({}, load<bool>({}, {}));", kTells, handle, base, at));
   auto out = w.launch(1);
   out.threads = 1;
-  out.text = fmt::format("extern \"C\" __device__ void {}(unsigned long long, unsigned);\n", kTells) + out.text;
+  out.text =
+      fmt::format("extern \"C\" __device__ void {}(unsigned long long, unsigned);\n", kTells) +
+      out.text;
   return out;
 }
 
 class SequenceMaker {
  public:
-  SequenceMaker(const Program& p, std::int64_t near_bytes, SequenceOptions o) : program_(p), near_bytes_(near_bytes), options_(o) {
+  SequenceMaker(const Program& p, std::int64_t near_bytes, SequenceOptions o)
+      : program_(p), near_bytes_(near_bytes), options_(o) {
     for (bool again = true; again;) {
       out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
@@ -89,7 +92,7 @@ class SequenceMaker {
         i.kind = Item::Kind::part, i.launch = tell(s.skip.unless);
         i.body = items_of(steps.subspan(std::size_t(&s - steps.data()) + 1), flag);
         items.push_back(std::move(i));
-        break;                                   // that was the rest of the turn
+        break;  // that was the rest of the turn
       }
       switch (s.kind) {
         case Kind::loop:
@@ -111,13 +114,15 @@ class SequenceMaker {
           i.kind = Item::Kind::host, out.asks_host = true;
           items.push_back(std::move(i));
           break;
-        case Kind::finish: break;   // what touches a call's arrays waits for it anyway
+        case Kind::finish:
+          break;  // what touches a call's arrays waits for it anyway
         case Kind::collective:
           i.kind = Item::Kind::collective, i.body = parts(s, flag);
           out.speaks = true, out.asks_host |= flag >= 0;
           items.push_back(std::move(i));
           break;
-        default: add(items, s, s, flag);
+        default:
+          add(items, s, s, flag);
       }
     }
     return items;
@@ -125,14 +130,16 @@ class SequenceMaker {
   void add(std::vector<Item>& items, const Step& what, const Step& of, int flag) {
     if (beside_.count(&what) > 0) return add_beside(items, what, flag);
     for (auto& l : launches_of(what, nullptr, near_bytes_)) {
-      Item i{.kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of, .flag = flag};
+      Item i{
+          .kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of, .flag = flag};
       if (l.product && flag >= 0 && &what == &of) in_vain_.insert({&what, flag});
       i.launch = flag < 0 || l.product ? std::move(l) : guarded(std::move(l), {kFlagSlot, flag});
       out.multiplies |= i.launch.product.has_value();
       items.push_back(std::move(i));
     }
   }
-  // The product beside its place, and from there: out = (accumulate ? out : 0) + that, rounded once.
+  // The product beside its place, and from there: out = (accumulate ? out : 0) + that, rounded
+  // once.
   void add_beside(std::vector<Item>& items, const Step& s, int flag) {
     auto& c = s.contract;
     Dims dims = c.batch;
@@ -154,14 +161,18 @@ class SequenceMaker {
       rest.fused.code.push_back({.code = Code::add, .dtype = d, .args = {1, 0, -1, -1}});
     }
     const int value = int(rest.fused.code.size()) - 1;
-    rest.fused.code.push_back({.code = Code::store, .dtype = to.dtype, .args = {value, -1, -1, -1}, .view = to});
+    rest.fused.code.push_back(
+        {.code = Code::store, .dtype = to.dtype, .args = {value, -1, -1, -1}, .view = to});
     add(items, product, s, flag), add(items, rest, s, flag);
   }
   std::vector<Item> parts(const Step& s, int flag) {
     std::vector<Item> items;
     for (auto& part : parts_of(s, program_)) {
-      if (part.messages.empty()) add(items, part.step, s, -1);   // the host looks
-      else items.push_back({.kind = Item::Kind::exchange, .step = &s, .messages = std::move(part.messages)});
+      if (part.messages.empty())
+        add(items, part.step, s, -1);  // the host looks
+      else
+        items.push_back(
+            {.kind = Item::Kind::exchange, .step = &s, .messages = std::move(part.messages)});
     }
     for (auto& i : items) i.flag = flag;
     return items;
@@ -169,22 +180,27 @@ class SequenceMaker {
   const Program& program_;
   const std::int64_t near_bytes_;
   const SequenceOptions options_;
-  std::vector<int> around_;                      // of each flag, that of the turn around; -1: none
-  std::vector<std::set<int>> touched_;           // by slot
+  std::vector<int> around_;             // of each flag, that of the turn around; -1: none
+  std::vector<std::set<int>> touched_;  // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
-  std::set<const Step*> beside_;                 // contractions
+  std::set<const Step*> beside_;  // contractions
 };
 
 }  // namespace
 
-Sequence sequence_of(const Program& p, std::int64_t near_bytes, SequenceOptions o) { return SequenceMaker(p, near_bytes, o).out; }
+Sequence sequence_of(const Program& p, std::int64_t near_bytes, SequenceOptions o) {
+  return SequenceMaker(p, near_bytes, o).out;
+}
 
 std::int64_t steps_in_graph(const std::vector<Item>& items) {
   std::int64_t sum = 0;
   for (auto& i : items) {
-    if (i.kind == Item::Kind::loop) sum += i.step->loop.trips * steps_in_graph(i.body);
-    else if (i.kind == Item::Kind::part) sum += 2 + steps_in_graph(i.body);   // with what tells
-    else sum += i.kind == Item::Kind::collective ? steps_in_graph(i.body) : 1;
+    if (i.kind == Item::Kind::loop)
+      sum += i.step->loop.trips * steps_in_graph(i.body);
+    else if (i.kind == Item::Kind::part)
+      sum += 2 + steps_in_graph(i.body);  // with what tells
+    else
+      sum += i.kind == Item::Kind::collective ? steps_in_graph(i.body) : 1;
   }
   return sum;
 }

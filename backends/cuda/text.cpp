@@ -14,11 +14,15 @@ using program::View;
 
 namespace {
 
-constexpr const char* head = "const NAME_words a) {\n  const unsigned my_block = blockIdx_x, all_blocks = gridDim_x;\n";
+constexpr const char* head =
+    "const NAME_words a) {\n  const unsigned my_block = blockIdx_x, all_blocks = gridDim_x;\n";
 
-std::string text_of(std::size_t words, const std::string& body, const char* bounds, const std::string& from = head) {
-  return fmt::format("struct NAME_words {{ Word w[{}]; }};\nextern \"C\" __global__ void __launch_bounds__({}) NAME({}{}}}\n",
-                     std::max<std::size_t>(words, 1), bounds, from, body);
+std::string text_of(std::size_t words, const std::string& body, const char* bounds,
+                    const std::string& from = head) {
+  return fmt::format(
+      "struct NAME_words {{ Word w[{}]; }};\nextern \"C\" __global__ void __launch_bounds__({}) "
+      "NAME({}{}}}\n",
+      std::max<std::size_t>(words, 1), bounds, from, body);
 }
 std::string body_of(const std::string& text) {
   const auto begin = text.find(head) + std::string(head).size();
@@ -27,22 +31,37 @@ std::string body_of(const std::string& text) {
 
 }  // namespace
 
-std::string kernel_text(std::size_t words, const std::string& body, const char* bounds) { return text_of(words, body, bounds); }
+std::string kernel_text(std::size_t words, const std::string& body, const char* bounds) {
+  return text_of(words, body, bounds);
+}
 const char* element_of(DType d) {
   switch (d) {
-    case DType::f32: return "float";
-    case DType::f64: return "double";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::i8: return "std::int8_t";
-    case DType::i16: return "std::int16_t";
-    case DType::i32: return "std::int32_t";
-    case DType::i64: return "std::int64_t";
-    case DType::u8: return "std::uint8_t";
-    case DType::u16: return "std::uint16_t";
-    case DType::u32: return "std::uint32_t";
-    case DType::u64: return "std::uint64_t";
-    case DType::boolean: return "bool";
+    case DType::f32:
+      return "float";
+    case DType::f64:
+      return "double";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::i8:
+      return "std::int8_t";
+    case DType::i16:
+      return "std::int16_t";
+    case DType::i32:
+      return "std::int32_t";
+    case DType::i64:
+      return "std::int64_t";
+    case DType::u8:
+      return "std::uint8_t";
+    case DType::u16:
+      return "std::uint16_t";
+    case DType::u32:
+      return "std::uint32_t";
+    case DType::u64:
+      return "std::uint64_t";
+    case DType::boolean:
+      return "bool";
   }
   return "";
 }
@@ -93,7 +112,8 @@ std::string Writer::sum_of(const Dims& strides) {
   for (std::size_t d = 0; d < strides.size(); ++d) {
     if (strides[d] == 0) continue;
     out += out.empty() ? "" : " + ";
-    out += strides[d] == 1 ? fmt::format("i{}", d) : fmt::format("i{} * I({})", d, word(strides[d]));
+    out +=
+        strides[d] == 1 ? fmt::format("i{}", d) : fmt::format("i{} * I({})", d, word(strides[d]));
   }
   return out;
 }
@@ -102,21 +122,23 @@ std::string Writer::at(const View& v, const Dims& strides) {
   for (auto& t : v.terms) {
     if (t.slot < 0) continue;
     auto place = word(Word{t.slot, t.slot_offset * bytes_of(t.slot_dtype)});
-    out += fmt::format("{}term<{}>({}, {}) * {}", out.empty() ? "" : " + ", element_of(t.slot_dtype), place, word(t.limit),
-                       word(t.stride));
+    out += fmt::format("{}term<{}>({}, {}) * {}", out.empty() ? "" : " + ",
+                       element_of(t.slot_dtype), place, word(t.limit), word(t.stride));
   }
   return out.empty() ? "0" : out;
 }
 void Writer::indices(const std::string& position, const Dims& dims, std::size_t first, int few) {
   if (dims.empty()) return;
-  const auto left = fmt::format("r{}", first), times = few > 1 ? fmt::format(" * {}", few) : std::string();
+  const auto left = fmt::format("r{}", first),
+             times = few > 1 ? fmt::format(" * {}", few) : std::string();
   if (dims.size() > 1) line(fmt::format("I {} = {};", left, position));
   for (std::size_t d = dims.size(); d-- > 1;) {
     auto size = word(dims[d]);
     line(fmt::format("const I i{0} = {1} % I({2}){3}; {1} /= I({2});", first + d, left, size,
                      d + 1 == dims.size() ? times : ""));
   }
-  line(fmt::format("const I i{} = {}{};", first, dims.size() > 1 ? left : position, dims.size() == 1 ? times : ""));
+  line(fmt::format("const I i{} = {}{};", first, dims.size() > 1 ? left : position,
+                   dims.size() == 1 ? times : ""));
 }
 Launch guarded(Launch l, Word flag) {
   const auto test = fmt::format("  if (!load<bool>(a.w[{}], 0)) return;\n", l.words.size());
@@ -125,29 +147,35 @@ Launch guarded(Launch l, Word flag) {
   return l;
 }
 
-// ---- several in one: the words are how many there are, those of all, and a record of each: its first block, how many it has, and
-// its own ----
+// ---- several in one: the words are how many there are, those of all, and a record of each: its
+// first block, how many it has, and its own ----
 std::size_t most_joined(const std::vector<bool>& differs) {
-  const auto own = std::count(differs.begin(), differs.end(), true), all = std::ptrdiff_t(differs.size()) - own;
+  const auto own = std::count(differs.begin(), differs.end(), true),
+             all = std::ptrdiff_t(differs.size()) - own;
   return std::size_t(std::max<std::int64_t>((kMostWords - 1 - all) / (2 + own), 1));
 }
 Launch joined(const std::vector<Launch>& all) {
   const auto& first = all.front();
   std::vector<bool> differs(first.words.size());
   for (auto& l : all)
-    for (std::size_t k = 0; k < differs.size(); ++k) differs[k] = differs[k] || l.words[k] != first.words[k];
-  const auto own = std::size_t(std::count(differs.begin(), differs.end(), true)), records = 1 + differs.size() - own,
-             each = 2 + own, room = std::min(std::bit_ceil(all.size()), most_joined(differs));   // few texts, for many counts
+    for (std::size_t k = 0; k < differs.size(); ++k)
+      differs[k] = differs[k] || l.words[k] != first.words[k];
+  const auto own = std::size_t(std::count(differs.begin(), differs.end(), true)),
+             records = 1 + differs.size() - own,
+             // few texts, for many counts
+      each = 2 + own, room = std::min(std::bit_ceil(all.size()), most_joined(differs));
   Launch out = first;
   out.words = {Word{-1, std::int64_t(all.size())}}, out.blocks = 0;
-  std::vector<std::string> places;               // of each word, as text
+  std::vector<std::string> places;  // of each word, as text
   std::size_t owned = 2;
   for (std::size_t k = 0; k < differs.size(); ++k) {
-    places.push_back(differs[k] ? fmt::format("own[{}]", owned++) : fmt::format("a.w[{}]", out.words.size()));
+    places.push_back(differs[k] ? fmt::format("own[{}]", owned++)
+                                : fmt::format("a.w[{}]", out.words.size()));
     if (!differs[k]) out.words.push_back(first.words[k]);
   }
   for (auto& l : all) {
-    out.words.push_back({-1, out.blocks}), out.words.push_back({-1, l.blocks}), out.blocks += l.blocks;
+    out.words.push_back({-1, out.blocks}), out.words.push_back({-1, l.blocks}),
+        out.blocks += l.blocks;
     for (std::size_t k = 0; k < differs.size(); ++k)
       if (differs[k]) out.words.push_back(l.words[k]);
   }
@@ -161,8 +189,10 @@ Launch joined(const std::vector<Launch>& all) {
     body += places[std::stoul(text.substr(word + 4))], next = text.find(']', word) + 1;
   }
   const auto from = fmt::format(
-      "const __grid_constant__ NAME_words a) {{\n  const Word* const own = a.w + {0} + {1} * record_of(a.w + {0}, {1}, a.w[0], "
-      "blockIdx_x);\n  const unsigned my_block = blockIdx_x - unsigned(own[0]), all_blocks = unsigned(own[1]);\n",
+      "const __grid_constant__ NAME_words a) {{\n  const Word* const own = a.w + {0} + {1} * "
+      "record_of(a.w + {0}, {1}, a.w[0], "
+      "blockIdx_x);\n  const unsigned my_block = blockIdx_x - unsigned(own[0]), all_blocks = "
+      "unsigned(own[1]);\n",
       records, each);
   out.text = text_of(out.words.size(), body, first.bounds, from);
   return out;
@@ -176,7 +206,8 @@ Launch Writer::launch(std::int64_t points, bool waits, const char* bounds) {
   auto text = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);
   out.text = around_ ? std::move(text) : kernel_text(words_.size(), text, out.bounds);
   out.words = words_;
-  out.blocks = std::min(most, (points + threads - 1) / threads), out.threads = threads, out.waits = waits;
+  out.blocks = std::min(most, (points + threads - 1) / threads), out.threads = threads,
+  out.waits = waits;
   return out;
 }
 bool needs_64_bits(const Dims& dims, const std::vector<const View*>& views) {

@@ -1,5 +1,6 @@
-// The text of passes over tiles. A block of threads has 64 rows at a time; of these each warp walks over tiles of 32 columns,
-// those of the blocks that somebody wants. While a tile is made, the operands of the next one are on their way.
+// The text of passes over tiles. A block of threads has 64 rows at a time; of these each warp walks
+// over tiles of 32 columns, those of the blocks that somebody wants. While a tile is made, the
+// operands of the next one are on their way.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,10 +13,11 @@ namespace {
 using namespace program;
 using Tile = TileProduct::Kind;
 
-std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {   // as device/tile.h has it
+// as device/tile.h has it
+std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {
   return along ? lines * (terms + 8) * 2 : terms * (lines + 8) * 2;
 }
-constexpr std::int64_t kRows = 64, kColumns = 32, kRoom = 2 * kRows * 8;   // of a fold
+constexpr std::int64_t kRows = 64, kColumns = 32, kRoom = 2 * kRows * 8;  // of a fold
 
 // What a pass has in shared memory, and which instructions it makes.
 struct Layout {
@@ -27,10 +29,10 @@ struct Layout {
     bool along() const { return what.term == 1 || what.line != 1; }
     std::int64_t bytes(std::int64_t lines) const { return staged_bytes(along(), lines, depth); }
   };
-  std::vector<Operand> rows, columns;            // of these two tiles, twice
-  std::vector<int> makes;                        // products that are tiles
-  std::vector<int> shown;                        // values that are multiplied over rows, one after the other
-  std::set<int> inner, row;                      // instructions for each point, and for each row
+  std::vector<Operand> rows, columns;  // of these two tiles, twice
+  std::vector<int> makes;              // products that are tiles
+  std::vector<int> shown;              // values that are multiplied over rows, one after the other
+  std::set<int> inner, row;            // instructions for each point, and for each row
   std::int64_t shown_at = 0, room_at = 0, bytes = 0;
 
   Layout(const TileGroup& g, const TileAction& pass) {
@@ -42,28 +44,32 @@ struct Layout {
     for (int i : inner)
       if (int p = g.tile_of[std::size_t(i)]; p >= 0) makes.push_back(p);
     std::int64_t room = 16;
-    for (int p : makes) use(rows, g.products[std::size_t(p)], true), use(columns, g.products[std::size_t(p)], false);
+    for (int p : makes)
+      use(rows, g.products[std::size_t(p)], true), use(columns, g.products[std::size_t(p)], false);
     for (int p : pass.all_products()) {
       auto& product = g.products[std::size_t(p)];
       if (product.kind == Tile::over_columns) {
         use(columns, product, false), room = std::max(room, kRows * product.depth() * 4);
       } else {
         use(rows, product, true);
-        if (std::find(shown.begin(), shown.end(), product.value) == shown.end()) shown.push_back(product.value);
+        if (std::find(shown.begin(), shown.end(), product.value) == shown.end())
+          shown.push_back(product.value);
       }
     }
     for (auto& o : rows) o.at = bytes, bytes += o.bytes(kRows);
     shown_at = bytes, bytes += shown.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
-    room_at = bytes;                             // of what is staged for the last time, when it is read
+    room_at = bytes;  // of what is staged for the last time, when it is read
     auto tiles = bytes;
     for (auto& o : columns) o.at = tiles, tiles += 4 * o.bytes(kColumns);
-    bytes = std::max({tiles, room_at + room, room_at + std::int64_t(pass.all_folds().size()) * kRoom});
+    bytes =
+        std::max({tiles, room_at + room, room_at + std::int64_t(pass.all_folds().size()) * kRoom});
   }
   static void use(std::vector<Operand>& all, const TileProduct& p, bool x) { find(all, p, x); }
   static std::size_t find(std::vector<Operand>& all, const TileProduct& p, bool x) {
     auto& what = x ? p.x : p.y;
-    auto at =
-        std::find_if(all.begin(), all.end(), [&](auto& o) { return o.what == what && o.terms == p.terms && o.dtype == p.dtype; });
+    auto at = std::find_if(all.begin(), all.end(), [&](auto& o) {
+      return o.what == what && o.terms == p.terms && o.dtype == p.dtype;
+    });
     if (at == all.end()) at = all.insert(at, {what, p.depth(), p.dtype, p.terms});
     return std::size_t(at - all.begin());
   }
@@ -72,14 +78,17 @@ struct Layout {
 class PassText {
  public:
   PassText(const TileGroup& g, const TileAction& pass, Around& around, std::int64_t kept)
-      : g_(g), pass_(pass), folds_(pass.all_folds()), products_(pass.all_products()), pending_(pass.pending()), l_(g, pass),
-        left_out_(g), around_(around), w_(&around), kept_(kept) {}
+      : g_(g), pass_(pass), folds_(pass.all_folds()), products_(pass.all_products()),
+        pending_(pass.pending()), l_(g, pass), left_out_(g), around_(around), w_(&around),
+        kept_(kept) {}
   std::string text() {
     find_wanted();
     rows_ = w_.word(points(g_.rows)), columns_ = w_.word(points(g_.columns));
     if (!begun_.empty()) w_.line(fmt::format("if (({}) & ~({}))", wanted_, begun_));
     w_.open("");
-    w_.line("const int lane = int(threadIdx_x) % 32, strip = int(threadIdx_x) / 32 % 4 * 16, half = int(threadIdx_x) / 128;");
+    w_.line(
+        "const int lane = int(threadIdx_x) % 32, strip = int(threadIdx_x) / 32 % 4 * 16, half = "
+        "int(threadIdx_x) / 128;");
     w_.open(fmt::format("for (I first = 0; first < I({}); first += tile_rows)", rows_));
     if (has_tiles()) {
       before(), walk();
@@ -105,15 +114,18 @@ class PassText {
   int without_factor(int i) const { return has_top() ? cuda::without_factor(g_, i, pending_) : -1; }
   bool whole_rows() const { return points(g_.rows) % kRows == 0; }
   std::int64_t width() const { return g_.width ? g_.width : points(g_.columns); }
-  bool whole_columns() const { return width() % kColumns == 0 && points(g_.columns) % width() % kColumns == 0; }
-  std::string flags_of(const std::vector<int>& folds, const std::vector<int>& products, Wanted& wanted) const {
+  bool whole_columns() const {
+    return width() % kColumns == 0 && points(g_.columns) % width() % kColumns == 0;
+  }
+  std::string flags_of(const std::vector<int>& folds, const std::vector<int>& products,
+                       Wanted& wanted) const {
     wanted = wanted_by(g_, left_out_, folds, products);
     std::string all;
     for (int p : wanted.flags) all += fmt::format("{}flags{}", all.empty() ? "" : " | ", p);
     return wanted.always ? "~0ull" : all.empty() ? "0ull" : all;
   }
-  // Blocks that are walked over: those that a product here does not leave out, or that a fold cannot do without. Folds of what was
-  // begun before are made anew, sums are added to.
+  // Blocks that are walked over: those that a product here does not leave out, or that a fold
+  // cannot do without. Folds of what was begun before are made anew, sums are added to.
   void find_wanted() {
     wanted_ = flags_of(pass_.folds, pass_.products, walked_);
     if (pass_.rest_of < 0) return;
@@ -123,22 +135,25 @@ class PassText {
   }
   std::string is_made(int p, const std::string& at) const {
     if (!product(p).has_flags) return "true";
-    const bool asked = walked_.flags.count(p) > 0;   // else it follows from those that are
+    const bool asked = walked_.flags.count(p) > 0;  // else it follows from those that are
     if (!walked_.always && (!asked || walked_.flags.size() == 1)) return "true";
     return fmt::format("(flags{} >> {}.block & 1) != 0", p, at);
   }
   std::string is_added(int p, const std::string& at) const {
     const auto made = is_made(p, at);
-    return begun_.empty() ? made : fmt::format("{} && (({}) >> {}.block & 1) == 0", made, begun_, at);
+    return begun_.empty() ? made
+                          : fmt::format("{} && (({}) >> {}.block & 1) == 0", made, begun_, at);
   }
 
   // ---- operands ----
-  std::string number(std::int64_t s) { return s == 0 || s == 1 ? std::to_string(s) : "int(" + w_.word(s) + ")"; }
+  std::string number(std::int64_t s) {
+    return s == 0 || s == 1 ? std::to_string(s) : "int(" + w_.word(s) + ")";
+  }
   // From this line on.
   std::string side(const TileOperand& o, const std::string& line, bool writes = false) {
     auto base = w_.base(o.view, writes), off = w_.at(o.view, {});
-    return fmt::format("Side{{{0} + ({1} + Word({2}) * {3}) * {4}, {3}, {5}}}", base, off, line, number(o.line),
-                       bytes_of(o.view.dtype), number(o.term));
+    return fmt::format("Side{{{0} + ({1} + Word({2}) * {3}) * {4}, {3}, {5}}}", base, off, line,
+                       number(o.line), bytes_of(o.view.dtype), number(o.term));
   }
   bool is_far(const View& v) const {
     auto at = around_.places.find(v.slot);
@@ -152,9 +167,9 @@ class PassText {
   }
   std::string at_columns(std::size_t k, const std::string& turn, const std::string& half) {
     auto& o = l_.columns[k];
-    return fmt::format(
-        "{}{{{}}}", staged(o, kColumns),
-        shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at, turn, half, o.bytes(kColumns))));
+    return fmt::format("{}{{{}}}", staged(o, kColumns),
+                       shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at,
+                                                               turn, half, o.bytes(kColumns))));
   }
   std::string together(int value) {
     auto E = element_of(instr(value).dtype);
@@ -163,24 +178,28 @@ class PassText {
 
   // ---- before the tiles ----
   void before() {
-    w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", wanted_, w_.word(width()), columns_));
-    w_.line(fmt::format("const int rows_there = I({0}) - first < tile_rows ? I({0}) - first : tile_rows;", rows_));
+    w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", wanted_, w_.word(width()),
+                        columns_));
+    w_.line(fmt::format(
+        "const int rows_there = I({0}) - first < tile_rows ? I({0}) - first : tile_rows;", rows_));
     w_.line("Copies copies;");
     for (std::size_t k = 0; k < l_.rows.size(); ++k) {
       auto& o = l_.rows[k];
-      w_.line(fmt::format("const {} x{}{{{}}};", staged(o, kRows), k, shared(element_of(o.dtype), std::to_string(o.at))));
-      w_.line(fmt::format("x{}.template bring<{}>(copies, {}, rows_there, int({}));", k, is_far(o.what.view),
-                          side(o.what, "first"), w_.word(o.terms)));
+      w_.line(fmt::format("const {} x{}{{{}}};", staged(o, kRows), k,
+                          shared(element_of(o.dtype), std::to_string(o.at))));
+      w_.line(fmt::format("x{}.template bring<{}>(copies, {}, rows_there, int({}));", k,
+                          is_far(o.what.view), side(o.what, "first"), w_.word(o.terms)));
     }
     for (std::size_t k = 0; k < l_.columns.size(); ++k) {
       auto& o = l_.columns[k];
-      w_.line(fmt::format("const Source<{}, {}> from{}({}, int({}));", staged(o, kColumns), is_far(o.what.view), k,
-                          side(o.what, "0"), w_.word(o.terms)));
+      w_.line(fmt::format("const Source<{}, {}> from{}({}, int({}));", staged(o, kColumns),
+                          is_far(o.what.view), k, side(o.what, "0"), w_.word(o.terms)));
     }
     w_.open("auto bring = [&](int turn, const Walk::At& a, const Walk::At& b)");
     w_.line("const int columns[2] = {a.column, b.column}, there[2] = {a.there(), b.there()};");
     for (std::size_t k = 0; k < l_.columns.size(); ++k)
-      w_.line(fmt::format("from{0}.bring(copies, {1}.at, columns, there);", k, at_columns(k, "turn", "0")));
+      w_.line(fmt::format("from{0}.bring(copies, {1}.at, columns, there);", k,
+                          at_columns(k, "turn", "0")));
     close_function();
     w_.line("Walk::At tile0 = walk.from(0), tile1 = walk.behind(tile0);");
     w_.line("bring(0, tile0, tile1);");
@@ -189,23 +208,26 @@ class PassText {
     if (holds()) hold(l_.makes[0]);
     start();
   }
-  // Rows that are multiplied, in registers: all the time, or, where there are other things to keep, while they are.
+  // Rows that are multiplied, in registers: all the time, or, where there are other things to keep,
+  // while they are.
   bool holds() const { return l_.makes.size() == 1 && products_.empty(); }
   void hold(int p) {
-    w_.line(fmt::format("Held<{}, {}> held{};", element_of(product(p).dtype), product(p).depth(), p));
+    w_.line(
+        fmt::format("Held<{}, {}> held{};", element_of(product(p).dtype), product(p).depth(), p));
     w_.line(fmt::format("held{}.load(x{}, strip);", p, Layout::find(l_.rows, product(p), true)));
   }
   void close_function() { w_.close(";"); }
   // What has one value for each of a lane's two rows; folds; sums.
   void start() {
-    for (int i : l_.inner)                       // by what is made for each point
+    for (int i : l_.inner)  // by what is made for each point
       if (without_factor(i) < 0)
         for (int a : instr(i).args)
           if (a >= 0 && !instr(a).inner) (waits(a) ? running_ : used_).insert(a);
     for (int f : folds_)
       if (int a = instr(f).args[0]; !instr(a).inner) used_.insert(a);
     for (auto* rows : {&used_, &running_})
-      for (int i : *rows) w_.line(fmt::format("Number<{}> row{}[2];", element_of(instr(i).dtype), i));
+      for (int i : *rows)
+        w_.line(fmt::format("Number<{}> row{}[2];", element_of(instr(i).dtype), i));
     if (!used_.empty()) {
       std::set<int> known;
       for (int i : l_.row)
@@ -226,11 +248,13 @@ class PassText {
       auto S = element_of(instr(f).dtype);
       auto m = Monoid(int(instr(f).code) - int(Code::reduce_sum));
       w_.line(fmt::format("Wide<{}> fold{}[2];", S, f));
-      w_.line(fmt::format("fold{0}[0] = fold{0}[1] = wide(constant<{1}>({2}));", f, S, w_.word(start_bits(m, instr(f).dtype))));
+      w_.line(fmt::format("fold{0}[0] = fold{0}[1] = wide(constant<{1}>({2}));", f, S,
+                          w_.word(start_bits(m, instr(f).dtype))));
     }
     for (int p : products_)
       if (product(p).kind == Tile::over_columns) {
-        w_.line(fmt::format("RowSums<{}, {}> sums{};", element_of(product(p).dtype), product(p).depth(), p));
+        w_.line(fmt::format("RowSums<{}, {}> sums{};", element_of(product(p).dtype),
+                            product(p).depth(), p));
         w_.line(fmt::format("sums{}.clear();", p));
       }
   }
@@ -250,16 +274,19 @@ class PassText {
   void values(const std::vector<Instr>& code, const std::set<int>& which) {
     for (int i : which) {
       auto S = element_of(code[std::size_t(i)].dtype);
-      auto x = is_fold(code[std::size_t(i)].code)
-                   ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S, kept(i))
-                   : value(code, i);
+      auto x =
+          is_fold(code[std::size_t(i)].code)
+              ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S, kept(i))
+              : value(code, i);
       w_.line(fmt::format("const Number<{}> v{} = {};", S, i, x));
     }
   }
   std::string kept(int fold) { return w_.word(kept_ + g_.kept_at(fold)); }
-  // What is subtracted, with this as the maximum. It is finite where all so far is -inf, so that their exp is 0.
+  // What is subtracted, with this as the maximum. It is finite where all so far is -inf, so that
+  // their exp is 0.
   static constexpr const char* kLowest = "-3.402823466e+38f";
-  static constexpr const char* kMayGrow = "5";   // exp of so much may be summed up, and rounded to f16
+  // exp of so much may be summed up, and rounded to f16
+  static constexpr const char* kMayGrow = "5";
   void shift(const std::string& top) {
     auto all = row_sources({running_.begin(), running_.end()});
     all.erase(pass_.top);
@@ -279,7 +306,9 @@ class PassText {
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
     w_.close();
-    w_.line("const Walk::At next0 = walk.behind(tile1), next1 = walk.behind(next0), mine = half ? tile1 : tile0;");
+    w_.line(
+        "const Walk::At next0 = walk.behind(tile1), next1 = walk.behind(next0), mine = half ? "
+        "tile1 : tile0;");
     w_.line("bring(turn + 1, next0, next1);");
     w_.line("const int there = mine.there();");
     std::set<int> kept;
@@ -291,7 +320,8 @@ class PassText {
     for (int p : products_)
       if (product(p).kind == Tile::over_columns) {
         auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
-        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", is_added(p, "mine"), p, product(p).value, y));
+        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", is_added(p, "mine"), p,
+                            product(p).value, y));
       }
     if (!l_.shown.empty()) show(l_.shown[0]);
     w_.close();
@@ -307,22 +337,27 @@ class PassText {
     w_.line(fmt::format("make_tile(made{0}, held{0}, {1});", p, y));
     w_.close();
   }
-  // The value that is kept of a point to be multiplied: before it is rounded, as two are then rounded at a time.
+  // The value that is kept of a point to be multiplied: before it is rounded, as two are then
+  // rounded at a time.
   int kept_value(int v) const {
     auto& in = instr(v);
-    return in.code == Code::cast && g_.tile_of[std::size_t(v)] < 0 && instr(in.args[0]).dtype == DType::f32 ? in.args[0] : v;
+    return in.code == Code::cast && g_.tile_of[std::size_t(v)] < 0 &&
+                   instr(in.args[0]).dtype == DType::f32
+               ? in.args[0]
+               : v;
   }
   // Does it grow from column to column?
   bool rises(int i) const {
     auto& in = instr(i);
     if (!in.inner || in.dtype != DType::i32 || g_.tile_of[std::size_t(i)] >= 0) return false;
-    if (in.code == Code::iota) return g_.columns.size() == 1 && g_.strides[std::size_t(i)].back() > 0;
+    if (in.code == Code::iota)
+      return g_.columns.size() == 1 && g_.strides[std::size_t(i)].back() > 0;
     const int x = in.args[0], y = in.args[1];
     if (in.code == Code::sub) return rises(x) && !instr(y).inner;
     return in.code == Code::add && ((rises(x) && !instr(y).inner) || (!instr(x).inner && rises(y)));
   }
-  // Comparisons with a number of the row hold in all of a tile if they hold in its last column, or its first. So most tiles can do
-  // without a mask, and those at its edge have their own text.
+  // Comparisons with a number of the row hold in all of a tile if they hold in its last column, or
+  // its first. So most tiles can do without a mask, and those at its edge have their own text.
   void elements_by_edges(const std::set<int>& kept) {
     std::set<int> at_last, at_first;
     for (int i : pass_.rest_of < 0 ? l_.inner : std::set<int>()) {
@@ -337,10 +372,12 @@ class PassText {
       std::set<int> made;
       for (int i : *all) add_inner(made, i, -1);
       w_.line("#pragma unroll"), w_.open("for (int h = 0; h < 2; ++h)");
-      w_.line(fmt::format("const I column = mine.column + {};", all == &at_last ? "tile_columns - 1" : "0"));
+      w_.line(fmt::format("const I column = mine.column + {};",
+                          all == &at_last ? "tile_columns - 1" : "0"));
       w_.indices("column", g_.columns, g_.rows.size());
       for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
-      for (int i : made) w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
+      for (int i : made)
+        w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
       for (int i : *all) w_.line(fmt::format("edge |= !v{};", i));
       w_.close();
     }
@@ -356,7 +393,8 @@ class PassText {
     for (int f : folds_) {
       if (f == pass_.top) continue;
       add_inner(made, instr(f).args[0], top_value());
-      if (sums_floats(f)) w_.line(fmt::format("Wide<{}> some{}[2] = {{}};", element_of(instr(f).dtype), f));
+      if (sums_floats(f))
+        w_.line(fmt::format("Wide<{}> some{}[2] = {{}};", element_of(instr(f).dtype), f));
     }
     open_points();
     for (auto* rows : {&used_, &running_})
@@ -364,17 +402,19 @@ class PassText {
     for (int i : made)
       w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i,
                           i == top_value() ? fmt::format("top{}[j][e]", pass_.top) : point(i)));
-    std::string zero;                            // where nothing is to be multiplied
+    std::string zero;  // where nothing is to be multiplied
     if (!whole_columns()) zero = "inside";
     if (!whole_rows()) zero += zero.empty() ? "at == row" : " && at == row";
     for (int v : kept)
-      w_.line(
-          fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ", kept_value(v), zero.empty() ? "" : " : 0"));
+      w_.line(fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ",
+                          kept_value(v), zero.empty() ? "" : " : 0"));
     for (int f : folds_)
       if (f != pass_.top) fold(f, fmt::format("{}{}[h]", sums_floats(f) ? "some" : "fold", f));
     w_.close(), w_.close();
     for (int f : folds_)
-      if (sums_floats(f)) w_.line(fmt::format("for (int h = 0; h < 2; ++h) fold{0}[h] = add(fold{0}[h], some{0}[h]);", f));
+      if (sums_floats(f))
+        w_.line(fmt::format("for (int h = 0; h < 2; ++h) fold{0}[h] = add(fold{0}[h], some{0}[h]);",
+                            f));
   }
   // For each of a lane's points: where it is.
   void open_points() {
@@ -384,7 +424,8 @@ class PassText {
     if (!whole_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
     row_line();
     w_.line(fmt::format("const I column = mine.column + {};",
-                        whole_columns() ? "8 * j + lane % 4 * 2 + e % 2" : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
+                        whole_columns() ? "8 * j + lane % 4 * 2 + e % 2"
+                                        : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
     w_.indices("row", g_.rows), w_.indices("column", g_.columns, g_.rows.size());
   }
   std::string point(int i) {
@@ -397,11 +438,13 @@ class PassText {
     return rounded(i);
   }
   void fold(int f, const std::string& to) {
-    auto x = fmt::format("wide(cast<{}, {}>(v{}))", element_of(instr(f).dtype), element_of(instr(instr(f).args[0]).dtype),
-                         instr(f).args[0]);
-    w_.line(fmt::format("{3}{0} = {1}({0}, {2});", to, fold_of(f), x, whole_columns() ? "" : "if (inside) "));
+    auto x = fmt::format("wide(cast<{}, {}>(v{}))", element_of(instr(f).dtype),
+                         element_of(instr(instr(f).args[0]).dtype), instr(f).args[0]);
+    w_.line(fmt::format("{3}{0} = {1}({0}, {2});", to, fold_of(f), x,
+                        whole_columns() ? "" : "if (inside) "));
   }
-  // The maximum so far, and what it is made of. Where it has grown by much, what was summed up is scaled.
+  // The maximum so far, and what it is made of. Where it has grown by much, what was summed up is
+  // scaled.
   void raise_top() {
     const int top = pass_.top;
     std::set<int> made;
@@ -409,15 +452,18 @@ class PassText {
     w_.line(fmt::format("Tile top{};", top));
     open_points();
     for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
-    for (int i : made) w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
+    for (int i : made)
+      w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
     w_.line(fmt::format("top{}[j][e] = v{};", top, top_value()));
     fold(top, fmt::format("fold{}[h]", top));
     w_.close(), w_.close();
-    w_.open(fmt::format("if (any_lane(!(fold{0}[0] <= limit[0]) || !(fold{0}[1] <= limit[1])))", top));
+    w_.open(
+        fmt::format("if (any_lane(!(fold{0}[0] <= limit[0]) || !(fold{0}[1] <= limit[1])))", top));
     w_.line("float scale[2];");
     open_rows();
     w_.line(fmt::format("float most = Larger()(fold{}[h], {});", top, kLowest));
-    for (int by : {1, 2}) w_.line(fmt::format("most = Larger()(most, exchanged(most, {}));", by));   // four lanes have a row
+    // four lanes have a row
+    for (int by : {1, 2}) w_.line(fmt::format("most = Larger()(most, exchanged(most, {}));", by));
     shift("most");
     w_.line(fmt::format("limit[h] = most + {};", kMayGrow));
     w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_.begin()));
@@ -429,9 +475,12 @@ class PassText {
   }
   std::string rounded(int i) {
     auto& in = instr(i);
-    const bool from_f32 = in.code == Code::cast && is_narrow(in.dtype) && instr(in.args[0]).dtype == DType::f32;
-    if (in.code == Code::exp && in.dtype == DType::f32) return fmt::format("quick_exp(v{})", in.args[0]);
-    return from_f32 ? fmt::format("narrowed<{}>(v{})", element_of(in.dtype), in.args[0]) : value(g_.code, i);
+    const bool from_f32 =
+        in.code == Code::cast && is_narrow(in.dtype) && instr(in.args[0]).dtype == DType::f32;
+    if (in.code == Code::exp && in.dtype == DType::f32)
+      return fmt::format("quick_exp(v{})", in.args[0]);
+    return from_f32 ? fmt::format("narrowed<{}>(v{})", element_of(in.dtype), in.args[0])
+                    : value(g_.code, i);
   }
   // What it is made of, as far back as `known`.
   void add_inner(std::set<int>& to, int i, int known) const {
@@ -440,13 +489,18 @@ class PassText {
     for (int a : instr(i).args)
       if (a >= 0) add_inner(to, a, known);
   }
-  bool sums_floats(int f) const { return instr(f).code == Code::reduce_sum && is_float(instr(f).dtype); }
+  bool sums_floats(int f) const {
+    return instr(f).code == Code::reduce_sum && is_float(instr(f).dtype);
+  }
   std::string fold_of(int f) const {
-    if (instr(f).code == Code::reduce_max && instr(f).dtype != DType::f64 && is_float(instr(f).dtype)) return "Larger()";
+    if (instr(f).code == Code::reduce_max && instr(f).dtype != DType::f64 &&
+        is_float(instr(f).dtype))
+      return "Larger()";
     return cuda::fold_of(Monoid(int(instr(f).code) - int(Code::reduce_sum)));
   }
   void show(int v) { w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v)); }
-  // A value is shown when the one before is read; what its product is added to is on its way by then.
+  // A value is shown when the one before is read; what its product is added to is on its way by
+  // then.
   void over_rows() {
     if (l_.shown.empty()) return;
     w_.line("const Walk::At to = strip < tile_columns ? tile0 : tile1;");
@@ -457,9 +511,10 @@ class PassText {
     auto load = [&](int n, auto& p) {
       w_.line(fmt::format("const Side out{} = {};", n, side(p.out, "to.column", true)));
       w_.line(fmt::format("const bool adds{} = to.there() > 0 && {};", n, is_added(n, "to")));
-      w_.line(fmt::format("OverRows<{}, {}, {}, {}> over{};", element_of(p.dtype), p.depth(), element_of(p.out.view.dtype),
-                          p.adds, n));
-      w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, to.there(), int({1}));", n, w_.word(p.terms)));
+      w_.line(fmt::format("OverRows<{}, {}, {}, {}> over{};", element_of(p.dtype), p.depth(),
+                          element_of(p.out.view.dtype), p.adds, n));
+      w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, to.there(), int({1}));", n,
+                          w_.word(p.terms)));
     };
     each(l_.shown[0], load);
     for (std::size_t k = 0; k < l_.shown.size(); ++k) {
@@ -468,7 +523,8 @@ class PassText {
       if (k + 1 < l_.shown.size()) each(l_.shown[k + 1], load);
       each(l_.shown[k], [&](int n, auto& p) {
         w_.open(fmt::format("if (adds{})", n));
-        w_.line(fmt::format("over{}.add({}, x{});", n, together(p.value), Layout::find(l_.rows, p, true)));
+        w_.line(fmt::format("over{}.add({}, x{});", n, together(p.value),
+                            Layout::find(l_.rows, p, true)));
         w_.line(fmt::format("over{0}.store(out{0}, to.there(), int({1}));", n, w_.word(p.terms)));
         w_.close();
       });
@@ -487,8 +543,9 @@ class PassText {
       w_.close();
       w_.line(fmt::format("sums{0}.scale(scale{0});", n));
     }
-    w_.line(fmt::format("sums{}.template store_to<{}, {}>({}, rows_there, int({}), {});", n, element_of(p.out.view.dtype), p.adds,
-                        side(p.out, "first", true), w_.word(p.terms), shared("float", std::to_string(l_.room_at))));
+    w_.line(fmt::format("sums{}.template store_to<{}, {}>({}, rows_there, int({}), {});", n,
+                        element_of(p.out.view.dtype), p.adds, side(p.out, "first", true),
+                        w_.word(p.terms), shared("float", std::to_string(l_.room_at))));
   }
   // What an early sum is yet to be multiplied with.
   std::optional<Scaled> factors(int n, int value) const {
@@ -510,15 +567,18 @@ class PassText {
     for (std::size_t k = 0; k < folds.size(); ++k) {
       const int f = folds[k];
       auto T = fmt::format("Wide<{}>", element_of(instr(f).dtype));
-      w_.line(fmt::format("auto* const room{} = {};", f, shared(T, std::to_string(l_.room_at + std::int64_t(k) * kRoom))));
+      w_.line(fmt::format("auto* const room{} = {};", f,
+                          shared(T, std::to_string(l_.room_at + std::int64_t(k) * kRoom))));
       w_.line(fmt::format("fold_lanes(fold{0}, {1}, room{0});", f, fold_of(f)));
     }
     w_.line("__syncthreads();");
     w_.open("if (half == 0 && lane % 4 == 0)"), open_rows();
     for (int f : folds) {
       auto S = element_of(instr(f).dtype);
-      w_.line(fmt::format("auto all{0} = {1}(room{0}[strip + lane / 4 + 8 * h], room{0}[tile_rows + strip + lane / 4 + 8 * h]);",
-                          f, fold_of(f)));
+      w_.line(
+          fmt::format("auto all{0} = {1}(room{0}[strip + lane / 4 + 8 * h], room{0}[tile_rows + "
+                      "strip + lane / 4 + 8 * h]);",
+                      f, fold_of(f)));
       if (const auto known = factors(-1, f); known && !known->factors.empty()) {
         w_.open("");
         values(g_.code, rows_of(*known));
@@ -526,14 +586,15 @@ class PassText {
         w_.close();
       }
       if (!walked_.always) fold_left_out(f);
-      w_.line(
-          fmt::format("if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});", S, kept(f), f));
+      w_.line(fmt::format(
+          "if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});",
+          S, kept(f), f));
     }
     w_.close(), w_.close();
     w_.line("__syncthreads();");
   }
-  // The maximum is known: what was made with one that a lane had before is scaled once more, and sums are folded, those last that
-  // are multiplied with others.
+  // The maximum is known: what was made with one that a lane had before is scaled once more, and
+  // sums are folded, those last that are multiplied with others.
   void finish_early() {
     w_.line("float scale[2];");
     open_rows();
@@ -546,7 +607,8 @@ class PassText {
       const std::set<int> open(together.begin(), together.end());
       const auto known = factors(-1, f);
       auto waits = [&](auto& factor) { return g_.waits(factor.first, open); };
-      if (std::any_of(known->factors.begin(), known->factors.end(), waits)) finish_folds(together), together.clear();
+      if (std::any_of(known->factors.begin(), known->factors.end(), waits))
+        finish_folds(together), together.clear();
       together.push_back(f);
     }
     if (!together.empty()) finish_folds(together);
@@ -563,8 +625,10 @@ class PassText {
     walk(walk, in.args[0]);
     values(left_out_.code, all);
     auto S = element_of(in.dtype);
-    auto x = fmt::format("wide(cast<{}, {}>(v{}))", S, element_of(instr(in.args[0]).dtype), in.args[0]);
-    if (in.code == Code::reduce_sum) x = fmt::format("mul({}, Wide<{}>(I({}) - visited))", x, S, columns_);
+    auto x =
+        fmt::format("wide(cast<{}, {}>(v{}))", S, element_of(instr(in.args[0]).dtype), in.args[0]);
+    if (in.code == Code::reduce_sum)
+      x = fmt::format("mul({}, Wide<{}>(I({}) - visited))", x, S, columns_);
     w_.line(fmt::format("all{0} = {1}(all{0}, {2});", f, fold_of(f), x));
     w_.close();
   }
@@ -589,7 +653,8 @@ class PassText {
   Wanted walked_;
   std::string wanted_, begun_, rows_, columns_;  // blocks; those that were walked over before
   std::set<int> true_;                           // what holds in all of a tile
-  std::set<int> used_, running_;                 // values of rows: which stay, and which follow the maximum so far
+  // values of rows: which stay, and which follow the maximum so far
+  std::set<int> used_, running_;
 };
 
 std::string flags_text(const TileGroup& g, int n, Around& around) {
@@ -620,7 +685,8 @@ int TileGroup::registers() const {
     for (int p : a.all_products()) {
       kept.insert(products[std::size_t(p)].value);
       auto& product = products[std::size_t(p)];
-      sum += product.kind == Tile::over_columns ? product.depth() / 2 : (product.depth() / 16 + 1) / 2 * 8;
+      sum += product.kind == Tile::over_columns ? product.depth() / 2
+                                                : (product.depth() / 16 + 1) / 2 * 8;
     }
     most = std::max(most, sum + 16 * int(kept.size()));
   }

@@ -1,4 +1,5 @@
-// What is known of the values of a tile group: where blocks are left out, and before all folds are made.
+// What is known of the values of a tile group: where blocks are left out, and before all folds are
+// made.
 #include <algorithm>
 
 #include "tiles.h"
@@ -22,11 +23,13 @@ LeftOut::State LeftOut::look(const TileGroup& g, std::size_t i) {
   if (!in.inner || is_fold(in.code)) return State::row;
   if (in.code == Code::load || in.code == Code::iota) {
     auto& s = g.strides[i];
-    const bool moves = std::any_of(s.begin() + std::ptrdiff_t(g.rows.size()), s.end(), [](auto x) { return x != 0; });
+    const bool moves = std::any_of(s.begin() + std::ptrdiff_t(g.rows.size()), s.end(),
+                                   [](auto x) { return x != 0; });
     return moves ? State::inner : State::row;
   }
   auto of = [&](int a) { return states[std::size_t(in.args[a])]; };
-  if (in.code == Code::select && of(0) != State::unknown && (of(1) == State::unknown) != (of(2) == State::unknown)) {
+  if (in.code == Code::select && of(0) != State::unknown &&
+      (of(1) == State::unknown) != (of(2) == State::unknown)) {
     const int other = in.args[of(1) == State::unknown ? 2 : 1];
     in.code = Code::cast, in.args[0] = other, in.args[1] = in.args[2] = -1;
     return of(0);
@@ -40,7 +43,8 @@ bool LeftOut::folds(const TileGroup& g, int fold) const {
   auto& in = g.code[std::size_t(fold)];
   return states[std::size_t(in.args[0])] == State::row && in.code != Code::reduce_prod;
 }
-Wanted wanted_by(const TileGroup& g, const LeftOut& left_out, const std::vector<int>& folds, const std::vector<int>& products) {
+Wanted wanted_by(const TileGroup& g, const LeftOut& left_out, const std::vector<int>& folds,
+                 const std::vector<int>& products) {
   Wanted w;
   auto has_flags = [&](int p) { return g.products[std::size_t(p)].has_flags; };
   for (int p : products) has_flags(p) ? void(w.flags.insert(p)) : void(w.always = true);
@@ -61,7 +65,9 @@ int bare(const TileGroup& g, int i) {
     auto& in = g.code[std::size_t(i)];
     if (in.code != Code::cast || g.tile_of[std::size_t(i)] >= 0) return i;
     const auto from = g.code[std::size_t(in.args[0])].dtype;
-    if (from != in.dtype && !(in.dtype == DType::f32 && (from == DType::bf16 || from == DType::f16))) return i;
+    if (from != in.dtype &&
+        !(in.dtype == DType::f32 && (from == DType::bf16 || from == DType::f16)))
+      return i;
     i = in.args[0];
   }
 }
@@ -73,26 +79,37 @@ struct Analysis {
   const TileGroup& g;
   const int top;
   const std::set<int>& pending;
-  const bool may_round;                          // before it is multiplied with what is not known
+  const bool may_round;  // before it is multiplied with what is not known
 
   const Instr& at(int i) const { return g.code[std::size_t(i)]; }
   bool waits(int i) const { return g.waits(i, pending); }
   std::optional<Scaled> of(int i) const {
     auto& in = at(i);
-    if (!in.inner || g.tile_of[std::size_t(i)] >= 0 || !(in.dtype == DType::f32 || (may_round && is_float(in.dtype)))) return {};
+    if (!in.inner || g.tile_of[std::size_t(i)] >= 0 ||
+        !(in.dtype == DType::f32 || (may_round && is_float(in.dtype))))
+      return {};
     const int x = in.args[0], y = in.args[1];
     switch (in.code) {
-      case Code::exp: return of_exp(in);
-      case Code::neg: return of(x);
-      case Code::cast: return is_float(at(x).dtype) ? of(x) : std::nullopt;
-      case Code::div: return waits(y) ? by_row(x, y, true) : of(x);
-      case Code::mul: return !waits(y) ? of(x) : !waits(x) ? of(y) : at(y).inner ? by_row(y, x, false) : by_row(x, y, false);
+      case Code::exp:
+        return of_exp(in);
+      case Code::neg:
+        return of(x);
+      case Code::cast:
+        return is_float(at(x).dtype) ? of(x) : std::nullopt;
+      case Code::div:
+        return waits(y) ? by_row(x, y, true) : of(x);
+      case Code::mul:
+        return !waits(y)     ? of(x)
+               : !waits(x)   ? of(y)
+               : at(y).inner ? by_row(y, x, false)
+                             : by_row(x, y, false);
       case Code::select: {
         const int z = in.args[2];
         if (waits(x)) return {};
         return is_zero(g, z) ? of(y) : is_zero(g, y) ? of(z) : std::nullopt;
       }
-      default: return {};
+      default:
+        return {};
     }
   }
   std::optional<Scaled> by_row(int value, int row, bool divided) const {
@@ -118,7 +135,8 @@ bool TileGroup::waits(int instr, const std::set<int>& folds) const {
   const auto all = sources(instr);
   return std::any_of(folds.begin(), folds.end(), [&](int f) { return all.count(f) > 0; });
 }
-std::optional<Scaled> scaled(const TileGroup& g, int value, int top, const std::set<int>& pending, bool may_round) {
+std::optional<Scaled> scaled(const TileGroup& g, int value, int top, const std::set<int>& pending,
+                             bool may_round) {
   return Analysis{g, top, pending, may_round}.of(value);
 }
 int without_factor(const TileGroup& g, int instr, const std::set<int>& pending) {

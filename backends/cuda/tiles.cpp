@@ -9,7 +9,7 @@ using namespace program;
 
 namespace {
 
-template <class F> void each_access(const Step& s, const F& f) {     // f(view, writes)
+template <class F> void each_access(const Step& s, const F& f) {  // f(view, writes)
   auto indexed = [&](auto& all) {
     for (auto& i : all) f(i.ids, false);
   };
@@ -18,17 +18,32 @@ template <class F> void each_access(const Step& s, const F& f) {     // f(view, 
       for (auto& i : s.fused.code)
         if (i.view.slot >= 0 || !i.view.terms.empty()) f(i.view, i.code >= Code::store);
       break;
-    case Kind::contract: f(s.contract.a, false), f(s.contract.b, false), f(s.contract.out, true); break;
-    case Kind::gather: f(s.gather.table, false), f(s.gather.out, true), indexed(s.gather.indexed); break;
-    case Kind::scatter: f(s.scatter.updates, false), f(s.scatter.target, true), indexed(s.scatter.indexed); break;
-    case Kind::sort: f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true); break;
-    case Kind::cumulative: f(s.cumulative.x, false), f(s.cumulative.out, true); break;
-    case Kind::copy: f(s.copy.x, false), f(s.copy.out, true); break;
-    case Kind::skip: f(s.skip.unless, false); break;
+    case Kind::contract:
+      f(s.contract.a, false), f(s.contract.b, false), f(s.contract.out, true);
+      break;
+    case Kind::gather:
+      f(s.gather.table, false), f(s.gather.out, true), indexed(s.gather.indexed);
+      break;
+    case Kind::scatter:
+      f(s.scatter.updates, false), f(s.scatter.target, true), indexed(s.scatter.indexed);
+      break;
+    case Kind::sort:
+      f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true);
+      break;
+    case Kind::cumulative:
+      f(s.cumulative.x, false), f(s.cumulative.out, true);
+      break;
+    case Kind::copy:
+      f(s.copy.x, false), f(s.copy.out, true);
+      break;
+    case Kind::skip:
+      f(s.skip.unless, false);
+      break;
     case Kind::loop:
       for (auto& inner : s.loop.body) each_access(inner, f);
       break;
-    default: break;
+    default:
+      break;
   }
 }
 Dims without_ones(const Dims& dims) {
@@ -46,7 +61,8 @@ Dims strides_of(const Dims& dims, Dims strides) {
   return out;
 }
 // The stride of all these dims as one.
-std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::size_t from, std::size_t to) {
+std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::size_t from,
+                                   std::size_t to) {
   std::int64_t stride = strides[to - 1], n = 1;
   for (std::size_t d = to; d-- > from; n *= dims[d])
     if (strides[d] != stride * n) return {};
@@ -56,15 +72,17 @@ std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::s
 // A product of matrices, or a block of one.
 struct Flat {
   std::int64_t m = 1, n = 1, k = 1;
-  std::int64_t am = 0, ak = 0, bk = 0, bn = 0, om = 0, on = 0;       // strides
+  std::int64_t am = 0, ak = 0, bk = 0, bn = 0, om = 0, on = 0;  // strides
 };
 std::optional<Flat> flat(const Contract& c) {
   std::size_t at = 0;
-  auto one = [&](const Dims& dims, std::int64_t& n, std::initializer_list<std::pair<const View*, std::int64_t*>> views) {
+  auto one = [&](const Dims& dims, std::int64_t& n,
+                 std::initializer_list<std::pair<const View*, std::int64_t*>> views) {
     bool fits = true;
     for (auto& [v, stride] : views) {
       Dims mine;
-      for (std::size_t d = 0; d < dims.size(); ++d) mine.push_back(at + d < v->strides.size() ? v->strides[at + d] : 0);
+      for (std::size_t d = 0; d < dims.size(); ++d)
+        mine.push_back(at + d < v->strides.size() ? v->strides[at + d] : 0);
       const auto sizes = without_ones(dims), strides = strides_of(dims, mine);
       if (sizes.empty()) continue;
       auto s = as_one(sizes, strides, 0, sizes.size());
@@ -95,7 +113,9 @@ std::optional<Block> block_of(const Step& s) {
   const Step* product = &s;
   if (s.kind == Kind::loop) {
     auto& body = s.loop.body;
-    if (s.loop.lanes > 0 || body.empty() || body.size() > 2 || (body.size() == 2 && body[0].kind != Kind::skip)) return {};
+    if (s.loop.lanes > 0 || body.empty() || body.size() > 2 ||
+        (body.size() == 2 && body[0].kind != Kind::skip))
+      return {};
     if (body.size() == 2) b.flag = &body[0].skip.unless;
     product = &body.back(), b.variable = s.loop.variable, b.trips = s.loop.trips;
   }
@@ -127,12 +147,14 @@ class Finder {
   bool find_space() {
     std::set<int> made;
     for (auto& s : steps_) {
-      if (s.kind == Kind::skip) return false;    // what stands behind it may not be moved
+      if (s.kind == Kind::skip) return false;  // what stands behind it may not be moved
       if (auto b = block_of(s); b && is_narrow(b->c->a.dtype)) made.insert(root(b->c->out.slot));
       auto& f = s.fused;
       if (s.kind != Kind::fused || f.outer <= 0 || f.outer >= int(f.dims.size())) continue;
       for (auto& i : f.code) {
-        if (i.code != Code::load || !i.inner || !made.count(root(i.view.slot)) || !is_own_(root(i.view.slot))) continue;
+        if (i.code != Code::load || !i.inner || !made.count(root(i.view.slot)) ||
+            !is_own_(root(i.view.slot)))
+          continue;
         g_.rows = without_ones(Dims(f.dims.begin(), f.dims.begin() + f.outer));
         g_.columns = without_ones(Dims(f.dims.begin() + f.outer, f.dims.end()));
         if (points(g_.rows) > 1 && points(g_.columns) > 1) return true;
@@ -154,7 +176,7 @@ class Finder {
   }
 
  private:
-  struct Wide {                                  // where its elements would lie, and what they are now
+  struct Wide {  // where its elements would lie, and what they are now
     std::int64_t offset = -1, row = 0, column = 0;
     int value = -1;
   };
@@ -185,8 +207,10 @@ class Finder {
         if (r < 0) return;
         const auto b = bytes_of(v.dtype);
         const bool large = is_own_(r) && program_.slot(r).bytes >= rows_ * columns_ * b;
-        if (large && (fused || (block && is_narrow(block->c->a.dtype)))) wide_[r];
-        else others.insert(r);
+        if (large && (fused || (block && is_narrow(block->c->a.dtype))))
+          wide_[r];
+        else
+          others.insert(r);
       });
     }
     std::erase_if(wide_, [&](auto& w) { return others.count(w.first) > 0; });
@@ -214,16 +238,18 @@ class Finder {
 
   // ---- fused steps ----
   int push(Instr i, Dims strides, int at, int product = -1) {
-    g_.code.push_back(std::move(i)), g_.strides.push_back(std::move(strides)), g_.home.push_back(at),
-        g_.tile_of.push_back(product);
+    g_.code.push_back(std::move(i)), g_.strides.push_back(std::move(strides)),
+        g_.home.push_back(at), g_.tile_of.push_back(product);
     return int(g_.code.size()) - 1;
   }
   int cast_to(DType d, int value, int at) {
     auto& from = g_.code[std::size_t(value)];
     if (from.dtype == d) return value;
-    return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner}, {}, at);
+    return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner},
+                {}, at);
   }
-  // What a row's store has left in memory need not be read from there, as long as nobody else writes.
+  // What a row's store has left in memory need not be read from there, as long as nobody else
+  // writes.
   struct Stored {
     View view;
     Dims strides;
@@ -244,7 +270,8 @@ class Finder {
     std::vector<int> here(f.code.size(), -1);
     for (std::size_t k = 0; k < f.code.size(); ++k) {
       Instr i = f.code[k];
-      const bool store = i.code >= Code::store, placed = i.code == Code::load || i.code == Code::iota || store;
+      const bool store = i.code >= Code::store,
+                 placed = i.code == Code::load || i.code == Code::iota || store;
       if (points_only) i.inner = i.code != Code::constant;
       for (int& a : i.args)
         if (a >= 0) a = here[std::size_t(a)];
@@ -252,7 +279,8 @@ class Finder {
       auto wide = i.view.slot >= 0 ? wide_.find(root(i.view.slot)) : wide_.end();
       if (wide != wide_.end()) {
         require(i.inner && i.view.terms.empty() && (i.code == Code::load || i.code == Code::store));
-        auto row = as_one(space_, strides, 0, g_.rows.size()), column = as_one(space_, strides, g_.rows.size(), space_.size());
+        auto row = as_one(space_, strides, 0, g_.rows.size()),
+             column = as_one(space_, strides, g_.rows.size(), space_.size());
         require(row && column);
         look(wide->second, i.view.offset, *row, *column);
         if (store) {
@@ -264,18 +292,21 @@ class Finder {
         }
         continue;
       }
-      require(!(store && i.inner) && !(i.code >= Code::reduce_argmax && i.code <= Code::reduce_argmin));
+      require(!(store && i.inner) &&
+              !(i.code >= Code::reduce_argmax && i.code <= Code::reduce_argmin));
       std::int64_t reach = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) reach += std::abs(strides[d]) * space_[d];
       require(reach < most_near);
       const bool is_row = !i.inner && i.view.slot >= 0;
-      if (const int value = is_row && i.code == Code::load ? stored(i.view, strides) : -1; value >= 0) {
+      if (const int value = is_row && i.code == Code::load ? stored(i.view, strides) : -1;
+          value >= 0) {
         here[k] = cast_to(i.dtype, value, at);
         continue;
       }
       if (store) {
         forget(i.view);
-        const bool moves = std::any_of(i.view.terms.begin(), i.view.terms.end(), [](auto& t) { return t.slot >= 0; });
+        const bool moves = std::any_of(i.view.terms.begin(), i.view.terms.end(),
+                                       [](auto& t) { return t.slot >= 0; });
         if (is_row && i.code == Code::store && is_own_(root(i.view.slot)) && !moves)
           stored_.push_back({i.view, strides, cast_to(i.view.dtype, i.args[0], at)});
       }
@@ -299,25 +330,32 @@ class Finder {
     auto& f = first->f;
     auto& wide = wide_[root(wide_a ? c.a.slot : wide_b ? c.b.slot : c.out.slot)];
     std::int64_t steps[3] = {};
-    const View a = bare(first_of(c.a, first->variable, steps[0])), b = bare(first_of(c.b, first->variable, steps[1])),
+    const View a = bare(first_of(c.a, first->variable, steps[0])),
+               b = bare(first_of(c.b, first->variable, steps[1])),
                out = bare(first_of(c.out, first->variable, steps[2]));
     // Which of m, n, k the rows and the columns are.
     enum { is_m, is_n, is_k } row, column;
     std::int64_t sizes[3] = {f.m, f.n, f.k};
-    auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {   // strides of the tile along two of them
-      const bool rows_first = sizes[of_s] == rows_ && (wide.offset < 0 ? t < s : s == wide.row && t == wide.column);
+    // strides of the tile along two of them
+    auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {
+      const bool rows_first =
+          sizes[of_s] == rows_ && (wide.offset < 0 ? t < s : s == wide.row && t == wide.column);
       row = rows_first ? of_s : of_t, column = rows_first ? of_t : of_s;
       look(wide, (wide_a ? a : wide_b ? b : out).offset, rows_first ? s : t, rows_first ? t : s);
     };
-    if (wide_a) found(f.am, f.ak, is_m, is_k);
-    else if (wide_b) found(f.bn, f.bk, is_n, is_k);
-    else found(f.om, f.on, is_m, is_n);
+    if (wide_a)
+      found(f.am, f.ak, is_m, is_k);
+    else if (wide_b)
+      found(f.bn, f.bk, is_n, is_k);
+    else
+      found(f.om, f.on, is_m, is_n);
     require(sizes[row] == rows_);
-    const TileOperand of_a{a, f.am, f.ak}, of_b{b, f.bn, f.bk}, of_b_terms{b, f.bk, f.bn}, of_a_terms{a, f.ak, f.am},
-        of_out{out, f.om, f.on}, of_out_terms{out, f.on, f.om};
+    const TileOperand of_a{a, f.am, f.ak}, of_b{b, f.bn, f.bk}, of_b_terms{b, f.bk, f.bn},
+        of_a_terms{a, f.ak, f.am}, of_out{out, f.om, f.on}, of_out_terms{out, f.on, f.om};
     if (wide_out) {
       p.kind = TileProduct::Kind::makes, p.terms = f.k;
-      p.x = row == is_m ? of_a : of_b, p.y = row == is_m ? of_b : of_a, p.out = {out, wide.row, wide.column};
+      p.x = row == is_m ? of_a : of_b, p.y = row == is_m ? of_b : of_a,
+      p.out = {out, wide.row, wide.column};
     } else {
       const bool over_columns = column == is_k;
       p.kind = over_columns ? TileProduct::Kind::over_columns : TileProduct::Kind::over_rows;
@@ -328,23 +366,33 @@ class Finder {
     }
     require(p.terms <= 128);
     for (auto* o : {&p.x, &p.y, &p.out})
-      require((rows_ + columns_) * std::abs(o->line) + std::max(p.terms, columns_) * std::abs(o->term) < most_near);
+      require((rows_ + columns_) * std::abs(o->line) +
+                  std::max(p.terms, columns_) * std::abs(o->term) <
+              most_near);
     const auto end = blocks(k, *first, p, sizes[column], {a, b, out}, steps, column);
     p.kind == TileProduct::Kind::makes ? make(wide, p, c.out.dtype) : use(wide, p);
     return end;
   }
   // Reads the blocks of one product, which lie side by side; the step behind them.
-  std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, std::int64_t width, const View (&views)[3],
-                     const std::int64_t (&steps)[3], int column) {
+  std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, std::int64_t width,
+                     const View (&views)[3], const std::int64_t (&steps)[3], int column) {
     const auto& f = first.f;
     // Where the columns are m, n or k: what the next column is for a, b, out.
-    const std::int64_t next[3] = {column == 0 ? f.am : column == 2 ? f.ak : 0, column == 1 ? f.bn : column == 2 ? f.bk : 0,
-                                  column == 0 ? f.om : column == 1 ? f.on : 0};
+    const std::int64_t next[3] = {column == 0   ? f.am
+                                  : column == 2 ? f.ak
+                                                : 0,
+                                  column == 1   ? f.bn
+                                  : column == 2 ? f.bk
+                                                : 0,
+                                  column == 0   ? f.om
+                                  : column == 1 ? f.on
+                                                : 0};
     for (int v = 0; v < 3; ++v) require(first.trips == 1 || steps[v] == next[v] * width);
     auto columns = width * first.trips;
     if (first.flag) {
       p.has_flags = true, p.flag = first_of(*first.flag, first.variable, p.flag_step);
-      require(p.flag.terms.empty() || std::all_of(p.flag.terms.begin(), p.flag.terms.end(), [](auto& t) { return t.slot < 0; }));
+      require(p.flag.terms.empty() || std::all_of(p.flag.terms.begin(), p.flag.terms.end(),
+                                                  [](auto& t) { return t.slot < 0; }));
       require(!g_.width || g_.width == width);
       g_.width = width;
     }
@@ -356,13 +404,15 @@ class Finder {
       auto& r = rest->f;
       const std::int64_t sizes[3] = {r.m, r.n, r.k}, full[3] = {f.m, f.n, f.k};
       for (int d = 0; d < 3; ++d)
-        require(d == column ? sizes[d] == columns_ - columns && sizes[d] <= width : sizes[d] == full[d]);
+        require(d == column ? sizes[d] == columns_ - columns && sizes[d] <= width
+                            : sizes[d] == full[d]);
       const View* other[3] = {&rest->c->a, &rest->c->b, &rest->c->out};
       for (int v = 0; v < 3; ++v)
-        require(moved(views[v], next[v] * columns) == bare(*other[v]) && first.c->accumulate == rest->c->accumulate);
+        require(moved(views[v], next[v] * columns) == bare(*other[v]) &&
+                first.c->accumulate == rest->c->accumulate);
       auto same = [&](std::int64_t x, std::int64_t y, int d) { return sizes[d] == 1 || x == y; };
-      require(same(r.am, f.am, 0) && same(r.om, f.om, 0) && same(r.bn, f.bn, 1) && same(r.on, f.on, 1) && same(r.ak, f.ak, 2) &&
-              same(r.bk, f.bk, 2));
+      require(same(r.am, f.am, 0) && same(r.om, f.om, 0) && same(r.bn, f.bn, 1) &&
+              same(r.on, f.on, 1) && same(r.ak, f.ak, 2) && same(r.bk, f.bk, 2));
       if (p.has_flags) require(moved(p.flag, p.flag_step * first.trips) == bare(*rest->flag));
       columns = columns_, ++k;
     }
@@ -385,7 +435,8 @@ class Finder {
     g_.products.push_back(p);
   }
   void use(const Wide& w, TileProduct& p) {
-    require(w.value >= 0 && g_.code[std::size_t(w.value)].dtype == p.dtype && g_.code[std::size_t(w.value)].inner);
+    require(w.value >= 0 && g_.code[std::size_t(w.value)].dtype == p.dtype &&
+            g_.code[std::size_t(w.value)].inner);
     // A block left out would leave what was there; rows may come 64 after 64.
     require(p.adds || (!p.has_flags && (rows_ <= 64 || p.kind == TileProduct::Kind::over_columns)));
     const int number = int(g_.products.size());
@@ -404,8 +455,8 @@ class Finder {
     int at = 0;
     const Step* step = nullptr;
     int flags = -1, product = -1, fold = -1, store = -1;
-    std::set<int> reads = {}, writes = {};       // slots
-    std::set<int> folds = {};                    // that it needs
+    std::set<int> reads = {}, writes = {};  // slots
+    std::set<int> folds = {};               // that it needs
     bool is_tile() const { return product >= 0 || fold >= 0; }
   };
   void touch(std::set<int>& to, const View& v) const {
@@ -416,8 +467,11 @@ class Finder {
   std::set<int> read_by(int instr) const {
     std::set<int> out;
     const int p = g_.tile_of[std::size_t(instr)];
-    if (p >= 0) touch(out, g_.products[std::size_t(p)].x.view), touch(out, g_.products[std::size_t(p)].y.view);
-    else if (g_.code[std::size_t(instr)].code == Code::load) touch(out, g_.code[std::size_t(instr)].view);
+    if (p >= 0)
+      touch(out, g_.products[std::size_t(p)].x.view),
+          touch(out, g_.products[std::size_t(p)].y.view);
+    else if (g_.code[std::size_t(instr)].code == Code::load)
+      touch(out, g_.code[std::size_t(instr)].view);
     return out;
   }
   void look_at(Node& n) {
@@ -428,11 +482,12 @@ class Finder {
       });
     if (n.flags >= 0) return touch(n.reads, g_.products[std::size_t(n.flags)].flag);
     int value = n.fold;
-    if (n.store >= 0) value = n.store, touch(n.writes, g_.code[std::size_t(n.store)].view), n.reads = n.writes;
+    if (n.store >= 0)
+      value = n.store, touch(n.writes, g_.code[std::size_t(n.store)].view), n.reads = n.writes;
     if (n.product >= 0) {
       auto& p = g_.products[std::size_t(n.product)];
-      value = p.value, touch(n.writes, p.out.view), touch(n.reads, p.x.view), touch(n.reads, p.y.view),
-      touch(n.reads, p.out.view);
+      value = p.value, touch(n.writes, p.out.view), touch(n.reads, p.x.view),
+      touch(n.reads, p.y.view), touch(n.reads, p.out.view);
     }
     for (int i : g_.sources(value)) {
       if (i != value && is_fold(g_.code[std::size_t(i)].code)) n.folds.insert(i);
@@ -443,33 +498,44 @@ class Finder {
   // Slots may share memory, one after the other; small ones do not here.
   bool overlap(int x, int y) const {
     auto &a = program_.slot(x), &b = program_.slot(y);
-    auto shares = [&](int slot) { return is_own_(slot) && program_.slot(slot).bytes > small_bytes; };
-    return x == y || (shares(x) && shares(y) && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes);
+    auto shares = [&](int slot) {
+      return is_own_(slot) && program_.slot(slot).bytes > small_bytes;
+    };
+    return x == y || (shares(x) && shares(y) && a.offset < b.offset + b.bytes &&
+                      b.offset < a.offset + a.bytes);
   }
   bool meet(const std::set<int>& x, const std::set<int>& y) const {
-    return std::any_of(x.begin(), x.end(),
-                       [&](int i) { return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); }); });
+    return std::any_of(x.begin(), x.end(), [&](int i) {
+      return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); });
+    });
   }
   bool waits_for(const Node& later, const Node& n) const {
     if (n.fold >= 0 && later.folds.count(n.fold)) return true;
-    if (n.flags >= 0 && later.is_tile()) {       // its products' flags are known
-      const int value = later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
+    if (n.flags >= 0 && later.is_tile()) {  // its products' flags are known
+      const int value =
+          later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
       if (n.flags == later.product) return true;
       for (int i : g_.sources(value))
         if (g_.tile_of[std::size_t(i)] == n.flags) return true;
     }
-    return meet(n.writes, later.reads) || meet(n.writes, later.writes) || meet(n.reads, later.writes);
+    return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
+           meet(n.reads, later.writes);
   }
   // What is made again later must read then what it read at its place.
   void require_same_again(const Node& n) const {
     if (n.step || n.flags >= 0) return;
-    const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value : n.fold >= 0 ? n.fold : n.store;
+    const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
+                      : n.fold >= 0  ? n.fold
+                                     : n.store;
     for (int i : g_.sources(value))
       for (auto& other : nodes_)
-        require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at || !meet(other.writes, read_by(i)));
+        require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at ||
+                !meet(other.writes, read_by(i)));
   }
-  // What else is begun in a pass with a maximum: folds and products that wait for that alone, and for what follows from it.
-  void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind, std::vector<int>& begun) {
+  // What else is begun in a pass with a maximum: folds and products that wait for that alone, and
+  // for what follows from it.
+  void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
+                  std::vector<int>& begun) {
     const LeftOut left_out(g_);
     const auto wanted = wanted_by(g_, left_out, pass.folds, pass.products);
     const auto ready = behind;
@@ -485,13 +551,16 @@ class Finder {
         if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
         const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
         const auto known = scaled(g_, value, top, pending, n.product >= 0);
-        bool whole = true;                       // are all blocks made that it wants?
-        if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun)) continue;
+        bool whole = true;  // are all blocks made that it wants?
+        if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun))
+          continue;
         if (n.fold >= 0 && !is_sum(n.fold, wanted, left_out)) continue;
         if (!wants_all(n, wanted, whole)) continue;
         pass.top = top, shift = known->shift, begun[k] = int(g_.actions.size());
-        if (n.fold >= 0) pending.insert(n.fold), pass.early_folds.push_back(n.fold);
-        else pass.early_products.push_back(n.product);
+        if (n.fold >= 0)
+          pending.insert(n.fold), pass.early_folds.push_back(n.fold);
+        else
+          pass.early_products.push_back(n.product);
         if (whole) behind[k] = true;
       }
     }
@@ -499,7 +568,8 @@ class Finder {
   const TileProduct& product(const Node& n) const { return g_.products[std::size_t(n.product)]; }
   bool is_sum(int fold, const Wanted& wanted, const LeftOut& left_out) const {
     auto& in = g_.code[std::size_t(fold)];
-    return in.code == Code::reduce_sum && in.dtype == DType::f32 && (wanted.always || left_out.folds(g_, fold));
+    return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
+           (wanted.always || left_out.folds(g_, fold));
   }
   // Does it wait for nothing but folds of this pass, and flags?
   bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
@@ -510,7 +580,9 @@ class Finder {
       const bool here = ready[j] || begun[j] == int(g_.actions.size());
       if (done[j]) continue;
       if (before.fold >= 0 && n.folds.count(before.fold) && !here) return false;
-      if (meet(before.writes, n.reads) || meet(before.writes, n.writes) || meet(before.reads, n.writes)) return false;
+      if (meet(before.writes, n.reads) || meet(before.writes, n.writes) ||
+          meet(before.reads, n.writes))
+        return false;
     }
     return true;
   }
@@ -519,11 +591,14 @@ class Finder {
     const int value = n.fold >= 0 ? n.fold : product(n).value;
     std::set<int> flags;
     if (n.product >= 0) {
-      if (product(n).has_flags) flags.insert(n.product);
-      else if (!wanted.always) return false;
+      if (product(n).has_flags)
+        flags.insert(n.product);
+      else if (!wanted.always)
+        return false;
     }
     for (int i : g_.sources(value))
-      if (int p = g_.tile_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags) flags.insert(p);
+      if (int p = g_.tile_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
+        flags.insert(p);
     for (int p : flags) {
       if (wanted.always) return false;
       whole &= wanted.flags.count(p) > 0;
@@ -540,10 +615,12 @@ class Finder {
     if (same(a.flag, a.flag_step, b)) return true;
     auto writes = [&](int k, const TileProduct& p) {
       bool out = false;
-      each_access(steps_[std::size_t(k)], [&](const View& v, bool w) { out |= w && overlap(root(v.slot), root(p.flag.slot)); });
+      each_access(steps_[std::size_t(k)], [&](const View& v, bool w) {
+        out |= w && overlap(root(v.slot), root(p.flag.slot));
+      });
       return out;
     };
-    int writer = b.at - 1;                       // which may write in a's place
+    int writer = b.at - 1;  // which may write in a's place
     while (writer > a.at && !writes(writer, b)) --writer;
     for (int k = a.at + 1; k < writer; ++k)
       if (writes(k, a)) return false;
@@ -558,7 +635,8 @@ class Finder {
                                          is_flag(f.code[std::size_t(in.args[1])], Code::load, a));
     };
     return writer > a.at && steps_[std::size_t(writer)].kind == Kind::fused &&
-           std::any_of(f.code.begin(), f.code.end(), [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
+           std::any_of(f.code.begin(), f.code.end(),
+                       [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
   }
   View rooted(View v) const { return v.slot = root(v.slot), v; }
   void order() {
@@ -570,7 +648,7 @@ class Finder {
         if (!done[j] && waits_for(nodes_[k], nodes_[j])) return false;
       return !done[k];
     };
-    std::vector<int> begun(nodes_.size(), -1);   // by which action
+    std::vector<int> begun(nodes_.size(), -1);  // by which action
     for (bool more = true; more;) {
       more = false;
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
@@ -582,16 +660,21 @@ class Finder {
       TileAction pass;
       auto behind = done;
       for (std::size_t k = 0; k < nodes_.size(); ++k)
-        if (begun[k] >= 0 && is_ready(k, done) && (pass.rest_of < 0 || pass.rest_of == begun[k])) pass.rest_of = begun[k];
+        if (begun[k] >= 0 && is_ready(k, done) && (pass.rest_of < 0 || pass.rest_of == begun[k]))
+          pass.rest_of = begun[k];
       for (std::size_t k = 0; k < nodes_.size(); ++k)
         if (nodes_[k].is_tile() && begun[k] == pass.rest_of && is_ready(k, done)) {
           behind[k] = more = true;
-          if (nodes_[k].fold >= 0) pass.folds.push_back(nodes_[k].fold);
-          else pass.products.push_back(nodes_[k].product);
+          if (nodes_[k].fold >= 0)
+            pass.folds.push_back(nodes_[k].fold);
+          else
+            pass.products.push_back(nodes_[k].product);
         }
       if (pass.rest_of < 0) make_early(pass, done, behind, begun);
-      for (std::size_t k = 0; k < nodes_.size() && pass.rest_of < 0; ++k)   // a rest may be left out
-        if (nodes_[k].store >= 0 && is_ready(k, behind)) pass.stores.push_back(nodes_[k].store), behind[k] = more = true;
+      // a rest may be left out
+      for (std::size_t k = 0; k < nodes_.size() && pass.rest_of < 0; ++k)
+        if (nodes_[k].store >= 0 && is_ready(k, behind))
+          pass.stores.push_back(nodes_[k].store), behind[k] = more = true;
       done = behind;
       if (more) g_.actions.push_back(std::move(pass));
     }
@@ -635,7 +718,8 @@ int TileGroup::first_of(const TileAction& pass) const {
 }
 std::int64_t TileGroup::kept_bytes() const { return aligned(kept_at(int(code.size()))); }
 
-std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own) {
+std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p,
+                                      const std::function<bool(int)>& is_own) {
   Finder finder(steps, p, is_own);
   if (!finder.find_space()) return nullptr;
   try {

@@ -17,11 +17,11 @@ namespace {
 using Choices = std::map<std::string, CublasProduct::Algorithm>;
 std::mutex lock;
 
-std::filesystem::path file() {                   // empty: there is no folder
+std::filesystem::path file() {  // empty: there is no folder
   const auto folder = cache_folder();
   return folder.empty() ? folder : folder / "tuned";
 }
-Choices read() {                                 // what is no whole line is left out
+Choices read() {  // what is no whole line is left out
   Choices out;
   std::ifstream in(file());
   for (std::string line; std::getline(in, line);) {

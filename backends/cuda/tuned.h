@@ -1,5 +1,6 @@
-// Which algorithm of the library's was the fastest: written down under HALIAX_CUDA=tune, and read by later runs, whether they
-// tune or not, so that runs agree. The file `tuned` in the folder HALIAX_CACHE: a line for each product.
+// Which algorithm of the library's was the fastest: written down under HALIAX_CUDA=tune, and read
+// by later runs, whether they tune or not, so that runs agree. The file `tuned` in the folder
+// HALIAX_CACHE: a line for each product.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 namespace haliax::cuda {
 
 std::optional<CublasProduct::Algorithm> tuned(const std::string& what);
-void keep_tuned(const std::string& what, const CublasProduct::Algorithm&);   // nothing where there is no folder
+// nothing where there is no folder
+void keep_tuned(const std::string& what, const CublasProduct::Algorithm&);
 
 }  // namespace haliax::cuda

@@ -28,11 +28,15 @@ class MpiRanks final : public program::Ranks {
   MpiRanks() {
     int there = 0, provided = 0;
     MPI_Initialized(&there);
-    if (there) MPI_Query_thread(&provided);
-    else require(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
+    if (there)
+      MPI_Query_thread(&provided);
+    else
+      require(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
     if (provided < MPI_THREAD_SERIALIZED)
-      throw Error("[ranks] MPI was started for one thread alone; call MPI_Init_thread with MPI_THREAD_SERIALIZED, or leave it to "
-                  "haliax");
+      throw Error(
+          "[ranks] MPI was started for one thread alone; call MPI_Init_thread with "
+          "MPI_THREAD_SERIALIZED, or leave it to "
+          "haliax");
     ours_ = !there;
     for (auto& c : channels_) {
       require(MPI_Comm_dup(MPI_COMM_WORLD, &c), "communicator");
@@ -45,7 +49,8 @@ class MpiRanks final : public program::Ranks {
     MPI_Get_processor_name(name, &length);
     where_.assign(name, std::size_t(length));
     MPI_Comm host = MPI_COMM_NULL;
-    require(MPI_Comm_split_type(channels_[0], MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host), "the ranks of a host");
+    require(MPI_Comm_split_type(channels_[0], MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
+            "the ranks of a host");
     MPI_Comm_rank(host, &place_);
     MPI_Comm_free(&host);
     int* most = nullptr;
@@ -60,10 +65,16 @@ class MpiRanks final : public program::Ranks {
   int tags() const override { return tags_; }
 
   Message send(Channel c, int to, int tag, const void* data, std::int64_t bytes) override {
-    return begin([&](MPI_Request* r) { return MPI_Isend(data, length(bytes), MPI_BYTE, to, tag, on(c), r); }, "send");
+    return begin(
+        [&](MPI_Request* r) { return MPI_Isend(data, length(bytes), MPI_BYTE, to, tag, on(c), r); },
+        "send");
   }
   Message receive(Channel c, int from, int tag, void* data, std::int64_t bytes) override {
-    return begin([&](MPI_Request* r) { return MPI_Irecv(data, length(bytes), MPI_BYTE, from, tag, on(c), r); }, "receive");
+    return begin(
+        [&](MPI_Request* r) {
+          return MPI_Irecv(data, length(bytes), MPI_BYTE, from, tag, on(c), r);
+        },
+        "receive");
   }
   bool done(Message& m) override {
     if (!m.handle) return true;
@@ -80,19 +91,22 @@ class MpiRanks final : public program::Ranks {
     int flag = 0, bytes = 0;
     MPI_Status s;
     std::lock_guard hold(lock_);
-    require(MPI_Iprobe(from < 0 ? MPI_ANY_SOURCE : from, tag < 0 ? MPI_ANY_TAG : tag, on(c), &flag, &s), "probe");
+    require(
+        MPI_Iprobe(from < 0 ? MPI_ANY_SOURCE : from, tag < 0 ? MPI_ANY_TAG : tag, on(c), &flag, &s),
+        "probe");
     if (!flag) return {};
     MPI_Get_count(&s, MPI_BYTE, &bytes);
     return Envelope{s.MPI_SOURCE, s.MPI_TAG, bytes};
   }
   void leave(bool together) override {
     std::lock_guard hold(lock_);
-    if (together && ours_) MPI_Finalize();        // waits for all, and all are there
+    if (together && ours_) MPI_Finalize();  // waits for all, and all are there
   }
 
  private:
   static int length(std::int64_t bytes) {
-    if (bytes > INT_MAX) throw Error("[ranks] a message of " + std::to_string(bytes) + " bytes is too long for MPI");
+    if (bytes > INT_MAX)
+      throw Error("[ranks] a message of " + std::to_string(bytes) + " bytes is too long for MPI");
     return int(bytes);
   }
   MPI_Comm on(Channel c) const { return channels_[int(c)]; }
@@ -119,6 +133,7 @@ program::Ranks* ranks() {
 
 const haliax::program::Plugin* haliax_plugin() {
   using namespace haliax;
-  static const program::Plugin mine{program::library_version(), program::border_hash(), nullptr, mpi::ranks};
+  static const program::Plugin mine{program::library_version(), program::border_hash(), nullptr,
+                                    mpi::ranks};
   return &mine;
 }

@@ -13,43 +13,68 @@ using program::Monoid;
 namespace {
 
 [[noreturn]] void undefined(Code code, DType dtype) {
-  throw Error("[reference] instruction " + std::to_string(int(code)) + " of program::Code is not defined for " +
-              std::string(name_of(dtype)) + "; its operands should have been cast");
+  throw Error("[reference] instruction " + std::to_string(int(code)) +
+              " of program::Code is not defined for " + std::string(name_of(dtype)) +
+              "; its operands should have been cast");
 }
 
-// What floats and 64-bit integers share. Narrow integers are extended by their sign: only the result has to be wrapped.
-template <class T>
-T arithmetic(Code code, DType dtype, T x, T y) {
+// What floats and 64-bit integers share. Narrow integers are extended by their sign: only the
+// result has to be wrapped.
+template <class T> T arithmetic(Code code, DType dtype, T x, T y) {
   using U = std::conditional_t<std::is_floating_point_v<T>, T, std::uint64_t>;
   switch (code) {
-    case Code::neg: return scalar::negate(x);
-    case Code::abs: return std::is_floating_point_v<T> ? T(std::fabs(x)) : x < 0 ? scalar::negate(x) : x;
-    case Code::sign: return scalar::sign(x);
-    case Code::add: return T(U(x) + U(y));
-    case Code::sub: return T(U(x) - U(y));
-    case Code::mul: return T(U(x) * U(y));
-    case Code::div: return scalar::div(x, y);
-    case Code::floor_div: return scalar::floor_div(x, y);
-    case Code::mod: return scalar::mod(x, y);
-    case Code::rem: return scalar::rem(x, y);
-    case Code::max: return scalar::max(x, y);
-    case Code::min: return scalar::min(x, y);
-    default: undefined(code, dtype);
+    case Code::neg:
+      return scalar::negate(x);
+    case Code::abs:
+      return std::is_floating_point_v<T> ? T(std::fabs(x)) : x < 0 ? scalar::negate(x) : x;
+    case Code::sign:
+      return scalar::sign(x);
+    case Code::add:
+      return T(U(x) + U(y));
+    case Code::sub:
+      return T(U(x) - U(y));
+    case Code::mul:
+      return T(U(x) * U(y));
+    case Code::div:
+      return scalar::div(x, y);
+    case Code::floor_div:
+      return scalar::floor_div(x, y);
+    case Code::mod:
+      return scalar::mod(x, y);
+    case Code::rem:
+      return scalar::rem(x, y);
+    case Code::max:
+      return scalar::max(x, y);
+    case Code::min:
+      return scalar::min(x, y);
+    default:
+      undefined(code, dtype);
   }
 }
 
-template <class T>
-T integer(Code code, DType dtype, T x, T y) {
+template <class T> T integer(Code code, DType dtype, T x, T y) {
   switch (code) {
-    case Code::floor: case Code::ceil: case Code::round: case Code::trunc: return x;
-    case Code::bit_not: return dtype == DType::boolean ? x == 0 : T(~x);
-    case Code::bit_and: return x & y;
-    case Code::bit_or: return x | y;
-    case Code::bit_xor: return x ^ y;
-    case Code::shift_left: return scalar::shift_left(x, y, width_of(dtype));
-    case Code::shift_right: return scalar::shift_right(x, y, width_of(dtype));
-    case Code::pow: return scalar::power(x, y);
-    default: return arithmetic(code, dtype, x, y);
+    case Code::floor:
+    case Code::ceil:
+    case Code::round:
+    case Code::trunc:
+      return x;
+    case Code::bit_not:
+      return dtype == DType::boolean ? x == 0 : T(~x);
+    case Code::bit_and:
+      return x & y;
+    case Code::bit_or:
+      return x | y;
+    case Code::bit_xor:
+      return x ^ y;
+    case Code::shift_left:
+      return scalar::shift_left(x, y, width_of(dtype));
+    case Code::shift_right:
+      return scalar::shift_right(x, y, width_of(dtype));
+    case Code::pow:
+      return scalar::power(x, y);
+    default:
+      return arithmetic(code, dtype, x, y);
   }
 }
 
@@ -63,21 +88,32 @@ double next(DType dtype, double x, double y) {
   return from(std::uint16_t(to(float(x)) + ((x < y) == (x > 0) ? 1 : -1)));
 }
 
-// A double function rounded to f32 is exactly f32's own for + - * / and sqrt, and (almost) always the nearest f32 for the rest.
+// A double function rounded to f32 is exactly f32's own for + - * / and sqrt, and (almost) always
+// the nearest f32 for the rest.
 double floating(Code code, DType dtype, double x, double y) {
   bool f64 = dtype == DType::f64;
   switch (code) {
-    case Code::log1p: return f64 ? std::log1p(x) : double(scalar::log1p(float(x)));
-    case Code::erfinv: return f64 ? scalar::erfinv(x) : double(scalar::erfinv(float(x)));
-    case Code::sigmoid: return scalar::sigmoid(x);
-    case Code::digamma: return scalar::digamma(x);
-    case Code::rsqrt: return 1 / std::sqrt(x);
-    case Code::pow: return std::pow(x, y);
-    case Code::atan2: return std::atan2(x, y);
-    case Code::nextafter: return next(dtype, x, y);
-    default: break;
+    case Code::log1p:
+      return f64 ? std::log1p(x) : double(scalar::log1p(float(x)));
+    case Code::erfinv:
+      return f64 ? scalar::erfinv(x) : double(scalar::erfinv(float(x)));
+    case Code::sigmoid:
+      return scalar::sigmoid(x);
+    case Code::digamma:
+      return scalar::digamma(x);
+    case Code::rsqrt:
+      return 1 / std::sqrt(x);
+    case Code::pow:
+      return std::pow(x, y);
+    case Code::atan2:
+      return std::atan2(x, y);
+    case Code::nextafter:
+      return next(dtype, x, y);
+    default:
+      break;
   }
-  auto* f = code < Code::add ? program::function_of(code) : nullptr;   // of one operand; looked up in a table
+  // of one operand; looked up in a table
+  auto* f = code < Code::add ? program::function_of(code) : nullptr;
   return f ? f->of(x) : arithmetic(code, dtype, x, y);
 }
 
@@ -85,42 +121,62 @@ double floating(Code code, DType dtype, double x, double y) {
 
 Value compute(Code code, DType dtype, DType from, const Value* a) {
   switch (code) {
-    case Code::cast: return cast(a[0], from, dtype);
+    case Code::cast:
+      return cast(a[0], from, dtype);
     case Code::bitcast: {
       if (bytes_of(from) != bytes_of(dtype)) undefined(code, dtype);
       std::byte bytes[8];
       store(from, bytes, a[0]);
       return load(dtype, bytes);
     }
-    case Code::logical_not: return truth(equal(from, a[0], {}));
-    case Code::is_finite: return truth(!is_float(from) || std::isfinite(a[0].real));
-    case Code::is_nan: return truth(is_nan(from, a[0]));
-    case Code::is_inf: return truth(is_float(from) && std::isinf(a[0].real));
-    case Code::popcount: return whole(dtype, std::popcount(std::uint64_t(a[0].whole) << (64 - width_of(from))));
-    case Code::less: return truth(less(from, a[0], a[1]));
-    case Code::less_equal: return truth(less(from, a[0], a[1]) || equal(from, a[0], a[1]));
-    case Code::equal: return truth(equal(from, a[0], a[1]));
-    case Code::not_equal: return truth(!equal(from, a[0], a[1]));
-    case Code::select: return a[0].whole ? a[1] : a[2];
+    case Code::logical_not:
+      return truth(equal(from, a[0], {}));
+    case Code::is_finite:
+      return truth(!is_float(from) || std::isfinite(a[0].real));
+    case Code::is_nan:
+      return truth(is_nan(from, a[0]));
+    case Code::is_inf:
+      return truth(is_float(from) && std::isinf(a[0].real));
+    case Code::popcount:
+      return whole(dtype, std::popcount(std::uint64_t(a[0].whole) << (64 - width_of(from))));
+    case Code::less:
+      return truth(less(from, a[0], a[1]));
+    case Code::less_equal:
+      return truth(less(from, a[0], a[1]) || equal(from, a[0], a[1]));
+    case Code::equal:
+      return truth(equal(from, a[0], a[1]));
+    case Code::not_equal:
+      return truth(!equal(from, a[0], a[1]));
+    case Code::select:
+      return a[0].whole ? a[1] : a[2];
     case Code::fma:
       if (dtype == DType::f64) return {std::fma(a[0].real, a[1].real, a[2].real), 0};
-      if (holds_real(dtype)) return real(dtype, std::fma(float(a[0].real), float(a[1].real), float(a[2].real)));
-      return whole(dtype, std::int64_t(std::uint64_t(a[0].whole) * std::uint64_t(a[1].whole) + std::uint64_t(a[2].whole)));
-    case Code::threefry0: case Code::threefry1: case Code::threefry_xor: {
+      if (holds_real(dtype))
+        return real(dtype, std::fma(float(a[0].real), float(a[1].real), float(a[2].real)));
+      return whole(dtype, std::int64_t(std::uint64_t(a[0].whole) * std::uint64_t(a[1].whole) +
+                                       std::uint64_t(a[2].whole)));
+    case Code::threefry0:
+    case Code::threefry1:
+    case Code::threefry_xor: {
       auto word = [&](int k) { return std::uint32_t(a[k].whole); };
       auto [x, y] = threefry(word(0), word(1), word(2), word(3));
       return {0, code == Code::threefry0 ? x : code == Code::threefry1 ? y : x ^ y};
     }
-    default: break;
+    default:
+      break;
   }
   auto y = code < Code::add ? Value{} : a[1];
   if (holds_real(dtype)) return real(dtype, floating(code, dtype, a[0].real, y.real));
   if (!is_unsigned(dtype)) return whole(dtype, integer(code, dtype, a[0].whole, y.whole));
-  return whole(dtype, std::int64_t(integer(code, dtype, std::uint64_t(a[0].whole), std::uint64_t(y.whole))));
+  return whole(
+      dtype, std::int64_t(integer(code, dtype, std::uint64_t(a[0].whole), std::uint64_t(y.whole))));
 }
 
 Value start_of(Monoid m, DType d) {
-  return m == Monoid::sum ? Value{0, 0} : m == Monoid::prod ? Value{1, 1} : m == Monoid::max ? lowest(d) : highest(d);
+  return m == Monoid::sum    ? Value{0, 0}
+         : m == Monoid::prod ? Value{1, 1}
+         : m == Monoid::max  ? lowest(d)
+                             : highest(d);
 }
 Value combine(Monoid m, DType d, Value acc, Value x) {
   constexpr Code codes[] = {Code::add, Code::mul, Code::max, Code::min};

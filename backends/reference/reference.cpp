@@ -33,14 +33,20 @@ template <class F> void each(const Dims& dims, F f) {
   }
 }
 // Calls f(offset) for each point, in the same order; nothing is multiplied.
-template <class F> void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f, std::size_t d = 0) {
+template <class F>
+void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f,
+          std::size_t d = 0) {
   if (d == dims.size()) return f(offset);
   for (std::int64_t k = 0; k < dims[d]; ++k, offset += strides[d])
-    if (d + 1 == dims.size()) f(offset); else walk(dims, strides, offset, f, d + 1);
+    if (d + 1 == dims.size())
+      f(offset);
+    else
+      walk(dims, strides, offset, f, d + 1);
 }
 // Some of a step's dims, or of a view's strides along them.
 Dims part(const Dims& dims, std::size_t first, std::size_t end) {
-  require(first <= end && end <= dims.size(), "a step has fewer dims than it goes along, or a view has fewer strides");
+  require(first <= end && end <= dims.size(),
+          "a step has fewer dims than it goes along, or a view has fewer strides");
   return Dims(dims.begin() + std::ptrdiff_t(first), dims.begin() + std::ptrdiff_t(end));
 }
 // Of the index along the first dims, in elements.
@@ -52,36 +58,69 @@ Value converted(Value x, DType from, DType to) { return from == to ? x : cast(x,
 
 class Run {
  public:
-  Run(const Program& p, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm)
+  Run(const Program& p, const std::vector<void*>& arguments, const std::vector<void*>& results,
+      void* arena, Communicator* comm)
       : program_(p), loops_(std::size_t(p.loops), 0), comm_(comm) {
     for (auto& s : p.slots) {
       auto* root = &s;
       for (std::size_t links = 0; root->alias >= 0; root = &p.slots.at(std::size_t(root->alias)))
         require(++links <= p.slots.size(), "slots alias each other in a circle");
       auto index = std::size_t(root->index);
-      auto* at = root->home == Home::argument ? arguments.at(index) : root->home == Home::result ? results.at(index) : arena;
-      memory_.push_back(static_cast<std::byte*>(at) + (at && root->home == Home::arena ? root->offset : 0));
+      auto* at = root->home == Home::argument ? arguments.at(index)
+                 : root->home == Home::result ? results.at(index)
+                                              : arena;
+      memory_.push_back(static_cast<std::byte*>(at) +
+                        (at && root->home == Home::arena ? root->offset : 0));
     }
     run(p.steps);
   }
+
  private:
   void run(const std::vector<Step>& steps) {
     for (auto& s : steps) {
       switch (s.kind) {
-        case Kind::fused: run(s.fused); break;
-        case Kind::contract: run(s.contract); break;
-        case Kind::gather: run(s.gather); break;
-        case Kind::scatter: run(s.scatter); break;
-        case Kind::sort: run(s.sort); break;
-        case Kind::cumulative: run(s.cumulative); break;
-        case Kind::copy: run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}}); break;
-        case Kind::skip: if (get(s.skip.unless, start(s.skip.unless)).whole) break; else return;
-        case Kind::custom: run(s.custom); break;
-        case Kind::collective: run(s.collective); [[fallthrough]]; case Kind::finish: break;
-        case Kind::host: if (!s.host.once || program_.device == 0) s.host.call->run(s.host.arrays, first(s.host.arrays).data()); break;
+        case Kind::fused:
+          run(s.fused);
+          break;
+        case Kind::contract:
+          run(s.contract);
+          break;
+        case Kind::gather:
+          run(s.gather);
+          break;
+        case Kind::scatter:
+          run(s.scatter);
+          break;
+        case Kind::sort:
+          run(s.sort);
+          break;
+        case Kind::cumulative:
+          run(s.cumulative);
+          break;
+        case Kind::copy:
+          run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}});
+          break;
+        case Kind::skip:
+          if (get(s.skip.unless, start(s.skip.unless)).whole)
+            break;
+          else
+            return;
+        case Kind::custom:
+          run(s.custom);
+          break;
+        case Kind::collective:
+          run(s.collective);
+          [[fallthrough]];
+        case Kind::finish:
+          break;
+        case Kind::host:
+          if (!s.host.once || program_.device == 0)
+            s.host.call->run(s.host.arrays, first(s.host.arrays).data());
+          break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {
-            if (s.loop.variable >= 0) loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
+            if (s.loop.variable >= 0)
+              loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
             run(s.loop.body);
           }
       }
@@ -90,9 +129,10 @@ class Run {
 
   // ---- memory ----
   bool inside(std::size_t k, DType dtype, std::int64_t offset) const {
-    return k < memory_.size() && memory_[k] && offset >= 0 && (offset + 1) * bytes_per(dtype) <= program_.slots[k].bytes;
+    return k < memory_.size() && memory_[k] && offset >= 0 &&
+           (offset + 1) * bytes_per(dtype) <= program_.slots[k].bytes;
   }
-  std::byte* at(int slot, DType dtype, std::int64_t offset) const {   // of one element
+  std::byte* at(int slot, DType dtype, std::int64_t offset) const {  // of one element
     require(inside(std::size_t(slot), dtype, offset), "an element lies outside of its slot");
     return memory_[std::size_t(slot)] + offset * bytes_per(dtype);
   }
@@ -107,38 +147,54 @@ class Run {
     }
     return offset;
   }
-  Value get(const View& v, std::int64_t offset) const { return load(v.dtype, at(v.slot, v.dtype, offset)); }
-  void put(const View& v, std::int64_t offset, Value x) const { store(v.dtype, at(v.slot, v.dtype, offset), x); }
-  void move(const View& x, std::int64_t from, const View& out, std::int64_t to) const {   // bit by bit
-    require(x.dtype == out.dtype, "a step that moves values has two dtypes");
-    std::memmove(at(out.slot, out.dtype, to), at(x.slot, x.dtype, from), std::size_t(bytes_of(x.dtype)));
+  Value get(const View& v, std::int64_t offset) const {
+    return load(v.dtype, at(v.slot, v.dtype, offset));
   }
-  void merge(Monoid m, const View& v, std::int64_t at, Value x) const { put(v, at, combine(m, v.dtype, get(v, at), x)); }
+  void put(const View& v, std::int64_t offset, Value x) const {
+    store(v.dtype, at(v.slot, v.dtype, offset), x);
+  }
+  // bit by bit
+  void move(const View& x, std::int64_t from, const View& out, std::int64_t to) const {
+    require(x.dtype == out.dtype, "a step that moves values has two dtypes");
+    std::memmove(at(out.slot, out.dtype, to), at(x.slot, x.dtype, from),
+                 std::size_t(bytes_of(x.dtype)));
+  }
+  void merge(Monoid m, const View& v, std::int64_t at, Value x) const {
+    put(v, at, combine(m, v.dtype, get(v, at), x));
+  }
 
   // ---- steps ----
-  struct Line {                       // an instruction as it runs
+  struct Line {  // an instruction as it runs
     const Instr& instr;
-    std::int64_t start;               // of its view
-    Dims outer, inner;                // strides
-    std::vector<Value> values;        // at the inner points of a row, or one
+    std::int64_t start;         // of its view
+    Dims outer, inner;          // strides
+    std::vector<Value> values;  // at the inner points of a row, or one
     std::vector<const Line*> args;
     const Value& at(std::size_t point) const { return values.at(values.size() == 1 ? 0 : point); }
   };
   void run(const Fused& f) {
-    require(f.outer >= 0 && f.outer <= int(f.dims.size()), "a fused step has more outer dims than dims");
+    require(f.outer >= 0 && f.outer <= int(f.dims.size()),
+            "a fused step has more outer dims than dims");
     auto outer = std::size_t(f.outer), all = f.dims.size();
-    if (outer == all && points_apart(f, program_, memory_))   // some of the last dims in one row, which is quicker
-      for (std::int64_t n = 1; outer > 0 && (n == 1 || n * f.dims[outer - 1] <= 4096);) n *= f.dims[--outer];
+    // some of the last dims in one row, which is quicker
+    if (outer == all && points_apart(f, program_, memory_))
+      for (std::int64_t n = 1; outer > 0 && (n == 1 || n * f.dims[outer - 1] <= 4096);)
+        n *= f.dims[--outer];
     const Dims rows = part(f.dims, 0, outer), inner = part(f.dims, outer, all), once;
     auto n = points(inner);
     std::vector<Line> lines;
     lines.reserve(f.code.size());
     for (auto& i : f.code) {
       const bool many = i.inner || (int(outer) < f.outer && i.code != Code::constant);
-      auto strides = i.code == Code::load || i.code >= Code::store ? i.view.strides : Dims(many ? all : outer, 0);
+      auto strides = i.code == Code::load || i.code >= Code::store ? i.view.strides
+                                                                   : Dims(many ? all : outer, 0);
       if (i.code == Code::iota && i.dim >= 0) strides.at(std::size_t(i.dim)) = i.stride;
-      lines.push_back({i, start(i.view) + (i.code == Code::iota ? i.integer : 0), part(strides, 0, outer),
-                       many ? part(strides, outer, all) : once, std::vector<Value>(std::size_t(many ? n : 1)), {}});
+      lines.push_back({i,
+                       start(i.view) + (i.code == Code::iota ? i.integer : 0),
+                       part(strides, 0, outer),
+                       many ? part(strides, outer, all) : once,
+                       std::vector<Value>(std::size_t(many ? n : 1)),
+                       {}});
       require(i.args[0] >= 0 || i.code < Code::reduce_sum, "a reduction or a store has no operand");
       for (int a = 0; a < 4 && i.args[a] >= 0; ++a) {
         require(i.args[a] < int(lines.size()) - 1, "an operand is no earlier instruction");
@@ -156,25 +212,40 @@ class Run {
   // At all points of one row (or once), whose view starts at `from`; n: of the inner points.
   void evaluate(Line& l, std::int64_t from, const Dims& points, std::int64_t n) const {
     auto& i = l.instr;
-    auto type = l.args.empty() ? i.dtype : l.args[0]->instr.dtype;   // of the first operand
-    if (i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin) return void(l.values.at(0) = reduce(l, std::size_t(n)));
+    auto type = l.args.empty() ? i.dtype : l.args[0]->instr.dtype;  // of the first operand
+    if (i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin)
+      return void(l.values.at(0) = reduce(l, std::size_t(n)));
     std::size_t point = 0;
     walk(points, l.inner, from, [&](std::int64_t at) {
       Value args[4];
       for (std::size_t a = 0; a < l.args.size(); ++a) args[a] = l.args[a]->at(point);
       auto& out = l.values[point++];
       switch (i.code) {
-        case Code::constant: out = rounded(i.dtype, {i.number, i.integer}); break;
-        case Code::load:   // with no inner points there may be no such element, and nobody asks for it
+        case Code::constant:
+          out = rounded(i.dtype, {i.number, i.integer});
+          break;
+        // with no inner points there may be no such element, and nobody asks for it
+        case Code::load:
           if (n == 0 && !inside(std::size_t(i.view.slot), i.view.dtype, at)) break;
           out = converted(get(i.view, at), i.view.dtype, i.dtype);
           break;
-        case Code::iota: out = cast({0, at}, DType::i64, i.dtype); break;
-        case Code::store: put(i.view, at, converted(args[0], type, i.view.dtype)); break;
-        case Code::store_add: merge(Monoid::sum, i.view, at, converted(args[0], type, i.view.dtype)); break;
-        case Code::store_max: merge(Monoid::max, i.view, at, converted(args[0], type, i.view.dtype)); break;
-        case Code::store_min: merge(Monoid::min, i.view, at, converted(args[0], type, i.view.dtype)); break;
-        default: out = compute(i.code, i.dtype, type, args);
+        case Code::iota:
+          out = cast({0, at}, DType::i64, i.dtype);
+          break;
+        case Code::store:
+          put(i.view, at, converted(args[0], type, i.view.dtype));
+          break;
+        case Code::store_add:
+          merge(Monoid::sum, i.view, at, converted(args[0], type, i.view.dtype));
+          break;
+        case Code::store_max:
+          merge(Monoid::max, i.view, at, converted(args[0], type, i.view.dtype));
+          break;
+        case Code::store_min:
+          merge(Monoid::min, i.view, at, converted(args[0], type, i.view.dtype));
+          break;
+        default:
+          out = compute(i.code, i.dtype, type, args);
       }
     });
   }
@@ -183,9 +254,10 @@ class Run {
     auto from = l.args[0]->instr.dtype;
     auto at = [&](std::size_t point) { return l.args[0]->at(point); };
     if (i.code >= Code::reduce_argmax) {
-      std::size_t best = 0;   // the first NaN, or else the first of the largest
+      std::size_t best = 0;  // the first NaN, or else the first of the largest
       for (std::size_t k = 1; k < n && !is_nan(from, at(best)); ++k) {
-        bool better = i.code == Code::reduce_argmax ? less(from, at(best), at(k)) : less(from, at(k), at(best));
+        bool better = i.code == Code::reduce_argmax ? less(from, at(best), at(k))
+                                                    : less(from, at(k), at(best));
         if (better || is_nan(from, at(k))) best = k;
       }
       return cast({0, std::int64_t(best)}, DType::i64, i.dtype);
@@ -197,39 +269,56 @@ class Run {
   }
 
   // Sums of floats are double, all others are made in 64 bits.
-  void run(const Contract& c) const { is_float(c.out.dtype) ? contract<double>(c) : contract<std::uint64_t>(c); }
-  template <class T> static T number(Value x) { return std::is_same_v<T, double> ? T(x.real) : T(x.whole); }
-  template <class T> static Value value(T x) { return std::is_same_v<T, double> ? Value{double(x), 0} : Value{0, std::int64_t(x)}; }
+  void run(const Contract& c) const {
+    is_float(c.out.dtype) ? contract<double>(c) : contract<std::uint64_t>(c);
+  }
+  template <class T> static T number(Value x) {
+    return std::is_same_v<T, double> ? T(x.real) : T(x.whole);
+  }
+  template <class T> static Value value(T x) {
+    return std::is_same_v<T, double> ? Value{double(x), 0} : Value{0, std::int64_t(x)};
+  }
   template <class T> void contract(const Contract& c) const {
     auto wide = is_float(c.out.dtype) ? DType::f64 : c.out.dtype;
-    auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();   // where their strides end
+    // where their strides end
+    auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();
     auto rows = points(c.m), columns = points(c.n), depth = points(c.k);
     each(rows && columns ? c.batch : Dims{0}, [&](const Dims& point) {
       auto read = [&](const View& v, const Dims& dims, const Dims& strides) {
         std::vector<T> all;
-        auto add = [&](std::int64_t at) { all.push_back(number<T>(converted(get(v, at), v.dtype, wide))); };
+        auto add = [&](std::int64_t at) {
+          all.push_back(number<T>(converted(get(v, at), v.dtype, wide)));
+        };
         return walk(dims, strides, start(v) + offset_of(point, v.strides), add), all;
       };
-      const auto a = read(c.a, joined(c.m, c.k), joined(part(c.a.strides, batch, m), part(c.a.strides, n, k)));
-      const auto b = read(c.b, joined(c.k, c.n), joined(part(c.b.strides, n, k), part(c.b.strides, m, n)));
+      const auto a =
+          read(c.a, joined(c.m, c.k), joined(part(c.a.strides, batch, m), part(c.a.strides, n, k)));
+      const auto b =
+          read(c.b, joined(c.k, c.n), joined(part(c.b.strides, n, k), part(c.b.strides, m, n)));
       const auto dims = joined(c.m, c.n), strides = part(c.out.strides, batch, n);
-      auto out = c.accumulate ? read(c.out, dims, strides) : std::vector<T>(std::size_t(rows * columns));
-      auto *x = a.data(), *y = b.data();   // (m, k), (k, n)
-      for (auto* sums = out.data(); sums != out.data() + rows * columns; sums += columns, y = b.data())
+      auto out =
+          c.accumulate ? read(c.out, dims, strides) : std::vector<T>(std::size_t(rows * columns));
+      auto *x = a.data(), *y = b.data();  // (m, k), (k, n)
+      for (auto* sums = out.data(); sums != out.data() + rows * columns;
+           sums += columns, y = b.data())
         for (auto d = depth; d > 0; --d, ++x)
           for (auto* sum = sums; sum != sums + columns; ++sum, ++y) *sum += *x * *y;
       auto* sum = out.data();
-      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides), [&](std::int64_t at) { put(c.out, at, value(*sum++)); });
+      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides),
+           [&](std::int64_t at) { put(c.out, at, value(*sum++)); });
     });
   }
 
-  // The offset that the ids at this point add; `inside` tells whether all of them are positions of the table.
-  std::int64_t picked(const std::vector<Indexed>& indexed, const Dims& point, bool clamp, bool& inside) const {
+  // The offset that the ids at this point add; `inside` tells whether all of them are positions of
+  // the table.
+  std::int64_t picked(const std::vector<Indexed>& indexed, const Dims& point, bool clamp,
+                      bool& inside) const {
     std::int64_t offset = 0;
     inside = true;
     for (auto& i : indexed) {
       auto id = get(i.ids, start(i.ids) + offset_of(point, i.ids.strides)).whole;
-      if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;   // a u64 with its high bit set is large, not negative
+      // a u64 with its high bit set is large, not negative
+      if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;
       if (clamp && i.size > 0) id = std::clamp<std::int64_t>(id, 0, i.size - 1);
       inside = id >= 0 && id < i.size;
       if (!inside) return 0;
@@ -240,26 +329,33 @@ class Run {
   void run(const Gather& g) const {
     auto table = start(g.table), out = start(g.out);
     auto type = g.out.dtype;
-    auto absent = is_float(type) ? Value{std::nan(""), 0} : is_signed(type) ? lowest(type) : highest(type);
+    auto absent = is_float(type)    ? Value{std::nan(""), 0}
+                  : is_signed(type) ? lowest(type)
+                                    : highest(type);
     if (g.outside == Outside::zero) absent = {};
     each(g.dims, [&](const Dims& point) {
       bool inside;
       auto from = picked(g.indexed, point, g.outside == Outside::clamp, inside);
       auto to = out + offset_of(point, g.out.strides);
-      if (inside) move(g.table, table + from + offset_of(point, g.table.strides), g.out, to);
-      else put(g.out, to, absent);
+      if (inside)
+        move(g.table, table + from + offset_of(point, g.table.strides), g.out, to);
+      else
+        put(g.out, to, absent);
     });
   }
   void run(const Scatter& s) const {
     auto updates = start(s.updates), target = start(s.target);
     each(s.dims, [&](const Dims& point) {
       bool inside;
-      auto to = target + picked(s.indexed, point, s.clamp, inside) + offset_of(point, s.target.strides);
+      auto to =
+          target + picked(s.indexed, point, s.clamp, inside) + offset_of(point, s.target.strides);
       auto from = updates + offset_of(point, s.updates.strides);
       if (!inside) return;
       constexpr Monoid monoids[] = {{}, Monoid::sum, Monoid::prod, Monoid::min, Monoid::max};
-      if (s.update == Update::set) move(s.updates, from, s.target, to);
-      else merge(monoids[int(s.update)], s.target, to, get(s.updates, from));
+      if (s.update == Update::set)
+        move(s.updates, from, s.target, to);
+      else
+        merge(monoids[int(s.update)], s.target, to, get(s.updates, from));
     });
   }
   void run(const Sort& s) const {
@@ -267,31 +363,38 @@ class Run {
     each(rest, [&](const Dims& row) {
       std::vector<Value> values;
       auto x = start(s.x) + offset_of(row, s.x.strides);
-      for (std::int64_t k = 0; k < s.dims.back(); ++k) values.push_back(get(s.x, x + k * s.x.strides.back()));
+      for (std::int64_t k = 0; k < s.dims.back(); ++k)
+        values.push_back(get(s.x, x + k * s.x.strides.back()));
       std::vector<std::size_t> order(values.size());
       std::iota(order.begin(), order.end(), std::size_t(0));
-      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {   // NaN after all others
+      // NaN after all others
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
         bool last = is_nan(s.x.dtype, values[b]);
         return is_nan(s.x.dtype, values[a]) ? false : last || less(s.x.dtype, values[a], values[b]);
       });
       auto write = [&](const View& v, auto value_of) {
         if (v.slot < 0) return;
         auto to = start(v) + offset_of(row, v.strides);
-        for (std::size_t k = 0; k < order.size(); ++k) put(v, to + std::int64_t(k) * v.strides.back(), value_of(order[k]));
+        for (std::size_t k = 0; k < order.size(); ++k)
+          put(v, to + std::int64_t(k) * v.strides.back(), value_of(order[k]));
       };
       write(s.out, [&](std::size_t k) { return values[k]; });
-      write(s.indices, [&](std::size_t k) { return cast({0, std::int64_t(k)}, DType::i64, s.indices.dtype); });
+      write(s.indices, [&](std::size_t k) {
+        return cast({0, std::int64_t(k)}, DType::i64, s.indices.dtype);
+      });
     });
   }
   void run(const Cumulative& c) const {
     auto rest = part(c.dims, 0, c.dims.size() - 1);
     auto n = c.dims.back();
     each(rest, [&](const Dims& row) {
-      auto x = start(c.x) + offset_of(row, c.x.strides), out = start(c.out) + offset_of(row, c.out.strides);
+      auto x = start(c.x) + offset_of(row, c.x.strides),
+           out = start(c.out) + offset_of(row, c.out.strides);
       auto acc = start_of(c.monoid, c.out.dtype);
       for (std::int64_t t = 0; t < n; ++t) {
         auto k = c.reverse ? n - 1 - t : t;
-        acc = combine(c.monoid, c.out.dtype, acc, cast(get(c.x, x + k * c.x.strides.back()), c.x.dtype, c.out.dtype));
+        acc = combine(c.monoid, c.out.dtype, acc,
+                      cast(get(c.x, x + k * c.x.strides.back()), c.x.dtype, c.out.dtype));
         put(c.out, out + k * c.out.strides.back(), rounded(c.out.dtype, acc));
       }
     });
@@ -303,28 +406,34 @@ class Run {
     calls.run(first.data(), 0, calls.points());
     calls.throw_on();
   }
-  std::vector<void*> first(const std::vector<Operand>& arrays) const {   // of each, its element (0, 0, ...)
+  // of each, its element (0, 0, ...)
+  std::vector<void*> first(const std::vector<Operand>& arrays) const {
     std::vector<void*> out;
-    for (auto& [dims, v] : arrays) out.push_back(points(dims) ? at(v.slot, v.dtype, start(v)) : nullptr);
+    for (auto& [dims, v] : arrays)
+      out.push_back(points(dims) ? at(v.slot, v.dtype, start(v)) : nullptr);
     return out;
   }
   void run(const Collective& c) const {
-    require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");
-    comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);   // it asks for no scratch
+    require(comm_,
+            "the program talks to other devices, but there is no communicator; run it on a mesh");
+    comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);  // it asks for no scratch
   }
 
   const Program& program_;
-  std::vector<std::byte*> memory_;   // of each slot
-  Dims loops_;                       // the loop variables
+  std::vector<std::byte*> memory_;  // of each slot
+  Dims loops_;                      // the loop variables
   Communicator* comm_;
 };
 
 class Reference : public Executable {
  public:
   explicit Reference(std::shared_ptr<const Program> p) : program_(std::move(p)) {}
-  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
-    require(int(arguments.size()) == program_->arguments, "the program takes another number of arguments");
-    require(int(results.size()) == program_->results, "the program gives another number of results");
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           Communicator* comm) override {
+    require(int(arguments.size()) == program_->arguments,
+            "the program takes another number of arguments");
+    require(int(results.size()) == program_->results,
+            "the program gives another number of results");
     Run(*program_, arguments, results, arena, comm);
   }
 
@@ -335,7 +444,9 @@ class ReferenceDevice : public Device {
  public:
   const char* name() const override { return "reference"; }
   bool supports(const Step&) const override { return true; }
-  std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override { return std::make_unique<Reference>(p); }
+  std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
+    return std::make_unique<Reference>(p);
+  }
 };
 
 }  // namespace

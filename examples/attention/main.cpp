@@ -1,5 +1,6 @@
-// attention: memory of causal attention and its gradients as a text grows: with all scores, as the compiler walks them, and with
-// the positions cut over devices. By plan, so nothing runs; a table, and a picture.
+// attention: memory of causal attention and its gradients as a text grows: with all scores, as the
+// compiler walks them, and with the positions cut over devices. By plan, so nothing runs; a table,
+// and a picture.
 #include <fmt/format.h>
 
 #include <array>
@@ -27,29 +28,36 @@ struct Command {
 };
 struct Curve {
   std::string name;
-  std::vector<std::pair<double, double>> points;   // positions; MiB beside arguments and results
+  std::vector<std::pair<double, double>> points;  // positions; MiB beside arguments and results
 };
-using Three = std::array<NamedArray, 3>;           // queries, keys, values (heads, pos, size)
+using Three = std::array<NamedArray, 3>;  // queries, keys, values (heads, pos, size)
 
 // MiB on a device, beside what it is given and gives back.
 double planned(const Command& c, std::int64_t positions, const JitOptions& options) {
-  const Axis Heads("heads", c.heads), Pos("pos", positions), KeyPos = Pos.alias("key_pos"), Size("size", c.size);
+  const Axis Heads("heads", c.heads), Pos("pos", positions), KeyPos = Pos.alias("key_pos"),
+                                                             Size("size", c.size);
   auto gradients = [=](const Three& x, const NamedArray& cotangent) {
     auto attend = [=](const Three& x) {
       auto keys = rename(x[1], Pos, KeyPos), values = rename(x[2], Pos, KeyPos);
-      return nn::dot_product_attention(KeyPos, Size, x[0], keys, values, {.mask = nn::causal_mask(Pos, KeyPos)});
+      return nn::dot_product_attention(KeyPos, Size, x[0], keys, values,
+                                       {.mask = nn::causal_mask(Pos, KeyPos)});
     };
     auto [y, pull] = vjp(attend, x);
     return std::pair{y, pull(cotangent)};
   };
   auto shape = eval_shape([&] { return zeros({Heads, Pos, Size}); });
-  return double(named_jit(gradients, options).plan(Three{shape, shape, shape}, shape).arena_bytes) / kMib;
+  return double(named_jit(gradients, options).plan(Three{shape, shape, shape}, shape).arena_bytes) /
+         kMib;
 }
 std::vector<Curve> curves(const Command& c) {
   const JitOptions whole{.scores_budget = most_bytes};
-  JitOptions cut{.mesh = Mesh{{{"context", c.devices}}}, .axis_resources = Mapping{{"pos", "context"}}, .ring = true};
+  JitOptions cut{.mesh = Mesh{{{"context", c.devices}}},
+                 .axis_resources = Mapping{{"pos", "context"}},
+                 .ring = true};
   const std::pair<std::string, JitOptions> ways[] = {
-      {"all scores", whole}, {"as compiled", {}}, {fmt::format("on each of {} devices", c.devices), cut}};
+      {"all scores", whole},
+      {"as compiled", {}},
+      {fmt::format("on each of {} devices", c.devices), cut}};
   std::vector<Curve> out;
   for (auto& [name, options] : ways) {
     out.push_back({name, {}});
@@ -73,7 +81,8 @@ void add_peers(std::vector<Curve>& all, const std::string& path) {
 void print(const std::vector<Curve>& all) {
   for (auto& c : all) {
     std::printf("%s\n", c.name.c_str());
-    for (auto [positions, mib] : c.points) std::printf("%10.0f positions %12.1f MiB\n", positions, mib);
+    for (auto [positions, mib] : c.points)
+      std::printf("%10.0f positions %12.1f MiB\n", positions, mib);
   }
 }
 // Both scales by powers of two.
@@ -84,28 +93,39 @@ void draw(const std::vector<Curve>& all, const Command& c) {
   for (auto& curve : all)
     for (auto [_, mib] : curve.points) least = std::min(least, mib), most = std::max(most, mib);
   const double low = std::floor(std::log2(least)), high = std::ceil(std::log2(most));
-  const double first = std::log2(double(c.from)), last = std::max(std::log2(double(c.to)), first + 1);
-  auto x = [&](double positions) { return left + width * (std::log2(positions) - first) / (last - first); };
+  const double first = std::log2(double(c.from)),
+               last = std::max(std::log2(double(c.to)), first + 1);
+  auto x = [&](double positions) {
+    return left + width * (std::log2(positions) - first) / (last - first);
+  };
   auto y = [&](double mib) { return top + height * (high - std::log2(mib)) / (high - low); };
 
   std::ofstream out(c.svg);
   out << examples::svg_begin(left + width + names, top + height + 40)
-      << examples::svg_text(16, 22, fmt::format("causal attention, {} heads of {}, f32, forward and backward", c.heads, c.size),
-                            "font-size=\"14\"")
+      << examples::svg_text(
+             16, 22,
+             fmt::format("causal attention, {} heads of {}, f32, forward and backward", c.heads,
+                         c.size),
+             "font-size=\"14\"")
       << examples::svg_text(16, 42, "MiB beside arguments and results, over positions");
   for (double e = low; e <= high; e += 2)
-    out << examples::svg_line(left, y(std::exp2(e)), left + width, y(std::exp2(e)), "stroke=\"#eee\"")
-        << examples::svg_text(left - 8, y(std::exp2(e)) + 4, fmt::format("{:g}", std::exp2(e)), "text-anchor=\"end\"");
+    out << examples::svg_line(left, y(std::exp2(e)), left + width, y(std::exp2(e)),
+                              "stroke=\"#eee\"")
+        << examples::svg_text(left - 8, y(std::exp2(e)) + 4, fmt::format("{:g}", std::exp2(e)),
+                              "text-anchor=\"end\"");
   for (double e = first; e <= last; ++e)
-    out << examples::svg_text(x(std::exp2(e)), top + height + 18, fmt::format("{:g}k", std::exp2(e - 10)),
-                              "text-anchor=\"middle\"");
+    out << examples::svg_text(x(std::exp2(e)), top + height + 18,
+                              fmt::format("{:g}k", std::exp2(e - 10)), "text-anchor=\"middle\"");
   double label = top;
   for (std::size_t k = 0; k < all.size(); ++k) {
     auto* colour = colours[k % std::size(colours)];
     std::string points;
-    for (auto [positions, mib] : all[k].points) points += fmt::format("{:.1f},{:.1f} ", x(positions), y(mib));
-    out << fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"2\" points=\"{}\"/>\n", colour, points)
-        << examples::svg_text(left + width + 12, label += 20, all[k].name, fmt::format("fill=\"{}\"", colour));
+    for (auto [positions, mib] : all[k].points)
+      points += fmt::format("{:.1f},{:.1f} ", x(positions), y(mib));
+    out << fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"2\" points=\"{}\"/>\n",
+                       colour, points)
+        << examples::svg_text(left + width + 12, label += 20, all[k].name,
+                              fmt::format("fill=\"{}\"", colour));
   }
   out << "</svg>\n";
   out.close();
@@ -121,9 +141,11 @@ int parse_and_run(int argc, char** argv) {
   line.option("--from", c.from, "positions; twice as many each time").range(64, 1 << 24);
   line.option("--to", c.to).range(64, 1 << 24);
   line.option("--devices", c.devices, "that share the positions").range(2, 32);
-  line.option("--peers", c.peers, "a file with what others took, a JSON object a line: peer, positions, mib");
+  line.option("--peers", c.peers,
+              "a file with what others took, a JSON object a line: peer, positions, mib");
   line.option("--svg", c.svg, "write a picture here; \"\" for none");
-  line.option("--step", c.step, "a picture of GPT-2 124M's training step goes here, and nothing else is done");
+  line.option("--step", c.step,
+              "a picture of GPT-2 124M's training step goes here, and nothing else is done");
   line.option("--backend", c.backend, "that it is planned for");
   if (auto status = line.parse(argc, argv)) return *status;
   if (!c.step.empty()) {

@@ -16,18 +16,26 @@ void draw_step(const std::string& path, const std::string& backend) {
   const auto optimizer = optim::adamw();
   const auto [model, state, ids, keys] = eval_shape([&] {
     auto m = gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0));
-    return std::tuple(m, optimizer.init(m), zeros({Batch, config.Pos()}, DType::i32), random::split(random::key(1), Batch));
+    return std::tuple(m, optimizer.init(m), zeros({Batch, config.Pos()}, DType::i32),
+                      random::split(random::key(1), Batch));
   });
   std::vector<examples::MemoryPanel> panels;
-  for (auto [name, budget] : {std::pair<const char*, std::optional<std::int64_t>>{"all scores", most_bytes}, {"as compiled", {}}}) {
+  for (auto [name, budget] :
+       {std::pair<const char*, std::optional<std::int64_t>>{"all scores", most_bytes},
+        {"as compiled", {}}}) {
     auto step = jit(gpt2::make_train_step(optimizer, {.policy = Policy("p=f32,c=bf16,o=f32")}),
                     {.donate = {0, 1}, .backend = backend, .scores_budget = budget});
     const auto report = step.plan(model, state, ids, keys);
     auto& curve = report.memory_over_time;
     const double most = double(*std::max_element(curve.begin(), curve.end()));
-    panels.push_back({.name = name, .curve = {curve.begin(), curve.end()}, .line = most, .above = fmt::format("{:.1f} GiB", most / (1 << 30))});
+    panels.push_back({.name = name,
+                      .curve = {curve.begin(), curve.end()},
+                      .line = most,
+                      .above = fmt::format("{:.1f} GiB", most / (1 << 30))});
   }
-  examples::write_panels(path, fmt::format("GPT-2 124M, a training step of {} x {} tokens in bf16, planned for {}", Batch.size, config.seq_len,
-                                           backend),
-                         "bytes that are in use, step after step, arguments included; dashed: the most", panels);
+  examples::write_panels(
+      path,
+      fmt::format("GPT-2 124M, a training step of {} x {} tokens in bf16, planned for {}",
+                  Batch.size, config.seq_len, backend),
+      "bytes that are in use, step after step, arguments included; dashed: the most", panels);
 }

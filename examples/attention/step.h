@@ -1,5 +1,7 @@
-// A training step of GPT-2 124M, its planned memory over time: with all scores, and as it is compiled. A picture.
+// A training step of GPT-2 124M, its planned memory over time: with all scores, and as it is
+// compiled. A picture.
 #pragma once
 #include <string>
 
-void draw_step(const std::string& path, const std::string& backend);   // raises if it cannot be written
+// raises if it cannot be written
+void draw_step(const std::string& path, const std::string& backend);

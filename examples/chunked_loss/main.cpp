@@ -1,4 +1,5 @@
-// chunked_loss: one cross entropy in every way that the library has, its memory by plan and in truth, its time, and a picture.
+// chunked_loss: one cross entropy in every way that the library has, its memory by plan and in
+// truth, its time, and a picture.
 #include <unistd.h>
 
 #include <cmath>
@@ -35,8 +36,9 @@ void print_row(const Row& r, double most) {
   if (!m.error.empty()) {
     std::printf("%-22s  %s\n", r.name.c_str(), m.error.c_str());
   } else {
-    std::printf("%-22s %8.1f %8.1f %8.0f %5d %5d  |%s|\n", r.name.c_str(), m.planned / (1 << 20), m.peak / (1 << 20),
-                m.seconds * 1e3, m.contractions, m.loops, sparkline(m.curve, most, 40).c_str());
+    std::printf("%-22s %8.1f %8.1f %8.0f %5d %5d  |%s|\n", r.name.c_str(), m.planned / (1 << 20),
+                m.peak / (1 << 20), m.seconds * 1e3, m.contractions, m.loops,
+                sparkline(m.curve, most, 40).c_str());
   }
   std::fflush(stdout);
 }
@@ -48,8 +50,9 @@ void check_losses(const std::vector<Row>& rows) {
     if (!r.measured.error.empty()) continue;
     if (!first) first = &r.measured;
     if (!(std::abs(r.measured.loss - first->loss) <= 1e-3 * std::abs(first->loss)))
-      throw std::runtime_error("the loss of \"" + r.name + "\" is " + std::to_string(r.measured.loss) + ", not " +
-                          std::to_string(first->loss));
+      throw std::runtime_error("the loss of \"" + r.name + "\" is " +
+                               std::to_string(r.measured.loss) + ", not " +
+                               std::to_string(first->loss));
   }
 }
 
@@ -58,13 +61,18 @@ void run(const Command& c) {
     std::erase_if(all, [&](auto& m) { return m.name.find(c.only) == m.name.npos; });
     return all;
   };
-  const auto ways = named(methods(c.sizes)), chunks = c.no_sweep ? std::vector<Method>{} : sweep(c.sizes);
+  const auto ways = named(methods(c.sizes)),
+             chunks = c.no_sweep ? std::vector<Method>{} : sweep(c.sizes);
   auto& s = c.sizes;
-  const auto title = std::to_string(s.tokens) + " tokens, embed " + std::to_string(s.embed) + ", vocabulary " +
-                     std::to_string(s.vocab) + ", " + s.dtype + ", chunks of " + std::to_string(s.chunk);
-  std::printf("%s; all logits: %.1f MiB, gradients: %.1f MiB\n", title.c_str(), double(s.tokens * s.vocab) * 4 / (1 << 20),
-              double((s.tokens + s.vocab) * s.embed * haliax::bytes_of(haliax::dtype_of(s.dtype))) / (1 << 20));
-  std::printf("%-22s %8s %8s %8s %5s %5s   memory over time\n", "", "planned", "real MiB", "ms", "dots", "loops");
+  const auto title = std::to_string(s.tokens) + " tokens, embed " + std::to_string(s.embed) +
+                     ", vocabulary " + std::to_string(s.vocab) + ", " + s.dtype + ", chunks of " +
+                     std::to_string(s.chunk);
+  std::printf("%s; all logits: %.1f MiB, gradients: %.1f MiB\n", title.c_str(),
+              double(s.tokens * s.vocab) * 4 / (1 << 20),
+              double((s.tokens + s.vocab) * s.embed * haliax::bytes_of(haliax::dtype_of(s.dtype))) /
+                  (1 << 20));
+  std::printf("%-22s %8s %8s %8s %5s %5s   memory over time\n", "", "planned", "real MiB", "ms",
+              "dots", "loops");
   std::fflush(stdout);
 
   std::size_t done = 0;
@@ -84,19 +92,22 @@ void run(const Command& c) {
   const auto by_chunk = measured(chunks);
   show_progress("", done, done);
   check_losses(by_method), check_losses(by_chunk);
-  if (!c.svg.empty()) write_picture(c.svg, title, by_method, by_chunk), std::printf("picture: %s\n", c.svg.c_str());
+  if (!c.svg.empty())
+    write_picture(c.svg, title, by_method, by_chunk), std::printf("picture: %s\n", c.svg.c_str());
 }
 
 int parse_and_run(int argc, char** argv) {
   Command c;
   auto& s = c.sizes;
-  examples::CommandLine line("One cross entropy in every way: memory, time, and a picture of both.");
+  examples::CommandLine line(
+      "One cross entropy in every way: memory, time, and a picture of both.");
   const auto most = double(std::int64_t(1) << 31);
   line.option("--tokens", s.tokens).range(1, most);
   line.option("--embed", s.embed).range(1, most);
   line.option("--vocab", s.vocab).range(1, most);
   line.option("--chunk", s.chunk, "tokens a turn; has to divide --tokens").range(1, most);
-  line.option("--memory", c.memory_mib, "MiB of the budget; 0: chosen by the library").not_negative();
+  line.option("--memory", c.memory_mib, "MiB of the budget; 0: chosen by the library")
+      .not_negative();
   line.option("--dtype", s.dtype, "of hidden states and head").one_of({"f32", "bf16"});
   line.option("--threads", c.threads, "0: one for each core").range(0, 1024);
   line.option("--runs", c.runs, "timed runs; the median counts").range(1, 1000);
@@ -105,8 +116,10 @@ int parse_and_run(int argc, char** argv) {
   line.option("--svg", c.svg, "write a picture here; \"\" for none");
   if (auto status = line.parse(argc, argv)) return *status;
   if (s.tokens % s.chunk) {
-    std::fprintf(stderr, "chunked_loss: --chunk %lld does not divide --tokens %lld, as a scan over blocks needs\n",
-                 static_cast<long long>(s.chunk), static_cast<long long>(s.tokens));
+    std::fprintf(
+        stderr,
+        "chunked_loss: --chunk %lld does not divide --tokens %lld, as a scan over blocks needs\n",
+        static_cast<long long>(s.chunk), static_cast<long long>(s.tokens));
     return 2;
   }
   s.memory = std::int64_t(c.memory_mib * (1 << 20));

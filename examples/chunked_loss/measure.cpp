@@ -13,7 +13,9 @@
 namespace chunked_loss {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 double resident() {
   std::ifstream in("/proc/self/statm");
@@ -41,7 +43,8 @@ class Watch {
     samples_.push_back({now() - start_, resident()});
   }
   double span() const { return samples_.back().first; }
-  // The most held in each of the equal parts of the time; in a part without a sample as much as before.
+  // The most held in each of the equal parts of the time; in a part without a sample as much as
+  // before.
   std::vector<double> curve(double baseline) const {
     std::vector<double> most(curve_points, -1);
     for (auto& [t, bytes] : samples_) {
@@ -65,11 +68,14 @@ Measured run(const Method& method, const Sizes& sizes, int threads, int runs) {
   if (threads > 0) set_threads(threads);
   auto p = tree_map([](const NamedArray& a) { return a.eval(); }, make_parameters(sizes));
   auto ids = make_ids(sizes).eval();
-  auto step = jit([loss = method.loss](const Parameters& q, const NamedArray& i) { return value_and_grad(loss)(q, i); });
+  auto step = jit([loss = method.loss](const Parameters& q, const NamedArray& i) {
+    return value_and_grad(loss)(q, i);
+  });
 
   Measured m;
   auto report = step.compile(p, ids);
-  m.planned = double(report.peak_bytes), m.contractions = report.contractions, m.loops = report.loops;
+  m.planned = double(report.peak_bytes), m.contractions = report.contractions,
+  m.loops = report.loops;
   const double baseline = resident();
   {
     Watch watch;
@@ -94,8 +100,8 @@ Measured run(const Method& method, const Sizes& sizes, int threads, int runs) {
 void put(std::ostream& out, const Measured& m) {
   out.precision(17);
   out << m.error << '\n'
-      << m.loss << ' ' << m.seconds << ' ' << m.planned << ' ' << m.peak << ' ' << m.contractions << ' ' << m.loops << ' '
-      << m.span << ' ' << m.curve.size();
+      << m.loss << ' ' << m.seconds << ' ' << m.planned << ' ' << m.peak << ' ' << m.contractions
+      << ' ' << m.loops << ' ' << m.span << ' ' << m.curve.size();
   for (double v : m.curve) out << ' ' << v;
 }
 bool get(std::istream& in, Measured& m) {
@@ -125,7 +131,9 @@ Measured measure(const Method& method, const Sizes& sizes, int threads, int runs
     Measured m;
     try {
       m = run(method, sizes, threads, runs);
-    } catch (const std::exception& e) { m.error = e.what(); }
+    } catch (const std::exception& e) {
+      m.error = e.what();
+    }
     std::ostringstream text;
     put(text, m);
     write_all(ends[1], text.str());
@@ -134,7 +142,8 @@ Measured measure(const Method& method, const Sizes& sizes, int threads, int runs
   close(ends[1]);
   std::string text;
   char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, std::size_t(n));
+  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, std::size_t(n));
   close(ends[0]);
   waitpid(child, nullptr, 0);
   Measured m;

@@ -1,5 +1,5 @@
-// Ways to compute one cross entropy, and the gradients of hidden states and head, a part of the tokens (or of the vocabulary) at
-// a time.
+// Ways to compute one cross entropy, and the gradients of hidden states and head, a part of the
+// tokens (or of the vocabulary) at a time.
 #pragma once
 #include <functional>
 #include <string>
@@ -45,7 +45,8 @@ inline std::vector<Method> methods(const Sizes& s) {
         auto loss = sum_of_losses(x, w, i);
         return std::pair{sum + loss, loss};
       };
-      auto [last, losses] = scan(step, Blocks, {.checkpoint = checkpoint})(zeros({}), blocks(p.x), blocks(ids));
+      auto [last, losses] =
+          scan(step, Blocks, {.checkpoint = checkpoint})(zeros({}), blocks(p.x), blocks(ids));
       return last / n;
     };
   };
@@ -58,18 +59,24 @@ inline std::vector<Method> methods(const Sizes& s) {
   // Of each block by itself: one after the other, or all at once.
   auto of_each = [=](auto transform) {
     return [=](const Parameters& p, const NamedArray& ids) {
-      auto loss = [w = p.w](const NamedArray& x, const NamedArray& i) { return sum_of_losses(x, w, i); };
+      auto loss = [w = p.w](const NamedArray& x, const NamedArray& i) {
+        return sum_of_losses(x, w, i);
+      };
       return sum(transform(loss)(blocks(p.x), blocks(ids))) / n;
     };
   };
   auto reduced = [=](const AxisSelection& walked, ChunkOptions chunks) {
     return [=](const Parameters& p, const NamedArray& ids) {
-      return nn::linear_cross_entropy(p.x, p.w, ids, "embed", "vocab", {.walked = walked, .chunks = chunks}).loss;
+      return nn::linear_cross_entropy(p.x, p.w, ids, "embed", "vocab",
+                                      {.walked = walked, .chunks = chunks})
+          .loss;
     };
   };
-  const auto columns = std::max<std::int64_t>(1, s.vocab * s.chunk / s.tokens);  // as many logits a turn
+  // as many logits a turn
+  const auto columns = std::max<std::int64_t>(1, s.vocab * s.chunk / s.tokens);
   return {
-      {"as is", [=](const Parameters& p, const NamedArray& ids) { return sum_of_losses(p.x, p.w, ids) / n; }},
+      {"as is", [=](const Parameters& p,
+                    const NamedArray& ids) { return sum_of_losses(p.x, p.w, ids) / n; }},
       {"scan", scanned(false)},
       {"scan, checkpoint", scanned(true)},
       {"fold", folded},
@@ -87,7 +94,9 @@ inline std::vector<Method> sweep(const Sizes& s) {
   std::vector<Method> out;
   for (std::int64_t chunk = 64; chunk <= std::min<std::int64_t>(8192, s.tokens); chunk *= 2)
     out.push_back({std::to_string(chunk), [=](const Parameters& p, const NamedArray& ids) {
-                     return nn::linear_cross_entropy(p.x, p.w, ids, "embed", "vocab", {.chunks = {.chunk = chunk}}).loss;
+                     return nn::linear_cross_entropy(p.x, p.w, ids, "embed", "vocab",
+                                                     {.chunks = {.chunk = chunk}})
+                         .loss;
                    }});
   return out;
 }
@@ -96,8 +105,11 @@ inline Parameters make_parameters(const Sizes& s) {
   const Axis Tokens{"tokens", s.tokens}, Embed{"embed", s.embed}, Vocab{"vocab", s.vocab};
   auto [kx, kw] = random::split<2>(random::key(0));
   auto d = dtype_of(s.dtype);
-  return {random::normal(kx, {Tokens, Embed}).astype(d), (random::normal(kw, {Vocab, Embed}) * 0.1).astype(d)};
+  return {random::normal(kx, {Tokens, Embed}).astype(d),
+          (random::normal(kw, {Vocab, Embed}) * 0.1).astype(d)};
 }
-inline NamedArray make_ids(const Sizes& s) { return random::randint(random::key(1), Axis("tokens", s.tokens), 0, s.vocab); }
+inline NamedArray make_ids(const Sizes& s) {
+  return random::randint(random::key(1), Axis("tokens", s.tokens), 0, s.vocab);
+}
 
 }  // namespace chunked_loss

@@ -10,8 +10,9 @@ struct Row {
 };
 // `width` characters, from ' ' for nothing to '@' for `most`.
 std::string sparkline(const std::vector<double>& curve, double most, std::size_t width);
-// Memory over time of every method, on one scale; planned peak and time of every chunk. Raises if it cannot be written.
-void write_picture(const std::string& path, const std::string& title, const std::vector<Row>& methods,
-                   const std::vector<Row>& chunks);
+// Memory over time of every method, on one scale; planned peak and time of every chunk. Raises if
+// it cannot be written.
+void write_picture(const std::string& path, const std::string& title,
+                   const std::vector<Row>& methods, const std::vector<Row>& chunks);
 
 }  // namespace chunked_loss

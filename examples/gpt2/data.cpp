@@ -20,7 +20,8 @@ std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in.is_open() || in.bad())
-    throw std::runtime_error("cannot read " + path.string() + ": " + std::strerror(errno ? errno : EIO));
+    throw std::runtime_error("cannot read " + path.string() + ": " +
+                             std::strerror(errno ? errno : EIO));
   return text;
 }
 
@@ -31,7 +32,8 @@ bool is_hidden(const fs::path& path) {
 
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
-  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
+  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator();
+       ++it) {
     if (is_hidden(it->path()))
       it.disable_recursion_pending();
     else if (it->is_regular_file())
@@ -52,8 +54,11 @@ std::string read_text(const std::vector<std::string>& paths) {
         continue;
       }
       for (auto& file : files_below(path))
-        if (auto text = read_file(file); text.find('\0') == text.npos) all += text;  // others are no text
-    } catch (const fs::filesystem_error& e) { throw std::runtime_error("cannot read " + path + ": " + e.code().message()); }
+        // others are no text
+        if (auto text = read_file(file); text.find('\0') == text.npos) all += text;
+    } catch (const fs::filesystem_error& e) {
+      throw std::runtime_error("cannot read " + path + ": " + e.code().message());
+    }
   }
   if (all.empty()) throw std::runtime_error("there is no text to train on in what was given");
   return all;
@@ -61,13 +66,14 @@ std::string read_text(const std::vector<std::string>& paths) {
 
 static std::string checked(std::string text, std::int64_t seq_len) {
   if (std::int64_t(text.size()) < seq_len)
-    throw std::runtime_error("the text has " + std::to_string(text.size()) + " bytes, but an example takes " +
-                             std::to_string(seq_len) + "; give more text or a smaller --seq");
+    throw std::runtime_error("the text has " + std::to_string(text.size()) +
+                             " bytes, but an example takes " + std::to_string(seq_len) +
+                             "; give more text or a smaller --seq");
   return text;
 }
 Batches::Batches(std::string text, std::int64_t batch, std::int64_t seq_len, std::int64_t seed)
-    : loader_(haliax::Tokens::of_bytes(checked(std::move(text), seq_len)), {"batch", batch}, {"position", seq_len},
-              {.stride = 1, .key = haliax::random::key(seed)}) {}
+    : loader_(haliax::Tokens::of_bytes(checked(std::move(text), seq_len)), {"batch", batch},
+              {"position", seq_len}, {.stride = 1, .key = haliax::random::key(seed)}) {}
 
 std::vector<std::int32_t> Batches::next() {
   auto ids = loader_.next();

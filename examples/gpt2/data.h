@@ -8,11 +8,12 @@
 
 namespace gpt2 {
 
-// The text of files, and of all text files below folders, in the order of their names. Raises for what cannot be read and for no
-// text.
+// The text of files, and of all text files below folders, in the order of their names. Raises for
+// what cannot be read and for no text.
 std::string read_text(const std::vector<std::string>& paths);
 
-// Windows of the text, each byte of it the first of one, in random order: all of them once before any comes again.
+// Windows of the text, each byte of it the first of one, in random order: all of them once before
+// any comes again.
 class Batches {
  public:
   Batches(std::string text, std::int64_t batch, std::int64_t seq_len,

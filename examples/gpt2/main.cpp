@@ -1,5 +1,5 @@
-// gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample. gpt2 sample --weights FILE: only
-// samples.
+// gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample.
+// gpt2 sample --weights FILE: only samples.
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -25,8 +25,8 @@ struct Command {
   bool resume = false;
 };
 
-// Ctrl-C, or a scheduler's warning: SIGTERM, or SIGUSR1, which alone has mpirun wait for the ranks. The step that is running is
-// finished and saved. A second one ends the program at once.
+// Ctrl-C, or a scheduler's warning: SIGTERM, or SIGUSR1, which alone has mpirun wait for the ranks.
+// The step that is running is finished and saved. A second one ends the program at once.
 volatile std::sig_atomic_t stopped_by = 0;
 void stop_at(int signal) {
   struct sigaction action {};
@@ -43,7 +43,8 @@ double rate(double peak, double done, std::size_t step) {
 
 std::string printable(const std::vector<std::int32_t>& tokens) {
   std::string text;
-  for (auto t : tokens) text += t == '\n' || t == '\t' || (t >= ' ' && t < 256 && t != 127) ? char(t) : '?';
+  for (auto t : tokens)
+    text += t == '\n' || t == '\t' || (t >= ' ' && t < 256 && t != 127) ? char(t) : '?';
   return text;
 }
 void print_sample(const gpt2::Run& run, const Command& c) {
@@ -57,43 +58,50 @@ void print_planned(const gpt2::Run& run, const gpt2::RunOptions& o) {
   auto [chunked, full] = run.planned();
   auto mib = [](std::int64_t bytes) { return double(bytes) / (1 << 20); };
   auto logits = mib(o.batch * o.seq_len * o.vocab * 4);
-  std::printf("a step plans %.1f MiB with the loss in chunks%s, %.1f MiB with all %.1f MiB of logits%s\n", mib(chunked),
-              o.full_logits ? "" : " (this run)", mib(full), logits, o.full_logits ? " (this run)" : "");
+  std::printf(
+      "a step plans %.1f MiB with the loss in chunks%s, %.1f MiB with all %.1f MiB of logits%s\n",
+      mib(chunked), o.full_logits ? "" : " (this run)", mib(full), logits,
+      o.full_logits ? " (this run)" : "");
 }
 
 void print_losses(const std::vector<double>& losses, std::int64_t before) {
   std::printf("losses:");
   for (std::size_t i = 0; i < 10; ++i)
     if (auto step = i * (losses.size() - 1) / 9; i == 0 || step > (i - 1) * (losses.size() - 1) / 9)
-      std::printf("  %.3f (step %lld)", losses[step], static_cast<long long>(before) + static_cast<long long>(step));
+      std::printf("  %.3f (step %lld)", losses[step],
+                  static_cast<long long>(before) + static_cast<long long>(step));
   std::printf("\n");
 }
 
 // The losses of the steps that are left.
-std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gpt2::RunOptions& o, const Command& c,
-                                std::int64_t before) {
+std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gpt2::RunOptions& o,
+                                const Command& c, std::int64_t before) {
   const bool saves = !c.checkpoint.empty();
   gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
-  auto stops = [] {   // all ranks at the same step, though one alone was told
+  auto stops = [] {  // all ranks at the same step, though one alone was told
     if (!haliax::on_any_rank(stopped_by != 0)) return false;
     if (!stopped_by) stopped_by = SIGTERM;
     return true;
   };
   while (!stops() && (progress.step() == 0 || progress.done() < 1)) {
-    double loss = run.step(batches.next(), rate(o.learning_rate, progress.done(), std::size_t(progress.step())));
+    double loss = run.step(batches.next(),
+                           rate(o.learning_rate, progress.done(), std::size_t(progress.step())));
     progress.add(loss);
     if (!std::isfinite(loss)) {
       progress.finish();
-      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.step()) + " steps; try a smaller --lr");
+      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.step()) +
+                               " steps; try a smaller --lr");
     }
     if (saves && progress.step() % c.every == 0) run.save_checkpoint(batches.position());
   }
   progress.finish();
-  if (saves && !progress.losses().empty() && progress.step() % c.every != 0) run.save_checkpoint(batches.position());
+  if (saves && !progress.losses().empty() && progress.step() % c.every != 0)
+    run.save_checkpoint(batches.position());
   if (saves) run.finish_checkpoints();
   if (stopped_by)
-    std::printf("stopped by signal %d after step %lld; the same command with --resume goes on from there\n", int(stopped_by),
-                static_cast<long long>(progress.step()));
+    std::printf(
+        "stopped by signal %d after step %lld; the same command with --resume goes on from there\n",
+        int(stopped_by), static_cast<long long>(progress.step()));
   return progress.losses();
 }
 
@@ -108,7 +116,8 @@ void speak_alone(const std::string& logs) {
 
 int train(Command c) {
   const int ranks = haliax::rank_count();
-  if (ranks > 1 && c.steps <= 0) throw std::runtime_error("several ranks stop after so many --steps, as their clocks differ");
+  if (ranks > 1 && c.steps <= 0)
+    throw std::runtime_error("several ranks stop after so many --steps, as their clocks differ");
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
   if (ranks > 1) c.seconds = 0;
   speak_alone(c.rank_logs);
@@ -125,9 +134,12 @@ int train(Command c) {
     batches.seek(position);
     stop_at(SIGINT), stop_at(SIGTERM), stop_at(SIGUSR1);
   }
-  std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n",
-              double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
-              static_cast<long long>(o.embed), static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
+  std::printf(
+      "%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million "
+      "parameters\n",
+      double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
+      static_cast<long long>(o.embed), static_cast<long long>(o.seq_len),
+      double(run.parameters()) / 1e6);
   print_planned(run, o);
   if (before > 0) std::printf("resumed after step %lld\n", static_cast<long long>(before));
   std::fflush(stdout);
@@ -159,7 +171,8 @@ int run(int argc, char** argv) {
   auto& t = line.command("train", "train on files and folders, then print a sample");
   t.option("paths", c.paths, "files, or folders of text files").required();
   t.option("--steps", c.steps, "stop after so many steps").range(1, most);
-  t.option("--seconds", c.seconds, "stop after so many seconds (60, if --steps is not given)").positive();
+  t.option("--seconds", c.seconds, "stop after so many seconds (60, if --steps is not given)")
+      .positive();
   t.option("--layers", c.run.layers).range(1, most);
   t.option("--heads", c.run.heads).range(1, most);
   t.option("--embed", c.run.embed, "size of the hidden states").range(1, most);
@@ -171,20 +184,31 @@ int run(int argc, char** argv) {
   t.option("--dropout", c.run.dropout).range(0.0, 1.0);
   t.option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32");
   t.option("--activation", c.run.activation);
-  t.option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested");
-  t.option("--mesh", c.run.mesh, "devices, as data=4,model=2: threads, or the ranks that mpirun starts");
+  t.option("--checkpointing", c.run.checkpointing,
+           "what is made again in the backward pass: none, carries, nested");
+  t.option("--mesh", c.run.mesh,
+           "devices, as data=4,model=2: threads, or the ranks that mpirun starts");
   t.option("--rank-logs", c.rank_logs, "folder for what ranks after the first say");
   t.flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
   t.flag("--full-logits", c.run.full_logits, "hold all logits of a batch at once");
-  t.option("--loss-memory", c.loss_mib, "MiB of logits in a chunk of the loss; 0: chosen by the library").not_negative();
+  t.option("--loss-memory", c.loss_mib,
+           "MiB of logits in a chunk of the loss; 0: chosen by the library")
+      .not_negative();
   t.option("--seed", c.run.seed);
-  t.option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
+  t.option("--weights", c.weights,
+           "start from these weights (safetensors); sizes come from the file");
   t.option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
-  const auto folder = t.option("--checkpoint", c.checkpoint,
-                               "save the state of the training here: now and then, on Ctrl-C and SIGTERM, and at the end");
-  t.option("--every", c.every, "steps from one checkpoint to the next").range(1, most).needs(folder);
-  t.option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all").range(0, 1000000).needs(folder);
-  t.flag("--resume", c.resume, "go on from the last whole checkpoint, if there is one").needs(folder);
+  const auto folder = t.option(
+      "--checkpoint", c.checkpoint,
+      "save the state of the training here: now and then, on Ctrl-C and SIGTERM, and at the end");
+  t.option("--every", c.every, "steps from one checkpoint to the next")
+      .range(1, most)
+      .needs(folder);
+  t.option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all")
+      .range(0, 1000000)
+      .needs(folder);
+  t.flag("--resume", c.resume, "go on from the last whole checkpoint, if there is one")
+      .needs(folder);
   t.option("--curve", c.curve, "write a drawing of the losses here; \"\" for none");
   add_common(t, c);
 

@@ -1,5 +1,5 @@
-// GPT-2, as the Levanter introduction writes it. No batch axis anywhere: it is added by vmap, or simply by giving arrays that
-// have it.
+// GPT-2, as the Levanter introduction writes it. No batch axis anywhere: it is added by vmap, or
+// simply by giving arrays that have it.
 #pragma once
 #include <cmath>
 #include <string>
@@ -16,8 +16,9 @@ struct Gpt2Config {
   double initializer_range = 0.02;  // the standard deviation of all weights at first
   double embed_pdrop = 0.1, attn_pdrop = 0.1, resid_pdrop = 0.1;
   double layer_norm_epsilon = 1e-5;
-  nn::Activation activation = nn::gelu;     // with tanh, as GPT-2 has it; nn::activation("relu") and so on
-  bool tied = true;                         // logits by the token embeddings, or by a matrix of their own
+  // with tanh, as GPT-2 has it; nn::activation("relu") and so on
+  nn::Activation activation = nn::gelu;
+  bool tied = true;  // logits by the token embeddings, or by a matrix of their own
   bool scale_by_inverse_layer_idx = false;  // divides the scores of layer i by i + 1
   bool upcast_attention = false;            // scores and softmax in f32
   ScanCheckpoint gradient_checkpointing = {};
@@ -28,10 +29,12 @@ struct Gpt2Config {
   Axis Heads() const { return {"heads", num_heads}; }
   Axis HeadSize() const { return {"head_size", hidden_dim / num_heads}; }
   Axis Mlp() const { return {"mlp", hidden_dim * mlp_scale}; }
-  // A projection with `inputs` inputs. What adds to the residual stream starts smaller, the more layers there are.
+  // A projection with `inputs` inputs. What adds to the residual stream starts smaller, the more
+  // layers there are.
   nn::LinearOptions linear(std::int64_t inputs, bool to_residual) const {
     double scale = initializer_range * std::sqrt(double(inputs));
-    return {.out_first = false, .init_scale = to_residual ? scale / std::sqrt(2. * double(num_layers)) : scale};
+    return {.out_first = false,
+            .init_scale = to_residual ? scale / std::sqrt(2. * double(num_layers)) : scale};
   }
   void check() const;  // raises for sizes that make no model
   friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
@@ -43,10 +46,12 @@ inline void Gpt2Config::check() const {
                             {"num_layers", num_layers},
                             {"num_heads", num_heads},
                             {"mlp_scale", mlp_scale}})
-    if (size < 1) throw Error("[gpt2] " + std::string(name) + " is " + std::to_string(size) + "; it must be at least 1");
+    if (size < 1)
+      throw Error("[gpt2] " + std::string(name) + " is " + std::to_string(size) +
+                  "; it must be at least 1");
   if (hidden_dim % num_heads)
-    throw Error("[gpt2] hidden_dim " + std::to_string(hidden_dim) + " cannot be shared by " + std::to_string(num_heads) +
-                " heads; it must be a multiple");
+    throw Error("[gpt2] hidden_dim " + std::to_string(hidden_dim) + " cannot be shared by " +
+                std::to_string(num_heads) + " heads; it must be a multiple");
 }
 
 struct Gpt2Attention {
@@ -58,22 +63,28 @@ struct Gpt2Attention {
   static Gpt2Attention init(const Gpt2Config& config, const Key& key) {
     auto [k_attn, k_proj] = random::split<2>(key);
     auto Embed = config.Embed(), Heads = config.Heads(), HeadSize = config.HeadSize();
-    return {.c_attn = nn::Linear::init(Embed, {Axis("qkv", 3), Heads, HeadSize}, k_attn, config.linear(Embed.size, false)),
-            .c_proj = nn::Linear::init({Heads, HeadSize}, Embed, k_proj, config.linear(Embed.size, true)),
+    return {.c_attn = nn::Linear::init(Embed, {Axis("qkv", 3), Heads, HeadSize}, k_attn,
+                                       config.linear(Embed.size, false)),
+            .c_proj =
+                nn::Linear::init({Heads, HeadSize}, Embed, k_proj, config.linear(Embed.size, true)),
             .dropout = {config.attn_pdrop},
             .config = config};
   }
 
   // hidden_states (position, embed) -> (position, embed)
-  NamedArray operator()(const NamedArray& hidden_states, const NamedArray& layer_idx, const Key& key, bool inference) const {
+  NamedArray operator()(const NamedArray& hidden_states, const NamedArray& layer_idx,
+                        const Key& key, bool inference) const {
     auto Pos = hidden_states.resolve_axis("position"), KeyPos = Pos.alias("key_position");
     auto qkv = c_attn(hidden_states).unbind("qkv");
     auto k = rename(qkv[1], Pos, KeyPos), v = rename(qkv[2], Pos, KeyPos);
     return attend(qkv[0], k, v, nn::causal_mask(Pos, KeyPos), layer_idx, key, inference);
   }
-  // The same for positions behind those in the cache, of which `count` count; and the cache with them.
-  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& hidden_states, const NamedArray& layer_idx,
-                                                const nn::KVCache& cache, const NamedArray& count) const {
+  // The same for positions behind those in the cache, of which `count` count; and the cache with
+  // them.
+  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& hidden_states,
+                                                const NamedArray& layer_idx,
+                                                const nn::KVCache& cache,
+                                                const NamedArray& count) const {
     auto Pos = hidden_states.resolve_axis("position");
     auto qkv = c_attn(hidden_states).unbind("qkv");
     auto next = cache.append(qkv[1], qkv[2], Pos, count);
@@ -81,9 +92,10 @@ struct Gpt2Attention {
   }
 
  private:
-  // q (position, ...), k, v (key_position, ...), where mask (position, key_position) is true -> (position, embed)
-  NamedArray attend(NamedArray q, NamedArray k, const NamedArray& v, const NamedArray& mask, const NamedArray& layer_idx,
-                    const Key& key, bool inference) const {
+  // q (position, ...), k, v (key_position, ...), where mask (position, key_position) is true ->
+  // (position, embed)
+  NamedArray attend(NamedArray q, NamedArray k, const NamedArray& v, const NamedArray& mask,
+                    const NamedArray& layer_idx, const Key& key, bool inference) const {
     auto HeadSize = config.HeadSize();
     auto dtype = q.dtype();
     // Scaled first, so that the products stay small.
@@ -105,8 +117,10 @@ struct Gpt2Mlp {
 
   static Gpt2Mlp init(const Gpt2Config& config, const Key& key) {
     auto [k_fc, k_proj] = random::split<2>(key);
-    return {.c_fc = nn::Linear::init(config.Embed(), config.Mlp(), k_fc, config.linear(config.hidden_dim, false)),
-            .c_proj = nn::Linear::init(config.Mlp(), config.Embed(), k_proj, config.linear(config.Mlp().size, true)),
+    return {.c_fc = nn::Linear::init(config.Embed(), config.Mlp(), k_fc,
+                                     config.linear(config.hidden_dim, false)),
+            .c_proj = nn::Linear::init(config.Mlp(), config.Embed(), k_proj,
+                                       config.linear(config.Mlp().size, true)),
             .act = config.activation};
   }
   NamedArray operator()(const NamedArray& x) const { return c_proj(act(c_fc(x))); }
@@ -128,12 +142,14 @@ struct Gpt2Block {
             .mlp = Gpt2Mlp::init(config, k_mlp),
             .resid_dropout = {config.resid_pdrop}};
   }
-  NamedArray operator()(const NamedArray& x, const NamedArray& layer_idx, const Key& key, bool inference) const {
+  NamedArray operator()(const NamedArray& x, const NamedArray& layer_idx, const Key& key,
+                        bool inference) const {
     auto [k1, k2, k3] = random::split<3>(key);
     auto y = x + resid_dropout(attn(ln_1(x), layer_idx, k1, inference), k2, inference);
     return y + resid_dropout(mlp(ln_2(y)), k3, inference);
   }
-  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const NamedArray& layer_idx, const nn::KVCache& cache,
+  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const NamedArray& layer_idx,
+                                                const nn::KVCache& cache,
                                                 const NamedArray& count) const {
     auto [attended, next] = attn(ln_1(x), layer_idx, cache, count);
     auto y = x + attended;
@@ -150,14 +166,16 @@ struct Gpt2Transformer {
     auto block = [&](const Key& k) { return Gpt2Block::init(config, k); };
     auto blocks = nn::Stacked<Gpt2Block>::init(Layers, block, random::split(key, Layers));
     blocks.gradient_checkpointing = config.gradient_checkpointing;
-    return {std::move(blocks), nn::LayerNorm::init(config.Embed(), {.eps = config.layer_norm_epsilon})};
+    return {std::move(blocks),
+            nn::LayerNorm::init(config.Embed(), {.eps = config.layer_norm_epsilon})};
   }
   NamedArray operator()(const NamedArray& x, const Key& key, bool inference) const {
     auto Layers = blocks.Layers;
     return ln_f(blocks.fold(x, arange(Layers), random::split(key, Layers), inference));
   }
   // The cache has the layers' axis first.
-  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache, const NamedArray& count) const {
+  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache,
+                                                const NamedArray& count) const {
     auto [y, next] = blocks.scan(x, arange(blocks.Layers), cache, count);
     return {ln_f(y), next};
   }
@@ -169,18 +187,21 @@ struct Gpt2Embeddings {
 
   static Gpt2Embeddings init(const Axis& Vocab, const Gpt2Config& config, const Key& key) {
     auto [k_token, k_position] = random::split<2>(key);
-    nn::EmbeddingOptions options{.init_scale = config.initializer_range * double(config.hidden_dim)};
+    nn::EmbeddingOptions options{.init_scale =
+                                     config.initializer_range * double(config.hidden_dim)};
     return {nn::Embedding::init(Vocab, config.Embed(), k_token, options),
-            nn::Embedding::init(config.Pos(), config.Embed(), k_position, options), nn::Dropout{config.embed_pdrop}};
+            nn::Embedding::init(config.Pos(), config.Embed(), k_position, options),
+            nn::Dropout{config.embed_pdrop}};
   }
   // input_ids (position) -> (position, embed)
   NamedArray operator()(const NamedArray& input_ids, const Key& key, bool inference) const {
     auto Pos = input_ids.resolve_axis("position");
     auto most = position_embeddings.Vocab.size;
     if (Pos.size > most)
-      throw Error("[gpt2] the text has " + std::to_string(Pos.size) + " positions, but the model has been made for " +
-                  std::to_string(most));
-    auto x = token_embeddings(input_ids) + slice(position_embeddings.weight, "position", 0, Pos.size);
+      throw Error("[gpt2] the text has " + std::to_string(Pos.size) +
+                  " positions, but the model has been made for " + std::to_string(most));
+    auto x =
+        token_embeddings(input_ids) + slice(position_embeddings.weight, "position", 0, Pos.size);
     return dropout(x, key, inference);
   }
   // At these positions (position), for inference.
@@ -197,36 +218,49 @@ struct Gpt2LMHeadModel {
   static Gpt2LMHeadModel init(const Axis& Vocab, const Gpt2Config& config, const Key& key) {
     config.check();
     auto [k_transformer, k_embeddings, k_head] = random::split<3>(key);
-    Gpt2LMHeadModel m{Gpt2Transformer::init(config, k_transformer), Gpt2Embeddings::init(Vocab, config, k_embeddings), {}};
+    Gpt2LMHeadModel m{Gpt2Transformer::init(config, k_transformer),
+                      Gpt2Embeddings::init(Vocab, config, k_embeddings),
+                      {}};
     if (!config.tied)
-      m.lm_head =
-          nn::Linear::init(config.Embed(), Vocab, k_head,
-                           {.use_bias = false, .init_scale = config.initializer_range * std::sqrt(double(config.hidden_dim))});
+      m.lm_head = nn::Linear::init(
+          config.Embed(), Vocab, k_head,
+          {.use_bias = false,
+           .init_scale = config.initializer_range * std::sqrt(double(config.hidden_dim))});
     return m;
   }
 
   const Gpt2Config& config() const { return transformer.blocks.stacked.attn.config; }
   const Axis& Vocab() const { return embeddings.token_embeddings.Vocab; }
-  const NamedArray& head() const { return lm_head ? lm_head->weight : embeddings.token_embeddings.weight; }  // (vocab, embed)
+  // (vocab, embed)
+  const NamedArray& head() const {
+    return lm_head ? lm_head->weight : embeddings.token_embeddings.weight;
+  }
 
-  // input_ids (position) -> (position, embed), what the head makes logits of; a loss in chunks starts from here.
-  NamedArray hidden_states(const NamedArray& input_ids, const Key& key = {}, bool inference = true) const {
+  // input_ids (position) -> (position, embed), what the head makes logits of; a loss in chunks
+  // starts from here.
+  NamedArray hidden_states(const NamedArray& input_ids, const Key& key = {},
+                           bool inference = true) const {
     auto [k_embeddings, k_transformer] = random::split<2>(key);
     return transformer(embeddings(input_ids, k_embeddings, inference), k_transformer, inference);
   }
   // For a text that grows: all that its next tokens need of those before.
   nn::KVCache cache(DType dtype) const {
     auto& c = config();
-    return nn::KVCache::init(c.Pos().alias("key_position"), {c.Heads(), c.HeadSize()}, c.Layers(), dtype);
+    return nn::KVCache::init(c.Pos().alias("key_position"), {c.Heads(), c.HeadSize()}, c.Layers(),
+                             dtype);
   }
-  // The same for input_ids (position) behind what is in the cache, of which `count` count; and the cache with them.
-  std::pair<NamedArray, nn::KVCache> hidden_states(const NamedArray& input_ids, const nn::KVCache& cache,
+  // The same for input_ids (position) behind what is in the cache, of which `count` count; and the
+  // cache with them.
+  std::pair<NamedArray, nn::KVCache> hidden_states(const NamedArray& input_ids,
+                                                   const nn::KVCache& cache,
                                                    const NamedArray& count) const {
-    auto first = at(cache.lengths, "layers", 0);   // all layers have seen as much
-    return transformer(embeddings(input_ids, first + arange(input_ids.resolve_axis("position"))), cache, count);
+    auto first = at(cache.lengths, "layers", 0);  // all layers have seen as much
+    return transformer(embeddings(input_ids, first + arange(input_ids.resolve_axis("position"))),
+                       cache, count);
   }
   // input_ids (position) -> logits (position, vocab)
-  NamedArray operator()(const NamedArray& input_ids, const Key& key = {}, bool inference = true) const {
+  NamedArray operator()(const NamedArray& input_ids, const Key& key = {},
+                        bool inference = true) const {
     auto x = hidden_states(input_ids, key, inference);
     return lm_head ? (*lm_head)(x) : embeddings.token_embeddings.unembed(x);
   }

@@ -11,25 +11,26 @@ namespace {
 
 // The rate comes from outside, since how long the training lasts may be a matter of seconds.
 struct RateFromState {
-  template <class T>
-  NamedArray init(const T&) const {
-    return zeros({});
-  }
+  template <class T> NamedArray init(const T&) const { return zeros({}); }
   template <class T>
   std::pair<T, NamedArray> update(const T& updates, const NamedArray& rate, const T&) const {
     return {tree_map([&](const NamedArray& u) { return u * -rate; }, updates), rate};
   }
 };
 // Matrices, but neither norms nor biases.
-bool decays(std::string_view path, const NamedArray&) { return path.ends_with("weight") && path.find("ln_") == path.npos; }
-using Optimizer = optim::Chain<optim::ClipByGlobalNorm, optim::ScaleByAdam, optim::AddDecayedWeights, RateFromState>;
+bool decays(std::string_view path, const NamedArray&) {
+  return path.ends_with("weight") && path.find("ln_") == path.npos;
+}
+using Optimizer = optim::Chain<optim::ClipByGlobalNorm, optim::ScaleByAdam,
+                               optim::AddDecayedWeights, RateFromState>;
 Optimizer make_optimizer(const RunOptions& o) {
   return optim::chain(optim::clip_by_global_norm(1), optim::scale_by_adam(0.9, 0.95),
                       optim::add_decayed_weights(o.weight_decay, decays), RateFromState{});
 }
 
 Gpt2Config config_of(const RunOptions& o) {
-  Gpt2Config c{.seq_len = o.seq_len, .hidden_dim = o.embed, .num_layers = o.layers, .num_heads = o.heads};
+  Gpt2Config c{
+      .seq_len = o.seq_len, .hidden_dim = o.embed, .num_layers = o.layers, .num_heads = o.heads};
   c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = o.dropout;
   c.activation = nn::activation(o.activation);
   c.tied = !o.untied;
@@ -53,20 +54,24 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
 
 // Weights, wherever they come in or out, lie as the layout says.
 JitOptions on(const Layout& layout, JitOptions o) {
-  if (layout.mesh.devices() > 1) o.mesh = layout.mesh, o.axis_resources = layout.parameters, o.partition = true;
+  if (layout.mesh.devices() > 1)
+    o.mesh = layout.mesh, o.axis_resources = layout.parameters, o.partition = true;
   return o;
 }
 
-// (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state, loss
-using Step = Jitted<Stepped<Optimizer>(const Gpt2LMHeadModel&, const OptState<Optimizer>&, const NamedArray&, const Key&,
-                                       const NamedArray&, const NamedArray&)>;
+// (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state,
+// loss
+using Step =
+    Jitted<Stepped<Optimizer>(const Gpt2LMHeadModel&, const OptState<Optimizer>&, const NamedArray&,
+                              const Key&, const NamedArray&, const NamedArray&)>;
 Step jitted_step(const RunOptions& o, const Layout& layout) {
-  auto step = make_train_step(make_optimizer(o),
-                              {.policy = Policy(o.policy), .full_logits = o.full_logits, .chunks = {.memory = o.loss_memory}});
+  auto step = make_train_step(make_optimizer(o), {.policy = Policy(o.policy),
+                                                  .full_logits = o.full_logits,
+                                                  .chunks = {.memory = o.loss_memory}});
   return jit(
-      [step, Batch = Axis("batch", o.batch), inside = layout.inside](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state,
-                                             const NamedArray& ids, const Key& key, const NamedArray& count,
-                                             const NamedArray& rate) {
+      [step, Batch = Axis("batch", o.batch), inside = layout.inside](
+          const Gpt2LMHeadModel& model, const OptState<Optimizer>& state, const NamedArray& ids,
+          const Key& key, const NamedArray& count, const NamedArray& rate) {
         axis_mapping scope(inside);
         auto now = state;
         std::get<NamedArray>(now) = rate;
@@ -84,41 +89,49 @@ struct Continued {
   nn::KVCache cache;
 };
 // The token behind those ids (position), of which `count` count, and what is in the cache.
-Continued next_token(const Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count, const nn::KVCache& cache,
-                     const Draw& d) {
+Continued next_token(const Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count,
+                     const nn::KVCache& cache, const Draw& d) {
   auto [hidden, next] = m.hidden_states(ids, cache, count);
   auto logits = dot(at(hidden, "position", count - 1), m.head(), "embed").astype(DType::f32);
-  auto drawn = random::categorical(random::fold_in(d.key, d.count), logits / maximum(d.temperature, 1e-6), "vocab");
+  auto drawn = random::categorical(random::fold_in(d.key, d.count),
+                                   logits / maximum(d.temperature, 1e-6), "vocab");
   return {where(d.temperature > 0., drawn, argmax(logits, "vocab")), next};
 }
-// (model, ids (position), how many of them count, draw): a text that is new, in any length up to the window.
-using Prefill = Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Draw&)>;
+// (model, ids (position), how many of them count, draw): a text that is new, in any length up to
+// the window.
+using Prefill =
+    Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Draw&)>;
 Prefill jitted_prefill(const RunOptions& o, const Layout& layout) {
   return jit(
-      [](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& count, const Draw& d) {
+      [](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& count,
+         const Draw& d) {
         return next_token(model, ids, count, model.cache(model.head().dtype()), d);
       },
       on(layout, {.backend = o.backend}));
 }
 // (model, the last id, cache, draw): a token more.
-using Decode = Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const nn::KVCache&, const Draw&)>;
+using Decode =
+    Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const nn::KVCache&, const Draw&)>;
 Decode jitted_decode(const RunOptions& o, const Layout& layout) {
   return jit(
-      [](const Gpt2LMHeadModel& model, const NamedArray& id, const nn::KVCache& cache, const Draw& d) {
-        return next_token(model, broadcast_axis(id, Axis("position", 1)), ones({}, DType::i32), cache, d);
+      [](const Gpt2LMHeadModel& model, const NamedArray& id, const nn::KVCache& cache,
+         const Draw& d) {
+        return next_token(model, broadcast_axis(id, Axis("position", 1)), ones({}, DType::i32),
+                          cache, d);
       },
       on(layout, {.donate = {2}, .backend = o.backend}));
 }
 // The model in the dtype that it computes in: cast once, not for each token.
 using Cast = Jitted<Gpt2LMHeadModel(const Gpt2LMHeadModel&)>;
 Cast jitted_cast(const RunOptions& o, const Layout& layout) {
-  return jit([policy = Policy(o.policy)](const Gpt2LMHeadModel& model) { return policy.cast_to_compute(model); },
+  return jit([policy = Policy(o.policy)](
+                 const Gpt2LMHeadModel& model) { return policy.cast_to_compute(model); },
              on(layout, {.backend = o.backend}));
 }
 Gpt2LMHeadModel new_model(const RunOptions& o, const Layout& layout, const Key& key) {
-  return jit(
-      [Vocab = Axis("vocab", o.vocab), config = config_of(o)](const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
-      on(layout, {.backend = o.backend}))(key);
+  return jit([Vocab = Axis("vocab", o.vocab), config = config_of(o)](
+                 const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
+             on(layout, {.backend = o.backend}))(key);
 }
 // What a checkpoint holds. The arrays of the model are model.h.0.attn.c_attn.weight, ...
 struct Trained {
@@ -126,7 +139,9 @@ struct Trained {
   OptState<Optimizer> opt_state;
   Key key;
 };
-CheckpointOptions checkpoint_options(int keep) { return {.keep = keep, .names = hugging_face_names("")}; }
+CheckpointOptions checkpoint_options(int keep) {
+  return {.keep = keep, .names = hugging_face_names("")};
+}
 const RunOptions& checked(const RunOptions& o) {
   if (o.vocab < 1) throw Error("[gpt2] a vocabulary needs tokens");
   if (o.batch < 1) throw Error("[gpt2] a batch needs examples");
@@ -139,17 +154,13 @@ const RunOptions& checked(const RunOptions& o) {
 
 struct Run::Impl {
   explicit Impl(const RunOptions& o)
-      : options(checked(o)),
-        Batch("batch", o.batch),
-        Pos("position", o.seq_len),
-        keys(random::split<3>(random::key(o.seed))),
-        layout(layout_of(o.mesh)),
+      : options(checked(o)), Batch("batch", o.batch), Pos("position", o.seq_len),
+        keys(random::split<3>(random::key(o.seed))), layout(layout_of(o.mesh)),
         model(new_model(o, layout, keys[0])),
-        opt_state(jit([o](const Gpt2LMHeadModel& m) { return make_optimizer(o).init(m); }, on(layout, {.backend = o.backend}))(model)),
-        step(jitted_step(o, layout)),
-        prefill(jitted_prefill(o, layout)),
-        decode(jitted_decode(o, layout)),
-        cast(jitted_cast(o, layout)) {}
+        opt_state(jit([o](const Gpt2LMHeadModel& m) { return make_optimizer(o).init(m); },
+                      on(layout, {.backend = o.backend}))(model)),
+        step(jitted_step(o, layout)), prefill(jitted_prefill(o, layout)),
+        decode(jitted_decode(o, layout)), cast(jitted_cast(o, layout)) {}
 
   RunOptions options;
   Axis Batch, Pos;
@@ -173,8 +184,10 @@ RunOptions sizes_of(const std::string& weights, RunOptions o) {
     if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is no matrix");
     return t.shape;
   };
-  o.vocab = matrix("wte.weight")[0], o.embed = matrix("wte.weight")[1], o.seq_len = matrix("wpe.weight")[0];
-  for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");) ++o.layers;
+  o.vocab = matrix("wte.weight")[0], o.embed = matrix("wte.weight")[1],
+  o.seq_len = matrix("wpe.weight")[0];
+  for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");)
+    ++o.layers;
   o.heads = number_in(file, "heads", std::max<std::int64_t>(1, o.embed / 64));
   o.untied = file.find("lm_head.weight") != nullptr;
   for (auto& [k, v] : file.metadata)
@@ -183,7 +196,9 @@ RunOptions sizes_of(const std::string& weights, RunOptions o) {
 }
 
 Run::Run(const RunOptions& options) : impl_(std::make_unique<Impl>(options)) {}
-void Run::load(const std::string& weights) { impl_->model = from_hugging_face(read_safetensors(weights), impl_->model); }
+void Run::load(const std::string& weights) {
+  impl_->model = from_hugging_face(read_safetensors(weights), impl_->model);
+}
 Run::~Run() = default;
 
 std::int64_t Run::parameters() const {
@@ -199,20 +214,22 @@ Planned Run::planned() const {
     o.full_logits = full_logits;
     auto ids = zeros({r.Batch, r.Pos}, DType::i32).eval();
     auto step = jitted_step(o, r.layout);
-    return step.compile(r.model, r.opt_state, ids, r.keys[1], integers({0}, {}), NamedArray(0.)).peak_bytes;
+    return step.compile(r.model, r.opt_state, ids, r.keys[1], integers({0}, {}), NamedArray(0.))
+        .peak_bytes;
   };
   return {peak(false), peak(true)};
 }
 
 double Run::step(const std::vector<std::int32_t>& ids, double learning_rate) {
   auto& r = *impl_;
-  auto after = r.step(r.model, r.opt_state, integers(ids, {r.Batch, r.Pos}), r.keys[1], integers({r.steps++}, {}),
-                      NamedArray(learning_rate));
+  auto after = r.step(r.model, r.opt_state, integers(ids, {r.Batch, r.Pos}), r.keys[1],
+                      integers({r.steps++}, {}), NamedArray(learning_rate));
   r.model = std::move(after.model), r.opt_state = std::move(after.opt_state);
   return after.loss.item();
 }
 
-std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int count, double temperature, std::int64_t seed) const {
+std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int count,
+                                      double temperature, std::int64_t seed) const {
   auto& r = *impl_;
   if (prompt.empty()) prompt.push_back('\n');
   auto window = std::size_t(r.Pos.size);
@@ -225,10 +242,10 @@ std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int coun
     const Draw draw{key, integers({i}, {}), heat};
     if (i > 0 && prompt.size() <= window) {
       last = r.decode(model, last.id, last.cache, draw);
-    } else {                                     // beyond the window each position moves, and what was known of it is void
+    } else {  // beyond the window each position moves, and what was known of it is void
       auto seen = std::min(window, prompt.size());
       std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
-      ids.resize(window);                        // what is behind the last one is masked by causality
+      ids.resize(window);  // what is behind the last one is masked by causality
       last = r.prefill(model, integers(ids, r.Pos), integers({std::int32_t(seen)}, {}), draw);
     }
     prompt.push_back(std::int32_t(last.id.item()));
@@ -241,19 +258,22 @@ void Run::save(const std::string& path) const {
   auto file = to_hugging_face(impl_->model);
   file.metadata.push_back({"heads", std::to_string(impl_->options.heads)});
   file.metadata.push_back({"activation", impl_->options.activation});
-  if (this_rank() == 0) write_safetensors(path, file);   // all have read it
+  if (this_rank() == 0) write_safetensors(path, file);  // all have read it
 }
 
-std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool resume, std::int64_t& position) {
+std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool resume,
+                                   std::int64_t& position) {
   auto& r = *impl_;
   r.checkpoints.emplace(folder, checkpoint_options(keep), SourceLocation::current());
   if (auto there = checkpoint_steps(folder); !there.empty() && !resume)
     throw Error("[gpt2] " + folder + " has a checkpoint of step " + std::to_string(there.back()) +
                 "; go on from it with --resume, or give another folder");
-  auto found = latest_checkpoint(folder, Trained{r.model, r.opt_state, r.keys[1]}, checkpoint_options(keep));
+  auto found =
+      latest_checkpoint(folder, Trained{r.model, r.opt_state, r.keys[1]}, checkpoint_options(keep));
   if (!found) return 0;
   auto& state = found->state;
-  r.model = std::move(state.model), r.opt_state = std::move(state.opt_state), r.keys[1] = std::move(state.key);
+  r.model = std::move(state.model), r.opt_state = std::move(state.opt_state),
+  r.keys[1] = std::move(state.key);
   r.steps = std::int32_t(found->step), position = found->number("position");
   return r.steps;
 }

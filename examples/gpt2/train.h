@@ -1,5 +1,5 @@
-// The training code of the Levanter introduction: the loss of one example, its mean over a batch by vmap, and a step of an
-// optimiser.
+// The training code of the Levanter introduction: the loss of one example, its mean over a batch by
+// vmap, and a step of an optimiser.
 #pragma once
 #include "model.h"
 
@@ -12,10 +12,12 @@ struct LossOptions {
   ChunkOptions chunks = {};  // else: how many at a time
   friend bool operator==(const LossOptions&, const LossOptions&) = default;
 };
-// The loss of one example: input_ids (position) -> a 0-d array. The model is cast to the policy's compute dtype, its logits to
-// its output dtype. Unless asked for, they are never held: the head is part of the loss, which walks the positions in chunks.
-inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids, const Key& key,
-                               const LossOptions& options = {}, bool inference = false) {
+// The loss of one example: input_ids (position) -> a 0-d array. The model is cast to the policy's
+// compute dtype, its logits to its output dtype. Unless asked for, they are never held: the head is
+// part of the loss, which walks the positions in chunks.
+inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids,
+                               const Key& key, const LossOptions& options = {},
+                               bool inference = false) {
   auto m = options.policy.cast_to_compute(model);
   auto Vocab = model.Vocab();
   if (options.full_logits) {
@@ -23,21 +25,22 @@ inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& i
     return nn::next_token_loss("position", Vocab, logits, input_ids);
   }
   auto x = m.hidden_states(input_ids, key, inference);
-  return nn::linear_next_token_loss("position", x, m.head(), input_ids, "embed", Vocab,
-                                    {.chunks = options.chunks, .logit_dtype = options.policy.output})
+  return nn::linear_next_token_loss(
+             "position", x, m.head(), input_ids, "embed", Vocab,
+             {.chunks = options.chunks, .logit_dtype = options.policy.output})
       .loss;
 }
 // The mean over a batch: input_ids (batch, position), one key for each example.
-inline NamedArray train_batch_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids, const Key& keys,
-                                   const LossOptions& options = {}) {
-  auto one = [&](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& key) { return compute_loss(m, ids, key, options); };
+inline NamedArray train_batch_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids,
+                                   const Key& keys, const LossOptions& options = {}) {
+  auto one = [&](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& key) {
+    return compute_loss(m, ids, key, options);
+  };
   return mean(vmap(one, "batch")(model, input_ids, keys), "batch");
 }
 
-template <class Optimizer>
-using OptState = optim::State<Optimizer, Gpt2LMHeadModel>;
-template <class Optimizer>
-struct Stepped {
+template <class Optimizer> using OptState = optim::State<Optimizer, Gpt2LMHeadModel>;
+template <class Optimizer> struct Stepped {
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
   NamedArray loss;
@@ -48,8 +51,8 @@ auto make_train_step(const Optimizer& optimizer, LossOptions loss_options = {}) 
   auto loss = [=](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& keys) {
     return train_batch_loss(m, ids, keys, loss_options);
   };
-  auto step = [=](const Gpt2LMHeadModel& model, const OptState<Optimizer>& opt_state, const NamedArray& input_ids,
-                  const Key& keys) {
+  auto step = [=](const Gpt2LMHeadModel& model, const OptState<Optimizer>& opt_state,
+                  const NamedArray& input_ids, const Key& keys) {
     auto [l, grads] = value_and_grad(loss)(model, input_ids, keys);
     auto [updates, next] = optimizer.update(grads, opt_state, model);
     return Stepped<Optimizer>{optim::apply_updates(model, updates), next, l};

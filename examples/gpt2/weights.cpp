@@ -16,8 +16,10 @@ TensorFile to_hugging_face(const Gpt2LMHeadModel& model, const std::string& pref
 
 Gpt2LMHeadModel from_hugging_face(TensorFile file, const Gpt2LMHeadModel& like) {
   std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-  std::erase_if(file.tensors, [&](const Tensor& t) {   // what the model has no place for: masks, and the embedding again
-    return t.name.ends_with(".attn.bias") || t.name.ends_with(".attn.masked_bias") || (t.name == "lm_head.weight" && !like.lm_head);
+  // what the model has no place for: masks, and the embedding again
+  std::erase_if(file.tensors, [&](const Tensor& t) {
+    return t.name.ends_with(".attn.bias") || t.name.ends_with(".attn.masked_bias") ||
+           (t.name == "lm_head.weight" && !like.lm_head);
   });
   return from_state_dict(file, like, hugging_face_names(prefix));
 }

@@ -1,4 +1,5 @@
-// llama: a Llama trained on numbers that follow a rule, on one device or a mesh; `--modes` compares ways to lie there.
+// llama: a Llama trained on numbers that follow a rule, on one device or a mesh; `--modes` compares
+// ways to lie there.
 #include <cstdio>
 
 #include "examples/command_line.h"
@@ -11,9 +12,11 @@ int main(int argc, char** argv) {
   llama::Run run;
   run.steps = 200, run.speaks = true;
   std::string mesh, svg;
-  std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size, embed = run.config.Embed.size, layers = run.config.Layers.size;
+  std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size,
+               embed = run.config.Embed.size, layers = run.config.Layers.size;
   bool all = false;
-  examples::CommandLine line("a Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU");
+  examples::CommandLine line(
+      "a Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU");
   line.option("--steps", run.steps, "training steps").range(1, 1000000);
   line.option("--lr", run.learning_rate, "learning rate").positive();
   line.option("--policy", run.policy, "dtypes, as p=f32,c=bf16,r=f32");
@@ -21,19 +24,27 @@ int main(int argc, char** argv) {
   line.option("--pos", pos, "positions of an example").range(2, 1 << 20);
   line.option("--embed", embed, "width of the model").range(1, 1 << 20);
   line.option("--layers", layers, "layers").range(1, 1 << 10);
-  line.option("--mesh", mesh, "devices, as data=2,model=4: threads, or the ranks that mpirun starts");
-  line.flag("--scatters", run.mode.scatters, "between layers positions are cut along model (reduce-scatter); else all is whole (all-reduce)");
-  line.flag("--kept", run.mode.kept, "what is gathered for a layer waits for the backward pass; else it is gathered again");
+  line.option("--mesh", mesh,
+              "devices, as data=2,model=4: threads, or the ranks that mpirun starts");
+  line.flag("--scatters", run.mode.scatters,
+            "between layers positions are cut along model (reduce-scatter); else all is whole "
+            "(all-reduce)");
+  line.flag("--kept", run.mode.kept,
+            "what is gathered for a layer waits for the backward pass; else it is gathered again");
   line.flag("--overlap", run.mode.overlap, "collectives go on beside the work");
   const auto modes = line.flag("--modes", all, "trains in all of these ways, and compares");
   line.option("--svg", svg, "with --modes: a picture of memory over time").needs(modes);
   if (auto status = line.parse(argc, argv)) return *status;
   auto& c = run.config;
-  c.Pos.size = pos, c.Batch.size = batch, c.Embed.size = embed, c.Mlp.size = 2 * embed, c.Layers.size = layers;
+  c.Pos.size = pos, c.Batch.size = batch, c.Embed.size = embed, c.Mlp.size = 2 * embed,
+  c.Layers.size = layers;
   try {
     if (!mesh.empty()) run.mesh = examples::mesh_option("llama", mesh);
-    if (all) llama::compare_modes(run, run.mesh ? *run.mesh : examples::mesh_option("llama", "model=4"), svg);
-    else llama::train(run);
+    if (all)
+      llama::compare_modes(run, run.mesh ? *run.mesh : examples::mesh_option("llama", "model=4"),
+                           svg);
+    else
+      llama::train(run);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

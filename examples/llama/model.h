@@ -8,13 +8,15 @@ namespace llama {
 
 using namespace haliax;
 
-// Where layers are cut along heads and the MLP's axis: how the hidden states lie between attention and MLP. Whole, so that what a
-// layer adds is summed for all devices (all-reduce); or cut along an axis of their own (reduce-scatter), and put together for
-// each layer.
+// Where layers are cut along heads and the MLP's axis: how the hidden states lie between attention
+// and MLP. Whole, so that what a layer adds is summed for all devices (all-reduce); or cut along an
+// axis of their own (reduce-scatter), and put together for each layer.
 struct Stream {
   static constexpr bool is_static = true;
   std::optional<Mapping> cut = {};
-  bool kept = false;   // layers are written out: what was put together waits for the gradient. In a loop it is so again there
+  // layers are written out: what was put together waits for the gradient. In a loop it is so again
+  // there
+  bool kept = false;
   bool operator==(const Stream&) const = default;
 
   NamedArray between_layers(const NamedArray& x) const { return cut ? shard(x, *cut) : x; }
@@ -25,19 +27,22 @@ struct Config {
   static constexpr bool is_static = true;
   Axis Vocab{"vocab", 64}, Batch{"batch", 16}, Pos{"pos", 32};
   Axis Layers{"layers", 2}, Embed{"embed", 64}, Mlp{"mlp", 128};
-  Axis KvHeads{"kv_heads", 4}, Group{"group", 2}, HeadSize{"head_size", 8};   // a group of heads shares keys and values
+  // a group of heads shares keys and values
+  Axis KvHeads{"kv_heads", 4}, Group{"group", 2}, HeadSize{"head_size", 8};
   double rotary_base = 10000;
   Stream stream = {};
   bool operator==(const Config&) const = default;
 };
 
-// Turns each pair of features by an angle that grows with the position. x (..., pos, head_size) -> the same
+// Turns each pair of features by an angle that grows with the position. x (..., pos, head_size) ->
+// the same
 inline NamedArray rotary(const Config& c, const NamedArray& x) {
   Axis Half("half", c.HeadSize.size / 2);
   auto speed = exp(arange(Half) * (-std::log(c.rotary_base) / double(Half.size)));
-  auto angle = broadcast_axis(arange(c.Pos), Half) * speed;                     // (half, pos)
+  auto angle = broadcast_axis(arange(c.Pos), Half) * speed;  // (half, pos)
   auto pair = unbind(unflatten_axis(x, "head_size", {Axis("pair", 2), Half}), "pair");
-  auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle), pair[1] * cos(angle) + pair[0] * sin(angle)});
+  auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle),
+                               pair[1] * cos(angle) + pair[0] * sin(angle)});
   return flatten_axes(turned, {"pair", "half"}, "head_size").astype(x.dtype());
 }
 
@@ -59,7 +64,8 @@ struct Attention {
     auto KPos = config.Pos.alias("key_pos");
     auto q = rotary(config, query(x)), k = rename(rotary(config, key(x)), "pos", "key_pos");
     auto v = rename(value(x), "pos", "key_pos");
-    return out(nn::dot_product_attention(KPos, "head_size", q, k, v, {.mask = nn::causal_mask(config.Pos, KPos)}));
+    return out(nn::dot_product_attention(KPos, "head_size", q, k, v,
+                                         {.mask = nn::causal_mask(config.Pos, KPos)}));
   }
 };
 
@@ -118,8 +124,10 @@ struct Llama {
   // ids (..., pos) -> logits (..., pos, vocab)
   NamedArray operator()(const NamedArray& ids) const {
     auto x = stream.between_layers(tokens(ids));
-    if (!stream.kept) x = blocks.fold(x);
-    else for (auto& block : blocks.unstacked()) x = block(x);
+    if (!stream.kept)
+      x = blocks.fold(x);
+    else
+      for (auto& block : blocks.unstacked()) x = block(x);
     return head(stream.into_layer(norm(x)));
   }
 };
@@ -128,11 +136,14 @@ inline NamedArray loss(const Llama& model, const NamedArray& ids) {
   return nn::next_token_loss("pos", "vocab", model(ids).astype(DType::f32), ids);
 }
 
-// Each row starts anywhere and goes on by a step of its own: the step is to be seen in the row. (batch, pos)
+// Each row starts anywhere and goes on by a step of its own: the step is to be seen in the row.
+// (batch, pos)
 inline NamedArray rows(const Config& c, const Key& key) {
   auto [k_start, k_step] = random::split<2>(key);
-  auto start = random::randint(k_start, c.Batch, 0, c.Vocab.size), step = random::randint(k_step, c.Batch, 1, 8);
-  return (broadcast_axis(start, c.Pos) + broadcast_axis(step, c.Pos) * arange(c.Pos)) % c.Vocab.size;
+  auto start = random::randint(k_start, c.Batch, 0, c.Vocab.size),
+       step = random::randint(k_step, c.Batch, 1, 8);
+  return (broadcast_axis(start, c.Pos) + broadcast_axis(step, c.Pos) * arange(c.Pos)) %
+         c.Vocab.size;
 }
 
 }  // namespace llama

@@ -1,4 +1,5 @@
-// A Llama trained on numbers that follow a rule, on one device or a mesh; and the ways to lay out its hidden states there.
+// A Llama trained on numbers that follow a rule, on one device or a mesh; and the ways to lay out
+// its hidden states there.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -11,8 +12,9 @@
 
 namespace llama {
 
-// How a mesh is used: its axis `data` cuts the batch, and along it each weight; `model` the heads, the MLP and the vocabulary, and
-// between layers nothing (all-reduce) or the positions (reduce-scatter).
+// How a mesh is used: its axis `data` cuts the batch, and along it each weight; `model` the heads,
+// the MLP and the vocabulary, and between layers nothing (all-reduce) or the positions
+// (reduce-scatter).
 struct Mode {
   std::string name;
   bool scatters = false, kept = false;  // see Stream
@@ -24,13 +26,13 @@ struct Run {
   int steps = 100;
   double learning_rate = 3e-3;
   std::string policy = "f32";
-  std::optional<Mesh> mesh = {};        // none: one device, and the mode is nothing
+  std::optional<Mesh> mesh = {};  // none: one device, and the mode is nothing
   Mode mode = {};
-  bool speaks = false;                  // the loss, now and then
+  bool speaks = false;  // the loss, now and then
 };
 struct Trained {
-  std::vector<double> losses;           // of each step
-  double seconds = 0;                   // of a step, the fastest
+  std::vector<double> losses;  // of each step
+  double seconds = 0;          // of a step, the fastest
   JitReport report;
 };
 using State = optim::State<optim::AdamW, Llama>;
@@ -44,7 +46,8 @@ inline Layout layout_of(const Mesh& mesh) {
     if (name == "data") {
       parameters.emplace_back("embed", "data"), inside.emplace_back("batch", "data");
     } else {
-      for (const char* axis : {"kv_heads", "mlp", "vocab"}) parameters.emplace_back(axis, "model"), inside.emplace_back(axis, "model");
+      for (const char* axis : {"kv_heads", "mlp", "vocab"})
+        parameters.emplace_back(axis, "model"), inside.emplace_back(axis, "model");
     }
   return {Mapping::of(parameters), Mapping::of(inside)};
 }
@@ -54,7 +57,8 @@ inline Config config_of(const Run& run) {
   c.stream.kept = run.mode.kept;
   if (!run.mode.scatters) return c;
   std::vector<Mapping::Entry> cut;
-  for (auto& [name, size] : run.mesh->axes()) name == "data" ? cut.emplace_back("batch", "data") : cut.emplace_back("pos", "model");
+  for (auto& [name, size] : run.mesh->axes())
+    name == "data" ? cut.emplace_back("batch", "data") : cut.emplace_back("pos", "model");
   c.stream.cut = Mapping::of(cut);
   return c;
 }
@@ -74,7 +78,9 @@ inline auto step_of(const Run& run, const optim::AdamW& optimizer) {
   };
   JitOptions options{.donate = {0, 1}};
   if (policy.compute != DType::f32) options.reduce_dtype = policy.reduce;
-  if (run.mesh) options.mesh = run.mesh, options.axis_resources = layout.parameters, options.overlap = run.mode.overlap;
+  if (run.mesh)
+    options.mesh = run.mesh, options.axis_resources = layout.parameters,
+    options.overlap = run.mode.overlap;
   return named_jit(step, options);
 }
 inline auto born(const Run& run) {
@@ -88,15 +94,17 @@ inline std::vector<Mode> modes() {
   for (bool scatters : {false, true})
     for (bool kept : {false, true})
       for (bool overlap : {false, true})
-        all.push_back({std::string(scatters ? "reduce-scatter" : "all-reduce") + (kept ? ", kept" : ", again") +
-                       (overlap ? ", overlapped" : ""), scatters, kept, overlap});
+        all.push_back({std::string(scatters ? "reduce-scatter" : "all-reduce") +
+                           (kept ? ", kept" : ", again") + (overlap ? ", overlapped" : ""),
+                       scatters, kept, overlap});
   return all;
 }
 
 inline Trained train(const Run& run) {
   const auto config = config_of(run);
   const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});
-  auto model = named_jit([=](const Key& key) { return Llama::init(config, key); }, born(run))(random::key(0));
+  auto model = named_jit([=](const Key& key) { return Llama::init(config, key); },
+                         born(run))(random::key(0));
   auto state = named_jit([=](const Llama& m) { return optimizer.init(m); }, born(run))(model);
   auto step = step_of(run, optimizer);
   Trained out;
@@ -106,9 +114,11 @@ inline Trained train(const Run& run) {
     NamedArray l;
     std::tie(model, state, l) = step(model, state, ids);
     out.losses.push_back(l.item());
-    const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double took =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     out.seconds = i == 0 ? took : std::min(out.seconds, took);
-    if (run.speaks && (i % 20 == 0 || i == run.steps - 1)) std::printf("step %d: loss %.3f\n", i, out.losses.back());
+    if (run.speaks && (i % 20 == 0 || i == run.steps - 1))
+      std::printf("step %d: loss %.3f\n", i, out.losses.back());
   }
   out.report = step.report();
   return out;

@@ -1,5 +1,5 @@
-// sharding: the story of the introduction to Levanter, on virtual devices. One model and one training script; what changes is two
-// mappings.
+// sharding: the story of the introduction to Levanter, on virtual devices. One model and one
+// training script; what changes is two mappings.
 #include <cmath>
 #include <cstdio>
 
@@ -18,9 +18,10 @@ struct Command {
   std::string svg = "sharding.svg";
 
   Sizes sizes() const {
-    return {{.seq_len = seq_len, .hidden_dim = hidden_dim, .num_layers = layers, .num_heads = heads},
-            Axis("vocab", vocab),
-            Axis("batch", batch)};
+    return {
+        {.seq_len = seq_len, .hidden_dim = hidden_dim, .num_layers = layers, .num_heads = heads},
+        Axis("vocab", vocab),
+        Axis("batch", batch)};
   }
 };
 
@@ -35,7 +36,9 @@ std::string kib(double bytes) {
 }
 std::int64_t parameters(const Sizes& s) {
   std::int64_t n = 0;
-  for (auto& a : flatten(eval_shape([&] { return Model::init(s.Vocab, s.config, random::key(0)); }))) n += !a.empty() ? a.size() : 0;
+  for (auto& a :
+       flatten(eval_shape([&] { return Model::init(s.Vocab, s.config, random::key(0)); })))
+    n += !a.empty() ? a.size() : 0;
   return n;
 }
 
@@ -45,36 +48,49 @@ struct Row {
 };
 Row trained(const Layout& layout, const Command& c) {
   Row row{layout.name, run(layout, c.sizes(), c.steps)};
-  show("parameters " + (layout.params ? to_string(*layout.params) : "whole") + ", inside the loss " +
+  show("parameters " + (layout.params ? to_string(*layout.params) : "whole") +
+       ", inside the loss " +
        (layout.compute ? to_string(*layout.compute) : "as the arguments lie") + ", on " +
        (layout.mesh ? "the mesh " + to_string(*layout.mesh) : "one device") + "\n");
   show(row.ran.step.explain);
-  for (std::size_t i = 0; i < row.ran.losses.size(); ++i) std::printf("step %zu loss: %.6f\n", i, row.ran.losses[i]);
+  for (std::size_t i = 0; i < row.ran.losses.size(); ++i)
+    std::printf("step %zu loss: %.6f\n", i, row.ran.losses[i]);
   return row;
 }
 void compare(const std::vector<Row>& rows) {
-  std::printf("%-18s %14s %14s %12s %6s   %s\n", "on each device", "parameters", "step's peak", "sent", "calls", "last loss");
+  std::printf("%-18s %14s %14s %12s %6s   %s\n", "on each device", "parameters", "step's peak",
+              "sent", "calls", "last loss");
   for (auto& [name, r] : rows)
-    std::printf("%-18s %14s %14s %12s %6.0f   %.6f\n", name.c_str(), kib(double(r.state.argument_bytes)).c_str(),
-                kib(double(r.step.argument_bytes + r.step.peak_bytes)).c_str(), kib(r.step.sent_bytes).c_str(), r.step.calls,
-                r.losses.back());
+    std::printf("%-18s %14s %14s %12s %6.0f   %.6f\n", name.c_str(),
+                kib(double(r.state.argument_bytes)).c_str(),
+                kib(double(r.step.argument_bytes + r.step.peak_bytes)).c_str(),
+                kib(r.step.sent_bytes).c_str(), r.step.calls, r.losses.back());
   for (auto& [name, r] : rows) {
-    const double tolerance = name.starts_with("mixed") ? 1e-2 : 1e-4, first = rows[0].ran.losses.back();
-    if (!(std::abs(r.losses.back() - first) <= tolerance * first)) throw Error("[sharding] the loss of " + name + " is another");
+    const double tolerance = name.starts_with("mixed") ? 1e-2 : 1e-4,
+                 first = rows[0].ran.losses.back();
+    if (!(std::abs(r.losses.back() - first) <= tolerance * first))
+      throw Error("[sharding] the loss of " + name + " is another");
   }
 }
 
-// 1.5 billion parameters: 16 bytes for each of a parameter, its gradient and two moments. Planned, not run.
+// 1.5 billion parameters: 16 bytes for each of a parameter, its gradient and two moments. Planned,
+// not run.
 void largest(const Command& c) {
-  const Sizes xl{{.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25, .gradient_checkpointing = true},
+  const Sizes xl{{.seq_len = 1024,
+                  .hidden_dim = 1600,
+                  .num_layers = 48,
+                  .num_heads = 25,
+                  .gradient_checkpointing = true},
                  Axis("vocab", 50257),
                  Axis("batch", 8)};
   const double n = double(parameters(xl)), gb = 1e9;
-  std::printf("%.2f billion parameters: 16 bytes each are %.1f GB on one device, %.1f GB on each of %d\n", n / 1e9, 16 * n / gb,
-              16 * n / gb / c.devices, c.devices);
-  std::printf("\n%-18s %10s %10s %10s %12s %10s %10s   %s\n", "GB on each device", "parameters", "optimiser", "gradients",
-              "activations", "all", "sent", "planned in");
-  for (auto& layout : {data_parallel(), fully_sharded(), mixed_precision(), wider_sums(), tensor_parallel(c.model_axis_size)}) {
+  std::printf(
+      "%.2f billion parameters: 16 bytes each are %.1f GB on one device, %.1f GB on each of %d\n",
+      n / 1e9, 16 * n / gb, 16 * n / gb / c.devices, c.devices);
+  std::printf("\n%-18s %10s %10s %10s %12s %10s %10s   %s\n", "GB on each device", "parameters",
+              "optimiser", "gradients", "activations", "all", "sent", "planned in");
+  for (auto& layout : {data_parallel(), fully_sharded(), mixed_precision(), wider_sums(),
+                       tensor_parallel(c.model_axis_size)}) {
     auto r = plan(layout, xl);
     auto held = [&](const std::string& purpose) {
       double bytes = 0;
@@ -82,23 +98,26 @@ void largest(const Command& c) {
         if (m.purpose == purpose) bytes += double(m.bytes);
       return bytes / gb;
     };
-    std::printf("%-18s %10.2f %10.2f %10.2f %12.2f %10.2f %10.2f   %.1f s\n", layout.name.c_str(), held("parameters"),
-                held("optimiser"), held("gradients"), held("activations"), double(r.argument_bytes + r.peak_bytes) / gb,
-                r.sent_bytes / gb, r.trace_s + r.compile_s);
+    std::printf("%-18s %10.2f %10.2f %10.2f %12.2f %10.2f %10.2f   %.1f s\n", layout.name.c_str(),
+                held("parameters"), held("optimiser"), held("gradients"), held("activations"),
+                double(r.argument_bytes + r.peak_bytes) / gb, r.sent_bytes / gb,
+                r.trace_s + r.compile_s);
     std::fflush(stdout);
   }
 }
 
 void draw(const Command& c, const Layout& dp, const Layout& fsdp, const Layout& tp) {
   const auto sizes = c.sizes();
-  const AxisSpec batch{sizes.Batch, sizes.config.Pos()}, c_fc{sizes.config.Embed(), sizes.config.Mlp()};
+  const AxisSpec batch{sizes.Batch, sizes.config.Pos()},
+      c_fc{sizes.config.Embed(), sizes.config.Mlp()};
   const AxisSpec hidden{sizes.Batch, sizes.config.Pos(), sizes.config.Mlp()};
-  write_picture(c.svg, {{"data parallel: the batch", batch, Mapping{{"batch", "data"}}, *dp.mesh},
-                        {"data parallel: c_fc", c_fc, {}, *dp.mesh},
-                        {"fully sharded: c_fc, as it is kept", c_fc, *fsdp.params, *fsdp.mesh},
-                        {"fully sharded: c_fc, where it is used", c_fc, *fsdp.compute, *fsdp.mesh},
-                        {"tensor parallel: c_fc, as it is kept", c_fc, *tp.params, *tp.mesh},
-                        {"tensor parallel: what c_fc makes of the batch", hidden, *tp.compute, *tp.mesh}});
+  write_picture(c.svg,
+                {{"data parallel: the batch", batch, Mapping{{"batch", "data"}}, *dp.mesh},
+                 {"data parallel: c_fc", c_fc, {}, *dp.mesh},
+                 {"fully sharded: c_fc, as it is kept", c_fc, *fsdp.params, *fsdp.mesh},
+                 {"fully sharded: c_fc, where it is used", c_fc, *fsdp.compute, *fsdp.mesh},
+                 {"tensor parallel: c_fc, as it is kept", c_fc, *tp.params, *tp.mesh},
+                 {"tensor parallel: what c_fc makes of the batch", hidden, *tp.compute, *tp.mesh}});
   std::printf("who holds what: %s\n", c.svg.c_str());
 }
 
@@ -107,20 +126,24 @@ void tell(const Command& c) {
   const auto sizes = c.sizes();
   const auto Position = sizes.config.Pos(), Embed = sizes.config.Embed(), Mlp = sizes.config.Mlp();
   const auto dp = data_parallel(), fsdp = fully_sharded(), tp = tensor_parallel(c.model_axis_size);
-  std::printf("GPT-2 of %lld parameters, a batch of %lld, on %d virtual devices\n", static_cast<long long>(parameters(sizes)),
-              static_cast<long long>(c.batch), devices());
+  std::printf("GPT-2 of %lld parameters, a batch of %lld, on %d virtual devices\n",
+              static_cast<long long>(parameters(sizes)), static_cast<long long>(c.batch),
+              devices());
   if (!c.svg.empty()) draw(c, dp, fsdp, tp);
 
   chapter("one device", "The script as it is.");
   std::vector<Row> rows{trained(one_device(), c)};
 
-  chapter("data parallel", "Every device has the whole model and a part of the batch; gradients are summed over all.");
+  chapter(
+      "data parallel",
+      "Every device has the whole model and a part of the batch; gradients are summed over all.");
   show(visualize_sharding({sizes.Batch, Position}, Mapping{{"batch", "data"}}, *dp.mesh));
   show(visualize_sharding({Embed, Mlp}, {}, *dp.mesh));
   rows.push_back(trained(dp, c));
 
   chapter("fully sharded",
-          "Parameters, gradients and optimiser are cut along embed. Inside the loss the batch is cut and weights are whole:\n"
+          "Parameters, gradients and optimiser are cut along embed. Inside the loss the batch is "
+          "cut and weights are whole:\n"
           "each is gathered where it is used, and its gradient goes back to where it belongs.");
   show(visualize_sharding({Embed, Mlp}, *fsdp.params, *fsdp.mesh));
   rows.push_back(trained(fsdp, c));
@@ -128,10 +151,14 @@ void tell(const Command& c) {
 
   chapter("mixed precision", "The same, computed in bf16: a weight is cast before it is sent.");
   rows.push_back(trained(mixed_precision(), c));
-  std::printf("Each device rounds its part of a gradient to bf16. With r=f32 in the policy the parts are summed in f32.\n");
+  std::printf(
+      "Each device rounds its part of a gradient to bf16. With r=f32 in the policy the parts are "
+      "summed in f32.\n");
   rows.push_back(trained(wider_sums(), c));
 
-  chapter("tensor parallel", "A second mesh axis cuts the heads and the hidden units of each layer, within one example.");
+  chapter(
+      "tensor parallel",
+      "A second mesh axis cuts the heads and the hidden units of each layer, within one example.");
   show(visualize_sharding({Embed, Mlp}, *tp.params, *tp.mesh));
   show(visualize_sharding({sizes.Batch, Position, Mlp}, *tp.compute, *tp.mesh));
   rows.push_back(trained(tp, c));
@@ -147,7 +174,9 @@ void tell(const Command& c) {
 
 int main(int argc, char** argv) {
   Command c;
-  examples::CommandLine line("GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor parallel");
+  examples::CommandLine line(
+      "GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor "
+      "parallel");
   line.option("--devices", c.devices, "virtual devices").range(1, 64);
   line.option("--model-axis-size", c.model_axis_size, "of them, for the model").range(1, 64);
   line.option("--steps", c.steps, "training steps of each").range(1, 1000);

@@ -17,14 +17,18 @@ void write_picture(const std::string& path, const std::vector<Panel>& panels) {
     std::ifstream in(path);
     const std::string svg(std::istreambuf_iterator<char>(in), {});
     const double x = width * double(k % 2), y = height * double(k / 2);
-    body +=
-        fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" font-size=\"15\" font-weight=\"bold\">{}</text>\n", x + 12, y + 24, p.title);
-    body += fmt::format("<svg x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" preserveAspectRatio=\"xMinYMin\" {}",
-                        x, y + 32, width - 10, height - 42, svg.substr(svg.find("viewBox")));
+    body += fmt::format(
+        "<text x=\"{:.0f}\" y=\"{:.0f}\" font-size=\"15\" font-weight=\"bold\">{}</text>\n", x + 12,
+        y + 24, p.title);
+    body += fmt::format(
+        "<svg x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" "
+        "preserveAspectRatio=\"xMinYMin\" {}",
+        x, y + 32, width - 10, height - 42, svg.substr(svg.find("viewBox")));
   }
   std::ofstream out(path);
   out << fmt::format(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" font-family=\"sans-serif\">\n"
+             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" "
+             "font-family=\"sans-serif\">\n"
              "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
              2 * width, height * double((panels.size() + 1) / 2))
       << body << "</svg>\n";

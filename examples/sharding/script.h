@@ -1,4 +1,5 @@
-// The training script of the introduction to Levanter: one model, one loss, and five ways to lay them out on devices.
+// The training script of the introduction to Levanter: one model, one loss, and five ways to lay
+// them out on devices.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,18 +13,24 @@ namespace sharding {
 using namespace haliax;
 using Model = gpt2::Gpt2LMHeadModel;
 
-// ---- layouts: what differs ---------------------------------------------------------------------------------------------------
+// ---- layouts: what differs ----
 struct Layout {
   std::string name;
-  std::optional<Mesh> mesh = {};              // none: one device
-  std::optional<Mapping> params = {};         // how parameters and the optimiser's state lie; none: whole
+  std::optional<Mesh> mesh = {};  // none: one device
+  // how parameters and the optimiser's state lie; none: whole
+  std::optional<Mapping> params = {};
   std::optional<Mapping> compute = {};        // entered inside the loss
   std::optional<Mappings> in = {}, out = {};  // of a step, where they are not as the parameters
   Policy policy = {};
 
   JitOptions options() const { return {.mesh = mesh, .axis_resources = params}; }
   JitOptions step_options() const {
-    return {.donate = {0, 1}, .mesh = mesh, .axis_resources = params, .in = in, .out = out, .reduce_dtype = policy.reduce};
+    return {.donate = {0, 1},
+            .mesh = mesh,
+            .axis_resources = params,
+            .in = in,
+            .out = out,
+            .reduce_dtype = policy.reduce};
   }
 };
 inline Layout one_device() { return {.name = "one device"}; }
@@ -46,7 +53,7 @@ inline Layout mixed_precision(const char* policy = "compute=bfloat16,parameter=f
   layout.name = "mixed precision", layout.policy = Policy(policy);
   return layout;
 }
-inline Layout wider_sums() {   // gradients are summed in f32
+inline Layout wider_sums() {  // gradients are summed in f32
   auto layout = mixed_precision("compute=bfloat16,parameter=f32,output=f32,reduce=f32");
   layout.name = "mixed, sums in f32";
   return layout;
@@ -58,9 +65,10 @@ inline Layout tensor_parallel(int model_axis_size = 2) {
           .compute = Mapping{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}}};
 }
 
-// ---- the script: what is the same --------------------------------------------------------------------------------------------
+// ---- the script: what is the same ----
 // The loss of one example: input_ids (position) -> a 0-d array.
-inline NamedArray compute_loss(const Layout& layout, const Model& model, const NamedArray& input_ids, const Key& key) {
+inline NamedArray compute_loss(const Layout& layout, const Model& model,
+                               const NamedArray& input_ids, const Key& key) {
   std::optional<axis_mapping> scope;
   if (layout.compute) scope.emplace(*layout.compute);
   auto m = layout.policy.cast_to_compute(model);
@@ -68,8 +76,11 @@ inline NamedArray compute_loss(const Layout& layout, const Model& model, const N
   return nn::next_token_loss("position", model.Vocab(), pred_y, input_ids);
 }
 // The mean over a batch: input_ids (batch, position), a key for each example.
-inline NamedArray train_batch_loss(const Layout& layout, const Model& model, const NamedArray& input_ids, const Key& keys) {
-  auto one = [&](const Model& m, const NamedArray& ids, const Key& key) { return compute_loss(layout, m, ids, key); };
+inline NamedArray train_batch_loss(const Layout& layout, const Model& model,
+                                   const NamedArray& input_ids, const Key& keys) {
+  auto one = [&](const Model& m, const NamedArray& ids, const Key& key) {
+    return compute_loss(layout, m, ids, key);
+  };
   auto per_ex_loss = vmap(one, "batch")(model, input_ids, keys);
   return mean(per_ex_loss, "batch").scalar();
 }
@@ -87,11 +98,16 @@ struct Sizes {
   gpt2::Gpt2Config config;
   Axis Vocab, Batch;
 
-  Model init_model(const Policy& policy, const Key& key) const { return policy.cast_to_param(Model::init(Vocab, config, key)); }
-  NamedArray some_ids() const { return random::randint(random::key(100), {Batch, config.Pos()}, 0, int(Vocab.size)); }
+  Model init_model(const Policy& policy, const Key& key) const {
+    return policy.cast_to_param(Model::init(Vocab, config, key));
+  }
+  NamedArray some_ids() const {
+    return random::randint(random::key(100), {Batch, config.Pos()}, 0, int(Vocab.size));
+  }
 };
 inline auto jitted_step(const Layout& layout, BatchLoss batch_loss) {
-  auto train_step = [=](const Model& model, const OptState& opt_state, const NamedArray& input_ids, const Key& keys) {
+  auto train_step = [=](const Model& model, const OptState& opt_state, const NamedArray& input_ids,
+                        const Key& keys) {
     auto loss_of = [&](const Model& m) { return batch_loss(layout, m, input_ids, keys); };
     auto [loss, grads] = value_and_grad(loss_of)(model);
     auto [updates, next] = optimizer().update(grads, opt_state, model);
@@ -106,10 +122,12 @@ struct Ran {
   Model model;
   JitReport init, state, step;
 };
-inline Ran run(const Layout& layout, const Sizes& sizes, int steps, BatchLoss batch_loss = train_batch_loss) {
+inline Ran run(const Layout& layout, const Sizes& sizes, int steps,
+               BatchLoss batch_loss = train_batch_loss) {
   auto [model_key, training_key] = random::split<2>(random::key(0));
   // Both are born sharded: each device makes its own part.
-  auto init_model = named_jit([=](const Key& k) { return sizes.init_model(layout.policy, k); }, layout.options());
+  auto init_model =
+      named_jit([=](const Key& k) { return sizes.init_model(layout.policy, k); }, layout.options());
   auto init_state = named_jit([](const Model& m) { return optimizer().init(m); }, layout.options());
   auto model = init_model(model_key);
   auto opt_state = init_state(model);
@@ -124,14 +142,16 @@ inline Ran run(const Layout& layout, const Sizes& sizes, int steps, BatchLoss ba
     model = after.model, opt_state = after.opt_state;
     out.losses.push_back(after.loss.item());
   }
-  out.model = model, out.init = init_model.report(), out.state = init_state.report(), out.step = step.report();
+  out.model = model, out.init = init_model.report(), out.state = init_state.report(),
+  out.step = step.report();
   return out;
 }
 // The same step for arrays that do not exist, on a mesh of any size.
 inline JitReport plan(const Layout& layout, const Sizes& sizes) {
   auto [model, opt_state, ids, keys] = eval_shape([&] {
     auto m = sizes.init_model(layout.policy, random::key(0));
-    return std::tuple(m, optimizer().init(m), sizes.some_ids(), random::split(random::key(0), sizes.Batch));
+    return std::tuple(m, optimizer().init(m), sizes.some_ids(),
+                      random::split(random::key(0), sizes.Batch));
   });
   return jitted_step(layout, train_batch_loss).plan(model, opt_state, ids, keys);
 }

@@ -1,4 +1,5 @@
-// The one exception family. Every message reads `[op] what is wrong; hint; file:line, in module.path`.
+// The one exception family. Every message reads `[op] what is wrong; hint; file:line, in
+// module.path`.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -10,4 +11,4 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& what) : std::runtime_error(what) {}
 };
 
-}  // namespace haliax
+}  // namespace gnu::visibility("default")]]haliax

@@ -19,22 +19,27 @@ struct MachineSpeed {
 
 // A call of a collective.
 struct CollectiveReport {
-  std::string kind, over;  // all-gather, reduce-scatter, all-reduce, all-to-all, permute or ring; mesh axes: data+model
-  // What moves: a parameter, "gradient of" some, "new" (updated), "part of" an op, or the op that made it.
+  // all-gather, reduce-scatter, all-reduce, all-to-all, permute or ring; mesh axes: data+model
+  std::string kind, over;
+  // What moves: a parameter, "gradient of" some, "new" (updated), "part of" an op, or the op that
+  // made it.
   std::string array;
-  std::string axes;        // of the whole array; where arrays share a call, of each
+  std::string axes;  // of the whole array; where arrays share a call, of each
   int arrays = 1;
   double bytes = 0, turns = 1;  // sent per device on a ring, each time; how often
-  bool at_most = false;         // blocks of keys that a mask hides from a device are not sent to it; known when it runs
-  std::string loop;             // axes walked around it, outermost first; of a ring then its mesh axis
-  std::string cause, where;     // the op that wants it, or "result"; file:line, in module
-  std::string asked;            // of a gather or a ring: by what it was asked for; empty: by nobody
-  double seconds = 0;           // estimated, all turns
+  // blocks of keys that a mask hides from a device are not sent to it; known when it runs
+  bool at_most = false;
+  std::string loop;          // axes walked around it, outermost first; of a ring then its mesh axis
+  std::string cause, where;  // the op that wants it, or "result"; file:line, in module
+  std::string asked;         // of a gather or a ring: by what it was asked for; empty: by nobody
+  double seconds = 0;        // estimated, all turns
 };
 // Planned bytes on one device when most are in use. All of them make argument_bytes + peak_bytes.
 struct MemoryReport {
-  std::string purpose;  // parameters, optimiser, inputs, gradients, activations, results, gathered, scratch (of steps), gaps
+  // parameters, optimiser, inputs, gradients, activations, results, gathered, scratch (of steps),
+  // gaps
+  std::string purpose;
   std::int64_t bytes = 0;
 };
 
-}  // namespace haliax
+}  // namespace gnu::visibility("default")]]haliax

@@ -1,6 +1,7 @@
 // Everything a model needs. `haliax/fmt.h` and `haliax/eigen.h` are separate.
 #pragma once
-#include "haliax/tree.h"   // first: most compile errors are about it, and name each header on the way to it
+// first: most compile errors are about it, and name each header on the way to it
+#include "haliax/tree.h"
 
 #include "haliax/array.h"
 #include "haliax/axis.h"

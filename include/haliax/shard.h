@@ -12,7 +12,7 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// ---- trees ---------------------------------------------------------------------------------------------------------------
+// ---- trees ----
 // Every array of a tree by one mapping; see `shard` of an array.
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T
@@ -20,28 +20,33 @@ requires(!std::is_convertible_v<const T&, Arr>) T
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m); }, tree);
 }
 template <class T>
-requires(!std::is_convertible_v<const T&, Arr>) T auto_sharded(const T& tree, SourceLocation at = SourceLocation::current()) {
-  return tree_map([&](const NamedArray& a) { return a.empty() ? a : auto_sharded(Arr(a, at)); }, tree);
+requires(!std::is_convertible_v<const T&, Arr>) T
+    auto_sharded(const T& tree, SourceLocation at = SourceLocation::current()) {
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : auto_sharded(Arr(a, at)); },
+                  tree);
 }
 template <class T>
-requires(!std::is_convertible_v<const T&, Arr>) T shard(const T& tree, SourceLocation at = SourceLocation::current()) {
+requires(!std::is_convertible_v<const T&, Arr>) T
+    shard(const T& tree, SourceLocation at = SourceLocation::current()) {
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at)); }, tree);
 }
 
-// ---- two mappings ---------------------------------------------------------------------------------------------------------
-// Fully sharded data parallelism: arguments and results lie as `params` says, what is computed as `compute` says. The same as
-// named_jit(f, {.axis_resources = compute, .in = params, .out = params}).
+// ---- two mappings ----
+// Fully sharded data parallelism: arguments and results lie as `params` says, what is computed as
+// `compute` says. The same as named_jit(f, {.axis_resources = compute, .in = params, .out =
+// params}).
 namespace detail {
 JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions);
 }
-template <class F>
-Jitted<F> fsdp(F f, Mapping params, Mapping compute, JitOptions options = {}) {
-  return named_jit(std::move(f), detail::fsdp_options(std::move(params), std::move(compute), std::move(options)));
+template <class F> Jitted<F> fsdp(F f, Mapping params, Mapping compute, JitOptions options = {}) {
+  return named_jit(std::move(f),
+                   detail::fsdp_options(std::move(params), std::move(compute), std::move(options)));
 }
 
-// ---- functions of local shards ----------------------------------------------------------------------------------------------
+// ---- functions of local shards ----
 namespace detail {
-class ShardMap {  // mesh axes hidden from what f sees, each the outer part of the axes that it cuts
+// mesh axes hidden from what f sees, each the outer part of the axes that it cuts
+class ShardMap {
  public:
   explicit ShardMap(const JitOptions&);
   Leaves enter(const Leaves&, const Parts& arguments);
@@ -55,13 +60,13 @@ class ShardMap {  // mesh axes hidden from what f sees, each the outer part of t
 };
 }  // namespace detail
 
-// f sees the shard of one device: arrays whose axes have their local sizes, which have to divide evenly. Arguments are cut by
-// `in`, results put together by `out`; else by `axis_resources`, or the mapping in scope. What f draws and computes, each device
-// does by itself, and psum and the like are all that passes between them; a result that is another on devices for which the
-// mapping does not cut it raises. Called by itself it is a named_jit; inside another it is part of that one's graph, and it can
-// be differentiated, inside and outside. Other options as for named_jit.
-template <class F>
-auto shard_map(F f, JitOptions options = {}) {
+// f sees the shard of one device: arrays whose axes have their local sizes, which have to divide
+// evenly. Arguments are cut by `in`, results put together by `out`; else by `axis_resources`, or
+// the mapping in scope. What f draws and computes, each device does by itself, and psum and the
+// like are all that passes between them; a result that is another on devices for which the mapping
+// does not cut it raises. Called by itself it is a named_jit; inside another it is part of that
+// one's graph, and it can be differentiated, inside and outside. Other options as for named_jit.
+template <class F> auto shard_map(F f, JitOptions options = {}) {
   auto whole = detail::transform_of<F>([f = std::move(f), options](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
       detail::Tracing tracing;
@@ -81,31 +86,38 @@ auto shard_map(F f, JitOptions options = {}) {
   });
   return named_jit(std::move(whole), options);
 }
-// Inside shard_map, over one or more mesh axes. Sums, means and extremes of what the devices along them have; all have the
-// result.
+// Inside shard_map, over one or more mesh axes. Sums, means and extremes of what the devices along
+// them have; all have the result.
 NamedArray psum(Arr, const AxisSelection& mesh_axes);
 NamedArray pmean(Arr, const AxisSelection& mesh_axes);
 NamedArray pmax(Arr, const AxisSelection& mesh_axes);
 NamedArray pmin(Arr, const AxisSelection& mesh_axes);
-// The parts of all devices, one after the other along `axis`, in the order of the mesh axes, the first slowest.
+// The parts of all devices, one after the other along `axis`, in the order of the mesh axes, the
+// first slowest.
 NamedArray all_gather(Arr, const AxisSelector& axis, const AxisSelection& mesh_axes);
 // psum, of which each device keeps its part along `axis`, whose size has to divide.
 NamedArray psum_scatter(Arr, const AxisSelector& axis, const AxisSelection& mesh_axes);
 // The place of this device along a mesh axis: i32.
 NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation = SourceLocation::current());
 
-// ---- who holds what -----------------------------------------------------------------------------------------------------------
-// Which devices hold which positions, as a table: rows and columns are the blocks of two axes that are cut (of further ones it
-// tells how). `svg`: the file to draw it in as well. Raises as `shard` does, and for a file that cannot be written.
-std::string visualize_sharding(const AxisSpec&, const Mapping&, const Mesh&, const std::string& svg = {},
+// ---- who holds what ----
+// Which devices hold which positions, as a table: rows and columns are the blocks of two axes that
+// are cut (of further ones it tells how). `svg`: the file to draw it in as well. Raises as `shard`
+// does, and for a file that cannot be written.
+std::string visualize_sharding(const AxisSpec&, const Mapping&, const Mesh&,
+                               const std::string& svg = {},
                                SourceLocation = SourceLocation::current());
-// As the array is placed; without a placement by the mapping and mesh in scope, or whole on one device.
-std::string visualize_sharding(const NamedArray&, const std::string& svg = {}, SourceLocation = SourceLocation::current());
+// As the array is placed; without a placement by the mapping and mesh in scope, or whole on one
+// device.
+std::string visualize_sharding(const NamedArray&, const std::string& svg = {},
+                               SourceLocation = SourceLocation::current());
 
 namespace detail {
-std::string sharding_table(const Leaves&, const std::vector<std::string>& paths, const Mapping&, const Mesh&, SourceLocation);
+std::string sharding_table(const Leaves&, const std::vector<std::string>& paths, const Mapping&,
+                           const Mesh&, SourceLocation);
 }
-// Of each array of a tree one line: its axes, how they are cut, its size, and what one device holds of it. Then their sums.
+// Of each array of a tree one line: its axes, how they are cut, its size, and what one device holds
+// of it. Then their sums.
 template <class T>
 std::string visualize_shardings(const T& tree, const Mapping& m, const Mesh& mesh,
                                 SourceLocation at = SourceLocation::current()) {
@@ -113,4 +125,4 @@ std::string visualize_shardings(const T& tree, const Mapping& m, const Mesh& mes
   return detail::sharding_table(w.leaves(), w.paths, m, mesh, at);
 }
 
-}  // namespace haliax
+}  // namespace gnu::visibility("default")]]haliax

@@ -2,13 +2,16 @@
 #pragma once
 #include <cstdint>
 
-// Headers open the namespace with this attribute: what they declare, and nothing else, the shared library exports.
+// Headers open the namespace with this attribute: what they declare, and nothing else, the shared
+// library exports.
 namespace [[gnu::visibility("default")]] haliax {
 
-// std::source_location as each compiler has it: one type for all, so that what one compiler built another one can link.
+// std::source_location as each compiler has it: one type for all, so that what one compiler built
+// another one can link.
 class SourceLocation {
  public:
-  static constexpr SourceLocation current(const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          const char* function = __builtin_FUNCTION(),
                                           std::uint_least32_t line = __builtin_LINE()) {
     SourceLocation here;
     here.file_ = file, here.function_ = function, here.line_ = line;
@@ -24,4 +27,4 @@ class SourceLocation {
   std::uint_least32_t line_ = 0;
 };
 
-}  // namespace haliax
+}  // namespace gnu::visibility("default")]]haliax

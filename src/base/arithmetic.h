@@ -1,13 +1,14 @@
-// What the codes of a Program mean on numbers, wherever C++ alone does not say it. All backends take these definitions, so that
-// random numbers and corner cases are the same everywhere. Kernels for accelerators are compiled with this text, and have no
-// standard library: of std only what backends/cuda/device/std.h gives.
+// What the codes of a Program mean on numbers, wherever C++ alone does not say it. All backends
+// take these definitions, so that random numbers and corner cases are the same everywhere. Kernels
+// for accelerators are compiled with this text, and have no standard library: of std only what
+// backends/cuda/device/std.h gives.
 //
-//   integers         wrap around at their width. x / 0 is -1 (all ones), x rem 0 and x mod 0 are x, least / -1 is least.
-//   rem, mod         rem has the sign of the dividend (C), mod that of the divisor (Python); floor_div goes with mod.
-//   shifts           by the width or more, or by a negative count: 0, or all sign bits for a signed shift_right.
-//   max, min         a NaN wins. sign of NaN is NaN, sign of a zero is that zero.
-//   round            halves go to even.
-//   float to integer saturates; NaN is 0. Anything to bool: != 0.
+//   integers         wrap around at their width. x / 0 is -1 (all ones), x rem 0 and x mod 0 are x,
+//   least / -1 is least. rem, mod         rem has the sign of the dividend (C), mod that of the
+//   divisor (Python); floor_div goes with mod. shifts           by the width or more, or by a
+//   negative count: 0, or all sign bits for a signed shift_right. max, min         a NaN wins. sign
+//   of NaN is NaN, sign of a zero is that zero. round            halves go to even. float to
+//   integer saturates; NaN is 0. Anything to bool: != 0.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -17,11 +18,14 @@
 
 namespace haliax::scalar {
 
-// ---- random bits ---------------------------------------------------------------------------------------------------------
-struct Words { std::uint32_t a, b; };
+// ---- random bits ----
+struct Words {
+  std::uint32_t a, b;
+};
 
 // Threefry-2x32 with 20 rounds (Salmon et al. 2011).
-static inline Words threefry(std::uint32_t key0, std::uint32_t key1, std::uint32_t x0, std::uint32_t x1) {
+static inline Words threefry(std::uint32_t key0, std::uint32_t key1, std::uint32_t x0,
+                             std::uint32_t x1) {
   constexpr int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const std::uint32_t keys[3] = {key0, key1, key0 ^ key1 ^ 0x1BD11BDAu};
   x0 += keys[0], x1 += keys[1];
@@ -32,26 +36,31 @@ static inline Words threefry(std::uint32_t key0, std::uint32_t key1, std::uint32
   return {x0, x1};
 }
 
-// ---- functions that random numbers go through: no library's own, or numbers would differ between machines -----------------
-// log(1 + x) = e log 2 + 2 artanh(s), by the series; in double, so that the f32 is the nearest one but for about 1 in 10^6.
+// ---- functions that random numbers go through: no library's own, or numbers would differ between
+// machines ---- log(1 + x) = e log 2 + 2 artanh(s), by the series; in double, so that the f32 is
+// the nearest one but for about 1 in 10^6.
 static inline float log1p(float value) {
   double x = value, u = 1 + x;
   auto bits = std::bit_cast<std::uint64_t>(u);
-  auto exponent = std::int64_t(bits - 0x3FE6A09E667F3BCD) >> 52;                   // u = 2^exponent * m, m in [sqrt 1/2, sqrt 2)
+  // u = 2^exponent * m, m in [sqrt 1/2, sqrt 2)
+  auto exponent = std::int64_t(bits - 0x3FE6A09E667F3BCD) >> 52;
   double m = std::bit_cast<double>(bits - (std::uint64_t(exponent) << 52));
   double s = exponent == 0 ? x / (2 + x) : (m - 1) / (m + 1), z = s * s, p = 1.0 / 19;
   for (int n = 17; n > 0; n -= 2) p = std::fma(p, z, 1.0 / n);
   double y = std::fma(double(exponent), 0.693147180559945309, 2 * s * p);
-  constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float inf = std::numeric_limits<float>::infinity(),
+                  nan = std::numeric_limits<float>::quiet_NaN();
   return value > -1 && value < inf ? float(y) : value == -1 ? -inf : value == inf ? inf : nan;
 }
 
 // M. Giles, "Approximating the erfinv function" (2011), as XLA has it: every step is an f32 fma.
 static inline float erfinv(float x) {
-  constexpr float central[9] = {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f, .00021858087f,
-                                -.00125372503f,  -.00417768164f,  .246640727f,     1.50140941f};
-  constexpr float tail[9] = {-.000200214257f, .000100950558f, .00134934322f, -.00367342844f, .00573950773f,
-                             -.0076224613f,   .00943887047f,  1.00167406f,   2.83297682f};
+  constexpr float central[9] = {2.81022636e-08f,  3.43273939e-07f, -3.5233877e-06f,
+                                -4.39150654e-06f, .00021858087f,   -.00125372503f,
+                                -.00417768164f,   .246640727f,     1.50140941f};
+  constexpr float tail[9] = {-.000200214257f, .000100950558f, .00134934322f,
+                             -.00367342844f,  .00573950773f,  -.0076224613f,
+                             .00943887047f,   1.00167406f,    2.83297682f};
   float w = -log1p(-x * x);
   bool near = w < 5;
   w = near ? w - 2.5f : std::sqrt(w) - 3;
@@ -60,26 +69,30 @@ static inline float erfinv(float x) {
   return x == 1 || x == -1 ? x * std::numeric_limits<float>::infinity() : p * x;
 }
 
-// Newton's method: on erf in the middle, on log erfc in the tails (close to a parabola there: it converges from anywhere).
+// Newton's method: on erf in the middle, on log erfc in the tails (close to a parabola there: it
+// converges from anywhere).
 static inline double erfinv(double x) {
-  constexpr double slope = 1.12837916709551257390;   // 2 / sqrt(pi)
+  constexpr double slope = 1.12837916709551257390;  // 2 / sqrt(pi)
   double a = std::fabs(x);
-  if (!(a < 1)) return a == 1 ? x * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  if (!(a < 1))
+    return a == 1 ? x * std::numeric_limits<double>::infinity()
+                  : std::numeric_limits<double>::quiet_NaN();
   if (a < 0.5) {
     double y = erfinv(float(x));
     for (int i = 0; i < 2; ++i) y -= (std::erf(y) - x) / (slope * std::exp(-y * y));
     return a < 1e-9 ? x / slope : y;
   }
   double target = std::log(1 - a), y = std::sqrt(-target);
-  for (int i = 0; i < 7; ++i) y += (std::log(std::erfc(y)) - target) * std::erfc(y) / (slope * std::exp(-y * y));
+  for (int i = 0; i < 7; ++i)
+    y += (std::log(std::erfc(y)) - target) * std::erfc(y) / (slope * std::exp(-y * y));
   return std::copysign(y, x);
 }
 
 // 1 / (1 + e^-x): what is close to 0 has all its digits, unless e^-x overflows.
-template <class T>
-static inline T sigmoid(T x) { return 1 / (1 + std::exp(-x)); }
+template <class T> static inline T sigmoid(T x) { return 1 / (1 + std::exp(-x)); }
 
-// The derivative of lgamma: reflected to x > 0, moved up to x >= 10, then the asymptotic series, with B(2n) / 2n.
+// The derivative of lgamma: reflected to x > 0, moved up to x >= 10, then the asymptotic series,
+// with B(2n) / 2n.
 static inline double digamma(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x <= 0 && x == std::floor(x)) return std::numeric_limits<double>::quiet_NaN();
@@ -87,53 +100,58 @@ static inline double digamma(double x) {
   double shift = 0;
   for (; x < 10; ++x) shift += 1 / x;
   double z = 1 / (x * x);
-  constexpr double bernoulli[] = {1.0 / 12, -691.0 / 32760, 1.0 / 132, -1.0 / 240, 1.0 / 252, -1.0 / 120, 1.0 / 12};
+  constexpr double bernoulli[] = {1.0 / 12,  -691.0 / 32760, 1.0 / 132, -1.0 / 240,
+                                  1.0 / 252, -1.0 / 120,     1.0 / 12};
   double series = 0;
   for (double b : bernoulli) series = z * (b + series);
   return std::log(x) - 0.5 / x - series - shift;
 }
 
-// ---- arithmetic ----------------------------------------------------------------------------------------------------------
+// ---- arithmetic ----
 // T: float, double, or an integer of 32 or 64 bits (narrower ones are computed wider, then cut).
+template <class T> static inline T sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }
 template <class T>
-static inline T sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }
-template <class T>
-static inline T max(T x, T y) { return x != x || x > y ? x : y; }   // y where y is NaN: then x > y is false
-template <class T>
-static inline T min(T x, T y) { return x != x || x < y ? x : y; }
+// y where y is NaN: then x > y is false
+static inline T max(T x, T y) {
+  return x != x || x > y ? x : y;
+}
+template <class T> static inline T min(T x, T y) { return x != x || x < y ? x : y; }
 
-template <class T>
-static inline T negate(T x) {
-  if constexpr (std::is_floating_point_v<T>) return -x;
-  else return T(std::make_unsigned_t<T>(0) - std::make_unsigned_t<T>(x));
+template <class T> static inline T negate(T x) {
+  if constexpr (std::is_floating_point_v<T>)
+    return -x;
+  else
+    return T(std::make_unsigned_t<T>(0) - std::make_unsigned_t<T>(x));
 }
-template <class T>
-static inline T div(T x, T y) {
-  if constexpr (std::is_floating_point_v<T>) return x / y;
-  else return y == 0 ? T(-1) : std::is_signed_v<T> && y == T(-1) ? negate(x) : T(x / y);
+template <class T> static inline T div(T x, T y) {
+  if constexpr (std::is_floating_point_v<T>)
+    return x / y;
+  else
+    return y == 0 ? T(-1) : std::is_signed_v<T> && y == T(-1) ? negate(x) : T(x / y);
 }
-template <class T>
-static inline T rem(T x, T y) {
-  if constexpr (std::is_floating_point_v<T>) return std::fmod(x, y);
-  else return y == 0 ? x : std::is_signed_v<T> && y == T(-1) ? T(0) : T(x % y);
+template <class T> static inline T rem(T x, T y) {
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fmod(x, y);
+  else
+    return y == 0 ? x : std::is_signed_v<T> && y == T(-1) ? T(0) : T(x % y);
 }
-template <class T>
-static inline T mod(T x, T y) {
+template <class T> static inline T mod(T x, T y) {
   T r = rem(x, y);
   if constexpr (std::is_floating_point_v<T>)
     if (r == 0) return std::copysign(r, y);
   return r != 0 && y != 0 && (r < 0) != (y < 0) ? T(r + y) : r;
 }
-template <class T>
-static inline T floor_div(T x, T y) {
+template <class T> static inline T floor_div(T x, T y) {
   T r = rem(x, y);
   bool down = r != 0 && y != 0 && (r < 0) != (y < 0);
-  if constexpr (std::is_floating_point_v<T>) return std::rint((x - r) / y - (down ? 1 : 0));   // x / 0 is NaN, as in JAX
-  else return T(div(x, y) - (down ? 1 : 0));
+  // x / 0 is NaN, as in JAX
+  if constexpr (std::is_floating_point_v<T>)
+    return std::rint((x - r) / y - (down ? 1 : 0));
+  else
+    return T(div(x, y) - (down ? 1 : 0));
 }
 // By repeated squaring; x^-n is 1 / x^n cut to an integer.
-template <class T>
-static inline T power(T x, T n) {
+template <class T> static inline T power(T x, T n) {
   using U = std::make_unsigned_t<T>;
   if (n < 0) return x == 1 || (x == T(-1) && n % 2 == 0) ? T(1) : x == T(-1) ? T(-1) : T(0);
   U result = 1;
@@ -141,19 +159,19 @@ static inline T power(T x, T n) {
     if (left & 1) result *= base;
   return T(result);
 }
-template <class T>
-static inline T shift_left(T x, T count, int width) {
+template <class T> static inline T shift_left(T x, T count, int width) {
   return count < 0 || count >= T(width) ? T(0) : T(std::make_unsigned_t<T>(x) << count);
 }
-template <class T>
-static inline T shift_right(T x, T count, int width) {
+template <class T> static inline T shift_right(T x, T count, int width) {
   return count < 0 || count >= T(width) ? (x < 0 ? T(-1) : T(0)) : T(x >> count);
 }
-template <class I, class F>
-static inline I saturate(F x) {
-  constexpr F end = F(2) * F(I(1) << (std::numeric_limits<I>::digits - 1));        // one more than the largest I
+template <class I, class F> static inline I saturate(F x) {
+  // one more than the largest I
+  constexpr F end = F(2) * F(I(1) << (std::numeric_limits<I>::digits - 1));
   if (x != x) return 0;
-  return x >= end ? std::numeric_limits<I>::max() : x <= F(std::numeric_limits<I>::min()) ? std::numeric_limits<I>::min() : I(x);
+  return x >= end                                ? std::numeric_limits<I>::max()
+         : x <= F(std::numeric_limits<I>::min()) ? std::numeric_limits<I>::min()
+                                                 : I(x);
 }
 
 }  // namespace haliax::scalar

@@ -12,13 +12,17 @@ AxisSelection::AxisSelection(const std::string& n) : all_(false), items_{n} {}
 AxisSelection::AxisSelection(const Axis& a) : all_(false), items_{a} {}
 AxisSelection::AxisSelection(const AxisSelector& s) : all_(false), items_{s} {}
 AxisSelection::AxisSelection(const Axes& axes) : all_(false), items_(axes.begin(), axes.end()) {}
-AxisSelection::AxisSelection(const Names& names) : all_(false), items_(names.begin(), names.end()) {}
-AxisSelection::AxisSelection(std::initializer_list<AxisSelector> items) : all_(false), items_(items) {}
+AxisSelection::AxisSelection(const Names& names)
+    : all_(false), items_(names.begin(), names.end()) {}
+AxisSelection::AxisSelection(std::initializer_list<AxisSelector> items)
+    : all_(false), items_(items) {}
 AxisSpec::AxisSpec(const Axis& a) : axes_{a} {}
 AxisSpec::AxisSpec(Axes axes) : axes_(std::move(axes)) {}
 AxisSpec::AxisSpec(std::initializer_list<Axis> axes) : axes_(axes) {}
 
-std::string to_string(const Axis& a) { return std::string(a.name.text()) + "=" + std::to_string(a.size); }
+std::string to_string(const Axis& a) {
+  return std::string(a.name.text()) + "=" + std::to_string(a.size);
+}
 std::string to_string(const Axes& axes) {
   std::string s = "(";
   for (auto& a : axes) s += (s.size() > 1 ? ", " : "") + to_string(a);
@@ -37,11 +41,14 @@ std::ostream& operator<<(std::ostream& out, const AxisSelector& s) {
   out << s.name;
   return s.size < 0 ? out : out << "=" << s.size;
 }
-std::ostream& operator<<(std::ostream& out, const AxisSelection& s) { return s.all() ? out << "all" : listed(out, s.items()); }
+std::ostream& operator<<(std::ostream& out, const AxisSelection& s) {
+  return s.all() ? out << "all" : listed(out, s.items());
+}
 std::int64_t axis_size(const Axes& axes) {
   std::int64_t n = 1;
   for (auto& a : axes)
-    if (__builtin_mul_overflow(n, a.size, &n)) n = std::numeric_limits<std::int64_t>::max();  // no array is as large
+    // no array is as large
+    if (__builtin_mul_overflow(n, a.size, &n)) n = std::numeric_limits<std::int64_t>::max();
   return n;
 }
 const Axis* find_axis(const Axes& axes, Name n) {
@@ -51,8 +58,9 @@ const Axis* find_axis(const Axes& axes, Name n) {
 }
 bool selects_axis(const AxisSelection& s, const Axes& axes) {
   return std::all_of(axes.begin(), axes.end(), [&](auto& a) {
-    return s.all() || std::any_of(s.items().begin(), s.items().end(),
-                                  [&](auto& i) { return i.name == a.name && (i.size < 0 || i.size == a.size); });
+    return s.all() || std::any_of(s.items().begin(), s.items().end(), [&](auto& i) {
+             return i.name == a.name && (i.size < 0 || i.size == a.size);
+           });
   });
 }
 

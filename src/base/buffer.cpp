@@ -15,10 +15,11 @@ namespace haliax {
 namespace {
 
 constexpr std::int64_t kAligned = 64, kPage = 4096, kHuge = 2 << 20;
-constexpr std::int64_t kKeep = 64;   // at most this many blocks of one size wait for reuse
+constexpr std::int64_t kKeep = 64;  // at most this many blocks of one size wait for reuse
 
-// Large blocks are mapped, advised to be huge pages, and kept by size; small ones are left to malloc. That has blocks of a thread
-// at hand, where aligned_alloc does not: so a small one has room in front, in which it says where malloc's begins.
+// Large blocks are mapped, advised to be huge pages, and kept by size; small ones are left to
+// malloc. That has blocks of a thread at hand, where aligned_alloc does not: so a small one has
+// room in front, in which it says where malloc's begins.
 struct MemoryPool {
   std::mutex lock;
   std::map<std::int64_t, std::vector<std::byte*>> idle;
@@ -41,9 +42,10 @@ std::byte* reused(std::int64_t size) {
   found->second.pop_back();
   return kept;
 }
-#if defined(__SANITIZE_ADDRESS__)                 // which then sees where each ends
+#if defined(__SANITIZE_ADDRESS__)  // which then sees where each ends
 std::byte* small(std::int64_t size) {
-  if (auto* data = std::aligned_alloc(kAligned, std::size_t(size))) return static_cast<std::byte*>(data);
+  if (auto* data = std::aligned_alloc(kAligned, std::size_t(size)))
+    return static_cast<std::byte*>(data);
   throw std::bad_alloc();
 }
 void free_small(std::byte* data) { std::free(data); }
@@ -66,9 +68,12 @@ std::byte* take(std::int64_t bytes) {
   if (size < kPage) return small(size);
   void* got = reused(size);
   if (!got) {
-    got = mmap(nullptr, std::size_t(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (got == MAP_FAILED) got = nullptr;
-    else if (size >= kHuge) madvise(got, std::size_t(size), MADV_HUGEPAGE);
+    got = mmap(nullptr, std::size_t(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+               0);
+    if (got == MAP_FAILED)
+      got = nullptr;
+    else if (size >= kHuge)
+      madvise(got, std::size_t(size), MADV_HUGEPAGE);
   }
   if (!got) throw std::bad_alloc();
   return static_cast<std::byte*>(got);
@@ -78,7 +83,8 @@ void give_back(std::byte* data, std::int64_t bytes) {
   if (size < kPage) return free_small(data);
   if (size < (std::int64_t(1) << 28)) {
     std::lock_guard hold(memory_pool().lock);
-    if (auto& idle = memory_pool().idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
+    if (auto& idle = memory_pool().idle[size]; std::int64_t(idle.size()) < kKeep)
+      return idle.push_back(data);
   }
   munmap(data, std::size_t(size));
 }
@@ -86,10 +92,12 @@ void give_back(std::byte* data, std::int64_t bytes) {
 }  // namespace
 
 Buffer::Buffer(std::int64_t bytes) : data_(take(bytes)), bytes_(bytes) {}
-Buffer::Buffer(std::int64_t bytes, std::unique_ptr<const Pieces> pieces) : bytes_(bytes), pieces_(pieces.release()) {}
+Buffer::Buffer(std::int64_t bytes, std::unique_ptr<const Pieces> pieces)
+    : bytes_(bytes), pieces_(pieces.release()) {}
 Buffer::Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
     : data_(data), bytes_(bytes), owner_(std::move(owner)) {}
-Buffer::Buffer(Buffer&& o) noexcept : data_(o.data_.exchange(nullptr)), bytes_(o.bytes_), owner_(std::move(o.owner_)) {}
+Buffer::Buffer(Buffer&& o) noexcept
+    : data_(o.data_.exchange(nullptr)), bytes_(o.bytes_), owner_(std::move(o.owner_)) {}
 Buffer::~Buffer() {
   if (auto* mine = data_.load(); mine && !owner_) give_back(mine, bytes_);
   delete pieces_.load();
@@ -98,14 +106,16 @@ void Buffer::keep(std::unique_ptr<Pieces> more) const {
   auto* mine = more.release();
   auto* before = pieces_.load(std::memory_order_relaxed);
   do {
-    mine->next.release();                        // of the attempt before
+    mine->next.release();  // of the attempt before
     mine->next.reset(before);
-  } while (!pieces_.compare_exchange_weak(before, mine, std::memory_order_acq_rel, std::memory_order_relaxed));
+  } while (!pieces_.compare_exchange_weak(before, mine, std::memory_order_acq_rel,
+                                          std::memory_order_relaxed));
 }
 static constinit std::mutex putting_together;
 static const bool pieces_fork =
     at_fork({kForkPieces, [] { putting_together.lock(); }, [] { putting_together.unlock(); }});
-static const bool memory_forks = at_fork({kForkMemory, [] { memory_pool().lock.lock(); }, [] { memory_pool().lock.unlock(); }});
+static const bool memory_forks =
+    at_fork({kForkMemory, [] { memory_pool().lock.lock(); }, [] { memory_pool().lock.unlock(); }});
 std::byte* Buffer::put_together() const {
   std::lock_guard hold(putting_together);
   if (auto* known = data_.load()) return known;

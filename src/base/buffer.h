@@ -1,5 +1,6 @@
-// The value of one array, which is written before others know it, and never again. In host memory, 64-byte aligned, from a pool
-// that keeps pages warm (a fresh large result costs several times its computation in page faults); or elsewhere; or both.
+// The value of one array, which is written before others know it, and never again. In host memory,
+// 64-byte aligned, from a pool that keeps pages warm (a fresh large result costs several times its
+// computation in page faults); or elsewhere; or both.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -8,27 +9,33 @@
 
 namespace haliax {
 
-// Where a value lies that is not, or not only, in host memory in one piece: on a device, or in blocks on the devices of a mesh.
+// Where a value lies that is not, or not only, in host memory in one piece: on a device, or in
+// blocks on the devices of a mesh.
 struct Pieces {
   virtual ~Pieces() = default;
   virtual void write(std::byte* whole) const = 0;
-  std::unique_ptr<const Pieces> next = {};       // others of the same value
+  std::unique_ptr<const Pieces> next = {};  // others of the same value
 };
 class Buffer {
  public:
   explicit Buffer(std::int64_t bytes);
-  Buffer(std::int64_t bytes, std::unique_ptr<const Pieces>);   // takes memory, and is put together, when it is first read
-  Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner);   // memory of somebody else's, to read
-  Buffer(Buffer&&) noexcept;                     // its host memory, to write over: what lies beside it is not of the new one
+  // takes memory, and is put together, when it is first read
+  Buffer(std::int64_t bytes, std::unique_ptr<const Pieces>);
+  // memory of somebody else's, to read
+  Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner);
+  // its host memory, to write over: what lies beside it is not of the new one
+  Buffer(Buffer&&) noexcept;
   ~Buffer();
   std::byte* data() const {
     auto* known = data_.load(std::memory_order_acquire);
     return known ? known : put_together();
   }
-  bool on_host() const { return data_.load(std::memory_order_acquire) != nullptr; }   // or else data() brings it there
+  // or else data() brings it there
+  bool on_host() const { return data_.load(std::memory_order_acquire) != nullptr; }
   std::int64_t bytes() const { return bytes_; }
   const Pieces* pieces() const { return pieces_.load(std::memory_order_acquire); }
-  void keep(std::unique_ptr<Pieces>) const;      // beside what is there, as long as this lives; any thread may
+  // beside what is there, as long as this lives; any thread may
+  void keep(std::unique_ptr<Pieces>) const;
   bool is_borrowed() const { return owner_ != nullptr; }
 
  private:
@@ -40,6 +47,6 @@ class Buffer {
 };
 using BufferPtr = std::shared_ptr<Buffer>;
 
-void release_pool();   // gives what the pool keeps back to the system
+void release_pool();  // gives what the pool keeps back to the system
 
 }  // namespace haliax

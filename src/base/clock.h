@@ -3,7 +3,7 @@
 
 namespace haliax {
 
-inline double seconds_now() {   // since some time or other
+inline double seconds_now() {  // since some time or other
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 

@@ -37,7 +37,8 @@ constexpr std::array<Facts, 13> kRows{{
     {DType::boolean, "bool", "boolean", 1, Class::boolean, false},
 }};
 constexpr bool as_in_scalar(const Facts& r) {
-  return kRows[std::size_t(r.dtype)].dtype == r.dtype && scalar::holds_real(r.dtype) == (r.cls == Class::real) &&
+  return kRows[std::size_t(r.dtype)].dtype == r.dtype &&
+         scalar::holds_real(r.dtype) == (r.cls == Class::real) &&
          scalar::bytes_per(r.dtype) == r.bytes && scalar::is_unsigned(r.dtype) == !r.is_signed;
 }
 static_assert(std::all_of(kRows.begin(), kRows.end(), as_in_scalar));
@@ -56,15 +57,17 @@ DType dtype_of(std::string_view name, SourceLocation at) {
   for (auto& r : kRows)
     if (name == r.name || name == r.long_name) return r.dtype;
   auto place = to_string(at);
-  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, kRows, &Facts::long_name) +
-              (place.empty() ? "" : "; " + place));
+  throw Error("[dtype] no dtype is called " + std::string(name) +
+              did_you_mean(name, kRows, &Facts::long_name) + (place.empty() ? "" : "; " + place));
 }
 
 DType promote(DType a, DType b) {
   if (a == b) return a;
   auto &x = row(a), &y = row(b);
-  if (x.cls != y.cls) return x.cls > y.cls ? a : b;        // floats win over integers, integers over bool
-  if (x.cls == Class::real) return x.bytes == y.bytes ? DType::f32 : x.bytes > y.bytes ? a : b;   // bf16 with f16
+  // floats win over integers, integers over bool
+  if (x.cls != y.cls) return x.cls > y.cls ? a : b;
+  // bf16 with f16
+  if (x.cls == Class::real) return x.bytes == y.bytes ? DType::f32 : x.bytes > y.bytes ? a : b;
   if (x.is_signed == y.is_signed) return x.bytes > y.bytes ? a : b;
   auto &s = x.is_signed ? x : y, &u = x.is_signed ? y : x;
   if (s.bytes > u.bytes) return s.dtype;

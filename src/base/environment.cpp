@@ -15,12 +15,15 @@ static std::string_view value_of(const char* variable) {
   return text ? text : "";
 }
 
-void refuse_asked(const char* variable, std::string_view value, std::string_view allowed, SourceLocation at) {
+void refuse_asked(const char* variable, std::string_view value, std::string_view allowed,
+                  SourceLocation at) {
   auto place = to_string(at);
   if (!place.empty()) place = "; " + place;
-  throw Error(fmt::format("[environment] {} is {}; it must be {}{}", variable, value, allowed, place));
+  throw Error(
+      fmt::format("[environment] {} is {}; it must be {}{}", variable, value, allowed, place));
 }
-std::optional<std::int64_t> number_asked(const char* variable, std::int64_t least, std::int64_t most, SourceLocation at) {
+std::optional<std::int64_t> number_asked(const char* variable, std::int64_t least,
+                                         std::int64_t most, SourceLocation at) {
   const auto text = value_of(variable);
   if (text.empty()) return std::nullopt;
   std::int64_t n = 0;

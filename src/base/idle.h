@@ -1,5 +1,5 @@
-// What calls at the same time take one each of, and leave for the next: memory, or state of a run. As many are kept as ever were
-// used at once.
+// What calls at the same time take one each of, and leave for the next: memory, or state of a run.
+// As many are kept as ever were used at once.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace haliax {
 
-extern std::mutex idle_lock;                     // one for all, as it is seldom taken, and must be held over a fork
+extern std::mutex idle_lock;  // one for all, as it is seldom taken, and must be held over a fork
 
 template <class T> class Idle {
  public:
@@ -20,17 +20,20 @@ template <class T> class Idle {
     return *this;
   }
   ~Idle() { delete one_.load(); }
-  std::unique_ptr<T> take() {                    // null: all are in use
-    if (auto* got = one_.exchange(nullptr, std::memory_order_acquire)) return std::unique_ptr<T>(got);
+  std::unique_ptr<T> take() {  // null: all are in use
+    if (auto* got = one_.exchange(nullptr, std::memory_order_acquire))
+      return std::unique_ptr<T>(got);
     std::lock_guard hold(idle_lock);
     if (more_.empty()) return nullptr;
     auto got = std::move(more_.back());
     more_.pop_back();
     return got;
   }
-  void leave(std::unique_ptr<T> used) noexcept {   // where there is no memory to note it in, it goes
+  // where there is no memory to note it in, it goes
+  void leave(std::unique_ptr<T> used) noexcept {
     T* none = nullptr;
-    if (one_.compare_exchange_strong(none, used.get(), std::memory_order_release, std::memory_order_relaxed)) {
+    if (one_.compare_exchange_strong(none, used.get(), std::memory_order_release,
+                                     std::memory_order_relaxed)) {
       used.release();
       return;
     }
@@ -41,7 +44,7 @@ template <class T> class Idle {
   }
 
  private:
-  std::atomic<T*> one_{nullptr};                 // without the lock, as there mostly is one caller
+  std::atomic<T*> one_{nullptr};  // without the lock, as there mostly is one caller
   std::vector<std::unique_ptr<T>> more_;
 };
 

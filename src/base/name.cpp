@@ -13,25 +13,29 @@ namespace {
 
 struct Table {
   std::mutex lock;
-  std::deque<NameData> all;                                       // stable addresses, never freed
+  std::deque<NameData> all;  // stable addresses, never freed
   std::unordered_map<std::string_view, const NameData*> shown;
 };
 Table& table() {
-  static Table* t = new Table;   // outlives every static Axis
+  static Table* t = new Table;  // outlives every static Axis
   return *t;
 }
 
-const bool name_forks = at_fork({kForkNames, [] { table().lock.lock(); }, [] { table().lock.unlock(); }});
+const bool name_forks =
+    at_fork({kForkNames, [] { table().lock.lock(); }, [] { table().lock.unlock(); }});
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {   // two letters that change places are one edit
-  std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);   // of the beginnings of a, for each beginning of b
+// two letters that change places are one edit
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  // of the beginnings of a, for each beginning of b
+  std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
     before = std::exchange(last, row);
     row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
       row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
     }
   }
   return row[b.size()];
@@ -50,7 +54,9 @@ Name::Name(std::string_view text) {
   data_ = found->second;
 }
 
-std::string_view Name::text() const { return data_ ? std::string_view(data_->text) : std::string_view(); }
+std::string_view Name::text() const {
+  return data_ ? std::string_view(data_->text) : std::string_view();
+}
 bool Name::hidden() const { return data_ && data_->hidden; }
 
 Name fresh_hidden(Name shown, SourceLocation by) {
@@ -62,7 +68,7 @@ Name fresh_hidden(Name shown, SourceLocation by) {
 
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates) {
   std::string near;
-  std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;   // else no slip of the pen
+  std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;  // else no slip of the pen
   for (auto& c : candidates)
     if (auto d = edit_distance(wanted, c); d < least) least = d, near = c;
   return near.empty() ? "" : "; did you mean " + near + "?";

@@ -1,5 +1,5 @@
-// A range of addresses that nobody may touch who has not opened it: memory of devices that share none with the host, where there
-// are none.
+// A range of addresses that nobody may touch who has not opened it: memory of devices that share
+// none with the host, where there are none.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -12,11 +12,12 @@ namespace haliax {
 class Protected {
  public:
   Protected();
-  std::byte* take(std::int64_t bytes);           // first fit; null: there is no place
-  // Allocates nothing. idle: nobody works on it any more, so that the system may have large pieces back.
+  std::byte* take(std::int64_t bytes);  // first fit; null: there is no place
+  // Allocates nothing. idle: nobody works on it any more, so that the system may have large pieces
+  // back.
   void give_back(std::byte* data, bool idle = true);
   std::int64_t in_use() const { return in_use_; }
-  template <class F> void opened(const F& f) {   // several threads may have it open at once
+  template <class F> void opened(const F& f) {  // several threads may have it open at once
     open(1);
     struct Closed {
       Protected& p;
@@ -24,11 +25,11 @@ class Protected {
     } closed{*this};
     f();
   }
-  void open(int by);                             // it is open while their sum is above 0
-  std::mutex& lock() { return lock_; }           // held over a fork
+  void open(int by);                    // it is open while their sum is above 0
+  std::mutex& lock() { return lock_; }  // held over a fork
 
  private:
-#if defined(__SANITIZE_THREAD__)                  // which leaves programs less than 2 TiB of addresses
+#if defined(__SANITIZE_THREAD__)  // which leaves programs less than 2 TiB of addresses
   static constexpr std::size_t kBytes = std::size_t(1) << 32;
 #else
   static constexpr std::size_t kBytes = std::size_t(1) << 36;
@@ -36,7 +37,7 @@ class Protected {
   std::byte* base_ = nullptr;
   std::atomic<std::int64_t> in_use_{0};
   int opened_ = 0;
-  std::map<std::int64_t, std::int64_t> free_{{0, kBytes}}, used_;   // offset, size
+  std::map<std::int64_t, std::int64_t> free_{{0, kBytes}}, used_;  // offset, size
   std::mutex lock_;
 };
 

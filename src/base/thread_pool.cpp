@@ -29,7 +29,8 @@ void relax() {
 
 constexpr int kMost = 1024;
 
-// Those that this process may use; where several were started together on this machine, and none is bound to some, its share.
+// Those that this process may use; where several were started together on this machine, and none is
+// bound to some, its share.
 int cores_here() {
   const auto all = int(std::thread::hardware_concurrency());
   int mine = all, together = 1;
@@ -44,15 +45,19 @@ int cores_here() {
 // The blocks that a worker has left: it takes the first, others the last.
 class Share {
  public:
-  void set(std::int64_t first, std::int64_t end) { range_.store(join(first, end), std::memory_order_relaxed); }
+  void set(std::int64_t first, std::int64_t end) {
+    range_.store(join(first, end), std::memory_order_relaxed);
+  }
   // -1 when there are none.
   std::int64_t take(bool last) {
     std::uint64_t range = range_.load(std::memory_order_relaxed);
     for (;;) {
-      const auto first = static_cast<std::int64_t>(range & 0xffffffff), end = static_cast<std::int64_t>(range >> 32);
+      const auto first = static_cast<std::int64_t>(range & 0xffffffff),
+                 end = static_cast<std::int64_t>(range >> 32);
       if (first >= end) return -1;
       const std::uint64_t rest = last ? join(first, end - 1) : join(first + 1, end);
-      if (range_.compare_exchange_weak(range, rest, std::memory_order_relaxed)) return last ? end - 1 : first;
+      if (range_.compare_exchange_weak(range, rest, std::memory_order_relaxed))
+        return last ? end - 1 : first;
     }
   }
 
@@ -63,13 +68,13 @@ class Share {
   alignas(64) std::atomic<std::uint64_t> range_{0};
 };
 
-thread_local bool in_block = false;   // work of the pool runs on this thread
+thread_local bool in_block = false;  // work of the pool runs on this thread
 
-class Pool {   // never destroyed: threads may compute after main
+class Pool {  // never destroyed: threads may compute after main
  public:
   explicit Pool(int count) { start(count); }
   int size() const { return size_.load(std::memory_order_relaxed); }
-  void resize(int count) {   // when what runs is done
+  void resize(int count) {  // when what runs is done
     std::lock_guard lock(busy_);
     if (count == size()) return;
     stop_.store(true);
@@ -87,12 +92,14 @@ class Pool {   // never destroyed: threads may compute after main
     task_ = task;
     context_ = context;
     limit_ = std::min(workers, size());
-    for (int i = 0; i < limit_; ++i) shares_[static_cast<std::size_t>(i)].set(blocks * i / limit_, blocks * (i + 1) / limit_);
+    for (int i = 0; i < limit_; ++i)
+      shares_[static_cast<std::size_t>(i)].set(blocks * i / limit_, blocks * (i + 1) / limit_);
     open_.store(true);
     epoch_.fetch_add(1);
     if (sleepers_.load() > 0) epoch_.notify_all();
     take_blocks(0);
-    // A worker either sees the job closed or is counted in `inside_`: both are sequentially consistent.
+    // A worker either sees the job closed or is counted in `inside_`: both are sequentially
+    // consistent.
     open_.store(false);
     for (int spins = 0; inside_.load() != 0; ++spins) {
       if (spins < 4096)
@@ -118,7 +125,8 @@ class Pool {   // never destroyed: threads may compute after main
     }
   }
   void work(int worker) {
-    constexpr int spin_turns = 1 << 13;  // tens of microseconds: steps follow each other faster than that
+    // tens of microseconds: steps follow each other faster than that
+    constexpr int spin_turns = 1 << 13;
     std::uint32_t seen = 0;
     in_block = true;
     for (;;) {
@@ -154,9 +162,10 @@ class Pool {   // never destroyed: threads may compute after main
 
 constinit std::mutex making;
 constinit std::atomic<Pool*> current{nullptr};
-std::atomic<int> told{0};   // by set_threads
+std::atomic<int> told{0};  // by set_threads
 // A child makes a pool of its own: the threads of this one are not there.
-const bool pool_forks = at_fork({kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
+const bool pool_forks = at_fork(
+    {kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
 
 Pool& pool() {
   if (Pool* p = current.load(std::memory_order_acquire)) return *p;
@@ -174,8 +183,8 @@ void set_threads(int count, SourceLocation at) {
   };
   if (in_block) refuse("is called by a function that runs on these threads; call it outside");
   if (count < 0 || count > kMost)
-    refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " + std::to_string(kMost) +
-           ", or 0: as many as usual");
+    refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " +
+           std::to_string(kMost) + ", or 0: as many as usual");
   const int now = count > 0 ? count : threads_asked(at);
   told = count;
   pool().resize(now);

@@ -22,11 +22,12 @@ void rewrite(Compilation& c, Nodes (*f)(Nodes)) { c.roots = f(std::move(c.roots)
 
 const Pass kPasses[] = {
     // ---- the graph of the whole ----
-    {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph, false,
-     [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
+    {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph,
+     false, [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
     {"scores", "puts borders around scores too large to be whole", Stage::graph, true,
      [](Compilation& c) {
-       c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth, {}, &c.uncut);
+       c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth, {},
+                                    &c.uncut);
      }},
     {"merge_carried", "joins a loop with what its gradient keeps of it", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_carried); }},
@@ -40,12 +41,15 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        auto& o = c.options;
        c.shares_queries = shares_queries(c.roots);
-       c.roots = cut_chunks(c.roots, chunk_trial(o.device), o.chunk_depth, o.partition.rounds, &c.uncut);
+       c.roots =
+           cut_chunks(c.roots, chunk_trial(o.device), o.chunk_depth, o.partition.rounds, &c.uncut);
      }},
     {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
     {"drop_dead", "drops results and carries of loops that nobody reads", Stage::graph, false,
-     [](Compilation& c) { rewrite(c, c.options.optional ? drop_dead_results : drop_dead_effects); }},
+     [](Compilation& c) {
+       rewrite(c, c.options.optional ? drop_dead_results : drop_dead_effects);
+     }},
     {"merge_loops", "makes one loop of two over the same index", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_loops); }},
     {"accumulate_folds", "starts sums over turns from what they are added to", Stage::graph, true,
@@ -53,7 +57,8 @@ const Pass kPasses[] = {
     {"drop_merged", "drops what merged loops and sums leave unread", Stage::graph, true,
      [](Compilation& c) { rewrite(c, drop_dead_results); }},
     // ---- a mesh ----
-    {"plan", "says how each value is cut, and what is sent", Stage::sharding, false, [](Compilation& c) { c.partition->plan(); }},
+    {"plan", "says how each value is cut, and what is sent", Stage::sharding, false,
+     [](Compilation& c) { c.partition->plan(); }},
     {"residuals", "keeps what a later loop would have to send again", Stage::sharding, false,
      [](Compilation& c) { c.partition->residuals(); }},
     {"regather", "gathers weights again for the backward pass", Stage::sharding, false,
@@ -78,14 +83,15 @@ const Pass kPasses[] = {
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
     {"row_products", "makes products of row with row sums, point by point", Stage::device, true,
      [](Compilation& c) { c.roots = row_products(c.roots); }},
-    {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device, true,
+    {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device,
+     true,
      [](Compilation& c) {
        auto machine = c.options.device ? c.options.device->machine() : program::Machine();
-       bool turns_are_its_own = machine.lane > 0;   // else a skip saves little
+       bool turns_are_its_own = machine.lane > 0;  // else a skip saves little
        if (turns_are_its_own) c.roots = masked_products(c.roots, machine);
      }},
-    {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
-     [](Compilation& c) { rewrite(c, accumulate_updates); }},
+    {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device,
+     true, [](Compilation& c) { rewrite(c, accumulate_updates); }},
     {"early_exit", "ends turns, or their parts, that masks make nothing of", Stage::device, true,
      [](Compilation& c) { c.turns = parts_of_turns(c.roots, !checks_finite()); }},
     {"layout", "orders the axes of values in memory for products", Stage::device, true,
@@ -95,13 +101,15 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        const bool optional = c.options.optional;
        const int row = c.options.device && optional ? c.options.device->machine().row : 1;
-       auto low = lower(c.roots, c.inputs, {.fuse = optional && !checks_finite(), .row = row}, c.layouts, c.turns);
+       auto low = lower(c.roots, c.inputs, {.fuse = optional && !checks_finite(), .row = row},
+                        c.layouts, c.turns);
        c.program = std::move(low.program), c.captured = std::move(low.captured);
        c.program->device = c.number;
        if (c.options.mesh)
          for (auto& [name, size] : c.options.mesh->axes()) c.program->mesh.push_back(size);
      }},
-    {"check_finite", "with HALIAX_NANS=1: stops where a step makes NaN or inf", Stage::program, false,
+    {"check_finite", "with HALIAX_NANS=1: stops where a step makes NaN or inf", Stage::program,
+     false,
      [](Compilation& c) {
        if (checks_finite()) check_finite(*c.program);
      }},
@@ -111,7 +119,8 @@ const Pass kPasses[] = {
      }},
     {"reuse_products", "keeps products from loop to loop in idle memory", Stage::program, true,
      [](Compilation& c) { c.alternative = reuse_products(*c.program); }},
-    {"overlap", "starts collectives early, and finishes each where it is needed", Stage::program, false,
+    {"overlap", "starts collectives early, and finishes each where it is needed", Stage::program,
+     false,
      [](Compilation& c) {
        if (!c.options.partition.overlap || !c.partition || !c.partition->even()) return;
        overlap(*c.program);
@@ -126,7 +135,7 @@ const Pass kPasses[] = {
     {"plan_memory", "shares memory, drops copies, gives each slot an offset", Stage::program, false,
      [](Compilation& c) {
        auto donated = c.options.donated;
-       donated.resize(std::size_t(c.program->arguments));   // what the graph captured is not
+       donated.resize(std::size_t(c.program->arguments));  // what the graph captured is not
        plan_memory(*c.program, donated, c.options.optional);
        c.placed = true;
        if (!c.alternative) return;
@@ -135,7 +144,8 @@ const Pass kPasses[] = {
        c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
        *c.program = std::move(*c.alternative), c.alternative.reset();
      }},
-    {"poison", "with HALIAX_POISON=1: fills what was gathered with NaN, once read", Stage::program, false,
+    {"poison", "with HALIAX_POISON=1: fills what was gathered with NaN, once read", Stage::program,
+     false,
      [](Compilation& c) {
        if (poisons()) poison(*c.program);
      }},
@@ -152,12 +162,14 @@ std::string printed() {
   return wanted;
 }
 bool is_asked(const Pass& p) {
-  static const auto& wanted = *new std::string(printed());   // read once; never destroyed, as threads may compute after main
+  // read once; never destroyed, as threads may compute after main
+  static const auto& wanted = *new std::string(printed());
   return wanted == p.name || wanted == "all";
 }
 std::string text_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->text();
-  return on == Stage::program ? program::to_string(*c.program) : to_string(c.roots, c.layouts) + to_string(c.turns, c.roots);
+  return on == Stage::program ? program::to_string(*c.program)
+                              : to_string(c.roots, c.layouts) + to_string(c.turns, c.roots);
 }
 std::int64_t size_of(const std::vector<program::Step>& steps) {
   auto n = std::int64_t(steps.size());
@@ -167,7 +179,8 @@ std::int64_t size_of(const std::vector<program::Step>& steps) {
 // Nodes of a graph, steps of a plan or of a Program.
 std::int64_t size_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->size();
-  return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0) : std::int64_t(everything(c.roots).size());
+  return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0)
+                              : std::int64_t(everything(c.roots).size());
 }
 void verify_after(const Pass& p, const Compilation& c) try {
   if (p.on == Stage::program) {
@@ -191,15 +204,18 @@ void run(Compilation& c, Stage first, Stage last) {
   Stage counted = first;
   bool reached = false, checked = false;
   // Custom gradients do not outlive the first pass.
-  if (verifies() && first == Stage::graph && c.options.from == kPasses[0].name) verify(c.roots, "tracing");
+  if (verifies() && first == Stage::graph && c.options.from == kPasses[0].name)
+    verify(c.roots, "tracing");
   for (auto& p : kPasses) {
     reached |= p.name == c.options.from;
     if (!reached || p.on < first || p.on > last || (p.optional && !c.options.optional)) continue;
     if (p.on == Stage::sharding && !c.options.mesh) continue;
     if (p.on == Stage::sharding && !c.partition) {
       std::vector<PartitionInput> inputs;
-      for (std::size_t k = 0; k < c.inputs.size(); ++k) inputs.push_back({c.inputs[k], c.options.in[k]});
-      c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs), *c.options.mesh, c.options.partition);
+      for (std::size_t k = 0; k < c.inputs.size(); ++k)
+        inputs.push_back({c.inputs[k], c.options.in[k]});
+      c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs),
+                                                *c.options.mesh, c.options.partition);
     }
     if (size < 0 || counted != p.on) size = size_of(c, p.on), counted = p.on;
     auto before = c.roots;
@@ -207,14 +223,17 @@ void run(Compilation& c, Stage first, Stage last) {
     auto started = seconds_now();
     p.run(c);
     auto seconds = seconds_now() - started;
-    bool same = p.on != Stage::sharding && p.on != Stage::program && c.roots == before;   // then so is all below them
+    // then so is all below them
+    bool same = p.on != Stage::sharding && p.on != Stage::program && c.roots == before;
     c.log.push_back({p.name, size, same ? size : size_of(c, p.on), seconds});
     size = c.log.back().after;
     if (is_asked(p)) {
-      auto device = c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
+      auto device =
+          c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
       std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(), text_of(c, p.on).c_str());
     }
-    // A graph is frozen: one that has been looked at, and of which nothing more is said, is as it was.
+    // A graph is frozen: one that has been looked at, and of which nothing more is said, is as it
+    // was.
     if (same && checked && c.turns.size() + c.layouts.size() == said) continue;
     if (verifies()) verify_after(p, c);
     checked = true;
@@ -229,9 +248,11 @@ void run_whole(Compilation& c) {
   if (o.rounds && !(o.strict && c.partition->unasked_gathers() > 0)) return;
   other.options.partition.rounds = !o.rounds;
   run(other, Stage::graph, Stage::sharding);
-  // A ring that was asked for is left where it takes gathers that nobody asked for, and never for its bytes.
+  // A ring that was asked for is left where it takes gathers that nobody asked for, and never for
+  // its bytes.
   auto &mine = *c.partition, &its = *other.partition;
-  if (o.rounds ? its.unasked_gathers() < mine.unasked_gathers() : its.is_better_than(mine)) c = std::move(other);
+  if (o.rounds ? its.unasked_gathers() < mine.unasked_gathers() : its.is_better_than(mine))
+    c = std::move(other);
 }
 
 Compilation on_device(const Compilation& whole, int number) {
@@ -241,10 +262,13 @@ Compilation on_device(const Compilation& whole, int number) {
 }
 
 Try chunk_trial(program::Device* device) {
-  constexpr int workers = 2;   // what is chosen does not depend on how many threads there are
+  constexpr int workers = 2;  // what is chosen does not depend on how many threads there are
   return [device](const Nodes& roots, const Nodes& inputs, int depth) {
-    Compilation c{roots, inputs, {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
-    c.options.walks_batches = false;   // tried with it, bf16 attention over long texts took plans of more memory
+    Compilation c{roots,
+                  inputs,
+                  {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
+    // tried with it, bf16 attention over long texts took plans of more memory
+    c.options.walks_batches = false;
     run(c);
     return Tried{c.roots, c.program, c.spared, device ? device->machine() : program::Machine()};
   };
@@ -252,7 +276,8 @@ Try chunk_trial(program::Device* device) {
 
 std::string to_string(const std::vector<PassReport>& log) {
   auto out = fmt::format("{:<20}{:>8}{:>8}{:>11}\n", "pass", "before", "after", "ms");
-  for (auto& r : log) out += fmt::format("{:<20}{:>8}{:>8}{:>11.3f}\n", r.name, r.before, r.after, r.seconds * 1e3);
+  for (auto& r : log)
+    out += fmt::format("{:<20}{:>8}{:>8}{:>11.3f}\n", r.name, r.before, r.after, r.seconds * 1e3);
   return out;
 }
 std::string table_of_passes() {

@@ -15,7 +15,9 @@
 namespace haliax {
 namespace {
 
-bool same_set(const NodePtr& a, const NodePtr& b) { return same_set(a->axes, b->axes) && a->dtype == b->dtype; }
+bool same_set(const NodePtr& a, const NodePtr& b) {
+  return same_set(a->axes, b->axes) && a->dtype == b->dtype;
+}
 
 // One node by itself: its axes and dtype are what its op makes of its operands.
 struct NodeCheck {
@@ -25,7 +27,9 @@ struct NodeCheck {
   // `why` with text for each {}, which takes its time only where something is wrong.
   template <class... A> void must(bool ok, const char* why, const A&... a) const {
     if (ok) return;
-    fail_at(n.origin, "verify", fmt::format("{} after {}: {}", n.op->name, after, fmt::format(fmt::runtime(why), text(a)...)));
+    fail_at(n.origin, "verify",
+            fmt::format("{} after {}: {}", n.op->name, after,
+                        fmt::format(fmt::runtime(why), text(a)...)));
   }
   static const std::string& text(const std::string& s) { return s; }
   static std::string text(Name name) { return std::string(name.text()); }
@@ -33,39 +37,56 @@ struct NodeCheck {
   static std::string text(const Axes& axes) { return to_string(axes); }
   static std::string text(const Axis& axis) { return to_string(axis); }
   static std::string text(std::int64_t number) { return std::to_string(number); }
-  static bool holds(const Axes& axes, const Axis& a) { return std::find(axes.begin(), axes.end(), a) != axes.end(); }
+  static bool holds(const Axes& axes, const Axis& a) {
+    return std::find(axes.begin(), axes.end(), a) != axes.end();
+  }
 
   void run() const {
     for (auto& a : n.axes) {
       auto same = [&](auto& b) { return a.name == b.name; };
-      must(std::count_if(n.axes.begin(), n.axes.end(), same) == 1, "axis {} twice in {}", a.name, n.axes);
+      must(std::count_if(n.axes.begin(), n.axes.end(), same) == 1, "axis {} twice in {}", a.name,
+           n.axes);
     }
     switch (n.op->kind) {
-      case Kind::map: axes(); return map();
-      case Kind::reduce: axes(); return reduce();
-      case Kind::contract: axes(); return contract();
+      case Kind::map:
+        axes();
+        return map();
+      case Kind::reduce:
+        axes();
+        return reduce();
+      case Kind::contract:
+        axes();
+        return contract();
       case Kind::view:
-      case Kind::step: axes(); return moves();
+      case Kind::step:
+        axes();
+        return moves();
       case Kind::wrap:
         if (n.op == &kCustomVjp) return custom();
-        return must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
-      case Kind::loop: return loop();
-      case Kind::result: return result();
-      case Kind::leaf: return leaf();
+        return must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype,
+                    "it is not like what it shows");
+      case Kind::loop:
+        return loop();
+      case Kind::result:
+        return result();
+      case Kind::leaf:
+        return leaf();
     }
   }
   void leaf() const {
-    if (n.op == &prim::kNumber || n.op == &prim::kIndex) must(n.axes.empty(), "it is one number, and has {}", n.axes);
+    if (n.op == &prim::kNumber || n.op == &prim::kIndex)
+      must(n.axes.empty(), "it is one number, and has {}", n.axes);
     if (n.op == &prim::kIndex) result_is(prim::position_dtype(IndexAttr::of(n).axis.size));
     bool counts = n.axes.size() == 1 && n.dtype != DType::boolean;
     if (n.op == &prim::kIota) must(counts, "positions of one axis are {} {}", n.dtype, n.axes);
   }
   void result_is(DType d) const { must(n.dtype == d, "the result is {}", n.dtype); }
-  // What the op's rule says of each axis of an operand: it is one of the result's, of its size, or folded away, and so on. What
-  // the result has beside those is a broadcast, or what an op makes of all of an axis.
+  // What the op's rule says of each axis of an operand: it is one of the result's, of its size, or
+  // folded away, and so on. What the result has beside those is a broadcast, or what an op makes of
+  // all of an axis.
   void axes() const {
     using Way = Along::Way;
-    if (n.op == &kCollective) return;              // its wiring says what it makes
+    if (n.op == &kCollective) return;  // its wiring says what it makes
     struct Point {
       Name name;
       std::int64_t size;
@@ -75,29 +96,35 @@ struct NodeCheck {
     auto parts = is_parted() ? RegroupAttr::of(n).parts : Names();
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
-      bool made = rule.way == Way::whole || n.op->kind == Kind::map || keeps_names(n) || haliax::has(parts, a.name);
-      if (rule.point && !(n.op->stretches && rule.way != Way::map)) points.push_back({rule.point, a.size, true, made});
+      bool made = rule.way == Way::whole || n.op->kind == Kind::map || keeps_names(n) ||
+                  haliax::has(parts, a.name);
+      if (rule.point && !(n.op->stretches && rule.way != Way::map))
+        points.push_back({rule.point, a.size, true, made});
     }
     for (std::size_t k = 0; k < n.in.size(); ++k)
       for (auto& x = *n.in[k]; auto& a : x.axes) {
         auto rule = along(n, k, a.name);
         if (!rule.point) continue;
-        auto p = std::find_if(points.begin(), points.end(), [&](auto& p) { return p.name == rule.point; });
+        auto p = std::find_if(points.begin(), points.end(),
+                              [&](auto& p) { return p.name == rule.point; });
         if (p == points.end()) p = points.insert(p, {rule.point, a.size, false, true});
         bool fits = rule.way == Way::shift || rule.way == Way::regroup || p->size == a.size;
-        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name, x.axes, n.axes);
+        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name,
+             x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
         // On a mesh an exchange may stand in its place.
         bool only_moves = n.op->linear == Linear::moves, shifts = rule.way == Way::shift;
-        must(only_moves || rule.way != Way::regroup, "it regroups axis {}, and does more than move values", a.name);
+        must(only_moves || rule.way != Way::regroup,
+             "it regroups axis {}, and does more than move values", a.name);
         must(only_moves || !shifts, "it shifts axis {}, and does more than move values", a.name);
         must(n.op->stretches || !shifts, "it shifts axis {}, and does not say how", a.name);
-        must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name, x.axes, n.axes);
+        must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name,
+             x.axes, n.axes);
         p->made = true;
       }
     for (auto& p : points) must(p.made, "no operand has axis {}", p.name);
   }
-  bool is_parted() const {   // an axis of an operand, in the result
+  bool is_parted() const {  // an axis of an operand, in the result
     return !n.in.empty() && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
       auto rule = along(n, 0, a.name);
       return rule.way == Along::Way::regroup && !rule.point;
@@ -106,38 +133,51 @@ struct NodeCheck {
   void map() const {
     auto c = n.op->code;
     const auto count = program::operands_of(c);
-    must(n.in.size() == std::size_t(count), "it has {} operands, and takes {}", std::int64_t(n.in.size()), std::int64_t(count));
-    bool asks = c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
+    must(n.in.size() == std::size_t(count), "it has {} operands, and takes {}",
+         std::int64_t(n.in.size()), std::int64_t(count));
+    bool asks =
+        c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
     bool compares = c >= Code::less && c <= Code::not_equal;
-    must(c != Code::logical_not || n.in[0]->dtype == DType::boolean, "it turns round {}", n.in[0]->dtype);
+    must(c != Code::logical_not || n.in[0]->dtype == DType::boolean, "it turns round {}",
+         n.in[0]->dtype);
     if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have other dtypes");
     if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
-    bool is_function = (c >= Code::exp && c <= Code::digamma) || c == Code::atan2 || c == Code::nextafter;
+    bool is_function =
+        (c >= Code::exp && c <= Code::digamma) || c == Code::atan2 || c == Code::nextafter;
     must(!is_function || is_float(n.dtype), "a function of numbers that are {}", n.dtype);
     must(c != Code::neg || n.dtype != DType::boolean, "the negative of {}", n.dtype);
-    must(c < Code::threefry0 || c > Code::threefry_xor || n.dtype == DType::u32, "random bits that are {}", n.dtype);
+    must(c < Code::threefry0 || c > Code::threefry_xor || n.dtype == DType::u32,
+         "random bits that are {}", n.dtype);
     bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
     must(!bits || !is_float(n.dtype), "bits of {}", n.dtype);
     if (c == Code::select)
-      return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype && n.in[2]->dtype == n.dtype,
+      return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype &&
+                      n.in[2]->dtype == n.dtype,
                   "operands have other dtypes");
     if (c == Code::bitcast)
-      return must(bytes_of(n.in[0]->dtype) == bytes_of(n.dtype), "the bits of {} are none of {}", n.in[0]->dtype, n.dtype);
+      return must(bytes_of(n.in[0]->dtype) == bytes_of(n.dtype), "the bits of {} are none of {}",
+                  n.in[0]->dtype, n.dtype);
     if (c == Code::cast) return;
-    for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
+    for (auto& x : n.in)
+      must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void reduce() const {
     must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
     auto folded = names_of(without(n.in[0]->axes, n.axes));
-    auto counted = ReduceAttr::of(n).over;         // in this order
+    auto counted = ReduceAttr::of(n).over;  // in this order
     bool counts = std::is_permutation(folded.begin(), folded.end(), counted.begin(), counted.end());
-    must(counts || !finds_position(n.op->code), "it counts positions along other axes than it folds");
-    result_is(!finds_position(n.op->code) ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
+    must(counts || !finds_position(n.op->code),
+         "it counts positions along other axes than it folds");
+    result_is(!finds_position(n.op->code)
+                  ? n.in[0]->dtype
+                  : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
-  void contract() const {   // of narrower operands than the result, or of wider ones
-    must(n.in.size() == 2 || n.op->fault, "it has {} operands, and takes 2", std::int64_t(n.in.size()));
-    for (std::size_t k : {0u, 1u})               // a third one says which blocks there are
-      must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, the result {}", n.in[k]->dtype, n.dtype);
+  void contract() const {  // of narrower operands than the result, or of wider ones
+    must(n.in.size() == 2 || n.op->fault, "it has {} operands, and takes 2",
+         std::int64_t(n.in.size()));
+    for (std::size_t k : {0u, 1u})  // a third one says which blocks there are
+      must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, the result {}",
+           n.in[k]->dtype, n.dtype);
     faultless();
   }
   void faultless() const {
@@ -157,10 +197,14 @@ struct NodeCheck {
     for (auto& x : n.in) must(find(*x, axis), "part {} does not fit {}", x->axes, n.axes);
     for (auto& s : n.op->stretches(n)) {
       auto last = s.from + (s.size - 1) * s.step;
-      must(s.size < 2 || s.step != 0, "it reads position {} of {} over and over", s.from, n.in[s.operand]->axes);
-      bool inside = std::min(s.from, last) >= 0 && std::max(s.from, last) < find(*n.in[s.operand], axis)->size;
-      bool never = is_dynamic_slice(n) && find(*n.in[0], axis)->size == 0;   // in a loop that makes no turn
-      must(n.size() == 0 || s.size == 0 || inside || never, "it reaches outside of {}", n.in[s.operand]->axes);
+      must(s.size < 2 || s.step != 0, "it reads position {} of {} over and over", s.from,
+           n.in[s.operand]->axes);
+      bool inside = std::min(s.from, last) >= 0 &&
+                    std::max(s.from, last) < find(*n.in[s.operand], axis)->size;
+      // in a loop that makes no turn
+      bool never = is_dynamic_slice(n) && find(*n.in[0], axis)->size == 0;
+      must(n.size() == 0 || s.size == 0 || inside || never, "it reaches outside of {}",
+           n.in[s.operand]->axes);
       must(s.size >= 0 && s.to >= done, "it writes position {} of {} twice", s.to, n.axes);
       done = s.to + s.size;
     }
@@ -172,7 +216,8 @@ struct NodeCheck {
     must(!l.index.empty(), "it has no body");
     std::int64_t walked = 0;
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      must(prim::index_start(*l.index[b]) == walked, "a body does not start after {} positions", walked);
+      must(prim::index_start(*l.index[b]) == walked, "a body does not start after {} positions",
+           walked);
       auto chunk = prim::index_chunk(*l.index[b]);
       must(!l.drop || chunk == 1, "its turns are of one position, and walk {}", chunk);
       walked += trips(l, b) * prim::index_chunk(*l.index[b]);
@@ -186,22 +231,28 @@ struct NodeCheck {
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
       bool same = r.carry && behind_barriers(r.value[0]) == r.carry;
       if (r.decides) must(same && r.carry->axes.empty(), "what decides about turns is no flag");
-      if (r.carry) must(r.start && same_set(r.start, r.carry), "a carry starts from another kind of array");
-      else if (r.start) must(same_set(r.start, r.value[0]), "a fold starts from another kind of array");
+      if (r.carry)
+        must(r.start && same_set(r.start, r.carry), "a carry starts from another kind of array");
+      else if (r.start)
+        must(same_set(r.start, r.value[0]), "a fold starts from another kind of array");
     }
   }
-  static NodePtr behind_barriers(NodePtr value) {   // barriers only wait: for calls that other devices make too
+  // barriers only wait: for calls that other devices make too
+  static NodePtr behind_barriers(NodePtr value) {
     while (value->op == &prim::kBarrier) value = value->in[0];
     return value;
   }
   void body(const Loop& l, const LoopResult& r, std::size_t b) const {
     auto& v = r.value[b];
     must(v->dtype == r.value[0]->dtype, "bodies make values of different dtypes");
-    if (r.carry) return must(same_set(v, r.carry), "a turn leaves {} where it carries {}", v->axes, r.carry->axes);
+    if (r.carry)
+      return must(same_set(v, r.carry), "a turn leaves {} where it carries {}", v->axes,
+                  r.carry->axes);
     if (r.fold == Fold::fold) return must(same_set(v, r.value[0]), "bodies fold different axes");
     auto* along = find(*v, l.axis.name);
     if (l.drop) return must(!along, "a value of one position has the axis that is walked");
-    must(along && along->size == prim::index_chunk(*l.index[b]), "a value that is stacked is no chunk of {}", l.axis);
+    must(along && along->size == prim::index_chunk(*l.index[b]),
+         "a value that is stacked is no chunk of {}", l.axis);
     auto rest = [&](Axes axes) {
       std::erase_if(axes, [&](auto& a) { return a.name == l.axis.name; });
       return axes;
@@ -210,8 +261,8 @@ struct NodeCheck {
   }
   void custom() const {
     auto& c = custom_vjp_of(n);
-    must(c.results > 0 && c.results <= n.in.size(), "it has {} results, and {} operands", std::int64_t(c.results),
-         std::int64_t(n.in.size()));
+    must(c.results > 0 && c.results <= n.in.size(), "it has {} results, and {} operands",
+         std::int64_t(c.results), std::int64_t(n.in.size()));
     auto wrong = c.fault(n.in);
     must(wrong.empty(), "{}", wrong);
   }
@@ -222,9 +273,12 @@ struct NodeCheck {
                         : from->op == &kCollective ? wiring_of(*from).out.size()
                                                    : custom_vjp_of(*from).results;
     must(k < count, "its {} has no result {}", std::string(from->op->name), std::int64_t(k));
-    auto whole = from->op == &kLoop ? loop_result(from, k) : from->op == &kCollective ? collective_result(from, k) : from->in[k];
+    auto whole = from->op == &kLoop         ? loop_result(from, k)
+                 : from->op == &kCollective ? collective_result(from, k)
+                                            : from->in[k];
     result_is(whole->dtype);
-    must(same_set(n.axes, whole->axes), "it is {}, and its {} makes {}", n.axes, std::string(from->op->name), whole->axes);
+    must(same_set(n.axes, whole->axes), "it is {}, and its {} makes {}", n.axes,
+         std::string(from->op->name), whole->axes);
   }
 };
 
@@ -238,21 +292,24 @@ Nodes made_in(const std::vector<TurnPart>& parts) {
   return out;
 }
 // Each result is made in one part, a sum in one or more; a flag is one.
-void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bodies, const char* after) {
+void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bodies,
+                 const char* after) {
   NodeCheck check{loop, after};
   auto& l = loop_of(loop);
-  check.must(bodies.size() == l.index.size(), "parts of turns are of {} bodies, and it has {}", std::int64_t(bodies.size()),
-             std::int64_t(l.index.size()));
+  check.must(bodies.size() == l.index.size(), "parts of turns are of {} bodies, and it has {}",
+             std::int64_t(bodies.size()), std::int64_t(l.index.size()));
   for (std::size_t b = 0; b < bodies.size(); ++b) {
     std::vector<int> made(l.results.size());
     for (auto& p : bodies[b]) {
       for (auto& flag : {p.flag, p.late})
-        check.must(!flag || (flag->axes.empty() && flag->dtype == DType::boolean), "what ends a part of a turn is no flag");
+        check.must(!flag || (flag->axes.empty() && flag->dtype == DType::boolean),
+                   "what ends a part of a turn is no flag");
       check.must(!p.late || (p.flag && l.any_order), "turns that have an order are walked twice");
       for (auto& [k, value] : p.values) {
         auto& r = l.results[k];
         bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
-        check.must(same_set(value, r.value[b]), "a part of a turn makes {} for a result", value->axes);
+        check.must(same_set(value, r.value[b]), "a part of a turn makes {} for a result",
+                   value->axes);
         check.must(made[k]++ == 0 || sums, "two parts of a turn make a result that is no sum");
       }
     }
@@ -264,18 +321,23 @@ void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bod
 struct ScopeCheck {
   const char* after;
   const TurnParts& turns;
-  std::vector<const Node*> known = {};   // indices and carries of the loops around
+  std::vector<const Node*> known = {};  // indices and carries of the loops around
 
-  std::unordered_set<const Node*> entered = {};   // loops: bodies show what lies outside of them, other loops too
+  // loops: bodies show what lies outside of them, other loops too
+  std::unordered_set<const Node*> entered = {};
 
   void values(const Nodes& roots, const Node* index) {
     for (auto& n : topological(roots)) {
-      if (n->free.empty() && index) continue;   // of the top
-      if (n->op == &prim::kCarry) read(n);   // it names its loop's first index, in all bodies
-      else for (auto& x : n->in) if (x && x->op == &prim::kIndex) read(x);
+      if (n->free.empty() && index) continue;  // of the top
+      if (n->op == &prim::kCarry)
+        read(n);  // it names its loop's first index, in all bodies
+      else
+        for (auto& x : n->in)
+          if (x && x->op == &prim::kIndex) read(x);
       if (n->op == &kLoop && entered.insert(n.get()).second) bodies(*n);
     }
-    for (auto& r : roots) if (r->op == &prim::kIndex) read(r);
+    for (auto& r : roots)
+      if (r->op == &prim::kIndex) read(r);
   }
   void read(const NodePtr& placeholder) const {
     bool inside = std::find(known.begin(), known.end(), placeholder.get()) != known.end();
@@ -299,16 +361,18 @@ struct ScopeCheck {
   }
 };
 
-// What enters a region leaves it before it is a result, or its walked axis is folded away, and first leaves those inside of it.
-// What enters in a turn may leave behind the loop, as a sum over turns does whose operand entered before it.
+// What enters a region leaves it before it is a result, or its walked axis is folded away, and
+// first leaves those inside of it. What enters in a turn may leave behind the loop, as a sum over
+// turns does whose operand entered before it.
 void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
-  std::unordered_map<const Node*, std::vector<const Attr*>> inside;   // which regions a node lies in
+  // which regions a node lies in
+  std::unordered_map<const Node*, std::vector<const Attr*>> inside;
   auto contains = [](auto& regions, const Attr& r) {
     return std::any_of(regions.begin(), regions.end(), [&](auto* other) { return *other == r; });
   };
   for (auto& n : all) {
     Nodes reads;
-    if (is_loop_result(*n)) {   // the loop itself has no axes
+    if (is_loop_result(*n)) {  // the loop itself has no axes
       reads = result_of(*n).value;
       if (auto& start = result_of(*n).start) reads.push_back(start);
     } else {
@@ -321,7 +385,8 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
     if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
     for (auto* r : n->op == &prim::kLeave ? mine : std::vector<const Attr*>()) {
       auto outer = ChunkKey::of(n->attr), other = ChunkKey::of(*r);
-      bool crossed = other.depth == outer.depth && other.inside > outer.inside && other.inside < kOfScores;
+      bool crossed =
+          other.depth == outer.depth && other.inside > outer.inside && other.inside < kOfScores;
       NodeCheck{*n, after}.must(!crossed, "it leaves a region before one inside of it");
     }
     std::erase_if(mine, [&](auto* r) {
@@ -331,7 +396,8 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
     });
     inside[n.get()] = std::move(mine);
   }
-  for (auto& r : roots) NodeCheck{*r, after}.must(inside[r.get()].empty(), "it lies in a region that it never leaves");
+  for (auto& r : roots)
+    NodeCheck{*r, after}.must(inside[r.get()].empty(), "it lies in a region that it never leaves");
 }
 
 }  // namespace
@@ -350,8 +416,10 @@ void verify(const Nodes& roots, const char* after, const TurnParts& turns, const
   }
   for (auto& n : all) {
     auto order = layouts.find(n.get());
-    bool fits = order == layouts.end() || (same_set(order->second, n->axes) && order->second.size() == n->axes.size());
-    NodeCheck{*n, after}.must(fits, "it is laid out as {}, and is {}", fits ? n->axes : order->second, n->axes);
+    bool fits = order == layouts.end() ||
+                (same_set(order->second, n->axes) && order->second.size() == n->axes.size());
+    NodeCheck{*n, after}.must(fits, "it is laid out as {}, and is {}",
+                              fits ? n->axes : order->second, n->axes);
   }
   if (!parts.empty()) {
     parts.insert(parts.end(), roots.begin(), roots.end());
@@ -365,7 +433,8 @@ void verify(const Nodes& roots, const char* after, const TurnParts& turns, const
     regions = true;
     auto key = ChunkKey::of(n->attr);
     auto* walked = find(*n, key.axis);
-    check.must(walked && walked->size == key.size, "a border is around {}, which lacks the walked axis", n->axes);
+    check.must(walked && walked->size == key.size,
+               "a border is around {}, which lacks the walked axis", n->axes);
   }
   if (regions) check_borders(all, roots, after);
   ScopeCheck{after, turns}.values(roots, nullptr);

@@ -36,8 +36,10 @@ Axes union_axes(const Axes& a, const Axes& b, SourceLocation at) {
   Here here(at);
   Axes out = a;
   for (auto& x : b) {
-    if (has(out, x.name)) check_size("union_axes", x, out);
-    else out.push_back(x);
+    if (has(out, x.name))
+      check_size("union_axes", x, out);
+    else
+      out.push_back(x);
   }
   return out;
 }
@@ -71,7 +73,8 @@ Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& with, S
   auto place = std::find_if(out.begin(), out.end(), [&](auto& a) { return a.name == old.name; });
   out.insert(out.erase(place), with.begin(), with.end());
   for (auto& a : out)
-    if (find_axis(out, a.name) != &a) fail("replace_axis", "axis {} would be there twice: {}", a.name, out);
+    if (find_axis(out, a.name) != &a)
+      fail("replace_axis", "axis {} would be there twice: {}", a.name, out);
   return out;
 }
 Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceLocation at) {
@@ -82,14 +85,16 @@ Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceL
   for (auto n : partial) {
     if (n == dots) continue;
     check_there("rearrange", n, axes);
-    if (std::count(partial.begin(), partial.end(), n) > 1) fail("rearrange", "axis {} is named twice in {}", n, shown());
+    if (std::count(partial.begin(), partial.end(), n) > 1)
+      fail("rearrange", "axis {} is named twice in {}", n, shown());
   }
   for (auto& a : axes)
     if (!has_dots && !has(partial, a.name))
-      fail("rearrange", "{} is not a permutation of {}: axis {} is missing; add ... for what is not named", shown(), axes,
-           a.name);
-  // Greedy: unlisted axes gather in one "...", at first the first; after a listed axis, in the next "..." behind it that is still
-  // empty, if there is one. It never moves back.
+      fail("rearrange",
+           "{} is not a permutation of {}: axis {} is missing; add ... for what is not named",
+           shown(), axes, a.name);
+  // Greedy: unlisted axes gather in one "...", at first the first; after a listed axis, in the next
+  // "..." behind it that is still empty, if there is one. It never moves back.
   std::vector<Axes> slots(partial.size());
   auto empty_from = [&](std::size_t i) {
     while (i < partial.size() && !(partial[i] == dots && slots[i].empty())) ++i;

@@ -1,4 +1,5 @@
-// Axes and names as sets, by name alone. Where sizes may differ and users are to know, see haliax/axis.h.
+// Axes and names as sets, by name alone. Where sizes may differ and users are to know, see
+// haliax/axis.h.
 #pragma once
 #include <algorithm>
 
@@ -20,25 +21,30 @@ inline Axes without(Axes axes, const Axes& others) {
   std::erase_if(axes, [&](auto& a) { return has(others, a.name); });
   return axes;
 }
-inline Axes common(Axes axes, const Axes& others) {   // those of the first that the second has
+inline Axes common(Axes axes, const Axes& others) {  // those of the first that the second has
   std::erase_if(axes, [&](auto& a) { return !has(others, a.name); });
   return axes;
 }
-inline Axes joined(Axes axes, const Axes& others) {   // the first, then what the second adds
+inline Axes joined(Axes axes, const Axes& others) {  // the first, then what the second adds
   for (auto& a : others)
     if (!has(axes, a.name)) axes.push_back(a);
   return axes;
 }
-inline bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
+inline bool same_set(const Axes& a, const Axes& b) {
+  return std::is_permutation(a.begin(), a.end(), b.begin(), b.end());
+}
 inline bool same_names(const Axes& a, const Axes& b) {
-  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
+  return a.size() == b.size() &&
+         std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
 }
 // `parts` in the place of one of the axes.
 inline Axes replaced(const Axes& axes, Name old, const Axes& parts) {
   Axes out;
   for (auto& a : axes)
-    if (a.name == old) out.insert(out.end(), parts.begin(), parts.end());
-    else out.push_back(a);
+    if (a.name == old)
+      out.insert(out.end(), parts.begin(), parts.end());
+    else
+      out.push_back(a);
   return out;
 }
 

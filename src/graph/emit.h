@@ -1,4 +1,5 @@
-// What an op may say when it is lowered: where its operands and its result lie, and which step computes it.
+// What an op may say when it is lowered: where its operands and its result lie, and which step
+// computes it.
 #pragma once
 #include "graph/axes.h"
 #include "program/program.h"
@@ -18,13 +19,14 @@ struct Place {
 class Emit {
  public:
   virtual ~Emit() = default;
-  virtual Place operand(std::size_t k) = 0;                              // of in[k], in memory
-  virtual Place result() = 0;                                            // of the node that is lowered
-  virtual void zero(const Place&, const Axes&) = 0;                      // fills it
+  virtual Place operand(std::size_t k) = 0;          // of in[k], in memory
+  virtual Place result() = 0;                        // of the node that is lowered
+  virtual void zero(const Place&, const Axes&) = 0;  // fills it
   virtual void fill(const Place&, const Axes&, const NodePtr& number) = 0;
   virtual void copy(const Place& from, const Place& to, const Axes&) = 0;
   virtual void push(program::Step) = 0;
-  // The offset that a scalar start (a loop index, or a number in memory) adds: start * stride, the start clamped to [0, limit].
+  // The offset that a scalar start (a loop index, or a number in memory) adds: start * stride, the
+  // start clamped to [0, limit].
   virtual program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) = 0;
 
   // The strides of a place, over `dims` by name: 0 where it lacks one.

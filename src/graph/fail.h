@@ -6,8 +6,8 @@
 namespace haliax {
 
 template <class First, class... Rest>
-[[noreturn]] void fail(const std::string& op, fmt::format_string<const First&, const Rest&...> text, const First& first,
-                       const Rest&... rest) {
+[[noreturn]] void fail(const std::string& op, fmt::format_string<const First&, const Rest&...> text,
+                       const First& first, const Rest&... rest) {
   fail(op, fmt::format(text, first, rest...));
 }
 

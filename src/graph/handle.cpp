@@ -4,7 +4,8 @@
 
 namespace haliax {
 
-[[gnu::tls_model("initial-exec")]] static thread_local std::uint64_t copied = 0;   // in the static block: counted by every copy
+// in the static block: counted by every copy
+[[gnu::tls_model("initial-exec")]] static thread_local std::uint64_t copied = 0;
 std::uint64_t detail::arrays_copied() { return copied; }
 
 NamedArray::NamedArray() noexcept = default;

@@ -9,29 +9,36 @@
 namespace haliax {
 namespace {
 
-// How many read, and whether somebody wants to write, or does: then no more come in. Constant-initialized, never destroyed.
+// How many read, and whether somebody wants to write, or does: then no more come in.
+// Constant-initialized, never destroyed.
 constexpr std::uint32_t kWriter = 1u << 31;
 constinit std::atomic<std::uint32_t> state{0};
-constinit std::atomic<int> threads{0};   // that have read
+constinit std::atomic<int> threads{0};  // that have read
 [[gnu::tls_model("initial-exec")]] thread_local bool known = false;
-[[gnu::tls_model("initial-exec")]] thread_local int depth = 0;   // in the static block: read by every op
+// in the static block: read by every op
+[[gnu::tls_model("initial-exec")]] thread_local int depth = 0;
 
 void lock_shared() noexcept {
   auto now = state.load(std::memory_order_relaxed);
   for (;;) {
-    if (now & kWriter) state.wait(now, std::memory_order_relaxed), now = state.load(std::memory_order_relaxed);
-    else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
+    if (now & kWriter)
+      state.wait(now, std::memory_order_relaxed), now = state.load(std::memory_order_relaxed);
+    else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire,
+                                         std::memory_order_relaxed))
+      return;
   }
 }
 void unlock_shared() noexcept {
-  if (state.fetch_sub(1, std::memory_order_release) == (kWriter | 1)) state.notify_all();   // the writer waits for the last
+  // the writer waits for the last
+  if (state.fetch_sub(1, std::memory_order_release) == (kWriter | 1)) state.notify_all();
 }
 
 }  // namespace
 
 static void lock_alone() noexcept;
 static void unlock_alone() noexcept;
-// The first time that a thread reads: nobody reads meanwhile, as what others do depends on how many there are.
+// The first time that a thread reads: nobody reads meanwhile, as what others do depends on how many
+// there are.
 static void meet() noexcept {
   lock_alone();
   threads.fetch_add(1, std::memory_order_relaxed);

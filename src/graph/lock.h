@@ -1,8 +1,10 @@
-// Who may look at how nodes were made. `op`, `in` and `attr` of a node that users can reach are read by many threads at once, and
-// changed by one alone: by who has its value, and makes it forget how it was made.
+// Who may look at how nodes were made. `op`, `in` and `attr` of a node that users can reach are
+// read by many threads at once, and changed by one alone: by who has its value, and makes it forget
+// how it was made.
 //
-// Every op reads for the length of its call (Here). A function of the user's runs outside, so that it may wait for other threads;
-// and so does the compiler, which works on nodes that nobody else knows (`copied`, transforms/rewrite.h).
+// Every op reads for the length of its call (Here). A function of the user's runs outside, so that
+// it may wait for other threads; and so does the compiler, which works on nodes that nobody else
+// knows (`copied`, transforms/rewrite.h).
 #pragma once
 
 namespace haliax {

@@ -22,8 +22,10 @@ bool is_cheap(const Op& op) {
     case Code::erfinv:
     case Code::threefry0:
     case Code::threefry1:
-    case Code::threefry_xor: return false;
-    default: return true;
+    case Code::threefry_xor:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -82,15 +84,17 @@ LoopInputs inputs_of(const Loop& l) {
     }
   };
   LoopInputs out;
-  Listed slices{out.slices}, invariants{out.invariants};   // a node may be in both
+  Listed slices{out.slices}, invariants{out.invariants};  // a node may be in both
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     walk(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
-        if (is_index(*n)) return invariants.add(n);   // that of a loop around, with which this one varies
+        // that of a loop around, with which this one varies
+        if (is_index(*n)) return invariants.add(n);
         if (n->op->kind == Kind::leaf && n->op->cheap) return;
         is_generated(n) ? append(todo, in) : invariants.add(n);
-      } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] && !varies_in(*in[0], l, b)) {
+      } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] &&
+                 !varies_in(*in[0], l, b)) {
         slices.add(in[0]);
       } else if (n->op->kind != Kind::leaf) {
         append(todo, in);
@@ -104,10 +108,14 @@ LoopInputs inputs_of(const Loop& l) {
 NodePtr make_loop(Loop l) {
   auto found = inputs_of(l);
   Nodes in = found.slices;
-  auto add = [&](const NodePtr& n) { if (std::find(in.begin(), in.end(), n) == in.end()) in.push_back(n); };
+  auto add = [&](const NodePtr& n) {
+    if (std::find(in.begin(), in.end(), n) == in.end()) in.push_back(n);
+  };
   for (auto& n : found.invariants) add(n);
-  for (auto& r : l.results) if (r.start) add(r.start);
-  return make(kLoop, in, {}, DType::f32, {.names = {l.axis.name}, .payload = std::make_shared<Loop>(std::move(l))});
+  for (auto& r : l.results)
+    if (r.start) add(r.start);
+  return make(kLoop, in, {}, DType::f32,
+              {.names = {l.axis.name}, .payload = std::make_shared<Loop>(std::move(l))});
 }
 
 NodePtr loop_result(const NodePtr& loop, std::size_t k) {
@@ -115,8 +123,11 @@ NodePtr loop_result(const NodePtr& loop, std::size_t k) {
   auto& r = l.results[k];
   Axes axes = r.value[0]->axes;
   if (r.fold == Fold::stack) {
-    if (l.drop) axes.insert(axes.begin(), l.axis);
-    else for (auto& a : axes) if (a.name == l.axis.name) a.size = l.axis.size;
+    if (l.drop)
+      axes.insert(axes.begin(), l.axis);
+    else
+      for (auto& a : axes)
+        if (a.name == l.axis.name) a.size = l.axis.size;
   } else if (r.carry) {
     axes = r.carry->axes;
   }

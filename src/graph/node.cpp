@@ -16,7 +16,7 @@ namespace {
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
   h *= 0xff51afd7ed558ccdull;
-  return h ^ (h >> 32);   // into the low bits, too: those of numbers such as 1 and 2 are all 0
+  return h ^ (h >> 32);  // into the low bits, too: those of numbers such as 1 and 2 are all 0
 }
 std::uint64_t hash_of(const Op& op, const Nodes& in, const Axes& axes, DType dtype, const Attr& a) {
   std::uint64_t h = mix(std::uint64_t(&op), std::uint64_t(dtype));
@@ -32,15 +32,18 @@ bool same_mapping(const Origin& a, const Origin& b) {
 
 }  // namespace
 
-// All nodes that can be equal to another, by hash; in parts, so that threads seldom wait for each other. Holds no reference: a
-// node takes itself out when it dies. Never destroyed: nodes may die after main.
+// All nodes that can be equal to another, by hash; in parts, so that threads seldom wait for each
+// other. Holds no reference: a node takes itself out when it dies. Never destroyed: nodes may die
+// after main.
 struct Cons {
   std::mutex lock;
-  std::vector<const Node*> first = std::vector<const Node*>(64);   // by the low bits of their hash, and what follows each: next_
+  // by the low bits of their hash, and what follows each: next_
+  std::vector<const Node*> first = std::vector<const Node*>(64);
   std::size_t count = 0;
 
   const Node*& place(std::uint64_t hash) { return first[hash & (first.size() - 1)]; }
-  void add(const Node& n) { n.next_ = std::exchange(place(n.hash_), &n), ++count; }   // there is room
+  // there is room
+  void add(const Node& n) { n.next_ = std::exchange(place(n.hash_), &n), ++count; }
   void make_room() {
     if (count < first.size()) return;
     std::vector<const Node*> before(2 * first.size());
@@ -74,10 +77,15 @@ struct Cons {
   }
 };
 
-static const bool node_forks =
-    at_fork({kForkNodes,
-             [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.lock(); },
-             [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.unlock(); }});
+static const bool node_forks = at_fork({kForkNodes,
+                                        [] {
+                                          for (std::uint64_t k = 0; k < Cons::kParts; ++k)
+                                            Cons::part(k << 60).lock.lock();
+                                        },
+                                        [] {
+                                          for (std::uint64_t k = 0; k < Cons::kParts; ++k)
+                                            Cons::part(k << 60).lock.unlock();
+                                        }});
 
 // Inputs that die with who had them are taken apart one after another, not inside each other.
 static void take_apart(Nodes& in) {
@@ -86,7 +94,8 @@ static void take_apart(Nodes& in) {
   const bool outermost = !queue;
   if (outermost) queue = &mine;
   for (auto& x : in)
-    if (x) queue->push_back(std::move(x));       // also one with other users: they may be about to die, too
+    // also one with other users: they may be about to die, too
+    if (x) queue->push_back(std::move(x));
   if (!outermost) return;
   while (!mine.empty()) {
     auto last = std::move(mine.back());
@@ -99,18 +108,22 @@ Node::~Node() {
   take_apart(in);
 }
 
-bool Node::varies_with(const Node* index) const { return std::find(free.begin(), free.end(), index) != free.end(); }
+bool Node::varies_with(const Node* index) const {
+  return std::find(free.begin(), free.end(), index) != free.end();
+}
 
 NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   auto& c = context();
-  if (axis_size(axes) > most_elements) fail(op.name, "the result would have more than 2^60 elements: " + to_string(axes));
+  if (axis_size(axes) > most_elements)
+    fail(op.name, "the result would have more than 2^60 elements: " + to_string(axes));
   std::uint64_t h = mix(hash_of(op, in, axes, dtype, attr), c.domain);
   if (h == 0) h = 1;
   auto& t = Cons::part(h);
-  bool binds = op.kind == Kind::contract || op.kind == Kind::step;   // only these read the mapping they were made under
-  auto is_equal = [&](const Node& n) {   // one that dies is whole as long as it is in the table
-    return n.hash_ == h && n.domain_ == c.domain && n.op == &op && n.in == in && n.axes == axes && n.dtype == dtype &&
-           n.attr == attr && (!binds || same_mapping(n.origin, c.origin));
+  // only these read the mapping they were made under
+  bool binds = op.kind == Kind::contract || op.kind == Kind::step;
+  auto is_equal = [&](const Node& n) {  // one that dies is whole as long as it is in the table
+    return n.hash_ == h && n.domain_ == c.domain && n.op == &op && n.in == in && n.axes == axes &&
+           n.dtype == dtype && n.attr == attr && (!binds || same_mapping(n.origin, c.origin));
   };
   std::lock_guard hold(t.lock);
   for (auto* other = t.place(h); other; other = other->next_) {
@@ -123,7 +136,8 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   }
   t.make_room();
   auto n = std::make_shared<Node>();
-  n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
+  n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype,
+  n->attr = std::move(attr);
   n->id = Cons::next(), n->domain_ = c.domain, n->origin = c.origin;
   if (n->origin.traced == 0) n->origin.traced = n->id;
   for (auto& x : n->in)
@@ -131,7 +145,9 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
       for (auto* f : x->free)
         if (!n->varies_with(f)) n->free.push_back(f);
   std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
-  n->hash_ = h;   // from here on it takes itself out of the table: before, it may die in what throws, while the lock is held
+  // from here on it takes itself out of the table: before, it may die in what throws, while the
+  // lock is held
+  n->hash_ = h;
   t.add(*n);
   return n;
 }
@@ -147,42 +163,62 @@ Along along(const Node& n, std::size_t k, Name a) {
   if ((kind != Kind::contract && kind != Kind::reduce) || has(n.axes, a)) return {Way::map, a};
   if (kind == Kind::contract) return {Way::fold, a};
   switch (n.op->code) {
-    case Code::reduce_sum: return {Way::fold, a, Monoid::sum};
-    case Code::reduce_prod: return {Way::fold, a, Monoid::prod};
-    case Code::reduce_max: return {Way::fold, a, Monoid::max};
-    case Code::reduce_min: return {Way::fold, a, Monoid::min};
-    default: return {Way::whole, a};
+    case Code::reduce_sum:
+      return {Way::fold, a, Monoid::sum};
+    case Code::reduce_prod:
+      return {Way::fold, a, Monoid::prod};
+    case Code::reduce_max:
+      return {Way::fold, a, Monoid::max};
+    case Code::reduce_min:
+      return {Way::fold, a, Monoid::min};
+    default:
+      return {Way::whole, a};
   }
 }
-Linear linear_in(const Node& n, std::size_t k) { return n.op->linear_in ? n.op->linear_in(n, k) : n.op->linear; }
-Linear zero_in(const Node& n, std::size_t k) { return n.op->zero_in ? n.op->zero_in(n, k) : linear_in(n, k); }
+Linear linear_in(const Node& n, std::size_t k) {
+  return n.op->linear_in ? n.op->linear_in(n, k) : n.op->linear;
+}
+Linear zero_in(const Node& n, std::size_t k) {
+  return n.op->zero_in ? n.op->zero_in(n, k) : linear_in(n, k);
+}
 bool accumulates(const Node& n, Monoid m) { return n.op->accumulates && n.op->accumulates(n) == m; }
 bool maps(const Node& n) {
   auto by_position = [&](std::size_t k, const Axes& axes) {
-    return std::all_of(axes.begin(), axes.end(), [&](auto& a) { return along(n, k, a.name).way == Along::Way::map; });
+    return std::all_of(axes.begin(), axes.end(),
+                       [&](auto& a) { return along(n, k, a.name).way == Along::Way::map; });
   };
   for (std::size_t k = 0; k < n.in.size(); ++k)
     if (n.in[k] && !only_waits(n, k) && !by_position(k, n.in[k]->axes)) return false;
   return by_position(kResultSide, n.axes);
 }
-bool is_seen_through(const Node& n) { return n.op->kind == Kind::view && n.in.size() == 1 && maps(n); }
+bool is_seen_through(const Node& n) {
+  return n.op->kind == Kind::view && n.in.size() == 1 && maps(n);
+}
 bool keeps_names(const Node& n) {
   if (!is_seen_through(n)) return false;
   auto& axes = n.in[0]->axes;
-  return std::all_of(axes.begin(), axes.end(), [&](auto& a) { return along(n, 0, a.name).point == a.name; });
+  return std::all_of(axes.begin(), axes.end(),
+                     [&](auto& a) { return along(n, 0, a.name).point == a.name; });
 }
-// Of these axes, on that side of the op, the one whose points it goes along. An axis that is not mapped has none.
-static Name by_point(const Node& n, std::size_t side, const Axes& axes, const Along& rule, Name otherwise) {
+// Of these axes, on that side of the op, the one whose points it goes along. An axis that is not
+// mapped has none.
+static Name by_point(const Node& n, std::size_t side, const Axes& axes, const Along& rule,
+                     Name otherwise) {
   if (rule.way != Along::Way::map) return otherwise;
   for (auto& a : axes)
-    if (auto its = along(n, side, a.name); its.way == Along::Way::map && its.point == rule.point) return a.name;
+    if (auto its = along(n, side, a.name); its.way == Along::Way::map && its.point == rule.point)
+      return a.name;
   return otherwise;
 }
 Name name_in_operand(const Node& n, std::size_t k, Name a) {
   return by_point(n, k, n.in[k]->axes, along(n, kResultSide, a), a);
 }
-Name name_in_result(const Node& n, std::size_t k, Name a) { return by_point(n, kResultSide, n.axes, along(n, k, a), a); }
-bool only_waits(const Node& n, std::size_t k) { return n.op->kind == Kind::wrap && k > 0 && k != kResultSide; }
+Name name_in_result(const Node& n, std::size_t k, Name a) {
+  return by_point(n, kResultSide, n.axes, along(n, k, a), a);
+}
+bool only_waits(const Node& n, std::size_t k) {
+  return n.op->kind == Kind::wrap && k > 0 && k != kResultSide;
+}
 
 static const Op kData{.name = "data", .kind = Kind::leaf};
 
@@ -200,10 +236,12 @@ void FieldPath::note(Name path) {
   auto* both = path.data();
   while (!path_.compare_exchange_strong(seen, both, std::memory_order_acq_rel)) {
     std::string_view a = seen->text, b = path.text();
-    std::size_t same = 0, fields = 0;              // what both end with; of that, whole fields
+    std::size_t same = 0, fields = 0;  // what both end with; of that, whole fields
     while (same < std::min(a.size(), b.size()) && a[a.size() - 1 - same] == b[b.size() - 1 - same])
       if (a[a.size() - 1 - same++] == '.') fields = same - 1;
-    auto ends = [&](std::string_view s) { return same == s.size() || s[s.size() - 1 - same] == '.'; };
+    auto ends = [&](std::string_view s) {
+      return same == s.size() || s[s.size() - 1 - same] == '.';
+    };
     if (ends(a) && ends(b)) fields = same;
     auto common = b.substr(b.size() - fields);
     both = Name(fields == a.size() || common.find('.') != common.npos ? common : "").data();
@@ -217,22 +255,23 @@ std::uint64_t newest_id() { return Cons::ids().load(std::memory_order_relaxed) -
 void detach(const Node& node, Forgotten& recipe) {
   auto& n = const_cast<Node&>(node);
   if (n.op->kind == Kind::leaf) return;
-  auto make_room = [](auto& list, std::size_t more) {   // before anything changes
+  auto make_room = [](auto& list, std::size_t more) {  // before anything changes
     if (list.capacity() - list.size() < more) list.reserve(2 * list.size() + more);
   };
   const bool is_first = recipe.in.empty();
   if (!is_first) make_room(recipe.in, n.in.size());
   make_room(recipe.payloads, n.attr.payload ? 1 : 0);
-  Cons::remove(n);           // the table finds it no longer: an equal computation later is a new node
+  Cons::remove(n);  // the table finds it no longer: an equal computation later is a new node
   n.op = &kData;
-  if (is_first) recipe.in.swap(n.in);
-  else recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()), std::make_move_iterator(n.in.end()));
+  if (is_first)
+    recipe.in.swap(n.in);
+  else
+    recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()),
+                     std::make_move_iterator(n.in.end()));
   if (n.attr.payload) recipe.payloads.push_back(std::move(n.attr.payload));
   n.in = {}, n.attr = {};
 }
-Forgotten::~Forgotten() {
-  take_apart(in);
-}
+Forgotten::~Forgotten() { take_apart(in); }
 
 std::uint64_t fresh_domain() {
   static std::atomic<std::uint64_t> next{1};
@@ -248,7 +287,8 @@ static bool stands_for(const Node& n) {
 
 Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
-  at_ = c.origin.at, module_ = c.origin.module, made_ = c.origin.made, fixed_ = c.fixed, reads_ = !layer;
+  at_ = c.origin.at, module_ = c.origin.module, made_ = c.origin.made, fixed_ = c.fixed,
+  reads_ = !layer;
   if (reads_) GraphReader::enter();
   if (!c.fixed) c.origin.at = at;
   if (!c.fixed && at.line() > 0) c.last = at;
@@ -271,7 +311,8 @@ Here::~Here() {
 
 Name module_path(std::string field) {
   const std::string level = ".stacked";
-  for (auto at = field.find(level); at != field.npos; at = field.find(level)) field.erase(at, level.size());
+  for (auto at = field.find(level); at != field.npos; at = field.find(level))
+    field.erase(at, level.size());
   return field.empty() ? Name() : Name(field);
 }
 std::string where_of(const Origin& o) {
@@ -287,7 +328,8 @@ void fail_at(const Origin& o, const std::string& op, const std::string& text) {
 }
 void fail(const std::string& op, const std::string& text) {
   auto& c = context();
-  auto before = where_of(c.origin).empty() ? to_string(c.last) : "";   // a conversion to bool is not told where it stands
+  // a conversion to bool is not told where it stands
+  auto before = where_of(c.origin).empty() ? to_string(c.last) : "";
   fail_at(c.origin, op, before.empty() ? text : text + "; after the call at " + before);
 }
 

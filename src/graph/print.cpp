@@ -1,4 +1,5 @@
-// A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph gives the same text in every run.
+// A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph
+// gives the same text in every run.
 
 #include <fmt/format.h>
 
@@ -33,7 +34,8 @@ class GraphPrinter {
   // What lies below the values, of a body or at the top.
   void lines(const Nodes& values, const std::string& indent) {
     for (auto& n : topological(values)) {
-      if (number_.count(n.get())) continue;      // what lies outside was listed there, but for numbers that it alone reads
+      // what lies outside was listed there, but for numbers that it alone reads
+      if (number_.count(n.get())) continue;
       number_.emplace(n.get(), number_.size());
       text_ += indent + name(n) + " = " + n->op->name;
       n->op == &kLoop ? loop(*n, indent) : line(*n);
@@ -42,11 +44,13 @@ class GraphPrinter {
   void line(const Node& n) {
     for (auto a : n.attr.names) text_ += " " + std::string(a.text());
     for (auto i : n.attr.ints) text_ += " " + std::to_string(i);
-    bool number = n.op->kind == Kind::leaf && n.attr.ints.empty() && n.attr.names.empty() && !n.value && n.axes.empty();
+    bool number = n.op->kind == Kind::leaf && n.attr.ints.empty() && n.attr.names.empty() &&
+                  !n.value && n.axes.empty();
     if (number) text_ += fmt::format(" {}", n.attr.number);
     for (auto& x : n.in) text_ += " " + name(x);
     text_ += "  " + std::string(name_of(n.dtype)) + to_string(n.axes);
-    if (auto at = memory_.find(&n); at != memory_.end()) text_ += "  in memory " + to_string(at->second);
+    if (auto at = memory_.find(&n); at != memory_.end())
+      text_ += "  in memory " + to_string(at->second);
     if (n.origin.module) text_ += "  in " + std::string(n.origin.module.text());
     text_ += "\n";
   }
@@ -60,7 +64,9 @@ class GraphPrinter {
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       text_ += indent + "  result " + std::to_string(k) + ": ";
-      text_ += r.carry ? "carry " + name(r.carry) : r.fold == Fold::stack ? "stack" : kMonoids[int(r.monoid)];
+      text_ += r.carry                 ? "carry " + name(r.carry)
+               : r.fold == Fold::stack ? "stack"
+                                       : kMonoids[int(r.monoid)];
       for (auto& v : r.value) text_ += " " + name(v);
       if (r.start) text_ += " from " + name(r.start);
       if (r.decides) text_ += ", without which there is no turn";

@@ -3,6 +3,8 @@
 
 namespace haliax {
 
-bool one_thread();   // so far: no other has been inside a GraphReader. In a GraphReader; as long as it lasts no other comes.
+// so far: no other has been inside a GraphReader. In a GraphReader; as long as it lasts no other
+// comes.
+bool one_thread();
 
 }  // namespace haliax

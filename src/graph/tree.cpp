@@ -1,4 +1,5 @@
-// What a walk over a tree collects, and the names of fields. The templates that find the fields are in haliax/tree.h.
+// What a walk over a tree collects, and the names of fields. The templates that find the fields are
+// in haliax/tree.h.
 #include "haliax/tree.h"
 
 #include <algorithm>
@@ -10,11 +11,13 @@ namespace haliax {
 namespace reflect {
 
 static bool in_identifier(char c) {
-  return c == '_' || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || static_cast<unsigned char>(c) >= 128;
+  return c == '_' || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
+         static_cast<unsigned char>(c) >= 128;
 }
 
 // Leaves the last identifier before the end of what the compiler spelled:
-// g++ "... {(& haliax::reflect::fake<Linear>.value.Linear::bias)}]", clang "... {&fake.value.bias}]".
+// g++ "... {(& haliax::reflect::fake<Linear>.value.Linear::bias)}]", clang "...
+// {&fake.value.bias}]".
 void cut_spelled(std::string_view* names, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     std::string_view s = names[i];
@@ -44,7 +47,9 @@ Walk::Walk() = default;
 Walk::Walk(Walk&&) noexcept = default;
 Walk::~Walk() = default;
 
-bool Walk::same_statics(const Walk& other) const { return statics == other.statics && values == other.values; }
+bool Walk::same_statics(const Walk& other) const {
+  return statics == other.statics && values == other.values;
+}
 
 std::vector<NamedArray> Walk::leaves() const {
   std::vector<NamedArray> all;
@@ -56,8 +61,9 @@ std::vector<NamedArray> Walk::leaves() const {
 void Walk::assign(const std::vector<NamedArray>& leaves, SourceLocation at) const {
   if (leaves.size() != arrays.size()) {
     Here here(at);
-    fail("unflatten", "the tree has {} arrays, but {} were given; the trees must have the same structure", arrays.size(),
-         leaves.size());
+    fail("unflatten",
+         "the tree has {} arrays, but {} were given; the trees must have the same structure",
+         arrays.size(), leaves.size());
   }
   for (std::size_t i = 0; i < leaves.size(); ++i) *arrays[i] = leaves[i];
 }
@@ -68,21 +74,27 @@ void Walk::leaf(NamedArray& a) {
   if (with_paths) paths.push_back(path);
 }
 
-// Names are only put together where somebody wants them: every call of a jitted function walks its arguments.
+// Names are only put together where somebody wants them: every call of a jitted function walks its
+// arguments.
 void Walk::parts(const Part* parts, std::size_t count, WriteNames write_names) {
   std::vector<std::string_view> names;
   if (with_paths && write_names) names.resize(count), write_names(names.data(), count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (!with_paths) parts[i].visit(*this, parts[i].node);
-    else named(names.empty() ? std::string_view(std::to_string(i)) : names[i], parts[i]);
+    if (!with_paths)
+      parts[i].visit(*this, parts[i].node);
+    else
+      named(names.empty() ? std::string_view(std::to_string(i)) : names[i], parts[i]);
   }
 }
 
-void Walk::items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*)) {
+void Walk::items(void* first, std::size_t size_of_item, std::size_t count,
+                 void (*visit)(Walk&, void*)) {
   for (std::size_t i = 0; i < count; ++i) {
     Part item{static_cast<char*>(first) + i * size_of_item, visit};
-    if (!with_paths) visit(*this, item.node);
-    else named(std::to_string(i), item);
+    if (!with_paths)
+      visit(*this, item.node);
+    else
+      named(std::to_string(i), item);
   }
 }
 
@@ -105,7 +117,9 @@ void Walk::note(double v) {
 void Walk::note(std::int64_t v) {
   if (with_paths) note(fmt::format("{}", v).c_str());
 }
-void Walk::add_bytes(const void* p, std::size_t size) { statics.append(static_cast<const char*>(p), size); }
+void Walk::add_bytes(const void* p, std::size_t size) {
+  statics.append(static_cast<const char*>(p), size);
+}
 void Walk::add_unequal() { unequal.push_back(path); }
 void Walk::add_length(std::size_t n) {
   add_bytes(&n, sizeof n);
@@ -124,7 +138,8 @@ void Walk::add(Name n) {
 void Walk::add(const Axis& a) { add(AxisSelector(a)); }
 void Walk::add(const AxisSelector& a) {
   add_bytes(&a.name, sizeof a.name), add_bytes(&a.size, sizeof a.size);
-  if (with_paths) note((a.size < 0 ? std::string(a.name.text()) : to_string(Axis(a.name, a.size))).c_str());
+  if (with_paths)
+    note((a.size < 0 ? std::string(a.name.text()) : to_string(Axis(a.name, a.size))).c_str());
 }
 void Walk::add(StaticValue v) {
   if (v.holds_array()) holding.push_back(path);
@@ -155,12 +170,13 @@ void check_alike(const char* op, const Walk& a, const Walk& b, SourceLocation at
     auto missing = std::find_if(from.paths.begin(), from.paths.end(), [&](auto& p) {
       return std::find(in.paths.begin(), in.paths.end(), p) == in.paths.end();
     });
-    return missing == from.paths.end() || missing->empty() ? std::string() : "; only one of them has " + *missing;
+    return missing == from.paths.end() || missing->empty() ? std::string()
+                                                           : "; only one of them has " + *missing;
   };
   auto missing = lacks(a, b);
   if (missing.empty()) missing = lacks(b, a);
-  fail(op, "the first tree has {} arrays and another {}{}; the trees must have the same structure", a.arrays.size(),
-       b.arrays.size(), missing);
+  fail(op, "the first tree has {} arrays and another {}{}; the trees must have the same structure",
+       a.arrays.size(), b.arrays.size(), missing);
 }
 Leaves only_leaves(Leaves leaves, const std::vector<bool>& keep) {
   for (std::size_t i = 0; i < leaves.size(); ++i)
@@ -181,7 +197,9 @@ std::vector<bool> trainable_of(const Walk& w, std::vector<bool> chosen) {
 }  // namespace detail
 
 // For people a path has no level that Stacked adds.
-static std::string without_stacked(const std::string& path) { return std::string(module_path(path).text()); }
+static std::string without_stacked(const std::string& path) {
+  return std::string(module_path(path).text());
+}
 
 LeafFilter LeafFilter::operator!() const {
   auto others = *this;
@@ -204,13 +222,14 @@ std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocati
   }
   if (found || f_ || part_.empty() || out.empty()) return out;
   Here here(at);
-  std::vector<std::string> levels;   // the words of which paths are made
+  std::vector<std::string> levels;  // the words of which paths are made
   for (auto& p : w.paths)
     for (std::size_t from = 0, to = 0; to != p.npos; from = to + 1) {
       to = p.find('.', from);
       levels.push_back(p.substr(from, to == p.npos ? to : to - from));
     }
-  fail(op, "there is no array with {} in its path{}; paths are like {}", part_, did_you_mean(part_, levels), w.paths.front());
+  fail(op, "there is no array with {} in its path{}; paths are like {}", part_,
+       did_you_mean(part_, levels), w.paths.front());
 }
 
 void detail::refuse_empty(const char* op, const char* what, SourceLocation at) {

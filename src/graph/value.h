@@ -17,11 +17,11 @@ class NodeValue {
   // In a GraphReader, as it may be given away. Null: there is none.
   BufferPtr get() const { return *this ? buffer_ : nullptr; }
   BufferPtr operator->() const { return get(); }
-  void set(BufferPtr b) {                        // once; in a GraphWriter, if others know the node
+  void set(BufferPtr b) {  // once; in a GraphWriter, if others know the node
     buffer_ = std::move(b);
     if (buffer_) there_.store(true, std::memory_order_release);
   }
-  void give_away() {                             // in a GraphWriter
+  void give_away() {  // in a GraphWriter
     there_.store(false, std::memory_order_relaxed);
     buffer_ = nullptr;
   }
@@ -38,7 +38,8 @@ class Donation {
   Donation(const Donation&) = delete;
   ~Donation() { delete text_.load(std::memory_order_relaxed); }
   bool empty() const { return !text_.load(std::memory_order_acquire); }
-  operator const std::string&() const { return *text_.load(std::memory_order_acquire); }   // of one that is not empty
+  // of one that is not empty
+  operator const std::string&() const { return *text_.load(std::memory_order_acquire); }
   void set(std::string to) {
     const std::string* none = nullptr;
     auto* mine = new std::string(std::move(to));
@@ -49,8 +50,8 @@ class Donation {
   std::atomic<const std::string*> text_{nullptr};
 };
 
-// The field of a module in which an array has been seen: blocks.up.weight. If in several, what their paths end with; none, if
-// that is the name of the last field alone.
+// The field of a module in which an array has been seen: blocks.up.weight. If in several, what
+// their paths end with; none, if that is the name of the last field alone.
 class FieldPath {
  public:
   FieldPath() = default;
@@ -68,7 +69,8 @@ class FieldPath {
 // Does nobody else hold it? What others did with it before they let it go has then happened.
 template <class T> bool held_by(const std::shared_ptr<T>& p, long owners) {
   if (p.use_count() != owners) return false;
-  std::shared_ptr<T> after = p;                  // what counts the owners orders memory; what reads the count does not
+  // what counts the owners orders memory; what reads the count does not
+  std::shared_ptr<T> after = p;
   return true;
 }
 

@@ -10,8 +10,8 @@
 
 namespace haliax {
 
-// Gives nodes numbers, in the order in which they come. A few are looked for one by one, and need no memory beside it: most
-// arrays that are read are made of few.
+// Gives nodes numbers, in the order in which they come. A few are looked for one by one, and need
+// no memory beside it: most arrays that are read are made of few.
 class Numbering {
  public:
   struct Number {
@@ -21,7 +21,8 @@ class Numbering {
   Number operator()(const Node* n) {
     if (table_.empty()) {
       const auto end = few_.begin() + size_;
-      if (auto at = std::find(few_.begin(), end, n); at != end) return {std::uint32_t(at - few_.begin()), false};
+      if (auto at = std::find(few_.begin(), end, n); at != end)
+        return {std::uint32_t(at - few_.begin()), false};
       if (size_ < few_.size()) return few_[size_] = n, Number{size_++, true};
       grow();
     } else if (2 * size_ > table_.size()) {
@@ -54,7 +55,8 @@ class Numbering {
   std::vector<Numbered> table_;
 };
 
-// Visits nodes, each once. `visit(n, todo)` adds those to go on to; a node that `want` refuses is as if it were not there.
+// Visits nodes, each once. `visit(n, todo)` adds those to go on to; a node that `want` refuses is
+// as if it were not there.
 template <class Want, class Visit> void walk(Nodes todo, const Want& want, const Visit& visit) {
   Numbering seen;
   while (!todo.empty()) {
@@ -64,16 +66,21 @@ template <class Want, class Visit> void walk(Nodes todo, const Want& want, const
   }
 }
 template <class Visit> void walk(Nodes todo, const Visit& visit) {
-  walk(std::move(todo), [](const Node&) { return true; }, visit);
+  walk(
+      std::move(todo), [](const Node&) { return true; }, visit);
 }
 inline void append(Nodes& to, const Nodes& more) { to.insert(to.end(), more.begin(), more.end()); }
-// Inputs first. A walk from the results down finds mostly the newest first, which is the slowest order to sort.
+// Inputs first. A walk from the results down finds mostly the newest first, which is the slowest
+// order to sort.
 template <class Listed> void sort_by_age(std::vector<Listed>& nodes) {
   auto older = [](auto& a, auto& b) { return a->id < b->id; };
-  if (nodes.size() > 1 && older(nodes.back(), nodes.front())) std::reverse(nodes.begin(), nodes.end());
-  if (!std::is_sorted(nodes.begin(), nodes.end(), older)) std::sort(nodes.begin(), nodes.end(), older);
+  if (nodes.size() > 1 && older(nodes.back(), nodes.front()))
+    std::reverse(nodes.begin(), nodes.end());
+  if (!std::is_sorted(nodes.begin(), nodes.end(), older))
+    std::sort(nodes.begin(), nodes.end(), older);
 }
-// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
+// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is
+// listed, but not what it depends on.
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 // The same, which holds none of them: of a graph that nobody changes meanwhile.
 std::vector<const Node*> nodes_below(const Nodes& roots, bool (*stop)(const Node&) = nullptr);

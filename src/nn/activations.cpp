@@ -9,9 +9,11 @@
 namespace haliax::nn {
 namespace {
 
-// Of several steps that would each round: of narrow floats they are made in f32, forward and backward, and rounded once.
+// Of several steps that would each round: of narrow floats they are made in f32, forward and
+// backward, and rounded once.
 template <class F> NamedArray rounded_once(const NamedArray& x, const F& f) {
-  return is_float(x.dtype()) && bytes_of(x.dtype()) < 4 ? f(x.astype(DType::f32)).astype(x.dtype()) : f(x);
+  return is_float(x.dtype()) && bytes_of(x.dtype()) < 4 ? f(x.astype(DType::f32)).astype(x.dtype())
+                                                        : f(x);
 }
 
 }  // namespace
@@ -40,7 +42,8 @@ NamedArray elu(Arr x) {
 NamedArray celu(Arr x) { return elu(x); }
 NamedArray selu(Arr x) {
   LayerScope scope(x);
-  constexpr double alpha = 1.6732632423543772848170429916717, scale = 1.0507009873554804934193349852946;
+  constexpr double alpha = 1.6732632423543772848170429916717,
+                   scale = 1.0507009873554804934193349852946;
   return where(x > 0., x, alpha * expm1(where(x > 0., 0., x))) * scale;
 }
 
@@ -62,7 +65,8 @@ NamedArray quick_gelu(Arr x) {
 NamedArray sigmoid(Arr x) {
   LayerScope scope(x);
   auto n = ops::node_of("sigmoid", x);
-  return ops::wrap(prim::cast(prim::sigmoid(prim::cast(n, ops::wide_of(n->dtype))), ops::float_of(n->dtype)));
+  return ops::wrap(
+      prim::cast(prim::sigmoid(prim::cast(n, ops::wide_of(n->dtype))), ops::float_of(n->dtype)));
 }
 NamedArray log_sigmoid(Arr x) {
   LayerScope scope(x);
@@ -107,14 +111,30 @@ Activation activation(std::string_view name, SourceLocation at) {
     const char* name;
     Activation function;
   };
-  static const Named known[] = {
-      {"relu", relu}, {"relu6", relu6}, {"relu_squared", relu_squared}, {"leaky_relu", leaky_relu},
-      {"elu", elu}, {"celu", celu}, {"selu", selu},
-      {"gelu", gelu_exact}, {"gelu_exact", gelu_exact}, {"gelu_new", gelu}, {"gelu_pytorch_tanh", gelu}, {"gelu_tanh", gelu},
-      {"quick_gelu", quick_gelu}, {"silu", silu}, {"swish", silu}, {"hard_silu", hard_silu}, {"hard_swish", hard_silu},
-      {"sigmoid", sigmoid}, {"log_sigmoid", log_sigmoid}, {"hard_sigmoid", hard_sigmoid},
-      {"softplus", softplus}, {"soft_sign", soft_sign}, {"hard_tanh", hard_tanh},
-      {"tanh", static_cast<Activation>(haliax::tanh)}};
+  static const Named known[] = {{"relu", relu},
+                                {"relu6", relu6},
+                                {"relu_squared", relu_squared},
+                                {"leaky_relu", leaky_relu},
+                                {"elu", elu},
+                                {"celu", celu},
+                                {"selu", selu},
+                                {"gelu", gelu_exact},
+                                {"gelu_exact", gelu_exact},
+                                {"gelu_new", gelu},
+                                {"gelu_pytorch_tanh", gelu},
+                                {"gelu_tanh", gelu},
+                                {"quick_gelu", quick_gelu},
+                                {"silu", silu},
+                                {"swish", silu},
+                                {"hard_silu", hard_silu},
+                                {"hard_swish", hard_silu},
+                                {"sigmoid", sigmoid},
+                                {"log_sigmoid", log_sigmoid},
+                                {"hard_sigmoid", hard_sigmoid},
+                                {"softplus", softplus},
+                                {"soft_sign", soft_sign},
+                                {"hard_tanh", hard_tanh},
+                                {"tanh", static_cast<Activation>(haliax::tanh)}};
   for (auto& k : known)
     if (name == k.name) return k.function;
   fail("activation", "none is called {}{}", name, did_you_mean(name, known, &Named::name));

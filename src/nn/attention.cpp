@@ -16,8 +16,10 @@ NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, co
 std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
   auto whole = std::int64_t(std::bit_floor(std::uint64_t(heads)));
   std::vector<double> slopes;
-  for (std::int64_t i = 1; i <= whole; ++i) slopes.push_back(std::exp2(-bias_max * double(i) / double(whole)));
-  for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)  // between those of a power of two, every second one
+  for (std::int64_t i = 1; i <= whole; ++i)
+    slopes.push_back(std::exp2(-bias_max * double(i) / double(whole)));
+  // between those of a power of two, every second one
+  for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)
     slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * whole)));
   return slopes;
 }
@@ -28,11 +30,13 @@ NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start, Arr k_st
   LayerScope scope(q_start);
   return not_before(QPos, KPos, q_start, k_start);
 }
-NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start, Arr k_start) {
+NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start,
+                          Arr k_start) {
   LayerScope scope(prefix_len);
   return not_before(QPos, KPos, q_start, k_start) | (arange(KPos) < prefix_len);
 }
-NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob, bool sample_prob, SourceLocation at) {
+NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob,
+                                 bool sample_prob, SourceLocation at) {
   Here here(at, true);
   if (mask_prob == 0) return ones(KPos, DType::boolean);
   auto first = arange(KPos) == 0;
@@ -44,7 +48,8 @@ NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_p
 NamedArray zigzag(const Axis& Pos, int devices, SourceLocation at) {
   Here here(at, true);
   if (devices < 1 || Pos.size % (2 * std::int64_t(devices)))
-    fail("zigzag", "axis {} does not divide into {} parts, two for each of {} devices", Pos, 2 * std::int64_t(devices), devices);
+    fail("zigzag", "axis {} does not divide into {} parts, two for each of {} devices", Pos,
+         2 * std::int64_t(devices), devices);
   const auto part = Pos.size / (2 * devices);
   auto i = arange(Pos), device = floor_divide(i, 2 * part), within = i % (2 * part);
   return where(within < part, device * part + within, (2 * devices - 2 - device) * part + within);
@@ -63,26 +68,32 @@ NamedArray mask_to_bias(Arr mask, double value) {
   return astype(mask, DType::f32) * value;
 }
 
-NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max, DType dtype, SourceLocation at) {
+NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max, DType dtype,
+                                SourceLocation at) {
   Here here(at, true);
   if (Heads.size == 0) return zeros({Heads, KPos}, dtype);
   auto slopes = array(std::span<const double>(alibi_slopes(Heads.size, bias_max)), Heads);
-  auto bias = broadcast_to(astype(slopes, DType::f32), {Heads, KPos}) * astype(arange(KPos), DType::f32);
+  auto bias =
+      broadcast_to(astype(slopes, DType::f32), {Heads, KPos}) * astype(arange(KPos), DType::f32);
   return astype(bias, dtype);
 }
 
-NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key,
-                                         AttentionOptions options) {
+NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key,
+                                         Arr query, Arr key, AttentionOptions options) {
   LayerScope scope(query);
   constexpr auto op = "attention";
   auto q_axes = query.axes(), k_axes = key.axes();
   auto need = [&](const char* whose, const Axes& axes, const AxisSelector& a) {
-    if (!has(axes, a.name)) fail(op, "axis {} is not in the {} {}{}", a.name, whose, axes, did_you_mean(a.name, axes));
+    if (!has(axes, a.name))
+      fail(op, "axis {} is not in the {} {}{}", a.name, whose, axes, did_you_mean(a.name, axes));
   };
   if (KPos.all()) fail(op, "say which axes are attended to");
   for (auto& a : KPos.items()) {
     if (has(q_axes, a.name))
-      fail(op, "the key position {} is also in the query {}; attended-to axes must be distinct, so rename one", a.name, q_axes);
+      fail(op,
+           "the key position {} is also in the query {}; attended-to axes must be distinct, so "
+           "rename one",
+           a.name, q_axes);
     need("key", k_axes, a);
   }
   need("query", q_axes, Key), need("key", k_axes, Key);
@@ -90,14 +101,15 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
   auto dtype = query.dtype();
   auto q = query / std::sqrt(double(query.resolve_axis(Key).size));
   NamedArray k = key;
-  if (options.attention_dtype) q = astype(q, *options.attention_dtype), k = astype(k, *options.attention_dtype);
+  if (options.attention_dtype)
+    q = astype(q, *options.attention_dtype), k = astype(k, *options.attention_dtype);
   auto scores = dot(q, k, {Key});
   if (options.bias) scores = scores + *options.bias;
   if (options.mask) scores = where(*options.mask, scores, -1e9);
   return astype(softmax(scores, KPos), dtype);
 }
-NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value,
-                                 AttentionOptions options) {
+NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query,
+                                 Arr key, Arr value, AttentionOptions options) {
   LayerScope scope(query);
   return dot(dot_product_attention_weights(KPos, Key, query, key, std::move(options)), value, KPos);
 }

@@ -17,31 +17,40 @@ std::optional<double> known(const NamedArray& a) {
   return real_of(*prim::stripped(a.node()));
 }
 void check_lengths(const NamedArray& lengths) {
-  if (!is_integer(lengths.dtype())) fail(kCache, "the lengths are {}, not integers: they count positions", lengths.dtype());
+  if (!is_integer(lengths.dtype()))
+    fail(kCache, "the lengths are {}, not integers: they count positions", lengths.dtype());
 }
 // How many of the new positions count, i32, from 0 to all.
 NamedArray counted(const NamedArray& count, const Axis& Next, const Axes& texts) {
   const auto dtype = count.dtype();
-  const auto number = known(count);              // one that was given as a NamedArray is f32
+  const auto number = known(count);  // one that was given as a NamedArray is f32
   bool whole = is_integer(dtype) || (number && is_float(dtype) && *number == std::floor(*number));
-  if (!whole) fail(kCache, "the count is {}, and not a whole number; it says how many of {} count", dtype, Next);
+  if (!whole)
+    fail(kCache, "the count is {}, and not a whole number; it says how many of {} count", dtype,
+         Next);
   if (number && (*number < 0 || *number > double(Next.size)))
-    fail(kCache, "a count of {} is not within the new positions {}; from 0 to {} of them count", *number, Next, Next.size);
+    fail(kCache, "a count of {} is not within the new positions {}; from 0 to {} of them count",
+         *number, Next, Next.size);
   for (auto& a : count.axes())
     if (!has(texts, a.name))
-      fail(kCache, "axis {} of the count is not in the lengths {}{}", a.name, texts, did_you_mean(a.name, texts));
+      fail(kCache, "axis {} of the count is not in the lengths {}{}", a.name, texts,
+           did_you_mean(a.name, texts));
   if (number) return full(count.axes(), std::int64_t(*number), DType::i32);
-  return astype(clip(bytes_of(dtype) < 4 ? astype(count, DType::i32) : count, 0, Next.size), DType::i32);
+  return astype(clip(bytes_of(dtype) < 4 ? astype(count, DType::i32) : count, 0, Next.size),
+                DType::i32);
 }
 void check_room(const NamedArray& lengths, const NamedArray& more, const Axis& Pos) {
   const auto filled = known(lengths), next = known(more);
   if (next && filled.value_or(0) + *next > double(Pos.size))
-    fail(kCache, "{} more positions are more than {} has room for; make the cache larger, or append fewer", *next, Pos);
+    fail(kCache,
+         "{} more positions are more than {} has room for; make the cache larger, or append fewer",
+         *next, Pos);
 }
 
 }  // namespace
 
-KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch, DType dtype, SourceLocation at) {
+KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch, DType dtype,
+                      SourceLocation at) {
   Here here(at, true);
   Axes axes = Batch, of_each = each;
   if (dtype == DType::boolean) fail(kCache, "a cache of bools holds no keys; give it their dtype");
@@ -60,25 +69,31 @@ NamedArray KVCache::mask(const Axis& New, SourceLocation at) const {
   Here here(at, true);
   return broadcast_axis(last, Pos) >= arange(Pos);
 }
-KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New, std::optional<NamedArray> count) const {
+KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New,
+                        std::optional<NamedArray> count) const {
   LayerScope scope(key, keys);
   auto Next = key.resolve_axis(New);
-  if (Next.name == Pos.name) fail(kCache, "the new positions have the name {} of the cache's; rename them", Pos.name);
-  Indices where{{Pos, positions(Next)}};         // of each example its own: where that lies is an index
+  if (Next.name == Pos.name)
+    fail(kCache, "the new positions have the name {} of the cache's; rename them", Pos.name);
+  Indices where{{Pos, positions(Next)}};  // of each example its own: where that lies is an index
   for (auto& a : lengths.axes()) where.push_back({a, arange(a)});
   auto written = [&](const char* whose, const NamedArray& all, const NamedArray& x) {
     auto wanted = replaced(all.axes(), Pos.name, {Next});
     if (!same_set(x.axes(), wanted))
-      fail(kCache, "the new {} have axes {}; those of the cache {} are to have {}", whose, x.axes(), all.axes(), wanted);
+      fail(kCache, "the new {} have axes {}; those of the cache {} are to have {}", whose, x.axes(),
+           all.axes(), wanted);
     if (is_float(x.dtype()) && !is_float(all.dtype()))
-      fail(kCache, "the new {} are {}, and a cache of {} would cut them to whole numbers; give it their dtype", whose, x.dtype(),
-           all.dtype());
+      fail(kCache,
+           "the new {} are {}, and a cache of {} would cut them to whole numbers; give it their "
+           "dtype",
+           whose, x.dtype(), all.dtype());
     return at_set(all, where, astype(x, all.dtype()));
   };
   auto more = count ? counted(*count, Next, lengths.axes()) : full({}, Next.size, DType::i32);
   check_room(lengths, more, Pos);
   auto filled = minimum(lengths + more, Pos.size);
-  return {written("keys", keys, key), written("values", values, value), astype(filled, DType::i32), Pos};
+  return {written("keys", keys, key), written("values", values, value), astype(filled, DType::i32),
+          Pos};
 }
 
 }  // namespace haliax::nn

@@ -12,13 +12,16 @@ void expect(const char* op, const Arr& x, const AxisSpec& axes) {
   auto shown = x.axes();
   for (auto& a : axes) {
     auto* found = find_axis(shown, a.name);
-    if (!found) fail(op, "axis {} is not in the input {}{}", a.name, shown, did_you_mean(a.name, shown));
+    if (!found)
+      fail(op, "axis {} is not in the input {}{}", a.name, shown, did_you_mean(a.name, shown));
     if (found->size != a.size)
-      fail(op, "axis {} has size {} in the input {}, but the layer wants {}", a.name, found->size, shown, a);
+      fail(op, "axis {} has size {} in the input {}, but the layer wants {}", a.name, found->size,
+           shown, a);
   }
 }
 
-NamedArray with_weight_and_bias(NamedArray x, const std::optional<NamedArray>& weight, const std::optional<NamedArray>& bias) {
+NamedArray with_weight_and_bias(NamedArray x, const std::optional<NamedArray>& weight,
+                                const std::optional<NamedArray>& bias) {
   if (weight) x = *weight * x;
   if (bias) x = x + *bias;
   return x;
@@ -30,13 +33,16 @@ const NamedArray& either(const std::optional<NamedArray>& a, const std::optional
 
 }  // namespace
 
-LayerScope::LayerScope(const Arr& input, const NamedArray& weight) : here_(std::make_shared<Here>(input.at(), true, &weight)) {}
+LayerScope::LayerScope(const Arr& input, const NamedArray& weight)
+    : here_(std::make_shared<Here>(input.at(), true, &weight)) {}
 LayerScope::~LayerScope() = default;
 
-Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options, SourceLocation at) {
+Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options,
+                    SourceLocation at) {
   Here here(at, true);
   for (auto& a : In)
-    if (has(Out, a.name)) fail("linear", "axis {} is both in {} and in {}; alias one", a.name, In.axes(), Out.axes());
+    if (has(Out, a.name))
+      fail("linear", "axis {} is both in {} and in {}; alias one", a.name, In.axes(), Out.axes());
   auto axes = options.out_first ? concat_axes(Out, In) : concat_axes(In, Out);
   auto scale = options.init_scale / std::sqrt(double(axis_size(In)));
   Linear l{random::truncated_normal(key, axes, -3., 3.) * scale, {}, In, Out};
@@ -48,7 +54,8 @@ NamedArray Linear::operator()(Arr x) const {
   expect("linear", x, In);
   auto shown = x.axes();
   for (auto& a : Out)
-    if (has(shown, a.name)) fail("linear", "the input {} already has the output axis {}; rename it first", shown, a.name);
+    if (has(shown, a.name))
+      fail("linear", "the input {} already has the output axis {}; rename it first", shown, a.name);
   auto y = dot(x, weight, In.axes());
   return bias ? y + *bias : y;
 }
@@ -88,7 +95,8 @@ NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> infere
   if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {}, but it is a probability", pdrop);
   auto shown = x.axes();
   for (Name n : broadcast_axes)
-    if (!has(shown, n)) fail("dropout", "the broadcast axis {} is not in {}{}", n, shown, did_you_mean(n, shown));
+    if (!has(shown, n))
+      fail("dropout", "the broadcast axis {} is not in {}{}", n, shown, did_you_mean(n, shown));
   if (inference_now.value_or(inference) || pdrop == 0) return x;
   if (pdrop == 1) return zeros_like(x);
   if (!key) fail("dropout", "needs a key when not in inference; pass one, or inference = true");
@@ -96,14 +104,17 @@ NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> infere
   return where(keep, x / (1 - pdrop), 0.);
 }
 
-Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key, EmbeddingOptions options, SourceLocation at) {
+Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
+                          EmbeddingOptions options, SourceLocation at) {
   Here here(at, true);
   auto scale = options.init_scale / double(axis_size(Embed));
-  return {random::truncated_normal(key, concat_axes({Vocab}, Embed), -3., 3.) * scale, Vocab, Embed};
+  return {random::truncated_normal(key, concat_axes({Vocab}, Embed), -3., 3.) * scale, Vocab,
+          Embed};
 }
 NamedArray Embedding::embed(Arr ids) const {
   LayerScope scope(ids, weight);
-  if (!is_integer(ids.dtype())) fail("embedding", "ids are integers, but these are {}", ids.dtype());
+  if (!is_integer(ids.dtype()))
+    fail("embedding", "ids are integers, but these are {}", ids.dtype());
   return take(weight, Vocab, ids);
 }
 NamedArray Embedding::unembed(Arr x) const {
@@ -112,8 +123,8 @@ NamedArray Embedding::unembed(Arr x) const {
   return dot(x, weight, Embed.axes());
 }
 
-Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth, const Key& key, MlpOptions options,
-              SourceLocation at) {
+Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
+              const Key& key, MlpOptions options, SourceLocation at) {
   Here here(at, true);
   if (depth < 0) fail("mlp", "depth is {}; it must be 0 or more", depth);
   auto keys = random::split(key, depth + 1);
@@ -121,10 +132,12 @@ Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int d
   AxisSpec from = In;
   for (int i = 0; i < depth; ++i) {
     AxisSpec to = Axis(i % 2 ? "mlp2" : "mlp", width);
-    m.layers.push_back(Linear::init(from, to, keys[i], {options.use_bias, options.out_first, options.init_scale}));
+    m.layers.push_back(
+        Linear::init(from, to, keys[i], {options.use_bias, options.out_first, options.init_scale}));
     from = to;
   }
-  m.layers.push_back(Linear::init(from, Out, keys[depth], {options.use_final_bias, options.out_first, options.init_scale}));
+  m.layers.push_back(Linear::init(from, Out, keys[depth],
+                                  {options.use_final_bias, options.out_first, options.init_scale}));
   return m;
 }
 NamedArray Mlp::operator()(Arr x) const {
@@ -135,7 +148,8 @@ NamedArray Mlp::operator()(Arr x) const {
   return layers.back()(y);
 }
 
-NamedArray detail::layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation where) {
+NamedArray detail::layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i,
+                            SourceLocation where) {
   Here here(where);
   if (i < 0 || i >= Layers.size) fail("get_layer", "there is no layer {} in {}", i, Layers);
   return stacked.empty() ? stacked : haliax::at(stacked, Layers, i);

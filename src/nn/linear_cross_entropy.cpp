@@ -1,4 +1,5 @@
-// The cross entropy of a linear head. All of it is written for whole arrays; chunked_reduce cuts it.
+// The cross entropy of a linear head. All of it is written for whole arrays; chunked_reduce cuts
+// it.
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -20,19 +21,30 @@ using Result = LinearCrossEntropy;
 
 // All that may be cut; empty where it is not given.
 struct Arrays {
-  NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;  // labels (Vocab): 0, 1, 2, ..., like targets
+  // labels (Vocab): 0, 1, 2, ..., like targets
+  NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;
   NamedArray teacher_x = {}, teacher_weight = {}, teacher_bias = {};
-  NamedArray order = {};  // (tokens): the rows of x, targets, mask and weights in the order of the walk
-  NamedArray here = {};   // (tokens), bool, in that order: those of this walk
+  // (tokens): the rows of x, targets, mask and weights in the order of the walk
+  NamedArray order = {};
+  NamedArray here = {};  // (tokens), bool, in that order: those of this walk
 };
-Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab, const Options& o) {
+Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab,
+                 const Options& o) {
   const NamedArray none;
   const auto t = targets.dtype();
   const bool wide = is_integer(t) && (bytes_of(t) == 8 || t == DType::u32);
   const auto labels = wide ? NamedArray(prim::iota(Vocab, t)) : arange(Vocab);
-  Arrays a{x, weight, targets, labels, o.bias.value_or(none), o.mask.value_or(none), o.weights.value_or(none),
+  Arrays a{x,
+           weight,
+           targets,
+           labels,
+           o.bias.value_or(none),
+           o.mask.value_or(none),
+           o.weights.value_or(none),
            o.class_weights.value_or(none)};
-  if (auto& head = o.teacher) a.teacher_x = head->x, a.teacher_weight = head->weight, a.teacher_bias = head->bias.value_or(none);
+  if (auto& head = o.teacher)
+    a.teacher_x = head->x, a.teacher_weight = head->weight,
+    a.teacher_bias = head->bias.value_or(none);
   return a;
 }
 // Are the axes named, this one among them?
@@ -40,7 +52,7 @@ bool is_named(const AxisSelection& s, Name n) {
   return std::any_of(s.items().begin(), s.items().end(), [&](auto& a) { return a.name == n; });
 }
 
-// ---- what is asked, by name --------------------------------------------------------------------------------------------------
+// ---- what is asked, by name ----
 
 struct Problem {
   const Options& options;
@@ -54,9 +66,11 @@ struct Problem {
     for (auto& a : axes) {
       auto* found = find_axis(allowed, a.name);
       if (!found)
-        fail(op, "axis {} of the {} {} is none of {}{}", a.name, what, axes, allowed, did_you_mean(a.name, allowed));
+        fail(op, "axis {} of the {} {} is none of {}{}", a.name, what, axes, allowed,
+             did_you_mean(a.name, allowed));
       if (found->size != a.size)
-        fail(op, "axis {} has size {} in the {} {} and {} in the logits {}", a.name, a.size, what, axes, found->size, allowed);
+        fail(op, "axis {} has size {} in the {} {} and {} in the logits {}", a.name, a.size, what,
+             axes, found->size, allowed);
     }
   }
   // What has only some of the tokens' axes holds for all.
@@ -64,7 +78,8 @@ struct Problem {
     return a.empty() ? a : broadcast_axis(a, without_axes(tokens, a.axes()));
   }
   void expect_vocab(const char* what, const NamedArray& a) const {
-    if (!a.empty() && a.axes() != Axes{Vocab}) fail(op, "{} has the axes {}; it needs {}", what, a.axes(), Axes{Vocab});
+    if (!a.empty() && a.axes() != Axes{Vocab})
+      fail(op, "{} has the axes {}; it needs {}", what, a.axes(), Axes{Vocab});
   }
   void check(const Arrays& a) const {
     auto t = a.targets.dtype();
@@ -72,9 +87,11 @@ struct Problem {
     const bool soft = is_float(t), has_vocab = find_axis(axes, Vocab.name);
     if (!soft && !is_integer(t)) fail(op, "targets are ids or probabilities, but these are {}", t);
     if (soft && !has_vocab)
-      fail(op, "targets of {} are probabilities, but {} has no axis {}; ids must be integers", t, axes, Vocab.name);
+      fail(op, "targets of {} are probabilities, but {} has no axis {}; ids must be integers", t,
+           axes, Vocab.name);
     if (!soft && has_vocab)
-      fail(op, "targets of {} are ids, which have no axis {}; probabilities must be floats", t, Vocab.name);
+      fail(op, "targets of {} are ids, which have no axis {}; probabilities must be floats", t,
+           Vocab.name);
     expect_tokens("targets", axes, soft ? with_vocab : tokens);
     if (!a.mask.empty() && a.mask.dtype() != DType::boolean)
       fail(op, "the mask is {}; it must be bool (floats are `weights`)", a.mask.dtype());
@@ -87,54 +104,65 @@ struct Problem {
     expect_vocab("the teacher's bias", a.teacher_bias);
     if (!a.teacher_x.empty()) {
       ops::axis_of(op, ops::node_of(op, a.teacher_weight), Vocab);
-      expect_tokens("teacher's x", without_axes(a.teacher_x.axes(), options.teacher->Embed), tokens);
+      expect_tokens("teacher's x", without_axes(a.teacher_x.axes(), options.teacher->Embed),
+                    tokens);
     }
     if (!soft && options.ignore_index) {
-      const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));   // what t has no bits for
+      // what t has no bits for
+      const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));
       if (above != 0 && !(is_signed(t) && above == -1))
-        fail(op, "ignore_index is {}, which targets of {} never are; cast them to i32 before ids to be ignored are put in, or "
-             "give a mask", *options.ignore_index, t);
+        fail(op,
+             "ignore_index is {}, which targets of {} never are; cast them to i32 before ids to be "
+             "ignored are put in, or "
+             "give a mask",
+             *options.ignore_index, t);
     }
     auto number = [](const char* name, double v, bool good, const char* rule) {
       if (!good) fail(op, "{} is {:f}; it must be {}", name, v, rule);
     };
     number("temperature", options.temperature, options.temperature > 0, "greater than 0");
     number("soft_cap", options.soft_cap, options.soft_cap >= 0, "0 (no cap) or greater");
-    number("label_smoothing", options.label_smoothing, options.label_smoothing >= 0 && options.label_smoothing <= 1,
-           "from 0 to 1");
+    number("label_smoothing", options.label_smoothing,
+           options.label_smoothing >= 0 && options.label_smoothing <= 1, "from 0 to 1");
     number("z_loss", options.z_loss, std::isfinite(options.z_loss), "a finite number");
     auto k = options.outputs.top_k;
     if (k < 0 || k > Vocab.size)
       fail(op, "top_k is {}; it must be from 0 (none) to the size of {}", k, Vocab);
     const bool walks_vocab = is_named(options.walked, Vocab.name);
     if (k == Vocab.size && (walks_vocab || options.vocab_chunk != 0))
-      fail(op, "top_k is all of {}, in order, which a walk over it does not hold; ask for fewer, or walk the tokens alone",
+      fail(op,
+           "top_k is all of {}, in order, which a walk over it does not hold; ask for fewer, or "
+           "walk the tokens alone",
            Vocab);
     for (auto& w : options.walked.items())
       if (!has(with_vocab, w.name))
-        fail(op, "the walked axis {} is none of the logits' {}{}", w.name, with_vocab, did_you_mean(w.name, with_vocab));
+        fail(op, "the walked axis {} is none of the logits' {}{}", w.name, with_vocab,
+             did_you_mean(w.name, with_vocab));
     if (walks_vocab && options.vocab_chunk != 0)
-      fail(op, "axis {} is walked already; vocab_chunk cuts it inside chunks of tokens", Vocab.name);
+      fail(op, "axis {} is walked already; vocab_chunk cuts it inside chunks of tokens",
+           Vocab.name);
   }
 };
 
 // Is the value there, or to be had by computing? Not inside jit, vmap or scan.
 bool is_known(const NamedArray& a) {
   for (auto& n : topological({a.node()}, [](const Node& m) { return bool(m.value); })) {
-    if (std::any_of(n->axes.begin(), n->axes.end(), [](auto& x) { return x.name.hidden(); })) return false;
-    if (!n->value && (n->op == &prim::kInput || n->op == &prim::kIndex || n->op == &prim::kCarry)) return false;
+    if (std::any_of(n->axes.begin(), n->axes.end(), [](auto& x) { return x.name.hidden(); }))
+      return false;
+    if (!n->value && (n->op == &prim::kInput || n->op == &prim::kIndex || n->op == &prim::kCarry))
+      return false;
   }
   return true;
 }
 
-// ---- tokens: which count, and how much ---------------------------------------------------------------------------------------
-// Made twice, of the targets in a chunk and of all: what a mean is divided by must not come out of the walk, or the gradient
-// would have to wait for its end.
+// ---- tokens: which count, and how much ----
+// Made twice, of the targets in a chunk and of all: what a mean is divided by must not come out of
+// the walk, or the gradient would have to wait for its end.
 
 struct CountedTokens {
   NamedArray live, weights, class_weights;  // (tokens...); empty: all, or 1
   NamedArray inside;                        // ids of the vocabulary
-  NamedArray wrong;                         // checked: ids that are neither in the vocabulary nor to be ignored
+  NamedArray wrong;  // checked: ids that are neither in the vocabulary nor to be ignored
 
   CountedTokens(const Problem& p, const Arrays& a) {
     auto& o = p.options;
@@ -146,7 +174,8 @@ struct CountedTokens {
       if (o.checked) wrong = o.ignore_index ? ~(inside | (ids == *o.ignore_index)) : ~inside;
       live = !live.empty() ? live & counts : counts;
       if (!a.class_weights.empty())
-        class_weights = take(astype(a.class_weights, p.dtype), p.Vocab, clip(ids, Arr(0), Arr(p.Vocab.size - 1)));
+        class_weights = take(astype(a.class_weights, p.dtype), p.Vocab,
+                             clip(ids, Arr(0), Arr(p.Vocab.size - 1)));
     }
     if (!a.weights.empty()) weights = astype(a.weights, p.dtype);
   }
@@ -154,7 +183,8 @@ struct CountedTokens {
     if (wrong.empty() || !is_known(wrong)) return;
     if (auto n = std::int64_t(haliax::sum(wrong).item()))
       fail(op, "{} of {} targets are no ids of {}{}", n, wrong.size(), p.Vocab,
-           p.options.ignore_index ? ", nor ignore_index" : "; ignore_index says what does not count");
+           p.options.ignore_index ? ", nor ignore_index"
+                                  : "; ignore_index says what does not count");
   }
   // (tokens...) -> what does not count is exactly 0, the rest weighted.
   NamedArray weighted(NamedArray v) const {
@@ -167,18 +197,20 @@ struct CountedTokens {
   }
 };
 
-// ---- the loss, on whole arrays -----------------------------------------------------------------------------------------------
+// ---- the loss, on whole arrays ----
 
-NamedArray logits_of(const Problem& p, const NamedArray& x, const NamedArray& weight, const AxisSelection& Embed,
-                     const NamedArray& bias, double soft_cap) {
+NamedArray logits_of(const Problem& p, const NamedArray& x, const NamedArray& weight,
+                     const AxisSelection& Embed, const NamedArray& bias, double soft_cap) {
   auto l = p.options.logit_dtype ? astype(dot(x, weight, Embed), p.dtype)
                                  : dot(x, weight, Embed, {.preferred_element_type = p.dtype});
   if (!bias.empty()) l = l + astype(bias, p.dtype);
   if (soft_cap != 0) l = soft_cap * tanh(l / soft_cap);
   return p.options.temperature == 1 ? l : l / p.options.temperature;
 }
-// The sum over Vocab of p * v, where p = exp(logits - lse). A logit of -inf says "never": its term is 0.
-NamedArray expected(const NamedArray& logits, const NamedArray& lse, const NamedArray& v, const Axis& Vocab) {
+// The sum over Vocab of p * v, where p = exp(logits - lse). A logit of -inf says "never": its term
+// is 0.
+NamedArray expected(const NamedArray& logits, const NamedArray& lse, const NamedArray& v,
+                    const Axis& Vocab) {
   return sum(exp(logits - lse) * where(isneginf(logits), 0., v), Vocab);
 }
 
@@ -187,8 +219,8 @@ struct Labels {
   NamedArray loss;  // sum of -q * class_weights * log p
   NamedArray id;    // the target, or the likeliest of a soft one
 };
-Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray& logits, const NamedArray& lse,
-                 const Arrays& a) {
+Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray& logits,
+                 const NamedArray& lse, const Arrays& a) {
   auto& Vocab = p.Vocab;
   auto& targets = a.targets;
   const double e = p.options.label_smoothing;
@@ -210,8 +242,9 @@ Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray
     l.loss = !classes.empty() ? of(soft * classes) : l.nll;
   }
   if (e != 0) {
-    auto even = classes.empty() ? lse - mean(logits, Vocab)
-                                : (lse * sum(classes) - sum(logits * classes, Vocab)) / double(Vocab.size);
+    auto even = classes.empty()
+                    ? lse - mean(logits, Vocab)
+                    : (lse * sum(classes) - sum(logits * classes, Vocab)) / double(Vocab.size);
     l.loss = (1 - e) * l.loss + e * even;
   }
   return l;
@@ -221,19 +254,22 @@ Result walk(const Problem& p, const Arrays& a) {
   auto& o = p.options;
   auto& Vocab = p.Vocab;
   const CountedTokens tokens(p, a);
-  auto logits = logits_of(p, o.norm ? o.norm(a.x) : a.x, a.weight, p.Embed, a.bias, o.soft_cap);  // (tokens..., Vocab)
+  // (tokens..., Vocab)
+  auto logits = logits_of(p, o.norm ? o.norm(a.x) : a.x, a.weight, p.Embed, a.bias, o.soft_cap);
   auto lse = logsumexp(logits, Vocab);
   auto labels = labels_of(p, tokens, logits, lse, a);
   auto loss = o.z_loss != 0 ? labels.loss + o.z_loss * square(lse) : labels.loss;
   auto losses = tokens.weighted(loss);
-  if (!tokens.wrong.empty()) losses = where(tokens.wrong, std::numeric_limits<double>::quiet_NaN(), losses);
+  if (!tokens.wrong.empty())
+    losses = where(tokens.wrong, std::numeric_limits<double>::quiet_NaN(), losses);
 
   Result r;
   r.total.sum = sum(losses);
   auto& give = o.outputs;
   if (give.losses || o.reduction == Reduction::none) r.losses = losses;
   if (give.logsumexp) r.logsumexp = lse;
-  if (give.log_prob) r.log_prob = !tokens.inside.empty() ? where(tokens.inside, -labels.nll, 0.) : -labels.nll;
+  if (give.log_prob)
+    r.log_prob = !tokens.inside.empty() ? where(tokens.inside, -labels.nll, 0.) : -labels.nll;
   if (give.nll) r.nll.sum = sum(tokens.weighted(labels.nll));
   if (give.entropy) r.entropy = expected(logits, lse, lse - logits, Vocab);
   if (give.ids || give.accuracy) {
@@ -247,7 +283,8 @@ Result walk(const Problem& p, const Arrays& a) {
   }
   if (give.top_k > 0) std::tie(r.top_logits, r.top_ids) = top_k(logits, Vocab, give.top_k, "top");
   if (auto& t = o.teacher) {
-    auto theirs = logits_of(p, a.teacher_x, a.teacher_weight, t->Embed, a.teacher_bias, t->soft_cap);
+    auto theirs =
+        logits_of(p, a.teacher_x, a.teacher_weight, t->Embed, a.teacher_bias, t->soft_cap);
     auto their_lse = logsumexp(theirs, Vocab);
     r.kl = expected(theirs, their_lse, (theirs - their_lse) - (logits - lse), Vocab);
   }
@@ -262,20 +299,27 @@ Result operator+(Result a, const Result& b) {
   return a;
 }
 
-// ---- masked tokens -----------------------------------------------------------------------------------------------------------
-// Turns end early if nothing in them counts. Masked tokens that lie scattered among others come last: then there are such turns.
+// ---- masked tokens ----
+// Turns end early if nothing in them counts. Masked tokens that lie scattered among others come
+// last: then there are such turns.
 
 class LiveFirst {
  public:
   LiveFirst(const Problem& p, const Arrays& a) {
     auto& o = p.options;
     auto& give = o.outputs;
-    bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy || give.top_k > 0 || give.sample || o.teacher;
-    // What is not reduced may have cotangents that are computed from it: one sweep, which a change of order would make two.
+    bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy ||
+                       give.top_k > 0 || give.sample || o.teacher;
+    // What is not reduced may have cotangents that are computed from it: one sweep, which a change
+    // of order would make two.
     bool masked = o.mask || (o.ignore_index && is_integer(a.targets.dtype()));
-    // And a norm may have captured, or draw, something for each token: it lines up with their own order.
-    if (!masked || every_token || o.reduction == Reduction::none || o.norm || axis_size(p.tokens) == 0 || !plain(o)) return;
-    if (std::any_of(p.tokens.begin(), p.tokens.end(), [](auto& t) { return is_shared(t.name); })) return;
+    // And a norm may have captured, or draw, something for each token: it lines up with their own
+    // order.
+    if (!masked || every_token || o.reduction == Reduction::none || o.norm ||
+        axis_size(p.tokens) == 0 || !plain(o))
+      return;
+    if (std::any_of(p.tokens.begin(), p.tokens.end(), [](auto& t) { return is_shared(t.name); }))
+      return;
     auto rows = p.tokens;
     std::erase_if(rows, [&](auto& t) { return !o.walked.all() && !is_named(o.walked, t.name); });
     if (rows.empty() || !a.x.has_axis(rows)) return;
@@ -305,30 +349,35 @@ class LiveFirst {
   }
   Arrays ordered(Arrays a, const NamedArray& live) const {
     if (rows_.empty()) return a;
-    for (auto* v : of_tokens(a)) if (!v->empty()) *v = flatten_axes(*v, rows_, row_);
+    for (auto* v : of_tokens(a))
+      if (!v->empty()) *v = flatten_axes(*v, rows_, row_);
     a.order = rename(argsort(~of_rows(live), row_), row_, walked_.name);
     return a;
   }
-  Arrays taken(Arrays a) const {   // in a turn
+  Arrays taken(Arrays a) const {  // in a turn
     if (rows_.empty()) return a;
-    for (auto* v : of_tokens(a)) if (!v->empty()) *v = take(*v, row_, a.order);
+    for (auto* v : of_tokens(a))
+      if (!v->empty()) *v = take(*v, row_, a.order);
     if (!a.here.empty()) a.mask = !a.mask.empty() ? a.mask & a.here : a.here;
     return a;
   }
-  // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is left to small ones. How many
-  // positions make a large one, in the default budget; 0: all turns are alike, since somebody said what they hold, they are
-  // small, or more than tokens is cut. (So it is for a narrow head, whose gradient is summed in an array of its own that the
-  // budget seldom holds.)
+  // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is
+  // left to small ones. How many positions make a large one, in the default budget; 0: all turns
+  // are alike, since somebody said what they hold, they are small, or more than tokens is cut. (So
+  // it is for a narrow head, whose gradient is summed in an array of its own that the budget seldom
+  // holds.)
   std::int64_t large_turn(const Problem& p, const Arrays& a) const {
     auto& o = p.options;
     auto& c = o.chunks;
-    bool asked = c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile || o.vocab_chunk != 0;
+    bool asked = c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile ||
+                 o.vocab_chunk != 0;
     bool tokens_alone = o.walked.all() || o.walked.items().size() == rows_.size();
     if (rows_.empty() || asked || !tokens_alone || bytes_of(a.weight.dtype()) < 4) return 0;
     auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
     auto budget = std::max<std::int64_t>(std::int64_t(32) << 20, bytes(a.x) + bytes(a.weight));
     auto logits = p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype);
-    auto most = budget / (logits + 2 * bytes(a.x) / walked_.size);   // rows picked, and their gradients
+    // rows picked, and their gradients
+    auto most = budget / (logits + 2 * bytes(a.x) / walked_.size);
     if (std::min(most, walked_.size) < 2 * small_turn) return 0;
     auto turns = std::max<std::int64_t>(2, (walked_.size + most - 1) / most);
     return (walked_.size + turns - 1) / turns;
@@ -340,7 +389,9 @@ class LiveFirst {
   }
   static constexpr std::int64_t small_turn = 128;
   NamedArray put_back(const NamedArray& v, const NamedArray& order) const {
-    return rows_.empty() ? v : unflatten_axis(take(v, walked_, argsort(order, walked_)), walked_, rows_);
+    return rows_.empty()
+               ? v
+               : unflatten_axis(take(v, walked_, argsort(order, walked_)), walked_, rows_);
   }
 
  private:
@@ -348,23 +399,29 @@ class LiveFirst {
     auto counts = flatten_axes(live, rows_, row_);
     return any(counts, without_axes(counts.axes(), row_));
   }
-  static std::vector<NamedArray*> of_tokens(Arrays& a) { return {&a.x, &a.targets, &a.mask, &a.weights}; }
-  static bool plain(const Options& o) {   // else chunked_reduce says what is wrong with the selection
+  static std::vector<NamedArray*> of_tokens(Arrays& a) {
+    return {&a.x, &a.targets, &a.mask, &a.weights};
+  }
+  // else chunked_reduce says what is wrong with the selection
+  static bool plain(const Options& o) {
     if (o.walked.all()) return o.chunks.chunks.empty();
     auto& items = o.walked.items();
     for (auto& a : items)
-      if (a.size >= 0 || std::count_if(items.begin(), items.end(), [&](auto& b) { return b.name == a.name; }) > 1) return false;
+      if (a.size >= 0 ||
+          std::count_if(items.begin(), items.end(), [&](auto& b) { return b.name == a.name; }) > 1)
+        return false;
     return o.chunks.chunks.empty() || o.chunks.chunks.size() == items.size();
   }
-  static bool is_shared(Name axis) {   // devices hold a part of it each: tokens would go from one to another
+  // devices hold a part of it each: tokens would go from one to another
+  static bool is_shared(Name axis) {
     auto mesh = current_mesh();
     auto mapping = current_mapping();
     return mesh && (!mapping || mapping->find(axis));
   }
 
-  Axes rows_;      // the tokens' axes that are walked; none: in the order they have
-  Axis walked_;    // all of these, live tokens first
-  Name row_;       // the same in their own order
+  Axes rows_;    // the tokens' axes that are walked; none: in the order they have
+  Axis walked_;  // all of these, live tokens first
+  Name row_;     // the same in their own order
 };
 
 }  // namespace
@@ -373,20 +430,25 @@ NamedArray WeightedMean::mean(SourceLocation at) const {
   Here here(at);
   return sum / where(weight == 0., 1., weight);
 }
-WeightedMean operator+(const WeightedMean& a, const WeightedMean& b) { return {a.sum + b.sum, a.weight + b.weight}; }
+WeightedMean operator+(const WeightedMean& a, const WeightedMean& b) {
+  return {a.sum + b.sum, a.weight + b.weight};
+}
 
-LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed, const AxisSelector& vocab,
+LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed,
+                                        const AxisSelector& vocab,
                                         const LinearCrossEntropyOptions& o) {
   LayerScope scope(x, weight);
   const Axis Vocab = ops::axis_of(op, ops::node_of(op, weight), vocab);
-  if (x.has_axis(Vocab.name)) fail(op, "x {} already has the axis {}; rename it first", x.axes(), Vocab.name);
+  if (x.has_axis(Vocab.name))
+    fail(op, "x {} already has the axis {}; rename it first", x.axes(), Vocab.name);
   const auto shape = dot(o.norm ? o.norm(x) : x.array(), weight, Embed);
-  Problem p{o, Vocab, Embed, without_axes(shape.axes(), Vocab), o.logit_dtype.value_or(ops::wide_of(shape.dtype()))};
+  Problem p{o, Vocab, Embed, without_axes(shape.axes(), Vocab),
+            o.logit_dtype.value_or(ops::wide_of(shape.dtype()))};
   auto arrays = arrays_of(x, weight, targets, Vocab, o);
   p.check(arrays);
   for (auto* a : {&arrays.targets, &arrays.mask, &arrays.weights}) *a = p.with_all_tokens(*a);
   if (auto& ids = arrays.targets; is_integer(ids.dtype()) && bytes_of(ids.dtype()) < 4)
-    ids = astype(ids, DType::i32);   // to count to Vocab
+    ids = astype(ids, DType::i32);  // to count to Vocab
   const CountedTokens tokens(p, arrays);
   tokens.check(p);
 
@@ -394,7 +456,9 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   auto q = live_first.in_order(p);
   auto loss = [&](const Arrays& a) { return walk(q, live_first.taken(a)); };
   auto tiled = [&](const Arrays& a) {
-    return o.vocab_chunk == 0 ? loss(a) : chunked_reduce(Vocab, {.chunk = o.vocab_chunk, .form = o.chunks.form}, loss)(a);
+    return o.vocab_chunk == 0
+               ? loss(a)
+               : chunked_reduce(Vocab, {.chunk = o.vocab_chunk, .form = o.chunks.form}, loss)(a);
   };
   auto [walked, chunks] = live_first.cut(o, p.tokens);
   auto inputs = live_first.ordered(arrays, tokens.live);
@@ -412,13 +476,16 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   r.total.weight = tokens.total_weight(p, true);
   if (o.outputs.nll) r.nll.weight = tokens.total_weight(p, false);
   if (o.outputs.accuracy) r.accuracy.weight = tokens.total_weight(p, false);
-  r.loss = o.reduction == Reduction::none ? r.losses : o.reduction == Reduction::sum ? r.total.sum : r.total.mean();
+  r.loss = o.reduction == Reduction::none  ? r.losses
+           : o.reduction == Reduction::sum ? r.total.sum
+                                           : r.total.mean();
   if (!o.outputs.losses) r.losses = {};
   return r;
 }
 
-LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr weight, Arr ids, const AxisSelection& Embed,
-                                          const AxisSelector& Vocab, const LinearCrossEntropyOptions& options) {
+LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr weight, Arr ids,
+                                          const AxisSelection& Embed, const AxisSelector& Vocab,
+                                          const LinearCrossEntropyOptions& options) {
   LayerScope scope(x, weight);
   constexpr auto op = "linear_next_token_loss";
   const auto pos = ops::axis_of(op, ops::node_of(op, ids), Pos);
@@ -426,7 +493,8 @@ LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr we
   if (pos.size < 2) fail(op, "axis {} has no next position; two are needed", pos);
   auto o = options;
   if (o.checked && !o.ignore_index) o.ignore_index = -1;
-  const auto next = where(arange(pos) < pos.size - 1, roll(astype(ids, DType::i32), -1, pos), o.ignore_index.value_or(-1));
+  const auto next = where(arange(pos) < pos.size - 1, roll(astype(ids, DType::i32), -1, pos),
+                          o.ignore_index.value_or(-1));
   return linear_cross_entropy(x, weight, next, Embed, Vocab, o);
 }
 

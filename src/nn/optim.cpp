@@ -20,12 +20,15 @@ NamedArray WarmupCosine::operator()(const NamedArray& count) const {
 
 ClipByGlobalNorm clip_by_global_norm(double max_norm) { return {max_norm}; }
 ScaleByAdam scale_by_adam(double b1, double b2, double eps) { return {b1, b2, eps}; }
-AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask) { return {weight_decay, std::move(mask)}; }
+AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask) {
+  return {weight_decay, std::move(mask)};
+}
 Scale scale(double factor) { return {factor}; }
 Sgd sgd(SgdOptions o) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
 Adam adam(AdamOptions o) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
 AdamW adamw(AdamWOptions o) {
-  return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask}, Scale{-o.learning_rate});
+  return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask},
+               Scale{-o.learning_rate});
 }
 
 namespace detail {
@@ -33,21 +36,27 @@ namespace {
 
 void check_same(const Leaves& a, const char* what, const Leaves& b, const char* other) {
   if (a.size() != b.size())
-    fail("optim", "there are {} {}, but {} {}; the trees must have the same structure", a.size(), what, b.size(), other);
+    fail("optim", "there are {} {}, but {} {}; the trees must have the same structure", a.size(),
+         what, b.size(), other);
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i].empty() || b[i].empty()) continue;
-    auto x = a[i].axes(), y = b[i].axes();   // a smaller one would be broadcast; of sizes the ops tell
+    // a smaller one would be broadcast; of sizes the ops tell
+    auto x = a[i].axes(), y = b[i].axes();
     auto same_name = [](const Axis& p, const Axis& q) { return p.name == q.name; };
     if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end(), same_name))
-      fail("optim", "array {} of the {} is {}, that of the {} {}; their axes must be the same", i, what, x, other, y);
+      fail("optim", "array {} of the {} is {}, that of the {} {}; their axes must be the same", i,
+           what, x, other, y);
   }
 }
 void check_states(const Leaves& state, const char* what, const Leaves& grads) {
   check_same(state, what, grads, "gradients");
   for (std::size_t i = 0; i < grads.size(); ++i)
     if (!grads[i].empty() && state[i].empty())
-      fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the "
-           "model, as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
+      fail("optim",
+           "array {} {} has a gradient, but the state was made without it; take gradients by the "
+           "same part of the "
+           "model, as value_and_grad(loss, \"lora\") does",
+           i, grads[i].axes());
 }
 // To compute in: what narrow floats give is then rounded once, not at each op.
 DType wide(DType d) { return is_float(d) ? ops::wide_of(d) : d; }
@@ -68,7 +77,9 @@ NamedArray correction(double b, const NamedArray& count, DType d) {
 }  // namespace
 
 UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_shared<Here>(at, true)) {}
-UpdateScope::UpdateScope(const Walk& params, SourceLocation at) : UpdateScope(at) { haliax::detail::note_fields(params); }
+UpdateScope::UpdateScope(const Walk& params, SourceLocation at) : UpdateScope(at) {
+  haliax::detail::note_fields(params);
+}
 UpdateScope::~UpdateScope() = default;
 
 NamedArray first_step() { return zeros({}, DType::i32); }
@@ -76,7 +87,8 @@ NamedArray first_step() { return zeros({}, DType::i32); }
 Leaves trainable_zeros(const Leaves& params, const std::vector<bool>& frozen) {
   Leaves out(params.size());
   for (std::size_t i = 0; i < params.size(); ++i)
-    if (!params[i].empty() && !frozen[i] && is_float(params[i].dtype())) out[i] = zeros_like(params[i]);
+    if (!params[i].empty() && !frozen[i] && is_float(params[i].dtype()))
+      out[i] = zeros_like(params[i]);
   return out;
 }
 
@@ -100,18 +112,22 @@ Leaves clipped(Leaves grads, double max_norm) {
   return scaled(std::move(grads), where(n < max_norm, 1., max_norm / n));
 }
 
-Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
+Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2,
+             double eps) {
   check_states(mu, "moments", grads);
-  std::map<DType, std::pair<NamedArray, NamedArray>> corrections;   // of both moments, once for each dtype
+  // of both moments, once for each dtype
+  std::map<DType, std::pair<NamedArray, NamedArray>> corrections;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
-    const auto of_mu = promote(mu[i].dtype(), grads[i].dtype()), of_nu = promote(nu[i].dtype(), grads[i].dtype());
+    const auto of_mu = promote(mu[i].dtype(), grads[i].dtype()),
+               of_nu = promote(nu[i].dtype(), grads[i].dtype());
     const auto of_both = promote(of_mu, of_nu), d = wide(of_both);
     auto [of_d, is_new] = corrections.try_emplace(d);
     if (is_new) of_d->second = {correction(b1, count, d), correction(b2, count, d)};
     const auto& [c1, c2] = of_d->second;
     const auto g = astype(grads[i], d);
-    const auto m = b1 * astype(mu[i], d) + (1 - b1) * g, n = b2 * astype(nu[i], d) + (1 - b2) * square(g);
+    const auto m = b1 * astype(mu[i], d) + (1 - b1) * g,
+               n = b2 * astype(nu[i], d) + (1 - b2) * square(g);
     grads[i] = astype(m * c1 / (sqrt(n * c2) + eps), of_both);
     mu[i] = astype(m, of_mu), nu[i] = astype(n, of_nu);
   }

@@ -21,7 +21,9 @@ DType float_called(std::string_view name, std::string_view spec) {
   try {
     if (auto d = dtype_of(name, SourceLocation()); is_float(d)) return d;
     why = std::string(name) + " is not a float";
-  } catch (const Error& e) { why = e.what(); }
+  } catch (const Error& e) {
+    why = e.what();
+  }
   fail("policy", "\"{}\": {}", spec, why);
 }
 
@@ -38,15 +40,18 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     const char* name;
     std::optional<DType>& dtype;
   };
-  const Setting fields[] = {{"p", params}, {"params", params}, {"param", params}, {"parameter", params}, {"parameters", params},
-                          {"c", computation}, {"compute", computation}, {"o", outputs}, {"output", outputs},
-                          {"r", reduce}, {"reduce", reduce}};
-  for (std::string_view rest = spec; ; rest.remove_prefix(rest.find(',') + 1)) {
+  const Setting fields[] = {
+      {"p", params},          {"params", params}, {"param", params},        {"parameter", params},
+      {"parameters", params}, {"c", computation}, {"compute", computation}, {"o", outputs},
+      {"output", outputs},    {"r", reduce},      {"reduce", reduce}};
+  for (std::string_view rest = spec;; rest.remove_prefix(rest.find(',') + 1)) {
     auto part = trimmed(rest.substr(0, rest.find(',')));
     auto equals = part.find('=');
-    if (equals == part.npos) fail("policy", "\"{}\": \"{}\" has no =; write it as p=f32,c=bf16,o=f32", spec, part);
+    if (equals == part.npos)
+      fail("policy", "\"{}\": \"{}\" has no =; write it as p=f32,c=bf16,o=f32", spec, part);
     auto name = trimmed(part.substr(0, equals));
-    auto field = std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return name == f.name; });
+    auto field =
+        std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return name == f.name; });
     if (field == std::end(fields))
       fail("policy", "\"{}\": no part is called {}{}; write it as p=f32,c=bf16,o=f32", spec, name,
            did_you_mean(name, fields, [](auto& f) { return f.name; }));
@@ -54,7 +59,8 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     field->dtype = float_called(trimmed(part.substr(equals + 1)), spec);
     if (rest.find(',') == rest.npos) break;
   }
-  param = params.value_or(param), compute = computation.value_or(compute), output = outputs.value_or(output);
+  param = params.value_or(param), compute = computation.value_or(compute),
+  output = outputs.value_or(output);
 }
 
 std::ostream& operator<<(std::ostream& out, const Policy& p) {

@@ -18,12 +18,15 @@ const NodePtr& held(const char* op, const NodePtr& n) {
 NamedArray data(const char* op, std::span<const std::byte> values, DType dtype, const Axes& axes) {
   check_unique(op, axes);
   auto count = std::int64_t(values.size()) / bytes_of(dtype), wanted = axis_size(axes);
-  if (count != wanted) fail(op, fmt::format("{} values were given for {}, which has {}", count, to_string(axes), wanted));
+  if (count != wanted)
+    fail(op,
+         fmt::format("{} values were given for {}, which has {}", count, to_string(axes), wanted));
   auto buffer = std::make_shared<Buffer>(std::int64_t(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return NamedArray(make_data(std::move(buffer), axes, dtype));
 }
-template <class T> NamedArray data(std::span<const T> values, DType dtype, const Axes& axes, SourceLocation at) {
+template <class T>
+NamedArray data(std::span<const T> values, DType dtype, const Axes& axes, SourceLocation at) {
   Here here(at);
   return data("array", std::as_bytes(values), dtype, axes);
 }
@@ -67,7 +70,8 @@ Axis NamedArray::resolve_axis(const AxisSelector& s, SourceLocation at) const {
 const NamedArray& NamedArray::scalar(SourceLocation at) const {
   Here here(at);
   if (auto mine = visible(*held("scalar", node_)); !mine.empty())
-    fail("scalar", "the array has axes " + haliax::to_string(mine) + ", so it is no scalar; reduce them first");
+    fail("scalar", "the array has axes " + haliax::to_string(mine) +
+                       ", so it is no scalar; reduce them first");
   return *this;
 }
 
@@ -84,8 +88,12 @@ const NamedArray& Arr::array() const {
   return array_;
 }
 
-NamedArray array(std::span<const float> v, const AxisSpec& axes, SourceLocation at) { return data(v, DType::f32, axes, at); }
-NamedArray array(std::span<const double> v, const AxisSpec& axes, SourceLocation at) { return data(v, DType::f64, axes, at); }
+NamedArray array(std::span<const float> v, const AxisSpec& axes, SourceLocation at) {
+  return data(v, DType::f32, axes, at);
+}
+NamedArray array(std::span<const double> v, const AxisSpec& axes, SourceLocation at) {
+  return data(v, DType::f64, axes, at);
+}
 NamedArray array(std::span<const std::int32_t> v, const AxisSpec& axes, SourceLocation at) {
   return data(v, DType::i32, axes, at);
 }
@@ -98,13 +106,14 @@ NamedArray array(std::span<const std::uint32_t> v, const AxisSpec& axes, SourceL
 NamedArray array(std::initializer_list<double> v, const AxisSpec& axes, SourceLocation at) {
   return array(std::vector<float>(v.begin(), v.end()), axes, at);
 }
-NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec& axes, SourceLocation at) {
+NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec& axes,
+                      SourceLocation at) {
   Here here(at);
   if (v.size() % std::size_t(bytes_of(dtype)))
     fail("from_bytes", fmt::format("{} bytes are no whole number of {}", v.size(), dtype));
   if (dtype != DType::boolean) return data("from_bytes", v, dtype, axes);
   std::vector<std::byte> bits(v.begin(), v.end());
-  for (auto& b : bits) b = std::byte(b != std::byte(0));   // kernels rely on 0 and 1
+  for (auto& b : bits) b = std::byte(b != std::byte(0));  // kernels rely on 0 and 1
   return data("from_bytes", bits, dtype, axes);
 }
 
@@ -114,12 +123,13 @@ NamedArray named(const NamedArray& a, const AxisSpec& spec, SourceLocation at) {
   auto& axes = spec.axes();
   check_unique("named", axes);
   if (old.size() != axes.size())
-    fail("named", fmt::format("the array has {} axes, {}, but the names are {}: {}", old.size(), to_string(old), axes.size(),
-                              to_string(axes)));
+    fail("named", fmt::format("the array has {} axes, {}, but the names are {}: {}", old.size(),
+                              to_string(old), axes.size(), to_string(axes)));
   for (std::size_t i = 0; i < axes.size(); ++i)
     if (old[i].size != axes[i].size)
-      fail("named", fmt::format("axis {} was given with size {}, but the array has size {} there: {}", axes[i].name,
-                                axes[i].size, old[i].size, to_string(old)));
+      fail("named",
+           fmt::format("axis {} was given with size {}, but the array has size {} there: {}",
+                       axes[i].name, axes[i].size, old[i].size, to_string(old)));
   return NamedArray(prim::rename(x, names_of(old), names_of(axes)));
 }
 

@@ -5,8 +5,8 @@
 
 namespace haliax {
 
-// slice: `size` positions from `start` in steps; drop: one, and the axis goes. place: the same positions, written. A dynamic
-// start, which is added, is the last operand.
+// slice: `size` positions from `start` in steps; drop: one, and the axis goes. place: the same
+// positions, written. A dynamic start, which is added, is the last operand.
 struct SliceAttr {
   Name axis;
   std::int64_t start = 0, size = 1, step = 1;
@@ -17,14 +17,15 @@ struct SliceAttr {
     return {n.attr.names[0], i[0], i[1], i[2], i[3] != 0};
   }
 };
-// What goes along one axis: a sort, a concatenation. All that moves positions (Op::stretches) says first along which.
+// What goes along one axis: a sort, a concatenation. All that moves positions (Op::stretches) says
+// first along which.
 struct AlongAttr {
   Name axis;
   Attr attr() const { return {.names = {axis}}; }
   static AlongAttr of(const Node& n) { return {n.attr.names[0]}; }
 };
-// argmax, argmin: the axes that are folded, along which positions count in this order; other reductions say none. softmax,
-// logsumexp: the axes over which the sums are.
+// argmax, argmin: the axes that are folded, along which positions count in this order; other
+// reductions say none. softmax, logsumexp: the axes over which the sums are.
 struct ReduceAttr {
   Names over;
   Attr attr() const { return {.names = over}; }
@@ -39,8 +40,10 @@ struct RegroupAttr {
     a.names.push_back(flat);
     return a;
   }
-  static RegroupAttr of(const Node& n) { return {{n.attr.names.begin(), n.attr.names.end() - 1}, n.attr.names.back()}; }
-  bool is_part(Name a) const { return has(parts, a); }   // `flat` may have the name of one
+  static RegroupAttr of(const Node& n) {
+    return {{n.attr.names.begin(), n.attr.names.end() - 1}, n.attr.names.back()};
+  }
+  bool is_part(Name a) const { return has(parts, a); }  // `flat` may have the name of one
 };
 struct RenameAttr {
   Names from, to;
@@ -62,10 +65,12 @@ struct RenameAttr {
 inline const Names& indexed_axes(const Node& n) { return n.attr.names; }
 // take: operands are the table, then ids for each axis.
 struct GatherAttr {
-  Names axes;   // of the table
+  Names axes;  // of the table
   program::Outside outside = program::Outside::fill;
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(outside)}}; }
-  static GatherAttr of(const Node& n) { return {indexed_axes(n), program::Outside(n.attr.ints[0])}; }
+  static GatherAttr of(const Node& n) {
+    return {indexed_axes(n), program::Outside(n.attr.ints[0])};
+  }
 };
 // Operands are the base, the updates, then ids for each axis of the base.
 struct ScatterAttr {
@@ -73,7 +78,9 @@ struct ScatterAttr {
   program::Update update = program::Update::add;
   bool clamp = false;
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(update), clamp}}; }
-  static ScatterAttr of(const Node& n) { return {indexed_axes(n), program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
+  static ScatterAttr of(const Node& n) {
+    return {indexed_axes(n), program::Update(n.attr.ints[0]), n.attr.ints[1] != 0};
+  }
 };
 // A custom op of the user's: the axes that the call names, and which of its kernels it takes.
 struct CustomAttr {
@@ -89,21 +96,31 @@ inline std::optional<SliceAttr> slice_of(const Node& n) {
 }
 // From where a value says, such as the index of a loop.
 inline bool is_dynamic_slice(const Node& n) { return n.op == &prim::kSlice && n.in.size() > 1; }
-inline bool is_slice_at(const Node& n, const Node* index) {  // what a turn sees of an array that the loop walks
+// what a turn sees of an array that the loop walks
+inline bool is_slice_at(const Node& n, const Node* index) {
   return is_dynamic_slice(n) && n.in[1].get() == index;
 }
-inline bool is_scatter_add(const Node& n) { return n.op == &prim::kScatter && ScatterAttr::of(n).update == program::Update::add; }
+inline bool is_scatter_add(const Node& n) {
+  return n.op == &prim::kScatter && ScatterAttr::of(n).update == program::Update::add;
+}
 inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }
 inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
-inline const LoopResult& result_of(const Node& result) { return loop_of(result).results[result_number(result)]; }  // of a loop
-inline std::int64_t integer_of(const Node& number) { return number.attr.ints.empty() ? 0 : number.attr.ints[0]; }
-inline double real_of(const Node& number) { return number.attr.number; }   // of an integer, too
+// of a loop
+inline const LoopResult& result_of(const Node& result) {
+  return loop_of(result).results[result_number(result)];
+}
+inline std::int64_t integer_of(const Node& number) {
+  return number.attr.ints.empty() ? 0 : number.attr.ints[0];
+}
+inline double real_of(const Node& number) { return number.attr.number; }  // of an integer, too
 struct CumulativeAttr {
   Name axis;
   Monoid monoid = Monoid::sum;
   bool reverse = false;
   Attr attr() const { return {.names = {axis}, .ints = {std::int64_t(monoid), reverse}}; }
-  static CumulativeAttr of(const Node& n) { return {n.attr.names[0], Monoid(n.attr.ints[0]), n.attr.ints[1] != 0}; }
+  static CumulativeAttr of(const Node& n) {
+    return {n.attr.names[0], Monoid(n.attr.ints[0]), n.attr.ints[1] != 0};
+  }
 };
 
 }  // namespace haliax

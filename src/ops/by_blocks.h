@@ -1,5 +1,5 @@
-// Ops that need a whole axis, said in terms of ops that need only a block of it: each block is ordered or summed by itself, and
-// what is left to do is small.
+// Ops that need a whole axis, said in terms of ops that need only a block of it: each block is
+// ordered or summed by itself, and what is left to do is small.
 #pragma once
 #include <functional>
 
@@ -7,30 +7,35 @@
 
 namespace haliax::prim {
 
-constexpr std::int64_t kSmall = 64 * 1024;   // bytes that are sent about as fast as nothing: not worth another way or call
+// bytes that are sent about as fast as nothing: not worth another way or call
+constexpr std::int64_t kSmall = 64 * 1024;
 
 // What Op::by_blocks of these ops is.
 NodePtr cumulative_by_blocks(const NodePtr&, Name axis, int blocks);
-NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);   // argmax, argmin
-NodePtr sort_by_blocks(const NodePtr&, Name axis, int blocks);      // sort, argsort
-NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);  // the first of an argsort; one position; from an unknown start
-NodePtr place_by_blocks(const NodePtr&, Name axis, int blocks);     // of one position
-NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stands there; ids that have the axis
-NodePtr scatter_by_blocks(const NodePtr&, Name axis, int blocks);   // likewise
+NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);  // argmax, argmin
+NodePtr sort_by_blocks(const NodePtr&, Name axis, int blocks);     // sort, argsort
+// the first of an argsort; one position; from an unknown start
+NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);
+NodePtr place_by_blocks(const NodePtr&, Name axis, int blocks);  // of one position
+// what stands there; ids that have the axis
+NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);
+NodePtr scatter_by_blocks(const NodePtr&, Name axis, int blocks);  // likewise
 
 // The op's own way, due to the op: its axes are the op's.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
 bool tells_little(const Node&);  // do its blocks send less to each other than any other way does?
-bool is_top_k(const Node&);                                         // the first of an argsort
-bool picks_top_k(const Node&);                                      // what stands there
-const char* user_name(const Node&);                                 // cumsum, top_k, roll: what users call it
-bool picks_in_order(const Node&);                                   // likewise, or at all of an argsort
-// The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
+bool is_top_k(const Node&);      // the first of an argsort
+bool picks_top_k(const Node&);   // what stands there
+const char* user_name(const Node&);  // cumsum, top_k, roll: what users call it
+bool picks_in_order(const Node&);    // likewise, or at all of an argsort
+// The one value of which this is made point by point, if it is no larger; or itself. Nothing is
+// looked for below where it `ends`.
 NodePtr pointwise_source(
-    const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
+    const NodePtr&,
+    const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 
-// What Op::on_block and Op::found of gather and scatter are: ids count from a block's start, and what lies in other blocks is
-// nothing here.
+// What Op::on_block and Op::found of gather and scatter are: ids count from a block's start, and
+// what lies in other blocks is nothing here.
 NodePtr gather_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
 NodePtr scatter_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
 NodePtr gather_found(const Node&, const Nodes& in);

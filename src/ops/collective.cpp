@@ -12,47 +12,61 @@ using program::Wire;
 // Boxes that lie inside of the arrays.
 std::string fault_of(const std::vector<program::Parcel>& boxes, const std::vector<Axes>& arrays) {
   for (auto& p : boxes) {
-    if (p.array < 0 || p.array >= int(arrays.size())) return fmt::format("it has no array {}", p.array);
+    if (p.array < 0 || p.array >= int(arrays.size()))
+      return fmt::format("it has no array {}", p.array);
     auto& axes = arrays[std::size_t(p.array)];
-    bool inside = p.start.size() == axes.size() && p.dims.size() == axes.size() && p.step.size() == axes.size();
+    bool inside = p.start.size() == axes.size() && p.dims.size() == axes.size() &&
+                  p.step.size() == axes.size();
     for (std::size_t d = 0; inside && d < axes.size(); ++d) {
       auto last = p.start[d] + (p.dims[d] - 1) * p.step[d];
-      inside = p.dims[d] == 0 || (std::min(p.start[d], last) >= 0 && std::max(p.start[d], last) < axes[d].size);
+      inside = p.dims[d] == 0 ||
+               (std::min(p.start[d], last) >= 0 && std::max(p.start[d], last) < axes[d].size);
     }
     if (!inside) return "a box reaches outside of " + to_string(axes);
   }
   return {};
 }
 // What comes is written once: all that comes to an array has room in it.
-std::string fault_of_exchange(const program::Collective& how, const std::vector<Axes>& in, const std::vector<Axes>& out) {
+std::string fault_of_exchange(const program::Collective& how, const std::vector<Axes>& in,
+                              const std::vector<Axes>& out) {
   if (auto wrong = fault_of(how.sends, in); !wrong.empty()) return wrong;
   if (auto wrong = fault_of(how.receives, out); !wrong.empty()) return wrong;
   for (std::size_t k = 0; k < out.size(); ++k) {
     std::int64_t come = 0;
     for (auto& p : how.receives)
       if (p.array == int(k)) come += program::points(p.dims);
-    if (come > axis_size(out[k])) return fmt::format("{} elements come to {}", come, to_string(out[k]));
+    if (come > axis_size(out[k]))
+      return fmt::format("{} elements come to {}", come, to_string(out[k]));
   }
   return {};
 }
-// The operands are an array and a block of another; the result is what their contraction would be if the block were whole.
+// The operands are an array and a block of another; the result is what their contraction would be
+// if the block were whole.
 std::string fault_of_ring(const Wiring& w, const std::vector<Axes>& in) {
-  if (in.size() != 2 || w.out.size() != 1 || w.along.size() != 1 || w.rank < 0 || w.rank >= w.ranks) return "it is no ring";
+  if (in.size() != 2 || w.out.size() != 1 || w.along.size() != 1 || w.rank < 0 || w.rank >= w.ranks)
+    return "it is no ring";
   auto whole = in[1];
-  auto round = std::find_if(whole.begin(), whole.end(), [&](auto& a) { return a.name == w.along[0]; });
-  if (round == whole.end()) return fmt::format("the block {} lacks axis {}", to_string(in[1]), w.along[0].text());
+  auto round =
+      std::find_if(whole.begin(), whole.end(), [&](auto& a) { return a.name == w.along[0]; });
+  if (round == whole.end())
+    return fmt::format("the block {} lacks axis {}", to_string(in[1]), w.along[0].text());
   round->size *= w.ranks;
-  auto fits = [](const Axis& a, const Axes& other) { auto* b = find_axis(other, a.name); return !b || b->size == a.size; };
+  auto fits = [](const Axis& a, const Axes& other) {
+    auto* b = find_axis(other, a.name);
+    return !b || b->size == a.size;
+  };
   for (auto& a : whole)
-    if (!fits(a, in[0]) || !fits(a, w.out[0]) || (!find_axis(in[0], a.name) && !find_axis(w.out[0], a.name)))
-      return fmt::format("axis {} of blocks of {} is neither in {} nor in {}", to_string(a), to_string(in[1]), to_string(in[0]),
-                         to_string(w.out[0]));
+    if (!fits(a, in[0]) || !fits(a, w.out[0]) ||
+        (!find_axis(in[0], a.name) && !find_axis(w.out[0], a.name)))
+      return fmt::format("axis {} of blocks of {} is neither in {} nor in {}", to_string(a),
+                         to_string(in[1]), to_string(in[0]), to_string(w.out[0]));
   for (auto& a : w.out[0])
     if (!fits(a, in[0]) || (!find_axis(in[0], a.name) && !find_axis(whole, a.name)))
       return fmt::format("no operand has axis {}", to_string(a));
   return fault_of_exchange(w.how, {in[1]}, {in[1]});
 }
-// Each array is like what is made of it, but for the axis that is cut or joined: blocks of it are ceil(size / ranks), or short.
+// Each array is like what is made of it, but for the axis that is cut or joined: blocks of it are
+// ceil(size / ranks), or short.
 std::string fault_of_array(const Wiring& w, std::size_t k, const Axes& x) {
   auto& out = w.out[k];
   const bool joins = w.how.wire == Wire::all_gather, cuts = w.how.wire == Wire::reduce_scatter;
@@ -64,10 +78,12 @@ std::string fault_of_array(const Wiring& w, std::size_t k, const Axes& x) {
     bool mine = (joins || cuts) && x[d].name == w.along[k];
     auto whole = mine ? w.how.size[k] : x[d].size, most = (whole + w.how.ranks - 1) / w.how.ranks;
     if (!mine && out[d].size != whole) return wrong();
-    if (mine && ((joins ? out : x)[d].size != whole || (joins ? x : out)[d].size > most)) return wrong();
+    if (mine && ((joins ? out : x)[d].size != whole || (joins ? x : out)[d].size > most))
+      return wrong();
     met |= mine;
   }
-  return met ? "" : fmt::format("{} lacks the axis that is {}", to_string(x), joins ? "joined" : "cut");
+  return met ? ""
+             : fmt::format("{} lacks the axis that is {}", to_string(x), joins ? "joined" : "cut");
 }
 std::string collective_fault(const Node& n) {
   auto& w = wiring_of(n);
@@ -85,12 +101,16 @@ std::string collective_fault(const Node& n) {
 
 }  // namespace
 
-const Op kCollective{.name = "collective", .kind = Kind::step, .lower = [](const Node& n, Emit&) {
-  fail_at(n.origin, "lower", "a collective has results of its own");
-}, .fault = collective_fault};
+const Op kCollective{
+    .name = "collective",
+    .kind = Kind::step,
+    .lower = [](const Node& n,
+                Emit&) { fail_at(n.origin, "lower", "a collective has results of its own"); },
+    .fault = collective_fault};
 
 NodePtr make_collective(Nodes x, Wiring w) {
-  return make(kCollective, std::move(x), {}, DType::f32, {.payload = std::make_shared<Wiring>(std::move(w))});
+  return make(kCollective, std::move(x), {}, DType::f32,
+              {.payload = std::make_shared<Wiring>(std::move(w))});
 }
 NodePtr collective_result(const NodePtr& c, std::size_t k) {
   auto& w = wiring_of(*c);

@@ -1,4 +1,5 @@
-// The op that moves values between the devices of a mesh. It has no rule along axes: the graph of one device knows no mesh.
+// The op that moves values between the devices of a mesh. It has no rule along axes: the graph of
+// one device knows no mesh.
 #pragma once
 #include "graph/loop.h"
 
@@ -10,13 +11,17 @@ struct Wiring : Payload {
   program::Collective how = {};  // all but dims and views, which lowering knows
   std::vector<Axes> out = {};    // of the results, on this device
   std::vector<Name> along = {};  // for each array: the axis that is cut or joined
-  // A ring of so many ranks (0: none): the operands are an array and this rank's block of another, cut along along[0]. The result
-  // is their contraction, in `dtype`, a block at a time: `how`, an exchange, hands each on to the rank before.
+  // A ring of so many ranks (0: none): the operands are an array and this rank's block of another,
+  // cut along along[0]. The result is their contraction, in `dtype`, a block at a time: `how`, an
+  // exchange, hands each on to the rank before.
   int ranks = 0, rank = 0;
   DType dtype = DType::f32;
 };
 extern const Op kCollective;
-inline const Wiring& wiring_of(const Node& n) { return static_cast<const Wiring&>(*n.attr.payload); }   // of a collective
+// of a collective
+inline const Wiring& wiring_of(const Node& n) {
+  return static_cast<const Wiring&>(*n.attr.payload);
+}
 NodePtr make_collective(Nodes x, Wiring);
 NodePtr collective_result(const NodePtr& collective, std::size_t k);
 

@@ -51,7 +51,8 @@ Linear linear_rule(const Node& n, std::size_t k) {
 }
 Nodes gradient(const NodePtr& o, const NodePtr& g) {
   auto& user = user_op(*o->op);
-  if (!user.grad) fail(o->op->name, "has no gradient; give one to custom_op, or stop_gradient of its result");
+  if (!user.grad)
+    fail(o->op->name, "has no gradient; give one to custom_op, or stop_gradient of its result");
   std::vector<NamedArray> in;
   for (auto& x : o->in) in.push_back(NamedArray(x));
   Axes along;
@@ -62,19 +63,23 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
     made = user.grad({in, NamedArray(o), NamedArray(g), along});
   }
   if (made.size() != in.size())
-    fail(o->op->name, fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
+    fail(o->op->name,
+         fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
-    for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {   // the walk sums those that the operand lacks
+    // the walk sums those that the operand lacks
+    for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {
       auto* its = find(*o, a.name);
       for (auto& x : o->in)
         if (!its) its = find(*x, a.name);
       if (!its && !a.name.hidden())
-        fail(o->op->name, fmt::format("the gradient of operand {} has axis {}, which neither an operand nor the result {} has", k,
-                                      a.name, to_string(visible(*o))));
+        fail(o->op->name, fmt::format("the gradient of operand {} has axis {}, which neither an "
+                                      "operand nor the result {} has",
+                                      k, a.name, to_string(visible(*o))));
       if (its && its->size != a.size)
-        fail(o->op->name, fmt::format("axis {} has size {} in the gradient of operand {} and {} in the call", a.name, a.size, k,
-                                      its->size));
+        fail(o->op->name,
+             fmt::format("axis {} has size {} in the gradient of operand {} and {} in the call",
+                         a.name, a.size, k, its->size));
     }
     out.push_back(made[k].node());
   }
@@ -98,7 +103,8 @@ void lower(const Node& n, Emit& e) {
   program::Step s;
   s.kind = program::Kind::custom;
   auto& arrays = s.custom.arrays;
-  for (std::size_t k = 0; k < n.in.size(); ++k) arrays.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
+  for (std::size_t k = 0; k < n.in.size(); ++k)
+    arrays.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
   arrays.push_back(Emit::view(e.result(), n.axes, dims));
   s.custom.dims = Emit::sizes(dims), s.custom.outer = int(outer), s.custom.run = kernel_of(n).run;
   if (dims.empty()) {  // a row of one
@@ -118,15 +124,17 @@ std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
   auto& kernels = user_op(op).cpu;
   auto count = kernels[0].dtypes.size() - 1;
   if (operands.size() != count)
-    fail(op.name, fmt::format("takes {} operand{}, and {} {} given", count, count == 1 ? "" : "s", operands.size(),
-                              operands.size() == 1 ? "is" : "are"));
+    fail(op.name, fmt::format("takes {} operand{}, and {} {} given", count, count == 1 ? "" : "s",
+                              operands.size(), operands.size() == 1 ? "is" : "are"));
   std::vector<DType> given;
   for (std::size_t k = 0; k < count; ++k)
-    given.push_back(operands[k].is_number() ? kernels[0].dtypes[k] : node_of(op.name, operands[k])->dtype);
+    given.push_back(operands[k].is_number() ? kernels[0].dtypes[k]
+                                            : node_of(op.name, operands[k])->dtype);
   std::string takes;
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     bool fits = true;
-    for (std::size_t k = 0; k < count; ++k) fits &= operands[k].is_number() || kernels[i].dtypes[k] == given[k];
+    for (std::size_t k = 0; k < count; ++k)
+      fits &= operands[k].is_number() || kernels[i].dtypes[k] == given[k];
     if (fits) return i;
     takes += (i ? " or " : "") + list_of(kernels[i].dtypes, count);
   }
@@ -143,14 +151,18 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
   }
   if (selection.all()) named.assign(theirs.begin(), theirs.end());
   if (named.size() != rules.size())
-    fail(op.name, fmt::format("goes along {} {}, and the call names {}", rules.size(), rules.size() == 1 ? "axis" : "axes",
-                              named.size()));
+    fail(op.name, fmt::format("goes along {} {}, and the call names {}", rules.size(),
+                              rules.size() == 1 ? "axis" : "axes", named.size()));
   for (std::size_t k = 0; k < rules.size(); ++k) {
     auto& s = named[k];
     if (has(out, s.name)) fail(op.name, "axis " + text(s.name) + " is given twice");
     if (rules[k] == AxisRule::made) {
-      if (has(theirs, s.name)) fail(op.name, fmt::format("makes axis {}, which an operand has: {}", s.name, to_string(theirs)));
-      if (s.size < 0) fail(op.name, fmt::format("makes axis {}, and no operand says its size; give an Axis", s.name));
+      if (has(theirs, s.name))
+        fail(op.name,
+             fmt::format("makes axis {}, which an operand has: {}", s.name, to_string(theirs)));
+      if (s.size < 0)
+        fail(op.name,
+             fmt::format("makes axis {}, and no operand says its size; give an Axis", s.name));
       out.push_back(Axis(s.name, s.size));
       continue;
     }
@@ -165,15 +177,18 @@ Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   auto& rules = user_op(op).along;
   Axes go, made, out;
   for (std::size_t k = 0; k < named.size(); ++k)
-    if (rules[k] == AxisRule::made) made.push_back(named[k]);
-    else if (rules[k] == AxisRule::gone || folds(rules[k])) go.push_back(named[k]);
+    if (rules[k] == AxisRule::made)
+      made.push_back(named[k]);
+    else if (rules[k] == AxisRule::gone || folds(rules[k]))
+      go.push_back(named[k]);
   std::vector<Axes> mapped, all;
   for (auto& x : in) {
     all.push_back(visible(*x));
     mapped.push_back(without(all.back(), named));
   }
   broadcast(op.name, mapped);  // raises where no operand has the mapped axes of all
-  std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
+  std::stable_sort(all.begin(), all.end(),
+                   [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   for (auto& axes : all) out = joined(out, axes);
   return with_hidden(in, joined(without(out, go), made));
 }
@@ -183,7 +198,8 @@ NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelect
   auto& dtypes = user_op(op).cpu[kernel].dtypes;
   Nodes in;
   for (std::size_t k = 0; k < operands.size(); ++k)
-    in.push_back(operands[k].is_number() ? node_of(op.name, operands[k], dtypes[k]) : node_of(op.name, operands[k]));
+    in.push_back(operands[k].is_number() ? node_of(op.name, operands[k], dtypes[k])
+                                         : node_of(op.name, operands[k]));
   auto named = named_axes(op, in, along);
   auto axes = result_axes(op, in, named);
   return NamedArray(make(op, in, axes, dtypes.back(), CustomAttr{names_of(named), kernel}.attr()));
@@ -199,22 +215,28 @@ void check(const CustomOp& user) {
   if (monoids.size() > 1) fail("custom_op", who + " folds by two monoids; let it be two ops");
   bool numbers = monoids.contains(AxisRule::reduce_sum) || monoids.contains(AxisRule::reduce_prod);
   for (auto& k : user.cpu) {
-    if (k.dtypes.size() != count) fail("custom_op", "kernels of " + who + " take different numbers of operands");
+    if (k.dtypes.size() != count)
+      fail("custom_op", "kernels of " + who + " take different numbers of operands");
     if (numbers && k.dtypes.back() == DType::boolean)
       fail("custom_op", who + " sums bools; reduce_max says whether any is true, reduce_min all");
   }
   for (int k : user.linear)
     if (k < 0 || k + 1 >= int(count))
-      fail("custom_op", fmt::format("{} is said to be linear in operand {}, and takes {}", who, k, count - 1));
+      fail("custom_op",
+           fmt::format("{} is said to be linear in operand {}, and takes {}", who, k, count - 1));
 }
 
 }  // namespace
 
-NamedArray CustomFunction::operator()(Arr x, const AxisSelection& along) const { return call(*op_, {std::move(x)}, along); }
-NamedArray CustomFunction::operator()(std::initializer_list<Arr> operands, const AxisSelection& along) const {
+NamedArray CustomFunction::operator()(Arr x, const AxisSelection& along) const {
+  return call(*op_, {std::move(x)}, along);
+}
+NamedArray CustomFunction::operator()(std::initializer_list<Arr> operands,
+                                      const AxisSelection& along) const {
   return call(*op_, operands, along);
 }
-NamedArray CustomFunction::operator()(const std::vector<Arr>& operands, const AxisSelection& along) const {
+NamedArray CustomFunction::operator()(const std::vector<Arr>& operands,
+                                      const AxisSelection& along) const {
   return call(*op_, operands, along);
 }
 
@@ -223,7 +245,8 @@ static const bool forks = at_fork({kForkOps, [] { making.lock(); }, [] { making.
 CustomFunction custom_op(CustomOp user, SourceLocation at) {
   Here here(at);
   check(user);
-  static auto* all = new std::vector<std::unique_ptr<UserOp>>;  // nodes may outlive whoever made the op
+  // nodes may outlive whoever made the op
+  static auto* all = new std::vector<std::unique_ptr<UserOp>>;
   auto op = std::make_unique<UserOp>();
   op->label = user.name;
   op->user = std::move(user);

@@ -25,10 +25,12 @@ NodePtr nothing_yet() { return prim::integer(0, DType::i32); }
 // Does nothing below depend on an argument, or on a turn, that is not known yet?
 bool is_known(const NodePtr& root) {
   bool known = true;
-  walk({root}, [](const Node& n) { return !n.value; }, [&](const NodePtr& n, Nodes& todo) {
-    known &= n->op != &prim::kInput && n->free.empty();
-    append(todo, n->in);
-  });
+  walk(
+      {root}, [](const Node& n) { return !n.value; },
+      [&](const NodePtr& n, Nodes& todo) {
+        known &= n->op != &prim::kInput && n->free.empty();
+        append(todo, n->in);
+      });
   return known;
 }
 
@@ -49,7 +51,9 @@ void settle_effects(const std::vector<NamedArray>& made) {
   std::vector<NamedArray> now{NamedArray(std::exchange(c.effect, nullptr))};
   for (auto& a : made) {
     auto hidden = [](const Axis& x) { return x.name.hidden(); };
-    if (!a.empty() && std::none_of(a.node()->axes.begin(), a.node()->axes.end(), hidden) && is_known(a.node())) now.push_back(a);
+    if (!a.empty() && std::none_of(a.node()->axes.begin(), a.node()->axes.end(), hidden) &&
+        is_known(a.node()))
+      now.push_back(a);
   }
   eval(now, c.origin.at);
 }
@@ -62,7 +66,8 @@ void LoopEffects::close() { last_ = std::exchange(context().effect, before_); }
 void LoopEffects::add_to(Loop& l) const {
   if (!any()) return;
   auto& before = context().effect;
-  l.results.push_back({Fold::carry, Monoid::sum, {last_}, before ? before : nothing_yet(), carry_, false, true});
+  l.results.push_back(
+      {Fold::carry, Monoid::sum, {last_}, before ? before : nothing_yet(), carry_, false, true});
 }
 void LoopEffects::after(const NodePtr& loop) {
   auto& results = loop_of(*loop).results;

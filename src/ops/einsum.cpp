@@ -1,4 +1,5 @@
-// einsum: "b d, d m -> b m" by position, "{embed} -> ..." by name, "-> batch mlp" by the result alone.
+// einsum: "b d, d m -> b m" by position, "{embed} -> ..." by name, "-> batch mlp" by the result
+// alone.
 #include <algorithm>
 
 #include "haliax/fmt.h"
@@ -11,15 +12,15 @@ namespace {
 using namespace ops;
 
 struct Token {
-  std::string text;       // a label, "...", or punctuation
+  std::string text;  // a label, "...", or punctuation
   std::size_t at = 0, length = 0;
   bool label = false;
 };
 bool is_dots(const Token& t) { return !t.label && t.text == "..."; }
 struct OperandSpec {
-  std::vector<Token> items;   // labels and "..."
+  std::vector<Token> items;  // labels and "..."
   bool braces = false;
-  Token where;                // for errors about the whole of it
+  Token where;  // for errors about the whole of it
   bool has_dots() const { return std::any_of(items.begin(), items.end(), is_dots); }
 };
 
@@ -38,11 +39,14 @@ class Spec {
   std::string spec_;
   std::size_t at_ = 0;
 
-  static bool starts_label(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+  static bool starts_label(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+  }
   static bool in_label(char c) { return starts_label(c) || (c >= '0' && c <= '9'); }
 
-  Token next() {   // an empty one at the end
-    while (at_ < spec_.size() && (spec_[at_] == ' ' || spec_[at_] == '\t' || spec_[at_] == '\n')) ++at_;
+  Token next() {  // an empty one at the end
+    while (at_ < spec_.size() && (spec_[at_] == ' ' || spec_[at_] == '\t' || spec_[at_] == '\n'))
+      ++at_;
     Token t{"", at_, 0, false};
     if (at_ == spec_.size()) return t;
     char c = spec_[at_];
@@ -53,13 +57,16 @@ class Spec {
     } else if (c == '"' || c == '\'') {
       auto end = rest.find(c, 1);
       t.length = end == rest.npos ? rest.size() : end + 1;
-      if (end == rest.npos || end == 1) wrong(t, end == 1 ? "a label has no name" : "the quote is not closed");
+      if (end == rest.npos || end == 1)
+        wrong(t, end == 1 ? "a label has no name" : "the quote is not closed");
       t.text = rest.substr(1, end - 1), t.label = true;
     } else {
       t.length = rest.starts_with("...") ? 3 : rest.starts_with("->") ? 2 : 1;
       t.text = rest.substr(0, t.length);
-      if (c == '(' || c == ')') wrong(t, "einsum has no parentheses; split or merge axes with rearrange");
-      if (t.length == 1 && c != ',' && c != '{' && c != '}') wrong(t, "'" + t.text + "' has no meaning here");
+      if (c == '(' || c == ')')
+        wrong(t, "einsum has no parentheses; split or merge axes with rearrange");
+      if (t.length == 1 && c != ',' && c != '{' && c != '}')
+        wrong(t, "'" + t.text + "' has no meaning here");
     }
     at_ += t.length;
     return t;
@@ -70,7 +77,8 @@ class Spec {
     bool open = false, closed = false;
     for (Token t = next();; t = next()) {
       if (t.text == "{" && !t.label) {
-        if (open || closed || !o.items.empty()) wrong(t, "a brace stands only around a whole operand");
+        if (open || closed || !o.items.empty())
+          wrong(t, "a brace stands only around a whole operand");
         open = o.braces = true;
       } else if (t.text == "}" && !t.label) {
         if (!open) wrong(t, "this brace was never opened");
@@ -80,7 +88,7 @@ class Spec {
         if (is_dots(t) && o.has_dots()) wrong(t, "only one ... is allowed in an operand");
         o.items.push_back(t);
       } else if (t.text == "," && open) {
-        continue;   // as good as a space
+        continue;  // as good as a space
       } else {
         if (open) wrong(o.where, "the brace is not closed");
         return t;
@@ -115,11 +123,15 @@ class Einsum {
 
   // The axes of the result.
   Axes result() {
-    bool braces = std::any_of(spec_.left.begin(), spec_.left.end(), [](auto& o) { return o.braces; });
+    bool braces =
+        std::any_of(spec_.left.begin(), spec_.left.end(), [](auto& o) { return o.braces; });
     if (braces && spec_.left.size() > 1)
-      spec_.wrong(spec_.left[1].where, "axes in braces are those of all the arrays together: one pair of braces is enough");
+      spec_.wrong(
+          spec_.left[1].where,
+          "axes in braces are those of all the arrays together: one pair of braces is enough");
     auto out = spec_.left.empty() || braces ? by_name() : by_position();
-    if (auto* label = aliases_.unused()) fail("einsum", "the alias " + *label + " is not used in the string");
+    if (auto* label = aliases_.unused())
+      fail("einsum", "the alias " + *label + " is not used in the string");
     check_unique("einsum", out);
     return out;
   }
@@ -128,23 +140,26 @@ class Einsum {
   Spec spec_;
   Nodes nodes_;
   Bindings aliases_;
-  Axes all_;   // of all the arrays, by first appearance
+  Axes all_;  // of all the arrays, by first appearance
 
   Axis named_axis(const Token& t) {
     auto* other = aliases_.find(t.text);
     Name name = other ? other->name : Name(t.text);
     auto* a = find_axis(all_, name);
     if (!a)
-      spec_.wrong(t, fmt::format("axis {} is in none of the arrays: {}{}", name, to_string(all_), did_you_mean(name, all_)));
+      spec_.wrong(t, fmt::format("axis {} is in none of the arrays: {}{}", name, to_string(all_),
+                                 did_you_mean(name, all_)));
     check_alias(t, *a);
     return *a;
   }
   void check_alias(const Token& t, const Axis& a) {
     auto* s = aliases_.find(t.text);
     if (!s) return;
-    if (s->name != a.name) spec_.wrong(t, fmt::format("stands for axis {}, but the alias says {}", a.name, s->name));
+    if (s->name != a.name)
+      spec_.wrong(t, fmt::format("stands for axis {}, but the alias says {}", a.name, s->name));
     if (s->size >= 0 && s->size != a.size)
-      spec_.wrong(t, fmt::format("axis {} has size {}, but the alias says {}", a.name, a.size, s->size));
+      spec_.wrong(
+          t, fmt::format("axis {} has size {}, but the alias says {}", a.name, a.size, s->size));
   }
 
   // The result as written: an axis for each label, and in the place of "..." the rest.
@@ -167,10 +182,13 @@ class Einsum {
       for (auto& b : nodes_) check_sizes("einsum", visible(*a), visible(*b));
     auto label = [&](const Token& t) { return named_axis(t); };
     Axes said = written(label, {}), summed;
-    bool right_dots = spec_.right.has_dots(), left_dots = spec_.left.empty() || spec_.left[0].has_dots();
+    bool right_dots = spec_.right.has_dots(),
+         left_dots = spec_.left.empty() || spec_.left[0].has_dots();
     for (auto& o : spec_.left)
-      for (auto& t : o.items) if (!is_dots(t)) summed.push_back(named_axis(t));
-    // Dots on the right keep whatever is not named there; dots on the left sum it. With none the result begins with the rest.
+      for (auto& t : o.items)
+        if (!is_dots(t)) summed.push_back(named_axis(t));
+    // Dots on the right keep whatever is not named there; dots on the left sum it. With none the
+    // result begins with the rest.
     if (right_dots) return written(label, without(all_, said));
     return left_dots ? said : joined(without(without(all_, said), summed), said);
   }
@@ -178,16 +196,19 @@ class Einsum {
   Axes by_position() {
     auto& left = spec_.left;
     if (left.size() != nodes_.size())
-      fail("einsum", fmt::format("operands in the string: {}, arrays given: {}", left.size(), nodes_.size()));
+      fail("einsum",
+           fmt::format("operands in the string: {}, arrays given: {}", left.size(), nodes_.size()));
     std::vector<std::pair<std::string, Axis>> bound;
-    Axes rest;   // what dots stand for
+    Axes rest;  // what dots stand for
     auto bind = [&](const Token& t, const Axis& a) {
       check_alias(t, a);
       for (auto& [label, axis] : bound) {
         if (label == t.text && axis == a) return;
-        if (label == t.text) spec_.wrong(t, fmt::format("label {} stands for {} and for {}", label, axis, a));
+        if (label == t.text)
+          spec_.wrong(t, fmt::format("label {} stands for {} and for {}", label, axis, a));
         if (axis.name == a.name)
-          spec_.wrong(t, fmt::format("labels {} and {} both stand for axis {}; give it one label", label, t.text, a.name));
+          spec_.wrong(t, fmt::format("labels {} and {} both stand for axis {}; give it one label",
+                                     label, t.text, a.name));
       }
       bound.emplace_back(t.text, a);
     };
@@ -198,29 +219,39 @@ class Einsum {
       bool has_dots = left[k].has_dots();
       auto labels = items.size() - has_dots;
       if (labels > axes.size() || (!has_dots && labels < axes.size()))
-        spec_.wrong(left[k].where, fmt::format("array {} has {} axes, {}, but {} labels{}", k + 1, axes.size(), to_string(axes),
-                                               labels, labels < axes.size() ? "; add ... for the others" : ""));
+        spec_.wrong(left[k].where,
+                    fmt::format("array {} has {} axes, {}, but {} labels{}", k + 1, axes.size(),
+                                to_string(axes), labels,
+                                labels < axes.size() ? "; add ... for the others" : ""));
       auto after = has_dots ? items.size() - dots - 1 : 0;
       for (std::size_t i = 0; i < dots; ++i) bind(items[i], axes[i]);
-      for (std::size_t i = 0; i < after; ++i) bind(items[dots + 1 + i], axes[axes.size() - after + i]);
-      for (std::size_t i = dots; has_dots && i < axes.size() - after; ++i) if (!has(rest, axes[i].name)) rest.push_back(axes[i]);
+      for (std::size_t i = 0; i < after; ++i)
+        bind(items[dots + 1 + i], axes[axes.size() - after + i]);
+      for (std::size_t i = dots; has_dots && i < axes.size() - after; ++i)
+        if (!has(rest, axes[i].name)) rest.push_back(axes[i]);
     }
     for (auto& [label, axis] : bound)
       if (has(rest, axis.name))
-        fail("einsum", fmt::format("axis {} has the label {} in one array, and is among the ... of another", axis.name, label));
+        fail("einsum",
+             fmt::format("axis {} has the label {} in one array, and is among the ... of another",
+                         axis.name, label));
     bool any_dots = std::any_of(left.begin(), left.end(), [](auto& o) { return o.has_dots(); });
     for (auto& t : spec_.right.items)
       if (is_dots(t) && !any_dots) spec_.wrong(t, "no array has a ... to stand for");
-    return written([&](const Token& t) -> Axis {
-      for (auto& [label, axis] : bound) if (label == t.text) return axis;
-      spec_.wrong(t, "label " + t.text + " is in the result, but in none of the arrays");
-    }, rest);
+    return written(
+        [&](const Token& t) -> Axis {
+          for (auto& [label, axis] : bound)
+            if (label == t.text) return axis;
+          spec_.wrong(t, "label " + t.text + " is in the result, but in none of the arrays");
+        },
+        rest);
   }
 };
 
 }  // namespace
 
-NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays, const Bindings::List& aliases) {
+NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays,
+                  const Bindings::List& aliases) {
   Here here(arrays.size() ? arrays.begin()->at() : SourceLocation());
   auto nodes = operands_of("einsum", arrays);
   auto out = Einsum(spec, nodes, aliases).result();

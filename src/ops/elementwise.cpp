@@ -1,5 +1,6 @@
-// Elementwise primitives that other ops and gradients are built of: one block each. `g` is the cotangent of the result; what is
-// returned may have more axes than the operand: the gradient walk sums them away, once for all ops.
+// Elementwise primitives that other ops and gradients are built of: one block each. `g` is the
+// cotangent of the result; what is returned may have more axes than the operand: the gradient walk
+// sums them away, once for all ops.
 #include <numbers>
 
 #include "ops/attr.h"
@@ -17,44 +18,85 @@ G y(G o) { return o->in[1]; }
 }  // namespace
 
 // ---- one operand ----
-// Terms that are rounded, or made truth values, lose bits: a sum that is pending is cast once it is there.
+// Terms that are rounded, or made truth values, lose bits: a sum that is pending is cast once it is
+// there.
 Linear cast_linear(const Node& n, std::size_t) {
   auto from = n.in[0]->dtype, to = n.dtype;
-  bool integers = !is_float(from) && !is_float(to) && from != DType::boolean && to != DType::boolean;   // sums wrap alike
-  return integers || (is_float(from) && is_float(to) && bytes_of(to) >= bytes_of(from)) ? Linear::all : Linear::no;
+  // sums wrap alike
+  bool integers =
+      !is_float(from) && !is_float(to) && from != DType::boolean && to != DType::boolean;
+  return integers || (is_float(from) && is_float(to) && bytes_of(to) >= bytes_of(from))
+             ? Linear::all
+             : Linear::no;
 }
-const Op kCast{.name = "cast", .kind = Kind::map, .code = Code::cast, .linear = Linear::all,
-               .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, .linear_in = cast_linear,
-               .zero_in = [](auto&, auto) { return Linear::all; }, .cheap = true};
+const Op kCast{.name = "cast",
+               .kind = Kind::map,
+               .code = Code::cast,
+               .linear = Linear::all,
+               .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; },
+               .linear_in = cast_linear,
+               .zero_in = [](auto&, auto) { return Linear::all; },
+               .cheap = true};
 const Op kBitcast = map_op("bitcast", Code::bitcast);
-const Op kNeg = map_op("neg", Code::neg, [](G, G g) { return Nodes{neg(g)}; }, Linear::all);
-const Op kStop = map_op("stop_gradient", Code::cast, nullptr, Linear::no, [](auto&, auto) { return Linear::moves; });
+const Op kNeg = map_op(
+    "neg", Code::neg, [](G, G g) { return Nodes{neg(g)}; }, Linear::all);
+const Op kStop = map_op("stop_gradient", Code::cast, nullptr, Linear::no,
+                        [](auto&, auto) { return Linear::moves; });
 const Op kAbs = map_op("abs", Code::abs, [](G o, G g) { return Nodes{mul(g, sign(x(o)))}; });
 const Op kSign = map_op("sign", Code::sign);
 const Op kExp = map_op("exp", Code::exp, [](G o, G g) { return Nodes{mul(g, o)}; });
 const Op kLog = map_op("log", Code::log, [](G o, G g) { return Nodes{div(g, x(o))}; });
-const Op kLog1p = map_op("log1p", Code::log1p, [](G o, G g) { return Nodes{div(g, add(x(o), one(o)))}; });
+const Op kLog1p =
+    map_op("log1p", Code::log1p, [](G o, G g) { return Nodes{div(g, add(x(o), one(o)))}; });
 const Op kSqrt = map_op("sqrt", Code::sqrt, [](G o, G g) { return Nodes{div(scale(g, 0.5), o)}; });
-const Op kRsqrt = map_op("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(scale(g, -0.5), div(o, x(o)))}; });
+const Op kRsqrt =
+    map_op("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(scale(g, -0.5), div(o, x(o)))}; });
 const Op kSin = map_op("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(x(o)))}; });
 const Op kCos = map_op("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
-const Op kTanh = map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
+const Op kTanh =
+    map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
 // 1 - sigmoid(x) is sigmoid(-x), which has digits where x is high, too.
-const Op kSigmoid = map_op("sigmoid", Code::sigmoid, [](G o, G g) { return Nodes{mul(g, mul(o, sigmoid(neg(x(o)))))}; });
-const Op kErf = map_op("erf", Code::erf, [](G o, G g) { return Nodes{mul(scale(g, 2 / kRootPi), exp(neg(square(x(o)))))}; });
-const Op kErfinv = map_op("erfinv", Code::erfinv, [](G o, G g) { return Nodes{mul(scale(g, kRootPi / 2), exp(square(o)))}; });
+const Op kSigmoid = map_op("sigmoid", Code::sigmoid,
+                           [](G o, G g) { return Nodes{mul(g, mul(o, sigmoid(neg(x(o)))))}; });
+const Op kErf = map_op("erf", Code::erf, [](G o, G g) {
+  return Nodes{mul(scale(g, 2 / kRootPi), exp(neg(square(x(o)))))};
+});
+const Op kErfinv = map_op("erfinv", Code::erfinv, [](G o, G g) {
+  return Nodes{mul(scale(g, kRootPi / 2), exp(square(o)))};
+});
 const Op kFloor = map_op("floor", Code::floor), kCeil = map_op("ceil", Code::ceil);
 const Op kRound = map_op("round", Code::round), kTrunc = map_op("trunc", Code::trunc);
-const Op kNot = map_op("logical_not", Code::logical_not), kBitNot = map_op("bitwise_not", Code::bit_not);
+const Op kNot = map_op("logical_not", Code::logical_not),
+         kBitNot = map_op("bitwise_not", Code::bit_not);
 const Op kIsFinite = map_op("isfinite", Code::is_finite), kIsNan = map_op("isnan", Code::is_nan);
 const Op kIsInf = map_op("isinf", Code::is_inf);
 
 // ---- two operands ----
-const Op kAdd = map_op("add", Code::add, [](G, G g) { return Nodes{g, g}; }, Linear::all);
-const Op kSub = map_op("sub", Code::sub, [](G, G g) { return Nodes{g, neg(g)}; }, Linear::all);
-const Op kMul = map_op("mul", Code::mul, [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o))}; }, Linear::one);
-const Op kDiv = map_op("div", Code::div, [](G o, G g) { auto d = div(g, y(o)); return Nodes{d, neg(mul(d, o))}; }, Linear::no,
-                       [](auto&, auto k) { return k == 0 ? Linear::one : Linear::no; });
+const Op kAdd = map_op(
+    "add", Code::add,
+    [](G, G g) {
+      return Nodes{g, g};
+    },
+    Linear::all);
+const Op kSub = map_op(
+    "sub", Code::sub,
+    [](G, G g) {
+      return Nodes{g, neg(g)};
+    },
+    Linear::all);
+const Op kMul = map_op(
+    "mul", Code::mul,
+    [](G o, G g) {
+      return Nodes{mul(g, y(o)), mul(g, x(o))};
+    },
+    Linear::one);
+const Op kDiv = map_op(
+    "div", Code::div,
+    [](G o, G g) {
+      auto d = div(g, y(o));
+      return Nodes{d, neg(mul(d, o))};
+    },
+    Linear::no, [](auto&, auto k) { return k == 0 ? Linear::one : Linear::no; });
 const Op kPow = map_op("pow", Code::pow, [](G o, G g) {
   // At x = 0 the derivative by y is 0, and by x it is 0 where y is 0.
   auto zero = number(0, o->dtype), base = select(equal(x(o), zero), one(o), x(o));
@@ -64,18 +106,24 @@ const Op kPow = map_op("pow", Code::pow, [](G o, G g) {
 // To the one that won. Where both are equal each gets half of the cotangent, as in JAX.
 Nodes winners_grad(G o, G g) {
   auto half = number(0.5, o->dtype), none = number(0, o->dtype);
-  auto share = [&](G a, G b) { return mul(g, select(equal(a, o), select(equal(b, o), half, one(o)), none)); };
+  auto share = [&](G a, G b) {
+    return mul(g, select(equal(a, o), select(equal(b, o), half, one(o)), none));
+  };
   return {share(x(o), y(o)), share(y(o), x(o))};
 }
-const Op kMaximum = map_op("maximum", Code::max, winners_grad), kMinimum = map_op("minimum", Code::min, winners_grad);
+const Op kMaximum = map_op("maximum", Code::max, winners_grad),
+         kMinimum = map_op("minimum", Code::min, winners_grad);
 // x = y * q + r with a whole q, which does not change.
-Nodes remainder_grad(const Op& whole, G o, G g) { return {g, neg(mul(g, map(whole, {div(x(o), y(o))}, o->dtype)))}; }
+Nodes remainder_grad(const Op& whole, G o, G g) {
+  return {g, neg(mul(g, map(whole, {div(x(o), y(o))}, o->dtype)))};
+}
 const Op kRem = map_op("rem", Code::rem, [](G o, G g) { return remainder_grad(kTrunc, o, g); });
 const Op kMod = map_op("mod", Code::mod, [](G o, G g) { return remainder_grad(kFloor, o, g); });
 const Op kFloorDiv = map_op("floor_div", Code::floor_div);
 const Op kLess = map_op("less", Code::less), kLessEqual = map_op("less_equal", Code::less_equal);
 const Op kEqual = map_op("equal", Code::equal), kNotEqual = map_op("not_equal", Code::not_equal);
-const Op kBitAnd = map_op("bitwise_and", Code::bit_and, nullptr, Linear::no, nullptr, [](auto&, auto) { return Linear::one; });
+const Op kBitAnd = map_op("bitwise_and", Code::bit_and, nullptr, Linear::no, nullptr,
+                          [](auto&, auto) { return Linear::one; });
 const Op kBitOr = map_op("bitwise_or", Code::bit_or);
 
 // ---- three and four ----
@@ -89,10 +137,14 @@ Linear select_zero_in(const Node& n, std::size_t k) {
   if (is_number(n.in[1], 0)) return k == 2 ? Linear::one : Linear::no;
   return k == 0 ? Linear::no : Linear::all;
 }
-const Op kSelect = map_op("select", Code::select, select_grad, Linear::no,
-                          [](auto&, auto k) { return k == 0 ? Linear::no : Linear::all; }, select_zero_in);
-const Op kFma = map_op("fma", Code::fma, [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o)), g}; });
-const Op kThreefry0 = map_op("threefry0", Code::threefry0), kThreefry1 = map_op("threefry1", Code::threefry1);
+const Op kSelect = map_op(
+    "select", Code::select, select_grad, Linear::no,
+    [](auto&, auto k) { return k == 0 ? Linear::no : Linear::all; }, select_zero_in);
+const Op kFma = map_op("fma", Code::fma, [](G o, G g) {
+  return Nodes{mul(g, y(o)), mul(g, x(o)), g};
+});
+const Op kThreefry0 = map_op("threefry0", Code::threefry0),
+         kThreefry1 = map_op("threefry1", Code::threefry1);
 const Op kThreefryXor = map_op("threefry_xor", Code::threefry_xor);
 
 // ---- builders ----
@@ -103,7 +155,7 @@ NodePtr map(const Op& op, Nodes in, DType dtype, const Axes* axes) {
   return map(op, std::move(in), std::move(out), dtype);
 }
 NodePtr map(const Op& op, Nodes in, Axes axes, DType dtype) {
-  for (auto& n : in) n = stripped(n);   // operands are broadcast by name anyway
+  for (auto& n : in) n = stripped(n);  // operands are broadcast by name anyway
   return make(op, std::move(in), std::move(axes), dtype);
 }
 NodePtr cast(G a, DType d) {
@@ -138,7 +190,8 @@ NodePtr binary(const Op& op, G a, G b) { return map(op, {a, b}, a->dtype); }
 NodePtr fit_both(G value, G a, G b) { return fit(value, joined(a->axes, b->axes)); }
 // Two plain numbers: folded in the precision of their dtype.
 NodePtr folded(G a, G b, double (*f)(double, double)) {
-  if (a->op != &kNumber || b->op != &kNumber || (a->dtype != DType::f32 && a->dtype != DType::f64)) return nullptr;
+  if (a->op != &kNumber || b->op != &kNumber || (a->dtype != DType::f32 && a->dtype != DType::f64))
+    return nullptr;
   return number(f(real_of(*a), real_of(*b)), a->dtype);
 }
 }  // namespace
@@ -179,14 +232,18 @@ NodePtr select(G c, G a, G b) { return map(kSelect, {c, a, b}, a->dtype); }
 NodePtr select(G c, G a, G b, const Axes& axes) { return map(kSelect, {c, a, b}, a->dtype, &axes); }
 NodePtr fma(G a, G b, G c) { return map(kFma, {a, b, c}, a->dtype); }
 NodePtr threefry(Code word, G k0, G k1, G high, G low) {
-  auto& op = word == Code::threefry0 ? kThreefry0 : word == Code::threefry1 ? kThreefry1 : kThreefryXor;
+  auto& op = word == Code::threefry0   ? kThreefry0
+             : word == Code::threefry1 ? kThreefry1
+                                       : kThreefryXor;
   return map(op, {k0, k1, high, low}, DType::u32);
 }
 
 const bool maps_registered = register_ops(
-    {&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kLog, &kLog1p, &kSqrt, &kRsqrt, &kSin, &kCos, &kTanh, &kSigmoid,
-     &kErf, &kErfinv, &kFloor, &kCeil, &kRound, &kTrunc, &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul,
-     &kDiv, &kPow, &kMaximum, &kMinimum, &kRem, &kMod, &kFloorDiv, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr,
-     &kSelect, &kFma, &kThreefry0, &kThreefry1, &kThreefryXor});
+    {&kCast,    &kBitcast, &kNeg,    &kStop,     &kAbs,       &kSign,      &kExp,        &kLog,
+     &kLog1p,   &kSqrt,    &kRsqrt,  &kSin,      &kCos,       &kTanh,      &kSigmoid,    &kErf,
+     &kErfinv,  &kFloor,   &kCeil,   &kRound,    &kTrunc,     &kNot,       &kBitNot,     &kIsFinite,
+     &kIsNan,   &kIsInf,   &kAdd,    &kSub,      &kMul,       &kDiv,       &kPow,        &kMaximum,
+     &kMinimum, &kRem,     &kMod,    &kFloorDiv, &kLess,      &kLessEqual, &kEqual,      &kNotEqual,
+     &kBitAnd,  &kBitOr,   &kSelect, &kFma,      &kThreefry0, &kThreefry1, &kThreefryXor});
 
 }  // namespace haliax::prim

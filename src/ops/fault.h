@@ -13,7 +13,8 @@ namespace haliax {
 inline std::string fault_of_dtypes(const Node& n, std::size_t arrays) {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     auto d = n.in[k]->dtype;
-    if (k < arrays && d != n.dtype) return fmt::format("an operand is {}, the result {}", d, n.dtype);
+    if (k < arrays && d != n.dtype)
+      return fmt::format("an operand is {}, the result {}", d, n.dtype);
     if (k >= arrays && (is_float(d) || d == DType::boolean)) return fmt::format("ids are {}", d);
   }
   return {};

@@ -22,7 +22,8 @@ NodePtr positions_in(const Block& b, Name axis, DType d) {
 
 }  // namespace
 
-// The extreme so far, where it is, and what else lies there; the first of equals wins, from whichever end the walk comes.
+// The extreme so far, where it is, and what else lies there; the first of equals wins, from
+// whichever end the walk comes.
 std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
   auto& x = n->in[0];
   const auto over = ReduceAttr::of(*n).over;
@@ -31,16 +32,21 @@ std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
   Turns t{.axis = over[0], .reads = joined({x}, tables_of(picked)), .value = 1};
   t.start = {fit(extreme(x->dtype, !largest), n->axes), filled(-1, n->dtype, n->axes)};
   for (auto& p : picked) t.start.push_back(filled(0, p->dtype, p->axes));
-  t.next = [=, axis = t.axis](const Nodes& known, const Nodes& blocks, const Block& block, bool reverse) {
+  t.next = [=, axis = t.axis](const Nodes& known, const Nodes& blocks, const Block& block,
+                              bool reverse) {
     auto &best = known[0], &at = known[1];
-    auto beats = [&](const NodePtr& a, const NodePtr& b) { return reverse ? less_equal(a, b) : less(a, b); };
+    auto beats = [&](const NodePtr& a, const NodePtr& b) {
+      return reverse ? less_equal(a, b) : less(a, b);
+    };
     auto here = argreduce(largest, blocks[0], n->axes, {Axis(axis, block.size)});
     auto value = reduce(largest ? Monoid::max : Monoid::min, blocks[0], n->axes);
     auto better = largest ? beats(best, value) : beats(value, best);
-    if (is_float(value->dtype))   // NaN wins
-      better = either(better, reverse ? is_nan(value) : both(is_nan(value), logical_not(is_nan(best))));
+    if (is_float(value->dtype))  // NaN wins
+      better =
+          either(better, reverse ? is_nan(value) : both(is_nan(value), logical_not(is_nan(best))));
     better = either(better, less(at, integer(0, at->dtype)));
-    Nodes out{select(better, value, best), select(better, add(cast(here, at->dtype), cast(block.start, at->dtype)), at)};
+    Nodes out{select(better, value, best),
+              select(better, add(cast(here, at->dtype), cast(block.start, at->dtype)), at)};
     for (std::size_t k = 0; k < picked.size(); ++k) {
       auto found = gather(blocks[1 + k], {{axis, here}}, picked[k]->axes, program::Outside::clamp);
       out.push_back(select(better, found, known[2 + k], picked[k]->axes));
@@ -50,18 +56,24 @@ std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
   return t;
 }
 
-// The first k of an order: keys, positions and what lies there. Each turn takes them again, one after another, from those so far
-// and the block: the least (key, position) after the one taken before.
+// The first k of an order: keys, positions and what lies there. Each turn takes them again, one
+// after another, from those so far and the block: the least (key, position) after the one taken
+// before.
 std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
   constexpr std::int64_t most = 64;
   if (!is_top_k(*n) || SliceAttr::of(*n).size > most) return {};
   auto [a, start, k, step, drop] = SliceAttr::of(*n);
   auto& keys = n->in[0]->in[0];
   auto d = keys->dtype;
-  Turns t{.axis = a, .reads = joined({keys}, tables_of(picked)), .value = 1, .positions = fresh_hidden(a)};
+  Turns t{.axis = a,
+          .reads = joined({keys}, tables_of(picked)),
+          .value = 1,
+          .positions = fresh_hidden(a)};
   const Axis Kept(t.positions, k);
   // Of what has those positions along a.
-  auto kept = [&, a = a](const Axes& axes) { return haliax::joined(replaced(axes, a, {}), {Kept}); };
+  auto kept = [&, a = a](const Axes& axes) {
+    return haliax::joined(replaced(axes, a, {}), {Kept});
+  };
   auto far = extreme(n->dtype, true), last_key = extreme(d, true);
   const Axes all = kept(n->axes), rows(all.begin(), all.end() - 1);
   t.start = {fit(last_key, all), fit(far, all)};
@@ -103,16 +115,23 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
   return t;
 }
 
-// The running total goes on from the last position of the block before; narrow floats are added in f32, as in one piece.
+// The running total goes on from the last position of the block before; narrow floats are added in
+// f32, as in one piece.
 std::optional<Turns> cumulative_in_turns(const NodePtr& n, const Nodes&) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
   auto d = is_float(n->dtype) && bytes_of(n->dtype) < 4 ? DType::f32 : n->dtype;
   auto rest = replaced(n->axes, axis, {});
-  Turns t{.axis = axis, .reads = n->in, .start = {fit(identity(m, d), rest)}, .running = true, .reverse = reverse};
-  t.next = [n, axis = axis, m = m, d](const Nodes& known, const Nodes& blocks, const Block& block, bool reverse) {
+  Turns t{.axis = axis,
+          .reads = n->in,
+          .start = {fit(identity(m, d), rest)},
+          .running = true,
+          .reverse = reverse};
+  t.next = [n, axis = axis, m = m, d](const Nodes& known, const Nodes& blocks, const Block& block,
+                                      bool reverse) {
     auto inside = cumulative(m, cast(blocks[0], d), axis, reverse);
     auto value = map(pairwise(m), {inside, known[0]}, d, &inside->axes);
-    return Nodes{slice(value, axis, reverse ? 0 : block.size - 1, 1, 1, true), cast(value, n->dtype)};
+    return Nodes{slice(value, axis, reverse ? 0 : block.size - 1, 1, 1, true),
+                 cast(value, n->dtype)};
   };
   return t;
 }

@@ -9,10 +9,14 @@ namespace haliax::prim {
 
 const Op kInput{.name = "input", .kind = Kind::leaf};
 const Op kNumber{.name = "number", .kind = Kind::leaf, .cheap = true};
-const Op kIota{.name = "iota", .kind = Kind::leaf,
-               .on_block = [](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
-  auto all = iota(axes[0], n.dtype);
-  return blocks.empty() ? all : add(all, cast(blocks[0].start, n.dtype)); }, .cheap = true};
+const Op kIota{.name = "iota",
+               .kind = Kind::leaf,
+               .on_block =
+                   [](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
+                     auto all = iota(axes[0], n.dtype);
+                     return blocks.empty() ? all : add(all, cast(blocks[0].start, n.dtype));
+                   },
+               .cheap = true};
 const Op kIndex{.name = "index", .kind = Kind::leaf, .cheap = true};
 const Op kCarry{.name = "carry", .kind = Kind::leaf};
 
@@ -20,7 +24,7 @@ namespace {
 struct Input : Payload {
   std::shared_ptr<const Trace> trace;
 };
-}
+}  // namespace
 
 NodePtr input(const Axes& axes, DType dtype, Name path, std::shared_ptr<const Trace> trace) {
   At here;
@@ -52,7 +56,8 @@ NodePtr identity(Monoid m, DType d) {
   return extreme(d, m == Monoid::min);
 }
 NodePtr picked_outside(DType d) {
-  return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, !is_signed(d));
+  return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d)
+                     : extreme(d, !is_signed(d));
 }
 NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
 NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }
@@ -77,7 +82,8 @@ NodePtr flat_position(const Axes& axes, DType dtype) {
 }
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  auto n = make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
+  auto n =
+      make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;
@@ -91,7 +97,8 @@ std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }
 
 NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
   // A node that varies with the index although it does not read it.
-  return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Payload>()});   // like no other node
+  // like no other node
+  return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Payload>()});
 }
 
 static std::vector<const Op*>& registry() {

@@ -16,32 +16,49 @@ bool chooses(const Node& n) { return n.op->kind == Kind::map && n.op->code == Co
 
 namespace {
 
-bool is_mask_cast(const Node& n) {                 // 1 where a mask holds, 0 elsewhere
-  return n.op->kind == Kind::map && n.op->code == Code::cast && n.in[0]->dtype == DType::boolean && n.dtype != DType::boolean;
+bool is_mask_cast(const Node& n) {  // 1 where a mask holds, 0 elsewhere
+  return n.op->kind == Kind::map && n.op->code == Code::cast && n.in[0]->dtype == DType::boolean &&
+         n.dtype != DType::boolean;
 }
-bool is_point_wise(const Node& n) { return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n)); }
+bool is_point_wise(const Node& n) {
+  return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n));
+}
 
 // The least and the largest value in each block, as i64: without axes but blocks.
-struct Bounds { NodePtr low, high; };
+struct Bounds {
+  NodePtr low, high;
+};
 
-// A mask that was made numbers of and compared with one (`tril(ones({Q, K}), Q, K) == 0`): which, or what it is not.
-struct SameMask { NodePtr mask; bool negated = false; };
-std::optional<bool> outcome(Code how, const NodePtr& a, const NodePtr& b) {   // of two numbers; as doubles have them
+// A mask that was made numbers of and compared with one (`tril(ones({Q, K}), Q, K) == 0`): which,
+// or what it is not.
+struct SameMask {
+  NodePtr mask;
+  bool negated = false;
+};
+// of two numbers; as doubles have them
+std::optional<bool> outcome(Code how, const NodePtr& a, const NodePtr& b) {
   if (!is_number(a) || !is_number(b)) return {};
   const double x = real_of(*stripped(a)), y = real_of(*stripped(b));
-  if (!is_float(a->dtype) && std::max(std::abs(x), std::abs(y)) > double(std::int64_t(1) << 53)) return {};
+  if (!is_float(a->dtype) && std::max(std::abs(x), std::abs(y)) > double(std::int64_t(1) << 53))
+    return {};
   switch (how) {
-    case Code::less: return x < y;
-    case Code::less_equal: return x <= y;
-    case Code::equal: return x == y;
-    case Code::not_equal: return x != y;
-    default: return {};
+    case Code::less:
+      return x < y;
+    case Code::less_equal:
+      return x <= y;
+    case Code::equal:
+      return x == y;
+    case Code::not_equal:
+      return x != y;
+    default:
+      return {};
   }
 }
-std::optional<bool> decided(const Node& n, const Nodes& in) {   // n of these operands
+std::optional<bool> decided(const Node& n, const Nodes& in) {  // n of these operands
   if (n.dtype != DType::boolean || n.op->kind != Kind::map || in.empty() || !in[0]) return {};
   if (in.size() == 2) return in[1] ? outcome(n.op->code, in[0], in[1]) : std::nullopt;
-  bool negates = n.op->code == Code::logical_not || (n.op->code == Code::bit_not && in[0]->dtype == DType::boolean);
+  bool negates = n.op->code == Code::logical_not ||
+                 (n.op->code == Code::bit_not && in[0]->dtype == DType::boolean);
   return negates && is_number(in[0]) ? std::optional(is_number(in[0], 0)) : std::nullopt;
 }
 std::optional<SameMask> as_mask(const Node& c) {
@@ -60,7 +77,8 @@ std::optional<SameMask> as_mask(const Node& c) {
   return {};
 }
 
-constexpr std::int64_t kMostFactor = std::int64_t(1) << 30;   // times what has 32 bits: no overflow
+// times what has 32 bits: no overflow
+constexpr std::int64_t kMostFactor = std::int64_t(1) << 30;
 
 class OnBlocks {
  public:
@@ -79,7 +97,7 @@ class OnBlocks {
     switch (c->op->code) {
       case Code::bit_and:
       case Code::bit_or: {
-        bool any_will_do = (c->op->code == Code::bit_and) == upper;   // one of two says enough
+        bool any_will_do = (c->op->code == Code::bit_and) == upper;  // one of two says enough
         auto x = holds(c->in[0], upper), y = holds(c->in[1], upper);
         if (x && y) return map(*c->op, {x, y}, DType::boolean);
         return any_will_do ? (x ? x : y) : nullptr;
@@ -89,19 +107,25 @@ class OnBlocks {
         auto x = holds(c->in[0], !upper);
         return x ? logical_not(x) : nullptr;
       }
-      case Code::less: return compared(*c, [&](const Bounds& x, const Bounds& y) {
-        return upper ? less(x.low, y.high) : less(x.high, y.low);
-      });
-      case Code::less_equal: return compared(*c, [&](const Bounds& x, const Bounds& y) {
-        return upper ? less_equal(x.low, y.high) : less_equal(x.high, y.low);
-      });
-      case Code::equal: return compared(*c, [&](const Bounds& x, const Bounds& y) { return upper ? meet(x, y) : same(x, y); });
-      case Code::not_equal: return compared(*c, [&](const Bounds& x, const Bounds& y) {
-        return logical_not(upper ? same(x, y) : meet(x, y));
-      });
-      default: break;
+      case Code::less:
+        return compared(*c, [&](const Bounds& x, const Bounds& y) {
+          return upper ? less(x.low, y.high) : less(x.high, y.low);
+        });
+      case Code::less_equal:
+        return compared(*c, [&](const Bounds& x, const Bounds& y) {
+          return upper ? less_equal(x.low, y.high) : less_equal(x.high, y.low);
+        });
+      case Code::equal:
+        return compared(
+            *c, [&](const Bounds& x, const Bounds& y) { return upper ? meet(x, y) : same(x, y); });
+      case Code::not_equal:
+        return compared(*c, [&](const Bounds& x, const Bounds& y) {
+          return logical_not(upper ? same(x, y) : meet(x, y));
+        });
+      default:
+        break;
     }
-    bool made = c->op->kind == Kind::map;          // to fold it were to make it twice
+    bool made = c->op->kind == Kind::map;  // to fold it were to make it twice
     return made ? nullptr : folded(c, over, identity(over, DType::boolean));
   }
 
@@ -111,17 +135,18 @@ class OnBlocks {
     if (is_float(d) || d == DType::boolean || d == DType::u64) return {};
     auto wide = [](const NodePtr& n) { return cast(n, DType::i64); };
     auto* b = in_blocks(*x);
-    if (!b)
-      return Bounds{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
+    if (!b) return Bounds{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
     if (x->op == &kIota) {
       auto first = mul(iota(b->blocks(), DType::i64), integer(b->block, DType::i64));
-      auto last = min(add(first, integer(b->block - 1, DType::i64)), integer(b->axis.size - 1, DType::i64));
+      auto last =
+          min(add(first, integer(b->block - 1, DType::i64)), integer(b->axis.size - 1, DType::i64));
       return Bounds{first, last};
     }
     if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
     if (auto made = combined(*x)) return inside(*made, d);
     if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
-    return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))), wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
+    return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))),
+                  wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
   }
 
  private:
@@ -137,7 +162,8 @@ class OnBlocks {
   }
   // The first of its axes that goes in blocks; null: none does.
   const BlocksOf* in_blocks(const Node& n) const {
-    auto b = std::find_if(blocks_.begin(), blocks_.end(), [&](auto& b) { return has(n.axes, b.axis.name); });
+    auto b = std::find_if(blocks_.begin(), blocks_.end(),
+                          [&](auto& b) { return has(n.axes, b.axis.name); });
     return b == blocks_.end() ? nullptr : &*b;
   }
   // (..., axes) -> (blocks of each), folded block by block.
@@ -160,23 +186,31 @@ class OnBlocks {
     if (x.op->code == Code::cast) return a;
     if (x.op->code == Code::neg) return Bounds{neg(a->high), neg(a->low)};
     if (x.op->code == Code::abs)
-      return Bounds{max(integer(0, DType::i64), max(a->low, neg(a->high))), max(neg(a->low), a->high)};
+      return Bounds{max(integer(0, DType::i64), max(a->low, neg(a->high))),
+                    max(neg(a->low), a->high)};
     auto b = x.in.size() == 2 ? range(x.in[1]) : std::nullopt;
     if (!b) return {};
     switch (x.op->code) {
-      case Code::add: return Bounds{add(a->low, b->low), add(a->high, b->high)};
-      case Code::sub: return Bounds{sub(a->low, b->high), sub(a->high, b->low)};
-      case Code::max: return Bounds{max(a->low, b->low), max(a->high, b->high)};
-      case Code::min: return Bounds{min(a->low, b->low), min(a->high, b->high)};
+      case Code::add:
+        return Bounds{add(a->low, b->low), add(a->high, b->high)};
+      case Code::sub:
+        return Bounds{sub(a->low, b->high), sub(a->high, b->low)};
+      case Code::max:
+        return Bounds{max(a->low, b->low), max(a->high, b->high)};
+      case Code::min:
+        return Bounds{min(a->low, b->low), min(a->high, b->high)};
       case Code::mul:
-      case Code::floor_div: {                      // by a number
+      case Code::floor_div: {  // by a number
         const bool times = x.op->code == Code::mul, swapped = times && is_number(x.in[0]);
         auto by = whole_number(x.in[swapped ? 0 : 1]);
         if (!by || *by <= 0 || *by > kMostFactor || (times && bytes_of(x.dtype) > 4)) return {};
-        auto made = [&](const NodePtr& end) { return map(*x.op, {end, integer(*by, DType::i64)}, DType::i64); };
+        auto made = [&](const NodePtr& end) {
+          return map(*x.op, {end, integer(*by, DType::i64)}, DType::i64);
+        };
         return swapped ? Bounds{made(b->low), made(b->high)} : Bounds{made(a->low), made(a->high)};
       }
-      default: return {};
+      default:
+        return {};
     }
   }
   static std::optional<std::int64_t> whole_number(const NodePtr& x) {
@@ -193,17 +227,18 @@ class OnBlocks {
   const std::vector<BlocksOf>& blocks_;
 };
 
-// Neither less nor more than these, along an axis that they lack. masked: a mask is part of what they are made of.
+// Neither less nor more than these, along an axis that they lack. masked: a mask is part of what
+// they are made of.
 struct Between {
   NodePtr low, high;
   bool masked = false;
 };
-constexpr std::int64_t kMostSummed = 1 << 16;      // in f32, within a part in 100
+constexpr std::int64_t kMostSummed = 1 << 16;  // in f32, within a part in 100
 
 class WhereFalse {
  public:
-  // What it finds holds if all of `if_zero` are 0. In turns of an index, in which the mask is false throughout, sums and products
-  // along the axis are known, too.
+  // What it finds holds if all of `if_zero` are 0. In turns of an index, in which the mask is false
+  // throughout, sums and products along the axis are known, too.
   WhereFalse(const Node* mask, Name axis, Nodes& if_zero, const Node* index = nullptr)
       : mask_(mask), axis_(axis), index_(index), if_zero_(if_zero) {}
   NodePtr of(const NodePtr& n) {
@@ -222,7 +257,8 @@ class WhereFalse {
 
  private:
   void expect_zero(const NodePtr& x) {
-    if (!is_number(x, 0) && std::find(if_zero_.begin(), if_zero_.end(), x) == if_zero_.end()) if_zero_.push_back(x);
+    if (!is_number(x, 0) && std::find(if_zero_.begin(), if_zero_.end(), x) == if_zero_.end())
+      if_zero_.push_back(x);
   }
   NodePtr zero(const Node& n, const NodePtr& x) {  // the result, where x is
     expect_zero(x);
@@ -232,7 +268,7 @@ class WhereFalse {
     auto& n = *node;
     if (index_ && n.op->kind == Kind::contract) return of_masked_product(n);
     if (!is_point_wise(n)) return nullptr;
-    if (is_mask(node)) return number(1, DType::boolean);   // what the mask is not
+    if (is_mask(node)) return number(1, DType::boolean);  // what the mask is not
     if (n.op->kind != Kind::map) return of(n.in[0]);
     if (auto* one = chosen(n)) return of(*one);
     Nodes in;
@@ -274,12 +310,13 @@ class WhereFalse {
     if (!vanishes_below(*n)) return nullptr;
     auto x = between(n->in[0]);
     if (!x || !x->masked) return nullptr;
-    // Of what is below the logarithm of half the least number there is. It is compared, as exp may be inf where it is not so.
+    // Of what is below the logarithm of half the least number there is. It is compared, as exp may
+    // be inf where it is not so.
     const double vanishes = n->dtype == DType::f64 ? -746 : -104;
     expect_zero(logical_not(less_equal(x->high, number(vanishes, n->dtype))));
     return number(0, n->dtype);
   }
-  bool is_mask(const NodePtr& n) const {           // or what it is not
+  bool is_mask(const NodePtr& n) const {  // or what it is not
     return n.get() == mask_ || (mask_->op->code == Code::logical_not && mask_->in[0] == n);
   }
   bool depends(const NodePtr& n) {
@@ -311,54 +348,70 @@ class WhereFalse {
     if (out) out->masked = std::any_of(in.begin(), in.end(), [](auto& x) { return x.masked; });
     return out;
   }
-  std::optional<Between> of_integers(const NodePtr& n) {   // which may wrap around
+  std::optional<Between> of_integers(const NodePtr& n) {  // which may wrap around
     auto& axis = *find(*n, axis_);
     const std::vector<BlocksOf> whole{{axis, axis.size}};
     auto ends = OnBlocks(whole).range(n);
     if (!ends) return {};
-    auto end = [&](const NodePtr& x) { return cast(reduce(Monoid::max, x, {}), n->dtype); };   // of the one block
+    // of the one block
+    auto end = [&](const NodePtr& x) { return cast(reduce(Monoid::max, x, {}), n->dtype); };
     return Between{end(ends->low), end(ends->high), depends(n)};
   }
-  // Each op is made of both ends in its own dtype: they round alike, and rounding never makes the less the more.
+  // Each op is made of both ends in its own dtype: they round alike, and rounding never makes the
+  // less the more.
   static std::optional<Between> ends_of(const Node& n, const std::vector<Between>& in) {
     auto made = [&](Nodes of) { return map(*n.op, std::move(of), n.dtype); };
     switch (n.op->code) {
-      case Code::select: return Between{min(in[0].low, in[1].low), max(in[0].high, in[1].high)};
+      case Code::select:
+        return Between{min(in[0].low, in[1].low), max(in[0].high, in[1].high)};
       case Code::cast:
       case Code::tanh:
       case Code::sigmoid:
-      case Code::exp: return Between{made({in[0].low}), made({in[0].high})};
-      case Code::abs: return Between{number(0, n.dtype), max(neg(in[0].low), in[0].high)};
-      case Code::neg: return Between{made({in[0].high}), made({in[0].low})};
+      case Code::exp:
+        return Between{made({in[0].low}), made({in[0].high})};
+      case Code::abs:
+        return Between{number(0, n.dtype), max(neg(in[0].low), in[0].high)};
+      case Code::neg:
+        return Between{made({in[0].high}), made({in[0].low})};
       case Code::add:
       case Code::max:
-      case Code::min: return Between{made({in[0].low, in[1].low}), made({in[0].high, in[1].high})};
-      case Code::sub: return Between{made({in[0].low, in[1].high}), made({in[0].high, in[1].low})};
+      case Code::min:
+        return Between{made({in[0].low, in[1].low}), made({in[0].high, in[1].high})};
+      case Code::sub:
+        return Between{made({in[0].low, in[1].high}), made({in[0].high, in[1].low})};
       case Code::mul:
       case Code::div:
-        for (std::size_t k : {0u, 1u}) {           // by one that is the same all along the axis
+        for (std::size_t k : {0u, 1u}) {  // by one that is the same all along the axis
           if (in[k].low != in[k].high || (k == 0 && n.op->code == Code::div)) continue;
-          auto by = [&](const NodePtr& x) { return k == 1 ? made({x, in[1].low}) : made({in[0].low, x}); };
+          auto by = [&](const NodePtr& x) {
+            return k == 1 ? made({x, in[1].low}) : made({in[0].low, x});
+          };
           auto a = by(in[1 - k].low), b = by(in[1 - k].high);
           return Between{min(a, b), max(a, b)};
         }
         return {};
-      default: return {};
+      default:
+        return {};
     }
   }
-  // Of a product one of whose operands has the axis: no more than the lengths of their vectors give (Cauchy, Schwarz).
+  // Of a product one of whose operands has the axis: no more than the lengths of their vectors give
+  // (Cauchy, Schwarz).
   std::optional<Between> of_product(const Node& n) {
-    if (n.in.size() != 2 || !is_float(n.dtype) || has(n.in[0]->axes, axis_) == has(n.in[1]->axes, axis_)) return {};
+    if (n.in.size() != 2 || !is_float(n.dtype) ||
+        has(n.in[0]->axes, axis_) == has(n.in[1]->axes, axis_))
+      return {};
     const auto summed = haliax::without(joined(n.in[0]->axes, n.in[1]->axes), n.axes);
     bool of_both = haliax::without(summed, common(n.in[0]->axes, n.in[1]->axes)).empty();
     if (!of_both || axis_size(summed) > kMostSummed) return {};
     NodePtr squares;
     for (auto x : n.in) {
-      for (auto part = slice_of(*x); part && part->axis == axis_ && !part->drop; part = slice_of(*x))
-        x = x->in[0];                              // once for all turns
+      for (auto part = slice_of(*x); part && part->axis == axis_ && !part->drop;
+           part = slice_of(*x))
+        x = x->in[0];  // once for all turns
       auto wide = bytes_of(x->dtype) < 4 ? cast(x, DType::f32) : x;
       auto own = reduce(Monoid::sum, square(wide), haliax::without(x->axes, summed));
-      if (auto* a = find(*own, axis_)) own = reduce(Monoid::max, own, haliax::without(own->axes, {*a}));
+      if (auto* a = find(*own, axis_))
+        own = reduce(Monoid::max, own, haliax::without(own->axes, {*a}));
       squares = squares ? mul(squares, own) : own;
     }
     auto length = cast(scale(sqrt(squares), 1.02), n.dtype);
@@ -385,7 +438,8 @@ class WhereFalse {
       if (!x || by.way != Along::Way::fold) return nullptr;
       if (by.monoid == Monoid::sum) return zero(*n, x);
       if (by.monoid != Monoid::max && by.monoid != Monoid::min) return nullptr;
-      return reduce(by.monoid, fit(x, haliax::without(n->in[0]->axes, {*find(*n->in[0], axis_)})), n->axes);
+      return reduce(by.monoid, fit(x, haliax::without(n->in[0]->axes, {*find(*n->in[0], axis_)})),
+                    n->axes);
     }
     if (kind == Kind::contract && has(n->in[0]->axes, axis_) && has(n->in[1]->axes, axis_)) {
       for (std::size_t side : {0u, 1u})
@@ -396,7 +450,8 @@ class WhereFalse {
       if (x && of(x) != x) return nullptr;
     return n;
   }
-  // The larger of a known value and a maximum along the axis: the known one, if what is masked is no more.
+  // The larger of a known value and a maximum along the axis: the known one, if what is masked is
+  // no more.
   NodePtr no_more(const Node& n, const Nodes& in) {
     if (n.op->code != Code::max) return nullptr;
     for (std::size_t k : {0u, 1u}) {
@@ -423,9 +478,12 @@ class WhereFalse {
 
 Axis BlocksOf::blocks() const {
   // Of other sizes they are other axes: flags of two products may be joined.
-  return Axis(fmt::format("(blocks of {} {})", block, axis.name.text()), (axis.size + block - 1) / block);
+  return Axis(fmt::format("(blocks of {} {})", block, axis.name.text()),
+              (axis.size + block - 1) / block);
 }
-NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) { return OnBlocks(blocks).holds(mask, true); }
+NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) {
+  return OnBlocks(blocks).holds(mask, true);
+}
 NodePtr where_false(const NodePtr& x, const Node* mask, Name axis, Nodes& if_zero) {
   return WhereFalse(mask, axis, if_zero).of(x);
 }
@@ -438,14 +496,16 @@ Nodes masks_of(const NodePtr& x, Name axis) {
     if (reads_mask(*n) && has(n->in[0]->axes, axis)) {
       auto& m = n->in[0];
       out.push_back(m);
-      out.push_back(m->op->code == Code::logical_not ? m->in[0] : logical_not(m));   // `where(hidden, -1e9, scores)`
+      // `where(hidden, -1e9, scores)`
+      out.push_back(m->op->code == Code::logical_not ? m->in[0] : logical_not(m));
     }
     append(todo, n->in);
   });
   return out;
 }
 
-Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis, Nodes& if_zero) {
+Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis,
+                       Nodes& if_zero) {
   WhereFalse false_there(mask, axis, if_zero);
   std::unordered_map<const Node*, Reads> known;
   auto reads = [&](auto& self, const NodePtr& n) -> Reads {
@@ -456,8 +516,11 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
     if (auto* one = false_there.chosen(*n)) return known[n.get()] = self(self, *one);
     for (std::size_t k = 0; k < n->in.size(); ++k) {
       auto mine = self(self, n->in[k]);
-      for (std::size_t o = 0; mine == Reads::all && o < n->in.size(); ++o) {   // times what is 0 there
-        if (o == k || zero_in(*n, o) != Linear::one || zero_in(*n, k) != Linear::one || !has(n->in[o]->axes, axis)) continue;
+      // times what is 0 there
+      for (std::size_t o = 0; mine == Reads::all && o < n->in.size(); ++o) {
+        if (o == k || zero_in(*n, o) != Linear::one || zero_in(*n, k) != Linear::one ||
+            !has(n->in[o]->axes, axis))
+          continue;
         auto other = false_there.of(n->in[o]);
         if (!other) continue;
         mine = Reads::zero;
@@ -465,13 +528,15 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
       }
       out = std::max(out, mine);
     }
-    if (out == Reads::all && false_there.of(n)) out = Reads::zero;   // what s is makes no difference
+    // what s is makes no difference
+    if (out == Reads::all && false_there.of(n)) out = Reads::zero;
     return known[n.get()] = out;
   };
   return reads(reads, x);
 }
 
-NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index, Nodes& if_zero) {
+NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index,
+                   Nodes& if_zero) {
   return WhereFalse(mask, axis, if_zero, index).of(x);
 }
 
@@ -481,13 +546,15 @@ NodePtr unless_all(const NodePtr& flag, const Nodes& conditions) {
     if (!is_number(c, 1)) out = either(out, logical_not(reduce(Monoid::min, c, {})));
   return out;
 }
-NodePtr flags_joined(const NodePtr& flag, const NodePtr& more) { return flag ? both(flag, more) : more; }
+NodePtr flags_joined(const NodePtr& flag, const NodePtr& more) {
+  return flag ? both(flag, more) : more;
+}
 
 NodePtr stays(const NodePtr& next, const NodePtr& before) {
   auto is = [](const NodePtr& x, double value) {
     return is_number(x, value) ? number(1, DType::boolean) : equal(x, number(value, x->dtype));
   };
-  auto known = [&](auto& self, const NodePtr& n) -> NodePtr {   // null: not, from how it is made
+  auto known = [&](auto& self, const NodePtr& n) -> NodePtr {  // null: not, from how it is made
     if (n == before) return number(1, DType::boolean);
     if (chooses(*n))
       if (auto other = self(self, n->in[2])) return both(other, logical_not(n->in[0]));

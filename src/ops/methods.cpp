@@ -1,80 +1,127 @@
-// The ops as methods of NamedArray: each calls the function of that name with the place where it was called.
+// The ops as methods of NamedArray: each calls the function of that name with the place where it
+// was called.
 #include "haliax/ops.h"
 
 namespace haliax {
 
-NamedArray NamedArray::sum(const AxisSelection& axis, SourceLocation at) const { return haliax::sum(Arr(*this, at), axis); }
-NamedArray NamedArray::sum(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::sum(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::sum(Arr(*this, at), axis);
+}
+NamedArray NamedArray::sum(const AxisSelection& axis, const ReduceOptions& options,
+                           SourceLocation at) const {
   return haliax::sum(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::mean(const AxisSelection& axis, SourceLocation at) const { return haliax::mean(Arr(*this, at), axis); }
-NamedArray NamedArray::mean(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::mean(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::mean(Arr(*this, at), axis);
+}
+NamedArray NamedArray::mean(const AxisSelection& axis, const ReduceOptions& options,
+                            SourceLocation at) const {
   return haliax::mean(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::prod(const AxisSelection& axis, SourceLocation at) const { return haliax::prod(Arr(*this, at), axis); }
-NamedArray NamedArray::prod(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::prod(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::prod(Arr(*this, at), axis);
+}
+NamedArray NamedArray::prod(const AxisSelection& axis, const ReduceOptions& options,
+                            SourceLocation at) const {
   return haliax::prod(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::max(const AxisSelection& axis, SourceLocation at) const { return haliax::max(Arr(*this, at), axis); }
-NamedArray NamedArray::max(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::max(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::max(Arr(*this, at), axis);
+}
+NamedArray NamedArray::max(const AxisSelection& axis, const ReduceOptions& options,
+                           SourceLocation at) const {
   return haliax::max(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::min(const AxisSelection& axis, SourceLocation at) const { return haliax::min(Arr(*this, at), axis); }
-NamedArray NamedArray::min(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::min(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::min(Arr(*this, at), axis);
+}
+NamedArray NamedArray::min(const AxisSelection& axis, const ReduceOptions& options,
+                           SourceLocation at) const {
   return haliax::min(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::any(const AxisSelection& axis, SourceLocation at) const { return haliax::any(Arr(*this, at), axis); }
-NamedArray NamedArray::any(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::any(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::any(Arr(*this, at), axis);
+}
+NamedArray NamedArray::any(const AxisSelection& axis, const ReduceOptions& options,
+                           SourceLocation at) const {
   return haliax::any(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::all(const AxisSelection& axis, SourceLocation at) const { return haliax::all(Arr(*this, at), axis); }
-NamedArray NamedArray::all(const AxisSelection& axis, const ReduceOptions& options, SourceLocation at) const {
+NamedArray NamedArray::all(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::all(Arr(*this, at), axis);
+}
+NamedArray NamedArray::all(const AxisSelection& axis, const ReduceOptions& options,
+                           SourceLocation at) const {
   return haliax::all(Arr(*this, at), axis, options);
 }
-NamedArray NamedArray::var(const AxisSelection& axis, SourceLocation at) const { return haliax::var(Arr(*this, at), axis); }
-NamedArray NamedArray::var(const AxisSelection& axis, const VarOptions& options, SourceLocation at) const {
+NamedArray NamedArray::var(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::var(Arr(*this, at), axis);
+}
+NamedArray NamedArray::var(const AxisSelection& axis, const VarOptions& options,
+                           SourceLocation at) const {
   return haliax::var(Arr(*this, at), axis, options);
 }
 NamedArray NamedArray::std_dev(const AxisSelection& axis, SourceLocation at) const {
   return haliax::std_dev(Arr(*this, at), axis);
 }
-NamedArray NamedArray::std_dev(const AxisSelection& axis, const VarOptions& options, SourceLocation at) const {
+NamedArray NamedArray::std_dev(const AxisSelection& axis, const VarOptions& options,
+                               SourceLocation at) const {
   return haliax::std_dev(Arr(*this, at), axis, options);
 }
 NamedArray NamedArray::argmax(SourceLocation at) const { return haliax::argmax(Arr(*this, at)); }
-NamedArray NamedArray::argmax(const AxisSelector& axis, SourceLocation at) const { return haliax::argmax(Arr(*this, at), axis); }
+NamedArray NamedArray::argmax(const AxisSelector& axis, SourceLocation at) const {
+  return haliax::argmax(Arr(*this, at), axis);
+}
 NamedArray NamedArray::argmin(SourceLocation at) const { return haliax::argmin(Arr(*this, at)); }
-NamedArray NamedArray::argmin(const AxisSelector& axis, SourceLocation at) const { return haliax::argmin(Arr(*this, at), axis); }
-NamedArray NamedArray::cumsum(const AxisSelector& axis, SourceLocation at) const { return haliax::cumsum(Arr(*this, at), axis); }
+NamedArray NamedArray::argmin(const AxisSelector& axis, SourceLocation at) const {
+  return haliax::argmin(Arr(*this, at), axis);
+}
+NamedArray NamedArray::cumsum(const AxisSelector& axis, SourceLocation at) const {
+  return haliax::cumsum(Arr(*this, at), axis);
+}
 NamedArray NamedArray::cumprod(const AxisSelector& axis, SourceLocation at) const {
   return haliax::cumprod(Arr(*this, at), axis);
 }
-NamedArray NamedArray::sort(const AxisSelector& axis, SourceLocation at) const { return haliax::sort(Arr(*this, at), axis); }
+NamedArray NamedArray::sort(const AxisSelector& axis, SourceLocation at) const {
+  return haliax::sort(Arr(*this, at), axis);
+}
 NamedArray NamedArray::argsort(const AxisSelector& axis, SourceLocation at) const {
   return haliax::argsort(Arr(*this, at), axis);
 }
-NamedArray NamedArray::astype(DType dtype, SourceLocation at) const { return haliax::astype(Arr(*this, at), dtype); }
+NamedArray NamedArray::astype(DType dtype, SourceLocation at) const {
+  return haliax::astype(Arr(*this, at), dtype);
+}
 NamedArray NamedArray::clip(const Arr& min, const Arr& max, SourceLocation at) const {
   return haliax::clip(Arr(*this, at), min, max);
 }
-NamedArray NamedArray::round(int decimals, SourceLocation at) const { return haliax::round(Arr(*this, at), decimals); }
-NamedArray NamedArray::trace(const AxisSelector& a, const AxisSelector& b, int offset, SourceLocation at) const {
+NamedArray NamedArray::round(int decimals, SourceLocation at) const {
+  return haliax::round(Arr(*this, at), decimals);
+}
+NamedArray NamedArray::trace(const AxisSelector& a, const AxisSelector& b, int offset,
+                             SourceLocation at) const {
   return haliax::trace(Arr(*this, at), a, b, offset);
 }
-NamedArray NamedArray::dot(const NamedArray& other, const AxisSelection& axis, SourceLocation at) const {
+NamedArray NamedArray::dot(const NamedArray& other, const AxisSelection& axis,
+                           SourceLocation at) const {
   return haliax::dot(Arr(*this, at), Arr(other, at), axis);
 }
-NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation at) const {
+NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames,
+                              SourceLocation at) const {
   return haliax::rename(Arr(*this, at), renames);
 }
-NamedArray NamedArray::rename(const AxisSelector& from, const AxisSelector& to, SourceLocation at) const {
+NamedArray NamedArray::rename(const AxisSelector& from, const AxisSelector& to,
+                              SourceLocation at) const {
   return haliax::rename(Arr(*this, at), from, to);
 }
-NamedArray NamedArray::rearrange(std::initializer_list<AxisSelector> order, SourceLocation at) const {
+NamedArray NamedArray::rearrange(std::initializer_list<AxisSelector> order,
+                                 SourceLocation at) const {
   return haliax::rearrange(Arr(*this, at), order);
 }
-NamedArray NamedArray::rearrange(const Names& order, SourceLocation at) const { return haliax::rearrange(Arr(*this, at), order); }
-NamedArray NamedArray::rearrange(const Axes& order, SourceLocation at) const { return haliax::rearrange(Arr(*this, at), order); }
+NamedArray NamedArray::rearrange(const Names& order, SourceLocation at) const {
+  return haliax::rearrange(Arr(*this, at), order);
+}
+NamedArray NamedArray::rearrange(const Axes& order, SourceLocation at) const {
+  return haliax::rearrange(Arr(*this, at), order);
+}
 NamedArray NamedArray::rearrange(std::string_view spec, SourceLocation at) const {
   return haliax::rearrange(Arr(*this, at), spec);
 }
@@ -84,10 +131,12 @@ NamedArray NamedArray::broadcast_axis(const AxisSpec& axes, SourceLocation at) c
 NamedArray NamedArray::broadcast_to(const AxisSpec& axes, SourceLocation at) const {
   return haliax::broadcast_to(Arr(*this, at), axes);
 }
-NamedArray NamedArray::flatten_axes(const AxisSelection& old_axes, const AxisSelector& new_axis, SourceLocation at) const {
+NamedArray NamedArray::flatten_axes(const AxisSelection& old_axes, const AxisSelector& new_axis,
+                                    SourceLocation at) const {
   return haliax::flatten_axes(Arr(*this, at), old_axes, new_axis);
 }
-NamedArray NamedArray::unflatten_axis(const AxisSelector& axis, const AxisSpec& new_axes, SourceLocation at) const {
+NamedArray NamedArray::unflatten_axis(const AxisSelector& axis, const AxisSpec& new_axes,
+                                      SourceLocation at) const {
   return haliax::unflatten_axis(Arr(*this, at), axis, new_axes);
 }
 NamedArray NamedArray::ravel(const AxisSelector& new_axis, SourceLocation at) const {
@@ -96,41 +145,71 @@ NamedArray NamedArray::ravel(const AxisSelector& new_axis, SourceLocation at) co
 NamedArray NamedArray::take(const AxisSelector& axis, const Arr& index, SourceLocation at) const {
   return haliax::take(Arr(*this, at), axis, index);
 }
-NamedArray NamedArray::slice(const AxisSelector& axis, const Arr& start, std::int64_t length, SourceLocation at) const {
+NamedArray NamedArray::slice(const AxisSelector& axis, const Arr& start, std::int64_t length,
+                             SourceLocation at) const {
   return haliax::slice(Arr(*this, at), axis, start, length);
 }
-NamedArray NamedArray::updated_slice(const std::vector<std::pair<Name, NamedArray>>& start, const Arr& update,
-                                     SourceLocation at) const {
+NamedArray NamedArray::updated_slice(const std::vector<std::pair<Name, NamedArray>>& start,
+                                     const Arr& update, SourceLocation at) const {
   return haliax::updated_slice(Arr(*this, at), start, update);
 }
 std::vector<NamedArray> NamedArray::unbind(const AxisSelector& axis, SourceLocation at) const {
   return haliax::unbind(Arr(*this, at), axis);
 }
-std::vector<NamedArray> NamedArray::split(const AxisSelector& axis, const AxisSpec& pieces, SourceLocation at) const {
+std::vector<NamedArray> NamedArray::split(const AxisSelector& axis, const AxisSpec& pieces,
+                                          SourceLocation at) const {
   return haliax::split(Arr(*this, at), axis, pieces);
 }
 
 // The place is that of the right operand: an operator is not told where it stands.
 NamedArray& NamedArray::operator+=(const Arr& b) & { return *this = add(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator-=(const Arr& b) & { return *this = subtract(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator*=(const Arr& b) & { return *this = multiply(Arr(*this, b.at()), b); }
+NamedArray& NamedArray::operator-=(const Arr& b) & {
+  return *this = subtract(Arr(*this, b.at()), b);
+}
+NamedArray& NamedArray::operator*=(const Arr& b) & {
+  return *this = multiply(Arr(*this, b.at()), b);
+}
 NamedArray& NamedArray::operator/=(const Arr& b) & { return *this = divide(Arr(*this, b.at()), b); }
 NamedArray& NamedArray::operator%=(const Arr& b) & { return *this = mod(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator&=(const Arr& b) & { return *this = bitwise_and(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator|=(const Arr& b) & { return *this = bitwise_or(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator^=(const Arr& b) & { return *this = bitwise_xor(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator<<=(const Arr& b) & { return *this = left_shift(Arr(*this, b.at()), b); }
-NamedArray& NamedArray::operator>>=(const Arr& b) & { return *this = right_shift(Arr(*this, b.at()), b); }
+NamedArray& NamedArray::operator&=(const Arr& b) & {
+  return *this = bitwise_and(Arr(*this, b.at()), b);
+}
+NamedArray& NamedArray::operator|=(const Arr& b) & {
+  return *this = bitwise_or(Arr(*this, b.at()), b);
+}
+NamedArray& NamedArray::operator^=(const Arr& b) & {
+  return *this = bitwise_xor(Arr(*this, b.at()), b);
+}
+NamedArray& NamedArray::operator<<=(const Arr& b) & {
+  return *this = left_shift(Arr(*this, b.at()), b);
+}
+NamedArray& NamedArray::operator>>=(const Arr& b) & {
+  return *this = right_shift(Arr(*this, b.at()), b);
+}
 
-Picks::Picks(AxisSelector axis, Index index, SourceLocation at) : indices_{{std::move(axis), std::move(index)}}, where_(at) {}
-Picks::Picks(std::initializer_list<std::pair<AxisSelector, Index>> all, SourceLocation at) : indices_(all), where_(at) {}
+Picks::Picks(AxisSelector axis, Index index, SourceLocation at)
+    : indices_{{std::move(axis), std::move(index)}}, where_(at) {}
+Picks::Picks(std::initializer_list<std::pair<AxisSelector, Index>> all, SourceLocation at)
+    : indices_(all), where_(at) {}
 Picks::Picks(Indices all, SourceLocation at) : indices_(std::move(all)), where_(at) {}
-NamedArray NamedArray::operator[](const Picks& p) const { return index(Arr(*this, p.where()), p.indices()); }
+NamedArray NamedArray::operator[](const Picks& p) const {
+  return index(Arr(*this, p.where()), p.indices());
+}
 PickedPart NamedArray::at(const Picks& p) const { return {*this, p}; }
-NamedArray PickedPart::set(const Arr& y) const { return at_set(Arr(x_, picks_.where()), picks_.indices(), y); }
-NamedArray PickedPart::add(const Arr& y) const { return at_add(Arr(x_, picks_.where()), picks_.indices(), y); }
-NamedArray PickedPart::mul(const Arr& y) const { return at_mul(Arr(x_, picks_.where()), picks_.indices(), y); }
-NamedArray PickedPart::min(const Arr& y) const { return at_min(Arr(x_, picks_.where()), picks_.indices(), y); }
-NamedArray PickedPart::max(const Arr& y) const { return at_max(Arr(x_, picks_.where()), picks_.indices(), y); }
+NamedArray PickedPart::set(const Arr& y) const {
+  return at_set(Arr(x_, picks_.where()), picks_.indices(), y);
+}
+NamedArray PickedPart::add(const Arr& y) const {
+  return at_add(Arr(x_, picks_.where()), picks_.indices(), y);
+}
+NamedArray PickedPart::mul(const Arr& y) const {
+  return at_mul(Arr(x_, picks_.where()), picks_.indices(), y);
+}
+NamedArray PickedPart::min(const Arr& y) const {
+  return at_min(Arr(x_, picks_.where()), picks_.indices(), y);
+}
+NamedArray PickedPart::max(const Arr& y) const {
+  return at_max(Arr(x_, picks_.where()), picks_.indices(), y);
+}
 
 }  // namespace haliax

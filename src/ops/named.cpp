@@ -32,10 +32,12 @@ Axis axis_of(const char* op, const Axes& axes, const AxisSelector& s) {
   auto* a = find_axis(axes, s.name);
   if (!a || s.name.hidden()) {
     auto shown = visible(axes);
-    fail(op, fmt::format("axis {} is not in {}{}", s.name, to_string(shown), did_you_mean(s.name, shown)));
+    fail(op, fmt::format("axis {} is not in {}{}", s.name, to_string(shown),
+                         did_you_mean(s.name, shown)));
   }
   if (s.size >= 0 && s.size != a->size)
-    fail(op, fmt::format("axis {} has size {} in {}, not {}", s.name, a->size, to_string(visible(axes)), s.size));
+    fail(op, fmt::format("axis {} has size {} in {}, not {}", s.name, a->size,
+                         to_string(visible(axes)), s.size));
   return *a;
 }
 Axes axes_of(const char* op, const NodePtr& x, const AxisSelection& selection) {
@@ -52,16 +54,18 @@ void check_unique(const char* op, const Axes& axes) {
   for (std::size_t i = 0; i < axes.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
       if (axes[i].name == axes[j].name)
-        fail(op, "axis " + text(axes[i].name) + " is there twice: " + to_string(visible(axes)) + "; rename one of them");
+        fail(op, "axis " + text(axes[i].name) + " is there twice: " + to_string(visible(axes)) +
+                     "; rename one of them");
 }
 void check_free(const char* op, Name name, const Axes& taken) {
-  if (has(taken, name)) fail(op, "the array already has an axis " + text(name) + ": " + to_string(visible(taken)));
+  if (has(taken, name))
+    fail(op, "the array already has an axis " + text(name) + ": " + to_string(visible(taken)));
 }
 void check_sizes(const char* op, const Axes& a, const Axes& b) {
   for (auto& x : a)
     if (auto* y = find_axis(b, x.name); y && x.size != y->size)
-      fail(op, fmt::format("axis {} has size {} in {} and {} in {}", x.name, x.size, to_string(visible(a)), y->size,
-                           to_string(visible(b))));
+      fail(op, fmt::format("axis {} has size {} in {} and {} in {}", x.name, x.size,
+                           to_string(visible(a)), y->size, to_string(visible(b))));
 }
 NodePtr renamed(const char* op, G x, const Axis& a, Name name) {
   if (!name || name == a.name) return x;
@@ -70,7 +74,9 @@ NodePtr renamed(const char* op, G x, const Axis& a, Name name) {
 }
 
 // ---- operands ----
-bool holds(DType d, std::int64_t v) { return is_float(d) || (scalar::whole(d, v).whole == v && (v >= 0 || is_signed(d))); }
+bool holds(DType d, std::int64_t v) {
+  return is_float(d) || (scalar::whole(d, v).whole == v && (v >= 0 || is_signed(d)));
+}
 namespace {
 
 DType dtype_of_number(const Arr& a) {
@@ -82,9 +88,10 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
   if (is_float(d)) return prim::number(a.number(), d);
   if (d == DType::boolean) return prim::integer(a.number() != 0, d);
   if (a.is_real() && !(std::abs(a.number()) < 9e18 && a.number() == std::trunc(a.number())))
-    fail(op, "the number " + std::to_string(a.number()) + " is not a whole number, as " + text(d) + " wants");
+    fail(op, "the number " + std::to_string(a.number()) + " is not a whole number, as " + text(d) +
+                 " wants");
   auto v = a.is_real() ? std::int64_t(a.number()) : a.integer();
-  if (!holds(d, v))   // it would wrap around
+  if (!holds(d, v))  // it would wrap around
     fail(op, fmt::format("the number {} does not fit in {}", v, d));
   return prim::integer(v, d);
 }
@@ -104,14 +111,16 @@ NodePtr node_of(const char* op, const Arr& a, DType d) {
 }
 
 namespace {
-// f64 spreads to all that it meets, and is seldom meant where the rest is f32: said at the first time.
+// f64 spreads to all that it meets, and is seldom meant where the rest is f32: said at the first
+// time.
 void tell_mixed(const char* op, const Node& a, const Node& b) {
   auto &wide = a.dtype == DType::f64 ? a : b, &narrow = &wide == &a ? b : a;
   if (wide.dtype != DType::f64 || narrow.dtype != DType::f32 || visible(narrow).empty()) return;
   static std::atomic_flag told;
   if (told.test_and_set()) return;
   fmt::print(stderr,
-             "haliax: warning: [{}] f64 {} meets f32 {}, and the result is f64; arrays of std::vector<double> are f64, and "
+             "haliax: warning: [{}] f64 {} meets f32 {}, and the result is f64; arrays of "
+             "std::vector<double> are f64, and "
              "astype(DType::f32) narrows them; this is said once; {}\n",
              op, to_string(visible(wide)), to_string(visible(narrow)), where_of(context().origin));
 }
@@ -119,11 +128,14 @@ void tell_mixed(const char* op, const Node& a, const Node& b) {
 DType promoted(const char* op, std::span<const Arr* const> operands) {
   std::optional<DType> out;
   const Node* first = nullptr;
-  DType weak = DType::boolean;   // of the numbers
+  DType weak = DType::boolean;  // of the numbers
   for (auto* a : operands) {
-    if (a->is_number()) weak = promote(weak, dtype_of_number(*a));
-    else if (auto& n = *node_of(op, a->array()); out) tell_mixed(op, *first, n), out = promote(*out, n.dtype);
-    else out = n.dtype, first = &n;
+    if (a->is_number())
+      weak = promote(weak, dtype_of_number(*a));
+    else if (auto& n = *node_of(op, a->array()); out)
+      tell_mixed(op, *first, n), out = promote(*out, n.dtype);
+    else
+      out = n.dtype, first = &n;
   }
   if (!out || *out == DType::boolean) return weak;
   return is_float(weak) && !is_float(*out) ? DType::f32 : *out;
@@ -141,14 +153,17 @@ NodePtr to_bool(const NodePtr& x) {
 }
 NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x) {
   auto n = node_of(op, mask);
-  if (n->dtype != DType::boolean) fail(op, "the mask is " + text(n->dtype) + ", not bool; compare it with something");
+  if (n->dtype != DType::boolean)
+    fail(op, "the mask is " + text(n->dtype) + ", not bool; compare it with something");
   check_sizes(op, n->axes, x.axes);
   for (auto& a : without(visible(*n), x.axes))
-    fail(op, fmt::format("axis {} of the mask is not in {}; broadcast the array to it first", a.name, to_string(visible(x))));
+    fail(op, fmt::format("axis {} of the mask is not in {}; broadcast the array to it first",
+                         a.name, to_string(visible(x))));
   return n;
 }
 namespace {
-// The operand that has the axes of all others in their sizes, as one mostly does. Null: none, or there are hidden ones.
+// The operand that has the axes of all others in their sizes, as one mostly does. Null: none, or
+// there are hidden ones.
 const Node* widest(const Nodes& nodes) {
   auto* wide = nodes[0].get();
   for (auto& n : nodes)
@@ -157,8 +172,10 @@ const Node* widest(const Nodes& nodes) {
     auto* same = find_axis(wide->axes, a.name);
     return same && same->size == a.size && !a.name.hidden();
   };
-  return std::all_of(nodes.begin(), nodes.end(), [&](auto& n) { return std::all_of(n->axes.begin(), n->axes.end(), fits); })
-             ? wide : nullptr;
+  return std::all_of(nodes.begin(), nodes.end(),
+                     [&](auto& n) { return std::all_of(n->axes.begin(), n->axes.end(), fits); })
+             ? wide
+             : nullptr;
 }
 }  // namespace
 Axes broadcast(const char* op, const Nodes& nodes) {
@@ -169,16 +186,21 @@ Axes broadcast(const char* op, const Nodes& nodes) {
 }
 Axes broadcast(const char* op, const std::vector<Axes>& given) {
   auto all = given;
-  std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
+  std::stable_sort(all.begin(), all.end(),
+                   [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   Axes out;
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) check_sizes(op, all[j], all[i]);
     auto more = without(all[i], out), fewer = without(out, all[i]);
     if (!more.empty() && !fewer.empty()) {
       std::string shapes;
-      for (auto& a : given) shapes += (shapes.empty() ? "" : &a == &given.back() ? " and " : ", ") + to_string(a);
-      auto names = [](const Axes& axes) { return fmt::format("{}", fmt::join(names_of(axes), ", ")); };
-      fail(op, fmt::format("cannot broadcast {}: {} is only in {}, {} is only in {}; add axes to one of them with broadcast_axis",
+      for (auto& a : given)
+        shapes += (shapes.empty() ? "" : &a == &given.back() ? " and " : ", ") + to_string(a);
+      auto names = [](const Axes& axes) {
+        return fmt::format("{}", fmt::join(names_of(axes), ", "));
+      };
+      fail(op, fmt::format("cannot broadcast {}: {} is only in {}, {} is only in {}; add axes to "
+                           "one of them with broadcast_axis",
                            shapes, names(fewer), to_string(out), names(more), to_string(all[i])));
     }
     if (!more.empty()) out = all[i];

@@ -11,40 +11,51 @@ namespace {
 using namespace ops;
 
 DType as_is(DType d) { return d; }
-// Two operands in the dtype that they are computed in: what `rule` makes of the one that they promote to.
+// Two operands in the dtype that they are computed in: what `rule` makes of the one that they
+// promote to.
 struct Call2 {
   Here here;
   DType dtype;
   NodePtr a, b;
   Call2(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
-      : here(a.at()), dtype(rule(promoted(op, std::array{&a, &b}))), a(node_of(op, a, dtype)), b(node_of(op, b, dtype)) {}
-  Nodes operands() {   // once
+      : here(a.at()), dtype(rule(promoted(op, std::array{&a, &b}))), a(node_of(op, a, dtype)),
+        b(node_of(op, b, dtype)) {}
+  Nodes operands() {  // once
     Nodes both(2);
     return both[0] = std::move(a), both[1] = std::move(b), both;
   }
 };
-NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b, DType (*rule)(DType)) {
+NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b,
+                  DType (*rule)(DType)) {
   Call2 c(name, a, b, rule);
   return pointwise(name, op, c.operands(), c.dtype);
 }
-NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) { return binary(name, op, a, b, float_of); }
+NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) {
+  return binary(name, op, a, b, float_of);
+}
 // Whole quotients and remainders.
-NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) { return binary(name, op, a, b, no_bool); }
+NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) {
+  return binary(name, op, a, b, no_bool);
+}
 // Arithmetic; on bools what JAX makes of it (null: nothing).
-NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a, const Arr& b) {
+NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a,
+                      const Arr& b) {
   Call2 c(name, a, b);
   if (c.dtype != DType::boolean) return pointwise(name, op, c.operands(), c.dtype);
-  if (!of_bools) fail(name, "is not defined for two bools; cast one to i32, or use the logical ops");
+  if (!of_bools)
+    fail(name, "is not defined for two bools; cast one to i32, or use the logical ops");
   return pointwise(name, *of_bools, c.operands(), c.dtype);
 }
-NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b, bool swapped = false) {
+NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b,
+                      bool swapped = false) {
   auto [here, dtype, x, y] = Call2(name, a, b);
   auto axes = broadcast(name, {x, y});
   return NamedArray(prim::map(op, swapped ? Nodes{y, x} : Nodes{x, y}, DType::boolean, &axes));
 }
 NamedArray logical(const char* name, const Op& op, const Arr& a, const Arr& b) {
   Here here(a.at());
-  return pointwise(name, op, {to_bool(node_of(name, a)), to_bool(node_of(name, b))}, DType::boolean);
+  return pointwise(name, op, {to_bool(node_of(name, a)), to_bool(node_of(name, b))},
+                   DType::boolean);
 }
 NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool shift = false) {
   Here here(a.at());
@@ -66,8 +77,10 @@ const Op kAtan2 = prim::map_op("arctan2", Code::atan2, [](G o, G g) {
   auto d = prim::div(g, prim::add(prim::square(y), prim::square(x)));
   return Nodes{prim::mul(d, x), prim::neg(prim::mul(d, y))};
 });
-const Op kNextafter = prim::map_op("nextafter", Code::nextafter), kBitXor = prim::map_op("bitwise_xor", Code::bit_xor);
-const Op kShiftLeft = prim::map_op("left_shift", Code::shift_left), kShiftRight = prim::map_op("right_shift", Code::shift_right);
+const Op kNextafter = prim::map_op("nextafter", Code::nextafter),
+         kBitXor = prim::map_op("bitwise_xor", Code::bit_xor);
+const Op kShiftLeft = prim::map_op("left_shift", Code::shift_left),
+         kShiftRight = prim::map_op("right_shift", Code::shift_right);
 
 // The float of 16 bits after x towards y. Backends compute in f32, where the next one is nearer.
 NodePtr narrow_next(G x, G y) {
@@ -75,32 +88,41 @@ NodePtr narrow_next(G x, G y) {
   auto bits = [](std::int64_t v) { return prim::integer(v, DType::u16); };
   auto test = [](const Op& op, const Nodes& in) { return prim::map(op, in, DType::boolean); };
   auto zero = prim::number(0, d), mine = prim::bitcast(x, DType::u16);
-  auto inwards = test(kBitXor, {prim::less(x, y), prim::less(zero, x)});   // towards 0
+  auto inwards = test(kBitXor, {prim::less(x, y), prim::less(zero, x)});  // towards 0
   auto moved = prim::select(inwards, prim::sub(mine, bits(1)), prim::add(mine, bits(1)));
-  auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));         // of either sign
+  auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));  // of either sign
   auto next = prim::bitcast(prim::select(prim::equal(x, zero), least, moved), d);
   auto nan = test(prim::kBitOr, {prim::is_nan(x), prim::is_nan(y)});
   return prim::select(nan, prim::add(x, y), prim::select(prim::equal(x, y), y, next));
 }
 
-// in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite operand would make them NaN.
+// in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite
+// operand would make them NaN.
 NodePtr share(G x, G o) {
   auto finite = prim::is_finite(o);
   auto top = prim::cast(prim::equal(x, prim::number(HUGE_VAL, x->dtype)), o->dtype);
   return prim::select(finite, prim::exp(prim::sub(x, o)), top);
 }
-const Op kLogaddexp{.name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
-  return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
-}};
-const bool binary_registered = prim::register_ops({&kAtan2, &kNextafter, &kBitXor, &kShiftLeft, &kShiftRight, &kLogaddexp});
+const Op kLogaddexp{
+    .name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
+      return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
+    }};
+const bool binary_registered =
+    prim::register_ops({&kAtan2, &kNextafter, &kBitXor, &kShiftLeft, &kShiftRight, &kLogaddexp});
 
 }  // namespace
 
 NamedArray add(Arr a, Arr b) { return arithmetic("add", prim::kAdd, &prim::kBitOr, a, b); }
 NamedArray subtract(Arr a, Arr b) { return arithmetic("subtract", prim::kSub, nullptr, a, b); }
-NamedArray multiply(Arr a, Arr b) { return arithmetic("multiply", prim::kMul, &prim::kBitAnd, a, b); }
-NamedArray maximum(Arr a, Arr b) { return arithmetic("maximum", prim::kMaximum, &prim::kBitOr, a, b); }
-NamedArray minimum(Arr a, Arr b) { return arithmetic("minimum", prim::kMinimum, &prim::kBitAnd, a, b); }
+NamedArray multiply(Arr a, Arr b) {
+  return arithmetic("multiply", prim::kMul, &prim::kBitAnd, a, b);
+}
+NamedArray maximum(Arr a, Arr b) {
+  return arithmetic("maximum", prim::kMaximum, &prim::kBitOr, a, b);
+}
+NamedArray minimum(Arr a, Arr b) {
+  return arithmetic("minimum", prim::kMinimum, &prim::kBitAnd, a, b);
+}
 NamedArray divide(Arr a, Arr b) { return inexact("divide", prim::kDiv, a, b); }
 NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", kAtan2, a, b); }
 NamedArray nextafter(Arr a, Arr b) {
@@ -121,7 +143,8 @@ NamedArray power(Arr a, Arr b) {
   if (b.is_number() && b.number() == std::trunc(b.number()) && std::abs(b.number()) <= 16) {
     auto n = std::int64_t(b.number());
     if (n < 0 && !is_float(dtype))
-      fail("power", fmt::format("{} to the power {} is no integer; cast it to f32 first", dtype, n));
+      fail("power",
+           fmt::format("{} to the power {} is no integer; cast it to f32 first", dtype, n));
     if (n == 0) return NamedArray(prim::filled(1, dtype, x->axes));
     auto p = whole_power(x, std::abs(n));
     return NamedArray(n < 0 ? prim::reciprocal(p) : p);
@@ -138,12 +161,13 @@ NamedArray hypot(Arr a, Arr b) {
   auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean));
   auto usual = prim::both(plain, prim::less(zero, large));
   auto ratio = prim::div(prim::select(usual, small, zero), prim::select(usual, large, one));
-  return NamedArray(prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes));
+  return NamedArray(
+      prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes));
 }
 NamedArray logaddexp(Arr a, Arr b) {
   auto [here, dtype, x, y] = Call2("logaddexp", a, b, float_of);
   auto axes = broadcast("logaddexp", {x, y});
-  auto apart = prim::sub(x, y);   // NaN for two equal infinities: their sum is right then
+  auto apart = prim::sub(x, y);  // NaN for two equal infinities: their sum is right then
   auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(apart)))}, dtype);
   auto strange = prim::is_nan(apart);
   auto value = prim::select(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
@@ -155,23 +179,34 @@ NamedArray not_equal(Arr a, Arr b) { return comparison("not_equal", prim::kNotEq
 NamedArray less(Arr a, Arr b) { return comparison("less", prim::kLess, a, b); }
 NamedArray less_equal(Arr a, Arr b) { return comparison("less_equal", prim::kLessEqual, a, b); }
 NamedArray greater(Arr a, Arr b) { return comparison("greater", prim::kLess, a, b, true); }
-NamedArray greater_equal(Arr a, Arr b) { return comparison("greater_equal", prim::kLessEqual, a, b, true); }
+NamedArray greater_equal(Arr a, Arr b) {
+  return comparison("greater_equal", prim::kLessEqual, a, b, true);
+}
 NamedArray logical_and(Arr a, Arr b) { return logical("logical_and", prim::kBitAnd, a, b); }
 NamedArray logical_or(Arr a, Arr b) { return logical("logical_or", prim::kBitOr, a, b); }
 NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", kBitXor, a, b); }
-// These operators are not told where they stand: where an operand was made is most often the same line.
+// These operators are not told where they stand: where an operand was made is most often the same
+// line.
 namespace {
 Arr from(const NamedArray& a, const NamedArray& made_at) {
   return {a, made_at.empty() ? SourceLocation() : made_at.node()->origin.at};
 }
 }  // namespace
 NamedArray operator!(const NamedArray& a) { return logical_not(from(a, a)); }
-NamedArray operator&&(const NamedArray& a, const NamedArray& b) { return logical_and(from(a, b), from(b, b)); }
+NamedArray operator&&(const NamedArray& a, const NamedArray& b) {
+  return logical_and(from(a, b), from(b, b));
+}
 NamedArray operator&&(const NamedArray& a, bool b) { return logical_and(from(a, a), b); }
-NamedArray operator&&(bool a, const NamedArray& b) { return logical_and(Arr(a, from(b, b).at()), from(b, b)); }
-NamedArray operator||(const NamedArray& a, const NamedArray& b) { return logical_or(from(a, b), from(b, b)); }
+NamedArray operator&&(bool a, const NamedArray& b) {
+  return logical_and(Arr(a, from(b, b).at()), from(b, b));
+}
+NamedArray operator||(const NamedArray& a, const NamedArray& b) {
+  return logical_or(from(a, b), from(b, b));
+}
 NamedArray operator||(const NamedArray& a, bool b) { return logical_or(from(a, a), b); }
-NamedArray operator||(bool a, const NamedArray& b) { return logical_or(Arr(a, from(b, b).at()), from(b, b)); }
+NamedArray operator||(bool a, const NamedArray& b) {
+  return logical_or(Arr(a, from(b, b).at()), from(b, b));
+}
 NamedArray bitwise_and(Arr a, Arr b) { return bits("bitwise_and", prim::kBitAnd, a, b); }
 NamedArray bitwise_or(Arr a, Arr b) { return bits("bitwise_or", prim::kBitOr, a, b); }
 NamedArray bitwise_xor(Arr a, Arr b) { return bits("bitwise_xor", kBitXor, a, b); }
@@ -185,7 +220,8 @@ NamedArray ignoring_nan(const char* name, const Arr& a, const Arr& b, bool large
   auto axes = broadcast(name, {x, y});
   auto better = largest ? prim::less(y, x) : prim::less(x, y);
   if (is_float(dtype))
-    better = prim::map(prim::kBitOr, {better, prim::map(prim::kIsNan, {y}, DType::boolean)}, DType::boolean, &axes);
+    better = prim::map(prim::kBitOr, {better, prim::map(prim::kIsNan, {y}, DType::boolean)},
+                       DType::boolean, &axes);
   return NamedArray(prim::select(better, x, y, axes));
 }
 }  // namespace
@@ -196,11 +232,13 @@ NamedArray where(Arr condition, Arr a, Arr b) {
   Here here(condition.at());
   auto c = to_bool(node_of("where", condition));
   auto dtype = promoted("where", std::array<const Arr*, 2>{&a, &b});
-  return pointwise("where", prim::kSelect, {c, node_of("where", a, dtype), node_of("where", b, dtype)}, dtype);
+  return pointwise("where", prim::kSelect,
+                   {c, node_of("where", a, dtype), node_of("where", b, dtype)}, dtype);
 }
 NamedArray clip(Arr a, std::optional<Arr> min, std::optional<Arr> max) {
   Here here(a.at());
-  auto dtype = no_bool(promoted("clip", std::array<const Arr*, 3>{&a, min ? &*min : &a, max ? &*max : &a}));
+  auto dtype =
+      no_bool(promoted("clip", std::array<const Arr*, 3>{&a, min ? &*min : &a, max ? &*max : &a}));
   auto x = node_of("clip", a, dtype);
   Nodes all{x};
   if (min) all.push_back(node_of("clip", *min, dtype));

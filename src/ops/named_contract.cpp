@@ -12,7 +12,7 @@ namespace {
 
 struct Contraction {
   Nodes left;
-  Axes out;   // with the hidden axes
+  Axes out;  // with the hidden axes
   // Of these two operands: what the result needs, or another operand.
   Axes surviving(std::size_t i, std::size_t j) const {
     auto needed = out;
@@ -31,7 +31,8 @@ struct Contraction {
     };
     for (std::size_t i = 0; i < left.size(); ++i)
       for (std::size_t j = i + 1; j < left.size(); ++j) {
-        std::pair<double, double> cost{volume(joined(left[i]->axes, left[j]->axes)), volume(surviving(i, j))};
+        std::pair<double, double> cost{volume(joined(left[i]->axes, left[j]->axes)),
+                                       volume(surviving(i, j))};
         if (cost < least) least = cost, best = {i, j};
       }
     return best;
@@ -58,7 +59,7 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
     auto kept = last ? axes : c.surviving(i, j);
     auto& a = c.left[i];
     auto b = c.left[j];
-    bool product = joined(a->axes, b->axes).size() == kept.size();   // nothing is summed
+    bool product = joined(a->axes, b->axes).size() == kept.size();  // nothing is summed
     if (product || a->dtype != b->dtype) a = prim::cast(a, inner), b = prim::cast(b, inner);
     a = product ? prim::map(prim::kMul, {a, b}, inner, &kept) : prim::contract(a, b, kept, inner);
     c.left.erase(c.left.begin() + std::ptrdiff_t(j));
@@ -81,7 +82,8 @@ namespace {
 
 using namespace ops;
 
-NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis, const DotOptions& options) {
+NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis,
+               const DotOptions& options) {
   Here here(arrays.empty() ? SourceLocation() : arrays[0].at());
   auto nodes = operands_of("dot", arrays);
   auto dtype = nodes[0]->dtype;
@@ -99,27 +101,36 @@ NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis, const 
   if (axis.all()) out.clear();
   for (auto& s : axis.items()) {
     auto* a = find_axis(all, s.name);
-    if (!a) fail("dot", fmt::format("axis {} is in none of the arrays: {}{}", s.name, among(), did_you_mean(s.name, all)));
+    if (!a)
+      fail("dot", fmt::format("axis {} is in none of the arrays: {}{}", s.name, among(),
+                              did_you_mean(s.name, all)));
     if (s.size >= 0 && s.size != a->size)
-      fail("dot", fmt::format("axis {} has size {} in {}, not {}", s.name, a->size, among(), s.size));
-    auto holders = std::count_if(nodes.begin(), nodes.end(), [&](auto& n) { return find(*n, s.name) != nullptr; });
+      fail("dot",
+           fmt::format("axis {} has size {} in {}, not {}", s.name, a->size, among(), s.size));
+    auto holders = std::count_if(nodes.begin(), nodes.end(),
+                                 [&](auto& n) { return find(*n, s.name) != nullptr; });
     if (holders < 2 && nodes.size() > 1)
-      fail("dot", fmt::format("axis {} is summed, but only one of the arrays has it: {}; to sum it anyway use sum or einsum",
+      fail("dot", fmt::format("axis {} is summed, but only one of the arrays has it: {}; to sum it "
+                              "anyway use sum or einsum",
                               s.name, among()));
     if (!has(out, s.name)) fail("dot", "axis " + text(s.name) + " is given twice");
     out = without(out, {*a});
   }
-  if (options.out_axes) out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
+  if (options.out_axes)
+    out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
   // With a wider result the operands stay as they are, and only the sums are wide.
   auto wanted = options.preferred_element_type.value_or(dtype);
-  if (wanted != dtype && !(is_float(wanted) && is_float(dtype) && bytes_of(wanted) >= bytes_of(dtype)))
+  if (wanted != dtype &&
+      !(is_float(wanted) && is_float(dtype) && bytes_of(wanted) >= bytes_of(dtype)))
     return astype(constrained("dot", NamedArray(contract_all("dot", nodes, out, dtype))), wanted);
   return constrained("dot", NamedArray(contract_all("dot", nodes, out, wanted)));
 }
 
 }  // namespace
 
-NamedArray dot(Arr a, Arr b, const AxisSelection& axis, DotOptions options) { return dot(std::vector<Arr>{a, b}, axis, options); }
+NamedArray dot(Arr a, Arr b, const AxisSelection& axis, DotOptions options) {
+  return dot(std::vector<Arr>{a, b}, axis, options);
+}
 NamedArray dot(std::initializer_list<Arr> arrays, const AxisSelection& axis, DotOptions options) {
   return dot(std::vector<Arr>(arrays), axis, options);
 }

@@ -30,10 +30,14 @@ NamedArray rounding(const char* name, const Op& op, const Arr& a) {
 }
 // A question that integers answer alike.
 NamedArray question(const char* name, const Op& op, const Arr& a, bool of_integers) {
-  return on(name, a, [&](G x) { return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : truths(of_integers, x); });
+  return on(name, a, [&](G x) {
+    return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : truths(of_integers, x);
+  });
 }
 NamedArray is_value(const char* name, const Arr& a, double v) {
-  return on(name, a, [&](G x) { return is_float(x->dtype) ? prim::equal(x, number(v, x->dtype)) : truths(false, x); });
+  return on(name, a, [&](G x) {
+    return is_float(x->dtype) ? prim::equal(x, number(v, x->dtype)) : truths(false, x);
+  });
 }
 NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, SourceLocation at) {
   Here here(at);
@@ -47,11 +51,14 @@ NamedArray abs(Arr a) {
   return on("abs", a, [](G x) { return has_sign(x) ? same(prim::kAbs, x) : x; });
 }
 NamedArray sign(Arr a) {
-  return on("sign", a, [](G x) { return has_sign(x) ? same(prim::kSign, x) : prim::cast(to_bool(x), x->dtype); });
+  return on("sign", a, [](G x) {
+    return has_sign(x) ? same(prim::kSign, x) : prim::cast(to_bool(x), x->dtype);
+  });
 }
 NamedArray negative(Arr a) {
   return on("negative", a, [](G x) {
-    if (x->dtype == DType::boolean) fail("negative", "a bool has no negative; logical_not turns it round");
+    if (x->dtype == DType::boolean)
+      fail("negative", "a bool has no negative; logical_not turns it round");
     return prim::neg(x);
   });
 }
@@ -70,7 +77,8 @@ NamedArray trunc(Arr a) { return rounding("trunc", prim::kTrunc, a); }
 NamedArray round(Arr a, int decimals) {
   auto [here, x] = Call("round", a);
   if (decimals < 0 && !is_float(x->dtype))
-    fail("round", fmt::format("{} cannot be rounded to {} decimals; cast it to f32 first", x->dtype, decimals));
+    fail("round", fmt::format("{} cannot be rounded to {} decimals; cast it to f32 first", x->dtype,
+                              decimals));
   if (decimals == 0 || !is_float(x->dtype)) return rounding("round", prim::kRound, a);
   auto wide = prim::cast(x, wide_of(x->dtype));
   auto factor = number(std::pow(10.0, decimals), wide->dtype);
@@ -86,8 +94,11 @@ NamedArray isposinf(Arr a) { return is_value("isposinf", a, HUGE_VAL); }
 NamedArray signbit(Arr a) {
   auto [here, x] = Call("signbit", a);
   if (x->dtype == DType::f64) x = prim::bitcast(x, DType::i64);
-  else if (is_float(x->dtype)) x = prim::bitcast(prim::cast(x, DType::f32), DType::i32);   // -0.0 and NaN have a sign, too
-  else if (!is_signed(x->dtype)) return NamedArray(truths(false, x));
+  // -0.0 and NaN have a sign, too
+  else if (is_float(x->dtype))
+    x = prim::bitcast(prim::cast(x, DType::f32), DType::i32);
+  else if (!is_signed(x->dtype))
+    return NamedArray(truths(false, x));
   return NamedArray(prim::less(x, prim::integer(0, x->dtype)));
 }
 NamedArray logical_not(Arr a) {
@@ -95,7 +106,8 @@ NamedArray logical_not(Arr a) {
 }
 NamedArray bitwise_not(Arr a) {
   return on("bitwise_not", a, [](G x) {
-    if (is_float(x->dtype)) fail("bitwise_not", text(x->dtype) + " has no bits to turn round; use integers or bools");
+    if (is_float(x->dtype))
+      fail("bitwise_not", text(x->dtype) + " has no bits to turn round; use integers or bools");
     return same(x->dtype == DType::boolean ? prim::kNot : prim::kBitNot, x);
   });
 }
@@ -105,8 +117,12 @@ NamedArray astype(Arr a, DType dtype) {
 NamedArray stop_gradient(Arr a) { return on("stop_gradient", a, prim::stop_gradient); }
 
 // ---- making arrays ----
-NamedArray zeros(const AxisSpec& axes, DType dtype, SourceLocation at) { return filled("zeros", 0, dtype, axes, at); }
-NamedArray ones(const AxisSpec& axes, DType dtype, SourceLocation at) { return filled("ones", 1, dtype, axes, at); }
+NamedArray zeros(const AxisSpec& axes, DType dtype, SourceLocation at) {
+  return filled("zeros", 0, dtype, axes, at);
+}
+NamedArray ones(const AxisSpec& axes, DType dtype, SourceLocation at) {
+  return filled("ones", 1, dtype, axes, at);
+}
 NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
   Here here(value.at());
   check_unique("full", axes);
@@ -115,8 +131,12 @@ NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
     fail("full", "the value has axes " + to_string(shown) + "; broadcast_to takes an array");
   return NamedArray(prim::fit(v, with_hidden({v}, axes)));
 }
-NamedArray zeros_like(Arr a, std::optional<DType> dtype) { return full_like(a, Arr(0, a.at()), dtype); }
-NamedArray ones_like(Arr a, std::optional<DType> dtype) { return full_like(a, Arr(1, a.at()), dtype); }
+NamedArray zeros_like(Arr a, std::optional<DType> dtype) {
+  return full_like(a, Arr(0, a.at()), dtype);
+}
+NamedArray ones_like(Arr a, std::optional<DType> dtype) {
+  return full_like(a, Arr(1, a.at()), dtype);
+}
 NamedArray full_like(Arr a, Arr value, std::optional<DType> dtype) {
   auto [here, x] = Call("full_like", a);
   return full(visible(*x), value, dtype.value_or(x->dtype));
@@ -130,23 +150,27 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   bool fraction = !whole(options.start) || !whole(options.step);
   const auto size = axis_size(axes);
   double last = options.start + options.step * double(std::max<std::int64_t>(0, size - 1));
-  auto fit = [&](DType d) {   // both ends
-    return std::abs(last) < 9e18 && holds(d, std::int64_t(options.start)) && holds(d, std::int64_t(last));
+  auto fit = [&](DType d) {  // both ends
+    return std::abs(last) < 9e18 && holds(d, std::int64_t(options.start)) &&
+           holds(d, std::int64_t(last));
   };
-  auto dtype = options.dtype.value_or(fraction ? DType::f32 : fit(DType::i32) ? DType::i32 : DType::i64);
+  auto dtype = options.dtype.value_or(fraction          ? DType::f32
+                                      : fit(DType::i32) ? DType::i32
+                                                        : DType::i64);
   if (!fraction && size > 0 && !is_float(dtype) && dtype != DType::boolean && !fit(dtype))
     fail("arange", fmt::format("{:.0f} to {:.0f} do not fit in {}", options.start, last, dtype));
   bool narrow = bytes_of(dtype) <= 4 && fit(DType::i32);
-  auto inner = !fraction ? (narrow ? DType::i32 : DType::i64) : wide_of(dtype);   // to count in
+  auto inner = !fraction ? (narrow ? DType::i32 : DType::i64) : wide_of(dtype);  // to count in
   auto position = prim::cast(prim::flat_position(axes, prim::position_dtype(size)), inner);
-  auto v = prim::add(prim::mul(position, number(options.step, inner)), number(options.start, inner));
+  auto v =
+      prim::add(prim::mul(position, number(options.step, inner)), number(options.start, inner));
   return NamedArray(prim::fit(prim::cast(v, dtype), axes));
 }
 NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at) {
   Here here(at);
   auto turns = std::max<std::int64_t>(1, options.endpoint ? axis.size - 1 : axis.size);
   auto t = prim::div(prim::cast(prim::iota(axis), DType::f32), number(double(turns), DType::f32));
-  auto rest = prim::sub(prim::filled(1, DType::f32, {axis}), t);   // both ends come out exactly
+  auto rest = prim::sub(prim::filled(1, DType::f32, {axis}), t);  // both ends come out exactly
   return NamedArray(prim::add(prim::scale(rest, options.start), prim::scale(t, options.stop)));
 }
 NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
@@ -156,10 +180,13 @@ NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
   check_free("one_hot", Class.name, shown);
   shown.push_back(Class);
   // The positions may not fit in the dtype of the ids.
-  if (!holds(x->dtype, Class.size)) x = prim::cast(x, prim::position_dtype(Class.size));
-  else if (bytes_of(x->dtype) < 4) x = prim::cast(x, DType::i32);
+  if (!holds(x->dtype, Class.size))
+    x = prim::cast(x, prim::position_dtype(Class.size));
+  else if (bytes_of(x->dtype) < 4)
+    x = prim::cast(x, DType::i32);
   auto axes = with_hidden({x}, shown);
-  return NamedArray(prim::cast(prim::map(prim::kEqual, {x, prim::iota(Class, x->dtype)}, DType::boolean, &axes), dtype));
+  return NamedArray(prim::cast(
+      prim::map(prim::kEqual, {x, prim::iota(Class, x->dtype)}, DType::boolean, &axes), dtype));
 }
 
 }  // namespace haliax

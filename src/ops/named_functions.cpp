@@ -1,5 +1,5 @@
-// Functions of one number. The blocks of those that nothing else is built of stand here, above what users call; those that
-// gradients and other ops build, too, are in elementwise.cpp.
+// Functions of one number. The blocks of those that nothing else is built of stand here, above what
+// users call; those that gradients and other ops build, too, are in elementwise.cpp.
 #include <cmath>
 #include <numbers>
 
@@ -12,30 +12,42 @@ namespace {
 NodePtr just_one(G like) { return number(1, like->dtype); }
 G of(G o) { return o->in[0]; }
 
-const Op kExp2 = map_op("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
-const Op kExpm1 = map_op("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, just_one(o)))}; });
-const Op kLog2 = map_op("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(of(o), std::log(2.0)))}; });
-const Op kCbrt = map_op("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
-const Op kTan = map_op("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), just_one(o)))}; });
-const Op kAsin = map_op("arcsin", Code::asin,
-                        [](G o, G g) { return Nodes{mul(g, rsqrt(sub(just_one(o), square(of(o)))))}; });
-const Op kAcos = map_op("arccos", Code::acos,
-                        [](G o, G g) { return Nodes{neg(mul(g, rsqrt(sub(just_one(o), square(of(o))))))}; });
-const Op kAtan = map_op("arctan", Code::atan, [](G o, G g) { return Nodes{div(g, add(square(of(o)), just_one(o)))}; });
+const Op kExp2 =
+    map_op("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
+const Op kExpm1 =
+    map_op("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, just_one(o)))}; });
+const Op kLog2 =
+    map_op("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(of(o), std::log(2.0)))}; });
+const Op kCbrt =
+    map_op("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
+const Op kTan =
+    map_op("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), just_one(o)))}; });
+const Op kAsin = map_op("arcsin", Code::asin, [](G o, G g) {
+  return Nodes{mul(g, rsqrt(sub(just_one(o), square(of(o)))))};
+});
+const Op kAcos = map_op("arccos", Code::acos, [](G o, G g) {
+  return Nodes{neg(mul(g, rsqrt(sub(just_one(o), square(of(o))))))};
+});
+const Op kAtan = map_op("arctan", Code::atan,
+                        [](G o, G g) { return Nodes{div(g, add(square(of(o)), just_one(o)))}; });
 NodePtr cosh(G);
 NodePtr sinh(G);
 const Op kSinh = map_op("sinh", Code::sinh, [](G o, G g) { return Nodes{mul(g, cosh(of(o)))}; });
 const Op kCosh = map_op("cosh", Code::cosh, [](G o, G g) { return Nodes{mul(g, sinh(of(o)))}; });
 NodePtr cosh(G a) { return map(kCosh, {a}, a->dtype); }
 NodePtr sinh(G a) { return map(kSinh, {a}, a->dtype); }
-const Op kAsinh = map_op("arcsinh", Code::asinh,
-                         [](G o, G g) { return Nodes{mul(g, rsqrt(add(square(of(o)), just_one(o))))}; });
-const Op kAcosh = map_op("arccosh", Code::acosh,
-                         [](G o, G g) { return Nodes{mul(g, rsqrt(sub(square(of(o)), just_one(o))))}; });
-const Op kAtanh = map_op("arctanh", Code::atanh, [](G o, G g) { return Nodes{div(g, sub(just_one(o), square(of(o))))}; });
+const Op kAsinh = map_op("arcsinh", Code::asinh, [](G o, G g) {
+  return Nodes{mul(g, rsqrt(add(square(of(o)), just_one(o))))};
+});
+const Op kAcosh = map_op("arccosh", Code::acosh, [](G o, G g) {
+  return Nodes{mul(g, rsqrt(sub(square(of(o)), just_one(o))))};
+});
+const Op kAtanh = map_op("arctanh", Code::atanh,
+                         [](G o, G g) { return Nodes{div(g, sub(just_one(o), square(of(o))))}; });
 
-const bool functions_registered = register_ops({&kExp2, &kExpm1, &kLog2, &kCbrt, &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh,
-                                                &kAsinh, &kAcosh, &kAtanh});
+const bool functions_registered =
+    register_ops({&kExp2, &kExpm1, &kLog2, &kCbrt, &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh,
+                  &kAsinh, &kAcosh, &kAtanh});
 
 }  // namespace
 }  // namespace prim
@@ -58,7 +70,9 @@ NamedArray exp2(Arr a) { return inexact("exp2", prim::kExp2, a); }
 NamedArray expm1(Arr a) { return inexact("expm1", prim::kExpm1, a); }
 NamedArray log(Arr a) { return inexact("log", prim::kLog, a); }
 NamedArray log2(Arr a) { return inexact("log2", prim::kLog2, a); }
-NamedArray log10(Arr a) { return divide(inexact("log10", prim::kLog, a), Arr(std::numbers::ln10, a.at())); }
+NamedArray log10(Arr a) {
+  return divide(inexact("log10", prim::kLog, a), Arr(std::numbers::ln10, a.at()));
+}
 NamedArray log1p(Arr a) { return inexact("log1p", prim::kLog1p, a); }
 NamedArray sqrt(Arr a) { return inexact("sqrt", prim::kSqrt, a); }
 NamedArray rsqrt(Arr a) { return inexact("rsqrt", prim::kRsqrt, a); }

@@ -15,7 +15,8 @@ using program::Update;
 
 using By = Index::Kind;
 
-std::int64_t from_start(std::int64_t i, const Axis& a) { return i < 0 ? i + a.size : i; }   // negative: counted from the end
+// negative: counted from the end
+std::int64_t from_start(std::int64_t i, const Axis& a) { return i < 0 ? i + a.size : i; }
 // A number given as a position; raises outside of the axis.
 std::int64_t position_on(const char* op, const Axis& a, std::int64_t i) {
   if (i < -a.size || i >= a.size) fail(op, fmt::format("position {} is outside of axis {}", i, a));
@@ -38,28 +39,36 @@ std::optional<std::int64_t> known(const char* op, G n) {
 // In [0, most], in the dtype of positions of which there are so many.
 NodePtr clamped(G start, std::int64_t most) {
   auto d = prim::position_dtype(most);
-  if (bytes_of(start->dtype) > 4 || start->dtype == DType::u32) d = start->dtype;   // else the cast would cut it
+  // else the cast would cut it
+  if (bytes_of(start->dtype) > 4 || start->dtype == DType::u32) d = start->dtype;
   auto x = prim::cast(start, d);
-  return prim::cast(prim::max(prim::integer(0, d), prim::min(x, prim::integer(most, d))), prim::position_dtype(most));
+  return prim::cast(prim::max(prim::integer(0, d), prim::min(x, prim::integer(most, d))),
+                    prim::position_dtype(most));
 }
-// Positions start, start + 1, ... of a window of the axis, moved to where it fits in.   (the start's axes, window)
+// Positions start, start + 1, ... of a window of the axis, moved to where it fits in.   (the
+// start's axes, window)
 NodePtr window_ids(G start, const Axis& whole, const Axis& window) {
   auto first = clamped(start, whole.size - window.size);
   return prim::add(first, prim::iota(window, first->dtype));
 }
 void check_length(const char* op, const Axis& a, std::int64_t length) {
-  if (length < 0 || length > a.size) fail(op, fmt::format("a slice of length {} does not fit axis {}", length, a));
+  if (length < 0 || length > a.size)
+    fail(op, fmt::format("a slice of length {} does not fit axis {}", length, a));
 }
 void check_start(const char* op, G start) {
   if (!known(op, start)) check_integer(op, start);
   if (auto axes = visible(*start); !axes.empty())
-    fail(op, "the start of a slice is a number or a 0-d array, not one with axes " + to_string(axes));
+    fail(op,
+         "the start of a slice is a number or a 0-d array, not one with axes " + to_string(axes));
 }
 NodePtr window_of(G x, const Axis& a, G start, std::int64_t length) {
   if (start->axes.empty()) {
-    bool as_is = start->dtype == DType::i32 || start->dtype == DType::i64 || start->dtype == DType::u32;
-    if (start->dtype == DType::u64) return prim::slice(x, a.name, 0, length, 1, false, clamped(start, a.size - length));
-    return prim::slice(x, a.name, 0, length, 1, false, as_is ? start : prim::cast(start, DType::i32));
+    bool as_is =
+        start->dtype == DType::i32 || start->dtype == DType::i64 || start->dtype == DType::u32;
+    if (start->dtype == DType::u64)
+      return prim::slice(x, a.name, 0, length, 1, false, clamped(start, a.size - length));
+    return prim::slice(x, a.name, 0, length, 1, false,
+                       as_is ? start : prim::cast(start, DType::i32));
   }
   auto window = a.resize(length);
   auto out = with_hidden({start, x}, replaced(visible(*x), a.name, {window}));
@@ -79,12 +88,14 @@ NamedArray take(Arr x, const AxisSelector& axis, Arr index) {
   check_integer(op, ids);
   auto own = visible(*ids), rest = without(visible(*n), {a});
   check_sizes(op, own, rest);
-  bool shared = !common(own, rest).empty();   // then: what the index adds, then the array's own
+  bool shared = !common(own, rest).empty();  // then: what the index adds, then the array's own
   auto shown = shared ? joined(without(own, rest), rest) : replaced(visible(*n), a.name, own);
-  return constrained("take", wrap(prim::gather(n, {{a.name, ids}}, with_hidden({ids, n}, shown), Outside::fill)));
+  return constrained(
+      "take", wrap(prim::gather(n, {{a.name, ids}}, with_hidden({ids, n}, shown), Outside::fill)));
 }
 
-NamedArray slice(Arr x, const AxisSelector& axis, Arr start, std::int64_t length, std::optional<Name> new_axis) {
+NamedArray slice(Arr x, const AxisSelector& axis, Arr start, std::int64_t length,
+                 std::optional<Name> new_axis) {
   constexpr auto op = "slice";
   auto [here, n, a] = CallAlong(op, x, axis);
   check_length(op, a, length);
@@ -103,27 +114,39 @@ NamedArray slice(Arr x, const AxisSelector& axis, Arr start, std::int64_t length
 NamedArray at(Arr x, const AxisSelector& axis, Arr position) {
   auto [here, n, a] = CallAlong("at", x, axis);
   if (!position.is_number()) return index(x, {{a.name, Index(position.array())}});
-  return index(x, {{a.name, Index(position_on("at", a, integer_of(*node_of("at", position, DType::i64))))}});
+  return index(
+      x, {{a.name, Index(position_on("at", a, integer_of(*node_of("at", position, DType::i64))))}});
 }
 DSlice ds(Arr start, const AxisSelector& length) {
-  if (length.size < 0) fail("ds", "the length of axis " + text(length.name) + " is not known here; give an Axis");
+  if (length.size < 0)
+    fail("ds", "the length of axis " + text(length.name) + " is not known here; give an Axis");
   return {start, length.size, length.name};
 }
 
 // ---- index: numpy's rules, by name ----
 namespace {
 
-struct Range { std::int64_t start = 0, size = 0, step = 1; };
+struct Range {
+  std::int64_t start = 0, size = 0, step = 1;
+};
 // As Python reads start:stop:step of a sequence.
 Range range_of(const char* op, const Axis& a, const Slice& s) {
   if (s.step == 0) fail(op, fmt::format("the step of a slice of axis {} is 0", a));
   std::int64_t least = s.step > 0 ? 0 : -1, most = s.step > 0 ? a.size : a.size - 1;
   auto limit = [&](std::int64_t i) {
     if (i < -a.size || i > a.size)
-      fail(op, fmt::format("a slice from or to {} is outside of axis {}; leave a bound out to go to the end", i, a));
+      fail(op,
+           fmt::format(
+               "a slice from or to {} is outside of axis {}; leave a bound out to go to the end", i,
+               a));
     return std::clamp(from_start(i, a), least, most);
   };
-  auto start = s.start ? limit(*s.start) : s.step > 0 ? least : most, stop = s.stop ? limit(*s.stop) : s.step > 0 ? most : least;
+  auto start = s.start      ? limit(*s.start)
+               : s.step > 0 ? least
+                            : most,
+       stop = s.stop       ? limit(*s.stop)
+              : s.step > 0 ? most
+                           : least;
   auto span = s.step > 0 ? stop - start : start - stop, step = std::abs(s.step);
   auto size = span > 0 ? (span - 1) / step + 1 : 0;
   return {size ? start : 0, size, size ? s.step : 1};
@@ -131,10 +154,10 @@ Range range_of(const char* op, const Axis& a, const Slice& s) {
 // What an index asks of one axis of the array.
 struct AxisIndex {
   Axis axis;
-  const Index* index = nullptr;   // null: all of it
-  Range range = {};               // of a range or a position
-  NodePtr ids = {};               // an array of positions, or the start of a window
-  Axes left = {};                 // of the axis: an array leaves its own axes, a position none
+  const Index* index = nullptr;  // null: all of it
+  Range range = {};              // of a range or a position
+  NodePtr ids = {};              // an array of positions, or the start of a window
+  Axes left = {};                // of the axis: an array leaves its own axes, a position none
   bool is(By k) const { return index && index->kind == k; }
   bool picked() const { return index && index->kind != By::range; }
 };
@@ -148,8 +171,12 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
     if (p.index) fail(op, "axis " + text(a.name) + " is indexed twice");
     p.index = &index;
     switch (index.kind) {
-      case By::position: p.range = {position_on(op, a, index.position), 1, 1}, p.left = {}; break;
-      case By::range: p.range = range_of(op, a, index.range), p.left = {a.resize(p.range.size)}; break;
+      case By::position:
+        p.range = {position_on(op, a, index.position), 1, 1}, p.left = {};
+        break;
+      case By::range:
+        p.range = range_of(op, a, index.range), p.left = {a.resize(p.range.size)};
+        break;
       case By::window:
         p.ids = node_of(op, index.array);
         check_length(op, a, index.length);
@@ -164,30 +191,35 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
   }
   return parts;
 }
-// The axes of the picked part. Arrays, windows (to Haliax arrays of their own positions) and positions belong together: their
-// axes come where the first of them is if they are neighbours, else first.
+// The axes of the picked part. Arrays, windows (to Haliax arrays of their own positions) and
+// positions belong together: their axes come where the first of them is if they are neighbours,
+// else first.
 Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
   auto picked = [](const AxisIndex& p) { return p.picked(); };
   std::vector<const AxisIndex*> indexed;
-  Axes own, kept;   // axes of index arrays; all others
+  Axes own, kept;  // axes of index arrays; all others
   auto add = [](Axes& to, const Axes& more) { to.insert(to.end(), more.begin(), more.end()); };
   for (auto& p : parts) {
     add(p.is(By::array) ? own : kept, p.left);
     if (p.picked()) indexed.push_back(&p);
   }
   for (auto& a : common(own, kept))
-    fail(op, fmt::format("axis {} of the index is also one that the array keeps: {}; use take to pair them", a.name,
-                         to_string(visible(*x))));
+    fail(op, fmt::format(
+                 "axis {} of the index is also one that the array keeps: {}; use take to pair them",
+                 a.name, to_string(visible(*x))));
   check_unique(op, kept);
-  // The axes of the largest, after what the others add. As they were given: of two of one size the first counts as the larger.
+  // The axes of the largest, after what the others add. As they were given: of two of one size the
+  // first counts as the larger.
   std::sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) { return a->index < b->index; });
-  std::stable_sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) { return axis_size(a->left) > axis_size(b->left); });
+  std::stable_sort(indexed.begin(), indexed.end(),
+                   [](auto* a, auto* b) { return axis_size(a->left) > axis_size(b->left); });
   Axes together, shown;
   for (auto* p : indexed) {
     check_sizes(op, p->left, together);
     together = joined(without(p->left, together), together);
   }
-  auto first = std::find_if(parts.begin(), parts.end(), picked), rest = std::find_if_not(first, parts.end(), picked);
+  auto first = std::find_if(parts.begin(), parts.end(), picked),
+       rest = std::find_if_not(first, parts.end(), picked);
   if (std::any_of(rest, parts.end(), picked)) first = parts.begin();
   for (auto p = parts.begin(); p != parts.end(); ++p) {
     if (p == first) add(shown, together);
@@ -195,7 +227,8 @@ Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
   }
   return shown;
 }
-// Ids of the axes that arrays index; with `all` of the other indexed axes, too (for a scatter: else they are sliced).
+// Ids of the axes that arrays index; with `all` of the other indexed axes, too (for a scatter: else
+// they are sliced).
 prim::Where ids_of(const std::vector<AxisIndex>& parts, bool all) {
   prim::Where where;
   for (auto& p : parts)
@@ -204,9 +237,11 @@ prim::Where ids_of(const std::vector<AxisIndex>& parts, bool all) {
     if (!all || !p.index || p.is(By::array)) continue;
     const auto d = prim::position_dtype(p.axis.size);
     auto number = [&](std::int64_t v) { return prim::integer(v, d); };
-    auto ids = p.is(By::window)     ? window_ids(p.ids, p.axis, p.left[0])
-               : p.is(By::position) ? number(p.range.start)
-                                    : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)), number(p.range.start));
+    auto ids = p.is(By::window) ? window_ids(p.ids, p.axis, p.left[0])
+               : p.is(By::position)
+                   ? number(p.range.start)
+                   : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)),
+                               number(p.range.start));
     where.push_back({p.axis.name, ids});
   }
   return where;
@@ -216,21 +251,27 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
   if (!update.is_number() && is_float(update.dtype()) && !is_float(n->dtype))
-    fail(op, fmt::format("an update of {} does not go into an array of {}; use astype", update.dtype(), n->dtype));
+    fail(op, fmt::format("an update of {} does not go into an array of {}; use astype",
+                         update.dtype(), n->dtype));
   auto parts = parts_of(op, n, indices);
   auto where = ids_of(parts, true);
   auto shown = picked_axes(op, n, parts), given = visible(*u);
   check_sizes(op, given, shown);
   for (auto& a : without(given, shown))
-    fail(op, fmt::format("axis {} of the update is not in the part {}{}", a.name, to_string(shown), did_you_mean(a.name, shown)));
+    fail(op, fmt::format("axis {} of the update is not in the part {}{}", a.name, to_string(shown),
+                         did_you_mean(a.name, shown)));
   Nodes all{n, u};
   for (auto& w : where) all.push_back(w.second);
   auto base = prim::fit(n, with_hidden(all, visible(*n)));
   u = prim::fit(u, with_hidden(all, shown));
-  bool may_repeat = std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(By::array); });
-  if (!may_repeat && how != Update::set && how != Update::add) {   // each place is met once: this way it has a gradient
+  bool may_repeat =
+      std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(By::array); });
+  // each place is met once: this way it has a gradient
+  if (!may_repeat && how != Update::set && how != Update::add) {
     auto part = index(x, indices).node();
-    u = how == Update::mul ? prim::mul(part, u) : how == Update::min ? prim::min(part, u) : prim::max(part, u);
+    u = how == Update::mul   ? prim::mul(part, u)
+        : how == Update::min ? prim::min(part, u)
+                             : prim::max(part, u);
     how = Update::set;
   }
   return wrap(prim::scatter(base, u, where, how, false));
@@ -244,14 +285,18 @@ NamedArray index(Arr x, const Indices& indices) {
   auto parts = parts_of(op, n, indices);
   auto where = ids_of(parts, false);
   auto shown = picked_axes(op, n, parts);
-  for (auto& p : parts) {   // what needs no ids first: these are views
+  for (auto& p : parts) {  // what needs no ids first: these are views
     if (p.is(By::position) || p.is(By::range))
-      n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step, p.is(By::position));
+      n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step,
+                      p.is(By::position));
     if (!p.is(By::window)) continue;
     auto length = p.index->length;
     if (auto at = known(op, p.ids))
-      n = prim::slice(n, p.axis.name, std::clamp<std::int64_t>(from_start(*at, p.axis), 0, p.axis.size - length), length);
-    else n = window_of(n, p.axis, p.ids, length);
+      n = prim::slice(n, p.axis.name,
+                      std::clamp<std::int64_t>(from_start(*at, p.axis), 0, p.axis.size - length),
+                      length);
+    else
+      n = window_of(n, p.axis, p.ids, length);
     n = renamed(op, n, p.axis, p.index->name);
   }
   // A loop's own index is never out of range: its row is a view.
@@ -264,20 +309,31 @@ NamedArray index(Arr x, const Indices& indices) {
   for (auto& w : where) all.push_back(w.second);
   return wrap(prim::gather(n, where, with_hidden(all, shown), Outside::clamp));
 }
-NamedArray at_set(Arr x, const Indices& i, Arr update) { return placed("at_set", x, i, update, Update::set); }
-NamedArray at_add(Arr x, const Indices& i, Arr update) { return placed("at_add", x, i, update, Update::add); }
-NamedArray at_mul(Arr x, const Indices& i, Arr update) { return placed("at_mul", x, i, update, Update::mul); }
-NamedArray at_min(Arr x, const Indices& i, Arr update) { return placed("at_min", x, i, update, Update::min); }
-NamedArray at_max(Arr x, const Indices& i, Arr update) { return placed("at_max", x, i, update, Update::max); }
+NamedArray at_set(Arr x, const Indices& i, Arr update) {
+  return placed("at_set", x, i, update, Update::set);
+}
+NamedArray at_add(Arr x, const Indices& i, Arr update) {
+  return placed("at_add", x, i, update, Update::add);
+}
+NamedArray at_mul(Arr x, const Indices& i, Arr update) {
+  return placed("at_mul", x, i, update, Update::mul);
+}
+NamedArray at_min(Arr x, const Indices& i, Arr update) {
+  return placed("at_min", x, i, update, Update::min);
+}
+NamedArray at_max(Arr x, const Indices& i, Arr update) {
+  return placed("at_max", x, i, update, Update::max);
+}
 
-// A start may have axes of the array: then each position along them has a place of its own, as in a cache of ragged sequences.
+// A start may have axes of the array: then each position along them has a place of its own, as in a
+// cache of ragged sequences.
 NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& start, Arr update) {
   constexpr auto op = "updated_slice";
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
   auto whole = visible(*n), given = visible(*u);
   prim::Where where;
-  Axes part = whole;   // the axes of the update, once broadcast
+  Axes part = whole;  // the axes of the update, once broadcast
   Nodes all{n, u};
   for (auto& [name, value] : start) {
     auto a = axis_of(op, n, name);
@@ -286,7 +342,8 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
     auto s = node_of(op, value);
     auto* mine = find_axis(given, a.name);
     Axis window = a.resize(mine ? mine->size : 1);
-    if (window.size > a.size) fail(op, fmt::format("the update has {}, more than the array's {}", window, a));
+    if (window.size > a.size)
+      fail(op, fmt::format("the update has {}, more than the array's {}", window, a));
     if (auto at = known(op, s)) {
       auto from = from_start(*at, a);
       if (from < 0 || from + window.size > a.size)
@@ -296,7 +353,8 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
       check_integer(op, s);
     }
     for (auto& v : without(visible(*s), without(whole, {a})))
-      fail(op, fmt::format("axis {} of the start is not one of the other axes of the array {}", v.name, to_string(whole)));
+      fail(op, fmt::format("axis {} of the start is not one of the other axes of the array {}",
+                           v.name, to_string(whole)));
     check_sizes(op, visible(*s), whole);
     part = replaced(part, a.name, {window});
     where.push_back({a.name, window_ids(s, a, window)});

@@ -9,19 +9,25 @@ using namespace ops;
 namespace {
 NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
   auto [here, n, a] = CallAlong(op, x, axis);
-  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)), a.name, false));
+  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)),
+                               a.name, false));
 }
 // A key that sorts ascending where the values go descending; NaN first, as the greatest.
 NodePtr descending(G x) {
   if (x->dtype == DType::boolean) return prim::logical_not(x);
-  if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);   // -1 - x, or most - x: no overflow
+  // -1 - x, or most - x: no overflow
+  if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);
   auto nan = prim::is_nan(x);
   return prim::select(nan, prim::extreme(x->dtype, false), prim::neg(x));
 }
 }  // namespace
 
-NamedArray cumsum(Arr x, const AxisSelector& axis) { return running("cumsum", x, axis, Monoid::sum); }
-NamedArray cumprod(Arr x, const AxisSelector& axis) { return running("cumprod", x, axis, Monoid::prod); }
+NamedArray cumsum(Arr x, const AxisSelector& axis) {
+  return running("cumsum", x, axis, Monoid::sum);
+}
+NamedArray cumprod(Arr x, const AxisSelector& axis) {
+  return running("cumprod", x, axis, Monoid::prod);
+}
 NamedArray sort(Arr x, const AxisSelector& axis) {
   auto [here, n, a] = CallAlong("sort", x, axis);
   return wrap(prim::sort(n, a.name));
@@ -30,11 +36,14 @@ NamedArray argsort(Arr x, const AxisSelector& axis) {
   auto [here, n, a] = CallAlong("argsort", x, axis);
   return wrap(prim::argsort(n, a.name));
 }
-std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::int64_t k, std::optional<Name> new_axis) {
+std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::int64_t k,
+                                        std::optional<Name> new_axis) {
   constexpr auto op = "top_k";
   auto [here, n, a] = CallAlong(op, x, axis);
-  if (k < 0 || k > a.size) fail(op, fmt::format("the {} greatest of axis {} cannot be taken", k, a));
-  auto first = prim::slice(prim::argsort(descending(n), a.name), a.name, 0, k);   // (..., axis = k)
+  if (k < 0 || k > a.size)
+    fail(op, fmt::format("the {} greatest of axis {} cannot be taken", k, a));
+  // (..., axis = k)
+  auto first = prim::slice(prim::argsort(descending(n), a.name), a.name, 0, k);
   auto values = prim::gather(n, {{a.name, first}}, first->axes, program::Outside::clamp);
   auto name = new_axis.value_or(a.name);
   return {wrap(renamed(op, values, a, name)), wrap(renamed(op, first, a, name))};

@@ -1,4 +1,5 @@
-// rearrange by a string, as einops does it, with names: "N C (h ph) (w pw) -> N (P: h w) (C: C ph pw)".
+// rearrange by a string, as einops does it, with names: "N C (h ph) (w pw) -> N (P: h w) (C: C ph
+// pw)".
 //
 //   side:  item* | { item* }          braces, on the left only: axes by name instead of by position
 //   item:  label | ... | (label*) | (label: label*)
@@ -18,8 +19,8 @@ constexpr auto op = "rearrange";
 
 struct Item {
   bool dots = false, group = false;
-  std::string label = {};                // of a single axis, or the name of a group (may be empty)
-  std::vector<std::string> parts = {};   // of a group
+  std::string label = {};               // of a single axis, or the name of a group (may be empty)
+  std::vector<std::string> parts = {};  // of a group
 };
 struct Side {
   bool by_name = false;
@@ -31,7 +32,8 @@ class Parser {
   explicit Parser(std::string_view spec) : spec_(spec) {}
 
   std::pair<Side, Side> run() {
-    if (spec_.find("->") == spec_.npos) error("there is no -> between what the axes are and what they become");
+    if (spec_.find("->") == spec_.npos)
+      error("there is no -> between what the axes are and what they become");
     Side left = side();
     if (!take("->")) error("-> is expected", at_);
     Side right = side();
@@ -43,12 +45,15 @@ class Parser {
     return {left, right};
   }
   [[noreturn]] void error(const std::string& what, std::size_t at = std::string_view::npos) const {
-    fail(op, fmt::format("{}{} in \"{}\"", what, at == spec_.npos ? "" : fmt::format(" at character {}", at + 1), spec_));
+    fail(op, fmt::format("{}{} in \"{}\"", what,
+                         at == spec_.npos ? "" : fmt::format(" at character {}", at + 1), spec_));
   }
 
  private:
   void skip() {
-    while (at_ < spec_.size() && (std::isspace(static_cast<unsigned char>(spec_[at_])) || spec_[at_] == ',')) ++at_;
+    while (at_ < spec_.size() &&
+           (std::isspace(static_cast<unsigned char>(spec_[at_])) || spec_[at_] == ','))
+      ++at_;
   }
   bool take(std::string_view token) {
     skip();
@@ -76,7 +81,9 @@ class Parser {
     if (!take("(")) {
       auto name = label();
       if (name.empty())
-        error(at_ < spec_.size() ? "'" + std::string(1, spec_[at_]) + "' is not expected" : "the end is not expected", at_);
+        error(at_ < spec_.size() ? "'" + std::string(1, spec_[at_]) + "' is not expected"
+                                 : "the end is not expected",
+              at_);
       return {.label = name};
     }
     Item group{.group = true};
@@ -84,7 +91,8 @@ class Parser {
       auto name = label();
       if (name.empty()) error("the ( is not closed, or holds more than labels", from);
       if (take(":")) {
-        if (!group.label.empty() || !group.parts.empty()) error("a group has one name, before its labels", from);
+        if (!group.label.empty() || !group.parts.empty())
+          error("a group has one name, before its labels", from);
         group.label = name;
       } else {
         group.parts.push_back(name);
@@ -110,7 +118,8 @@ class Parser {
   std::size_t at_ = 0;
 };
 
-// The array on its way: after splits, `captured` says which axis each label of the left side stands for.
+// The array on its way: after splits, `captured` says which axis each label of the left side stands
+// for.
 class Rearrangement {
  public:
   Rearrangement(NodePtr x, std::string_view spec, const Bindings::List& bindings)
@@ -120,9 +129,11 @@ class Rearrangement {
     auto [left, right] = parser_.run();
     match(left);
     check_right(right);
-    x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_), context().origin.at)));
+    x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_),
+                                                                     context().origin.at)));
     merge();
-    if (auto* label = bindings_.unused()) parser_.error("the binding of " + *label + " is not used");
+    if (auto* label = bindings_.unused())
+      parser_.error("the binding of " + *label + " is not used");
     Axes result = visible(*x_);
     for (auto& a : result) a.name = wanted_.renamed(a.name);
     check_unique(op, result);
@@ -130,9 +141,14 @@ class Rearrangement {
   }
 
  private:
-  struct Capture { std::string label; Name axis; bool used = false; };
+  struct Capture {
+    std::string label;
+    Name axis;
+    bool used = false;
+  };
 
-  // A name for an axis that is made of `old` ones: the one wanted, or another for as long as that is taken.
+  // A name for an axis that is made of `old` ones: the one wanted, or another for as long as that
+  // is taken.
   Name fresh(const std::string& label, const Names& old) {
     auto* b = bindings_.find(label);
     Name wanted = b ? b->name : Name(label), name = wanted;
@@ -148,12 +164,14 @@ class Rearrangement {
   // The axis of the array that an item of the left side is about.
   Axis source(const Item& item, const Axes& axes, std::size_t position, bool by_name) {
     if (!by_name) return axes[position];
-    if (item.label.empty()) parser_.error("a group in braces needs the name of the axis that it splits: (axis: labels)");
+    if (item.label.empty())
+      parser_.error("a group in braces needs the name of the axis that it splits: (axis: labels)");
     if (auto* a = find_axis(axes, Name(item.label))) return *a;
     auto* b = bindings_.find(item.label);
     auto* a = b ? find_axis(axes, b->name) : nullptr;
     if (!a)
-      fail(op, fmt::format("axis {} is not in {}{}", item.label, to_string(axes), did_you_mean(Name(item.label), axes)));
+      fail(op, fmt::format("axis {} is not in {}{}", item.label, to_string(axes),
+                           did_you_mean(Name(item.label), axes)));
     return *a;
   }
   void match(const Side& left) {
@@ -161,9 +179,12 @@ class Rearrangement {
     auto dots = std::find_if(left.items.begin(), left.items.end(), [](auto& i) { return i.dots; });
     auto named = left.items.size() - (dots != left.items.end());
     if (!left.by_name && named > axes.size())
-      parser_.error(fmt::format("{} labels on the left side are too many for {}", named, to_string(axes)));
+      parser_.error(
+          fmt::format("{} labels on the left side are too many for {}", named, to_string(axes)));
     if (!left.by_name && named < axes.size() && dots == left.items.end())
-      parser_.error(fmt::format("{} labels on the left side are too few for {}; use ... for the rest", named, to_string(axes)));
+      parser_.error(
+          fmt::format("{} labels on the left side are too few for {}; use ... for the rest", named,
+                      to_string(axes)));
     Names seen;
     std::size_t position = 0;
     for (auto& item : left.items) {
@@ -174,16 +195,20 @@ class Rearrangement {
       auto a = source(item, axes, position++, left.by_name);
       if (has(seen, a.name)) parser_.error("axis " + text(a.name) + " is on the left side twice");
       seen.push_back(a.name);
-      if (item.group) split(item, a);
-      else whole(item, a, left.by_name);
+      if (item.group)
+        split(item, a);
+      else
+        whole(item, a, left.by_name);
     }
   }
   void whole(const Item& item, const Axis& a, bool by_name) {
     if (auto* b = bindings_.find(item.label)) {
       if (b->size >= 0 && b->size != a.size)
-        parser_.error(fmt::format("label {} is bound to size {}, but the axis there is {}", item.label, b->size, a));
+        parser_.error(fmt::format("label {} is bound to size {}, but the axis there is {}",
+                                  item.label, b->size, a));
       if (!by_name && b->name != a.name && b->name != Name(item.label))
-        parser_.error(fmt::format("label {} is bound to {}, but the axis there is {}", item.label, b->name, a));
+        parser_.error(fmt::format("label {} is bound to {}, but the axis there is {}", item.label,
+                                  b->name, a));
     }
     capture(item.label, a.name);
   }
@@ -194,12 +219,17 @@ class Rearrangement {
     for (auto& p : item.parts) {
       auto* b = bindings_.find(p);
       sizes.push_back(b ? b->size : -1);
-      if (sizes.back() >= 0) known *= sizes.back();
-      else if (unknown.empty()) unknown = p;
-      else parser_.error("the sizes of " + unknown + " and " + p + " are both unknown; bind one of them to a size");
+      if (sizes.back() >= 0)
+        known *= sizes.back();
+      else if (unknown.empty())
+        unknown = p;
+      else
+        parser_.error("the sizes of " + unknown + " and " + p +
+                      " are both unknown; bind one of them to a size");
     }
     bool divides = unknown.empty() ? known == a.size : known > 0 && a.size % known == 0;
-    if (!divides) parser_.error(fmt::format("axis {} does not divide into parts of {} elements", a, known));
+    if (!divides)
+      parser_.error(fmt::format("axis {} does not divide into parts of {} elements", a, known));
     Axes parts;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       Name name = fresh(item.parts[i], {a.name});
@@ -229,7 +259,8 @@ class Rearrangement {
       auto& merged = merges_.emplace_back(item.label, Names()).second;
       for (auto& p : item.parts) merged.push_back(captured(p)), order_.push_back(merged.back());
       if (item.label.empty())
-        parser_.error(fmt::format("the merged axis ({0}) needs a name: (name: {0})", fmt::join(item.parts, " ")));
+        parser_.error(fmt::format("the merged axis ({0}) needs a name: (name: {0})",
+                                  fmt::join(item.parts, " ")));
     }
     for (auto& c : captured_)
       if (!c.used) parser_.error("label " + c.label + " of the left side is not on the right side");
@@ -251,9 +282,9 @@ class Rearrangement {
   NodePtr x_;
   Bindings bindings_;
   std::vector<Capture> captured_;
-  Names order_;         // of the split axes, with ...
+  Names order_;  // of the split axes, with ...
   std::vector<std::pair<std::string, Names>> merges_;
-  RenameAttr wanted_;   // names that were taken when an axis was made
+  RenameAttr wanted_;  // names that were taken when an axis was made
 };
 
 }  // namespace

@@ -15,10 +15,11 @@ struct Reduced {
   const char* op;
   Here here;
   NodePtr x, mask;
-  Axes over, whole, rest;   // folded; with the hidden axes of the mask; what is left of them
-  DType narrow, wide;       // of a float result; to compute it in
+  Axes over, whole, rest;  // folded; with the hidden axes of the mask; what is left of them
+  DType narrow, wide;      // of a float result; to compute it in
 
-  Reduced(const char* name, const Arr& a, const AxisSelection& selection, const std::optional<NamedArray>& where = {})
+  Reduced(const char* name, const Arr& a, const AxisSelection& selection,
+          const std::optional<NamedArray>& where = {})
       : op(name), here(a.at()), x(node_of(op, a)), over(axes_of(op, x, selection)) {
     Nodes operands{x};
     if (where) operands.push_back(mask = mask_of(op, *where, *x));
@@ -27,7 +28,8 @@ struct Reduced {
     narrow = float_of(x->dtype), wide = wide_of(x->dtype);
   }
   NodePtr by(Monoid m, G v) const {
-    return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), whole) : v, rest);
+    return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), whole) : v,
+                        rest);
   }
   NodePtr sum(G v) const { return by(Monoid::sum, v); }
   NodePtr greatest(G v) const { return prim::stop_gradient(by(Monoid::max, v)); }
@@ -40,7 +42,8 @@ struct Reduced {
   NodePtr centred(G v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
   // In the wide dtype: two passes.
   NodePtr variance(int ddof) const {
-    auto n = count(wide), from_mean = centred(prim::cast(x, wide)), freedom = prim::sub(n, prim::number(ddof, wide));
+    auto n = count(wide), from_mean = centred(prim::cast(x, wide)),
+         freedom = prim::sub(n, prim::number(ddof, wide));
     auto v = prim::div(sum(prim::fit(prim::square(from_mean), whole)), freedom);
     if (ddof == 0) return v;
     auto none = prim::less_equal(freedom, prim::number(0, wide));
@@ -48,20 +51,25 @@ struct Reduced {
   }
   NamedArray result(G v) const { return NamedArray(prim::cast(v, narrow)); }
   void check_not_empty() const {
-    if (axis_size(over) == 0) fail(op, "there is nothing along " + to_string(over) + ", and nothing has no " + std::string(op));
+    if (axis_size(over) == 0)
+      fail(op,
+           "there is nothing along " + to_string(over) + ", and nothing has no " + std::string(op));
   }
 };
 
-NamedArray extreme(const char* op, Monoid m, const Arr& a, const AxisSelection& selection, const ReduceOptions& options) {
+NamedArray extreme(const char* op, Monoid m, const Arr& a, const AxisSelection& selection,
+                   const ReduceOptions& options) {
   Reduced f(op, a, selection, options.where);
   f.check_not_empty();
   return NamedArray(cast(f.by(m, f.x), options.dtype.value_or(f.x->dtype)));
 }
-NamedArray truth(const char* op, Monoid m, const Arr& a, const AxisSelection& selection, const ReduceOptions& options) {
+NamedArray truth(const char* op, Monoid m, const Arr& a, const AxisSelection& selection,
+                 const ReduceOptions& options) {
   Reduced f(op, a, selection, options.where);
   return NamedArray(cast(f.by(m, to_bool(f.x)), options.dtype.value_or(DType::boolean)));
 }
-NamedArray position(const char* op, bool largest, const Arr& a, const std::optional<AxisSelector>& axis) {
+NamedArray position(const char* op, bool largest, const Arr& a,
+                    const std::optional<AxisSelector>& axis) {
   Reduced f(op, a, axis ? AxisSelection{*axis} : AxisSelection());
   f.check_not_empty();
   if (f.over.empty()) return NamedArray(prim::filled(0, prim::position_dtype(1), f.rest));
@@ -70,22 +78,24 @@ NamedArray position(const char* op, bool largest, const Arr& a, const std::optio
 
 // ---- softmax and logsumexp: composed values, direct gradients ----
 const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
-  Axes over;
-  for (auto n : ReduceAttr::of(*o).over) over.push_back(*find(*o, n));
-  auto slope = prim::mul(g, o);
-  return Nodes{nullptr, prim::sub(slope, prim::mul(o, prim::sum(slope, over)))};
-}};
+                    Axes over;
+                    for (auto n : ReduceAttr::of(*o).over) over.push_back(*find(*o, n));
+                    auto slope = prim::mul(g, o);
+                    return Nodes{nullptr, prim::sub(slope, prim::mul(o, prim::sum(slope, over)))};
+                  }};
 const bool reductions_registered = prim::register_ops({&prim::kLogsumexp, &kSoftmax});
 
 }  // namespace
 
-// The gradient is made of the very nodes of the value: exp is evaluated once for both. (The shift by the greatest has no
-// derivative.)
-const Op prim::kLogsumexp{.name = "logsumexp", .kind = Kind::wrap, .grad = [](G o, G g) {
-  auto &e = o->in[2], &total = o->in[3];
-  auto none = equal(total, number(0, o->dtype));   // all -inf: the derivative is 0
-  return Nodes{nullptr, mul(e, div(g, select(none, number(1, o->dtype), total))), nullptr, nullptr, nullptr};
-}};
+// The gradient is made of the very nodes of the value: exp is evaluated once for both. (The shift
+// by the greatest has no derivative.)
+const Op prim::kLogsumexp{
+    .name = "logsumexp", .kind = Kind::wrap, .grad = [](G o, G g) {
+      auto &e = o->in[2], &total = o->in[3];
+      auto none = equal(total, number(0, o->dtype));  // all -inf: the derivative is 0
+      return Nodes{nullptr, mul(e, div(g, select(none, number(1, o->dtype), total))), nullptr,
+                   nullptr, nullptr};
+    }};
 
 NamedArray sum(Arr a, const AxisSelection& axis, ReduceOptions options) {
   Reduced f("sum", a, axis, options.where);
@@ -93,14 +103,17 @@ NamedArray sum(Arr a, const AxisSelection& axis, ReduceOptions options) {
   auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype, count));
   if (dtype == DType::boolean) return any(a, axis, options);
   if (f.x->dtype == DType::boolean && !holds(dtype, count))
-    fail(f.op, fmt::format("{} bools of {} may be more than {} can count; leave the dtype out, or ask for i64", count,
-                           to_string(f.over), dtype));
+    fail(f.op,
+         fmt::format(
+             "{} bools of {} may be more than {} can count; leave the dtype out, or ask for i64",
+             count, to_string(f.over), dtype));
   return NamedArray(f.sum(prim::cast(f.x, dtype)));
 }
 NamedArray mean(Arr a, const AxisSelection& axis, ReduceOptions options) {
   Reduced f("mean", a, axis, options.where);
   auto dtype = options.dtype.value_or(f.narrow), wide = wide_of(dtype);
-  return NamedArray(cast(prim::fit(prim::div(f.sum(prim::cast(f.x, wide)), f.count(wide)), f.rest), dtype));
+  return NamedArray(
+      cast(prim::fit(prim::div(f.sum(prim::cast(f.x, wide)), f.count(wide)), f.rest), dtype));
 }
 NamedArray prod(Arr a, const AxisSelection& axis, ReduceOptions options) {
   Reduced f("prod", a, axis, options.where);
@@ -108,8 +121,12 @@ NamedArray prod(Arr a, const AxisSelection& axis, ReduceOptions options) {
   if (dtype == DType::boolean) return all(a, axis, options);
   return NamedArray(f.by(Monoid::prod, prim::cast(f.x, dtype)));
 }
-NamedArray max(Arr a, const AxisSelection& axis, ReduceOptions options) { return extreme("max", Monoid::max, a, axis, options); }
-NamedArray min(Arr a, const AxisSelection& axis, ReduceOptions options) { return extreme("min", Monoid::min, a, axis, options); }
+NamedArray max(Arr a, const AxisSelection& axis, ReduceOptions options) {
+  return extreme("max", Monoid::max, a, axis, options);
+}
+NamedArray min(Arr a, const AxisSelection& axis, ReduceOptions options) {
+  return extreme("min", Monoid::min, a, axis, options);
+}
 NamedArray var(Arr a, const AxisSelection& axis, VarOptions options) {
   Reduced f("var", a, axis, options.where);
   return f.result(f.variance(options.ddof));
@@ -118,17 +135,27 @@ NamedArray std_dev(Arr a, const AxisSelection& axis, VarOptions options) {
   Reduced f("std_dev", a, axis, options.where);
   return f.result(prim::sqrt(f.variance(options.ddof)));
 }
-NamedArray any(Arr a, const AxisSelection& axis, ReduceOptions options) { return truth("any", Monoid::max, a, axis, options); }
-NamedArray all(Arr a, const AxisSelection& axis, ReduceOptions options) { return truth("all", Monoid::min, a, axis, options); }
-NamedArray argmax(Arr a, std::optional<AxisSelector> axis) { return position("argmax", true, a, axis); }
-NamedArray argmin(Arr a, std::optional<AxisSelector> axis) { return position("argmin", false, a, axis); }
+NamedArray any(Arr a, const AxisSelection& axis, ReduceOptions options) {
+  return truth("any", Monoid::max, a, axis, options);
+}
+NamedArray all(Arr a, const AxisSelection& axis, ReduceOptions options) {
+  return truth("all", Monoid::min, a, axis, options);
+}
+NamedArray argmax(Arr a, std::optional<AxisSelector> axis) {
+  return position("argmax", true, a, axis);
+}
+NamedArray argmin(Arr a, std::optional<AxisSelector> axis) {
+  return position("argmin", false, a, axis);
+}
 
 NamedArray logsumexp(Arr a, const AxisSelection& axis) {
   Reduced f("logsumexp", a, axis);
   auto x = prim::cast(f.x, f.wide), top = f.greatest(x);
   auto shift = prim::select(prim::is_finite(top), top, prim::number(0, f.wide));
-  auto e = prim::exp(prim::sub(x, shift)), total = f.sum(e), value = prim::add(prim::log(total), shift);
-  return f.result(make(prim::kLogsumexp, {value, x, e, total, top}, f.rest, f.wide, ReduceAttr{names_of(f.over)}.attr()));
+  auto e = prim::exp(prim::sub(x, shift)), total = f.sum(e),
+       value = prim::add(prim::log(total), shift);
+  return f.result(make(prim::kLogsumexp, {value, x, e, total, top}, f.rest, f.wide,
+                       ReduceAttr{names_of(f.over)}.attr()));
 }
 NamedArray softmax(Arr a, const AxisSelection& axis) {
   Reduced f("softmax", a, axis);

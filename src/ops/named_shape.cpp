@@ -22,7 +22,8 @@ NamedArray renamed(const Arr& array, const Renames& renames) {
     auto a = axis_of(op, x, old);
     if (has(r.from, a.name)) fail(op, "axis " + text(a.name) + " is renamed twice");
     if (fresh.size >= 0 && fresh.size != a.size)
-      fail(op, fmt::format("axis {} cannot become {}: the sizes differ", a, Axis(fresh.name, fresh.size)));
+      fail(op, fmt::format("axis {} cannot become {}: the sizes differ", a,
+                           Axis(fresh.name, fresh.size)));
     if (fresh.name.text().empty()) fail(op, "axis " + text(a.name) + " is renamed to nothing");
     r.from.push_back(a.name), r.to.push_back(fresh.name);
   }
@@ -32,15 +33,16 @@ NamedArray renamed(const Arr& array, const Renames& renames) {
 }
 NodePtr arranged(G x, const Axes& order) { return prim::fit(x, with_hidden({x}, order)); }
 
-NamedArray broadcasted(const char* op, const Arr& a, const Axes& wanted, bool ensure_order, bool enforce_no_extra) {
+NamedArray broadcasted(const char* op, const Arr& a, const Axes& wanted, bool ensure_order,
+                       bool enforce_no_extra) {
   auto [here, x] = Call(op, a);
   auto mine = visible(*x);
   check_unique(op, wanted);
   check_sizes(op, mine, wanted);
   auto all = joined(without(wanted, mine), mine), extra = without(mine, wanted);
   if (enforce_no_extra && !extra.empty())
-    fail(op, fmt::format("{} does not broadcast to {}: it also has {}; sum or index these first", to_string(mine),
-                         to_string(wanted), to_string(extra)));
+    fail(op, fmt::format("{} does not broadcast to {}: it also has {}; sum or index these first",
+                         to_string(mine), to_string(wanted), to_string(extra)));
   if (ensure_order && common(all, wanted) != wanted) all = joined(wanted, extra);
   return wrap(arranged(x, all));
 }
@@ -51,15 +53,18 @@ Axes with_parts(const char* op, G x, const Axis& axis, const Axes& parts) {
   check_unique(op, out);
   return out;
 }
-NamedArray flattened(const char* op, const Arr& a, const AxisSelection& selection, const AxisSelector& wanted) {
+NamedArray flattened(const char* op, const Arr& a, const AxisSelection& selection,
+                     const AxisSelector& wanted) {
   auto [here, x] = Call(op, a);
   auto old = axes_of(op, x, selection), rest = without(visible(*x), old);
   auto size = axis_size(old);
   if (wanted.size >= 0 && wanted.size != size)
-    fail(op, fmt::format("{} has {} elements and does not flatten to {}", to_string(old), size, Axis(wanted.name, wanted.size)));
+    fail(op, fmt::format("{} has {} elements and does not flatten to {}", to_string(old), size,
+                         Axis(wanted.name, wanted.size)));
   Axis flat(wanted.name, size);
   check_free(op, flat.name, rest);
-  return wrap(old.empty() ? arranged(x, concat_axes({flat}, rest)) : prim::flatten(x, names_of(old), flat));
+  return wrap(old.empty() ? arranged(x, concat_axes({flat}, rest))
+                          : prim::flatten(x, names_of(old), flat));
 }
 
 // Arrays of one set of visible axes, in the first one's order and a common dtype.
@@ -70,7 +75,8 @@ NodePtr joined(Nodes parts, const Axes& order, const Axis& whole) {
   for (auto& p : parts) {
     auto* along = find(*p, whole.name);
     Axes axes = lead;
-    for (auto& a : order) axes.push_back(a.name == whole.name ? a.resize(along ? along->size : 1) : a);
+    for (auto& a : order)
+      axes.push_back(a.name == whole.name ? a.resize(along ? along->size : 1) : a);
     p = prim::fit(prim::cast(p, d), axes);
   }
   return prim::concat(parts, whole);
@@ -80,28 +86,34 @@ void check_same(const char* op, const Axes& first, const Axes& other, Name but) 
     for (auto& x : *a) {
       auto* y = find_axis(*b, x.name);
       if (!y || (x.name != but && y->size != x.size))
-        fail(op, fmt::format("axis {} of {} is not in {}; the arrays must have the same axes", x, to_string(*a), to_string(*b)));
+        fail(op, fmt::format("axis {} of {} is not in {}; the arrays must have the same axes", x,
+                             to_string(*a), to_string(*b)));
     }
 }
-// Where j - i is 0 on the diagonal: position i along a, plus the offset, and position j along b. Raises for one axis twice.
+// Where j - i is 0 on the diagonal: position i along a, plus the offset, and position j along b.
+// Raises for one axis twice.
 struct Square {
   Axis a, b;
   NodePtr row, column;
-  Square(const char* op, const char* what, G x, const AxisSelector& s1, const AxisSelector& s2, int offset)
+  Square(const char* op, const char* what, G x, const AxisSelector& s1, const AxisSelector& s2,
+         int offset)
       : a(axis_of(op, x, s1)), b(axis_of(op, x, s2)) {
-    if (a.name == b.name) fail(op, fmt::format("axis {} is given twice; a {} needs two axes", a.name, what));
+    if (a.name == b.name)
+      fail(op, fmt::format("axis {} is given twice; a {} needs two axes", a.name, what));
     const auto d = prim::position_dtype(std::max(a.size, b.size) + std::abs(std::int64_t(offset)));
     row = prim::add(prim::iota(a, d), prim::integer(offset, d)), column = prim::iota(b, d);
   }
 };
-NodePtr kept_where(G inside, G x, const Axes& axes) {   // zero elsewhere
+NodePtr kept_where(G inside, G x, const Axes& axes) {  // zero elsewhere
   return prim::select(inside, x, prim::number(0, x->dtype), axes);
 }
-NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1, const AxisSelector& s2, int k, bool lower) {
+NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
+                    const AxisSelector& s2, int k, bool lower) {
   auto [here, x] = Call(op, array);
   Square s(op, "triangle", x, s1, s2, k);
   auto inside = lower ? prim::less_equal(s.column, s.row) : prim::less_equal(s.row, s.column);
-  return wrap(kept_where(inside, x, with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
+  return wrap(kept_where(inside, x,
+                         with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
 }
 
 // Rearranged, once the sizes that the order says are those of x.
@@ -109,7 +121,7 @@ NamedArray selected(const Arr& x, const AxisSelection& order) {
   auto [here, n] = Call("rearrange", x);
   Names names;
   for (auto& a : order.items()) {
-    if (a.size >= 0) axis_of("rearrange", n, a);   // "..." has none
+    if (a.size >= 0) axis_of("rearrange", n, a);  // "..." has none
     names.push_back(a.name);
   }
   return rearrange(x, names);
@@ -124,15 +136,24 @@ NamedArray rename(Arr x, std::initializer_list<std::pair<Name, Name>> renames) {
 NamedArray rename(Arr x, const std::vector<std::pair<Name, Name>>& renames) {
   return renamed(x, {renames.begin(), renames.end()});
 }
-NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to) { return renamed(x, {{from, to}}); }
+NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to) {
+  return renamed(x, {{from, to}});
+}
 NamedArray rearrange(Arr x, const Names& order) {
   auto [here, n] = Call("rearrange", x);
-  return constrained("rearrange", wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
+  return constrained(
+      "rearrange",
+      wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
 }
-NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order) { return selected(x, order); }
+NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order) {
+  return selected(x, order);
+}
 NamedArray rearrange(Arr x, const Axes& order) { return selected(x, order); }
-NamedArray broadcast_axis(Arr x, const AxisSpec& axes) { return broadcasted("broadcast_axis", x, axes, true, false); }
-NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order, bool enforce_no_extra_axes) {
+NamedArray broadcast_axis(Arr x, const AxisSpec& axes) {
+  return broadcasted("broadcast_axis", x, axes, true, false);
+}
+NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order,
+                        bool enforce_no_extra_axes) {
   return broadcasted("broadcast_to", x, axes, ensure_order, enforce_no_extra_axes);
 }
 
@@ -140,12 +161,15 @@ NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order, bool enf
 NamedArray flatten_axes(Arr x, const AxisSelection& old_axes, const AxisSelector& new_axis) {
   return flattened("flatten_axes", x, old_axes, new_axis);
 }
-NamedArray ravel(Arr x, const AxisSelector& new_axis) { return flattened("ravel", x, {}, new_axis); }
+NamedArray ravel(Arr x, const AxisSelector& new_axis) {
+  return flattened("ravel", x, {}, new_axis);
+}
 NamedArray unflatten_axis(Arr x, const AxisSelector& axis, const AxisSpec& new_axes) {
   constexpr auto op = "unflatten_axis";
   auto [here, n, a] = CallAlong(op, x, axis);
   if (auto size = axis_size(new_axes); size != a.size)
-    fail(op, fmt::format("axis {} does not unflatten to {}, which has {} elements", a, new_axes, size));
+    fail(op,
+         fmt::format("axis {} does not unflatten to {}, which has {} elements", a, new_axes, size));
   with_parts(op, n, a, new_axes);
   if (new_axes.axes().empty()) return wrap(prim::slice(n, a.name, 0, 1, 1, true));
   return wrap(prim::unflatten(n, a.name, new_axes));
@@ -153,7 +177,8 @@ NamedArray unflatten_axis(Arr x, const AxisSelector& axis, const AxisSpec& new_a
 std::vector<NamedArray> unbind(Arr x, const AxisSelector& axis) {
   auto [here, n, a] = CallAlong("unbind", x, axis);
   std::vector<NamedArray> out;
-  for (std::int64_t i = 0; i < a.size; ++i) out.push_back(constrained("unbind", wrap(prim::slice(n, a.name, i, 1, 1, true))));
+  for (std::int64_t i = 0; i < a.size; ++i)
+    out.push_back(constrained("unbind", wrap(prim::slice(n, a.name, i, 1, 1, true))));
   return out;
 }
 std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& pieces) {
@@ -173,13 +198,15 @@ std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& p
 }
 
 // ---- joining ----
-NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays, SourceLocation at) {
+NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
+                 SourceLocation at) {
   Here here(at);
   constexpr auto op = "stack";
   if (arrays.empty()) fail(op, "there is nothing to stack");
   Axis whole(axis.name, std::int64_t(arrays.size()));
   if (axis.size >= 0 && axis.size != whole.size)
-    fail(op, fmt::format("{} arrays do not make an axis {}", arrays.size(), Axis(axis.name, axis.size)));
+    fail(op, fmt::format("{} arrays do not make an axis {}", arrays.size(),
+                         Axis(axis.name, axis.size)));
   Nodes parts;
   for (auto& a : arrays) parts.push_back(node_of(op, a));
   auto first = visible(*parts[0]);
@@ -187,7 +214,8 @@ NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays
   for (auto& p : parts) check_same(op, first, visible(*p), {});
   return wrap(joined(parts, concat_axes({whole}, first), whole));
 }
-NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& arrays, SourceLocation at) {
+NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
+                       SourceLocation at) {
   Here here(at);
   constexpr auto op = "concatenate";
   if (arrays.empty()) fail(op, "there is nothing to concatenate");
@@ -200,7 +228,8 @@ NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& 
   auto first = visible(*parts[0]);
   for (auto& p : parts) check_same(op, first, visible(*p), axis.name);
   if (axis.size >= 0 && axis.size != whole.size)
-    fail(op, fmt::format("the pieces of axis {} add up to {}, not to {}", axis.name, whole.size, axis.size));
+    fail(op, fmt::format("the pieces of axis {} add up to {}, not to {}", axis.name, whole.size,
+                         axis.size));
   return wrap(joined(parts, first, whole));
 }
 
@@ -227,8 +256,10 @@ NamedArray tile(Arr x, const std::vector<std::pair<Name, std::int64_t>>& reps) {
   Axes fresh;
   for (auto& [name, times] : reps) {
     if (times < 0) fail("tile", fmt::format("cannot tile axis {} {} times", name, times));
-    if (find(*n, name)) n = copies("tile", n, name, times, false);
-    else check_free("tile", name, fresh), fresh.push_back({name, times});
+    if (find(*n, name))
+      n = copies("tile", n, name, times, false);
+    else
+      check_free("tile", name, fresh), fresh.push_back({name, times});
   }
   return wrap(arranged(n, concat_axes(fresh, visible(*n))));
 }
@@ -240,26 +271,37 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
     auto by = integer_of(*node_of(op, shift, DType::i64)) % a.size;
     if (by < 0) by += a.size;
     if (by == 0) return wrap(n);
-    return wrap(prim::concat({prim::slice(n, a.name, a.size - by, by), prim::slice(n, a.name, 0, a.size - by)}, a));
+    return wrap(prim::concat(
+        {prim::slice(n, a.name, a.size - by, by), prim::slice(n, a.name, 0, a.size - by)}, a));
   }
   auto s = node_of(op, shift);
   if (!visible(*s).empty() || !is_integer(s->dtype))
-    fail(op, fmt::format("the shift is a number or a 0-d integer array, not {} {}", s->dtype, to_string(visible(*s))));
-  const auto d = prim::position_dtype(a.size), in = s->dtype == DType::u64 ? DType::u64 : DType::i64;
-  auto by = prim::cast(prim::map(prim::kMod, {prim::cast(s, in), prim::integer(a.size, in)}, in), d);
+    fail(op, fmt::format("the shift is a number or a 0-d integer array, not {} {}", s->dtype,
+                         to_string(visible(*s))));
+  const auto d = prim::position_dtype(a.size),
+             in = s->dtype == DType::u64 ? DType::u64 : DType::i64;
+  auto by =
+      prim::cast(prim::map(prim::kMod, {prim::cast(s, in), prim::integer(a.size, in)}, in), d);
   auto from = prim::map(prim::kMod, {prim::sub(prim::iota(a, d), by), prim::integer(a.size, d)}, d);
-  return wrap(prim::gather(n, {{a.name, from}}, with_hidden({from, n}, visible(*n)), program::Outside::clamp));
+  return wrap(prim::gather(n, {{a.name, from}}, with_hidden({from, n}, visible(*n)),
+                           program::Outside::clamp));
 }
-NamedArray pad(Arr x, const std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>>& widths, Arr value) {
+NamedArray pad(Arr x,
+               const std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>>& widths,
+               Arr value) {
   constexpr auto op = "pad";
   auto [here, n] = Call(op, x);
   auto fill = node_of(op, value, n->dtype);
-  if (!visible(*fill).empty()) fail(op, "the value is a number or a 0-d array, not one with axes " + to_string(visible(*fill)));
+  if (!visible(*fill).empty())
+    fail(op,
+         "the value is a number or a 0-d array, not one with axes " + to_string(visible(*fill)));
   n = prim::fit(n, with_hidden({fill, n}, visible(*n)));
   for (auto& [name, width] : widths) {
     auto a = axis_of(op, n, name);
-    if (width.first < 0 || width.second < 0 || std::max(width.first, width.second) > most_elements / 4)
-      fail(op, fmt::format("axis {} cannot be padded by ({}, {}); index it to make it smaller", a, width.first, width.second));
+    if (width.first < 0 || width.second < 0 ||
+        std::max(width.first, width.second) > most_elements / 4)
+      fail(op, fmt::format("axis {} cannot be padded by ({}, {}); index it to make it smaller", a,
+                           width.first, width.second));
     n = prim::pad(n, a.name, width.first, width.second, fill);
   }
   return wrap(n);
@@ -270,8 +312,12 @@ NamedArray flip(Arr x, const AxisSelector& axis) {
 }
 
 // ---- triangles and diagonals ----
-NamedArray tril(Arr x, const AxisSelector& a, const AxisSelector& b, int k) { return triangle("tril", x, a, b, k, true); }
-NamedArray triu(Arr x, const AxisSelector& a, const AxisSelector& b, int k) { return triangle("triu", x, a, b, k, false); }
+NamedArray tril(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
+  return triangle("tril", x, a, b, k, true);
+}
+NamedArray triu(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
+  return triangle("triu", x, a, b, k, false);
+}
 NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offset) {
   auto [here, n] = Call("trace", x);
   Square s("trace", "diagonal", n, s1, s2, offset);

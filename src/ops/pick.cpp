@@ -17,16 +17,19 @@ using program::Update;
 program::View table_view(const Place& p, const Axes& axes, const Names& indexed, const Axes& dims) {
   auto v = Emit::view(p, axes, dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
-    for (auto n : indexed) if (dims[d].name == n) v.strides[d] = 0;   // the name may come back as an axis of the ids
+    // the name may come back as an axis of the ids
+    for (auto n : indexed)
+      if (dims[d].name == n) v.strides[d] = 0;
   return v;
 }
-std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table, const Axes& table_axes,
-                                         const Axes& dims, Emit& e) {
+std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table,
+                                         const Axes& table_axes, const Axes& dims, Emit& e) {
   std::vector<program::Indexed> out;
   for (auto& [axis, ids] : picks_of(n, first)) {
     std::size_t d = 0;
     while (table_axes[d].name != axis) ++d;
-    out.push_back({Emit::view(e.operand(first + out.size()), ids->axes, dims), table.strides[d], table_axes[d].size});
+    out.push_back({Emit::view(e.operand(first + out.size()), ids->axes, dims), table.strides[d],
+                   table_axes[d].size});
   }
   return out;
 }
@@ -35,23 +38,27 @@ void gather_lower(const Node& n, Emit& e) {
   auto gather = GatherAttr::of(n);
   auto& axes = n.in[0]->axes;
   e.push({.kind = program::Kind::gather,
-          .gather = {Emit::sizes(n.axes), table_view(table, axes, gather.axes, n.axes), Emit::view(e.result(), n.axes, n.axes),
+          .gather = {Emit::sizes(n.axes), table_view(table, axes, gather.axes, n.axes),
+                     Emit::view(e.result(), n.axes, n.axes),
                      indexed_of(n, 1, table, axes, n.axes, e), gather.outside}});
 }
 void scatter_lower(const Node& n, Emit& e) {
   auto target = e.result();
   auto scatter = ScatterAttr::of(n);
-  if (is_number(n.in[0], 0)) e.zero(target, n.axes);
-  else e.copy(e.operand(0), target, n.axes);
+  if (is_number(n.in[0], 0))
+    e.zero(target, n.axes);
+  else
+    e.copy(e.operand(0), target, n.axes);
   auto& dims = n.in[1]->axes;
   e.push({.kind = program::Kind::scatter,
-          .scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, scatter.axes, dims),
+          .scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims),
+                      table_view(target, n.axes, scatter.axes, dims),
                       indexed_of(n, 2, target, n.axes, dims, e), scatter.update, scatter.clamp}});
 }
 // ---- rules along axes ----
 using Way = Along::Way;
-// An axis that is picked from, or placed into, may come back as an axis of the ids: then its name means the latter, and the
-// table's has none.
+// An axis that is picked from, or placed into, may come back as an axis of the ids: then its name
+// means the latter, and the table's has none.
 Along gather_along(const Node& n, std::size_t k, Name a) {
   if (k != 0 || !has(indexed_axes(n), a)) return {Way::map, a};
   if (has(n.axes, a)) return {Way::whole, {}};
@@ -59,20 +66,25 @@ Along gather_along(const Node& n, std::size_t k, Name a) {
 }
 Monoid monoid_of(const Node& scatter) {
   switch (ScatterAttr::of(scatter).update) {
-    case Update::mul: return Monoid::prod;
-    case Update::min: return Monoid::min;
-    case Update::max: return Monoid::max;
-    default: return scatter.dtype == DType::boolean ? Monoid::max : Monoid::sum;
+    case Update::mul:
+      return Monoid::prod;
+    case Update::min:
+      return Monoid::min;
+    case Update::max:
+      return Monoid::max;
+    default:
+      return scatter.dtype == DType::boolean ? Monoid::max : Monoid::sum;
   }
 }
 Along scatter_along(const Node& n, std::size_t k, Name a) {
   bool indexed = has(indexed_axes(n), a), clashes = indexed && has(n.in[1]->axes, a);
-  if (k == 0 || k == kResultSide) {   // the base, and what becomes of it
+  if (k == 0 || k == kResultSide) {  // the base, and what becomes of it
     if (clashes) return {Way::whole, {}};
     return indexed && k == 0 ? Along{Way::pick, a, monoid_of(n)} : Along{Way::map, a};
   }
   if (has(n.axes, a) && !clashes) return {Way::map, a};
-  return {ScatterAttr::of(n).update == Update::set ? Way::whole : Way::fold, a, monoid_of(n)};   // of two, the last one sets
+  // of two, the last one sets
+  return {ScatterAttr::of(n).update == Update::set ? Way::whole : Way::fold, a, monoid_of(n)};
 }
 std::optional<Monoid> scatter_monoid(const Node& n) {
   return ScatterAttr::of(n).update == Update::set ? std::nullopt : std::optional(monoid_of(n));
@@ -81,7 +93,9 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
   if (k > 1 || scatter_monoid(n) != Monoid::sum) return Linear::no;
   return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
 }
-Along whole_along(const Node& n, std::size_t, Name a) { return {a == AlongAttr::of(n).axis ? Way::whole : Way::map, a}; }
+Along whole_along(const Node& n, std::size_t, Name a) {
+  return {a == AlongAttr::of(n).axis ? Way::whole : Way::map, a};
+}
 
 Axes axis_last(const Axes& axes, Name last) {
   auto mine = *find_axis(axes, last);
@@ -96,15 +110,19 @@ void sort_lower(const Node& n, Emit& e) {
   (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
   e.push(std::move(s));
 }
-// y[i] = x[0] ... x[i]. The cotangent of x[k] is y[k - 1] times r[k] = g[k] + x[k + 1] r[k + 1]: no division, so zeros are fine.
+// y[i] = x[0] ... x[i]. The cotangent of x[k] is y[k - 1] times r[k] = g[k] + x[k + 1] r[k + 1]: no
+// division, so zeros are fine.
 NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
   auto whole = *find(*x, axis);
   auto n = whole.size;
   if (n < 2) return g;
   auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
-  auto part = [&](G v, std::int64_t from, std::int64_t to) { return slice(v, axis, from, to - from); };
+  auto part = [&](G v, std::int64_t from, std::int64_t to) {
+    return slice(v, axis, from, to - from);
+  };
   auto ones = filled(1, x->dtype, replaced(x->axes, axis, {whole.resize(1)}));
-  auto factor = concat({part(turned(x), 1, n), ones}, whole), before = concat({ones, part(turned(y), 0, n - 1)}, whole);
+  auto factor = concat({part(turned(x), 1, n), ones}, whole),
+       before = concat({ones, part(turned(y), 0, n - 1)}, whole);
   auto r = fit(turned(g), x->axes);
   for (std::int64_t d = 1; d < n; d *= 2) {  // after a step r and factor reach over 2d positions
     auto head = part(factor, 0, n - d);
@@ -117,8 +135,8 @@ void cumulative_lower(const Node& n, Emit& e) {
   auto how = CumulativeAttr::of(n);
   auto dims = axis_last(n.axes, how.axis);
   e.push({.kind = program::Kind::cumulative,
-          .cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), Emit::view(e.result(), n.axes, dims),
-                         how.monoid, how.reverse}});
+          .cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims),
+                         Emit::view(e.result(), n.axes, dims), how.monoid, how.reverse}});
 }
 
 // ---- for the verifier ----
@@ -138,7 +156,8 @@ std::string scatter_fault(const Node& n) {
 }
 // Of what goes along one axis: sort, argsort, a running sum.
 std::string along_fault(const Node& n, DType dtype) {
-  if (n.dtype != dtype) return fmt::format("an operand is {}, the result {}", n.in[0]->dtype, n.dtype);
+  if (n.dtype != dtype)
+    return fmt::format("an operand is {}, the result {}", n.in[0]->dtype, n.dtype);
   if (!same_set(n.axes, n.in[0]->axes)) return fault_of_sizes(n);
   auto axis = AlongAttr::of(n).axis;
   return has(n.axes, axis) ? "" : fmt::format("it has no axis {}", axis);
@@ -151,47 +170,102 @@ std::string argsort_fault(const Node& n) {
 
 }  // namespace
 
-const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
-  auto& table = o->in[0];
-  Nodes out(o->in.size());
-  bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
-  out[0] = scatter(filled(0, table->dtype, table->axes), g, picks_of(*o, 1), Update::add, clamp);
-  return out; }, .lower = gather_lower, .along = gather_along, .on_block = gather_on_block, .found = gather_found,
-  .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; },
-  .fault = gather_fault,
-  .by_blocks = gather_by_blocks};
-const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
-  auto where = picks_of(*o, 2);
-  auto& updates = o->in[1];
-  auto how = ScatterAttr::of(*o);
-  bool clamp = how.clamp;
-  auto picked = [&](G x) { return gather(x, where, updates->axes, clamp ? Outside::clamp : Outside::zero); };
-  Nodes out(o->in.size());
-  switch (how.update) {
-    case Update::add: out[0] = g, out[1] = picked(g); break;
-    case Update::set:
-      out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
-      out[1] = picked(g);
-      break;
-    default: fail("scatter", "the gradient of mul, min and max updates is not defined");
-  }
-  return out; }, .lower = scatter_lower, .along = scatter_along, .on_block = scatter_on_block,
-  .linear_in = [](const Node& n, std::size_t k) { return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no; },
-  .zero_in = scatter_zero_in, .accumulates = scatter_monoid, .fault = scatter_fault,
-  .by_blocks = scatter_by_blocks};
-const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along, .fault = argsort_fault,
+const Op kGather{.name = "take",
+                 .kind = Kind::step,
+                 .linear = Linear::no,
+                 .grad =
+                     [](G o, G g) {
+                       auto& table = o->in[0];
+                       Nodes out(o->in.size());
+                       bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
+                       out[0] = scatter(filled(0, table->dtype, table->axes), g, picks_of(*o, 1),
+                                        Update::add, clamp);
+                       return out;
+                     },
+                 .lower = gather_lower,
+                 .along = gather_along,
+                 .on_block = gather_on_block,
+                 .found = gather_found,
+                 .linear_in =
+                     [](const Node& n, std::size_t k) {
+                       return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no;
+                     },
+                 .fault = gather_fault,
+                 .by_blocks = gather_by_blocks};
+const Op kScatter{
+    .name = "scatter",
+    .kind = Kind::step,
+    .linear = Linear::no,
+    .grad =
+        [](G o, G g) {
+          auto where = picks_of(*o, 2);
+          auto& updates = o->in[1];
+          auto how = ScatterAttr::of(*o);
+          bool clamp = how.clamp;
+          auto picked = [&](G x) {
+            return gather(x, where, updates->axes, clamp ? Outside::clamp : Outside::zero);
+          };
+          Nodes out(o->in.size());
+          switch (how.update) {
+            case Update::add:
+              out[0] = g, out[1] = picked(g);
+              break;
+            case Update::set:
+              out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
+              out[1] = picked(g);
+              break;
+            default:
+              fail("scatter", "the gradient of mul, min and max updates is not defined");
+          }
+          return out;
+        },
+    .lower = scatter_lower,
+    .along = scatter_along,
+    .on_block = scatter_on_block,
+    .linear_in =
+        [](const Node& n, std::size_t k) {
+          return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no;
+        },
+    .zero_in = scatter_zero_in,
+    .accumulates = scatter_monoid,
+    .fault = scatter_fault,
+    .by_blocks = scatter_by_blocks};
+const Op kArgsort{.name = "argsort",
+                  .kind = Kind::step,
+                  .lower = sort_lower,
+                  .along = whole_along,
+                  .fault = argsort_fault,
                   .by_blocks = sort_by_blocks};
-const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
-  auto& x = o->in[0];
-  Name axis = AlongAttr::of(*o).axis;
-  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; },
-  .lower = sort_lower, .along = whole_along, .fault = same_fault, .by_blocks = sort_by_blocks};
-const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
-  auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
-  if (monoid == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
-  if (monoid == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
-  fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .along = whole_along,
-  .fault = same_fault, .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
+const Op kSort{.name = "sort",
+               .kind = Kind::step,
+               .grad =
+                   [](G o, G g) {
+                     auto& x = o->in[0];
+                     Name axis = AlongAttr::of(*o).axis;
+                     return Nodes{scatter(filled(0, x->dtype, x->axes), g,
+                                          {{axis, argsort(x, axis)}}, Update::add, false)};
+                   },
+               .lower = sort_lower,
+               .along = whole_along,
+               .fault = same_fault,
+               .by_blocks = sort_by_blocks};
+const Op kCumulative{.name = "cumulative",
+                     .kind = Kind::step,
+                     .grad =
+                         [](G o, G g) {
+                           auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
+                           if (monoid == Monoid::sum)
+                             return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
+                           if (monoid == Monoid::prod)
+                             return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
+                           fail("cumulative",
+                                "the gradient of a running max or min is not defined");
+                         },
+                     .lower = cumulative_lower,
+                     .along = whole_along,
+                     .fault = same_fault,
+                     .by_blocks = cumulative_by_blocks,
+                     .in_turns = cumulative_in_turns};
 
 Where picks_of(const Node& n, std::size_t first) {
   Where w;
@@ -199,7 +273,8 @@ Where picks_of(const Node& n, std::size_t first) {
   return w;
 }
 NodePtr signed_ids(G ids, std::int64_t size) {
-  auto d = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);
+  auto d =
+      bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);
   auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, d);
   return select(less(x, integer(0, x->dtype)), add(x, integer(size, x->dtype)), x);
 }
@@ -210,7 +285,7 @@ NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
   return make(kGather, in, out, table->dtype, attr.attr());
 }
 NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
-  Axes dims;   // the ids' axes, then what is left of the base
+  Axes dims;  // the ids' axes, then what is left of the base
   Axes rest = base->axes;
   for (auto& [axis, ids] : where) dims = joined(dims, ids->axes), rest = replaced(rest, axis, {});
   dims = joined(dims, rest);

@@ -1,5 +1,5 @@
-// Random numbers. Every draw is point by point over positions, a hash of (key, position): vmap, loops and meshes need no rule
-// for it.
+// Random numbers. Every draw is point by point over positions, a hash of (key, position): vmap,
+// loops and meshes need no rule for it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,21 +28,29 @@ Key pack(G w0, G w1) {
 }
 NodePtr word(const Key& k, int i) {
   auto& n = k.words.node();
-  if (n->op == &prim::kSelect && n->in[0] == first_word()) return n->in[std::size_t(i) + 1];   // made by `pack`: never stored
+  // made by `pack`: never stored
+  if (n->op == &prim::kSelect && n->in[0] == first_word()) return n->in[std::size_t(i) + 1];
   return prim::slice(n, key_word, i, 1, 1, true);
 }
 // One key for each draw: an array of keys is for vmap, scan and Stacked, inside which it is one.
 void check_key(const char* op, const Key& k) {
-  if (!k) fail(op, "the key is empty: it stands for no randomness; pass a key, or call the layer in inference mode");
+  if (!k)
+    fail(op,
+         "the key is empty: it stands for no randomness; pass a key, or call the layer in "
+         "inference mode");
   auto* mine = find(*k.words.node(), key_word);
   if (!mine || mine->size != 2 || k.words.dtype() != DType::u32)
-    fail(op, fmt::format("the words of a key are two u32 along key_word, not {} {}", k.words.dtype(), to_string(k.words.axes())));
+    fail(op, fmt::format("the words of a key are two u32 along key_word, not {} {}",
+                         k.words.dtype(), to_string(k.words.axes())));
   if (auto axes = without(k.words.axes(), {word_axis()}); !axes.empty())
-    fail(op, "this is an array of keys over " + to_string(axes) + "; use vmap or scan over it, to draw with each of them");
+    fail(op, "this is an array of keys over " + to_string(axes) +
+                 "; use vmap or scan over it, to draw with each of them");
 }
 
 // ---- bits ----
-struct Position { NodePtr high, low; };
+struct Position {
+  NodePtr high, low;
+};
 // The row-major position over `axes`, in 64 bits.
 Position position(const Axes& axes) {
   bool wide = double(axis_size(axes)) > 4294967296.0;
@@ -53,7 +61,9 @@ Position position(const Axes& axes) {
 NodePtr hash(Code word_or_xor, const Key& k, const Position& at) {
   return prim::threefry(word_or_xor, word(k, 0), word(k, 1), at.high, at.low);
 }
-Key hashed(const Key& k, const Position& at) { return pack(hash(Code::threefry0, k, at), hash(Code::threefry1, k, at)); }
+Key hashed(const Key& k, const Position& at) {
+  return pack(hash(Code::threefry0, k, at), hash(Code::threefry1, k, at));
+}
 
 NodePtr raw_bits(const Key& k, const Axes& axes, DType d) {
   auto at = position(axes);
@@ -68,12 +78,14 @@ NamedArray drawn(G x, const Axes& asked) {
 }
 
 void check_float(const char* op, DType d) {
-  if (!is_float(d)) fail(op, "draws are floats, not " + text(d) + "; randint and bits give integers");
+  if (!is_float(d))
+    fail(op, "draws are floats, not " + text(d) + "; randint and bits give integers");
 }
 // What a draw begins with: for its length, errors say where it was called.
 struct Draw {
   Here here;
-  Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32) : here(at, true) {
+  Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32)
+      : here(at, true) {
     check_key(op, k), check_unique(op, axes), check_float(op, real);
   }
 };
@@ -81,7 +93,11 @@ struct Draw {
 // ---- floats ----
 // In [0, 1): the mantissa is random. How many bits a dtype takes is JAX's choice (8 for bf16).
 NodePtr unit(const Key& k, const Axes& axes, DType d) {
-  struct Layout { DType drawn, stored; int shift; std::int64_t one; };
+  struct Layout {
+    DType drawn, stored;
+    int shift;
+    std::int64_t one;
+  };
   Layout f = d == DType::f64    ? Layout{DType::u64, DType::u64, 12, 0x3FF0000000000000}
              : d == DType::f16  ? Layout{DType::u16, DType::u16, 6, 0x3C00}
              : d == DType::bf16 ? Layout{DType::u8, DType::u16, 1, 0x3F80}
@@ -97,9 +113,11 @@ NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
   for (auto& b : a.axes()) {
     auto* mine = find_axis(axes, b.name);
     if (!mine)
-      fail(op, fmt::format("a bound has axis {}, which is not in {}{}", b.name, to_string(axes), did_you_mean(b.name, axes)));
+      fail(op, fmt::format("a bound has axis {}, which is not in {}{}", b.name, to_string(axes),
+                           did_you_mean(b.name, axes)));
     if (mine->size != b.size)
-      fail(op, fmt::format("axis {} has size {} in a bound and {} in the draw", b.name, b.size, mine->size));
+      fail(op, fmt::format("axis {} has size {} in a bound and {} in the draw", b.name, b.size,
+                           mine->size));
   }
   return prim::cast(a.node(), d);
 }
@@ -107,16 +125,24 @@ NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
 NodePtr between(G u, G low, G high) {
   bool fixed = prim::is_number(low) && prim::is_number(high);
   if (fixed && real_of(*low) == 0 && real_of(*high) == 1) return u;
-  auto width = fixed ? prim::number(real_of(*high) - real_of(*low), u->dtype) : prim::sub(high, low);
+  auto width =
+      fixed ? prim::number(real_of(*high) - real_of(*low), u->dtype) : prim::sub(high, low);
   return prim::max(low, prim::fma(u, width, low));
 }
 double smallest_normal(DType d) {
-  return d == DType::f64 ? std::numeric_limits<double>::min() : d == DType::f16 ? 0x1p-14 : 0x1p-126;
+  return d == DType::f64   ? std::numeric_limits<double>::min()
+         : d == DType::f16 ? 0x1p-14
+                           : 0x1p-126;
 }
 double below_one(DType d) {
-  return 1 - (d == DType::f64 ? 0x1p-53 : d == DType::f16 ? 0x1p-11 : d == DType::bf16 ? 0x1p-8 : 0x1p-24);
+  return 1 - (d == DType::f64    ? 0x1p-53
+              : d == DType::f16  ? 0x1p-11
+              : d == DType::bf16 ? 0x1p-8
+                                 : 0x1p-24);
 }
-NodePtr from_erf(G u) { return prim::scale(prim::map(prim::kErfinv, {u}, u->dtype), std::sqrt(2.0)); }
+NodePtr from_erf(G u) {
+  return prim::scale(prim::map(prim::kErfinv, {u}, u->dtype), std::sqrt(2.0));
+}
 NodePtr gumbel_of(const Key& k, const Axes& axes, DType d) {
   auto u = between(unit(k, axes, d), prim::number(smallest_normal(d), d), prim::number(1, d));
   return prim::neg(prim::log(prim::neg(prim::log(u))));
@@ -131,16 +157,18 @@ std::int64_t whole(const char* op, Arr a) {
 }
 NodePtr rest(G a, G b) { return mod(NamedArray(a), NamedArray(b)).node(); }
 
-// A random order of an axis: rounds of sorting by random bits, enough of them that equal bits do not matter.
+// A random order of an axis: rounds of sorting by random bits, enough of them that equal bits do
+// not matter.
 NodePtr shuffled(Key k, const Axes& drawn_over, const Axis& axis) {
   auto total = double(std::max<std::int64_t>(1, axis_size(drawn_over)));
   int rounds = int(std::ceil(3 * std::log(total) / std::log(4294967295.0)));
-  NodePtr order;   // (hidden..., drawn_over) of positions along the axis
+  NodePtr order;  // (hidden..., drawn_over) of positions along the axis
   for (int i = 0; i < rounds; ++i) {
     auto keys = split<2>(k, context().origin.at);
     k = keys[0];
     auto step = prim::argsort(raw_bits(keys[1], drawn_over, DType::u32), axis.name);
-    order = order ? prim::gather(order, {{axis.name, step}}, step->axes, program::Outside::clamp) : step;
+    order = order ? prim::gather(order, {{axis.name, step}}, step->axes, program::Outside::clamp)
+                  : step;
   }
   return order ? order : prim::iota(axis);
 }
@@ -153,12 +181,13 @@ Key key(const NamedArray& words, SourceLocation at) {
   Here here(at);
   if (words.empty()) return {};
   auto n = words.node();
-  if (n->dtype != DType::u32) fail("random.key", "the words of a key are u32, not " + text(n->dtype));
+  if (n->dtype != DType::u32)
+    fail("random.key", "the words of a key are u32, not " + text(n->dtype));
   if (!find(*n, key_word)) n = prim::rename(n, {"word"}, {key_word});
   auto* mine = find(*n, key_word);
   if (!mine || mine->size != 2)
-    fail("random.key", fmt::format("a key has an axis {} (or word) of size 2; these words are {}", key_word,
-                                   to_string(words.axes())));
+    fail("random.key", fmt::format("a key has an axis {} (or word) of size 2; these words are {}",
+                                   key_word, to_string(words.axes())));
   auto axes = joined(without(visible(*n), {*mine}), {*mine});
   return {NamedArray(prim::fit(n, with_hidden({n}, axes)))};
 }
@@ -176,38 +205,48 @@ Key split(const Key& k, const Axis& axis, SourceLocation at) {
   Here here(at);
   if (!k) return {};
   check_key("random.split", k);
-  if (axis.name == Name(key_word)) fail("random.split", "axis key_word is the one of the words; choose another name");
+  if (axis.name == Name(key_word))
+    fail("random.split", "axis key_word is the one of the words; choose another name");
   return hashed(k, position({axis}));
 }
 Key fold_in(const Key& k, Arr data) {
   if (!k) return {};
   Here here(data.at(), true);
   check_key("random.fold_in", k);
-  if (data.is_number()) return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(whole("random.fold_in", data))))});
-  if (!is_integer(data.dtype())) fail("random.fold_in", "the data are integers, not " + text(data.dtype()));
-  if (data.has_axis(key_word)) fail("random.fold_in", "the data have axis key_word, which is the one of the words");
+  if (data.is_number())
+    return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(whole("random.fold_in", data))))});
+  if (!is_integer(data.dtype()))
+    fail("random.fold_in", "the data are integers, not " + text(data.dtype()));
+  if (data.has_axis(key_word))
+    fail("random.fold_in", "the data have axis key_word, which is the one of the words");
   return hashed(k, {u32(0), prim::cast(data.node(), DType::u32)});
 }
 
 NamedArray bits(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
   Draw here("random.bits", k, spec, at);
-  if (!is_integer(d) || is_signed(d)) fail("random.bits", "bits are u8, u16, u32 or u64, not " + text(d));
+  if (!is_integer(d) || is_signed(d))
+    fail("random.bits", "bits are u8, u16, u32 or u64, not " + text(d));
   return drawn(raw_bits(k, spec, d), spec);
 }
-NamedArray uniform(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d, SourceLocation at) {
+NamedArray uniform(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d,
+                   SourceLocation at) {
   constexpr auto op = "random.uniform";
   Draw here(op, k, spec, at, d);
-  return drawn(between(unit(k, spec, d), bound(op, minval, d, spec), bound(op, maxval, d, spec)), spec);
+  return drawn(between(unit(k, spec, d), bound(op, minval, d, spec), bound(op, maxval, d, spec)),
+               spec);
 }
 NamedArray normal(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
   Draw here("random.normal", k, spec, at, d);
-  return drawn(from_erf(between(unit(k, spec, d), prim::number(-below_one(d), d), prim::number(1, d))), spec);
+  return drawn(
+      from_erf(between(unit(k, spec, d), prim::number(-below_one(d), d), prim::number(1, d))),
+      spec);
 }
-NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr upper, DType d, SourceLocation at) {
+NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr upper, DType d,
+                            SourceLocation at) {
   constexpr auto op = "random.truncated_normal";
   Draw here(op, k, spec, at, d);
   auto low = bound(op, lower, d, spec), high = bound(op, upper, d, spec);
-  auto below = [&](G b) {   // the share of the line below, as erf has it
+  auto below = [&](G b) {  // the share of the line below, as erf has it
     if (prim::is_number(b)) return prim::number(std::erf(real_of(*b) * std::sqrt(0.5)), d);
     return prim::map(prim::kErf, {prim::scale(b, std::sqrt(0.5))}, d);
   };
@@ -227,22 +266,26 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
 }
 
 // low + r mod span, with r of twice the bits of a word: (high word * 2^W + low word) mod span.
-NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d, SourceLocation at) {
+NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d,
+                   SourceLocation at) {
   constexpr auto op = "random.randint";
   Draw here(op, k, spec, at);
   if (!is_integer(d)) fail(op, "draws are integers, not " + text(d));
   for (auto* b : {&minval, &maxval})
-    if (!b->is_number() && !is_integer(b->dtype())) fail(op, "a bound is " + text(b->dtype()) + ", not an integer");
+    if (!b->is_number() && !is_integer(b->dtype()))
+      fail(op, "a bound is " + text(b->dtype()) + ", not an integer");
   bool wide = bytes_of(d) == 8;
   auto word_type = wide ? DType::u64 : DType::u32;
   auto work = wide || d == DType::u32 ? d : DType::i32;
-  NodePtr low, span, times;   // times: 2^W mod span, taken as the square of 2^(W/2), which wraps as in JAX
+  // times: 2^W mod span, taken as the square of 2^(W/2), which wraps as in JAX
+  NodePtr low, span, times;
   std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
   if (minval.is_number() && maxval.is_number() && !wide) {
     auto lo = whole(op, minval), hi = whole(op, maxval);
     auto least = scalar::lowest(d).whole, most = scalar::highest(d).whole;
     if (lo < least || lo > most) fail(op, fmt::format("minval {} does not fit {}", lo, d));
-    if (hi > most + 1) fail(op, fmt::format("maxval {} is more than one past the greatest {}", hi, d));
+    if (hi > most + 1)
+      fail(op, fmt::format("maxval {} is more than one past the greatest {}", hi, d));
     auto count = std::max<std::int64_t>(1, hi - lo);
     low = prim::integer(lo, work);
     if (count < (std::int64_t(1) << 32)) {
@@ -250,7 +293,9 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
       span = u32(count), times = u32(std::int64_t(std::uint32_t(m * m) % std::uint32_t(count)));
     }
   } else {
-    auto limit = [&](Arr a) { return a.is_number() ? prim::integer(whole(op, a), work) : bound(op, a, work, spec); };
+    auto limit = [&](Arr a) {
+      return a.is_number() ? prim::integer(whole(op, a), work) : bound(op, a, work, spec);
+    };
     low = limit(minval);
     auto high = limit(maxval), one = prim::integer(1, word_type);
     span = prim::select(prim::less(low, high), prim::cast(prim::sub(high, low), word_type), one);
@@ -272,7 +317,8 @@ NamedArray exponential(const Key& k, const AxisSpec& spec, DType d, SourceLocati
 }
 
 // The greatest of logits plus Gumbel noise is at i with probability softmax(logits)[i].
-NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis, std::optional<AxisSpec> shape) {
+NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
+                       std::optional<AxisSpec> shape) {
   Here here(logits.at(), true);
   constexpr auto op = "random.categorical";
   check_key(op, k);
@@ -284,11 +330,13 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis, std::
   Axes asked = shape ? shape->axes() : rest;
   check_unique(op, asked);
   if (has(asked, along.name))
-    fail(op, fmt::format("axis {} is chosen from; it cannot be in the shape {}", along.name, to_string(asked)));
+    fail(op, fmt::format("axis {} is chosen from; it cannot be in the shape {}", along.name,
+                         to_string(asked)));
   for (auto& a : rest)
     if (auto* mine = find_axis(asked, a.name); !mine || mine->size != a.size)
       fail(op, fmt::format("axis {} of the logits is not in the shape {}", a, to_string(asked)));
-  auto noise = gumbel_of(k, joined(without(asked, given), given), x->dtype);   // (what the shape adds..., the logits' axes)
+  // (what the shape adds..., the logits' axes)
+  auto noise = gumbel_of(k, joined(without(asked, given), given), x->dtype);
   auto score = prim::add(x, noise);
   return drawn(prim::argreduce(true, score, without(score->axes, {along}), {along}), asked);
 }
@@ -301,7 +349,9 @@ NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool indep
   auto along = axis_of(op, n, axis);
   auto asked = visible(*n);
   auto order = shuffled(k, independent ? asked : Axes{along}, along);
-  return drawn(prim::gather(n, {{along.name, order}}, with_hidden({order, n}, asked), program::Outside::clamp), asked);
+  return drawn(prim::gather(n, {{along.name, order}}, with_hidden({order, n}, asked),
+                            program::Outside::clamp),
+               asked);
 }
 NamedArray permutation(const Key& k, const Axis& axis, SourceLocation at) {
   Here here(at, true);

@@ -1,4 +1,5 @@
-// Shapes: what changes axes but no value. A view costs nothing; where strides cannot say it, one copy.
+// Shapes: what changes axes but no value. A view costs nothing; where strides cannot say it, one
+// copy.
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -10,7 +11,8 @@ namespace haliax::prim {
 namespace {
 
 std::size_t position(const Axes& axes, Name n) {
-  for (std::size_t i = 0; i < axes.size(); ++i) if (axes[i].name == n) return i;
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    if (axes[i].name == n) return i;
   fail("shape", "axis " + std::string(n.text()) + " is not in " + to_string(axes));
 }
 
@@ -26,11 +28,15 @@ Place cut_place(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit&
   p.offset += c.start * stride;
   if (dynamic) {
     auto t = e.term(dynamic, stride, whole[d].size - c.start - ((c.size - 1) * c.step + 1));
-    if (t.loop < 0 && t.slot < 0) p.offset += t.stride;
-    else p.terms.push_back(t);
+    if (t.loop < 0 && t.slot < 0)
+      p.offset += t.stride;
+    else
+      p.terms.push_back(t);
   }
-  if (c.drop) p.strides.erase(p.strides.begin() + std::ptrdiff_t(d));
-  else p.strides[d] = stride * c.step;
+  if (c.drop)
+    p.strides.erase(p.strides.begin() + std::ptrdiff_t(d));
+  else
+    p.strides[d] = stride * c.step;
   return p;
 }
 NodePtr dynamic_of(const Node& n) { return n.in.size() > 1 ? n.in[1] : nullptr; }
@@ -47,11 +53,13 @@ Place slice_view(const Node& n, const Place& in, Emit& e) {
 }
 void place_lower(const Node& n, Emit& e) {
   e.zero(e.result(), n.axes);
-  e.copy(e.operand(0), cut_place(SliceAttr::of(n), n.axes, e.result(), dynamic_of(n), e), n.in[0]->axes);
+  e.copy(e.operand(0), cut_place(SliceAttr::of(n), n.axes, e.result(), dynamic_of(n), e),
+         n.in[0]->axes);
 }
 
 // The place of a flattened array, seen with its old axes.
-Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Names& old, Name flat_name) {
+Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Names& old,
+                  Name flat_name) {
   Place out = p;
   out.strides = Emit::view(p, flat, parts).strides;
   std::int64_t inner = 1;
@@ -74,11 +82,14 @@ Place flatten_view(const Node& n, const Place& in, Emit&) {
   for (std::size_t k = old.size(); k-- > 0;) {
     auto d = position(from, old[k]);
     if (from[d].size == 1) continue;
-    if (first) stride = in.strides[d];
-    else if (in.strides[d] != expect) return {};
+    if (first)
+      stride = in.strides[d];
+    else if (in.strides[d] != expect)
+      return {};
     expect = in.strides[d] * from[d].size, first = false;
   }
-  for (auto& a : n.axes) p.strides.push_back(a.name == flat ? stride : in.strides[position(from, a.name)]);
+  for (auto& a : n.axes)
+    p.strides.push_back(a.name == flat ? stride : in.strides[position(from, a.name)]);
   return p;
 }
 void flatten_lower(const Node& n, Emit& e) {
@@ -116,14 +127,18 @@ Along flatten_along(const Node& n, std::size_t k, Name a) {
   return k != kResultSide && r.is_part(a) ? Along{Way::regroup, r.flat} : Along{Way::map, a};
 }
 Along unflatten_along(const Node& n, std::size_t k, Name a) {
-  return k != kResultSide && a == RegroupAttr::of(n).flat ? Along{Way::regroup, {}} : Along{Way::map, a};
+  return k != kResultSide && a == RegroupAttr::of(n).flat ? Along{Way::regroup, {}}
+                                                          : Along{Way::map, a};
 }
-Along concat_along(const Node& n, std::size_t, Name a) { return {a == AlongAttr::of(n).axis ? Way::shift : Way::map, a}; }
+Along concat_along(const Node& n, std::size_t, Name a) {
+  return {a == AlongAttr::of(n).axis ? Way::shift : Way::map, a};
+}
 std::vector<Stretch> concat_stretches(const Node& n) {
   auto axis = AlongAttr::of(n).axis;
   std::vector<Stretch> out;
   std::int64_t at = 0;
-  for (std::size_t k = 0; k < n.in.size(); at += out[k++].size) out.push_back({k, 0, at, find(*n.in[k], axis)->size});
+  for (std::size_t k = 0; k < n.in.size(); at += out[k++].size)
+    out.push_back({k, 0, at, find(*n.in[k], axis)->size});
   return out;
 }
 
@@ -149,7 +164,7 @@ std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
     return fmt::format("the part has {}, and {} positions are taken", part, c.size);
   auto first = c.start, last = c.start + (c.size - 1) * c.step;
   bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
-  bool never = n.in.size() > 1 && all->size == 0;   // at the index of a loop that makes no turn
+  bool never = n.in.size() > 1 && all->size == 0;  // at the index of a loop that makes no turn
   return axis_size(part) == 0 || inside || never ? "" : "it reaches outside of " + to_string(whole);
 }
 std::string slice_fault(const Node& n) { return cut_fault(n, n.in[0]->axes, n.axes); }
@@ -177,43 +192,105 @@ std::string concat_fault(const Node& n) {
 }
 }  // namespace
 
-const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; },
-              .view = fit_view, .along = fit_along, .fault = view_fault, .cheap = true};
-const Op kRename{.name = "rename", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto r = RenameAttr::of(*o);
-  return Nodes{rename(g, r.to, r.from)}; }, .view = [](const Node&, const Place& in, Emit&) { return in; },
-  .along = rename_along, .fault = view_fault, .cheap = true};
-const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto c = SliceAttr::of(*o);
-  Nodes out(o->in.size());
-  out[0] = place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o));
-  return out; }, .view = slice_view, .along = cut_along, .stretches = slice_stretches, .linear_in = moves_first,
-  .fault = slice_fault, .by_blocks = slice_by_blocks, .in_turns = first_in_turns};
-const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
-  Nodes out(o->in.size());
-  out[0] = slice(g, SliceAttr::of(*o), dynamic_of(*o));
-  return out; }, .lower = place_lower, .along = cut_along, .stretches = place_stretches, .linear_in = moves_first,
-  .fault = place_fault, .by_blocks = place_by_blocks};
-const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto r = RegroupAttr::of(*o);
-  Axes parts;
-  for (auto p : r.parts) parts.push_back(*find(*o->in[0], p));
-  return Nodes{unflatten(g, r.flat, parts)}; }, .view = flatten_view, .lower = flatten_lower, .along = flatten_along,
-  .fault = flatten_fault};
-const Op kUnflatten{.name = "unflatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto r = RegroupAttr::of(*o);
-  return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))}; }, .view = unflatten_view, .along = unflatten_along,
-  .fault = unflatten_fault};
-const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
-  Nodes out;
-  for (auto& s : concat_stretches(*o)) out.push_back(slice(g, AlongAttr::of(*o).axis, s.to, s.size));
-  return out; }, .lower = concat_lower, .along = concat_along, .stretches = concat_stretches, .fault = concat_fault};
+const Op kFit{.name = "fit",
+              .kind = Kind::view,
+              .linear = Linear::moves,
+              .grad = [](G, G g) { return Nodes{g}; },
+              .view = fit_view,
+              .along = fit_along,
+              .fault = view_fault,
+              .cheap = true};
+const Op kRename{.name = "rename",
+                 .kind = Kind::view,
+                 .linear = Linear::moves,
+                 .grad =
+                     [](G o, G g) {
+                       auto r = RenameAttr::of(*o);
+                       return Nodes{rename(g, r.to, r.from)};
+                     },
+                 .view = [](const Node&, const Place& in, Emit&) { return in; },
+                 .along = rename_along,
+                 .fault = view_fault,
+                 .cheap = true};
+const Op kSlice{.name = "slice",
+                .kind = Kind::view,
+                .linear = Linear::moves,
+                .grad =
+                    [](G o, G g) {
+                      auto c = SliceAttr::of(*o);
+                      Nodes out(o->in.size());
+                      out[0] =
+                          place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o));
+                      return out;
+                    },
+                .view = slice_view,
+                .along = cut_along,
+                .stretches = slice_stretches,
+                .linear_in = moves_first,
+                .fault = slice_fault,
+                .by_blocks = slice_by_blocks,
+                .in_turns = first_in_turns};
+const Op kPlace{.name = "place",
+                .kind = Kind::step,
+                .linear = Linear::moves,
+                .grad =
+                    [](G o, G g) {
+                      Nodes out(o->in.size());
+                      out[0] = slice(g, SliceAttr::of(*o), dynamic_of(*o));
+                      return out;
+                    },
+                .lower = place_lower,
+                .along = cut_along,
+                .stretches = place_stretches,
+                .linear_in = moves_first,
+                .fault = place_fault,
+                .by_blocks = place_by_blocks};
+const Op kFlatten{.name = "flatten",
+                  .kind = Kind::view,
+                  .linear = Linear::moves,
+                  .grad =
+                      [](G o, G g) {
+                        auto r = RegroupAttr::of(*o);
+                        Axes parts;
+                        for (auto p : r.parts) parts.push_back(*find(*o->in[0], p));
+                        return Nodes{unflatten(g, r.flat, parts)};
+                      },
+                  .view = flatten_view,
+                  .lower = flatten_lower,
+                  .along = flatten_along,
+                  .fault = flatten_fault};
+const Op kUnflatten{.name = "unflatten",
+                    .kind = Kind::view,
+                    .linear = Linear::moves,
+                    .grad =
+                        [](G o, G g) {
+                          auto r = RegroupAttr::of(*o);
+                          return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))};
+                        },
+                    .view = unflatten_view,
+                    .along = unflatten_along,
+                    .fault = unflatten_fault};
+const Op kConcat{.name = "concatenate",
+                 .kind = Kind::step,
+                 .linear = Linear::moves,
+                 .grad =
+                     [](G o, G g) {
+                       Nodes out;
+                       for (auto& s : concat_stretches(*o))
+                         out.push_back(slice(g, AlongAttr::of(*o).axis, s.to, s.size));
+                       return out;
+                     },
+                 .lower = concat_lower,
+                 .along = concat_along,
+                 .stretches = concat_stretches,
+                 .fault = concat_fault};
 
 NodePtr fit(G x, const Axes& axes) {
   if (x->axes == axes) return x;
   for (auto& a : x->axes)
     if (auto* now = find_axis(axes, a.name); now ? now->size != a.size : a.size != 1)
-      fail("fit", "axis " + std::string(a.name.text()) + " of " + to_string(x->axes) + " has another size in " + to_string(axes));
+      fail("fit", "axis " + std::string(a.name.text()) + " of " + to_string(x->axes) +
+                      " has another size in " + to_string(axes));
   if (x->op == &kFit) return fit(x->in[0], axes);
   return make(kFit, {x}, axes, x->dtype);
 }
@@ -223,7 +300,7 @@ NodePtr remade(const Node& n, Nodes in, const Axes& axes) {
   return make(*n.op, std::move(in), axes, n.dtype, n.attr);
 }
 NodePtr rename(G x, const Names& from, const Names& to) {
-  RenameAttr r;   // what there is to rename
+  RenameAttr r;  // what there is to rename
   Axes axes = x->axes;
   for (auto& a : axes) {
     auto now = RenameAttr{from, to}.renamed(a.name);
@@ -232,36 +309,41 @@ NodePtr rename(G x, const Names& from, const Names& to) {
     a.name = now;
   }
   if (r.from.empty()) return x;
-  if (x->op == &kFit && x->in[0]->axes.empty()) return fit(x->in[0], axes);   // a broadcast stays a broadcast
+  // a broadcast stays a broadcast
+  if (x->op == &kFit && x->in[0]->axes.empty()) return fit(x->in[0], axes);
   if (x->op == &kRename && x->in[0]->axes == axes) return x->in[0];
   return make(kRename, {x}, axes, x->dtype, r.attr());
 }
 
-NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step, bool drop, NodePtr dynamic) {
+NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step, bool drop,
+              NodePtr dynamic) {
   return slice(x, SliceAttr{axis, start, size, step, drop}, std::move(dynamic));
 }
 NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
   auto whole = find(*x, c.axis)->size;
   if (!dynamic && c.start == 0 && c.size == whole && c.step == 1 && !c.drop) return x;
   auto axes = cut_axes(x->axes, c);
-  if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);   // never store a broadcast
+  // never store a broadcast
+  if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);
   return make_cut(kSlice, x, axes, c, std::move(dynamic));
 }
 NodePtr slice_at(G x, G index, bool drop) {
   auto turn = IndexAttr::of(*index);
   auto axis = turn.axis.name;
   if (!find(*x, axis)) return x;
-  if (x->op == &kIota) {   // positions need no memory
+  if (x->op == &kIota) {  // positions need no memory
     if (drop) return cast(index, x->dtype);
     auto part = iota(Axis(axis, turn.chunk), x->dtype);
     return add(part, cast(index, x->dtype));
   }
   return slice(x, axis, 0, turn.chunk, 1, drop, index);
 }
-NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic) {
+NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop,
+              NodePtr dynamic) {
   auto* part = find(*x, axis);
   SliceAttr c{axis, start, drop || !part ? 1 : part->size, step, drop};
-  // The result's other axes are those of x: a gradient may come in another order, never with other names.
+  // The result's other axes are those of x: a gradient may come in another order, never with other
+  // names.
   auto fitted = sum_to(x, cut_axes(whole, c));
   if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
   return make_cut(kPlace, fitted, whole, c, std::move(dynamic));
@@ -272,8 +354,10 @@ NodePtr flatten(G x, const Names& old, const Axis& flat) {
   bool done = false;
   for (auto& a : x->axes) {
     bool merged = has(old, a.name);
-    if (!merged) axes.push_back(a);
-    else if (!done) axes.push_back(flat), done = true;
+    if (!merged)
+      axes.push_back(a);
+    else if (!done)
+      axes.push_back(flat), done = true;
   }
   if (is_number(x)) return fit(stripped(x), axes);
   return make(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
@@ -285,18 +369,23 @@ NodePtr unflatten(G x, Name flat, const Axes& parts) {
 }
 NodePtr concat(const Nodes& xs, const Axis& whole) {
   if (xs.size() == 1) return xs[0];
-  return make(kConcat, xs, replaced(xs[0]->axes, whole.name, {whole}), xs[0]->dtype, AlongAttr{whole.name}.attr());
+  return make(kConcat, xs, replaced(xs[0]->axes, whole.name, {whole}), xs[0]->dtype,
+              AlongAttr{whole.name}.attr());
 }
 NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
   Nodes parts;
   Axes piece = x->axes;
   auto& mine = piece[position(piece, axis)];
   auto whole = mine.size + before + after;
-  auto fill = [&](std::int64_t n) { mine.size = n; if (n) parts.push_back(fit(value, piece)); };
+  auto fill = [&](std::int64_t n) {
+    mine.size = n;
+    if (n) parts.push_back(fit(value, piece));
+  };
   fill(before), parts.push_back(x), fill(after);
   return concat(parts, {axis, whole});
 }
 
-const bool shapes_registered = register_ops({&kFit, &kRename, &kSlice, &kPlace, &kFlatten, &kUnflatten, &kConcat});
+const bool shapes_registered =
+    register_ops({&kFit, &kRename, &kSlice, &kPlace, &kFlatten, &kUnflatten, &kConcat});
 
 }  // namespace haliax::prim

@@ -7,8 +7,8 @@
 
 namespace haliax::program {
 
-// No instruction is asked once for several points, and no store writes to a slot that another instruction reads or writes;
-// memory: where each slot lies.
+// No instruction is asked once for several points, and no store writes to a slot that another
+// instruction reads or writes; memory: where each slot lies.
 bool points_apart(const Fused&, const Program&, const std::vector<std::byte*>& memory);
 
 }  // namespace haliax::program

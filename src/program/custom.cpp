@@ -8,7 +8,7 @@
 
 namespace haliax {
 
-static thread_local std::exception_ptr* thrown = nullptr;   // by the calls that this thread makes
+static thread_local std::exception_ptr* thrown = nullptr;  // by the calls that this thread makes
 void detail::kernel_has_thrown() noexcept {
   if (thrown) *thrown = std::current_exception();
 }
@@ -16,11 +16,8 @@ void detail::kernel_has_thrown() noexcept {
 namespace program {
 
 CustomCalls::CustomCalls(const Custom& what, int workers)
-    : what_(what),
-      outer_(std::size_t(what.outer)),
-      arrays_(what.arrays.size()),
-      at_(arrays_ * std::size_t(workers)),
-      index_(outer_ * std::size_t(workers)),
+    : what_(what), outer_(std::size_t(what.outer)), arrays_(what.arrays.size()),
+      at_(arrays_ * std::size_t(workers)), index_(outer_ * std::size_t(workers)),
       thrown_(std::size_t(workers)) {
   for (std::size_t d = 0; d < outer_; ++d) points_ *= what.dims[d];
   for (auto& v : what.arrays) {
@@ -33,11 +30,13 @@ void CustomCalls::run(void* const* first, std::int64_t from, std::int64_t to, in
   auto* at = at_.data() + std::size_t(worker) * arrays_;
   auto* index = index_.data() + std::size_t(worker) * outer_;
   auto move = [&](std::size_t d, std::int64_t by) {
-    for (std::size_t k = 0; k < arrays_; ++k) at[k] = static_cast<std::byte*>(at[k]) + steps_[k * outer_ + d] * by;
+    for (std::size_t k = 0; k < arrays_; ++k)
+      at[k] = static_cast<std::byte*>(at[k]) + steps_[k * outer_ + d] * by;
   };
   std::copy(first, first + arrays_, at);
   auto rest = from;
-  for (std::size_t d = outer_; d-- > 0; rest /= what_.dims[d]) move(d, index[d] = rest % what_.dims[d]);
+  for (std::size_t d = outer_; d-- > 0; rest /= what_.dims[d])
+    move(d, index[d] = rest % what_.dims[d]);
   auto& mine = thrown_[std::size_t(worker)];
   auto* around = std::exchange(thrown, &mine);
   for (; from < to && !mine; ++from) {

@@ -7,25 +7,31 @@
 namespace haliax::program {
 namespace {
 
-// Dims of a box without those of size 1, and with those put together that lie behind each other in both arrays.
+// Dims of a box without those of size 1, and with those put together that lie behind each other in
+// both arrays.
 struct WalkedBox {
   Dims dims, to, from;
   explicit WalkedBox(const Box& b) {
     for (std::size_t d = 0; d < b.dims.size(); ++d) {
       if (b.dims[d] == 1) continue;
-      bool follows = !dims.empty() && to.back() == b.dims[d] * b.to_strides[d] && from.back() == b.dims[d] * b.from_strides[d];
-      if (follows) dims.back() *= b.dims[d], to.back() = b.to_strides[d], from.back() = b.from_strides[d];
-      else dims.push_back(b.dims[d]), to.push_back(b.to_strides[d]), from.push_back(b.from_strides[d]);
+      bool follows = !dims.empty() && to.back() == b.dims[d] * b.to_strides[d] &&
+                     from.back() == b.dims[d] * b.from_strides[d];
+      if (follows)
+        dims.back() *= b.dims[d], to.back() = b.to_strides[d], from.back() = b.from_strides[d];
+      else
+        dims.push_back(b.dims[d]), to.push_back(b.to_strides[d]), from.push_back(b.from_strides[d]);
     }
   }
 };
 
-void copy_from(const WalkedBox& w, std::size_t d, std::int64_t run, std::byte* to, const std::byte* from) {
+void copy_from(const WalkedBox& w, std::size_t d, std::int64_t run, std::byte* to,
+               const std::byte* from) {
   if (d == w.dims.size()) {
     std::memcpy(to, from, std::size_t(run));
     return;
   }
-  for (std::int64_t k = 0; k < w.dims[d]; ++k) copy_from(w, d + 1, run, to + k * w.to[d], from + k * w.from[d]);
+  for (std::int64_t k = 0; k < w.dims[d]; ++k)
+    copy_from(w, d + 1, run, to + k * w.to[d], from + k * w.from[d]);
 }
 
 [[noreturn]] void no_memory_of_its_own(const Device& d) {

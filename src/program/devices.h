@@ -5,7 +5,8 @@
 #include "program/program.h"
 
 namespace haliax::cpu {
-std::unique_ptr<program::Device> make_cpu_device(int threads);   // 0: HALIAX_THREADS, or else all cores
+// 0: HALIAX_THREADS, or else all cores
+std::unique_ptr<program::Device> make_cpu_device(int threads);
 }  // namespace haliax::cpu
 
 namespace haliax::reference {
@@ -14,15 +15,16 @@ std::unique_ptr<program::Device> make_reference_device();
 
 // Steps in memory that the host may not touch: for tests.
 namespace haliax::apart {
-std::unique_ptr<program::Device> make_apart_device();   // the cpu's
+std::unique_ptr<program::Device> make_apart_device();  // the cpu's
 struct Counts {
-  std::int64_t runs = 0, puts = 0, gets = 0, copies = 0, bytes = 0;   // asked for so far; in use
+  std::int64_t runs = 0, puts = 0, gets = 0, copies = 0, bytes = 0;  // asked for so far; in use
 };
 Counts counts(int device);
-// The next run on it that returns early fails with this. Null: none does, and a device that has failed goes on.
+// The next run on it that returns early fails with this. Null: none does, and a device that has
+// failed goes on.
 void plant_error(int device, const char* what);
 }  // namespace haliax::apart
 
 namespace haliax::cuda {
-std::unique_ptr<program::Device> make_simulated_device();   // CUDA on the host
+std::unique_ptr<program::Device> make_simulated_device();  // CUDA on the host
 }

@@ -24,8 +24,9 @@ namespace {
 void merge(MatrixDims& dims) {
   std::erase_if(dims, [](auto& d) { return d.n == 1; });
   std::stable_sort(dims.begin(), dims.end(), [](auto& x, auto& y) {
-    return std::abs(x.out) != std::abs(y.out) ? std::abs(x.out) > std::abs(y.out)
-                                              : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
+    return std::abs(x.out) != std::abs(y.out)
+               ? std::abs(x.out) > std::abs(y.out)
+               : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
   });
   MatrixDims merged;
   for (auto& d : dims) {
@@ -40,9 +41,13 @@ void merge(MatrixDims& dims) {
   dims = std::move(merged);
 }
 
-// Rows or columns of a matrix with a unit stride and no overlap: what a product of matrices can read.
-bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols, std::int64_t col_stride) {
-  auto dense = [](std::int64_t n, std::int64_t stride, std::int64_t inner) { return n == 1 || stride >= inner; };
+// Rows or columns of a matrix with a unit stride and no overlap: what a product of matrices can
+// read.
+bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols,
+               std::int64_t col_stride) {
+  auto dense = [](std::int64_t n, std::int64_t stride, std::int64_t inner) {
+    return n == 1 || stride >= inner;
+  };
   return ((cols == 1 || col_stride == 1) && dense(rows, row_stride, cols)) ||
          ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
 }
@@ -50,14 +55,15 @@ bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols, st
 // The largest matrices that can be made without a copy.
 bool choose(MatrixProducts& p, const ContractDims& s, bool k_whole) {
   const MatrixDims one{MatrixDim{}};
-  const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n, &ks = s.k.empty() ? one : s.k;
+  const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n,
+                   &ks = s.k.empty() ? one : s.k;
   if (k_whole && ks.size() > 1) return false;
   std::int64_t best_size = 0;
   for (auto& m : ms)
     for (auto& n : ns)
       for (auto& k : ks) {
-        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) && (n.n == 1 || n.out == 1) &&
-                          (m.n == 1 || m.out >= n.n);
+        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) &&
+                          (n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n);
         if (!fits || m.n * n.n * k.n <= best_size) continue;
         best_size = m.n * n.n * k.n;
         p.m = m, p.n = n, p.k = k, p.outer = s.batch, p.k_outer = {};
@@ -114,14 +120,15 @@ ContractDims dims_of(const Contract& c) {
   return s;
 }
 
-std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, bool must_pack_a, bool must_pack_b) {
+std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, bool must_pack_a,
+                                              bool must_pack_b) {
   auto unit = [](const MatrixDims& dims) {
     return std::any_of(dims.begin(), dims.end(), [](auto& d) { return d.n > 1 && d.out == 1; });
   };
   auto whole = dims_of(c);
   const bool swapped = !unit(whole.n) && unit(whole.m);
   if (swapped) swap_operands(whole), std::swap(must_pack_a, must_pack_b);
-  for (int packs = 0; packs < 4; ++packs) {      // nothing, a, b, both
+  for (int packs = 0; packs < 4; ++packs) {  // nothing, a, b, both
     const bool a = packs & 1, b = packs & 2;
     if ((must_pack_a && !a) || (must_pack_b && !b)) continue;
     auto s = whole;

@@ -6,8 +6,12 @@
 
 namespace haliax::program {
 
-std::int64_t points(const Dims& dims) { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); }
-std::int64_t Contract::Shown::Flags::blocks(const Dims& side) const { return size == 0 ? 1 : (points(side) + size - 1) / size; }
+std::int64_t points(const Dims& dims) {
+  return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>());
+}
+std::int64_t Contract::Shown::Flags::blocks(const Dims& side) const {
+  return size == 0 ? 1 : (points(side) + size - 1) / size;
+}
 
 Dims row_major(const Dims& dims) {
   Dims strides(dims.size());
@@ -18,23 +22,32 @@ Dims row_major(const Dims& dims) {
 
 Dims dims_of(const Step& s) {
   switch (s.kind) {
-    case Kind::fused: return s.fused.dims;
-    case Kind::gather: return s.gather.dims;
-    case Kind::scatter: return s.scatter.dims;
-    case Kind::sort: return s.sort.dims;
-    case Kind::cumulative: return s.cumulative.dims;
-    case Kind::copy: return s.copy.dims;
-    case Kind::custom: return s.custom.dims;
+    case Kind::fused:
+      return s.fused.dims;
+    case Kind::gather:
+      return s.gather.dims;
+    case Kind::scatter:
+      return s.scatter.dims;
+    case Kind::sort:
+      return s.sort.dims;
+    case Kind::cumulative:
+      return s.cumulative.dims;
+    case Kind::copy:
+      return s.copy.dims;
+    case Kind::custom:
+      return s.custom.dims;
     case Kind::contract: {
       Dims all = s.contract.batch;
-      for (auto* part : {&s.contract.m, &s.contract.n, &s.contract.k}) all.insert(all.end(), part->begin(), part->end());
+      for (auto* part : {&s.contract.m, &s.contract.n, &s.contract.k})
+        all.insert(all.end(), part->begin(), part->end());
       return all;
     }
-    case Kind::loop:         // views of these have dims of their own, or none
+    case Kind::loop:  // views of these have dims of their own, or none
     case Kind::collective:
     case Kind::finish:
     case Kind::skip:
-    case Kind::host: break;
+    case Kind::host:
+      break;
   }
   return {};
 }
@@ -58,8 +71,12 @@ int count_contractions(const std::vector<Step>& steps) {
 }
 
 bool points_apart(const Fused& f, const Program& p, const std::vector<std::byte*>& memory) {
-  auto goes_to_memory = [](const Instr& i) { return i.code == Code::load || i.code >= Code::store; };
-  auto known = [&](int slot) { return slot >= 0 && slot < int(memory.size()) && memory[std::size_t(slot)]; };
+  auto goes_to_memory = [](const Instr& i) {
+    return i.code == Code::load || i.code >= Code::store;
+  };
+  auto known = [&](int slot) {
+    return slot >= 0 && slot < int(memory.size()) && memory[std::size_t(slot)];
+  };
   for (auto& i : f.code) {
     if (i.inner || (i.code >= Code::reduce_sum && i.code < Code::store)) return false;
     if (goes_to_memory(i) && !known(i.view.slot)) return false;
@@ -68,7 +85,8 @@ bool points_apart(const Fused& f, const Program& p, const std::vector<std::byte*
     for (auto& other : f.code) {
       if (store.code < Code::store || &store == &other || !goes_to_memory(other)) continue;
       auto *to = memory[std::size_t(store.view.slot)], *at = memory[std::size_t(other.view.slot)];
-      if (to < at + p.slot(other.view.slot).bytes && at < to + p.slot(store.view.slot).bytes) return false;
+      if (to < at + p.slot(other.view.slot).bytes && at < to + p.slot(store.view.slot).bytes)
+        return false;
     }
   return true;
 }

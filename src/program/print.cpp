@@ -8,8 +8,9 @@
 namespace haliax::program {
 namespace {
 
-const char* const kKinds[] = {"fused", "contract", "gather", "scatter", "sort", "cumulative",
-                              "loop", "collective", "finish", "copy", "skip", "custom", "host"};
+const char* const kKinds[] = {"fused",      "contract", "gather",     "scatter", "sort",
+                              "cumulative", "loop",     "collective", "finish",  "copy",
+                              "skip",       "custom",   "host"};
 const char* const kWires[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
 const char* const kSpares[] = {"", " of what is read", " of what is not 0"};
 
@@ -26,7 +27,8 @@ std::string text(const Program& p, const View& v) {
   if (int with = p.slot(v.slot).alias; with >= 0) out += "=" + name(p, with);
   if (v.offset) out += fmt::format("+{}", v.offset);
   for (auto& t : v.terms)
-    out += t.loop >= 0 ? fmt::format("+i{}*{}", t.loop, t.stride) : fmt::format("+[{}]*{}", name(p, t.slot), t.stride);
+    out += t.loop >= 0 ? fmt::format("+i{}*{}", t.loop, t.stride)
+                       : fmt::format("+[{}]*{}", name(p, t.slot), t.stride);
   return out + text(v.strides);
 }
 std::string text(const Program& p, const std::vector<Operand>& operands) {
@@ -35,11 +37,13 @@ std::string text(const Program& p, const std::vector<Operand>& operands) {
   return out;
 }
 std::string text(const Program& p, const Fused& f, const std::string& indent) {
-  Dims outer(f.dims.begin(), f.dims.begin() + f.outer), inner(f.dims.begin() + f.outer, f.dims.end());
+  Dims outer(f.dims.begin(), f.dims.begin() + f.outer),
+      inner(f.dims.begin() + f.outer, f.dims.end());
   auto out = "fused " + text(outer) + (inner.empty() ? "" : text(inner));
   for (std::size_t k = 0; k < f.code.size(); ++k) {
     auto& i = f.code[k];
-    out += fmt::format("\n{}    {}{} {} {}", indent, k, i.inner ? ':' : '.', name_of(i.code), name_of(i.dtype));
+    out += fmt::format("\n{}    {}{} {} {}", indent, k, i.inner ? ':' : '.', name_of(i.code),
+                       name_of(i.dtype));
     for (int a : i.args)
       if (a >= 0) out += fmt::format(" {}", a);
     if (i.code == Code::constant) out += fmt::format(" {}", i.number);
@@ -50,39 +54,53 @@ std::string text(const Program& p, const Fused& f, const std::string& indent) {
 std::string text(const Program& p, const Step& s, const std::string& indent) {
   auto of = [&](auto& x) { return text(p, x); };
   switch (s.kind) {
-    case Kind::fused: return text(p, s.fused, indent);
+    case Kind::fused:
+      return text(p, s.fused, indent);
     case Kind::contract: {
       auto& c = s.contract;
-      return fmt::format("contract {} {} {} x {}  batch{} m{} n{} k{}{}", of(c.out), c.accumulate ? "+=" : "=", of(c.a), of(c.b),
-                         text(c.batch), text(c.m), text(c.n), text(c.k),
+      return fmt::format("contract {} {} {} x {}  batch{} m{} n{} k{}{}", of(c.out),
+                         c.accumulate ? "+=" : "=", of(c.a), of(c.b), text(c.batch), text(c.m),
+                         text(c.n), text(c.k),
                          c.shown.flags.slot < 0 ? "" : " where " + of(c.shown.flags));
     }
-    case Kind::gather: return "gather " + of(s.gather.out) + " from " + of(s.gather.table);
-    case Kind::scatter: return "scatter " + of(s.scatter.updates) + " into " + of(s.scatter.target);
-    case Kind::sort: return "sort " + of(s.sort.x);
-    case Kind::cumulative: return "cumulative " + of(s.cumulative.x);
-    case Kind::copy: return fmt::format("copy {} {} to {}", text(s.copy.dims), of(s.copy.x), of(s.copy.out));
+    case Kind::gather:
+      return "gather " + of(s.gather.out) + " from " + of(s.gather.table);
+    case Kind::scatter:
+      return "scatter " + of(s.scatter.updates) + " into " + of(s.scatter.target);
+    case Kind::sort:
+      return "sort " + of(s.sort.x);
+    case Kind::cumulative:
+      return "cumulative " + of(s.cumulative.x);
+    case Kind::copy:
+      return fmt::format("copy {} {} to {}", text(s.copy.dims), of(s.copy.x), of(s.copy.out));
     case Kind::custom: {
       auto& c = s.custom;
       auto split = c.dims.begin() + c.outer;
-      auto out = fmt::format("{} {}{}", s.why, text({c.dims.begin(), split}), text({split, c.dims.end()}));
+      auto out =
+          fmt::format("{} {}{}", s.why, text({c.dims.begin(), split}), text({split, c.dims.end()}));
       for (auto& x : c.arrays) out += (&x == &c.arrays.back() ? " to " : " ") + of(x);
       return out;
     }
-    case Kind::skip: return "skip the rest unless " + of(s.skip.unless);
+    case Kind::skip:
+      return "skip the rest unless " + of(s.skip.unless);
     case Kind::collective: {
       auto& c = s.collective;
       auto start = c.call < 0 ? "" : fmt::format("start {}: ", c.call);
       return start + kWires[int(c.wire)] + kSpares[int(c.spares)] + of(c.x) + " to" + of(c.out);
     }
-    case Kind::finish: return fmt::format("finish {}", s.finish.call);
-    case Kind::host: return "host" + of(s.host.arrays);
-    case Kind::loop: break;
+    case Kind::finish:
+      return fmt::format("finish {}", s.finish.call);
+    case Kind::host:
+      return "host" + of(s.host.arrays);
+    case Kind::loop:
+      break;
   }
   auto& l = s.loop;
-  auto lanes = l.lane_bytes > 0 ? fmt::format(" in {} lanes of {} bytes", l.lanes, l.lane_bytes) : l.lanes > 0 ? " in lanes" : "";
-  return fmt::format("loop {}x{}{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable), l.trips,
-                     l.reverse ? " reversed" : "", l.again ? " again" : "", lanes);
+  auto lanes = l.lane_bytes > 0 ? fmt::format(" in {} lanes of {} bytes", l.lanes, l.lane_bytes)
+               : l.lanes > 0    ? " in lanes"
+                                : "";
+  return fmt::format("loop {}x{}{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable),
+                     l.trips, l.reverse ? " reversed" : "", l.again ? " again" : "", lanes);
 }
 std::string text(const Program& p, const std::vector<Step>& steps, const std::string& indent = "") {
   std::string out;
@@ -94,7 +112,8 @@ std::string text(const Program& p, const std::vector<Step>& steps, const std::st
   return out;
 }
 
-// Where each slot lies, once plan_memory has said it; a slot that no step touches any more lies nowhere.
+// Where each slot lies, once plan_memory has said it; a slot that no step touches any more lies
+// nowhere.
 std::string places(const Program& p) {
   auto has_place = [](const Slot& s) { return s.offset >= 0 || s.alias >= 0; };
   if (std::none_of(p.slots.begin(), p.slots.end(), has_place)) return "";
@@ -117,8 +136,8 @@ const char* name_of(Kind k) { return kKinds[int(k)]; }
 const char* name_of(Code c) { return code_names[int(c)]; }
 
 std::string to_string(const Program& p) {
-  return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments, p.results, p.arena_bytes,
-                     p.peak_bytes, places(p), text(p, p.steps));
+  return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments,
+                     p.results, p.arena_bytes, p.peak_bytes, places(p), text(p, p.steps));
 }
 
 }  // namespace haliax::program

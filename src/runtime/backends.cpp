@@ -1,4 +1,5 @@
-// Backends by name: those that are linked in, and plugins, which are opened when they are first asked for.
+// Backends by name: those that are linked in, and plugins, which are opened when they are first
+// asked for.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ using Make = std::unique_ptr<Device> (*)();
 struct Linked {
   const char* name;
   Make make;
-  bool told;                                     // to who asks for one that is not there
+  bool told;  // to who asks for one that is not there
 };
 const Linked linked[] = {{"cpu", [] { return cpu::make_cpu_device(0); }, true},
                          {"reference", reference::make_reference_device, true},
@@ -36,9 +37,11 @@ Device& from_plugin(const std::string& name) {
   for (auto& l : linked)
     if (l.told) there.push_back(l.name);
   const char* asked = std::getenv("HALIAX_BACKEND");
-  fail("backend", fmt::format("there is no backend {}{}{}; there are {}, and {}; HALIAX_PLUGINS=FOLDER says where it lies", name,
-                              asked && asked == name ? " (as HALIAX_BACKEND says)" : "", did_you_mean(name, there),
-                              fmt::join(there, " and "), in_plugin_folders(name)));
+  fail("backend",
+       fmt::format("there is no backend {}{}{}; there are {}, and {}; HALIAX_PLUGINS=FOLDER says "
+                   "where it lies",
+                   name, asked && asked == name ? " (as HALIAX_BACKEND says)" : "",
+                   did_you_mean(name, there), fmt::join(there, " and "), in_plugin_folders(name)));
 }
 
 // Those that were asked for. Never destroyed; found without a lock, as every call asks.
@@ -63,8 +66,9 @@ Device& backend(const std::string& name) {
   if (auto* device = known_as(name)) return *device;
   std::lock_guard hold(making);
   if (auto* device = known_as(name)) return *device;
-  (void)threads_asked(context().origin.at);   // it raises here, where the place is known
-  auto found = std::find_if(std::begin(linked), std::end(linked), [&](auto& l) { return l.name == name; });
+  (void)threads_asked(context().origin.at);  // it raises here, where the place is known
+  auto found =
+      std::find_if(std::begin(linked), std::end(linked), [&](auto& l) { return l.name == name; });
   auto& device = found != std::end(linked) ? *found->make().release() : from_plugin(name);
   known.store(new Registered{name, &device, known.load()}, std::memory_order_release);
   return device;

@@ -44,14 +44,16 @@ class FolderLock {
       char who[128] = {};
       auto n = ::pread(descriptor_, who, sizeof who - 1, 0);
       ::close(descriptor_);
-      throw Error(fmt::format("[{}] {} is written by another job ({}); wait for it, or give this one another folder", kOp, folder,
-                              n > 0 ? printable(who) : "unknown"));
+      throw Error(fmt::format(
+          "[{}] {} is written by another job ({}); wait for it, or give this one another folder",
+          kOp, folder, n > 0 ? printable(who) : "unknown"));
     }
     char host[64] = {};
     ::gethostname(host, sizeof host - 1);
     const auto mine = fmt::format("process {} on {}", ::getpid(), host);
     // For people: that it cannot be written is seen by what follows.
-    if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, mine.data(), mine.size(), 0) < 0) return;
+    if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, mine.data(), mine.size(), 0) < 0)
+      return;
   }
   ~FolderLock() { ::close(descriptor_); }
   FolderLock(const FolderLock&) = delete;
@@ -81,12 +83,12 @@ void remove_step(const std::string& folder, const StepFolder& step) {
 struct Checkpoints::Impl {
   std::string folder;
   CheckpointOptions options;
-  const ProcessGroup *group = nullptr, *all = nullptr;   // all: for the thread that trains
-  ProcessGroup own;                              // of the thread that writes, which is not the only one that speaks
-  std::unique_ptr<FolderLock> lock;              // of process 0
+  const ProcessGroup *group = nullptr, *all = nullptr;  // all: for the thread that trains
+  ProcessGroup own;  // of the thread that writes, which is not the only one that speaks
+  std::unique_ptr<FolderLock> lock;  // of process 0
   std::thread writing;
-  pid_t process = ::getpid();                    // a child of a fork has no thread that writes
-  std::string wrong;                             // in the last save; empty: nothing
+  pid_t process = ::getpid();  // a child of a fork has no thread that writes
+  std::string wrong;           // in the last save; empty: nothing
   SourceLocation saved_at;
 
   bool first() const { return group->rank == 0; }
@@ -96,8 +98,10 @@ struct Checkpoints::Impl {
   void sweep(const StepFolder& written) const;
   void join() {
     if (!writing.joinable()) return;
-    if (process == ::getpid()) writing.join();
-    else writing.detach();
+    if (process == ::getpid())
+      writing.join();
+    else
+      writing.detach();
   }
 };
 
@@ -106,12 +110,16 @@ void Checkpoints::Impl::open() {
     if (!first()) return;
     std::error_code why;
     fs::create_directories(folder, why);
-    if (why || !fs::is_directory(folder)) cannot(folder, "made", why ? why : std::make_error_code(std::errc::not_a_directory));
-    sync_folder(fs::path(folder).parent_path().empty() ? "." : fs::path(folder).parent_path().string());
+    if (why || !fs::is_directory(folder))
+      cannot(folder, "made", why ? why : std::make_error_code(std::errc::not_a_directory));
+    sync_folder(fs::path(folder).parent_path().empty() ? "."
+                                                       : fs::path(folder).parent_path().string());
     lock = std::make_unique<FolderLock>(folder);
-    std::vector<std::string> left;               // by a job that was killed
-    for (auto it = fs::directory_iterator(folder, why); !why && it != fs::directory_iterator(); it.increment(why))
-      if (auto name = it->path().filename().string(); name.starts_with(".saving-step-") || name.starts_with(".removed-step-"))
+    std::vector<std::string> left;  // by a job that was killed
+    for (auto it = fs::directory_iterator(folder, why); !why && it != fs::directory_iterator();
+         it.increment(why))
+      if (auto name = it->path().filename().string();
+          name.starts_with(".saving-step-") || name.starts_with(".removed-step-"))
         left.push_back(it->path().string());
     if (why) cannot(folder, "read", why);
     for (auto& path : left) remove_all(path);
@@ -119,7 +127,8 @@ void Checkpoints::Impl::open() {
 }
 
 // Whatever goes wrong in one process, all of them stop, and the hidden folder goes.
-void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all, const CheckpointNumbers& numbers) {
+void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all,
+                              const CheckpointNumbers& numbers) {
   StepFolder name{step};
   for (auto& there : step_folders(folder))
     if (first() && there.step == step) name.attempt = there.attempt + 1;
@@ -133,13 +142,14 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all, cons
   try {
     auto parts = together(*group, [&] {
       auto text = text_of(write_blocks(hidden, file_name(group->rank, group->count), step, all));
-      all.clear();                               // lets go of the values
+      all.clear();  // lets go of the values
       return text;
     });
     together(*group, [&] {
       if (!first()) return;
       auto manifest = manifest_in(parts[0], Complete::no);
-      for (int r = 1; r < group->count; ++r) add(manifest, manifest_in(parts[std::size_t(r)], Complete::no), r);
+      for (int r = 1; r < group->count; ++r)
+        add(manifest, manifest_in(parts[std::size_t(r)], Complete::no), r);
       manifest.numbers = numbers;
       make_visible(name, hidden, std::move(manifest));
       sweep(name);
@@ -150,9 +160,10 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all, cons
     throw;
   }
 }
-void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& hidden, Manifest manifest) {
+void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& hidden,
+                                     Manifest manifest) {
   const auto text = text_of(manifest);
-  manifest_in(text);                             // that of all parts: each element is there once
+  manifest_in(text);  // that of all parts: each element is there once
   OutputFile file(kOp, hidden + "/" + kManifestName);
   file.write(std::as_bytes(std::span(text)));
   file.sync_and_close();
@@ -172,7 +183,8 @@ void Checkpoints::Impl::sweep(const StepFolder& written) const {
     if (s != written && (s.step == written.step || !steps.contains(s.step))) remove_step(folder, s);
 }
 
-Checkpoints::Checkpoints(std::string folder, CheckpointOptions options, SourceLocation at) : impl_(std::make_unique<Impl>()) {
+Checkpoints::Checkpoints(std::string folder, CheckpointOptions options, SourceLocation at)
+    : impl_(std::make_unique<Impl>()) {
   auto& m = *impl_;
   m.folder = std::move(folder), m.options = std::move(options);
   m.group = m.options.group ? m.options.group : &all_processes();
@@ -195,11 +207,11 @@ void Checkpoints::wait(SourceLocation) {
   fail(kOp, std::exchange(m.wrong, {}));
 }
 
-void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>& entries, const CheckpointNumbers& numbers,
-                               SourceLocation at) {
+void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>& entries,
+                               const CheckpointNumbers& numbers, SourceLocation at) {
   wait(at);
   auto& m = *impl_;
-  if (m.all->apart) (void)m.all->exchange({});   // one that saves alone is told so, here
+  if (m.all->apart) (void)m.all->exchange({});  // one that saves alone is told so, here
   std::vector<ToSave> all;
   std::vector<NamedArray> arrays;
   for (auto& e : entries) arrays.push_back(*e.array);
@@ -209,9 +221,10 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
     if (step < 0) fail(kOp, "step {} is negative", step);
     std::set<std::string> seen;
     for (auto& e : entries) {
-      if (!seen.insert(e.path).second) fail(kOp, "two arrays are called {}; give their fields other names", e.path);
+      if (!seen.insert(e.path).second)
+        fail(kOp, "two arrays are called {}; give their fields other names", e.path);
       all.push_back({saved_array(e), first_copies(*e.array->node(), *m.group)});
-      for (auto& p : all.back().parts)           // memory of somebody else's: who knows what becomes of it
+      for (auto& p : all.back().parts)  // memory of somebody else's: who knows what becomes of it
         if (m.options.background && p.data->is_borrowed()) p.data = DeviceMemory().copied(*p.data);
     }
   }
@@ -219,7 +232,9 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
   auto work = [&m, step, numbers, all = std::move(all)]() mutable {
     try {
       m.write(step, std::move(all), numbers);
-    } catch (const std::exception& e) { m.wrong = without_op(e.what()); }
+    } catch (const std::exception& e) {
+      m.wrong = without_op(e.what());
+    }
   };
   if (m.options.background) {
     m.writing = std::thread(std::move(work));

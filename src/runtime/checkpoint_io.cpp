@@ -27,8 +27,9 @@ std::vector<InFile> in_file_order(const std::vector<ToSave>& all) {
   std::vector<InFile> order;
   for (std::size_t k = 0; k < all.size(); ++k)
     for (auto& p : all[k].parts) order.push_back({k, &p});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](auto& a, auto& b) { return bytes_of(all[a.array].array.dtype) > bytes_of(all[b.array].array.dtype); });
+  std::stable_sort(order.begin(), order.end(), [&](auto& a, auto& b) {
+    return bytes_of(all[a.array].array.dtype) > bytes_of(all[b.array].array.dtype);
+  });
   return order;
 }
 
@@ -46,7 +47,8 @@ Bytes bytes_on_host(const HeldPart& held, DType dtype, std::unique_ptr<Buffer>& 
 
 }  // namespace
 
-Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step, const std::vector<ToSave>& all) {
+Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step,
+                      const std::vector<ToSave>& all) {
   Manifest out{.step = step};
   const auto order = in_file_order(all);
   std::vector<TensorHead> heads;
@@ -63,13 +65,15 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
     auto bytes = bytes_on_host(*o.held, all[o.array].array.dtype, scratch);
     SavedBlock block{.file = 0, .begin = at, .part = o.held->part, .sums = {}};
     at += std::int64_t(bytes.size());
-    constexpr std::size_t at_once = 16 * kPieceBytes;   // summed up, they are still in a cache when they are written
+    // summed up, they are still in a cache when they are written
+    constexpr std::size_t at_once = 16 * kPieceBytes;
     for (; !bytes.empty(); bytes = bytes.subspan(std::min(at_once, bytes.size()))) {
       const auto now = bytes.first(std::min(at_once, bytes.size()));
-      for (auto left = now; !left.empty(); left = left.subspan(std::min(std::size_t(kPieceBytes), left.size())))
+      for (auto left = now; !left.empty();
+           left = left.subspan(std::min(std::size_t(kPieceBytes), left.size())))
         block.sums.push_back(xxh64(left.first(std::min(std::size_t(kPieceBytes), left.size()))));
       file.write(now);
-      file.start_sync();                         // the disk writes while the next ones are summed up
+      file.start_sync();  // the disk writes while the next ones are summed up
     }
     out.arrays[o.array].blocks.push_back(std::move(block));
   }
@@ -80,14 +84,18 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
 
 // ---- reading ----
 
-CheckpointReader::CheckpointReader(std::string folder, std::int64_t step) : folder_(std::move(folder)) {
+CheckpointReader::CheckpointReader(std::string folder, std::int64_t step)
+    : folder_(std::move(folder)) {
   const auto path = folder_ + "/" + kManifestName;
   if (::access(path.c_str(), F_OK) != 0) throw Damaged("there is no " + std::string(kManifestName));
   const auto bytes = contents_of(kLoading, path);
   try {
     manifest_ = manifest_in({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  } catch (const Damaged& e) { throw Damaged(std::string(kManifestName) + " " + e.what()); }
-  if (manifest_.step != step) throw Damaged(fmt::format("it is a checkpoint of step {}", manifest_.step));
+  } catch (const Damaged& e) {
+    throw Damaged(std::string(kManifestName) + " " + e.what());
+  }
+  if (manifest_.step != step)
+    throw Damaged(fmt::format("it is a checkpoint of step {}", manifest_.step));
 }
 
 std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
@@ -103,7 +111,8 @@ std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
     throw Damaged(fmt::format("{} has {} bytes, and {} were written", f.name, bytes, f.bytes));
   std::vector<std::byte> head(std::size_t(f.head_bytes));
   opened->read_at(0, head.data(), f.head_bytes);
-  if (xxh64(head) != f.head_sum) throw Damaged(f.name + ": its header is not as it was written (checksum)");
+  if (xxh64(head) != f.head_sum)
+    throw Damaged(f.name + ": its header is not as it was written (checksum)");
   return files_[k] = std::move(opened);
 }
 
@@ -114,22 +123,26 @@ struct CheckpointReader::Source {
   const SavedBlock& block;
   std::shared_ptr<const InputFile> file = reader.file(block.file);
   std::int64_t bytes = block.part.size() * bytes_of(array.dtype);
-  std::int64_t there = -1;                       // the piece that is in `piece`
+  std::int64_t there = -1;  // the piece that is in `piece`
   std::vector<std::byte> piece = {};
 
   void fetch(std::int64_t k, std::byte* to, std::int64_t size) {
     const auto from = block.begin + k * kPieceBytes;
     try {
       file->read_at(from, to, size);
-    } catch (const Error& e) { throw Damaged(without_op(e.what())); }   // a disk that has lost it
+    } catch (const Error& e) {
+      throw Damaged(without_op(e.what()));
+    }  // a disk that has lost it
     reader.bytes_read_ += size;
     if (xxh64({to, std::size_t(size)}) == block.sums[std::size_t(k)]) return;
     throw Damaged(fmt::format("{}: bytes {} to {}, of {}, are not as they were written (checksum)",
-                              reader.manifest_.files[block.file].name, from, from + size, array.name));
+                              reader.manifest_.files[block.file].name, from, from + size,
+                              array.name));
   }
   void copy(std::int64_t from, std::byte* to, std::int64_t size) {
     while (size > 0) {
-      const auto k = from / kPieceBytes, begin = k * kPieceBytes, all = std::min(kPieceBytes, bytes - begin);
+      const auto k = from / kPieceBytes, begin = k * kPieceBytes,
+                 all = std::min(kPieceBytes, bytes - begin);
       const auto n = std::min(size, begin + all - from);
       if (n == all) {
         fetch(k, to, n);
@@ -149,19 +162,24 @@ struct CheckpointReader::Source {
 
 namespace {
 
-// What a block and a part have in common, as runs of bytes that lie side by side in both, in the order of the block.
+// What a block and a part have in common, as runs of bytes that lie side by side in both, in the
+// order of the block.
 class ByteRuns {
  public:
-  ByteRuns(const Part& block, const PartedArray::ToFill& part, std::int64_t width) : data_(part.data) {
+  ByteRuns(const Part& block, const PartedArray::ToFill& part, std::int64_t width)
+      : data_(part.data) {
     const auto both = intersection(block, part.part);
     if (both.size() == 0) return;
     const auto from = program::row_major(block.sizes), to = program::row_major(part.part.sizes);
     bytes_ = width;
-    bool joined = true;                          // the last dims, as far as both have all of them, and one more
+    bool joined = true;  // the last dims, as far as both have all of them, and one more
     for (auto d = both.sizes.size(); d-- > 0;) {
-      from_ += (both.start[d] - block.start[d]) * from[d] * width, to_ += (both.start[d] - part.part.start[d]) * to[d] * width;
-      if (joined) bytes_ *= both.sizes[d];
-      else outer_.push_back({both.sizes[d], from[d] * width, to[d] * width, 0});
+      from_ += (both.start[d] - block.start[d]) * from[d] * width,
+          to_ += (both.start[d] - part.part.start[d]) * to[d] * width;
+      if (joined)
+        bytes_ *= both.sizes[d];
+      else
+        outer_.push_back({both.sizes[d], from[d] * width, to[d] * width, 0});
       joined &= both.sizes[d] == block.sizes[d] && both.sizes[d] == part.part.sizes[d];
     }
   }
@@ -182,21 +200,23 @@ class ByteRuns {
   struct Dim {
     std::int64_t size, from, to, index;
   };
-  std::vector<Dim> outer_;                       // fastest first
+  std::vector<Dim> outer_;  // fastest first
   std::byte* data_;
   std::int64_t from_ = 0, to_ = 0, bytes_ = 0;
 };
 
 }  // namespace
 
-void CheckpointReader::read(const SavedArray& a, const SavedBlock& block, std::span<const PartedArray::ToFill> parts) const {
+void CheckpointReader::read(const SavedArray& a, const SavedBlock& block,
+                            std::span<const PartedArray::ToFill> parts) const {
   std::vector<ByteRuns> all;
   for (auto& p : parts) all.emplace_back(block.part, p, bytes_of(a.dtype));
   std::erase_if(all, [](auto& runs) { return runs.done(); });
   if (all.empty()) return;
   Source source{*this, a, block};
   while (!all.empty()) {
-    auto first = std::min_element(all.begin(), all.end(), [](auto& x, auto& y) { return x.from() < y.from(); });
+    auto first = std::min_element(all.begin(), all.end(),
+                                  [](auto& x, auto& y) { return x.from() < y.from(); });
     source.copy(first->from(), first->to(), first->bytes());
     first->next();
     if (first->done()) all.erase(first);

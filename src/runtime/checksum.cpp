@@ -6,11 +6,10 @@
 namespace haliax {
 namespace {
 
-constexpr std::uint64_t kPrimes[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
-                                     0x27D4EB2F165667C5};
+constexpr std::uint64_t kPrimes[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                                     0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5};
 
-template <class T>
-std::uint64_t next(const std::byte*& at) {
+template <class T> std::uint64_t next(const std::byte*& at) {
   T v;
   std::memcpy(&v, at, sizeof v);
   at += sizeof v;
@@ -36,8 +35,11 @@ std::uint64_t xxh64(std::span<const std::byte> data) {
     for (auto lane : {a, b, c, d}) h = (h ^ mixed(0, lane)) * kPrimes[0] + kPrimes[3];
   }
   h += data.size();
-  for (; left >= 8; left -= 8) h = std::rotl(h ^ mixed(0, next<std::uint64_t>(at)), 27) * kPrimes[0] + kPrimes[3];
-  if (left >= 4) h = std::rotl(h ^ next<std::uint32_t>(at) * kPrimes[0], 23) * kPrimes[1] + kPrimes[2], left -= 4;
+  for (; left >= 8; left -= 8)
+    h = std::rotl(h ^ mixed(0, next<std::uint64_t>(at)), 27) * kPrimes[0] + kPrimes[3];
+  if (left >= 4)
+    h = std::rotl(h ^ next<std::uint32_t>(at) * kPrimes[0], 23) * kPrimes[1] + kPrimes[2],
+    left -= 4;
   for (; left > 0; --left) h = std::rotl(h ^ next<std::uint8_t>(at) * kPrimes[4], 11) * kPrimes[0];
   h = (h ^ h >> 33) * kPrimes[1];
   h = (h ^ h >> 29) * kPrimes[2];

@@ -1,4 +1,5 @@
-// chunked_reduce, as users call it: traced, and checked where it is written, not when the graph is cut.
+// chunked_reduce, as users call it: traced, and checked where it is written, not when the graph is
+// cut.
 #include "transforms/chunked.h"
 
 #include "compile/chunk/chunk.h"
@@ -7,8 +8,8 @@
 
 namespace haliax::detail {
 
-Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, const Leaves& xs, LeafFunction f,
-                      SourceLocation at) {
+Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, const Leaves& xs,
+                      LeafFunction f, SourceLocation at) {
   Here here(at);
   Tracing tracing;
   auto traced = trace_chunks(axes, options, xs, f);

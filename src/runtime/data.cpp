@@ -39,19 +39,24 @@ class TokenFile {
     const auto bytes = InputFile(kTokens, path).size();
     if (bytes == 0) throw Error("[Tokens] " + path + " is empty");
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    void* all = file < 0 ? MAP_FAILED : ::mmap(nullptr, std::size_t(bytes), PROT_READ, MAP_SHARED, file, 0);
+    void* all =
+        file < 0 ? MAP_FAILED : ::mmap(nullptr, std::size_t(bytes), PROT_READ, MAP_SHARED, file, 0);
     if (file >= 0) ::close(file);
     if (all == MAP_FAILED) throw Error("[Tokens] " + path + " cannot be mapped into memory");
     ::madvise(all, std::size_t(bytes), MADV_RANDOM);
     mapped_ = {all, [bytes](void* p) { ::munmap(p, std::size_t(bytes)); }};
-    const std::span<const std::byte> file_bytes(static_cast<const std::byte*>(all), std::size_t(bytes));
+    const std::span<const std::byte> file_bytes(static_cast<const std::byte*>(all),
+                                                std::size_t(bytes));
     first_ = file_bytes.data();
     if (path.ends_with(".npy")) {
       take_header(npy_header(file_bytes, path));
     } else {
       if (bytes % bytes_of(raw) != 0)
-        throw Error(fmt::format("[Tokens] {} has {} bytes, which is no whole number of {} tokens; it is cut short, or of another "
-                                "dtype", path, bytes, name_of(raw)));
+        throw Error(
+            fmt::format("[Tokens] {} has {} bytes, which is no whole number of {} tokens; it is "
+                        "cut short, or of another "
+                        "dtype",
+                        path, bytes, name_of(raw)));
       size_ = bytes / bytes_of(raw);
     }
   }
@@ -64,28 +69,34 @@ class TokenFile {
   std::int64_t size() const { return size_; }
   std::int64_t at(std::int64_t k) const {
     switch (dtype_) {
-      case DType::u8: return load<std::uint8_t>(k);
-      case DType::u16: return load<std::uint16_t>(k);
-      case DType::u32: return load<std::uint32_t>(k);
-      case DType::i32: return load<std::int32_t>(k);
-      default: return load<std::int64_t>(k);
+      case DType::u8:
+        return load<std::uint8_t>(k);
+      case DType::u16:
+        return load<std::uint16_t>(k);
+      case DType::u32:
+        return load<std::uint32_t>(k);
+      case DType::i32:
+        return load<std::int32_t>(k);
+      default:
+        return load<std::int64_t>(k);
     }
   }
 
  private:
   void take_header(const NpyHeader& h) {
-    const bool known = h.dtype == DType::u8 || h.dtype == DType::u16 || h.dtype == DType::u32 || h.dtype == DType::i32 ||
-                       h.dtype == DType::i64;
+    const bool known = h.dtype == DType::u8 || h.dtype == DType::u16 || h.dtype == DType::u32 ||
+                       h.dtype == DType::i32 || h.dtype == DType::i64;
     if (!known || h.swapped)
-      throw Error(fmt::format("[Tokens] {} holds {}{}, and tokens are u8, u16, u32, i32 or i64, little-endian", name_,
-                              name_of(h.dtype), h.swapped ? ", big-endian" : ""));
+      throw Error(fmt::format(
+          "[Tokens] {} holds {}{}, and tokens are u8, u16, u32, i32 or i64, little-endian", name_,
+          name_of(h.dtype), h.swapped ? ", big-endian" : ""));
     if (h.shape.size() != 1)
-      throw Error(fmt::format("[Tokens] {} has {} axes, and tokens lie along one; np.save(path, tokens.ravel())", name_,
-                              h.shape.size()));
+      throw Error(fmt::format(
+          "[Tokens] {} has {} axes, and tokens lie along one; np.save(path, tokens.ravel())", name_,
+          h.shape.size()));
     dtype_ = h.dtype, first_ += h.begin, size_ = h.shape[0];
   }
-  template <class T>
-  std::int64_t load(std::int64_t k) const {
+  template <class T> std::int64_t load(std::int64_t k) const {
     T v;
     std::memcpy(&v, first_ + std::size_t(k) * sizeof(T), sizeof v);
     return std::int64_t(v);
@@ -101,7 +112,8 @@ std::uint64_t key_of(std::uint64_t key, std::uint64_t number) {
   return stirred(key + 0x9E3779B97F4A7C15 * (number + 1));
 }
 std::int64_t permuted(std::int64_t i, std::int64_t n, std::uint64_t key) {
-  const auto bits = std::max(1, (int(std::bit_width(std::uint64_t(n - 1))) + 1) / 2);   // of a half
+  // of a half
+  const auto bits = std::max(1, (int(std::bit_width(std::uint64_t(n - 1))) + 1) / 2);
   const std::uint64_t mask = (std::uint64_t(1) << bits) - 1;
   auto at = std::uint64_t(i);
   do {
@@ -142,12 +154,14 @@ std::int64_t Tokens::size() const {
   return n;
 }
 
-TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos, TokenLoaderOptions options, SourceLocation at)
+TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos,
+                         TokenLoaderOptions options, SourceLocation at)
     : tokens_(std::move(tokens)), batch_(Batch), pos_(Pos), options_(std::move(options)) {
   if (auto& key = options_.key) {
     auto words = key.words.integers(at);
     Here here(at);
-    if (words.size() != 2) fail(kLoader, "the order has one key, not {}", to_string(key.words.axes()));
+    if (words.size() != 2)
+      fail(kLoader, "the order has one key, not {}", to_string(key.words.axes()));
     key_ = std::uint64_t(words[0]) << 32 | std::uint64_t(words[1]);
   }
   Here here(at);
@@ -161,7 +175,9 @@ TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos, Toke
     longest = std::max(longest, f.size());
   }
   if (examples() == 0)
-    fail(kLoader, "an example takes {} tokens, but the longest of {} files has {}; give more text or a shorter axis {}",
+    fail(kLoader,
+         "an example takes {} tokens, but the longest of {} files has {}; give more text or a "
+         "shorter axis {}",
          pos_.size, tokens_.data_->files.size(), longest, pos_);
 }
 std::int64_t TokenLoader::examples() const { return examples_before_.back(); }
@@ -172,7 +188,8 @@ void TokenLoader::seek(std::int64_t position, SourceLocation at) {
 }
 
 // `number` counts through all epochs.
-void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t count, std::int32_t* to) const {
+void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t count,
+                       std::int32_t* to) const {
   const auto n = examples();
   auto example = number % n;
   if (options_.key) example = permuted(example, n, key_of(key_, std::uint64_t(number / n)));
@@ -180,12 +197,14 @@ void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t cou
   const auto k = std::size_t(after - examples_before_.begin()) - 1;
   const auto& file = tokens_.data_->files[k];
   const auto start = (example - examples_before_[k]) * options_.stride + first;
-  const auto most = options_.vocab > 0 ? options_.vocab : std::int64_t(std::numeric_limits<std::int32_t>::max()) + 1;
+  const auto most = options_.vocab > 0 ? options_.vocab
+                                       : std::int64_t(std::numeric_limits<std::int32_t>::max()) + 1;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto token = file.at(start + i);
     if (token < 0 || token >= most)
-      throw Error(fmt::format("[TokenLoader] token {} of {} is {}, and {} {}", start + i, file.name(), token,
-                              options_.vocab > 0 ? "the vocabulary has" : "tokens are below", most));
+      throw Error(
+          fmt::format("[TokenLoader] token {} of {} is {}, and {} {}", start + i, file.name(),
+                      token, options_.vocab > 0 ? "the vocabulary has" : "tokens are below", most));
     to[i] = std::int32_t(token);
   }
 }
@@ -193,10 +212,13 @@ void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t cou
 NamedArray TokenLoader::next(SourceLocation at) {
   return said_at(kLoader, at, [&] {
     auto mesh = options_.mesh ? std::make_shared<const Mesh>(*options_.mesh) : current_mesh();
-    auto mapping = options_.axis_resources ? std::make_shared<const Mapping>(*options_.axis_resources) : current_mapping();
+    auto mapping = options_.axis_resources
+                       ? std::make_shared<const Mapping>(*options_.axis_resources)
+                       : current_mapping();
     std::shared_ptr<const Placement> placed;
     if (mesh && mapping) placed = std::make_shared<const Placement>(Placement{*mesh, *mapping});
-    PartedArray batch({batch_, pos_}, DType::i32, std::move(placed), options_.group ? *options_.group : all_processes());
+    PartedArray batch({batch_, pos_}, DType::i32, std::move(placed),
+                      options_.group ? *options_.group : all_processes());
     std::int64_t tokens = 0;
     for (auto& [part, data] : batch.to_fill())
       for (std::int64_t row = 0; row < part.sizes[0]; ++row, tokens += part.sizes[1])

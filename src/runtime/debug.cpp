@@ -27,9 +27,12 @@ std::vector<std::string> pieces_of(std::string_view text) {
   std::vector<std::string> out(1);
   for (std::size_t i = 0; i < text.size(); ++i) {
     bool pair = i + 1 < text.size();
-    if (pair && (text[i] == '{' || text[i] == '}') && text[i + 1] == text[i]) out.back() += text[i++];
-    else if (pair && text[i] == '{' && text[i + 1] == '}') out.emplace_back(), ++i;
-    else out.back() += text[i];
+    if (pair && (text[i] == '{' || text[i] == '}') && text[i + 1] == text[i])
+      out.back() += text[i++];
+    else if (pair && text[i] == '{' && text[i + 1] == '}')
+      out.emplace_back(), ++i;
+    else
+      out.back() += text[i];
   }
   return out;
 }
@@ -43,12 +46,13 @@ struct PrintCall : program::HostCall {
       auto& [dims, view] = arrays[k];
       auto dtype = view.dtype;
       auto values = std::make_shared<Buffer>(axis_size(axes[k]) * bytes_of(dtype));
-      program::copy_on_host({dims, bytes_of(dtype), values->data(), program::row_major(dims), data[k], view.strides});
+      program::copy_on_host(
+          {dims, bytes_of(dtype), values->data(), program::row_major(dims), data[k], view.strides});
       line += NamedArray(make_data(std::move(values), axes[k], dtype)).to_string() + pieces[k + 1];
     }
     if (auto* write = output.load()) return write(line);
     line += '\n';
-    std::fwrite(line.data(), 1, line.size(), stdout);   // at once: other threads print too
+    std::fwrite(line.data(), 1, line.size(), stdout);  // at once: other threads print too
     std::fflush(stdout);
   }
 };
@@ -69,8 +73,10 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
   auto call = std::make_shared<PrintCall>();
   call->pieces = pieces_of(text.text);
   if (call->pieces.size() != values.size() + 1)
-    fail("print", "the text has {} places for values, {{}}, and there are {} values", call->pieces.size() - 1, values.size());
-  if (context().chunked_calls > 0) fail("print", "inside chunked_reduce no value is ever whole; print what it gives");
+    fail("print", "the text has {} places for values, {{}}, and there are {} values",
+         call->pieces.size() - 1, values.size());
+  if (context().chunked_calls > 0)
+    fail("print", "inside chunked_reduce no value is ever whole; print what it gives");
   Nodes nodes;
   for (auto& a : values) {
     if (a.empty()) fail("print", "a NamedArray is empty: it was never given a value");
@@ -84,8 +90,10 @@ void check(const Arr& given, const Text& text) {
   Here here(text.at);
   auto& condition = given.array();
   if (condition.empty()) fail("check", "the NamedArray is empty: it was never given a value");
-  if (condition.dtype() != DType::boolean) fail("check", "the condition is {}, not bool", condition.dtype());
-  if (context().chunked_calls > 0) fail("check", "inside chunked_reduce no value is ever whole; check what it gives");
+  if (condition.dtype() != DType::boolean)
+    fail("check", "the condition is {}, not bool", condition.dtype());
+  if (context().chunked_calls > 0)
+    fail("check", "inside chunked_reduce no value is ever whole; check what it gives");
   auto call = std::make_shared<CheckCall>();
   call->origin = context().origin, call->text = text.text;
   add_effect({prim::reduce(Monoid::min, condition.node(), {})}, std::move(call));

@@ -10,7 +10,9 @@ namespace {
 
 using program::Box;
 
-Box bytes_between(std::int64_t bytes, void* to, const void* from) { return {{bytes}, 1, to, {1}, from, {1}}; }
+Box bytes_between(std::int64_t bytes, void* to, const void* from) {
+  return {{bytes}, 1, to, {1}, from, {1}};
+}
 
 // Memory of the host.
 template <class Make> auto made(std::int64_t bytes, Make make) {
@@ -23,11 +25,15 @@ template <class Make> auto made(std::int64_t bytes, Make make) {
 
 }  // namespace
 
-void OnDevice::write(std::byte* whole) const { device->get(bytes_between(bytes, whole, memory.get()), number); }
+void OnDevice::write(std::byte* whole) const {
+  device->get(bytes_between(bytes, whole, memory.get()), number);
+}
 
 const OnDevice* DeviceMemory::here(const Buffer& b) const {
   for (auto* p = b.pieces(); p; p = p->next.get())
-    if (auto* d = dynamic_cast<const OnDevice*>(p); d && d->device == device_ && d->number == number_) return d;
+    if (auto* d = dynamic_cast<const OnDevice*>(p);
+        d && d->device == device_ && d->number == number_)
+      return d;
   return nullptr;
 }
 std::unique_ptr<OnDevice> DeviceMemory::around(program::Memory memory, std::int64_t bytes) const {
@@ -35,7 +41,9 @@ std::unique_ptr<OnDevice> DeviceMemory::around(program::Memory memory, std::int6
   out->device = device_, out->number = number_, out->memory = std::move(memory), out->bytes = bytes;
   return out;
 }
-std::unique_ptr<OnDevice> DeviceMemory::taken(std::int64_t bytes) const { return around(device_->take(bytes, number_), bytes); }
+std::unique_ptr<OnDevice> DeviceMemory::taken(std::int64_t bytes) const {
+  return around(device_->take(bytes, number_), bytes);
+}
 void* DeviceMemory::brought(const Buffer& b) const {
   if (auto* d = here(b)) return d->memory.get();
   auto mine = taken(b.bytes());
@@ -64,7 +72,7 @@ BufferPtr DeviceMemory::taken_over(Buffer& b) const {
   auto* mine = host_ ? nullptr : here(b);
   if (mine) return std::make_shared<Buffer>(b.bytes(), around(mine->memory, b.bytes()));
   if (!host_ || b.is_borrowed()) return copied(b);
-  b.data();                                      // put together, if it is not
+  b.data();  // put together, if it is not
   return std::make_shared<Buffer>(std::move(b));
 }
 BufferPtr DeviceMemory::part(Box box) const {
@@ -76,7 +84,8 @@ BufferPtr DeviceMemory::part(Box box) const {
 
 void read(const Buffer& b, Box box) {
   auto* there = b.on_host() ? nullptr : dynamic_cast<const OnDevice*>(b.pieces());
-  box.from = there ? there->memory.get() : b.data(), box.from_strides = program::row_major(box.dims);
+  box.from = there ? there->memory.get() : b.data(),
+  box.from_strides = program::row_major(box.dims);
   there ? there->device->get(box, there->number) : program::copy_on_host(box);
 }
 

@@ -1,7 +1,8 @@
 // Where values lie for the steps of a device.
 //
-// Of a host device that is the Buffer's own memory, and nothing is copied. On any other a value gets memory when it is first
-// wanted there, which stays beside whatever else the Buffer has. Nobody else asks a Device for memory.
+// Of a host device that is the Buffer's own memory, and nothing is copied. On any other a value
+// gets memory when it is first wanted there, which stays beside whatever else the Buffer has.
+// Nobody else asks a Device for memory.
 #pragma once
 #include "base/buffer.h"
 #include "program/program.h"
@@ -14,13 +15,14 @@ struct OnDevice final : Pieces {
   int number = 0;
   program::Memory memory;
   std::int64_t bytes = 0;
-  void write(std::byte* whole) const override;   // waits for the work that makes it
+  void write(std::byte* whole) const override;  // waits for the work that makes it
 };
 
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  DeviceMemory(program::Device& device, int number) : device_(&device), number_(number), host_(device.is_host()) {}
+  DeviceMemory(program::Device& device, int number)
+      : device_(&device), number_(number), host_(device.is_host()) {}
   program::Device& device() const { return *device_; }
   bool is_host() const { return host_; }
 
@@ -29,15 +31,18 @@ class DeviceMemory {
   // Not written yet. All of these raise where there is not enough.
   BufferPtr fresh(std::int64_t bytes) const;
   std::unique_ptr<Buffer> arena(std::int64_t bytes) const;
-  // A value that will be written over. Both are new Buffers: what else the old one has, here or elsewhere, is not of them.
+  // A value that will be written over. Both are new Buffers: what else the old one has, here or
+  // elsewhere, is not of them.
   BufferPtr copied(const Buffer&) const;
-  BufferPtr taken_over(Buffer&) const;           // of one that nobody else reads: in its memory, if it has any here
-  // A copy of a part. box.from lies in the value's host memory; box.to is given here, and is row-major.
+  // of one that nobody else reads: in its memory, if it has any here
+  BufferPtr taken_over(Buffer&) const;
+  // A copy of a part. box.from lies in the value's host memory; box.to is given here, and is
+  // row-major.
   BufferPtr part(program::Box) const;
 
  private:
   void* brought(const Buffer&) const;
-  const OnDevice* here(const Buffer&) const;     // null: it does not lie here
+  const OnDevice* here(const Buffer&) const;  // null: it does not lie here
   std::unique_ptr<OnDevice> around(program::Memory, std::int64_t bytes) const;
   std::unique_ptr<OnDevice> taken(std::int64_t bytes) const;
   program::Device* device_ = nullptr;

@@ -13,8 +13,8 @@
 namespace haliax {
 namespace {
 
-std::atomic<int> in_this_process = 0;            // 0: nobody has asked yet
-std::atomic<bool> said = false;                  // it is a number that was asked for
+std::atomic<int> in_this_process = 0;  // 0: nobody has asked yet
+std::atomic<bool> said = false;        // it is a number that was asked for
 
 }  // namespace
 
@@ -34,7 +34,7 @@ int devices(SourceLocation at) {
   return in_this_process * rank_count();
 }
 bool has_asked_for(int n) {
-  const bool enough = devices() >= n;            // and the environment has been asked
+  const bool enough = devices() >= n;  // and the environment has been asked
   return said && enough;
 }
 
@@ -66,7 +66,8 @@ std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
     LocalShard one;
     one.device = s->first + int(k), one.first = owner_of(s->at, s->mesh, one.device) == one.device;
     one.start = part_on(n.axes, s->at, s->mesh, one.device).start;
-    one.value = NamedArray(make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));
+    one.value = NamedArray(
+        make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));
     out.push_back(std::move(one));
   }
   return out;

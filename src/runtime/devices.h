@@ -3,6 +3,7 @@
 
 namespace haliax {
 
-bool has_asked_for(int devices);   // somebody, by set_devices or HALIAX_DEVICES, for so many or more
+// somebody, by set_devices or HALIAX_DEVICES, for so many or more
+bool has_asked_for(int devices);
 
 }  // namespace haliax

@@ -15,13 +15,14 @@ namespace haliax {
 namespace {
 
 constexpr std::size_t kMostPrograms = 64, kMostNodes = 4096;
-constexpr std::int64_t kMostIdle = 64 << 10;     // bytes of an arena that waits for the next call
+constexpr std::int64_t kMostIdle = 64 << 10;  // bytes of an arena that waits for the next call
 
 // Writes a graph down in words; `nodes` are all that it is made of, by age.
 class Spelling {
  public:
   explicit Spelling(const std::vector<const Node*>& nodes) : nodes_(nodes) {}
-  // None, as a node holds what words cannot say (a loop, the user's own function), or has no value any more.
+  // None, as a node holds what words cannot say (a loop, the user's own function), or has no value
+  // any more.
   GraphWords of(const Nodes& roots) {
     out_.words.reserve(16 * nodes_.size() + roots.size() + 4), out_.arrays.reserve(4);
     add(context().origin.at);
@@ -35,7 +36,8 @@ class Spelling {
   void add(std::uint64_t word) { out_.words.push_back(word); }
   void add(const void* p) { add(std::uint64_t(p)); }
   void add(const SourceLocation& at) { add(at.file_name()), add(std::uint64_t(at.line())); }
-  void add(Name name) {                            // one that vmap hides is another in each call: which it is, in their order
+  // one that vmap hides is another in each call: which it is, in their order
+  void add(Name name) {
     if (!name.hidden()) return add(name.data());
     auto at = std::find(hidden_.begin(), hidden_.end(), name);
     add(std::uint64_t(at - hidden_.begin()));
@@ -47,9 +49,11 @@ class Spelling {
     for (auto& a : axes) add(a.name), add(std::uint64_t(a.size));
   }
   bool add(const Node& n) {
-    bool unlike_others = n.attr.payload && n.op != &prim::kTracer;   // a tracer's says nothing more
+    // a tracer's says nothing more
+    bool unlike_others = n.attr.payload && n.op != &prim::kTracer;
     if (unlike_others || (!n.value && n.op->kind != Kind::leaf && !n.donated.empty())) return false;
-    add(std::uint64_t(n.dtype) | n.axes.size() << 8 | n.in.size() << 24 | n.attr.names.size() << 40 | n.attr.ints.size() << 52);
+    add(std::uint64_t(n.dtype) | n.axes.size() << 8 | n.in.size() << 24 |
+        n.attr.names.size() << 40 | n.attr.ints.size() << 52);
     add(n.axes);
     if (n.value && !prim::needs_no_memory(n)) {
       auto array = n.value.get();
@@ -65,11 +69,13 @@ class Spelling {
     for (auto& name : n.attr.names) add(name);
     for (auto i : n.attr.ints) add(std::uint64_t(i));
     add(std::bit_cast<std::uint64_t>(n.attr.number));
-    add(n.origin.at), add(n.origin.module.data()), add(n.origin.made.data()), add(std::uint64_t(n.origin.backward));
+    add(n.origin.at), add(n.origin.module.data()), add(n.origin.made.data()),
+        add(std::uint64_t(n.origin.backward));
     return true;
   }
-  std::uint64_t number_of(const Node& n) const {   // by age, as they are sorted
-    auto at = std::lower_bound(nodes_.begin(), nodes_.end(), n.id, [](auto* a, auto id) { return a->id < id; });
+  std::uint64_t number_of(const Node& n) const {  // by age, as they are sorted
+    auto at = std::lower_bound(nodes_.begin(), nodes_.end(), n.id,
+                               [](auto* a, auto id) { return a->id < id; });
     return std::uint64_t(at - nodes_.begin());
   }
 
@@ -86,7 +92,7 @@ std::uint64_t hash_of(const std::vector<std::uint64_t>& words) {
 struct CompiledGraph {
   std::vector<std::uint64_t> words;
   Compiled compiled;
-  std::vector<std::size_t> reads = {};           // of its arguments, which of the graph's arrays
+  std::vector<std::size_t> reads = {};  // of its arguments, which of the graph's arrays
 };
 using CompiledGraphPtr = std::shared_ptr<const CompiledGraph>;
 
@@ -104,7 +110,7 @@ class Cache {
     return nullptr;
   }
   void keep(std::uint64_t hash, const CompiledGraphPtr& made) {
-    CompiledGraphPtr oldest;                     // gone without the lock
+    CompiledGraphPtr oldest;  // gone without the lock
     std::lock_guard hold(lock_);
     known_.emplace(hash, made), by_age_.push_back(hash), ++planned_;
     if (by_age_.size() <= kMostPrograms) return;
@@ -125,12 +131,15 @@ class Cache {
   std::deque<std::uint64_t> by_age_;
   std::uint64_t planned_ = 0;
 };
-const bool cache_forks = at_fork({kForkRest, [] { Cache::of_process().hold(); }, [] { Cache::of_process().let_go(); },
-                                  [] { new (&Cache::of_process()) Cache; }});
+const bool cache_forks =
+    at_fork({kForkRest, [] { Cache::of_process().hold(); }, [] { Cache::of_process().let_go(); },
+             [] { new (&Cache::of_process()) Cache; }});
 
 // Null: it reads an array that the graph did not.
-CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name, const GraphWords& graph) {
-  auto made = std::make_shared<CompiledGraph>(CompiledGraph{graph.words, compile(roots, backend_name)});
+CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
+                         const GraphWords& graph) {
+  auto made =
+      std::make_shared<CompiledGraph>(CompiledGraph{graph.words, compile(roots, backend_name)});
   GraphReader reader;
   for (auto& n : made->compiled.captured) {
     auto at = std::find(graph.arrays.begin(), graph.arrays.end(), n->value.get());
@@ -149,7 +158,8 @@ GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& nodes) {
   return nodes.size() > kMostNodes || current_mesh() ? GraphWords{} : Spelling(nodes).of(roots);
 }
 
-std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords graph, const std::string& backend_name, bool* began) {
+std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords graph,
+                                  const std::string& backend_name, bool* began) {
   if (graph.words.empty()) return call(compile(roots, backend_name), {}, nullptr, began);
   graph.words.push_back(std::hash<std::string>()(backend_name));
   auto& cache = Cache::of_process();
@@ -161,7 +171,7 @@ std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords graph, const st
     cache.keep(hash, program);
   }
   auto& c = program->compiled;
-  std::vector<Given> given;                      // `graph` keeps them
+  std::vector<Given> given;  // `graph` keeps them
   given.reserve(program->reads.size());
   for (auto k : program->reads) given.push_back({nullptr, c.memory.address(*graph.arrays[k])});
   auto made = call(c, given, nullptr, began);

@@ -1,5 +1,5 @@
-// Programs of graphs that were evaluated before: one that is made of the same ops, at the same lines, is planned once, and called
-// again with other arrays.
+// Programs of graphs that were evaluated before: one that is made of the same ops, at the same
+// lines, is planned once, and called again with other arrays.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,15 +9,17 @@
 
 namespace haliax {
 
-// A graph as words: what its Program depends on beside the backend, and nothing else. Equal graphs have equal words.
+// A graph as words: what its Program depends on beside the backend, and nothing else. Equal graphs
+// have equal words.
 struct GraphWords {
-  std::vector<std::uint64_t> words = {};         // none: they cannot say what the graph holds
-  std::vector<BufferPtr> arrays = {};            // that it reads, each once, in order
+  std::vector<std::uint64_t> words = {};  // none: they cannot say what the graph holds
+  std::vector<BufferPtr> arrays = {};     // that it reads, each once, in order
 };
 // `nodes`: all that the roots are made of, down to values. In a GraphReader.
 GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& nodes);
 // The values of the roots, in order, on this backend. began: as for call.
-std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords, const std::string& backend_name, bool* began);
-std::uint64_t evaluations_planned();             // so far; others were found
+std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords, const std::string& backend_name,
+                                  bool* began);
+std::uint64_t evaluations_planned();  // so far; others were found
 
 }  // namespace haliax

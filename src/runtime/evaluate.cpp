@@ -16,12 +16,13 @@
 namespace haliax {
 namespace {
 
-// What is being computed has the number of this process as Node::claimed. Never destroyed: threads may compute after main.
+// What is being computed has the number of this process as Node::claimed. Never destroyed: threads
+// may compute after main.
 struct Running {
   std::uint64_t process = 1;
   std::mutex lock = {};
   std::condition_variable changed = {};
-  bool claims(const Node& n) {                     // it is new
+  bool claims(const Node& n) {  // it is new
     return std::exchange(n.claimed, process) != process;
   }
   static Running& now() {
@@ -30,12 +31,15 @@ struct Running {
   }
 };
 // In a child nobody computes; the threads that waited are not there either.
-const bool running_forks = at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
-                                    [] { new (&Running::now()) Running{Running::now().process + 1}; }});
-thread_local int computing = 0;   // calls of compute, around: a kernel of the user's that reads arrays
+const bool running_forks =
+    at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
+             [] { new (&Running::now()) Running{Running::now().process + 1}; }});
+// calls of compute, around: a kernel of the user's that reads arrays
+thread_local int computing = 0;
 
-// What this thread is to compute of those that have no value: all that nobody else does. If that is none, the others have been
-// waited for. A thread that computes something already does not wait, or two might for each other, but computes it too.
+// What this thread is to compute of those that have no value: all that nobody else does. If that is
+// none, the others have been waited for. A thread that computes something already does not wait, or
+// two might for each other, but computes it too.
 class Claim {
  public:
   Claim() = default;
@@ -51,8 +55,10 @@ class Claim {
         if (!n || n->value || taken.count(n.get())) continue;
         bool is_new = r.claims(*n);
         if (is_new) entered_.push_back(n);
-        if (is_new || computing > 0) taken.insert(n.get()), mine.push_back(n);
-        else others = true;
+        if (is_new || computing > 0)
+          taken.insert(n.get()), mine.push_back(n);
+        else
+          others = true;
       }
       if (!mine.empty() || !others) return;
       r.changed.wait(hold);
@@ -67,7 +73,8 @@ class Claim {
     if (!entered_.empty()) r.changed.notify_all();
   }
   Claim(const Claim&) = delete;
-  // Of others that this thread computes on the way, those that nobody else does; whoever wants them waits.
+  // Of others that this thread computes on the way, those that nobody else does; whoever wants them
+  // waits.
   Nodes also(const Nodes& more) {
     if (more.empty()) return {};
     auto& r = Running::now();
@@ -97,7 +104,8 @@ std::vector<BufferPtr> results_of(const Nodes& roots, GraphWords words, bool& be
   return call_again(roots, std::move(words), default_backend(), &began);
 }
 void compute(Claim& claim) {
-  const bool forgets = context().tracing == 0;   // how it was made; else there may be a gradient to take by all that is below
+  // how it was made; else there may be a gradient to take by all that is below
+  const bool forgets = context().tracing == 0;
   Nodes roots = claim.mine;
   Keep keep;
   GraphWords words;
@@ -110,17 +118,17 @@ void compute(Claim& claim) {
     words = words_of(roots, all);
   }
   std::vector<BufferPtr> made;
-  bool began = false;                            // what has begun may have printed, and does not run twice
+  bool began = false;  // what has begun may have printed, and does not run twice
   try {
     made = results_of(roots, std::move(words), began);
   } catch (const VerifyError&) {
     throw;
   } catch (const Error&) {
     if (began || roots.size() == claim.mine.size()) throw;
-    roots = claim.mine;                          // there may be memory for these alone
+    roots = claim.mine;  // there may be memory for these alone
     made = results_of(roots, words_of(roots), began);
   }
-  Forgotten recipes;                             // gone when others may read again
+  Forgotten recipes;  // gone when others may read again
   GraphWriter alone;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);

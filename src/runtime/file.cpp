@@ -20,7 +20,9 @@ namespace {
 }
 
 // By calls of part(where to, how many at most), each of which reads some of the bytes.
-template <class Part> void read_all(const char* op, const std::string& path, void* data, std::int64_t bytes, const Part& part) {
+template <class Part>
+void read_all(const char* op, const std::string& path, void* data, std::int64_t bytes,
+              const Part& part) {
   for (auto* at = static_cast<char*>(data); bytes > 0;) {
     const ssize_t n = part(at, std::size_t(bytes));
     if (n < 0 && errno == EINTR) continue;
@@ -44,12 +46,14 @@ std::int64_t InputFile::size() const {
   return status.st_size;
 }
 void InputFile::read(void* data, std::int64_t bytes) {
-  read_all(op_, path_, data, bytes, [&](char* at, std::size_t most) { return ::read(descriptor_, at, most); });
+  read_all(op_, path_, data, bytes,
+           [&](char* at, std::size_t most) { return ::read(descriptor_, at, most); });
 }
 void InputFile::read_at(std::int64_t offset, void* data, std::int64_t bytes) const {
   auto* first = static_cast<char*>(data);
-  read_all(op_, path_, data, bytes,
-           [&](char* at, std::size_t most) { return ::pread(descriptor_, at, most, offset + (at - first)); });
+  read_all(op_, path_, data, bytes, [&](char* at, std::size_t most) {
+    return ::pread(descriptor_, at, most, offset + (at - first));
+  });
 }
 
 std::vector<std::byte> contents_of(const char* op, const std::string& path) {
@@ -60,7 +64,8 @@ std::vector<std::byte> contents_of(const char* op, const std::string& path) {
 }
 
 OutputFile::OutputFile(const char* op, const std::string& path)
-    : op_(op), path_(path), descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    : op_(op), path_(path),
+      descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
   if (descriptor_ < 0) fail_on(op_, path_, "cannot be opened");
 }
 OutputFile::~OutputFile() {
@@ -76,7 +81,8 @@ void OutputFile::write(std::span<const std::byte> data) {
 }
 void OutputFile::start_sync() {
   // What goes wrong with the disk is said by fsync.
-  static_cast<void>(::sync_file_range(descriptor_, syncing_, written_ - syncing_, SYNC_FILE_RANGE_WRITE));
+  static_cast<void>(
+      ::sync_file_range(descriptor_, syncing_, written_ - syncing_, SYNC_FILE_RANGE_WRITE));
   syncing_ = written_;
 }
 void OutputFile::sync_and_close() {
@@ -85,13 +91,15 @@ void OutputFile::sync_and_close() {
 }
 
 void sync_folder(const std::string& path) {
-  if (const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); descriptor >= 0) {
+  if (const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      descriptor >= 0) {
     ::fsync(descriptor);
     ::close(descriptor);
   }
 }
 
-void replace_file(const char* op, const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
+void replace_file(const char* op, const std::string& path,
+                  const std::vector<std::span<const std::byte>>& parts) {
   const std::string unfinished = path + ".tmp." + std::to_string(::getpid());
   try {
     OutputFile out(op, unfinished);
@@ -123,11 +131,14 @@ std::optional<std::int64_t> bytes_of_shape(const std::vector<std::int64_t>& shap
   bool empty = false;
   for (std::int64_t size : shape) {
     if (size < 0) return {};
-    if (size == 0) empty = true;
-    else if (__builtin_mul_overflow(elements, size, &elements)) return {};
+    if (size == 0)
+      empty = true;
+    else if (__builtin_mul_overflow(elements, size, &elements))
+      return {};
   }
   std::int64_t bytes = 0;
-  if (__builtin_mul_overflow(empty ? 0 : elements, std::int64_t(bytes_of(dtype)), &bytes)) return {};
+  if (__builtin_mul_overflow(empty ? 0 : elements, std::int64_t(bytes_of(dtype)), &bytes))
+    return {};
   return bytes;
 }
 

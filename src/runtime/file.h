@@ -1,4 +1,5 @@
-// Files as readers and writers of tensors see them. Every failure names the path and the reason that the system gives.
+// Files as readers and writers of tensors see them. Every failure names the path and the reason
+// that the system gives.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +19,9 @@ class InputFile {
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
-  std::int64_t size() const;                     // raises if it is no regular file
-  void read(void* data, std::int64_t bytes);     // the next ones
-  void read_at(std::int64_t offset, void* data, std::int64_t bytes) const;   // any thread
+  std::int64_t size() const;                  // raises if it is no regular file
+  void read(void* data, std::int64_t bytes);  // the next ones
+  void read_at(std::int64_t offset, void* data, std::int64_t bytes) const;  // any thread
 
  private:
   const char* op_;
@@ -29,15 +30,15 @@ class InputFile {
 };
 std::vector<std::byte> contents_of(const char* op, const std::string& path);
 
-class OutputFile {                               // made anew; an older one is written over
+class OutputFile {  // made anew; an older one is written over
  public:
   OutputFile(const char* op, const std::string& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   void write(std::span<const std::byte>);
-  void start_sync();                             // of what is written so far; waits for nothing
-  void sync_and_close();                         // or else it may be lost
+  void start_sync();      // of what is written so far; waits for nothing
+  void sync_and_close();  // or else it may be lost
 
  private:
   const char* op_;
@@ -48,8 +49,10 @@ class OutputFile {                               // made anew; an older one is w
 // The names in a folder last too, where the file system can.
 void sync_folder(const std::string& path);
 
-// All or nothing: the file appears under its name when it is complete and on the disk; until then an older one stays.
-void replace_file(const char* op, const std::string& path, const std::vector<std::span<const std::byte>>& parts);
+// All or nothing: the file appears under its name when it is complete and on the disk; until then
+// an older one stays.
+void replace_file(const char* op, const std::string& path,
+                  const std::vector<std::span<const std::byte>>& parts);
 
 // "[op] text" -> "text": for who raises it as an error of its own.
 std::string without_op(std::string_view message);

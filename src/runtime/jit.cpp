@@ -41,9 +41,10 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
     e.part_of_result.push_back(parts.of_leaf[k]);
   }
   refuse_tracers(roots, e.inputs);
-  if (auto& effect = context().effect) roots.push_back(effect);   // a result that nobody is given
+  if (auto& effect = context().effect) roots.push_back(effect);  // a result that nobody is given
   report.trace_s = seconds_now() - started;
-  if (options.strict && options.partition) refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
+  if (options.strict && options.partition)
+    refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
   return roots;
 }
 void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simulated) {
@@ -58,8 +59,13 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
   c.options.scores_budget = options.scores_budget;
-  c.options.partition = {.regather = options.regather, .ring = options.ring, .rounds = options.ring, .overlap = options.overlap,
-                         .strict = options.strict, .reduce_dtype = options.reduce_dtype, .gradients = context().gradients};
+  c.options.partition = {.regather = options.regather,
+                         .ring = options.ring,
+                         .rounds = options.ring,
+                         .overlap = options.overlap,
+                         .strict = options.strict,
+                         .reduce_dtype = options.reduce_dtype,
+                         .gradients = context().gradients};
   const auto mesh = this->mesh();
   if (mesh) place_on(*mesh, c, name, simulated);
   run_whole(c);
@@ -76,7 +82,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   report.compile_s = seconds_now() - t;
 }
 // How arguments and results lie.
-void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
+void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string& backend_name,
+                             bool simulated) {
   auto& e = *pending;
   auto& o = options;
   if (!simulated) must_have_devices(mesh, backend(backend_name));
@@ -84,13 +91,18 @@ void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string
   for (std::size_t k = 0; k < c.roots.size(); ++k) {
     Here here(o.at);
     bool given = k < e.results.size();
-    auto* mapping = !given ? nullptr : o.out ? o.out->of(std::size_t(e.part_of_result[k])) : usual(mapping_outside);
-    c.options.out.push_back(mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
-    e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
+    auto* mapping = !given  ? nullptr
+                    : o.out ? o.out->of(std::size_t(e.part_of_result[k]))
+                            : usual(mapping_outside);
+    c.options.out.push_back(
+        mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
+    e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping})
+                                   : nullptr);
   }
   c.options.mesh = &mesh;
 }
-MeshProgram* JitCore::Impl::compile_on_mesh(Compilation& c, const std::string& backend_name, bool simulated) {
+MeshProgram* JitCore::Impl::compile_on_mesh(Compilation& c, const std::string& backend_name,
+                                            bool simulated) {
   auto& e = *pending;
   e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
   for (auto& d : e.mesh->devices) e.note_captured(d);
@@ -105,7 +117,9 @@ NamedArray number_argument(double value) {
   return array(std::span(&v, 1), Axes{});
 }
 
-JitCore::JitCore(JitOptions options) : impl_(std::make_shared<Impl>()) { impl_->options = std::move(options); }
+JitCore::JitCore(JitOptions options) : impl_(std::make_shared<Impl>()) {
+  impl_->options = std::move(options);
+}
 JitCore::~JitCore() = default;
 
 Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) const {
@@ -114,11 +128,14 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
   for (auto* a : w.arrays) out.push_back(*a);
   if (!o.partition) return out;
   Here here(o.at);
-  if (results) require_each("named_jit", "out", o.out, parts.count, "results");
-  else impl_->check_call(parts.count);
+  if (results)
+    require_each("named_jit", "out", o.out, parts.count, "results");
+  else
+    impl_->check_call(parts.count);
   auto mesh = current_mesh();
   if (o.mesh && mesh && !(*o.mesh == *mesh))
-    fail("named_jit", "mesh (" + to_string(*o.mesh) + ") is not that of the function around (" + to_string(*mesh) + ")");
+    fail("named_jit", "mesh (" + to_string(*o.mesh) + ") is not that of the function around (" +
+                          to_string(*mesh) + ")");
   auto& each = results ? o.out : o.in;
   for (std::size_t k = 0; each && k < out.size(); ++k)
     if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && !out[k].empty())
@@ -129,13 +146,15 @@ std::shared_ptr<const void> JitCore::mapping_inside() const {
   auto& o = impl_->options;
   return o.axis_resources ? std::make_shared<const axis_mapping>(*o.axis_resources, o.at) : nullptr;
 }
-static constinit std::mutex showing;   // of all: it is held to copy a report
-static const bool showing_forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
+static constinit std::mutex showing;  // of all: it is held to copy a report
+static const bool showing_forks =
+    at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
 
 JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
   if (!m.turn.lock()) return;
-  // What a lost thread was at is left where it is: its context, which the end of its trace would put back, is not this thread's.
+  // What a lost thread was at is left where it is: its context, which the end of its trace would
+  // put back, is not this thread's.
   new (&m.pending) std::unique_ptr<Cached>;
   new (&m.tracing) std::optional<Tracing>;
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
@@ -143,7 +162,7 @@ JitCore::Turn::Turn(JitCore& core) : core_(core) {
 }
 JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
 JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
-  if (!w.unequal.empty() || !w.holding.empty()) return nullptr;   // what begin refuses
+  if (!w.unequal.empty() || !w.holding.empty()) return nullptr;  // what begin refuses
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
     if (impl_->difference(e->signature, w, arguments).empty()) return e;
   return nullptr;
@@ -154,28 +173,39 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.check_call(arguments.count);
   if (!w.unequal.empty() || !w.holding.empty()) {
     Here here(m.options.at);
-    auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();   // after the number of the argument
+    // after the number of the argument
+    auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();
     auto dot = field.find('.');
     auto name = dot == field.npos ? "argument " + field : field.substr(dot + 1);
     if (!w.unequal.empty())
-      fail("jit", "nobody can tell whether the std::function {} is the same in the next call; hold it as a "
-                  "haliax::StaticFunction", name);
-    fail("jit", "{} is of a type with is_static = true and holds a NamedArray: static values are compared to find the program "
-                "for a call, and the values of arrays are not known then; leave is_static out, and list private fields with "
-                "HALIAX_FIELDS(...)", name);
+      fail(
+          "jit",
+          "nobody can tell whether the std::function {} is the same in the next call; hold it as a "
+          "haliax::StaticFunction",
+          name);
+    fail("jit",
+         "{} is of a type with is_static = true and holds a NamedArray: static values are compared "
+         "to find the program "
+         "for a call, and the values of arrays are not known then; leave is_static out, and list "
+         "private fields with "
+         "HALIAX_FIELDS(...)",
+         name);
   }
   m.tell_retraces(w);
   auto& donate = m.options.donate;
   auto& owner = arguments.of_leaf;
-  std::vector<std::string> paths, names;                     // of a leaf in its argument; for people
+  std::vector<std::string> paths, names;  // of a leaf in its argument; for people
   for (auto& p : w.paths) {
-    auto dot = p.find('.');                                  // without the number of the argument
+    auto dot = p.find('.');  // without the number of the argument
     paths.push_back(dot == std::string::npos ? "" : p.substr(dot + 1));
     names.push_back(argument_name(p));
   }
-  std::map<std::string, std::set<int>> owners;               // by path: where several have one, it says of which it is
+  // by path: where several have one, it says of which it is
+  std::map<std::string, std::set<int>> owners;
   for (std::size_t k = 0; k < paths.size(); ++k) owners[paths[k]].insert(owner[k]);
-  auto path = [&](std::size_t k) { return paths[k].empty() || owners[paths[k]].size() == 1 ? paths[k] : names[k]; };
+  auto path = [&](std::size_t k) {
+    return paths[k].empty() || owners[paths[k]].size() == 1 ? paths[k] : names[k];
+  };
   std::vector<Sharding> in;
   if (auto mesh = m.mesh()) {
     Here here(m.options.at);
@@ -190,14 +220,18 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
   m.pending = std::make_unique<Cached>();
   auto& e = *m.pending;
-  e.signature = {w.statics, w.values, w.told, {}, {}, current_mesh(), current_mapping(), std::move(in)};
+  e.signature = {w.statics,      w.values,          w.told,       {}, {},
+                 current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
   auto trace = std::make_shared<const Trace>(Trace{"jit", m.options.at, context().trace});
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
     e.signature.axes.push_back(n ? n->axes : Axes());
     e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
-    if (!n) { out.emplace_back(); continue; }
+    if (!n) {
+      out.emplace_back();
+      continue;
+    }
     n->field.note(module_path(paths[k]));
     e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k)), trace));
     e.leaf_of_input.push_back(k);
@@ -210,8 +244,10 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   context().in_jit = true, context().effect = nullptr;
   context().scores_budget = m.options.scores_budget;
   context().trace = std::move(trace);
-  if (auto mesh = m.mesh()) context().mesh = std::move(mesh), context().gradients = std::make_shared<Gradients>();
-  if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
+  if (auto mesh = m.mesh())
+    context().mesh = std::move(mesh), context().gradients = std::make_shared<Gradients>();
+  if (m.options.axis_resources)
+    context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
   return out;
 }
 void JitCore::abandon() {
@@ -220,14 +256,14 @@ void JitCore::abandon() {
   std::lock_guard hold(showing);
   try {
     impl_->shown = impl_->report;
-  } catch (const std::bad_alloc&) {}               // called where something has been raised
+  } catch (const std::bad_alloc&) {}  // called where something has been raised
 }
 
 JitCore::Cached* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
-                             const std::vector<std::string>& paths) {
+                              const std::vector<std::string>& paths) {
   auto& m = *impl_;
   for (auto& path : paths) {
-    auto dot = path.find('.');                               // of several parts without the number of the part
+    auto dot = path.find('.');  // of several parts without the number of the part
     auto own = parts.count < 2 ? path : dot == path.npos ? "" : path.substr(dot + 1);
     m.pending->paths.push_back(module_path(own));
   }
@@ -247,7 +283,9 @@ void JitCore::plan(const Leaves& results, const Parts& parts) {
 Leaves JitCore::run(Cached* entry, const Walk& w) {
   auto& e = *entry;
   auto count = e.leaf_of_input.size();
-  auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
+  auto input = [&](std::size_t i) -> const NodePtr& {
+    return w.arrays[e.leaf_of_input[i]]->node();
+  };
   auto must_be_there = [&](const Node& n) {
     if (n.donated.empty()) return;
     Here here(impl_->options.at);
@@ -263,7 +301,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     Here here(impl_->options.at);
     evaluate(late);
   }
-  if (e.mesh)   // set_devices may have taken some away
+  if (e.mesh)  // set_devices may have taken some away
     impl_->must_have_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
   std::vector<bool> given;
   std::vector<Given> arguments;
@@ -274,7 +312,8 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     GraphReader reader;
     for (std::size_t i = 0; i < count; ++i) {
       arguments.push_back({input(i)->value.get()});
-      if (!arguments.back().keeps) must_be_there(*input(i));   // another thread has donated it since
+      // another thread has donated it since
+      if (!arguments.back().keeps) must_be_there(*input(i));
     }
   }
   if (e.mesh) {
@@ -289,21 +328,25 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
   return e.assemble(call(e.compiled, arguments, nullptr));
 }
 
-// The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results
-// may be written over it. What may not is copied: it will be written over too.
-std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
+// The values of the arguments. What is donated, and may be, is no longer there from here on:
+// whatever comes of the call, results may be written over it. What may not is copied: it will be
+// written over too.
+std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const Nodes& late,
+                                        std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
-  auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
+  auto input = [&](std::size_t i) -> const NodePtr& {
+    return w.arrays[e.leaf_of_input[i]]->node();
+  };
   std::vector<Given> values;
   std::vector<int> uses;
   {
-    GraphWriter alone;                             // two calls do not take one array
+    GraphWriter alone;  // two calls do not take one array
     Origin called;
     called.at = options.at;
     for (std::size_t i = 0; i < count; ++i)
       if (!input(i)->value) fail_at(called, "jit", input(i)->donated);
-    // An array that was lazy until now may be the node of another, equal one, and f may have captured an argument: such a value
-    // is lent, not given.
+    // An array that was lazy until now may be the node of another, equal one, and f may have
+    // captured an argument: such a value is lent, not given.
     auto may_be_given = [&](const NodePtr& n) {
       auto times_late = std::count(late.begin(), late.end(), n);
       bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
@@ -318,14 +361,15 @@ std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const No
     for (std::size_t i = 0; i < count; ++i) {
       if (!given[i]) continue;
       auto& n = const_cast<Node&>(*input(i));
-      n.donated.set("this array was donated to the call of jit at " + to_string(options.at) + " and cannot be used any more");
+      n.donated.set("this array was donated to the call of jit at " + to_string(options.at) +
+                    " and cannot be used any more");
       n.value.give_away();
     }
   }
   auto began = seconds_now();
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
-    auto& v = values[i].keeps;   // somebody else may read it too
+    auto& v = values[i].keeps;  // somebody else may read it too
     bool alone = uses[i] == 1 && given[i] && held_by(v, 1);
     v = alone ? e.compiled.memory.taken_over(*v) : e.compiled.memory.copied(*v);
   }

@@ -11,16 +11,20 @@
 namespace haliax::detail {
 namespace {
 
-template <class T> bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) {
+template <class T>
+bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) {
   return a == b || (a && b && *a == *b);
 }
 
 }  // namespace
 
-Sharding JitCore::Impl::lies(const Node& n, int argument, const Mesh& mesh, const std::string& what) const {
-  auto* mapping = options.in ? options.in->of(std::size_t(argument)) : usual(context().origin.mapping);
+Sharding JitCore::Impl::lies(const Node& n, int argument, const Mesh& mesh,
+                             const std::string& what) const {
+  auto* mapping =
+      options.in ? options.in->of(std::size_t(argument)) : usual(context().origin.mapping);
   bool told = options.in && mapping;
-  if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || waits(*p))) mapping = &p->mapping;
+  if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || waits(*p)))
+    mapping = &p->mapping;
   return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
 }
 
@@ -51,7 +55,8 @@ std::string static_difference(const Signature& s, const Walk& w) {
     auto &was = s.told[k], &is = w.told[k];
     if (is.path != was.path) break;
     auto name = "the static " + argument_name(is.path);
-    return is.text == was.text ? name + " is another" : fmt::format("{} is {}, not {}", name, is.text, was.text);
+    return is.text == was.text ? name + " is another"
+                               : fmt::format("{} is {}, not {}", name, is.text, was.text);
   }
   return "a static argument or field (a number, string, axis or function) differs";
 }
@@ -62,21 +67,28 @@ std::string JitCore::Impl::array_difference(const Signature& s, const Walk& w) c
   if (!equal(s.mesh, current_mesh())) return "another mesh";
   if (!equal(s.mapping, current_mapping())) return "another axis mapping";
   if (s.axes.size() != w.arrays.size()) {
-    auto why = static_difference(s, w);          // a vector of another length, an optional that is there
-    return why.empty() ? fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size()) : why;
+    auto why = static_difference(s, w);  // a vector of another length, an optional that is there
+    return why.empty()
+               ? fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size())
+               : why;
   }
-  auto array = [&](std::size_t k) { return k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k); };
+  auto array = [&](std::size_t k) {
+    return k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k);
+  };
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
     if (int now = n ? int(n->dtype) : -1, was = s.dtypes[k]; now != was) {
       if (now < 0 || was < 0) return array(k) + (now < 0 ? " is empty" : " is not empty");
-      return fmt::format("the dtype of {} is {}, not {}", array(k), name_of(DType(now)), name_of(DType(was)));
+      return fmt::format("the dtype of {} is {}, not {}", array(k), name_of(DType(now)),
+                         name_of(DType(was)));
     }
-    if (n && n->axes != s.axes[k]) return fmt::format("{} is {}, not {}", array(k), to_string(n->axes), to_string(s.axes[k]));
+    if (n && n->axes != s.axes[k])
+      return fmt::format("{} is {}, not {}", array(k), to_string(n->axes), to_string(s.axes[k]));
   }
   return "";
 }
-std::string JitCore::Impl::difference(const Signature& s, const Walk& w, const Parts& arguments) const {
+std::string JitCore::Impl::difference(const Signature& s, const Walk& w,
+                                      const Parts& arguments) const {
   if (auto differs = array_difference(s, w); !differs.empty()) return differs;
   if (auto differs = static_difference(s, w); !differs.empty()) return differs;
   if (s.in.empty() || (options.in && options.in->one())) return "";
@@ -85,17 +97,19 @@ std::string JitCore::Impl::difference(const Signature& s, const Walk& w, const P
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
     if (!n || lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k]) continue;
-    return (k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k)) + " is placed otherwise";
+    return (k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k)) +
+           " is placed otherwise";
   }
   return "";
 }
 void JitCore::Impl::tell_retraces(const Walk& w) {
   constexpr std::size_t often = 8;
   if (told_retraces && !options.refuse_retraces) return;
-  std::vector<const Signature*> others;          // that differ from this call in static values alone
+  std::vector<const Signature*> others;  // that differ from this call in static values alone
   for (auto* e = newest.load(); e; e = e->older)
-    if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty()) others.push_back(&s);
-  std::reverse(others.begin(), others.end());    // the oldest first
+    if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty())
+      others.push_back(&s);
+  std::reverse(others.begin(), others.end());  // the oldest first
   if (others.size() + 1 < often) return;
   std::string which;
   for (std::size_t k = 0; k < w.told.size(); ++k) {
@@ -107,17 +121,22 @@ void JitCore::Impl::tell_retraces(const Walk& w) {
     for (auto* s : others) differs |= !same_static(*s, w, k), note(s->told[k].text);
     note(w.told[k].text);
     if (!differs) continue;
-    if (values.size() > 4) values.erase(values.begin() + 2, values.end() - 1), values.insert(values.end() - 1, "...");
+    if (values.size() > 4)
+      values.erase(values.begin() + 2, values.end() - 1), values.insert(values.end() - 1, "...");
     which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.told[k].path),
                          values[0].empty() ? "" : fmt::format(" ({})", fmt::join(values, ", ")));
   }
   if (which.empty()) return;
-  auto text = fmt::format("traced {} times, each time for other static values: {}; a number is traced once where the function "
-                          "takes a NamedArray (not auto, not a field of another type)", others.size() + 1, which);
+  auto text = fmt::format(
+      "traced {} times, each time for other static values: {}; a number is traced once where the "
+      "function "
+      "takes a NamedArray (not auto, not a field of another type)",
+      others.size() + 1, which);
   Here here(options.at);
   if (options.refuse_retraces) fail("jit", text);
   told_retraces = true;
-  fmt::print(stderr, "haliax: warning: [jit] {}; this is said once; {}\n", text, where_of(context().origin));
+  fmt::print(stderr, "haliax: warning: [jit] {}; this is said once; {}\n", text,
+             where_of(context().origin));
 }
 
 std::shared_ptr<const Mesh> JitCore::Impl::mesh() const {
@@ -127,14 +146,17 @@ std::shared_ptr<const Mesh> JitCore::Impl::mesh() const {
 std::vector<const Mapping*> JitCore::Impl::given_mappings() const {
   std::vector<const Mapping*> given{options.axis_resources ? &*options.axis_resources : nullptr};
   for (auto* each : {&options.in, &options.out})
-    for (std::size_t k = 0; *each && k < (*each)->each().size(); ++k) given.push_back((*each)->of(k));
+    for (std::size_t k = 0; *each && k < (*each)->each().size(); ++k)
+      given.push_back((*each)->of(k));
   return given;
 }
 void JitCore::Impl::check_call(int arguments) const {
   Here here(options.at);
   for (int d : options.donate)
     if (d < 0 || d >= arguments)
-      fail("jit", fmt::format("argument {} is to be donated, but the function has {}, counted from 0", d, arguments));
+      fail("jit",
+           fmt::format("argument {} is to be donated, but the function has {}, counted from 0", d,
+                       arguments));
   if (!options.partition) return;
   require_each("named_jit", "in", options.in, arguments, "arguments");
   auto mappings = given_mappings();
@@ -152,11 +174,17 @@ void JitCore::Impl::must_have_devices(const Mesh& mesh, program::Device& backend
   require_devices("named_jit", mesh);
   const auto mine = devices_here(mesh);
   const int wanted = mine.count, there = backend.is_host() ? wanted : backend.devices();
-  if (wanted <= there || (there == 1 && has_asked_for(wanted))) return;   // all of them are that one, if somebody wants it so
-  const auto together = there == 1 ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} puts them all there, ", wanted) : "";
-  fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, and backend {} has {}; {}JitOptions::backend or HALIAX_BACKEND "
+  // all of them are that one, if somebody wants it so
+  if (wanted <= there || (there == 1 && has_asked_for(wanted))) return;
+  const auto together =
+      there == 1
+          ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} puts them all there, ", wanted)
+          : "";
+  fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, and backend {} has {}; "
+                                "{}JitOptions::backend or HALIAX_BACKEND "
                                 "sets another, and plan() takes a mesh of any size",
-                                to_string(mesh), wanted, mine.ranks ? " on each rank" : "", backend.name(), there, together));
+                                to_string(mesh), wanted, mine.ranks ? " on each rank" : "",
+                                backend.name(), there, together));
 }
 
 }  // namespace haliax::detail

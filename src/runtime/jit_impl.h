@@ -13,46 +13,52 @@ namespace haliax::detail {
 struct Signature {
   std::string statics;
   std::vector<StaticValue> values;
-  std::vector<Walk::Told> told;                  // of both, for people
+  std::vector<Walk::Told> told;  // of both, for people
   std::vector<Axes> axes;
-  std::vector<int> dtypes;                       // -1: empty
+  std::vector<int> dtypes;  // -1: empty
   std::shared_ptr<const Mesh> mesh;
   std::shared_ptr<const Mapping> mapping;
-  std::vector<Sharding> in;                      // on a mesh: how the arrays lie
+  std::vector<Sharding> in;  // on a mesh: how the arrays lie
 };
 struct JitCore::Cached {
   Signature signature;
   Compiled compiled;
-  std::unique_ptr<MeshProgram> mesh;             // instead, on a mesh
+  std::unique_ptr<MeshProgram> mesh;  // instead, on a mesh
   Nodes inputs;
-  std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
+  std::vector<std::size_t> leaf_of_input;  // inputs are the leaves that are not empty
   std::vector<int> part_of_result;
-  std::vector<bool> donated;                     // by input
-  Nodes captured;                                // by f: arrays that are no arguments
-  std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
-  std::vector<int> result_of_leaf;               // of the results: -1 empty
-  Names paths;                                   // of the results' leaves: what a layer among them is called in errors
+  std::vector<bool> donated;  // by input
+  Nodes captured;             // by f: arrays that are no arguments
+  // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
+  std::vector<std::string> names;
+  std::vector<int> result_of_leaf;  // of the results: -1 empty
+  Names paths;  // of the results' leaves: what a layer among them is called in errors
   std::vector<std::pair<Axes, DType>> results;
-  std::vector<std::shared_ptr<const Placement>> placements;   // of the results
+  std::vector<std::shared_ptr<const Placement>> placements;  // of the results
   std::shared_ptr<void> like;
-  Cached* older = nullptr;                       // made before this one
+  Cached* older = nullptr;  // made before this one
 
   void note_captured(const Compiled& c) {
     for (auto& n : c.captured)
       if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
   }
   bool donates() const { return std::find(donated.begin(), donated.end(), true) != donated.end(); }
-  std::string name_of_result(std::size_t k) const {   // result 0, or result 0, array 3: its place in that part, from 0
+  // result 0, or result 0, array 3: its place in that part, from 0
+  std::string name_of_result(std::size_t k) const {
     auto& all = part_of_result;
     auto name = "result " + std::to_string(all[k]);
     if (std::count(all.begin(), all.end(), all[k]) == 1) return name;
-    return name + ", array " + std::to_string(std::count(all.begin(), all.begin() + std::ptrdiff_t(k), all[k]));
+    return name + ", array " +
+           std::to_string(std::count(all.begin(), all.begin() + std::ptrdiff_t(k), all[k]));
   }
   Leaves assemble(const std::vector<BufferPtr>& made) const {
     Leaves out;
     for (std::size_t k = 0; k < result_of_leaf.size(); ++k) {
       auto r = result_of_leaf[k];
-      if (r < 0) { out.emplace_back(); continue; }
+      if (r < 0) {
+        out.emplace_back();
+        continue;
+      }
       auto& [axes, dtype] = results[std::size_t(r)];
       auto n = make_data(made[std::size_t(r)], axes, dtype);
       const_cast<Node&>(*n).origin.module = paths[k];
@@ -64,22 +70,24 @@ struct JitCore::Cached {
   }
 };
 
-// For people: argument 0, or argument 0: mlp.up.weight. The path is that in all arguments: 0.mlp.up.weight.
+// For people: argument 0, or argument 0: mlp.up.weight. The path is that in all arguments:
+// 0.mlp.up.weight.
 std::string argument_name(const std::string& path);
 
 struct JitCore::Impl {
   JitOptions options;
-  std::atomic<Cached*> newest{nullptr};          // of the list of entries, which is read without a lock and grows by a turn
-  TurnLock turn;                                 // to trace: what is below belongs to who has it
-  std::unique_ptr<Cached> pending;               // being traced, as long as `tracing` is there
+  // of the list of entries, which is read without a lock and grows by a turn
+  std::atomic<Cached*> newest{nullptr};
+  TurnLock turn;                    // to trace: what is below belongs to who has it
+  std::unique_ptr<Cached> pending;  // being traced, as long as `tracing` is there
   std::optional<Tracing> tracing;
-  std::shared_ptr<const Mapping> mapping_outside;   // of what is being traced
+  std::shared_ptr<const Mapping> mapping_outside;  // of what is being traced
   JitReport report;
   double started = 0;
   bool told_retraces = false;
 
-  JitReport shown;                               // of the last turn; under a lock of its own
-  std::atomic<std::int64_t> split_bytes{0};      // of the last run
+  JitReport shown;                           // of the last turn; under a lock of its own
+  std::atomic<std::int64_t> split_bytes{0};  // of the last run
   ~Impl() {
     for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
   }
@@ -90,22 +98,25 @@ struct JitCore::Impl {
   std::string array_difference(const Signature&, const Walk&) const;
   // Says so, or raises, if static values alone have made this function be traced often.
   void tell_retraces(const Walk&);
-  // How an argument lies: as the caller says, or as it was made, or else by the usual mapping. Called outside of the trace.
+  // How an argument lies: as the caller says, or as it was made, or else by the usual mapping.
+  // Called outside of the trace.
   Sharding lies(const Node&, int argument, const Mesh&, const std::string& what) const;
   // The mapping of results, and of arguments that lie nowhere yet.
   const Mapping* usual(const std::shared_ptr<const Mapping>& outside) const {
     return options.axis_resources ? &*options.axis_resources : outside.get();
   }
   std::shared_ptr<const Mesh> mesh() const;
-  std::vector<const Mapping*> given_mappings() const;   // null: not given
-  // Raises for what the caller has said about the mesh and this function's arguments, before anything is traced.
+  std::vector<const Mapping*> given_mappings() const;  // null: not given
+  // Raises for what the caller has said about the mesh and this function's arguments, before
+  // anything is traced.
   void check_call(int arguments) const;
   void must_have_devices(const Mesh&, program::Device&) const;
 
   // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
-  std::vector<Given> taken(const Cached&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
+  std::vector<Given> taken(const Cached&, const Walk&, const Nodes& late,
+                           std::vector<bool>& given) const;
   void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
   MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
 

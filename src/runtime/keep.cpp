@@ -13,17 +13,19 @@
 namespace haliax {
 namespace {
 
-constexpr std::int64_t kKeptAnyway = 64 << 20;   // bytes that are kept, whatever a computation takes
-constexpr int kViews = 4;                   // of a view of a view ... so many are made again where they are read
+// bytes that are kept, whatever a computation takes
+constexpr std::int64_t kKeptAnyway = 64 << 20;
+constexpr int kViews = 4;  // of a view of a view ... so many are made again where they are read
 
 struct Seen {
   const Node* node = nullptr;
-  std::uint32_t first = 0, count = 0;       // of what it refers to, in `refers_`: its operands, and what its payload holds
-  long references = 0;                      // from nodes that were seen too
-  bool is_root = false, computed = false;   // or only below what has a value
+  // of what it refers to, in `refers_`: its operands, and what its payload holds
+  std::uint32_t first = 0, count = 0;
+  long references = 0;                     // from nodes that were seen too
+  bool is_root = false, computed = false;  // or only below what has a value
   bool bound = false, wanted = false;
   int views = 0;
-  Names walked = {};                        // axes of it that are walked in chunks: it need never exist as a whole
+  Names walked = {};  // axes of it that are walked in chunks: it need never exist as a whole
 };
 
 class Search {
@@ -41,7 +43,8 @@ class Search {
   Keep run() {
     for (auto k : by_age_) learn(all_[k]);
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) choose(all_[*k]);
-    std::stable_sort(chosen_.begin(), chosen_.end(), [](auto* a, auto* b) { return rank(*a) < rank(*b); });
+    std::stable_sort(chosen_.begin(), chosen_.end(),
+                     [](auto* a, auto* b) { return rank(*a) < rank(*b); });
     std::int64_t left = 2 * most();
     for (auto* s : chosen_) {
       if (s->node->bytes() > left) continue;
@@ -74,28 +77,37 @@ class Search {
       }
     all_[k].first = std::uint32_t(first), all_[k].count = std::uint32_t(refers_.size() - first);
   }
-  std::span<const std::uint32_t> refers(const Seen& s) const { return {refers_.data() + s.first, s.count}; }
-  static bool referred_to(const Seen& s) { return s.node->weak_from_this().use_count() > s.references; }
-  static bool passes_on(const Node& n) {         // the value of in[0], or a view of it
-    return n.op->kind == Kind::view || (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
+  std::span<const std::uint32_t> refers(const Seen& s) const {
+    return {refers_.data() + s.first, s.count};
   }
-  void ask(Seen& me) {                           // users first
+  static bool referred_to(const Seen& s) {
+    return s.node->weak_from_this().use_count() > s.references;
+  }
+  static bool passes_on(const Node& n) {  // the value of in[0], or a view of it
+    return n.op->kind == Kind::view ||
+           (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
+  }
+  void ask(Seen& me) {  // users first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
     auto operands = refers(me);
-    if (me.node->op == &kCustomVjp) operands = operands.first(me.node->in.size());   // not what its backward is made of
+    // not what its backward is made of
+    if (me.node->op == &kCustomVjp) operands = operands.first(me.node->in.size());
     for (auto x : operands) all_[x].computed = true;
   }
 
-  void learn(Seen& me) {                         // inputs first
+  void learn(Seen& me) {  // inputs first
     auto& n = *me.node;
     me.bound = n.op == &prim::kTracer && referred_to(me);
     for (auto x : refers(me)) me.bound |= all_[x].bound;
     regions_ |= n.op == &prim::kEnter;
     if (regions_) me.walked = walked(me);
-    if (passes_on(n) && !n.value && !n.in.empty() && n.in[0]) me.views = all_[refers(me)[0]].views + 1;
-    if (me.bound) out_.bound.insert(&n);
-    else if (n.value && n.op->kind != Kind::leaf) out_.free.push_back(n.shared_from_this());
+    if (passes_on(n) && !n.value && !n.in.empty() && n.in[0])
+      me.views = all_[refers(me)[0]].views + 1;
+    if (me.bound)
+      out_.bound.insert(&n);
+    else if (n.value && n.op->kind != Kind::leaf)
+      out_.free.push_back(n.shared_from_this());
     bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
     if (stored || me.is_root || n.value) stored_ += n.bytes();
   }
@@ -122,23 +134,27 @@ class Search {
     if (n.op == &prim::kLeave) std::erase(out, walked_axis(n.attr).name);
     return out;
   }
-  static bool is_stored(const Node& n) {         // or is point by point, and so may never be in memory
+  static bool is_stored(const Node& n) {  // or is point by point, and so may never be in memory
     auto kind = n.op->kind;
     return kind == Kind::contract || kind == Kind::step || kind == Kind::result;
   }
-  void choose(Seen& me) {                        // users first
+  void choose(Seen& me) {  // users first
     auto& n = *me.node;
     if (!me.computed || me.is_root || n.value) return;
     if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
     if (!me.wanted && !referred_to(me)) return;
-    if (passes_on(n) && (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
+    if (passes_on(n) &&
+        (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
       for (auto x : refers(me)) all_[x].wanted = true;
-    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() && !is_generated(n.shared_from_this())) {
+    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() &&
+               !is_generated(n.shared_from_this())) {
       chosen_.push_back(&me);
     }
   }
   std::int64_t most() const { return std::max(kKeptAnyway, stored_); }
-  static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) { return {s.bound, !is_stored(*s.node), s.node->bytes()}; }
+  static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) {
+    return {s.bound, !is_stored(*s.node), s.node->bytes()};
+  }
 
   Numbering numbers_;
   std::vector<Seen> all_;
@@ -156,7 +172,8 @@ Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& nodes) {
   // Where each op is asked for, as one is that is read by itself, there is nothing else to keep.
   auto is_op = [](auto& n) { return n->op->kind != Kind::leaf; };
   auto plain = [](auto* n) { return n->op->kind == Kind::leaf || (!n->value && !n->attr.payload); };
-  const bool alone = std::all_of(roots.begin(), roots.end(), is_op) && std::all_of(nodes.begin(), nodes.end(), plain) &&
+  const bool alone = std::all_of(roots.begin(), roots.end(), is_op) &&
+                     std::all_of(nodes.begin(), nodes.end(), plain) &&
                      std::size_t(std::count_if(nodes.begin(), nodes.end(), is_op)) == roots.size();
   return alone ? Keep{} : Search(roots).run();
 }

@@ -1,5 +1,5 @@
-// What is kept of a computation beside what it was asked for, so that a loop that reads its loss alone does not compute, at each
-// step, all steps before.
+// What is kept of a computation beside what it was asked for, so that a loop that reads its loss
+// alone does not compute, at each step, all steps before.
 #pragma once
 #include <unordered_set>
 
@@ -8,8 +8,9 @@
 namespace haliax {
 
 struct Keep {
-  // Values that are made on the way, and that an array of the user's or another graph still refers to: each is a result too. As
-  // far as they are made of memory anyway, or are small beside what is.
+  // Values that are made on the way, and that an array of the user's or another graph still refers
+  // to: each is a result too. As far as they are made of memory anyway, or are small beside what
+  // is.
   Nodes more;
   // What may not forget how it was made: there may be a gradient to take by what it is made of.
   std::unordered_set<const Node*> bound;

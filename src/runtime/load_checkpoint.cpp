@@ -1,4 +1,5 @@
-// Loading: every array of the state is made anew, part by part; they are given to the state when all are there.
+// Loading: every array of the state is made anew, part by part; they are given to the state when
+// all are there.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +21,8 @@ namespace {
 constexpr const char* kReading = "load_checkpoint";
 
 // For each entry its array in the checkpoint. Raises if any does not fit.
-std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m, const std::string& which) {
+std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m,
+                                       const std::string& which) {
   std::map<std::string_view, const SavedArray*> left;
   std::vector<std::string> told;
   for (auto& a : m.arrays) left[a.name] = &a;
@@ -37,8 +39,10 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
     auto differs = [&](auto is, auto wanted) {
       told.push_back(fmt::format("{} is {}, but the model wants {}", e.path, is, wanted));
     };
-    if (a.axes != axes) differs(to_string(a.axes), to_string(axes));
-    else if (a.dtype != dtype) differs(name_of(a.dtype), name_of(dtype));
+    if (a.axes != axes)
+      differs(to_string(a.axes), to_string(axes));
+    else if (a.dtype != dtype)
+      differs(name_of(a.dtype), name_of(dtype));
     out.push_back(&a);
     left.erase(found);
   }
@@ -46,7 +50,8 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
     if (left.contains(a.name)) told.push_back(a.name + " is left over");
   if (told.empty()) return out;
   constexpr std::size_t most = 10;
-  auto text = fmt::format("{} is of another model; {} array{} not fit:", which, told.size(), told.size() == 1 ? " does" : "s do");
+  auto text = fmt::format("{} is of another model; {} array{} not fit:", which, told.size(),
+                          told.size() == 1 ? " does" : "s do");
   for (std::size_t i = 0; i < std::min(told.size(), most); ++i) text += "\n  " + told[i];
   if (told.size() > most) text += fmt::format("\n  and {} more", told.size() - most);
   throw Error("[load_checkpoint] " + text);
@@ -63,7 +68,8 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
   for (std::size_t k = 0; k < made.size(); ++k)
     for (auto& block : arrays[k]->blocks) tasks.push_back({k, &block});
   // The largest first, so that no thread is left alone with it.
-  std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& b) { return a.block->sums.size() > b.block->sums.size(); });
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](auto& a, auto& b) { return a.block->sums.size() > b.block->sums.size(); });
   std::mutex telling;
   std::exception_ptr wrong;
   parallel_for(std::int64_t(tasks.size()), threads(), [&](std::int64_t k, int) {
@@ -79,8 +85,9 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
 }
 
 // Nothing is changed but `loaded`, and that only if all is well.
-std::int64_t read_state(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
-                        const ProcessGroup& group, std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
+std::int64_t read_state(const std::string& path, std::int64_t step,
+                        const std::vector<StateEntry>& entries, const ProcessGroup& group,
+                        std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
   CheckpointReader reader(path, step);
   const auto arrays = matched(entries, reader.manifest(), path);
   std::vector<PartedArray> made;
@@ -98,23 +105,28 @@ struct Restored {
   std::vector<NamedArray> arrays;
   CheckpointNumbers numbers;
   std::int64_t bytes_read = 0;
-  std::string damage;                            // empty: there is none
+  std::string damage;  // empty: there is none
 };
-Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries, const ProcessGroup& group) {
+Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
+                 const ProcessGroup& group) {
   Restored out;
   auto said = together(group, [&]() -> std::string {
     try {
       out.bytes_read = read_state(path, step, entries, group, out.arrays, out.numbers);
       return "";
-    } catch (const Damaged& e) { return e.what(); }
+    } catch (const Damaged& e) {
+      return e.what();
+    }
   });
   for (std::size_t r = 0; r < said.size() && out.damage.empty(); ++r)
-    if (!said[r].empty()) out.damage = group.count == 1 ? said[r] : fmt::format("process {}: {}", r, said[r]);
+    if (!said[r].empty())
+      out.damage = group.count == 1 ? said[r] : fmt::format("process {}: {}", r, said[r]);
   return out;
 }
 
 // What process 0 sees in the folder, newest first: all try the same.
-std::vector<StepFolder> candidates(const std::string& folder, std::optional<std::int64_t> step, const ProcessGroup& group) {
+std::vector<StepFolder> candidates(const std::string& folder, std::optional<std::int64_t> step,
+                                   const ProcessGroup& group) {
   auto seen = together(group, [&] {
     std::string text;
     if (group.rank == 0)
@@ -139,17 +151,21 @@ std::vector<StepFolder> candidates(const std::string& folder, std::optional<std:
 
 std::string listed(const std::vector<std::int64_t>& steps) {
   constexpr std::size_t most = 10;
-  std::vector<std::int64_t> last(steps.end() - std::ptrdiff_t(std::min(most, steps.size())), steps.end());
-  return steps.empty() ? "none" : fmt::format("{}{}", steps.size() > most ? "..., " : "", fmt::join(last, ", "));
+  std::vector<std::int64_t> last(steps.end() - std::ptrdiff_t(std::min(most, steps.size())),
+                                 steps.end());
+  return steps.empty()
+             ? "none"
+             : fmt::format("{}{}", steps.size() > most ? "..., " : "", fmt::join(last, ", "));
 }
 
-bool load(const std::string& folder, std::optional<std::int64_t> step, const std::vector<StateEntry>& entries,
-          const ProcessGroup& group, detail::LoadedCheckpoint& loaded) {
+bool load(const std::string& folder, std::optional<std::int64_t> step,
+          const std::vector<StateEntry>& entries, const ProcessGroup& group,
+          detail::LoadedCheckpoint& loaded) {
   const auto all = candidates(folder, step, group);
   if (all.empty() && !step) return false;
   if (all.empty())
-    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; of steps it has {}", kReading, folder, *step,
-                            listed(checkpoint_steps(folder))));
+    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; of steps it has {}", kReading,
+                            folder, *step, listed(checkpoint_steps(folder))));
   std::string damaged;
   for (auto& candidate : all) {
     const auto path = folder + "/" + candidate.name();
@@ -161,19 +177,23 @@ bool load(const std::string& folder, std::optional<std::int64_t> step, const std
     }
     damaged += fmt::format("\n  {} is damaged: {}", path, got.damage);
     if (!step && group.rank == 0)
-      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and passed over: {}\n", kReading, path, got.damage);
+      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and passed over: {}\n", kReading,
+                 path, got.damage);
   }
   throw Error(fmt::format("[{}] no checkpoint is whole:{}", kReading, damaged));
 }
 
 }  // namespace
 
-bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64_t> step, const std::vector<StateEntry>& entries,
-                             const CheckpointOptions& options, LoadedCheckpoint& loaded, SourceLocation at) {
+bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64_t> step,
+                             const std::vector<StateEntry>& entries,
+                             const CheckpointOptions& options, LoadedCheckpoint& loaded,
+                             SourceLocation at) {
   auto& group = options.group ? *options.group : all_processes();
   return said_at(kReading, at, [&] { return load(folder, step, entries, group, loaded); });
 }
-std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name, SourceLocation at) {
+std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name,
+                               SourceLocation at) {
   for (auto& [known, value] : numbers)
     if (known == name) return value;
   Here here(at);
@@ -187,12 +207,13 @@ std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
   return out;
 }
 
-void write_one_file(const std::string& folder, std::int64_t step, const std::string& path, const std::string& prefix,
-                    SourceLocation at) {
+void write_one_file(const std::string& folder, std::int64_t step, const std::string& path,
+                    const std::string& prefix, SourceLocation at) {
   said_at("write_one_file", at, [&] {
     auto found = step_folders(folder);
     std::erase_if(found, [&](auto& s) { return s.step != step; });
-    if (found.empty()) throw Error(fmt::format("[{}] {} has no checkpoint of step {}", kReading, folder, step));
+    if (found.empty())
+      throw Error(fmt::format("[{}] {} has no checkpoint of step {}", kReading, folder, step));
     const auto name = folder + "/" + found.back().name();
     const auto unfinished = path + ".tmp." + std::to_string(::getpid());
     try {
@@ -200,8 +221,11 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       std::vector<const SavedArray*> order;
       for (auto& a : reader.manifest().arrays)
         if (a.name.starts_with(prefix)) order.push_back(&a);
-      if (order.empty()) throw Error(fmt::format("[{}] {} has no array that begins with {}", kReading, name, printable(prefix)));
-      std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) { return bytes_of(a->dtype) > bytes_of(b->dtype); });
+      if (order.empty())
+        throw Error(fmt::format("[{}] {} has no array that begins with {}", kReading, name,
+                                printable(prefix)));
+      std::stable_sort(order.begin(), order.end(),
+                       [](auto* a, auto* b) { return bytes_of(a->dtype) > bytes_of(b->dtype); });
       std::vector<TensorHead> heads;
       for (auto* a : order)
         for (auto& t : tensors_of(*a, whole_part(a->axes))) {
@@ -218,7 +242,8 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
         file.write({whole.data(), std::size_t(a->bytes())});
       }
       file.sync_and_close();
-      if (std::rename(unfinished.c_str(), path.c_str()) != 0) throw Error("[write_one_file] " + path + " cannot be written");
+      if (std::rename(unfinished.c_str(), path.c_str()) != 0)
+        throw Error("[write_one_file] " + path + " cannot be written");
     } catch (const Damaged& e) {
       ::unlink(unfinished.c_str());
       throw Error(fmt::format("[{}] {} is damaged: {}", kReading, name, e.what()));

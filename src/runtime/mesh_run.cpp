@@ -22,18 +22,20 @@ namespace haliax {
 // One call: what each argument is on each device.
 class MeshProgram::MeshCall {
  public:
-  MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments, const std::vector<bool>& given)
-      : m_(m), arguments_(arguments), given_(given), there_(m.inputs.size()), brought_(m.inputs.size()) {
+  MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments,
+           const std::vector<bool>& given)
+      : m_(m), arguments_(arguments), given_(given), there_(m.inputs.size()),
+        brought_(m.inputs.size()) {
     for (std::size_t k = 0; k < m.inputs.size(); ++k) {
       there_[k] = cut_as_wanted(k);
-      if (!there_[k]) arguments[k]->data();      // put together here, not by every device
+      if (!there_[k]) arguments[k]->data();  // put together here, not by every device
       brought_[k].resize(m.devices.size());
     }
   }
   // The block of an argument on a device of this process.
   Given block(std::size_t device, std::size_t k) {
     auto& memory = m_.devices[device].memory;
-    bool overwritten = m_.donated[k];            // by a result, or by what is made on the way
+    bool overwritten = m_.donated[k];  // by a result, or by what is made on the way
     auto keeps = there_[k] ? there_[k]->blocks[device] : nullptr;
     if (keeps && !overwritten) return {keeps, memory.address(*keeps)};
     if (keeps && given_[k] && held_by(arguments_[k], 1)) {
@@ -65,7 +67,8 @@ class MeshProgram::MeshCall {
   const Shards* cut_as_wanted(std::size_t k) const {
     for (auto* p = arguments_[k]->pieces(); p; p = p->next.get()) {
       auto* s = dynamic_cast<const Shards*>(p);
-      bool here = s && s->mesh == m_.mesh && s->first == m_.first && s->blocks.size() == m_.devices.size();
+      bool here =
+          s && s->mesh == m_.mesh && s->first == m_.first && s->blocks.size() == m_.devices.size();
       bool same = here && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
       if (same && s->dtype == m_.inputs[k].second) return s;
     }
@@ -78,7 +81,8 @@ class MeshProgram::MeshCall {
   std::vector<std::vector<BufferPtr>> brought_;  // of each argument, by device
 };
 
-MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const {
+MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments,
+                                   const std::vector<bool>& given) const {
   MeshCall mine(*this, arguments, given);
   std::vector<std::vector<BufferPtr>> made(devices.size());
   auto work = [&, told = asked_profiler()](int device, program::Communicator& communicator) {
@@ -107,8 +111,8 @@ static std::string environment() {
   for (auto** v = environ; v && *v; ++v) {
     std::string said = *v;
     auto name = said.substr(0, said.find('='));
-    bool own = name == "HALIAX_THREADS" || name == "HALIAX_PRINT" || name == "HALIAX_CACHE" || name == "HALIAX_PLUGINS" ||
-               name == "HALIAX_PROFILE";
+    bool own = name == "HALIAX_THREADS" || name == "HALIAX_PRINT" || name == "HALIAX_CACHE" ||
+               name == "HALIAX_PLUGINS" || name == "HALIAX_PROFILE";
     if (name.starts_with("HALIAX_") && !own) all.insert(std::move(said));
   }
   return all.empty() ? "nothing" : fmt::format("{}", fmt::join(all, " "));
@@ -117,12 +121,17 @@ static std::string environment() {
 static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   std::string in, out;
   for (std::size_t k = 0; k < m.inputs.size(); ++k)
-    in += fmt::format("{} {} {}; ", m.inputs[k].first, name_of(m.inputs[k].second), to_string(m.in[k]));
+    in += fmt::format("{} {} {}; ", m.inputs[k].first, name_of(m.inputs[k].second),
+                      to_string(m.in[k]));
   for (std::size_t k = 0; k < m.results.size(); ++k)
-    out += fmt::format("{} {} {}; ", m.results[k].first, name_of(m.results[k].second), to_string(m.out[k]));
-  auto hash = [](const std::string& text) { return std::to_string(std::hash<std::string>()(text)); };
+    out += fmt::format("{} {} {}; ", m.results[k].first, name_of(m.results[k].second),
+                       to_string(m.out[k]));
+  auto hash = [](const std::string& text) {
+    return std::to_string(std::hash<std::string>()(text));
+  };
   Peers::JointCall joint(ranks, "the first call of a function");
-  ranks.agree({{"version of haliax", std::string(program::library_version()) + " " + program::border_hash()},
+  ranks.agree({{"version of haliax",
+                std::string(program::library_version()) + " " + program::border_hash()},
                {"environment", environment()},
                {"call", c.options.called},
                {"mesh", to_string(m.mesh)},
@@ -155,9 +164,12 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
       most = bytes, m.fullest = m.devices.size() - 1, of_fullest = local.log;
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
-  if (here.ranks && c.options.partition.overlap) {   // calls have other places than the plan has given them
+  // calls have other places than the plan has given them
+  if (here.ranks && c.options.partition.overlap) {
     Peers::JointCall joint(*here.ranks, "the first call of a function");
-    here.ranks->agree({{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))), false}});
+    here.ranks->agree(
+        {{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))),
+          false}});
   }
   if (verifies()) {
     std::vector<Compiled> elsewhere;

@@ -18,13 +18,15 @@
 namespace haliax {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "values are stored as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "values are stored as they lie in memory");
 using Bytes = std::span<const std::byte>;
 constexpr std::string_view kMagic = "\x93NUMPY";
 
 constexpr std::pair<std::string_view, DType> npy_names[] = {
-    {"f4", DType::f32}, {"f8", DType::f64}, {"f2", DType::f16}, {"i1", DType::i8},  {"i2", DType::i16}, {"i4", DType::i32},
-    {"i8", DType::i64}, {"u1", DType::u8},  {"u2", DType::u16}, {"u4", DType::u32}, {"u8", DType::u64}, {"b1", DType::boolean}};
+    {"f4", DType::f32}, {"f8", DType::f64}, {"f2", DType::f16}, {"i1", DType::i8},
+    {"i2", DType::i16}, {"i4", DType::i32}, {"i8", DType::i64}, {"u1", DType::u8},
+    {"u2", DType::u16}, {"u4", DType::u32}, {"u8", DType::u64}, {"b1", DType::boolean}};
 
 // The header is a literal of Python: names, texts, True and False, numbers, and brackets.
 class HeaderReader {
@@ -36,10 +38,14 @@ class HeaderReader {
     while (!next_is('}')) {
       auto name = quoted();
       expect(':');
-      if (name == "descr") dtype(), has_dtype = true;
-      else if (name == "fortran_order") out_.fortran = truth(), has_order = true;
-      else if (name == "shape") shape(), has_shape = true;
-      else fail(fmt::format("has a header with an unknown field {}", printable(name)));
+      if (name == "descr")
+        dtype(), has_dtype = true;
+      else if (name == "fortran_order")
+        out_.fortran = truth(), has_order = true;
+      else if (name == "shape")
+        shape(), has_shape = true;
+      else
+        fail(fmt::format("has a header with an unknown field {}", printable(name)));
       if (!next_is(',')) {
         expect('}');
         break;
@@ -51,7 +57,9 @@ class HeaderReader {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const { haliax::fail("read_npy", "{} {}", file_, what); }
+  [[noreturn]] void fail(const std::string& what) const {
+    haliax::fail("read_npy", "{} {}", file_, what);
+  }
   [[noreturn]] void corrupt() const { fail("has a header that is corrupt: " + printable(text_)); }
   void space() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
@@ -91,10 +99,13 @@ class HeaderReader {
     char order = name.empty() ? ' ' : name[0];
     bool known = order == '<' || order == '>' || order == '|' || order == '=';
     auto width = name.substr(name.empty() ? 0 : 1);
-    auto found = std::find_if(std::begin(npy_names), std::end(npy_names), [&](auto& f) { return f.first == width; });
+    auto found = std::find_if(std::begin(npy_names), std::end(npy_names),
+                              [&](auto& f) { return f.first == width; });
     if (!known || found == std::end(npy_names))
-      fail(fmt::format("holds elements of NumPy's dtype {}, which arrays here have not; cast it with astype before np.save",
-                       printable(name)));
+      fail(
+          fmt::format("holds elements of NumPy's dtype {}, which arrays here have not; cast it "
+                      "with astype before np.save",
+                      printable(name)));
     out_.dtype = found->second, out_.swapped = order == '>' && bytes_of(out_.dtype) > 1;
   }
   void shape() {
@@ -104,10 +115,11 @@ class HeaderReader {
       space();
       auto start = at_;
       for (; at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])); ++at_)
-        if (__builtin_mul_overflow(size, 10, &size) || __builtin_add_overflow(size, text_[at_] - '0', &size))
+        if (__builtin_mul_overflow(size, 10, &size) ||
+            __builtin_add_overflow(size, text_[at_] - '0', &size))
           fail("has a shape that is too large");
       if (at_ == start) corrupt();
-      if (at_ < text_.size() && text_[at_] == 'L') ++at_;   // Python 2
+      if (at_ < text_.size() && text_[at_] == 'L') ++at_;  // Python 2
       out_.shape.push_back(size);
       if (!next_is(',')) {
         expect(')');
@@ -123,11 +135,13 @@ class HeaderReader {
 };
 
 // The first axis is the fastest in memory: out row-major.
-std::vector<std::byte> row_major(Bytes data, const std::vector<std::int64_t>& shape, std::size_t width) {
+std::vector<std::byte> row_major(Bytes data, const std::vector<std::int64_t>& shape,
+                                 std::size_t width) {
   std::vector<std::byte> out(data.size());
   auto strides = program::row_major({shape.rbegin(), shape.rend()});
   std::reverse(strides.begin(), strides.end());
-  program::copy_on_host({shape, std::int64_t(width), out.data(), program::row_major(shape), data.data(), strides});
+  program::copy_on_host(
+      {shape, std::int64_t(width), out.data(), program::row_major(shape), data.data(), strides});
   return out;
 }
 
@@ -140,7 +154,8 @@ NpyHeader npy_header(Bytes file, const std::string& name) {
   };
   if (file.size() < 10 || text(0, 6) != kMagic) fail("is truncated or no .npy file");
   const auto version = int(file[6]);
-  if (version < 1 || version > 3) fail(fmt::format("has version {} of the format, which is not known", version));
+  if (version < 1 || version > 3)
+    fail(fmt::format("has version {} of the format, which is not known", version));
   const std::size_t start = version == 1 ? 10 : 12;
   std::size_t size = 0;
   if (file.size() < start) fail("is truncated");
@@ -152,7 +167,8 @@ NpyHeader npy_header(Bytes file, const std::string& name) {
   const auto wanted = bytes_of_shape(header.shape, header.dtype);
   if (!wanted) fail("has a shape that is too large");
   const auto found = std::int64_t(file.size() - header.begin);
-  if (*wanted > found) fail(fmt::format("is truncated: its values need {} bytes, and {} follow", *wanted, found));
+  if (*wanted > found)
+    fail(fmt::format("is truncated: its values need {} bytes, and {} follow", *wanted, found));
   if (*wanted < found) fail(fmt::format("has {} bytes after its values", found - *wanted));
   return header;
 }
@@ -165,11 +181,14 @@ Tensor tensor_in(Bytes file, const std::string& name) {
   const auto width = std::size_t(bytes_of(header.dtype));
   Tensor out;
   out.dtype = header.dtype, out.shape = header.shape;
-  if (header.fortran && header.shape.size() > 1) out.data = row_major(data, header.shape, width);
-  else out.data.assign(data.begin(), data.end());
+  if (header.fortran && header.shape.size() > 1)
+    out.data = row_major(data, header.shape, width);
+  else
+    out.data.assign(data.begin(), data.end());
   if (header.swapped)
     for (std::size_t k = 0; k < out.data.size(); k += width)
-      std::reverse(out.data.begin() + std::ptrdiff_t(k), out.data.begin() + std::ptrdiff_t(k + width));
+      std::reverse(out.data.begin() + std::ptrdiff_t(k),
+                   out.data.begin() + std::ptrdiff_t(k + width));
   if (header.dtype == DType::boolean)
     for (auto& b : out.data) b = std::byte(b != std::byte(0));
   return out;
@@ -177,23 +196,27 @@ Tensor tensor_in(Bytes file, const std::string& name) {
 
 // All but the values.
 std::string head_of(const char* op, const Tensor& t) {
-  auto known = std::find_if(std::begin(npy_names), std::end(npy_names), [&](auto& f) { return f.second == t.dtype; });
+  auto known = std::find_if(std::begin(npy_names), std::end(npy_names),
+                            [&](auto& f) { return f.second == t.dtype; });
   auto what = t.name.empty() ? std::string("the tensor") : "tensor " + printable(t.name);
   if (known == std::end(npy_names))
     fail(op, "{} is {}, which NumPy has not; cast it to f32", what, name_of(t.dtype));
   if (bytes_of_shape(t.shape, t.dtype) != std::int64_t(t.data.size()))
-    fail(op, "{} has {} bytes of data, which is not what its shape and dtype need", what, t.data.size());
+    fail(op, "{} has {} bytes of data, which is not what its shape and dtype need", what,
+         t.data.size());
   std::string sizes;
   for (auto n : t.shape) sizes += std::to_string(n) + ", ";
   if (t.shape.size() > 1) sizes.resize(sizes.size() - 2);
   if (t.shape.size() == 1) sizes.pop_back();
-  auto header = fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}), }}", bytes_of(t.dtype) > 1 ? '<' : '|',
-                            known->first, sizes);
+  auto header = fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}), }}",
+                            bytes_of(t.dtype) > 1 ? '<' : '|', known->first, sizes);
   const std::size_t before = 10;
-  header.resize((before + header.size() + 1 + 63) / 64 * 64 - before - 1, ' ');   // the values start aligned
+  // the values start aligned
+  header.resize((before + header.size() + 1 + 63) / 64 * 64 - before - 1, ' ');
   header += '\n';
   std::string out(kMagic);
-  for (auto b : {std::size_t(1), std::size_t(0), header.size() & 255, header.size() >> 8}) out += char(b);
+  for (auto b : {std::size_t(1), std::size_t(0), header.size() & 255, header.size() >> 8})
+    out += char(b);
   return out + header;
 }
 
@@ -220,7 +243,8 @@ TensorFile read_npz(const std::string& path, SourceLocation at) {
   } catch (const zip::Broken& broken) {
     fail("read_npz", "{} {}", reading, broken.what);
   }
-  std::sort(out.tensors.begin(), out.tensors.end(), [](auto& a, auto& b) { return a.name < b.name; });
+  std::sort(out.tensors.begin(), out.tensors.end(),
+            [](auto& a, auto& b) { return a.name < b.name; });
   return out;
 }
 
@@ -238,7 +262,8 @@ void write_npz(const std::string& path, const TensorFile& file, SourceLocation a
   for (std::size_t k = 0; k < heads.size(); ++k) {
     auto& t = file.tensors[k];
     if (t.name.empty() || file.find(t.name) != &t)
-      fail("write_npz", t.name.empty() ? "a tensor has no name" : "tensor " + printable(t.name) + " is there twice");
+      fail("write_npz", t.name.empty() ? "a tensor has no name"
+                                       : "tensor " + printable(t.name) + " is there twice");
     entries.push_back({t.name + ".npy", {std::as_bytes(std::span(heads[k])), t.data}});
   }
   const auto frame = zip::frame_of(entries);
@@ -254,14 +279,15 @@ void write_npz(const std::string& path, const TensorFile& file, SourceLocation a
 NamedArray from_tensor(const Tensor& t, const AxisSpec& axes, SourceLocation at) {
   Here here(at);
   if (sizes_of(axes) != t.shape)
-    fail("from_tensor", fmt::format("the tensor has shape ({}), and the axes are {}", fmt::join(t.shape, ", "),
-                                    to_string(axes.axes())));
+    fail("from_tensor", fmt::format("the tensor has shape ({}), and the axes are {}",
+                                    fmt::join(t.shape, ", "), to_string(axes.axes())));
   return from_bytes(t.data, t.dtype, axes, at);
 }
 Tensor to_tensor(const NamedArray& a, std::string name, SourceLocation at) {
   Here here(at);
   Tensor out;
-  out.name = std::move(name), out.dtype = a.dtype(), out.shape = sizes_of(a.axes()), out.data = a.bytes(at);
+  out.name = std::move(name), out.dtype = a.dtype(), out.shape = sizes_of(a.axes()),
+  out.data = a.bytes(at);
   return out;
 }
 

@@ -1,5 +1,5 @@
-// What is compiled: a copy of the graph, which no other thread knows; or the graph itself, if there is no other thread. In either
-// what has a value is data.
+// What is compiled: a copy of the graph, which no other thread knows; or the graph itself, if there
+// is no other thread. In either what has a value is data.
 #pragma once
 #include <optional>
 

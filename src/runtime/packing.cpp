@@ -24,7 +24,8 @@ struct Stretches {
   std::int64_t size = 1;
   std::size_t outer;
   explicit Stretches(const Patch& p) : outer(p.dims.size()) {
-    for (; outer > 0 && (p.dims[outer - 1] == 1 || p.strides[outer - 1] == size); --outer) size *= p.dims[outer - 1];
+    for (; outer > 0 && (p.dims[outer - 1] == 1 || p.strides[outer - 1] == size); --outer)
+      size *= p.dims[outer - 1];
   }
 };
 // f(where they lie, bytes) for its stretches that lie in one piece, in order.
@@ -34,7 +35,8 @@ template <class F> void each_stretch(const Patch& p, F f) {
   std::int64_t width = bytes_of(p.dtype);
   Dims at(outer);
   std::int64_t rest = p.from / run, skipped = p.from % run, offset = 0;
-  for (auto d = outer; d-- > 0; rest /= p.dims[d]) at[d] = rest % p.dims[d], offset += at[d] * p.strides[d];
+  for (auto d = outer; d-- > 0; rest /= p.dims[d])
+    at[d] = rest % p.dims[d], offset += at[d] * p.strides[d];
   for (auto left = p.count; left > 0;) {
     auto n = std::min(left, run - skipped);
     f(p.at + (offset + skipped) * width, n * width);
@@ -49,21 +51,32 @@ template <class F> void each_stretch(const Patch& p, F f) {
 // A stretch may be a single element: then not by a call.
 void copy_stretch(std::byte* to, const std::byte* from, std::int64_t bytes) {
   switch (bytes) {
-    case 1: *to = *from; return;
-    case 2: std::memcpy(to, from, 2); return;
-    case 4: std::memcpy(to, from, 4); return;
-    case 8: std::memcpy(to, from, 8); return;
-    default: std::memcpy(to, from, std::size_t(bytes));
+    case 1:
+      *to = *from;
+      return;
+    case 2:
+      std::memcpy(to, from, 2);
+      return;
+    case 4:
+      std::memcpy(to, from, 4);
+      return;
+    case 8:
+      std::memcpy(to, from, 8);
+      return;
+    default:
+      std::memcpy(to, from, std::size_t(bytes));
   }
 }
 
 }  // namespace
 
 void pack(const Patches& all, std::byte* to) {
-  for (auto& p : all) each_stretch(p, [&](std::byte* at, std::int64_t n) { copy_stretch(to, at, n), to += n; });
+  for (auto& p : all)
+    each_stretch(p, [&](std::byte* at, std::int64_t n) { copy_stretch(to, at, n), to += n; });
 }
 void unpack(const std::byte* from, const Patches& all) {
-  for (auto& p : all) each_stretch(p, [&](std::byte* at, std::int64_t n) { copy_stretch(at, from, n), from += n; });
+  for (auto& p : all)
+    each_stretch(p, [&](std::byte* at, std::int64_t n) { copy_stretch(at, from, n), from += n; });
 }
 std::vector<Patches> pieces_of(const Patches& all, std::int64_t most) {
   std::vector<Patches> out;
@@ -98,7 +111,9 @@ class PatchBlocks {
       each_stretch(now_, [&](std::byte* where, std::int64_t) { lies_ = where; });
       return lies_;
     }
-    if (!room_) room_ = std::make_unique_for_overwrite<std::byte[]>(std::size_t(kBlock * bytes_of(patch_.dtype)));
+    if (!room_)
+      room_ =
+          std::make_unique_for_overwrite<std::byte[]>(std::size_t(kBlock * bytes_of(patch_.dtype)));
     if (filled) pack({now_}, room_.get());
     return room_.get();
   }
@@ -125,7 +140,9 @@ void each_block(const Patch& out, const Patches& parts, const OnBlock& f) {
   std::int64_t n = 0;
   for (std::int64_t at = 0; at < out.count; at += n) {
     n = out.count - at;
-    auto limit = [&](const PatchBlocks& b) { n = std::min(n, b.in_long_pieces() ? b.left(at) : PatchBlocks::kBlock); };
+    auto limit = [&](const PatchBlocks& b) {
+      n = std::min(n, b.in_long_pieces() ? b.left(at) : PatchBlocks::kBlock);
+    };
     limit(to);
     for (auto& b : from) limit(b);
     for (std::size_t k = 0; k < from.size(); ++k) places[k] = from[k].place(at, n, true);
@@ -141,7 +158,9 @@ void copy_patch(const Patch& from, const Patch& to) {
 }
 void fill_zeros(const Patch& p) {
   const auto width = bytes_of(p.dtype);
-  each_block(p, {}, [&](std::byte* out, const auto&, std::int64_t n) { std::memset(out, 0, std::size_t(n * width)); });
+  each_block(p, {}, [&](std::byte* out, const auto&, std::int64_t n) {
+    std::memset(out, 0, std::size_t(n * width));
+  });
 }
 bool takes_part(const program::Collective& c, const void* const* x) {
   return c.spares == program::Spares::nothing || *static_cast<const bool*>(x[c.x.size() - 1]);
@@ -149,33 +168,39 @@ bool takes_part(const program::Collective& c, const void* const* x) {
 
 Patch reordered(Patch p, const std::vector<std::size_t>& order) {
   auto dims = p.dims, strides = p.strides;
-  for (std::size_t d = 0; d < order.size(); ++d) p.dims[d] = dims[order[d]], p.strides[d] = strides[order[d]];
+  for (std::size_t d = 0; d < order.size(); ++d)
+    p.dims[d] = dims[order[d]], p.strides[d] = strides[order[d]];
   return p;
 }
 std::vector<std::size_t> order_in_memory(const Dims& strides) {
   std::vector<std::size_t> order(strides.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return std::abs(strides[a]) > std::abs(strides[b]); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](auto a, auto b) { return std::abs(strides[a]) > std::abs(strides[b]); });
   return order;
 }
 
-static std::pair<std::int64_t, std::int64_t> share(std::int64_t n, std::size_t ranks, std::size_t g) {
-  auto each = (n + std::int64_t(ranks) - 1) / std::int64_t(ranks), from = std::min(std::int64_t(g) * each, n);
+static std::pair<std::int64_t, std::int64_t> share(std::int64_t n, std::size_t ranks,
+                                                   std::size_t g) {
+  auto each = (n + std::int64_t(ranks) - 1) / std::int64_t(ranks),
+       from = std::min(std::int64_t(g) * each, n);
   return {from, std::min(each, n - from)};
 }
 Patch share_of(Patch p, std::size_t ranks, std::size_t g) {
   std::tie(p.from, p.count) = share(p.count, ranks, g);
   return p;
 }
-std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& c, std::size_t k, std::size_t ranks,
-                                                     std::size_t g) {
+std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& c, std::size_t k,
+                                                     std::size_t ranks, std::size_t g) {
   return share(c.size[k], ranks, g);
 }
 
 Patch whole_patch(void* at, const program::Operand& o) {
-  return {static_cast<std::byte*>(at), o.dims, o.view.strides, o.view.dtype, 0, program::points(o.dims)};
+  return {static_cast<std::byte*>(at), o.dims, o.view.strides, o.view.dtype, 0,
+          program::points(o.dims)};
 }
-Patch box_patch(void* at, const program::Operand& o, const Dims& start, const Dims& dims, const Dims* step) {
+Patch box_patch(void* at, const program::Operand& o, const Dims& start, const Dims& dims,
+                const Dims* step) {
   auto p = whole_patch(at, o);
   std::int64_t offset = 0;
   for (std::size_t d = 0; d < dims.size(); ++d) {
@@ -185,7 +210,8 @@ Patch box_patch(void* at, const program::Operand& o, const Dims& start, const Di
   p.at += offset * bytes_of(p.dtype), p.dims = dims, p.count = program::points(dims);
   return p;
 }
-Patch slice_patch(void* at, const program::Operand& o, int dim, std::int64_t from, std::int64_t size) {
+Patch slice_patch(void* at, const program::Operand& o, int dim, std::int64_t from,
+                  std::int64_t size) {
   Dims start(o.dims.size()), dims = o.dims;
   start[std::size_t(dim)] = from, dims[std::size_t(dim)] = size;
   return box_patch(at, o, start, dims, nullptr);

@@ -12,16 +12,19 @@ namespace haliax {
 
 const ProcessGroup& all_processes() {
   static const ProcessGroup* all = [] {
-    auto* g = new ProcessGroup;                  // never destroyed: a save may still ask it at the end
+    auto* g = new ProcessGroup;  // never destroyed: a save may still ask it at the end
     if (auto* ranks = peers()) {
       g->rank = ranks->rank(), g->count = ranks->count();
       g->rank_of = [ranks](const Mesh& mesh, int device) {
-        return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();   // or each has one of its own
+        // or each has one of its own
+        return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();
       };
       g->exchange = [ranks](const std::string& mine) { return ranks->exchange(mine); };
       g->apart = [g, ranks, last = std::make_shared<std::atomic<int>>(0)] {
         auto own = *g;
-        own.exchange = [ranks, talk = ++*last](const std::string& mine) { return ranks->exchange(mine, talk); };
+        own.exchange = [ranks, talk = ++*last](const std::string& mine) {
+          return ranks->exchange(mine, talk);
+        };
         return own;
       };
     }
@@ -40,8 +43,9 @@ std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
   std::vector<HeldPart> out;
   if (auto* s = shards_in(*value)) {
     for (int d = s->first; d < s->first + int(s->blocks.size()); ++d)
-      if (auto part = part_on(n.axes, s->at, s->mesh, d);
-          group.rank_of(s->mesh, d) == group.rank && owner_of(s->at, s->mesh, d) == d && part.size() > 0)
+      if (auto part = part_on(n.axes, s->at, s->mesh, d); group.rank_of(s->mesh, d) == group.rank &&
+                                                          owner_of(s->at, s->mesh, d) == d &&
+                                                          part.size() > 0)
         out.push_back({std::move(part), s->blocks[std::size_t(d - s->first)], value});
   } else if (group.rank == 0 && n.size() > 0) {
     out.push_back({whole_part(n.axes), std::move(value)});
@@ -49,7 +53,8 @@ std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
   return out;
 }
 
-PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement> placed, const ProcessGroup& group)
+PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement> placed,
+                         const ProcessGroup& group)
     : axes_(std::move(axes)), dtype_(dtype), placed_(std::move(placed)) {
   auto fresh = [&](Part part) {
     auto buffer = std::make_shared<Buffer>(part.size() * bytes_of(dtype_));
@@ -57,7 +62,8 @@ PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement
     return buffer;
   };
   if (placed_) at_ = sharding_for(axes_, placed_->mapping, placed_->mesh, "the array");
-  if (!placed_ || (at_.whole() && group.count == 1)) {   // one process has no need of one for each device before they want it
+  // one process has no need of one for each device before they want it
+  if (!placed_ || (at_.whole() && group.count == 1)) {
     whole_ = fresh(whole_part(axes_));
     return;
   }
@@ -70,7 +76,7 @@ PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement
     if (known == made.end()) {
       blocks_.push_back(fresh(part));
       made.push_back({std::move(part), blocks_.back()});
-    } else {   // memory of its own: a device may write over it
+    } else {  // memory of its own: a device may write over it
       blocks_.push_back(std::make_shared<Buffer>(known->second->bytes()));
       same_.push_back({known->second, blocks_.back()});
     }

@@ -12,8 +12,8 @@
 namespace haliax {
 namespace {
 
-// Where plugins may lie: where HALIAX_PLUGINS says, beside the program or the library, one folder above (a folder of builds),
-// where they are installed.
+// Where plugins may lie: where HALIAX_PLUGINS says, beside the program or the library, one folder
+// above (a folder of builds), where they are installed.
 std::vector<std::string> folders() {
   std::vector<std::string> out;
   std::string asked = std::getenv("HALIAX_PLUGINS") ? std::getenv("HALIAX_PLUGINS") : "";
@@ -25,7 +25,8 @@ std::vector<std::string> folders() {
   std::error_code ignored;
   Dl_info mine{};
   if (dladdr(reinterpret_cast<void*>(&folders), &mine) && mine.dli_fname) {
-    auto file = std::filesystem::canonical(mine.dli_fname, ignored);   // what dladdr says of a program is how it was called
+    // what dladdr says of a program is how it was called
+    auto file = std::filesystem::canonical(mine.dli_fname, ignored);
     if (file.empty()) file = std::filesystem::canonical("/proc/self/exe", ignored);
     out.push_back(file.parent_path().string());
     out.push_back(file.parent_path().parent_path().string());
@@ -34,7 +35,8 @@ std::vector<std::string> folders() {
   return out;
 }
 bool is_file_name(const std::string& name) {
-  return !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == name.npos;
+  return !name.empty() &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == name.npos;
 }
 
 // libNAME.so.1, where dlopen says that it does not find that; else what it says.
@@ -42,11 +44,15 @@ std::string missing(const std::string& said, const std::string& file) {
   auto colon = said.find(": cannot open shared object file");
   auto name = said.substr(0, colon);
   if (colon == said.npos || name == file) return said;
-  return fmt::format("it needs {0}, which is not found; is the folder of {0} in the loader's path (LD_LIBRARY_PATH, ldconfig)?",
-                     name);
+  return fmt::format(
+      "it needs {0}, which is not found; is the folder of {0} in the loader's path "
+      "(LD_LIBRARY_PATH, ldconfig)?",
+      name);
 }
 const program::Plugin& opened(const char* what, const std::string& name, const std::string& file) {
-  auto refuse = [&](const std::string& why) { fail(what, fmt::format("{} ({}) cannot be used: {}", name, file, why)); };
+  auto refuse = [&](const std::string& why) {
+    fail(what, fmt::format("{} ({}) cannot be used: {}", name, file, why));
+  };
   auto* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     auto* said = dlerror();
@@ -57,8 +63,9 @@ const program::Plugin& opened(const char* what, const std::string& name, const s
   auto& plugin = *entry();
   const std::string version = plugin.version, border = plugin.border;
   if (version != program::library_version() || border != program::border_hash())
-    refuse(fmt::format("it was built for haliax {} ({}), and this is {} ({}); build both from the same sources", version, border,
-                       program::library_version(), program::border_hash()));
+    refuse(fmt::format(
+        "it was built for haliax {} ({}), and this is {} ({}); build both from the same sources",
+        version, border, program::library_version(), program::border_hash()));
   return plugin;
 }
 
@@ -68,13 +75,13 @@ const program::Plugin* plugin(const char* what, const std::string& name) {
   for (auto& folder : folders()) {
     auto file = fmt::format("{}/libhaliax_{}.so", folder, name);
     std::error_code ignored;
-    if (is_file_name(name) && std::filesystem::exists(file, ignored)) return &opened(what, name, file);
+    if (is_file_name(name) && std::filesystem::exists(file, ignored))
+      return &opened(what, name, file);
   }
   return nullptr;
 }
 std::string in_plugin_folders(const std::string& name) {
-  return fmt::format("no plugin libhaliax_{}.so in {}", name,
-                     fmt::join(folders(), ", "));
+  return fmt::format("no plugin libhaliax_{}.so in {}", name, fmt::join(folders(), ", "));
 }
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// Plugins: shared libraries that are opened when what they bring is first asked for (program/plugin.h).
+// Plugins: shared libraries that are opened when what they bring is first asked for
+// (program/plugin.h).
 #pragma once
 #include <string>
 #include <vector>
@@ -7,9 +8,10 @@
 
 namespace haliax {
 
-// libhaliax_NAME.so, opened for good; null: it is in none of the folders. Raises for one that cannot be used; `what` it is asked
-// for: backend, ranks.
+// libhaliax_NAME.so, opened for good; null: it is in none of the folders. Raises for one that
+// cannot be used; `what` it is asked for: backend, ranks.
 const program::Plugin* plugin(const char* what, const std::string& name);
-std::string in_plugin_folders(const std::string& name);   // for errors: no plugin libhaliax_NAME.so in A, B, ...
+// for errors: no plugin libhaliax_NAME.so in A, B, ...
+std::string in_plugin_folders(const std::string& name);
 
 }  // namespace haliax

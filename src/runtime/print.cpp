@@ -16,20 +16,22 @@ namespace {
 
 // As NumPy: of more elements only the first and the last few along each axis.
 constexpr std::int64_t threshold = 1000, edge = 3;
-constexpr std::size_t width = 100;   // of a line
+constexpr std::size_t width = 100;  // of a line
 
 std::string element_text(const Buffer& value, DType dtype, std::int64_t at) {
   auto v = scalar::load(dtype, value.data() + at * bytes_of(dtype));
   if (dtype == DType::boolean) return v.whole ? "true" : "false";
   if (dtype == DType::u64) return std::to_string(std::uint64_t(v.whole));
   if (!is_float(dtype)) return std::to_string(v.whole);
-  return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);   // whatever the sign of a NaN
+  // whatever the sign of a NaN
+  return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);
 }
 
 // The values of an array, row-major in the order of its axes: [[1, 2], [3, 4]].
 class Values {
  public:
-  Values(const Node& n, const Buffer& value) : axes_(n.axes), value_(value), dtype_(n.dtype), short_(n.size() > threshold) {}
+  Values(const Node& n, const Buffer& value)
+      : axes_(n.axes), value_(value), dtype_(n.dtype), short_(n.size() > threshold) {}
   // In one line, or, if that is too long for what stands before it, one for each row, indented.
   std::string text(std::size_t before) {
     std::string line;
@@ -38,7 +40,8 @@ class Values {
     rows_ = true;
     longest_ = 0;
     std::string measured, rows;
-    write(measured, 0, 0, "");   // learns how wide elements are, so that columns stand below each other
+    // learns how wide elements are, so that columns stand below each other
+    write(measured, 0, 0, "");
     aligned_ = true;
     write(rows, 0, 0, "   ");
     return "\n  " + rows;
@@ -61,12 +64,15 @@ class Values {
     std::int64_t size = axes_[axis].size, inner = 1;
     for (std::size_t a = axis + 1; a < axes_.size(); ++a) inner *= axes_[a].size;
     bool innermost = axis + 1 == axes_.size();
-    auto line = s.size();   // where this line begins, of the innermost axis
+    auto line = s.size();  // where this line begins, of the innermost axis
     s += "[";
     for (std::int64_t i = 0; i < size; ++i) {
-      if (i && rows_ && !innermost) s += ",\n" + indent;
-      else if (i && rows_ && s.size() - line + longest_ > width) s += ",\n" + indent, line = s.size();
-      else if (i) s += ", ";
+      if (i && rows_ && !innermost)
+        s += ",\n" + indent;
+      else if (i && rows_ && s.size() - line + longest_ > width)
+        s += ",\n" + indent, line = s.size();
+      else if (i)
+        s += ", ";
       if (short_ && size > 2 * edge && i == edge) {
         s += "...";
         s += rows_ && !innermost ? ",\n" + indent : ", ";
@@ -83,8 +89,8 @@ bool needs_donated(const NodePtr& root) {
   auto nodes = topological({root}, [](const Node& n) { return bool(n.value); });
   return std::any_of(nodes.begin(), nodes.end(), [](auto& n) { return !n->donated.empty(); });
 }
-// The value, if there is one: an error on the way is one of whoever prints. While something is traced nothing is remembered:
-// printing leaves no trace in a program.
+// The value, if there is one: an error on the way is one of whoever prints. While something is
+// traced nothing is remembered: printing leaves no trace in a program.
 BufferPtr value_of(const NodePtr& n) {
   GraphReader reader;
   if (auto known = n->value.get()) return known;
@@ -99,7 +105,8 @@ BufferPtr value_of(const NodePtr& n) {
 std::string NamedArray::to_string() const {
   if (!node_) return "NamedArray()";
   auto s = "NamedArray(" + std::string(name_of(dtype())) + ", " + haliax::to_string(axes());
-  if (auto value = value_of(node_)) return s + "," + Values(*node_, *value).text(s.size() + 3) + ")";
+  if (auto value = value_of(node_))
+    return s + "," + Values(*node_, *value).text(s.size() + 3) + ")";
   auto tracer = tracer_below(node_);
   if (!node_->donated.empty()) return s + ", donated)";
   if (!tracer && needs_donated(node_)) return s + ", made of what was donated)";
@@ -119,11 +126,14 @@ std::string to_string(const Key& k) {
   auto& n = k.words.node();
   if (n->size() == 2 && find(*n, key_word))
     if (auto value = value_of(n))
-      return fmt::format("Key({}, {})", element_text(*value, n->dtype, 0), element_text(*value, n->dtype, 1));
+      return fmt::format("Key({}, {})", element_text(*value, n->dtype, 0),
+                         element_text(*value, n->dtype, 1));
   auto axes = k.words.axes();
   std::erase_if(axes, [](auto& a) { return a.name == Name(key_word); });
   auto tracer = tracer_below(n);
-  auto traced = tracer && !tracer->shape ? (tracer->left ? "left behind by " : "traced by ") + tracer->inside : "";
+  auto traced = tracer && !tracer->shape
+                    ? (tracer->left ? "left behind by " : "traced by ") + tracer->inside
+                    : "";
   if (axes.empty()) return "Key(" + traced + ")";
   return "Key(" + to_string(axes) + (traced.empty() ? "" : ", " + traced) + ")";
 }

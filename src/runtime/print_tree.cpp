@@ -16,16 +16,18 @@ struct Sums {
     if (is_frozen) frozen += n.size();
   }
 };
-std::string count(std::int64_t n) {   // 1,234,567
+std::string count(std::int64_t n) {  // 1,234,567
   auto s = std::to_string(n);
   for (auto at = std::ptrdiff_t(s.size()) - 3; at > 0; at -= 3) s.insert(std::size_t(at), 1, ',');
   return s;
 }
-std::string plural(std::int64_t n, const char* what) { return count(n) + " " + what + (n == 1 ? "" : "s"); }
+std::string plural(std::int64_t n, const char* what) {
+  return count(n) + " " + what + (n == 1 ? "" : "s");
+}
 
 std::string lines(const std::vector<std::vector<std::string>>& rows) {
   auto text = table(rows);
-  text.pop_back();   // the end of the last line is the caller's
+  text.pop_back();  // the end of the last line is the caller's
   return text;
 }
 
@@ -45,10 +47,11 @@ std::string tree_text(const Walk& w) {
       continue;
     }
     all.add(*a.node(), w.frozen[k]);
-    rows.push_back({path, std::string(name_of(a.dtype())) + " " + to_string(a.axes()), count(a.size()),
-                    bytes_text(double(a.nbytes())), w.frozen[k] ? "frozen" : ""});
+    rows.push_back({path, std::string(name_of(a.dtype())) + " " + to_string(a.axes()),
+                    count(a.size()), bytes_text(double(a.nbytes())), w.frozen[k] ? "frozen" : ""});
   }
-  rows.push_back({plural(all.arrays, "array"), "", plural(all.elements, "element"), bytes_text(double(all.bytes))});
+  rows.push_back({plural(all.arrays, "array"), "", plural(all.elements, "element"),
+                  bytes_text(double(all.bytes))});
   return lines(rows);
 }
 
@@ -64,19 +67,21 @@ std::string summary(const Walk& w, int depth) {
     for (std::size_t end = 0; end != path.npos; end = path.find('.', end + 1), ++level) {
       if (depth >= 0 && level > depth) break;
       auto name = path.substr(0, end);
-      auto at = std::find_if(modules.begin(), modules.end(), [&](auto& m) { return m.first == name; });
+      auto at =
+          std::find_if(modules.begin(), modules.end(), [&](auto& m) { return m.first == name; });
       if (at == modules.end()) at = modules.insert(at, {name, {}});
       at->second.add(*w.arrays[k]->node(), w.frozen[k]);
     }
     any_frozen = any_frozen || w.frozen[k];
   }
-  std::vector<std::vector<std::string>> rows{{"module", "arrays", "parameters", "bytes", any_frozen ? "frozen" : ""}};
+  std::vector<std::vector<std::string>> rows{
+      {"module", "arrays", "parameters", "bytes", any_frozen ? "frozen" : ""}};
   for (auto& [name, s] : modules) {
     auto dot = name.rfind('.');
     auto indent = std::size_t(name.empty() ? 0 : 1 + std::count(name.begin(), name.end(), '.'));
     auto shown = name.empty() ? "(all)" : dot == name.npos ? name : name.substr(dot + 1);
-    rows.push_back({std::string(2 * indent, ' ') + shown, count(s.arrays), count(s.elements), bytes_text(double(s.bytes)),
-                    s.frozen ? count(s.frozen) : ""});
+    rows.push_back({std::string(2 * indent, ' ') + shown, count(s.arrays), count(s.elements),
+                    bytes_text(double(s.bytes)), s.frozen ? count(s.frozen) : ""});
   }
   return lines(rows);
 }

@@ -18,14 +18,18 @@ using program::Code;
 using program::Dims;
 using program::Step;
 
-// Of all events, and of those in loops that one run may add: a trace stays small enough to be looked at.
+// Of all events, and of those in loops that one run may add: a trace stays small enough to be
+// looked at.
 constexpr std::size_t kMostEvents = 100'000, kMostInLoops = 5'000;
 
-constinit std::mutex recording;                  // of all profilers: it is taken once a run
-const bool recording_forks = at_fork({kForkRest, [] { recording.lock(); }, [] { recording.unlock(); }});
+constinit std::mutex recording;  // of all profilers: it is taken once a run
+const bool recording_forks =
+    at_fork({kForkRest, [] { recording.lock(); }, [] { recording.unlock(); }});
 constinit thread_local Profiler* asked = nullptr;
 
-std::string dims_text(const Dims& d) { return d.empty() ? "1" : fmt::format("{}", fmt::join(d, " ")); }
+std::string dims_text(const Dims& d) {
+  return d.empty() ? "1" : fmt::format("{}", fmt::join(d, " "));
+}
 std::string step_shape(const Step& s) {
   if (s.kind == program::Kind::contract) {
     auto& c = s.contract;
@@ -39,7 +43,9 @@ std::string step_shape(const Step& s) {
     return all.empty() ? "" : all[0];
   }
   if (s.kind == program::Kind::loop) return fmt::format("{} turns", s.loop.trips);
-  return s.kind == program::Kind::skip || s.kind == program::Kind::host ? "" : dims_text(program::dims_of(s));
+  return s.kind == program::Kind::skip || s.kind == program::Kind::host
+             ? ""
+             : dims_text(program::dims_of(s));
 }
 // What a fused step computes, each once, in its order; without what only moves.
 std::string computed_by(const program::Fused& f) {
@@ -71,31 +77,36 @@ class Profiler::Recording final : public program::Recorder {
     if (!open_.empty()) open_.back().inside += now - o.began;
   }
   Recorder& beside(int worker) override {
-    while (int(beside_.size()) <= worker) beside_.push_back(std::make_unique<Recording>(known_, room_));
+    while (int(beside_.size()) <= worker)
+      beside_.push_back(std::make_unique<Recording>(known_, room_));
     return *beside_[std::size_t(worker)];
   }
   void note(int row, double began, double ended, double own, double made = 1) {
     auto& all = spent[row];
     all.calls += 1, all.seconds += own, all.made += made;
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
-    if (!fits) { ++left_out; return; }
+    if (!fits) {
+      ++left_out;
+      return;
+    }
     in_loops_ += !open_.empty();
-    static std::atomic<int> came = 0;            // threads, which are numbered in that order
+    static std::atomic<int> came = 0;  // threads, which are numbered in that order
     thread_local const int thread = came++;
     events.push_back({row, known_.program->device, thread, began, ended - began, made});
   }
-  std::unordered_map<int, Spent> spent;          // by row
+  std::unordered_map<int, Spent> spent;  // by row
   std::vector<Event> events;
   std::int64_t left_out = 0;
 
  private:
-  struct OpenStep {                              // a step that runs
+  struct OpenStep {  // a step that runs
     int row;
-    double began, inside;                        // seconds of the steps of its body
+    double began, inside;  // seconds of the steps of its body
   };
   // What threads ran side by side took as long as all of them together, over how many they were.
   void gather() {
-    const auto threads = std::count_if(beside_.begin(), beside_.end(), [](auto& b) { return !b->spent.empty(); });
+    const auto threads =
+        std::count_if(beside_.begin(), beside_.end(), [](auto& b) { return !b->spent.empty(); });
     for (auto& b : beside_) {
       for (auto& [row, s] : b->spent) {
         auto& all = spent[row];
@@ -105,7 +116,10 @@ class Profiler::Recording final : public program::Recorder {
       }
       left_out += b->left_out;
       for (auto& e : b->events) {
-        if (events.size() >= room_ || in_loops_ >= kMostInLoops) { ++left_out; continue; }
+        if (events.size() >= room_ || in_loops_ >= kMostInLoops) {
+          ++left_out;
+          continue;
+        }
         ++in_loops_, events.push_back(e), events.back().beside *= int(threads);
       }
     }
@@ -118,7 +132,8 @@ class Profiler::Recording final : public program::Recorder {
   std::vector<std::unique_ptr<Recording>> beside_;
 };
 
-void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+void Profiler::run(const Compiled& c, const std::vector<void*>& arguments,
+                   const std::vector<void*>& results, void* arena,
                    program::Communicator* communicator) {
   Known* mine;
   std::size_t room;
@@ -143,8 +158,10 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const
     }
   };
   count(told.spent, 1);
-  count(std::exchange(mine->first, {}), -1);     // which touches memory that nobody has touched: left out where there are others
-  if (!std::exchange(mine->was_called, true)) mine->first.assign(told.spent.begin(), told.spent.end());
+  // which touches memory that nobody has touched: left out where there are others
+  count(std::exchange(mine->first, {}), -1);
+  if (!std::exchange(mine->was_called, true))
+    mine->first.assign(told.spent.begin(), told.spent.end());
   if (!keep_events) return;
   events_.insert(events_.end(), told.events.begin(), told.events.end());
   events_left_out_ += told.left_out;
@@ -155,7 +172,7 @@ Profiler::Known& Profiler::known(const Compiled& c) {
   auto& at = programs_[c.program.get()];
   if (at) return *at;
   auto mine = std::make_unique<Known>();
-  mine->program = c.program;                     // so that no other has its address
+  mine->program = c.program;  // so that no other has its address
   Row whole;
   whole.called = c.program->called, whole.is_call = true;
   mine->call = row(whole);
@@ -165,11 +182,14 @@ Profiler::Known& Profiler::known(const Compiled& c) {
     if (!r.products.empty()) measure(rates_, c.memory.device(), r.products);
   at = std::move(mine);
   auto& out = *at;
-  if (programs_.size() % 256 == 0)               // those that nobody can run again
-    std::erase_if(programs_, [&](auto& p) { return p.second.get() != &out && p.second->program.use_count() == 1; });
+  if (programs_.size() % 256 == 0)  // those that nobody can run again
+    std::erase_if(programs_, [&](auto& p) {
+      return p.second.get() != &out && p.second->program.use_count() == 1;
+    });
   return out;
 }
-void Profiler::describe(const program::Program& p, const std::vector<Step>& steps, Around around, Known& known) {
+void Profiler::describe(const program::Program& p, const std::vector<Step>& steps, Around around,
+                        Known& known) {
   for (auto& s : steps) {
     Row r;
     r.kind = program::name_of(s.kind), r.op = s.why, r.shape = step_shape(s), r.called = p.called;
@@ -187,13 +207,16 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
       r.products = name_of(bytes_of(a.dtype) >= bytes_of(b.dtype) ? a.dtype : b.dtype);
     }
     known.row_of[&s] = row(std::move(r));
-    describe(p, s.loop.body, {around.loops + 1, std::max(around.side_by_side, std::min(s.loop.lanes, threads()))}, known);
+    describe(p, s.loop.body,
+             {around.loops + 1, std::max(around.side_by_side, std::min(s.loop.lanes, threads()))},
+             known);
   }
 }
 // That one, or an older one that says the same.
 int Profiler::row(Row r) {
-  auto key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{} {} {} {} {} {} {}", r.called, r.kind, r.op, r.holds, r.shape, r.where,
-                         r.module, r.loops, r.side_by_side, r.read, r.written, r.flops, r.products, r.is_call);
+  auto key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{} {} {} {} {} {} {}", r.called, r.kind, r.op,
+                         r.holds, r.shape, r.where, r.module, r.loops, r.side_by_side, r.read,
+                         r.written, r.flops, r.products, r.is_call);
   auto [at, is_new] = row_of_.emplace(std::move(key), int(rows_.size()));
   if (is_new) rows_.push_back(std::move(r));
   return at->second;
@@ -227,7 +250,10 @@ Profile Profiler::summary(int runs, double wall_s) const {
   std::map<std::string, ProfileSum> kinds, modules;
   for (auto& r : rows_) {
     if (r.calls == 0) continue;
-    if (r.is_call) { if (runs == 0) p.wall_s += r.seconds; continue; }
+    if (r.is_call) {
+      if (runs == 0) p.wall_s += r.seconds;
+      continue;
+    }
     StepProfile s = r;
     s.flops *= r.made / r.calls;
     s.bound_s = bound_of(s, r.products, rates_);
@@ -237,7 +263,8 @@ Profile Profiler::summary(int runs, double wall_s) const {
     p.steps_s += s.seconds;
     add_cost(kinds[s.kind], s);
     add_cost(modules[s.module], s);
-    for (auto dot = s.module.rfind('.'); dot != s.module.npos && dot > 0; dot = s.module.rfind('.', dot - 1))
+    for (auto dot = s.module.rfind('.'); dot != s.module.npos && dot > 0;
+         dot = s.module.rfind('.', dot - 1))
       add_cost(modules[s.module.substr(0, dot)], s);
     p.steps.push_back(std::move(s));
   }
@@ -254,7 +281,9 @@ Profiling::~Profiling() { asked = before_; }
 
 namespace detail {
 Profile profiled(void (*call)(const void*), const void* f) {
-  if (is_tracing()) fail("profile", "nothing runs inside of jit, grad, vmap or scan; profile the function that jit returned");
+  if (is_tracing())
+    fail("profile",
+         "nothing runs inside of jit, grad, vmap or scan; profile the function that jit returned");
   constexpr int runs = 3;
   Profiler mine;
   Profiling told(&mine);

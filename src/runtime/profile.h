@@ -1,7 +1,8 @@
-// Who is told how long steps take: what profile(...) asks for on its thread, or HALIAX_PROFILE for the whole process.
+// Who is told how long steps take: what profile(...) asks for on its thread, or HALIAX_PROFILE for
+// the whole process.
 //
-// In: each run of an Executable. Out: a row for each step at each line (Profile), and the first runs as events in time. Rows
-// outlive Programs, which come and go with every array that is read.
+// In: each run of an Executable. Out: a row for each step at each line (Profile), and the first
+// runs as events in time. Rows outlive Programs, which come and go with every array that is read.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -21,42 +22,44 @@ class Profiler {
  public:
   Profiler() : start_(seconds_now()) {}
   // As c.executable->run.
-  void run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
-           program::Communicator*);
-  void forget_times();                           // what follows is warm
-  void leave_out(double seconds);                // of the time of calls: what would not be done but for the profile
+  void run(const Compiled& c, const std::vector<void*>& arguments,
+           const std::vector<void*>& results, void* arena, program::Communicator*);
+  void forget_times();  // what follows is warm
+  // of the time of calls: what would not be done but for the profile
+  void leave_out(double seconds);
   double left_out() const { return left_out_; }
   Profile summary(int runs, double wall_s) const;
   bool keep_events = false;
-  std::string trace(const std::string& process) const;   // JSON that Chrome and Perfetto open
+  std::string trace(const std::string& process) const;  // JSON that Chrome and Perfetto open
 
  private:
   struct Spent {
     double calls = 0, seconds = 0;
-    double made = 0;                             // of calls: the shares of their products that are worth making
+    double made = 0;  // of calls: the shares of their products that are worth making
   };
-  struct Known {                                 // a Program whose rows are there
+  struct Known {  // a Program whose rows are there
     std::shared_ptr<const program::Program> program;
     std::unordered_map<const program::Step*, int> row_of;
-    int call = 0;                                // the row of whole calls
+    int call = 0;  // the row of whole calls
     bool was_called = false;
-    std::vector<std::pair<int, Spent>> first;    // of the first call, while it is the only one: by row
+    // of the first call, while it is the only one: by row
+    std::vector<std::pair<int, Spent>> first;
   };
   struct Row : StepProfile {
-    std::string products;                        // dtype of a contraction
-    double made = 0;                             // as Spent::made
+    std::string products;  // dtype of a contraction
+    double made = 0;       // as Spent::made
     bool is_call = false;
   };
   struct Event {
     int row = 0, device = 0, thread = 0;
     double began = 0, seconds = 0;
-    double made = 1;                             // of its products, the share that was worth making
-    int beside = 1;                              // threads that ran turns side by side then
+    double made = 1;  // of its products, the share that was worth making
+    int beside = 1;   // threads that ran turns side by side then
   };
   class Recording;
   Known& known(const Compiled&);
-  struct Around {                                // a step
-    int loops = 0, side_by_side = 1;             // see StepProfile
+  struct Around {                     // a step
+    int loops = 0, side_by_side = 1;  // see StepProfile
   };
   void describe(const program::Program&, const std::vector<program::Step>&, Around, Known&);
   int row(Row);
@@ -64,15 +67,16 @@ class Profiler {
   double start_, left_out_ = 0;
   std::unordered_map<const program::Program*, std::unique_ptr<Known>> programs_;
   std::vector<Row> rows_;
-  std::map<std::string, int> row_of_;            // by all that a row says
+  std::map<std::string, int> row_of_;  // by all that a row says
   std::vector<Event> events_;
   std::int64_t events_left_out_ = 0;
   MachineRates rates_;
 };
 
-// Whom this thread tells; null: nobody. Raises if HALIAX_PROFILE names a file that cannot be written.
+// Whom this thread tells; null: nobody. Raises if HALIAX_PROFILE names a file that cannot be
+// written.
 Profiler* profiler();
-Profiler* profiler_of_process();                 // that of HALIAX_PROFILE
+Profiler* profiler_of_process();  // that of HALIAX_PROFILE
 // While one lives, this thread tells that one.
 class Profiling {
  public:
@@ -83,7 +87,8 @@ class Profiling {
  private:
   Profiler* before_;
 };
-// That of the scope, which a thread that works for this one is given. While there is one donated arguments stay.
+// That of the scope, which a thread that works for this one is given. While there is one donated
+// arguments stay.
 Profiler* asked_profiler();
 
 // What a step reads and writes of memory, in bytes, each element once; of a loop: nothing.

@@ -1,4 +1,5 @@
-// What steps move, and what this machine can move and multiply: measured by single steps of the device that is asked about.
+// What steps move, and what this machine can move and multiply: measured by single steps of the
+// device that is asked about.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,7 +19,8 @@ using program::Program;
 using program::Step;
 using program::View;
 
-// The elements that a view meets; of an instruction that is outer alone its strides are over fewer dims.
+// The elements that a view meets; of an instruction that is outer alone its strides are over fewer
+// dims.
 double elements_met(const View& v, const Dims& dims) {
   double n = 1;
   for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
@@ -32,7 +34,8 @@ Dims dims_met(const Step& s, const View& v) {
     return nullptr;
   };
   const Dims* found = s.kind == program::Kind::host ? of(s.host.arrays) : nullptr;
-  if (s.kind == program::Kind::collective) found = of(s.collective.x) ? of(s.collective.x) : of(s.collective.out);
+  if (s.kind == program::Kind::collective)
+    found = of(s.collective.x) ? of(s.collective.x) : of(s.collective.out);
   if (found) return *found;
   auto dims = program::dims_of(s);
   if (s.kind == program::Kind::fused)
@@ -42,34 +45,49 @@ Dims dims_met(const Step& s, const View& v) {
 }
 
 // ---- single steps ----
-constexpr double kLongEnough = 5e-3;             // seconds; what takes less is tried on more
-View row_major_view(int slot, DType dtype, Dims strides) { return {slot, dtype, 0, std::move(strides), {}}; }
+constexpr double kLongEnough = 5e-3;  // seconds; what takes less is tried on more
+View row_major_view(int slot, DType dtype, Dims strides) {
+  return {slot, dtype, 0, std::move(strides), {}};
+}
 
 Step copy_step(std::int64_t n) {
   return {.kind = program::Kind::copy,
           .copy = {{n}, row_major_view(0, DType::f32, {1}), row_major_view(1, DType::f32, {1})}};
 }
-Step sum_step(std::int64_t n) {                  // out (rows) of x (rows, columns)
+Step sum_step(std::int64_t n) {  // out (rows) of x (rows, columns)
   const std::int64_t rows = 256, columns = n / rows;
   Step s;
   s.fused = {{rows, columns}, 1, {}};
-  s.fused.code.push_back({.code = Code::load, .inner = true, .view = row_major_view(0, DType::f32, {columns, 1})});
+  s.fused.code.push_back(
+      {.code = Code::load, .inner = true, .view = row_major_view(0, DType::f32, {columns, 1})});
   s.fused.code.push_back({.code = Code::reduce_sum, .args = {0, -1, -1, -1}});
-  s.fused.code.push_back({.code = Code::store, .args = {1, -1, -1, -1}, .view = row_major_view(1, DType::f32, {1})});
+  s.fused.code.push_back(
+      {.code = Code::store, .args = {1, -1, -1, -1}, .view = row_major_view(1, DType::f32, {1})});
   return s;
 }
-Step vector_step(std::int64_t n) {               // out (rows) of x (k), w (rows, k)
+Step vector_step(std::int64_t n) {  // out (rows) of x (k), w (rows, k)
   const std::int64_t k = 1024, rows = n / k;
   return {.kind = program::Kind::contract,
-          .contract = {{}, {}, {rows}, {k}, row_major_view(0, DType::f32, {0, 1}), row_major_view(1, DType::f32, {k, 1}),
+          .contract = {{},
+                       {},
+                       {rows},
+                       {k},
+                       row_major_view(0, DType::f32, {0, 1}),
+                       row_major_view(1, DType::f32, {k, 1}),
                        row_major_view(2, DType::f32, {1, 0})}};
 }
-Step product_step(std::int64_t n, DType dtype) {   // out (m, n) of a (m, k), b (k, n)
+Step product_step(std::int64_t n, DType dtype) {  // out (m, n) of a (m, k), b (k, n)
   return {.kind = program::Kind::contract,
-          .contract = {{}, {n}, {n}, {n}, row_major_view(0, dtype, {n, 0, 1}), row_major_view(1, dtype, {0, 1, n}),
+          .contract = {{},
+                       {n},
+                       {n},
+                       {n},
+                       row_major_view(0, dtype, {n, 0, 1}),
+                       row_major_view(1, dtype, {0, 1, n}),
                        row_major_view(2, dtype, {n, 1, 0})}};
 }
-// The best of some runs. bytes: of its arguments, and last of its result, which no run has to touch first.
+// The best of some runs. bytes: of its arguments, and last of its result, which no run has to touch
+// first.
 double seconds_of_step(program::Device& device, Step step, const std::vector<std::int64_t>& bytes) {
   auto p = std::make_shared<Program>();
   step.scratch_bytes = device.scratch_bytes(step, 0), step.scratch = 0;
@@ -77,14 +95,18 @@ double seconds_of_step(program::Device& device, Step step, const std::vector<std
   p->steps.push_back(std::move(step));
   std::vector<Buffer> memory;
   memory.reserve(bytes.size() + 1);
-  for (auto n : bytes) memory.emplace_back(n), std::memset(memory.back().data(), 0x3c, std::size_t(n));   // small numbers
+  // small numbers
+  for (auto n : bytes)
+    memory.emplace_back(n), std::memset(memory.back().data(), 0x3c, std::size_t(n));
   memory.emplace_back(p->arena_bytes);
   std::vector<void*> arguments, results;
   for (std::size_t k = 0; k < bytes.size(); ++k) {
     bool is_result = k + 1 == bytes.size();
     auto& list = is_result ? results : arguments;
     (is_result ? p->result_slots : p->argument_slots).push_back(int(k));
-    p->slots.push_back({.bytes = bytes[k], .home = is_result ? Home::result : Home::argument, .index = int(list.size())});
+    p->slots.push_back({.bytes = bytes[k],
+                        .home = is_result ? Home::result : Home::argument,
+                        .index = int(list.size())});
     list.push_back(memory[k].data());
   }
   p->arguments = int(arguments.size()), p->results = 1, p->donated.assign(arguments.size(), -1);
@@ -94,12 +116,13 @@ double seconds_of_step(program::Device& device, Step step, const std::vector<std
     auto began = seconds_now();
     executable->run(arguments, results, memory.back().data(), nullptr);
     best = std::min(best, seconds_now() - began);
-    if (k > 0 && best > 100 * kLongEnough) break;   // it is slow enough to be known by now
+    if (k > 0 && best > 100 * kLongEnough) break;  // it is slow enough to be known by now
   }
   return best;
 }
 void measure_memory(MachineRates& rates, program::Device& device) {
-  for (std::int64_t n = 1 << 16; n <= (1 << 25); n *= 8) {   // up to 128 MiB: more than caches hold
+  // up to 128 MiB: more than caches hold
+  for (std::int64_t n = 1 << 16; n <= (1 << 25); n *= 8) {
     auto bytes = n * bytes_of(DType::f32);
     double copying = seconds_of_step(device, copy_step(n), {bytes, bytes});
     double adding = seconds_of_step(device, sum_step(n), {bytes, 256 * bytes_of(DType::f32)});
@@ -134,14 +157,15 @@ Traffic traffic_of(const Step& s, const Program& p) {
     auto dims = dims_met(s, v);
     double n = elements_met(v, dims);
     if (&v == &s.gather.table || &v == &s.scatter.target) n = double(program::points(dims));
-    auto bytes = std::min(n * bytes_of(v.dtype), double(p.slot(v.slot).bytes));   // windows share elements
+    // windows share elements
+    auto bytes = std::min(n * bytes_of(v.dtype), double(p.slot(v.slot).bytes));
     (writes ? all.written : all.read) += bytes;
   });
   return all;
 }
 
 void measure(MachineRates& rates, program::Device& device, const std::string& dtype) {
-  if (!device.is_host()) return;                 // it returns before it is done
+  if (!device.is_host()) return;  // it returns before it is done
   // Each profile has what it asked for; who asks holds the lock of all profilers.
   static auto& measured = *new std::map<std::pair<std::string, int>, MachineRates>;
   auto& known = measured[{device.name(), threads()}];
@@ -150,9 +174,12 @@ void measure(MachineRates& rates, program::Device& device, const std::string& dt
     rates.copy = known.copy, rates.read = known.read;
     return;
   }
-  auto find = [&](auto& all) { return std::find_if(all.begin(), all.end(), [&](auto& r) { return r.first == dtype; }); };
+  auto find = [&](auto& all) {
+    return std::find_if(all.begin(), all.end(), [&](auto& r) { return r.first == dtype; });
+  };
   if (find(rates.flops) != rates.flops.end()) return;
-  if (find(known.flops) == known.flops.end()) known.flops.emplace_back(dtype, product_rate(device, dtype));
+  if (find(known.flops) == known.flops.end())
+    known.flops.emplace_back(dtype, product_rate(device, dtype));
   rates.flops.push_back(*find(known.flops));
 }
 double bound_of(const ProfileCost& c, const std::string& dtype, const MachineRates& rates) {

@@ -23,7 +23,8 @@ using program::Dims;
 using program::Spares;
 using program::Wire;
 
-constexpr std::int64_t kStaging = 8 << 20;        // bytes of packed messages that a device has at a time, about
+// bytes of packed messages that a device has at a time, about
+constexpr std::int64_t kStaging = 8 << 20;
 
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15 + (h << 6) + (h >> 2);
@@ -37,7 +38,8 @@ std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int de
   for (int axis : over) {
     std::vector<int> wider;
     int size = mesh.axes()[std::size_t(axis)].second, stride = 1;
-    for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k) stride *= mesh.axes()[k].second;
+    for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k)
+      stride *= mesh.axes()[k].second;
     for (int g : group)
       for (int r = 0; r < size; ++r) wider.push_back(g + (r - coordinate(mesh, g, axis)) * stride);
     group = wider;
@@ -48,33 +50,40 @@ std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int de
 // One collective: lanes of messages, one to and one from each other device.
 class RankCommunicator::CollectiveRun {
  public:
-  CollectiveRun(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x, void* const* out)
-      : c_(c), key_(key), how_(how), group_(group_of(c.mesh_, how.over, c.device_)), staging_(std::make_unique<Staging>()) {
+  CollectiveRun(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x,
+                void* const* out)
+      : c_(c), key_(key), how_(how), group_(group_of(c.mesh_, how.over, c.device_)),
+        staging_(std::make_unique<Staging>()) {
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), c.device_) - group_.begin());
-    for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));   // only read
+    // only read
+    for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));
     out_.assign(out, out + how.out.size());
     piece_ = std::clamp<std::int64_t>(kStaging / std::int64_t(4 * group_.size()), 1 << 14, 1 << 20);
   }
   void run() {
     try {
       switch (how_.wire) {
-        case Wire::exchange: return exchange(parcels(how_.sends, true), parcels(how_.receives, false));
-        case Wire::all_gather: return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
-        case Wire::reduce_scatter: return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
+        case Wire::exchange:
+          return exchange(parcels(how_.sends, true), parcels(how_.receives, false));
+        case Wire::all_gather:
+          return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
+        case Wire::reduce_scatter:
+          return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
         case Wire::all_reduce: {
           auto parts = stretches(out_, how_.out);
           return reduce(stretches(x_, how_.x), parts[mine_], &parts);
         }
       }
     } catch (...) {
-      (void)staging_.release();     // what carries the messages may still use it
+      (void)staging_.release();  // what carries the messages may still use it
       throw;
     }
   }
 
  private:
-  using Staging = std::vector<std::unique_ptr<Buffer>>;   // of memory that is there from the collective before
-  using Lanes = std::vector<Patches>;            // by place in the group
+  // of memory that is there from the collective before
+  using Staging = std::vector<std::unique_ptr<Buffer>>;
+  using Lanes = std::vector<Patches>;  // by place in the group
 
   // ---- what goes where ----
   static Patches whole(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
@@ -111,7 +120,8 @@ class RankCommunicator::CollectiveRun {
 
   // ---- messages ----
   std::byte* room(const Patches& p) {
-    return staging_->emplace_back(std::make_unique<Buffer>(std::max<std::int64_t>(bytes_in(p), 1)))->data();
+    return staging_->emplace_back(std::make_unique<Buffer>(std::max<std::int64_t>(bytes_in(p), 1)))
+        ->data();
   }
   Peers::Endpoint end(std::size_t g) const {
     int local = c_.mesh_.devices() / c_.peers_.count();
@@ -124,7 +134,8 @@ class RankCommunicator::CollectiveRun {
   // What will come for these patches, packed: where it lies once `wait` has returned.
   const std::byte* post_receive(std::size_t g, int part, const Patches& p) {
     auto* to = room(p);
-    pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), to, bytes_in(p)));
+    pending_.push_back(
+        c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), to, bytes_in(p)));
     return to;
   }
   std::vector<std::vector<Patches>> in_pieces(const Lanes& lanes) const {
@@ -140,12 +151,15 @@ class RankCommunicator::CollectiveRun {
       staging_->clear();
       for (std::size_t g = 0; g < group_.size(); ++g) {
         bool own = g == mine_, in = round < receives[g].size(), out = round < sends[g].size();
-        if (in && !own) got.push_back({post_receive(g, 0, receives[g][round]), &receives[g][round]});
+        if (in && !own)
+          got.push_back({post_receive(g, 0, receives[g][round]), &receives[g][round]});
         if (!out) continue;
         auto* packed = room(sends[g][round]);
         pack(sends[g][round], packed);
-        if (own) unpack(packed, receives[g].at(round));
-        else post_send(g, 0, packed, bytes_in(sends[g][round]));
+        if (own)
+          unpack(packed, receives[g].at(round));
+        else
+          post_send(g, 0, packed, bytes_in(sends[g][round]));
       }
       if (staging_->empty()) return;
       c_.peers_.wait(pending_);
@@ -159,7 +173,8 @@ class RankCommunicator::CollectiveRun {
   }
   void leave_out(Lanes& sends, Lanes& receives) {
     const bool mine = takes_part(how_, x_.data());
-    auto &told = how_.spares == Spares::unread ? receives : sends, &tell = how_.spares == Spares::unread ? sends : receives;
+    auto &told = how_.spares == Spares::unread ? receives : sends,
+         &tell = how_.spares == Spares::unread ? sends : receives;
     std::vector<const std::byte*> theirs(group_.size());
     auto flag = [&] { return staging_->emplace_back(std::make_unique<Buffer>(1))->data(); };
     for (std::size_t g = 0; g < group_.size(); ++g) {
@@ -183,7 +198,8 @@ class RankCommunicator::CollectiveRun {
       tell[g].clear();
     }
   }
-  // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all` have them, they are sent on.
+  // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all`
+  // have them, they are sent on.
   void reduce(const Lanes& x, const Patches& mine, const Lanes* all) {
     auto sends = in_pieces(x);
     auto sums = pieces_of(mine, piece_);
@@ -198,8 +214,10 @@ class RankCommunicator::CollectiveRun {
         if (round >= sends[g].size()) continue;
         auto* packed = room(sends[g][round]);
         pack(sends[g][round], packed);
-        if (g == mine_) parts[g] = packed;
-        else post_send(g, 0, packed, bytes_in(sends[g][round]));
+        if (g == mine_)
+          parts[g] = packed;
+        else
+          post_send(g, 0, packed, bytes_in(sends[g][round]));
       }
       if (staging_->empty()) return;
       c_.peers_.wait(pending_);
@@ -226,7 +244,7 @@ class RankCommunicator::CollectiveRun {
   }
 
   RankCommunicator& c_;
-  const std::uint64_t key_;         // of the messages
+  const std::uint64_t key_;  // of the messages
   const Collective& how_;
   std::vector<int> group_;
   std::size_t mine_ = 0;
@@ -282,8 +300,10 @@ class RankCommunicator::Queue {
         error = std::current_exception();
       }
       hold.lock();
-      if (error) error_ = error;
-      else ++done_;
+      if (error)
+        error_ = error;
+      else
+        ++done_;
       changed_.notify_all();
       if (error) return;
     }
@@ -294,10 +314,11 @@ class RankCommunicator::Queue {
   std::int64_t added_ = 0, done_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;
-  std::thread thread_;              // last: it uses all above
+  std::thread thread_;  // last: it uses all above
 };
 
-RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, const Mesh& mesh, int device)
+RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, const Mesh& mesh,
+                                   int device)
     : peers_(peers), mesh_(mesh), device_(device), call_(mix(17, call.number())) {}
 RankCommunicator::~RankCommunicator() = default;
 std::uint64_t RankCommunicator::next_key(const Collective& c) {
@@ -307,17 +328,22 @@ std::uint64_t RankCommunicator::next_key(const Collective& c) {
   for (auto size : c.size) key = mix(key, std::uint64_t(size));
   return key;
 }
-void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out, void* scratch, std::int64_t bytes) {
+void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out,
+                           void* scratch, std::int64_t bytes) {
   if (queue_) return finish(start(c, x, out, scratch, bytes));
   CollectiveRun(*this, next_key(c), c, x, out).run();
 }
-std::int64_t RankCommunicator::start(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) {
+std::int64_t RankCommunicator::start(const Collective& c, const void* const* x, void* const* out,
+                                     void*, std::int64_t) {
   if (!queue_) queue_ = std::make_unique<Queue>(*this);
-  return queue_->add({&c, next_key(c), std::vector<const void*>(x, x + c.x.size()), std::vector<void*>(out, out + c.out.size())});
+  return queue_->add({&c, next_key(c), std::vector<const void*>(x, x + c.x.size()),
+                      std::vector<void*>(out, out + c.out.size())});
 }
 void RankCommunicator::finish(std::int64_t call) {
   if (queue_) queue_->wait(call);
 }
-void RankCommunicator::fail(const char* why) { peers_.fail(fmt::format("device {}: {}", device_, why)); }
+void RankCommunicator::fail(const char* why) {
+  peers_.fail(fmt::format("device {}: {}", device_, why));
+}
 
 }  // namespace haliax

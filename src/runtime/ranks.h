@@ -1,8 +1,9 @@
-// The ranks that run this program (program/ranks.h), as one of them sees them: who is there, who has failed, and how messages are
-// waited for.
+// The ranks that run this program (program/ranks.h), as one of them sees them: who is there, who
+// has failed, and how messages are waited for.
 //
-// In: what carries messages. Out: calls that all ranks make together, each in the same order. Always: a rank that raises, ends
-// early, dies or stands still becomes an error of all others that names it; nobody waits for ever.
+// In: what carries messages. Out: calls that all ranks make together, each in the same order.
+// Always: a rank that raises, ends early, dies or stands still becomes an error of all others that
+// names it; nobody waits for ever.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,7 +21,7 @@
 
 namespace haliax {
 
-struct Elsewhere : Error {   // the cause lies on another device
+struct Elsewhere : Error {  // the cause lies on another device
   using Error::Error;
 };
 
@@ -35,12 +36,14 @@ class Peers final : public program::RankGroup {
   std::string where() const override { return carrier_.where(); }
   int place() const { return carrier_.place(); }
 
-  // What all ranks do together; one at a time, other threads wait. Raises if another rank has failed.
+  // What all ranks do together; one at a time, other threads wait. Raises if another rank has
+  // failed.
   class JointCall {
    public:
-    JointCall(Peers&, std::string what);   // the same on all ranks; for people: "jit at train.cpp:12"
+    // the same on all ranks; for people: "jit at train.cpp:12"
+    JointCall(Peers&, std::string what);
     JointCall(const JointCall&) = delete;
-    std::uint64_t number() const { return peers_.calls_; }   // the same on all ranks
+    std::uint64_t number() const { return peers_.calls_; }  // the same on all ranks
 
    private:
     Peers& peers_;
@@ -59,82 +62,92 @@ class Peers final : public program::RankGroup {
     int tag = 0;
     bool receives = false;
   };
-  // key: what it is about, the same at both ends; messages of one key between two ends arrive in order.
+  // key: what it is about, the same at both ends; messages of one key between two ends arrive in
+  // order.
   Transfer send(int device, Endpoint to, std::uint64_t key, const void*, std::int64_t bytes);
   Transfer receive(Endpoint from, int device, std::uint64_t key, void*, std::int64_t bytes);
-  // Until all are done. What raises here leaves the memory of what is not done to the carrier: it must stay where it is.
+  // Until all are done. What raises here leaves the memory of what is not done to the carrier: it
+  // must stay where it is.
   void wait(std::vector<Transfer>&);
 
-  // Each rank says what it is about to do; where a field differs from that of rank 0, all raise. A long text may be given as its
-  // hash: then it is not shown.
+  // Each rank says what it is about to do; where a field differs from that of rank 0, all raise. A
+  // long text may be given as its hash: then it is not shown.
   struct Statement {
     std::string name, text;
     bool shown = true;
   };
   void agree(const std::vector<Statement>&);
-  std::vector<std::string> say(const std::string& mine) override { return said_by_all(kInCall, mine); }   // by rank
-  // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk` is beside calls, by one thread
-  // of each rank at a time, and what is said in one does not meet what is said in another.
+  // by rank
+  std::vector<std::string> say(const std::string& mine) override {
+    return said_by_all(kInCall, mine);
+  }
+  // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk`
+  // is beside calls, by one thread of each rank at a time, and what is said in one does not meet
+  // what is said in another.
   std::vector<std::string> exchange(const std::string& mine, int talk = 0);
-  bool any(bool mine);              // a call of its own
+  bool any(bool mine);  // a call of its own
 
   // This rank goes no further: all others raise, from now on.
   void fail(const std::string& why) noexcept;
-  void check() const;               // raises what another rank failed with
-  void check(std::chrono::nanoseconds waited) const override;   // and for one that has ended, as long as one is patient
+  void check() const;  // raises what another rank failed with
+  // and for one that has ended, as long as one is patient
+  void check(std::chrono::nanoseconds waited) const override;
   // The end of this process: waits for the others, unless one has failed.
   void leave();
-  std::int64_t sent_bytes() const { return sent_; }   // of data, to other ranks
+  std::int64_t sent_bytes() const { return sent_; }  // of data, to other ranks
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum Care : int { beats, failures, ends, waits, calls };   // tags of messages by which ranks look after each other
+  // tags of messages by which ranks look after each other
+  enum Care : int { beats, failures, ends, waits, calls };
   struct Note {
     program::Ranks::Message message = {};
     std::string text;
   };
   int tag(int from, int to, std::uint64_t key) const;
-  static constexpr int kInCall = -1;                  // instead of a talk beside calls
+  static constexpr int kInCall = -1;  // instead of a talk beside calls
   std::vector<std::string> said_by_all(int talk, const std::string& mine);
   void give(int talk, int to, const std::string&);
   std::string take(int talk, int from);
   void wait_for(program::Ranks::Message, int rank);
   void suspect(const std::vector<Transfer>&, Clock::time_point since);
-  void look_after();                // the thread: beats, and what others say
+  void look_after();  // the thread: beats, and what others say
   void hear();
   void tell(int rank, Care, std::string text);
   void tell_all(Care, const std::string& text);
   void note_failure(std::string why);
   void fail_all(const std::string& why);
   void compare_call(std::uint64_t number);
-  std::string named() const;        // rank 2 (host, process 17)
+  std::string named() const;  // rank 2 (host, process 17)
 
   program::Ranks& carrier_;
-  const int me_, count_, kinds_;    // kinds_: so many calls are told apart
+  const int me_, count_, kinds_;  // kinds_: so many calls are told apart
   const std::chrono::milliseconds patience_;
   std::mutex calling_;
   std::uint64_t calls_ = 0;
-  int call_ = 0;                    // as messages name it
+  int call_ = 0;  // as messages name it
   std::atomic<std::int64_t> sent_{0};
-  mutable std::mutex lock_;         // of all below
-  std::string doing_;               // the call, for people
-  std::atomic<bool> waiting_{false};   // for long already
+  mutable std::mutex lock_;           // of all below
+  std::string doing_;                 // the call, for people
+  std::atomic<bool> waiting_{false};  // for long already
   // Calls by number: of this rank and of the one before it, until they are compared.
   std::map<std::uint64_t, std::string> mine_, theirs_;
-  Clock::time_point asked_;         // when this one last told another that it waits for it
+  Clock::time_point asked_;  // when this one last told another that it waits for it
   std::condition_variable changed_;
-  std::string failure_;             // of another rank, or what this one told
+  std::string failure_;  // of another rank, or what this one told
   std::atomic<bool> failed_{false};
-  std::vector<char> ended_;         // by rank
-  std::list<Note> notes_;           // on their way
-  Clock::time_point heard_;         // from the rank before this one
+  std::vector<char> ended_;  // by rank
+  std::list<Note> notes_;    // on their way
+  Clock::time_point heard_;  // from the rank before this one
   bool stop_ = false;
   std::thread care_;
 };
 
-// Those of this process; null: it runs by itself. Opened when first asked for: under mpirun, or where HALIAX_RANKS=mpi asks.
+// Those of this process; null: it runs by itself. Opened when first asked for: under mpirun, or
+// where HALIAX_RANKS=mpi asks.
 Peers* peers();
-// While one lives, meshes of this thread lie in this process alone: their devices are its threads, whatever ranks there are.
+// While one lives, meshes of this thread lie in this process alone: their devices are its threads,
+// whatever ranks there are.
 class alone {
  public:
   [[nodiscard]] alone();

@@ -18,7 +18,7 @@ KnownNode with_value(const NamedArray& a) {
   if (!n.donated.empty()) fail("eval", n.donated);
   if (!n.value) evaluate({a.node()});
   auto value = n.value.get();
-  if (!value) fail("eval", n.donated);   // by another thread, meanwhile
+  if (!value) fail("eval", n.donated);  // by another thread, meanwhile
   return {n, std::move(value)};
 }
 
@@ -32,8 +32,11 @@ template <class T> std::vector<T> converted(const KnownNode& k) {
   std::vector<T> out(std::size_t(n.size()));
   for (std::int64_t i = 0; i < n.size(); ++i) {
     auto v = scalar::cast(element(k, i), n.dtype, to);
-    if constexpr (!std::is_integral_v<T>) out[std::size_t(i)] = T(v.real);
-    else out[std::size_t(i)] = n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
+    if constexpr (!std::is_integral_v<T>)
+      out[std::size_t(i)] = T(v.real);
+    else
+      out[std::size_t(i)] =
+          n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
   }
   return out;
 }
@@ -48,13 +51,15 @@ const NamedArray& NamedArray::eval(SourceLocation at) const {
 void eval(std::span<const NamedArray> arrays, SourceLocation at) {
   Here here(at);
   Nodes nodes;
-  for (auto& a : arrays) if (!a.empty()) nodes.push_back(a.node());
+  for (auto& a : arrays)
+    if (!a.empty()) nodes.push_back(a.node());
   evaluate(nodes);
 }
 double NamedArray::item(SourceLocation at) const {
   Here here(at);
   auto known = with_value(*this);
-  if (known.node.size() != 1) fail("item", "expected one value, got " + haliax::to_string(known.node.axes));
+  if (known.node.size() != 1)
+    fail("item", "expected one value, got " + haliax::to_string(known.node.axes));
   return converted<double>(known)[0];
 }
 std::vector<float> NamedArray::floats(SourceLocation at) const {

@@ -12,7 +12,8 @@
 namespace haliax {
 namespace {
 
-// Names that were the default's once: other threads may read them. Never destroyed, and found without a lock.
+// Names that were the default's once: other threads may read them. Never destroyed, and found
+// without a lock.
 struct Used {
   std::string name;
   const Used* next;
@@ -66,8 +67,8 @@ Compiled compile(const Nodes& roots, const std::string& name) {
 std::unique_ptr<CallMemory> Compiled::for_call() const {
   return std::make_unique<CallMemory>(CallMemory{memory.arena(program->arena_bytes)});
 }
-std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, program::Communicator* communicator,
-                            bool* began) {
+std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given,
+                            program::Communicator* communicator, bool* began) {
   auto& p = *c.program;
   auto mine = c.idle.take();
   if (!mine) mine = c.for_call();
@@ -93,8 +94,10 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
   }
   if (began) *began = true;
   auto* arena = c.memory.address(*mine->arena);
-  if (auto* told = profiler()) told->run(c, arguments, results, arena, communicator);
-  else c.executable->run(arguments, results, arena, communicator);
+  if (auto* told = profiler())
+    told->run(c, arguments, results, arena, communicator);
+  else
+    c.executable->run(arguments, results, arena, communicator);
   c.idle.leave(std::move(mine));
   return made;
 }

@@ -13,7 +13,8 @@
 namespace haliax {
 namespace {
 
-// An array in blocks: rows are those of the first axis that is cut, columns those of all others together.
+// An array in blocks: rows are those of the first axis that is cut, columns those of all others
+// together.
 struct Grid {
   struct Edge {
     std::vector<std::string> labels;  // embed 0..191
@@ -44,7 +45,8 @@ Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
                     : to == from + 1 ? fmt::format("{} {}", name, from)
                                      : fmt::format("{} {}..{}", name, from, to - 1);
         finer.labels.push_back(s.labels[k] + (s.labels[k].empty() ? "" : ", ") + text);
-        finer.extents.push_back(s.extents[k] * double(to - from) / double(std::max<std::int64_t>(1, a.size)));
+        finer.extents.push_back(s.extents[k] * double(to - from) /
+                                double(std::max<std::int64_t>(1, a.size)));
       }
     s = std::move(finer);
   }
@@ -54,13 +56,15 @@ Grid grid_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   Axes cut;
   for (auto& a : axes)
     if (!at.cut(a.name).empty()) cut.push_back(a);
-  Axes first(cut.begin(), cut.begin() + (cut.empty() ? 0 : 1)), others(cut.begin() + (cut.empty() ? 0 : 1), cut.end());
+  Axes first(cut.begin(), cut.begin() + (cut.empty() ? 0 : 1)),
+      others(cut.begin() + (cut.empty() ? 0 : 1), cut.end());
   Grid g{side_of(first, at, mesh), side_of(others, at, mesh), {}};
   g.devices.assign(g.rows.labels.size(), std::vector<std::vector<int>>(g.columns.labels.size()));
   for (int d = 0; d < mesh.devices(); ++d) {
     int row = 0, column = 0;
     for (auto& a : first) row = block_number(at.cut(a.name), mesh, d);
-    for (auto& a : others) column = column * ranks(mesh, at.cut(a.name)) + block_number(at.cut(a.name), mesh, d);
+    for (auto& a : others)
+      column = column * ranks(mesh, at.cut(a.name)) + block_number(at.cut(a.name), mesh, d);
     g.devices[std::size_t(row)][std::size_t(column)].push_back(d);
   }
   return g;
@@ -73,7 +77,8 @@ std::string list_of(const std::vector<int>& devices) {  // 0-3 8-11, or some of 
     std::size_t j = i;
     while (j + 1 < devices.size() && devices[j + 1] == devices[j] + 1) ++j;
     if (runs == 8) return out + fmt::format(" ... ({} devices)", devices.size());
-    out += (out.empty() ? "" : " ") + (j - i > 1 ? fmt::format("{}-{}", devices[i], devices[j]) : std::to_string(devices[i]));
+    out += (out.empty() ? "" : " ") +
+           (j - i > 1 ? fmt::format("{}-{}", devices[i], devices[j]) : std::to_string(devices[i]));
     i = j - i > 1 ? j + 1 : i + 1;
   }
   return out;
@@ -110,7 +115,8 @@ std::string table_of(const Grid& g) {
 // ---- the picture ----
 std::string escaped(const std::string& s) {
   std::string out;
-  for (char c : s) out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
+  for (char c : s)
+    out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
   return out;
 }
 std::string text_at(double x, double y, const std::string& what, const std::string& more = "") {
@@ -137,7 +143,8 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
   const double height = std::clamp(34. * double(rows.size()), 170., 440.);
   const double rows_all = total(g.rows, rows), columns_all = total(g.columns, columns);
   auto out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"12\">\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       left + plot + right, top + height + 40);
   out += text_at(16, 24, title, "font-size=\"14\"") + text_at(16, 44, below, "fill=\"#555\"");
@@ -154,22 +161,27 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
     for (auto c : columns) {
       const double w = plot * g.columns.extents[c] / columns_all;
       if (w <= 0 || h <= 0) continue;
-      if (r == rows[0] && w > 40) out += text_at(x + w / 2, top - 8, g.columns.labels[c], "text-anchor=\"middle\"");
+      if (r == rows[0] && w > 40)
+        out += text_at(x + w / 2, top - 8, g.columns.labels[c], "text-anchor=\"middle\"");
       const auto columns_in_all = g.columns.labels.size();
       auto all = list_of(g.devices[r][c]);
       out += fmt::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"white\" "
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" "
+          "stroke=\"white\" "
           "stroke-width=\"2\"/>\n",
           x, y, w, h, colour(r * columns_in_all + c, g.rows.labels.size() * columns_in_all));
       if (w > 16 && h > 10)
         out += text_at(x + w / 2, y + h / 2 + 4, all,
-                       fmt::format("text-anchor=\"middle\" font-size=\"{}\"", double(all.size()) * 7 > w ? 8 : 12));
+                       fmt::format("text-anchor=\"middle\" font-size=\"{}\"",
+                                   double(all.size()) * 7 > w ? 8 : 12));
       x += w;
     }
     y += h;
   }
-  out += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"none\" stroke=\"#888\"/>\n", left,
-                     top, plot, height);
+  out += fmt::format(
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"none\" "
+      "stroke=\"#888\"/>\n",
+      left, top, plot, height);
   return out +
          text_at(left + plot / 2, top + height + 24, "in each block: the devices that hold it",
                  "text-anchor=\"middle\" fill=\"#555\"") +
@@ -185,8 +197,8 @@ std::string bytes_text(double b) {
   return u == 0 ? fmt::format("{:.0f} B", b) : fmt::format("{:.1f} {}", b, units[u]);
 }
 
-std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, const Mesh& mesh, const std::string& svg,
-                               SourceLocation at) {
+std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, const Mesh& mesh,
+                               const std::string& svg, SourceLocation at) {
   Here here(at);
   auto lies = sharding_for(spec, mapping, mesh, "an array");
   auto g = grid_of(spec, lies, mesh);
@@ -210,18 +222,21 @@ std::string visualize_sharding(const NamedArray& a, const std::string& svg, Sour
   if (auto p = placement(a)) return visualize_sharding(a.axes(), p->mapping, p->mesh, svg, at);
   auto mesh = current_mesh();
   auto mapping = current_mapping();
-  return visualize_sharding(a.axes(), mapping ? *mapping : Mapping(), mesh ? *mesh : Mesh(), svg, at);
+  return visualize_sharding(a.axes(), mapping ? *mapping : Mapping(), mesh ? *mesh : Mesh(), svg,
+                            at);
 }
 
 namespace detail {
 
-std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths, const Mapping& mapping, const Mesh& mesh,
-                           SourceLocation at) {
+std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths,
+                           const Mapping& mapping, const Mesh& mesh, SourceLocation at) {
   Here here(at);
   std::vector<std::vector<std::string>> rows;
   double whole = 0, mine = 0;
-  auto add = [&](const std::string& path, const std::string& held, const std::string& spec, double all, double each) {
-    rows.push_back({path, held, spec, fmt::format("{:>10}", bytes_text(all)), fmt::format("{:>10} a device", bytes_text(each))});
+  auto add = [&](const std::string& path, const std::string& held, const std::string& spec,
+                 double all, double each) {
+    rows.push_back({path, held, spec, fmt::format("{:>10}", bytes_text(all)),
+                    fmt::format("{:>10} a device", bytes_text(each))});
   };
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     if (leaves[k].empty()) continue;
@@ -230,8 +245,11 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
     std::string spec;
     for (auto& a : axes)
       if (auto cut = lies.cut(a.name); !cut.empty())
-        spec += fmt::format("{}{} by {}", spec.empty() ? "" : ", ", a.name.text(), to_string(mesh, cut));
-    auto bytes = [&](const Axes& of) { return double(axis_size(of)) * bytes_of(leaves[k].dtype()); };
+        spec += fmt::format("{}{} by {}", spec.empty() ? "" : ", ", a.name.text(),
+                            to_string(mesh, cut));
+    auto bytes = [&](const Axes& of) {
+      return double(axis_size(of)) * bytes_of(leaves[k].dtype());
+    };
     auto all = bytes(axes), each = bytes(local_axes(axes, lies, mesh, 0));
     add(paths[k], to_string(axes), spec.empty() ? "whole" : spec, all, each);
     whole += all, mine += each;

@@ -22,7 +22,8 @@ std::string shape_text(const Sizes& shape) { return fmt::format("({})", fmt::joi
 
 void StateWalk::named(std::string_view field, Visit visit, void* node) {
   auto mark = path.size();
-  auto renamed = std::find_if(names.begin(), names.end(), [&](auto& n) { return n.first == field; });
+  auto renamed =
+      std::find_if(names.begin(), names.end(), [&](auto& n) { return n.first == field; });
   auto name = renamed == names.end() ? field : std::string_view(renamed->second);
   if (!name.empty() && !path.empty()) path += '.';
   path += name;
@@ -32,14 +33,16 @@ void StateWalk::named(std::string_view field, Visit visit, void* node) {
 
 void StateWalk::check_no_layers() const {
   Here here(at);
-  if (layers >= 0) fail("state_dict", "layers inside layers have no place in a checkpoint: " + path);
+  if (layers >= 0)
+    fail("state_dict", "layers inside layers have no place in a checkpoint: " + path);
 }
 
 void StateWalk::add(NamedArray& a) {
   if (a.empty()) return;
   auto axes = a.axes();
   std::vector<std::int64_t> shape;
-  for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);  // the layer axis comes first
+  // the layer axis comes first
+  for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);
   entries.push_back({path, &a, std::move(shape), layers});
 }
 void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes) {
@@ -53,9 +56,11 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
   stored = std::move(shape);
 }
 void StateWalk::add(nn::Linear& l) {
-  auto axes = l.weight.empty() ? Axes() : l.weight.axes();   // empty: of another part of the model, see filter
+  // empty: of another part of the model, see filter
+  auto axes = l.weight.empty() ? Axes() : l.weight.axes();
   auto &in = l.In.axes(), &out = l.Out.axes();
-  bool out_first = !out.empty() && axes.size() >= in.size() + out.size() && axes[axes.size() - in.size() - out.size()] == out[0];
+  bool out_first = !out.empty() && axes.size() >= in.size() + out.size() &&
+                   axes[axes.size() - in.size() - out.size()] == out[0];
   add_matrix("weight", l.weight, out_first ? out.size() : in.size());
   if (l.bias) add_matrix("bias", *l.bias, 0);
 }
@@ -81,18 +86,22 @@ TensorFile save_state(const std::vector<StateEntry>& entries, SourceLocation at)
       if (!seen.insert(name).second)
         fail("state_dict", "two arrays are called " + name + "; give their fields other names");
       auto from = bytes.begin() + std::ptrdiff_t(each) * i;
-      file.tensors.push_back({name, e.array->dtype(), e.shape, {from, from + std::ptrdiff_t(each)}});
+      file.tensors.push_back(
+          {name, e.array->dtype(), e.shape, {from, from + std::ptrdiff_t(each)}});
     }
   }
-  std::sort(file.tensors.begin(), file.tensors.end(), [](auto& a, auto& b) { return a.name < b.name; });
+  std::sort(file.tensors.begin(), file.tensors.end(),
+            [](auto& a, auto& b) { return a.name < b.name; });
   return file;
 }
 
 namespace {
 
-// The tensors of a file that an array of the model takes, layer by layer; null where one is missing or has another shape.
-std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file, StateMismatch& wrong,
-                                    std::vector<std::string>& told, std::set<std::string>& unused) {
+// The tensors of a file that an array of the model takes, layer by layer; null where one is missing
+// or has another shape.
+std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
+                                    StateMismatch& wrong, std::vector<std::string>& told,
+                                    std::set<std::string>& unused) {
   std::vector<const Tensor*> out;
   for (std::int64_t i = 0; i < tensors_of(e); ++i) {
     auto name = name_of_layer(e.path, i);
@@ -103,11 +112,13 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
       told.push_back(name + " is missing" + did_you_mean(name, file.tensors, &Tensor::name));
     } else if (t->shape != e.shape) {
       wrong.other_shape.push_back(name);
-      told.push_back(fmt::format("{} has shape {}, but the model wants {}", name, shape_text(t->shape), shape_text(e.shape)));
+      told.push_back(fmt::format("{} has shape {}, but the model wants {}", name,
+                                 shape_text(t->shape), shape_text(e.shape)));
       t = nullptr;
     } else if (t->dtype != e.array->dtype()) {
       wrong.other_dtype.push_back(name);
-      told.push_back(fmt::format("{} is {}, but the model wants {}", name, name_of(t->dtype), name_of(e.array->dtype())));
+      told.push_back(fmt::format("{} is {}, but the model wants {}", name, name_of(t->dtype),
+                                 name_of(e.array->dtype())));
     }
     out.push_back(t);
   }
@@ -117,7 +128,8 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
 NamedArray joined(const StateEntry& e, const std::vector<const Tensor*>& tensors) {
   auto dtype = e.array->dtype();
   auto axes = e.array->axes();
-  bool alike = std::all_of(tensors.begin(), tensors.end(), [&](auto* t) { return t && t->dtype == tensors[0]->dtype; });
+  bool alike = std::all_of(tensors.begin(), tensors.end(),
+                           [&](auto* t) { return t && t->dtype == tensors[0]->dtype; });
   if (alike && !tensors.empty()) {
     std::vector<std::byte> bytes;
     for (auto* t : tensors) bytes.insert(bytes.end(), t->data.begin(), t->data.end());
@@ -128,34 +140,40 @@ NamedArray joined(const StateEntry& e, const std::vector<const Tensor*>& tensors
   std::vector<NamedArray> layers;
   Axes of_one(axes.begin() + 1, axes.end());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (auto* t = tensors[i]) layers.push_back(from_bytes(t->data, t->dtype, of_one).astype(dtype));
-    else layers.push_back(at(*e.array, axes[0], std::int64_t(i)));
+    if (auto* t = tensors[i])
+      layers.push_back(from_bytes(t->data, t->dtype, of_one).astype(dtype));
+    else
+      layers.push_back(at(*e.array, axes[0], std::int64_t(i)));
   }
   return stack(axes[0], layers);
 }
 // `the file has 4 layers h.{}, the model 3`, for each stack of which that is so.
-std::vector<std::string> other_layers(const std::vector<StateEntry>& entries, const TensorFile& file) {
+std::vector<std::string> other_layers(const std::vector<StateEntry>& entries,
+                                      const TensorFile& file) {
   std::vector<std::string> out;
   std::set<std::string> seen;
   for (auto& e : entries) {
     auto hole = e.path.find("{}");
-    if (e.layers < 0 || hole == e.path.npos || !seen.insert(e.path.substr(0, hole)).second) continue;
+    if (e.layers < 0 || hole == e.path.npos || !seen.insert(e.path.substr(0, hole)).second)
+      continue;
     std::set<std::string> numbers;
     for (auto& t : file.tensors) {
       if (t.name.compare(0, hole, e.path, 0, hole) != 0) continue;
       auto end = t.name.find_first_not_of("0123456789", hole);
-      if (end != hole && end != t.name.npos && t.name[end] == '.') numbers.insert(t.name.substr(hole, end - hole));
+      if (end != hole && end != t.name.npos && t.name[end] == '.')
+        numbers.insert(t.name.substr(hole, end - hole));
     }
     if (!numbers.empty() && std::int64_t(numbers.size()) != e.layers)
-      out.push_back(
-          fmt::format("the file has {} layers {}, the model {}", numbers.size(), e.path.substr(0, hole + 2), e.layers));
+      out.push_back(fmt::format("the file has {} layers {}, the model {}", numbers.size(),
+                                e.path.substr(0, hole + 2), e.layers));
   }
   return out;
 }
 
 }  // namespace
 
-void load_state(const std::vector<StateEntry>& entries, const TensorFile& file, const StateOptions& options) {
+void load_state(const std::vector<StateEntry>& entries, const TensorFile& file,
+                const StateOptions& options) {
   Here here(options.at);
   StateMismatch wrong;
   auto told = other_layers(entries, file);
@@ -165,8 +183,9 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file, 
     unused.insert(t.name);
     auto size = bytes_of(t.dtype) * program::points(t.shape);
     if (std::int64_t(t.data.size()) != size)
-      fail("from_state_dict", fmt::format("the tensor {} has {} bytes, not the {} of {} {}", t.name, t.data.size(), size,
-                                          shape_text(t.shape), name_of(t.dtype)));
+      fail("from_state_dict",
+           fmt::format("the tensor {} has {} bytes, not the {} of {} {}", t.name, t.data.size(),
+                       size, shape_text(t.shape), name_of(t.dtype)));
   }
   std::vector<std::vector<const Tensor*>> taken;
   for (auto& e : entries) taken.push_back(taken_by(e, file, wrong, told, unused));

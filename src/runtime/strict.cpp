@@ -16,21 +16,26 @@ void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
   for (auto& m : moves) {
     if (!m.gathers() || m.asked != Asked::nobody) continue;
     fail_at(m.origin, "strict",
-            fmt::format(
-                "{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "
-                "has what it needs, or ask for the gather by shard",
-                cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes,
-                m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns, loops_of(m, mesh)) : ""));
+            fmt::format("{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked "
+                        "for it; cut it so that each device "
+                        "has what it needs, or ask for the gather by shard",
+                        cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes,
+                        m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns,
+                                                  loops_of(m, mesh))
+                                    : ""));
   }
 }
 
 void refuse_without_mesh(const Mapping& m) {
-  if (std::all_of(m.entries().begin(), m.entries().end(), [](auto& e) { return e.mesh_axes.empty(); })) return;
+  if (std::all_of(m.entries().begin(), m.entries().end(),
+                  [](auto& e) { return e.mesh_axes.empty(); }))
+    return;
   fail("strict", "there is no mesh for the mapping " + to_string(m) +
                      " to cut by; give one as an option, or put it in scope with use_mesh");
 }
 
-void refuse_mappings(const Nodes& roots, const Nodes& inputs, const std::vector<const Mapping*>& given, bool mesh) {
+void refuse_mappings(const Nodes& roots, const Nodes& inputs,
+                     const std::vector<const Mapping*>& given, bool mesh) {
   std::vector<std::string> known;
   std::vector<const Mapping*> mappings = given;
   auto see = [&](const Node& n) {
@@ -51,8 +56,8 @@ void refuse_mappings(const Nodes& roots, const Nodes& inputs, const std::vector<
     for (auto& e : m->entries()) {
       auto name = std::string(e.axis.text());
       if (!std::binary_search(known.begin(), known.end(), name))
-        fail("strict",
-             "the mapping " + to_string(*m) + " names axis " + name + ", which no array has" + did_you_mean(name, known));
+        fail("strict", "the mapping " + to_string(*m) + " names axis " + name +
+                           ", which no array has" + did_you_mean(name, known));
     }
   }
 }

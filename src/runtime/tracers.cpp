@@ -1,4 +1,5 @@
-// Arrays that have no value: they are made of the arguments of a function that is being traced, or was.
+// Arrays that have no value: they are made of the arguments of a function that is being traced, or
+// was.
 #include "base/name.h"
 #include "base/where.h"
 #include "graph/walk.h"
@@ -30,23 +31,27 @@ std::optional<Tracer> position_of(const Node& n) {
     return Tracer{inside_of("vmap over " + std::string(a.name.text()), a.name.data()->by), !around};
   }
   if (n.free.empty()) return {};
-  if (auto s = scan_of(n.shared_from_this())) return Tracer{inside_of("scan", s->at), s->end != 0, false, s->end};
+  if (auto s = scan_of(n.shared_from_this()))
+    return Tracer{inside_of("scan", s->at), s->end != 0, false, s->end};
   return Tracer{inside_of("scan", n.free.front()->origin.at), context().loop_depth == 0};
 }
 // What has left the function: the newest node below that was made in it.
 const Node& left_of(const NodePtr& root, const Tracer& t) {
   if (t.last == 0 || root->id <= t.last) return *root;
   const Node* last = root.get();
-  for (auto& n : topological({root}, [](const Node& n) { return bool(n.value); }))   // by age
+  for (auto& n : topological({root}, [](const Node& n) { return bool(n.value); }))  // by age
     if (n->id <= t.last && n->op->kind != Kind::leaf) last = n.get();
   return *last;
 }
 [[noreturn]] void refuse(const NodePtr& n, const Tracer& t) {
-  if (t.shape) fail("eval", "this array has axes and a dtype, but no value: eval_shape has made it");
-  if (!t.left) fail("eval", "a value is asked for inside " + t.inside + ", where there is none yet");
+  if (t.shape)
+    fail("eval", "this array has axes and a dtype, but no value: eval_shape has made it");
+  if (!t.left)
+    fail("eval", "a value is asked for inside " + t.inside + ", where there is none yet");
   auto made = to_string(left_of(n, t).origin.at);
-  fail("eval", "this array is a tracer that has left its function: it was made " + (made.empty() ? "" : "at " + made + " ") +
-                   "inside " + t.inside + " and has a value only there; return it from that function");
+  fail("eval", "this array is a tracer that has left its function: it was made " +
+                   (made.empty() ? "" : "at " + made + " ") + "inside " + t.inside +
+                   " and has a value only there; return it from that function");
 }
 
 }  // namespace
@@ -69,10 +74,12 @@ void refuse_tracers(const Nodes& roots, const Nodes& inputs) {
   for (auto& r : roots)
     if (auto t = position_of(*r)) refuse(r, *t);
   const std::unordered_set<NodePtr> known(inputs.begin(), inputs.end());
-  for (auto& n : everything(roots)) {   // inputs first
+  for (auto& n : everything(roots)) {  // inputs first
     auto foreign = [&](const NodePtr& x) { return x && is_input(*x) && !known.count(x); };
-    if (auto x = std::find_if(n->in.begin(), n->in.end(), foreign); x != n->in.end()) refuse(n, tracer_of(**x));
-    if (foreign(n) && std::find(roots.begin(), roots.end(), n) != roots.end()) refuse(n, tracer_of(*n));
+    if (auto x = std::find_if(n->in.begin(), n->in.end(), foreign); x != n->in.end())
+      refuse(n, tracer_of(**x));
+    if (foreign(n) && std::find(roots.begin(), roots.end(), n) != roots.end())
+      refuse(n, tracer_of(*n));
   }
 }
 

@@ -8,7 +8,8 @@
 namespace haliax {
 namespace {
 
-// Of what std::max and == of vectors compare, inside of the standard library: where the user's code has made it.
+// Of what std::max and == of vectors compare, inside of the standard library: where the user's code
+// has made it.
 std::string made_at(const NodePtr& compared) {
   auto in_library = [](const Node& n) {
     return std::string_view(n.origin.at.file_name()).find("/c++/") != std::string_view::npos;
@@ -16,25 +17,35 @@ std::string made_at(const NodePtr& compared) {
   GraphReader reader;
   auto n = compared;
   while (in_library(*n) && !n->in.empty() && n->in[0]) n = n->in[0];
-  return n == compared || in_library(*n) ? "" : "; what is compared was made at " + to_string(n->origin.at);
+  return n == compared || in_library(*n)
+             ? ""
+             : "; what is compared was made at " + to_string(n->origin.at);
 }
 
 }  // namespace
 
 NamedArray::operator bool() const {
-  if (!node_) fail("bool", "an empty NamedArray is neither true nor false; x.empty() asks whether there is an array");
-  auto& origin = node_->origin;   // a conversion is not told where it stands: an `if` mostly makes what it asks
+  if (!node_)
+    fail("bool",
+         "an empty NamedArray is neither true nor false; x.empty() asks whether there is an array");
+  // a conversion is not told where it stands: an `if` mostly makes what it asks
+  auto& origin = node_->origin;
   if (size() != 1)
-    fail_at(origin, "bool", "an array of " + std::to_string(size()) + " elements " + haliax::to_string(axes()) +
-                                " is neither true nor false; all(x) or any(x) says which is meant, where(x, a, b) "
-                                "picks for each element" + made_at(node_));
+    fail_at(origin, "bool",
+            "an array of " + std::to_string(size()) + " elements " + haliax::to_string(axes()) +
+                " is neither true nor false; all(x) or any(x) says which is meant, where(x, a, b) "
+                "picks for each element" +
+                made_at(node_));
   try {
     return item(origin.at) != 0;
   } catch (const Error&) {
     auto tracer = tracer_below(node_);
     if (!tracer || tracer->left || tracer->shape) throw;
-    fail_at(origin, "bool", "C++ cannot decide by a value that is not computed until this function has been traced; "
-                            "where(condition, a, b) picks between two values" + made_at(node_));
+    fail_at(
+        origin, "bool",
+        "C++ cannot decide by a value that is not computed until this function has been traced; "
+        "where(condition, a, b) picks between two values" +
+            made_at(node_));
   }
 }
 

@@ -5,7 +5,8 @@
 namespace haliax {
 namespace {
 
-// Numbers of threads in this process are larger than those of threads in the one that it was forked from.
+// Numbers of threads in this process are larger than those of threads in the one that it was forked
+// from.
 constinit std::atomic<std::uint32_t> last{0}, of_parent{0};
 thread_local std::uint32_t mine = 0, before_fork = 0;
 

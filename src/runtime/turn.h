@@ -1,5 +1,5 @@
-// A lock that is held for long, while a function of the user's is traced: again by the same thread, and in a child that forks
-// meanwhile it is free, as who had it is not there.
+// A lock that is held for long, while a function of the user's is traced: again by the same thread,
+// and in a child that forks meanwhile it is free, as who had it is not there.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,7 +13,7 @@ class TurnLock {
   void unlock();
 
  private:
-  std::atomic<std::uint32_t> owner_{0};          // a thread's number; 0: nobody
+  std::atomic<std::uint32_t> owner_{0};  // a thread's number; 0: nobody
   int depth_ = 0;
 };
 

@@ -7,16 +7,17 @@
 namespace haliax::zip {
 namespace {
 
-constexpr std::uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kEnd = 0x06054b50, kEnd64 = 0x06064b50,
-                        kLocator64 = 0x07064b50;
-constexpr std::uint32_t kLarge = 0xffffffff;   // the number stands elsewhere, in 64 bits
+constexpr std::uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kEnd = 0x06054b50,
+                        kEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
+constexpr std::uint32_t kLarge = 0xffffffff;  // the number stands elsewhere, in 64 bits
 
 [[noreturn]] void fail(const char* what) { throw Broken{what}; }
 
 // Little-endian numbers, one after another; raises at the end.
 class Cursor {
  public:
-  Cursor(Bytes data, std::uint64_t at, const char* what = "is truncated") : data_(data), at_(at), what_(what) {
+  Cursor(Bytes data, std::uint64_t at, const char* what = "is truncated")
+      : data_(data), at_(at), what_(what) {
     if (at > data.size()) fail(what_);
   }
   Bytes take(std::uint64_t n) {
@@ -61,7 +62,7 @@ std::uint32_t crc_of(std::span<const Bytes> parts) {
 class Bits {
  public:
   explicit Bits(Bytes data) : data_(data) {}
-  std::uint32_t take(int n) {                    // least significant first; n at most 16
+  std::uint32_t take(int n) {  // least significant first; n at most 16
     while (held_ < n) {
       if (at_ == data_.size()) fail("ends in the middle of a compressed block");
       word_ |= std::uint32_t(data_[at_++]) << held_, held_ += 8;
@@ -70,7 +71,7 @@ class Bits {
     word_ >>= n, held_ -= n;
     return out;
   }
-  Bytes bytes(std::size_t n) {                   // from the next whole byte on
+  Bytes bytes(std::size_t n) {  // from the next whole byte on
     word_ = 0, held_ = 0;
     if (n > data_.size() - at_) fail("ends in the middle of a compressed block");
     at_ += n;
@@ -120,10 +121,17 @@ class Inflate {
     for (bool last = false; !last;) {
       last = bits_.take(1);
       switch (bits_.take(2)) {
-        case 0: stored(); break;
-        case 1: block(fixed_lengths(), std::vector<int>(30, 5)); break;
-        case 2: dynamic(); break;
-        default: fail("has a compressed block of an unknown kind");
+        case 0:
+          stored();
+          break;
+        case 1:
+          block(fixed_lengths(), std::vector<int>(30, 5));
+          break;
+        case 2:
+          dynamic();
+          break;
+        default:
+          fail("has a compressed block of an unknown kind");
       }
     }
     if (out_.size() != size_) fail("unpacks to fewer bytes than it promises");
@@ -148,7 +156,8 @@ class Inflate {
     return n;
   }
   void dynamic() {
-    static constexpr std::size_t order[] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
+    static constexpr std::size_t order[] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                            11, 4,  12, 3, 13, 2, 14, 1, 15};
     auto literals = std::size_t(bits_.take(5)) + 257, distances = std::size_t(bits_.take(5)) + 1;
     std::array<int, 19> of_lengths{};
     auto given = bits_.take(4) + 4;
@@ -158,20 +167,26 @@ class Inflate {
     while (lengths.size() < literals + distances) {
       int s = code.next(bits_);
       if (s == 16 && lengths.empty()) fail("has a compressed block that repeats nothing");
-      if (s < 16) lengths.push_back(s);
-      else if (s == 16) lengths.insert(lengths.end(), bits_.take(2) + 3, int(lengths.back()));
-      else lengths.insert(lengths.end(), s == 17 ? bits_.take(3) + 3 : bits_.take(7) + 11, 0);
+      if (s < 16)
+        lengths.push_back(s);
+      else if (s == 16)
+        lengths.insert(lengths.end(), bits_.take(2) + 3, int(lengths.back()));
+      else
+        lengths.insert(lengths.end(), s == 17 ? bits_.take(3) + 3 : bits_.take(7) + 11, 0);
     }
-    if (lengths.size() != literals + distances) fail("has a compressed block with too many lengths");
+    if (lengths.size() != literals + distances)
+      fail("has a compressed block with too many lengths");
     auto split = lengths.begin() + std::ptrdiff_t(literals);
     block({lengths.begin(), split}, {split, lengths.end()});
   }
   void block(const std::vector<int>& literal_lengths, const std::vector<int>& distance_lengths) {
     static constexpr int base[] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
                                    31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
-    static constexpr int more[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
-    static constexpr int far[] = {1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
-                                  193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    static constexpr int more[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                   2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+    static constexpr int far[] = {1,    2,    3,    4,    5,    7,    9,    13,    17,    25,
+                                  33,   49,   65,   97,   129,  193,  257,  385,   513,   769,
+                                  1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
     const Huffman literals(literal_lengths), distances(distance_lengths);
     for (;;) {
       int s = literals.next(bits_);
@@ -199,7 +214,9 @@ class Inflate {
 };
 
 // Where the list of entries is, and how many there are.
-struct Directory { std::uint64_t count, at; };
+struct Directory {
+  std::uint64_t count, at;
+};
 Directory directory_of(Bytes archive) {
   constexpr std::size_t least = 22;
   if (archive.size() < least) fail("is too short to be a zip archive");
@@ -274,10 +291,12 @@ std::vector<std::byte> unpacked(const Entry& e) {
     if (e.packed.size() != e.size) fail("has a stored size that is not its size");
     out.assign(e.packed.begin(), e.packed.end());
   } else if (e.method == 8) {
-    if (e.size / 1100 > e.packed.size()) fail("promises more bytes than can be packed so small");   // deflate packs 1032 to 1
+    // deflate packs 1032 to 1
+    if (e.size / 1100 > e.packed.size()) fail("promises more bytes than can be packed so small");
     out = Inflate(e.packed, std::size_t(e.size)).run();
   } else {
-    fail("is compressed in a way that is not known; np.savez and np.savez_compressed write what is");
+    fail(
+        "is compressed in a way that is not known; np.savez and np.savez_compressed write what is");
   }
   Bytes all(out);
   if (crc_of({&all, 1}) != e.crc) fail("is corrupt: its sum is wrong");
@@ -294,7 +313,8 @@ Frame frame_of(const std::vector<Stored>& entries) {
     auto bytes = std::as_bytes(std::span(text));
     to.insert(to.end(), bytes.begin(), bytes.end());
   };
-  auto common = [&](std::vector<std::byte>& to, std::uint32_t crc) {   // version, UTF-8 names, stored, 1980-01-01, sum, sizes
+  // version, UTF-8 names, stored, 1980-01-01, sum, sizes
+  auto common = [&](std::vector<std::byte>& to, std::uint32_t crc) {
     put(to, 45, 2), put(to, 0x0800, 2), put(to, 0, 2), put(to, 0, 2), put(to, 33, 2);
     put(to, crc, 4), put(to, kLarge, 4), put(to, kLarge, 4);
   };
@@ -308,17 +328,21 @@ Frame frame_of(const std::vector<Stored>& entries) {
     put(local, e.name.size(), 2), put(local, 20, 2), name(local, e.name);
     put(local, 1, 2), put(local, 16, 2), put(local, size, 8), put(local, size, 8);
     put(list, kCentral, 4), put(list, 45, 2), common(list, crc);
-    put(list, e.name.size(), 2), put(list, 28, 2), put(list, 0, 2), put(list, 0, 2), put(list, 0, 2), put(list, 0, 4);
+    put(list, e.name.size(), 2), put(list, 28, 2), put(list, 0, 2), put(list, 0, 2),
+        put(list, 0, 2), put(list, 0, 4);
     put(list, kLarge, 4), name(list, e.name);
     put(list, 1, 2), put(list, 24, 2), put(list, size, 8), put(list, size, 8), put(list, at, 8);
     at += local.size() + size;
   }
   auto& end = out.end = list;
-  put(end, kEnd64, 4), put(end, 44, 8), put(end, 45, 2), put(end, 45, 2), put(end, 0, 4), put(end, 0, 4);
-  put(end, entries.size(), 8), put(end, entries.size(), 8), put(end, list.size(), 8), put(end, at, 8);
+  put(end, kEnd64, 4), put(end, 44, 8), put(end, 45, 2), put(end, 45, 2), put(end, 0, 4),
+      put(end, 0, 4);
+  put(end, entries.size(), 8), put(end, entries.size(), 8), put(end, list.size(), 8),
+      put(end, at, 8);
   put(end, kLocator64, 4), put(end, 0, 4), put(end, at + list.size(), 8), put(end, 1, 4);
   auto few = std::min<std::uint64_t>(entries.size(), 0xffff);
-  put(end, kEnd, 4), put(end, 0, 4), put(end, few, 2), put(end, few, 2), put(end, kLarge, 4), put(end, kLarge, 4), put(end, 0, 2);
+  put(end, kEnd, 4), put(end, 0, 4), put(end, few, 2), put(end, few, 2), put(end, kLarge, 4),
+      put(end, kLarge, 4), put(end, 0, 2);
   return out;
 }
 

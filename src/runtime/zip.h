@@ -1,4 +1,5 @@
-// Zip archives in memory, as far as NumPy writes and reads them: stored and deflated entries, also beyond 4 GiB.
+// Zip archives in memory, as far as NumPy writes and reads them: stored and deflated entries, also
+// beyond 4 GiB.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,18 +12,18 @@ namespace haliax::zip {
 using Bytes = std::span<const std::byte>;
 struct Entry {
   std::string name;
-  Bytes packed;                  // in the archive
-  std::uint64_t size = 0;        // unpacked
+  Bytes packed;            // in the archive
+  std::uint64_t size = 0;  // unpacked
   std::uint32_t crc = 0;
-  int method = 0;                // 0 stored, 8 deflated
+  int method = 0;  // 0 stored, 8 deflated
 };
 
 struct Broken {
-  const char* what;              // the archive, or an entry
+  const char* what;  // the archive, or an entry
 };
 // These raise it.
 std::vector<Entry> entries_of(Bytes archive);
-std::vector<std::byte> unpacked(const Entry&);   // checks size and sum
+std::vector<std::byte> unpacked(const Entry&);  // checks size and sum
 
 // What stands around stored entries: before each, and at the end.
 struct Frame {

@@ -1,4 +1,5 @@
-// Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the shape is asked.
+// Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the
+// shape is asked.
 #include <algorithm>
 #include <unordered_set>
 
@@ -16,7 +17,7 @@ namespace {
 // A leaf that stands for x while a function is traced.
 NodePtr stand_in(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
-void begin_trace(const char* by, SourceLocation at = {}) {   // until the Tracing around ends
+void begin_trace(const char* by, SourceLocation at = {}) {  // until the Tracing around ends
   auto& c = context();
   c.trace = std::make_shared<const Trace>(Trace{by, at, c.trace});
 }
@@ -29,31 +30,37 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   Nodes out;
   walk(roots, [&](const NodePtr& n, Nodes& todo) {
     if (goals.count(n.get())) return;
-    if (depends.count(n.get())) append(todo, n->in);
-    else if (is_float(n->dtype) && !is_generated(n)) out.push_back(n);
+    if (depends.count(n.get()))
+      append(todo, n->in);
+    else if (is_float(n->dtype) && !is_generated(n))
+      out.push_back(n);
   });
   sort_by_age(out);
   return out;
 }
 // The results of the node in the places of those that were traced.
-Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operands, const Leaves& traced) {
+Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operands,
+                  const Leaves& traced) {
   auto node = make_custom_vjp(operands, c);
   std::size_t k = 0;
   return mapped(traced, [&](const NodePtr&) { return custom_vjp_result(node, k++); });
 }
 
 struct Checkpointed : CustomVjp {
-  Nodes outs, inputs;   // the trace: results, in terms of stand-ins and what was captured
+  Nodes outs, inputs;  // the trace: results, in terms of stand-ins and what was captured
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     Nodes again;
     Rewrite to;
     for (std::size_t k = 0; k < inputs.size(); ++k) {
-      again.push_back(prim::barrier(operands[results + k], gs[0]));   // not before the cotangent is there
+      // not before the cotangent is there
+      again.push_back(prim::barrier(operands[results + k], gs[0]));
       to[inputs[k].get()] = again.back();
     }
-    auto ys = with_score_borders(substitute(outs, to), context().scores_budget, context().loop_depth, again);
+    auto ys = with_score_borders(substitute(outs, to), context().scores_budget,
+                                 context().loop_depth, again);
     auto back = vjp(ys, gs, again);
-    std::unordered_set<const Node*> counted;   // an array that is two operands has one cotangent, of both
+    // an array that is two operands has one cotangent, of both
+    std::unordered_set<const Node*> counted;
     for (std::size_t k = 0; k < back.size(); ++k)
       if (!counted.insert(again[k].get()).second) back[k] = nullptr;
     return back;
@@ -62,11 +69,12 @@ struct Checkpointed : CustomVjp {
     auto traced = outs;
     append(traced, inputs);
     if (traced.size() != operands.size())
-      return fmt::format("it was traced with {} arrays, and has {}", traced.size(), operands.size());
+      return fmt::format("it was traced with {} arrays, and has {}", traced.size(),
+                         operands.size());
     for (std::size_t k = 0; k < traced.size(); ++k)
-      if (auto &t = *traced[k], &o = *operands[k]; !same_set(t.axes, o.axes) || t.dtype != o.dtype)
-        return fmt::format("array {} was traced as {} {}, and is {} {}", k, name_of(t.dtype), to_string(t.axes), name_of(o.dtype),
-                           to_string(o.axes));
+      if (auto& t = *traced[k], &o = *operands[k]; !same_set(t.axes, o.axes) || t.dtype != o.dtype)
+        return fmt::format("array {} was traced as {} {}, and is {} {}", k, name_of(t.dtype),
+                           to_string(t.axes), name_of(o.dtype), to_string(o.axes));
     return {};
   }
   std::vector<const Node*> held() const override {
@@ -80,8 +88,10 @@ struct Checkpointed : CustomVjp {
 std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
   std::unordered_set<std::uint64_t> out;
   walk(nodes, [&](const NodePtr& n, Nodes& todo) {
-    if (n->op == &prim::kCarry) out.insert(n->id);
-    else if (!n->free.empty()) append(todo, n->in);
+    if (n->op == &prim::kCarry)
+      out.insert(n->id);
+    else if (!n->free.empty())
+      append(todo, n->in);
   });
   return out;
 }
@@ -89,8 +99,9 @@ std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
 struct ByHand : CustomVjp {
   std::shared_ptr<void> self;
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
-  std::vector<bool> given_in, given_out;   // which leaves are there
-  std::unordered_set<std::uint64_t> carries;   // that its operands were made of; the body of a loop that is made again has others
+  std::vector<bool> given_in, given_out;  // which leaves are there
+  // that its operands were made of; the body of a loop that is made again has others
+  std::unordered_set<std::uint64_t> carries;
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     auto leaves = [](const std::vector<bool>& given, auto next) {
       Leaves out;
@@ -101,15 +112,18 @@ struct ByHand : CustomVjp {
     Leaves back;
     {
       OutsideGraph outside;
-      back = call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
+      back =
+          call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
     }
     if (back.size() != given_in.size())
-      fail("custom_vjp", "the backward gave {} arrays for {} arguments", back.size(), given_in.size());
+      fail("custom_vjp", "the backward gave {} arrays for {} arguments", back.size(),
+           given_in.size());
     Nodes result;
     for (std::size_t k = 0; k < back.size(); ++k) {
       if (!given_in[k]) continue;
       if (!back[k].empty() && !same_axes(back[k], in[k]))
-        fail("custom_vjp", "the cotangent of argument array {} is {}, and the array is {}", k, back[k].axes(), in[k].axes());
+        fail("custom_vjp", "the cotangent of argument array {} is {}, and the array is {}", k,
+             back[k].axes(), in[k].axes());
       result.push_back(back[k].node());
     }
     auto known = operands;
@@ -117,16 +131,20 @@ struct ByHand : CustomVjp {
     const auto now = carries_below(known);
     for (auto c : carries_below(result))
       if (carries.count(c) && !now.count(c))
-        fail("custom_vjp", "the backward reads an array that it captured from the body of a loop, and the loop is made again, as "
+        fail("custom_vjp",
+             "the backward reads an array that it captured from the body of a loop, and the loop "
+             "is made again, as "
              "for a second derivative; pass that array as an argument");
     return result;
   }
   std::string fault(const Nodes& operands) const override {
-    auto count = [](const std::vector<bool>& given) { return std::size_t(std::count(given.begin(), given.end(), true)); };
+    auto count = [](const std::vector<bool>& given) {
+      return std::size_t(std::count(given.begin(), given.end(), true));
+    };
     auto out = count(given_out), in = count(given_in);
     if (out == results && out + in == operands.size()) return {};
-    return fmt::format("its function took {} arrays and gave {}, and it has {} with {} results", in, out, operands.size(),
-                       results);
+    return fmt::format("its function took {} arrays and gave {}, and it has {} with {} results", in,
+                       out, operands.size(), results);
   }
 };
 
@@ -175,7 +193,7 @@ Leaves eval_shape(LeafFunction f, const Leaves& in) {
   auto shapes = called(f, mapped(in, stand_in));
   context().effect = before;
   context().trace->last = newest_id();
-  begin_trace("shape");   // results, too, have axes and a dtype alone
+  begin_trace("shape");  // results, too, have axes and a dtype alone
   return mapped(shapes, [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
 }
 

@@ -1,8 +1,9 @@
-// chunked_reduce. f is traced once, on the whole arrays (nothing runs), between two kinds of borders: what goes in `enter`s the
-// region, what comes out `leave`s it, and a cotangent enters where a value leaves. So the gradient is that of f, and forward and
-// backward lie in one region when it is cut into chunks, after differentiation. The result is that of f by construction: means
-// divide by the full size, a draw in a chunk is the slice of the full draw, and no metric depends on the chunk. An op that needs
-// the whole axis is refused, by name.
+// chunked_reduce. f is traced once, on the whole arrays (nothing runs), between two kinds of
+// borders: what goes in `enter`s the region, what comes out `leave`s it, and a cotangent enters
+// where a value leaves. So the gradient is that of f, and forward and backward lie in one region
+// when it is cut into chunks, after differentiation. The result is that of f by construction: means
+// divide by the full size, a draw in a chunk is the slice of the full draw, and no metric depends
+// on the chunk. An op that needs the whole axis is refused, by name.
 #include "transforms/chunked.h"
 
 #include "base/name.h"
@@ -25,33 +26,40 @@ bool has_gradient(const NodePtr& x) {
   });
   return found;
 }
-constexpr int kTraced = -1;                      // `after` of a call that is being traced
+constexpr int kTraced = -1;  // `after` of a call that is being traced
 // Empty: the result has none of it.
-Name walked_name(const NodePtr& result, const Attr& key) { return walked_names(everything({result}), key)[result.get()]; }
+Name walked_name(const NodePtr& result, const Attr& key) {
+  return walked_names(everything({result}), key)[result.get()];
+}
 bool has_entered(const NodePtr& n, const Attr& key) {
   auto below = level_of({n}, nullptr);
-  return std::any_of(below.begin(), below.end(), [&](auto& x) { return x->op == &prim::kEnter && x->attr == key; });
+  return std::any_of(below.begin(), below.end(),
+                     [&](auto& x) { return x->op == &prim::kEnter && x->attr == key; });
 }
-// The border lies where the axis has the name that all borders of the call have. What is made of captured arrays alone has never
-// entered.
+// The border lies where the axis has the name that all borders of the call have. What is made of
+// captured arrays alone has never entered.
 NodePtr left(const NodePtr& n, const Attr& key) {
   if (!has_entered(n, key)) return n;
   auto axis = walked_axis(key).name, mine = walked_name(n, key);
   if (!mine || mine == axis) return prim::leave(n, key);
-  return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine}, {mine, axis});
+  return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine},
+                      {mine, axis});
 }
 // As enter, but before x enters a call inside of this one.
 NodePtr entered_first(const NodePtr& x, const Attr& key) {
-  return x->op == &prim::kEnter ? prim::enter(entered_first(x->in[0], key), x->attr) : prim::enter(x, key);
+  return x->op == &prim::kEnter ? prim::enter(entered_first(x->in[0], key), x->attr)
+                                : prim::enter(x, key);
 }
 // What f captured whole enters like an argument, so that its cotangent leaves.
 Nodes capturing(const Nodes& outs, const Attr& key) {
   std::unordered_set<const Node*> in;
-  Rewrite seen;                                    // as what lies inside sees it; what lies before stays as it is
+  Rewrite seen;  // as what lies inside sees it; what lies before stays as it is
   bool any = false;
   for (auto& n : level_of(outs, nullptr)) {
     bool border = n->op == &prim::kEnter && n->attr == key;
-    if (!border && std::none_of(n->in.begin(), n->in.end(), [&](auto& x) { return in.count(x.get()) > 0; })) continue;
+    if (!border &&
+        std::none_of(n->in.begin(), n->in.end(), [&](auto& x) { return in.count(x.get()) > 0; }))
+      continue;
     in.insert(n.get());
     if (border) seen[n.get()] = n;
     for (auto& x : border ? Nodes() : n->in) {
@@ -70,14 +78,19 @@ std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr&
   auto learn = [&](const Node& n, const NodePtr& x, std::size_t k) {
     auto known = names.find(x.get());
     if (known == names.end()) return;
-    auto rule = is_loop_result(n) ? Along{Along::Way::map, known->second} : along(n, k, known->second);
+    auto rule =
+        is_loop_result(n) ? Along{Along::Way::map, known->second} : along(n, k, known->second);
     if (rule.way == Along::Way::map && has(n.axes, rule.point)) names[&n] = rule.point;
   };
   for (auto& n : all) {
     if (n->op == &prim::kLeave && n->attr == key) continue;
-    if (n->op == &prim::kEnter && n->attr == key) names[n.get()] = walked_axis(key).name;
-    else if (is_loop_result(*n)) learn(*n, result_of(*n).value[0], 0);
-    else for (std::size_t k = 0; k < n->in.size(); ++k) if (n->in[k]) learn(*n, n->in[k], k);
+    if (n->op == &prim::kEnter && n->attr == key)
+      names[n.get()] = walked_axis(key).name;
+    else if (is_loop_result(*n))
+      learn(*n, result_of(*n).value[0], 0);
+    else
+      for (std::size_t k = 0; k < n->in.size(); ++k)
+        if (n->in[k]) learn(*n, n->in[k], k);
   }
   return names;
 }
@@ -91,20 +104,25 @@ int calls_below(const Nodes& x, ChunkKey call) {
   }
   return count;
 }
-Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const std::function<bool(const NodePtr&)>& inside,
-               const Attr& key) {
-  Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
-  Rewrite old;                                   // of borders in a row: those that were there
+Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index,
+               const std::function<bool(const NodePtr&)>& inside, const Attr& key) {
+  Rewrite in, out;  // what nodes inside, and those outside, see of a node inside
+  Rewrite old;      // of borders in a row: those that were there
   for (auto& n : level) {
     if (!inside(n)) continue;
     Nodes operands;
-    bool enters = n->op == &prim::kEnter;        // the new border comes after the old one
+    bool enters = n->op == &prim::kEnter;  // the new border comes after the old one
     for (auto& x : n->in) {
-      if (!x) operands.push_back(x);
-      else if (enters && old.count(x.get())) operands.push_back(old.at(x.get()));
-      else if (inside(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
-      else if (auto y = substitute({x}, out, index)[0]; enters || is_generated(y)) operands.push_back(y);
-      else operands.push_back(prim::enter(y, key));
+      if (!x)
+        operands.push_back(x);
+      else if (enters && old.count(x.get()))
+        operands.push_back(old.at(x.get()));
+      else if (inside(x))
+        operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
+      else if (auto y = substitute({x}, out, index)[0]; enters || is_generated(y))
+        operands.push_back(y);
+      else
+        operands.push_back(prim::enter(y, key));
     }
     At here(n->origin);
     auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
@@ -115,7 +133,8 @@ Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const 
   return substitute(roots, out, index);
 }
 Attr ChunkKey::attr() const {
-  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after}};
+  Attr a{.names = {axis},
+         .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after}};
   a.names.insert(a.names.end(), walked.begin(), walked.end());
   a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
   return a;
@@ -124,14 +143,17 @@ ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
   auto walked = walked_axis(a);
   k.axis = walked.name, k.walked = {a.names.begin() + 1, a.names.end()};
-  k.size = walked.size, k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
-  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]), k.after = int(a.ints[8]);
+  k.size = walked.size, k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]),
+  k.keep = int(a.ints[4]);
+  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]),
+  k.after = int(a.ints[8]);
   k.chunks = {a.ints.begin() + 9, a.ints.end()};
   return k;
 }
 bool ChunkKey::same_call(const ChunkKey& o) const {
   auto call = [](const ChunkKey& k) {
-    return std::tie(k.depth, k.inside, k.after, k.memory, k.form, k.keep, k.reverse, k.walked, k.chunks);
+    return std::tie(k.depth, k.inside, k.after, k.memory, k.form, k.keep, k.reverse, k.walked,
+                    k.chunks);
   };
   return call(*this) == call(o);
 }
@@ -162,24 +184,28 @@ void check_options(const AxisSelection& selection, const ChunkOptions& options) 
   for (auto c : options.chunks) positive(c);
 }
 // What the caller has said, and the size of each walked axis.
-ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, std::vector<std::int64_t>& sizes) {
+ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs,
+                std::vector<std::int64_t>& sizes) {
   ChunkKey call;
-  call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep), call.reverse = options.reverse;
+  call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep),
+  call.reverse = options.reverse;
   call.depth = context().loop_depth, call.inside = context().chunked_calls;
   for (auto& s : selection.items()) {
     std::int64_t size = -1;
     for (auto& n : nodes_of(xs))
       if (has(n->axes, s.name)) size = ops::axis_of(op, n, s).size;
-    if (size < 0) fail(op, "no array has the walked axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
+    if (size < 0)
+      fail(op, "no array has the walked axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
     if (has(call.walked, s.name)) fail(op, "axis {} is named twice", s.name);
     call.walked.push_back(s.name), sizes.push_back(size);
   }
   call.chunks = options.chunks;
-  if (options.chunk) {                           // positions of all axes together: the last axis first
+  if (options.chunk) {  // positions of all axes together: the last axis first
     call.chunks.assign(sizes.size(), 1);
     std::int64_t inner = 1;
     for (std::size_t i = sizes.size(); i-- > 0;) {
-      call.chunks[i] = std::clamp<std::int64_t>(*options.chunk / inner, 1, std::max<std::int64_t>(1, sizes[i]));
+      call.chunks[i] =
+          std::clamp<std::int64_t>(*options.chunk / inner, 1, std::max<std::int64_t>(1, sizes[i]));
       inner *= std::max<std::int64_t>(1, sizes[i]);
     }
   }
@@ -188,7 +214,8 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
 
 }  // namespace
 
-TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, detail::LeafFunction f) {
+TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& options,
+                          const Leaves& xs, detail::LeafFunction f) {
   check_options(selection, options);
   std::vector<std::int64_t> sizes;
   auto call = key_of(selection, options, xs, sizes);
@@ -197,28 +224,32 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   auto entered = [&] {
     keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (sizes[i] <= 1) continue;               // nothing to walk
-      call.axis = call.walked[i], call.size = sizes[i], call.blocks = blocks_of(call.axis, current_mapping().get());
+      if (sizes[i] <= 1) continue;  // nothing to walk
+      call.axis = call.walked[i], call.size = sizes[i],
+      call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
     }
     Leaves inside = arguments;
-    for (auto& k : keys) inside = mapped(inside, [&](const NodePtr& x) { return prim::enter(x, k); });
+    for (auto& k : keys)
+      inside = mapped(inside, [&](const NodePtr& x) { return prim::enter(x, k); });
     return inside;
   };
   call.after = kTraced;
   const auto traced = entered();
-  ++context().chunked_calls;   // an exception ends the Tracing around, which puts it back
+  ++context().chunked_calls;  // an exception ends the Tracing around, which puts it back
   auto results = called(f, traced);
   --context().chunked_calls;
   auto outs = nodes_of(results);
   // What f has captured decides which region it is.
   call.after = calls_below(outs, call);
-  // In a loop around, what is walked changes from turn to turn if anything in the call does: a region is in one place.
+  // In a loop around, what is walked changes from turn to turn if anything in the call does: a
+  // region is in one place.
   for (auto& n : topological(outs)) {
     auto varies = [&](auto& o) { return o->varies_with(n.get()); };
     if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), varies)) continue;
     arguments = mapped(arguments, [&](const NodePtr& x) {
-      bool walks = std::any_of(call.walked.begin(), call.walked.end(), [&](Name a) { return has(x->axes, a); });
+      bool walks = std::any_of(call.walked.begin(), call.walked.end(),
+                               [&](Name a) { return has(x->axes, a); });
       return walks && !varies(x) ? prim::barrier(x, n) : x;
     });
   }
@@ -231,7 +262,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     for (auto& n : outs) n = left(n, *k);
     outs = capturing(outs, *k);
   }
-  if (options.form == ChunkForm::recompute)        // the gradient is a sweep of its own
+  if (options.form == ChunkForm::recompute)  // the gradient is a sweep of its own
     for (auto& n : outs) n = prim::awaited(n);
   auto next = outs.begin();
   results = mapped(results, [&](const NodePtr&) { return *next++; });

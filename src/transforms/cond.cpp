@@ -1,5 +1,5 @@
-// One side of several. A side is the body of a loop of one turn, and a flag that the loop carries says whether it is made: so
-// gradients, meshes and memory are those of loops.
+// One side of several. A side is the body of a loop of one turn, and a flag that the loop carries
+// says whether it is made: so gradients, meshes and memory are those of loops.
 #include "graph/fail.h"
 #include "haliax/control.h"
 #include "ops/attr.h"
@@ -17,7 +17,8 @@ struct TracedSide {
   std::shared_ptr<LoopEffects> effects;
 };
 
-// What a side reads that was there before it is read in the turn: all that is made of it is made there, or not at all.
+// What a side reads that was there before it is read in the turn: all that is made of it is made
+// there, or not at all.
 Nodes inside_turn(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
   Rewrite to;
   walk(roots, [&](const NodePtr& n, Nodes& todo) {
@@ -35,12 +36,15 @@ void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
   auto& first = traced[0].values;
   for (std::size_t s = 1; s < traced.size(); ++s) {
     auto& other = traced[s].values;
-    if (first.size() != other.size()) fail(sides.word, "one side gives {} arrays, another {}", first.size(), other.size());
+    if (first.size() != other.size())
+      fail(sides.word, "one side gives {} arrays, another {}", first.size(), other.size());
     for (std::size_t k = 0; k < first.size(); ++k) {
       auto &a = first[k], &b = other[k];
       bool alike = a.empty() ? b.empty() : !b.empty() && a.dtype() == b.dtype() && same_axes(a, b);
       if (!alike)
-        fail(sides.word, "one side gives {} where another gives {}; both give the same axes and dtypes", text(a), text(b));
+        fail(sides.word,
+             "one side gives {} where another gives {}; both give the same axes and dtypes",
+             text(a), text(b));
     }
   }
 }
@@ -52,7 +56,8 @@ NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
   auto number = prim::integer(std::int64_t(k), which->dtype);
   if (count == 1) return prim::integer(1, DType::boolean);
   if (k == 0) return flag(prim::kLessEqual, {which, number});
-  return k + 1 < count ? flag(prim::kEqual, {which, number}) : flag(prim::kLessEqual, {number, which});
+  return k + 1 < count ? flag(prim::kEqual, {which, number})
+                       : flag(prim::kLessEqual, {number, which});
 }
 
 // All sides run, and what they give is picked position by position.
@@ -63,7 +68,8 @@ Leaves picked(const NodePtr& which, const Sides& sides) {
   Leaves out = traced[0].values;
   for (std::size_t s = 1; s < traced.size(); ++s)
     for (std::size_t k = 0; k < out.size(); ++k)
-      if (!out[k].empty()) out[k] = where(NamedArray(is_side(which, s, sides.count)), traced[s].values[k], out[k]);
+      if (!out[k].empty())
+        out[k] = where(NamedArray(is_side(which, s, sides.count)), traced[s].values[k], out[k]);
   return out;
 }
 
@@ -72,7 +78,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
   auto& c = context();
   const Axis turn("(turn)", 1);
   const auto index = prim::index(turn, 0, 1, c.loop_depth);
-  const auto newest = prim::input({}, DType::f32)->id;   // what the sides make is newer
+  const auto newest = prim::input({}, DType::f32)->id;  // what the sides make is newer
   std::vector<TracedSide> traced;
   ++c.loop_depth;
   for (std::size_t s = 0; s < sides.count; ++s) {
@@ -98,7 +104,8 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
     Loop l;
     l.axis = turn, l.index = {index}, l.drop = true;
     auto flag = prim::carry(index, {}, DType::boolean);
-    l.results.push_back({Fold::carry, Monoid::sum, {flag}, is_side(which, s, sides.count), flag, true});
+    l.results.push_back(
+        {Fold::carry, Monoid::sum, {flag}, is_side(which, s, sides.count), flag, true});
     std::size_t k = 0;
     for (auto& a : nodes_of(out)) {
       auto carry = prim::carry(index, a->axes, a->dtype);
@@ -117,13 +124,17 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
 
 static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
   Tracing tracing;
-  if (given.empty()) fail(sides.word, "the NamedArray that decides is empty: it was never given a value");
+  if (given.empty())
+    fail(sides.word, "the NamedArray that decides is empty: it was never given a value");
   bool is_flag = sides.word == std::string_view("cond");
-  if (given.ndim() != 0) fail(sides.word, "what decides has axes {}; one value decides, where picks by many", given.axes());
+  if (given.ndim() != 0)
+    fail(sides.word, "what decides has axes {}; one value decides, where picks by many",
+         given.axes());
   if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
     fail(sides.word, "what decides is {}, not {}", given.dtype(), is_flag ? "bool" : "an integer");
   auto& which = given.node();
-  return which->axes.empty() ? one_run(which, sides) : picked(which, sides);   // it has an axis that vmap hides
+  // it has an axis that vmap hides
+  return which->axes.empty() ? one_run(which, sides) : picked(which, sides);
 }
 Leaves chosen(const NamedArray& given, const Sides& sides) {
   Here here(sides.at);

@@ -21,7 +21,9 @@ Axes axes_of(const Leaves& leaves) {
   for (auto& n : nodes_of(leaves)) out = joined(out, ops::visible(*n));
   return out;
 }
-Axes with_hidden(const Axes& axes, const Axes& hidden) { return joined(without(hidden, axes), axes); }
+Axes with_hidden(const Axes& axes, const Axes& hidden) {
+  return joined(without(hidden, axes), axes);
+}
 bool same_axes(const NamedArray& a, const NamedArray& b) { return same_set(a.axes(), b.axes()); }
 
 namespace {
@@ -29,13 +31,16 @@ namespace {
 bool is_tracer(const NodePtr& n) { return n->op == &prim::kTracer; }
 NodePtr or_zeros(const NodePtr& g, const NodePtr& like) { return g ? g : prim::zeros_like(like); }
 
-// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was before it was cast or updated;
-// else that in its own tree.
+// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was
+// before it was cast or updated; else that in its own tree.
 Name path_of(const NodePtr& leaf, const std::string& path) {
   for (auto n = leaf; n;) {
-    if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module) return n->origin.module;
-    bool goes_on = n->op->kind == Kind::map || n->op->kind == Kind::view || n->op->kind == Kind::wrap;
-    auto from = std::find_if(n->in.begin(), n->in.end(), [&](auto& x) { return x && x->size() == n->size(); });
+    if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module)
+      return n->origin.module;
+    bool goes_on =
+        n->op->kind == Kind::map || n->op->kind == Kind::view || n->op->kind == Kind::wrap;
+    auto from = std::find_if(n->in.begin(), n->in.end(),
+                             [&](auto& x) { return x && x->size() == n->size(); });
     n = goes_on && from != n->in.end() ? *from : nullptr;
   }
   if (!path.empty()) return module_path(path);
@@ -46,9 +51,11 @@ Name path_of(const NodePtr& leaf, const std::string& path) {
 
 namespace detail {
 
-// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is then as before.
+// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node
+// is made) is then as before.
 Tracing::Tracing() : before_(std::make_shared<Context>(context())) { ++context().tracing; }
-// Effects go on around it, but for those of a program of its own, and of a trace that an exception has ended.
+// Effects go on around it, but for those of a program of its own, and of a trace that an exception
+// has ended.
 Tracing::~Tracing() {
   auto& c = context();
   bool ours = c.in_jit == before_->in_jit && std::uncaught_exceptions() == 0;
@@ -58,7 +65,8 @@ Tracing::~Tracing() {
   c = std::move(*before_);
 }
 
-Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
+Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen,
+               const std::vector<std::string>& paths) {
   GraphReader reader;
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
@@ -75,7 +83,8 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std:
 
 Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation at) {
   Here here(at);
-  if (ys.size() != gs.size()) fail("vjp", "the result has {} arrays and its cotangent {}", ys.size(), gs.size());
+  if (ys.size() != gs.size())
+    fail("vjp", "the result has {} arrays and its cotangent {}", ys.size(), gs.size());
   Nodes y, g, x;
   for (std::size_t k = 0; k < ys.size(); ++k) {
     if (ys[k].empty() || gs[k].empty()) continue;
@@ -88,25 +97,31 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
   if (!x.empty()) y = with_score_borders(y, context().scores_budget, context().loop_depth, x);
   auto d = vjp(y, g, x);
   auto next = d.begin();
-  return mapped(wrt, [&](const NodePtr& n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });
+  return mapped(wrt,
+                [&](const NodePtr& n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });
 }
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   Here here(at);
   if (loss.empty()) fail("grad", "the function gave no array");
   if (loss.ndim() != 0)
-    fail("grad", "only a 0-d array has a gradient; the function gave {}; sum or mean it, or differentiate under vmap",
+    fail("grad",
+         "only a 0-d array has a gradient; the function gave {}; sum or mean it, or differentiate "
+         "under vmap",
          loss.axes());
-  if (!is_float(loss.dtype())) fail("grad", "the function gave dtype {}, which has no gradient", loss.dtype());
+  if (!is_float(loss.dtype()))
+    fail("grad", "the function gave dtype {}, which has no gradient", loss.dtype());
   auto& n = loss.node();
   return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt, at);
 }
 
-std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents, SourceLocation at) {
+std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents,
+                              SourceLocation at) {
   Here here(at);
   Tracing tracing;
   if (primals.size() != tangents.size())
     fail("jvp", "there are {} arrays and {} tangents", primals.size(), tangents.size());
-  auto x = tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
+  auto x =
+      tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
   auto ys = called(f, x);
   Nodes us, y, wrt, ts;
   for (auto& n : nodes_of(ys))
@@ -120,13 +135,16 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   }
   auto g = vjp(y, us, wrt);
   Nodes gg, tt;
-  for (std::size_t k = 0; k < g.size(); ++k) if (g[k]) gg.push_back(g[k]), tt.push_back(ts[k]);
+  for (std::size_t k = 0; k < g.size(); ++k)
+    if (g[k]) gg.push_back(g[k]), tt.push_back(ts[k]);
   auto d = vjp(gg, tt, us);
-  Rewrite gone;   // linear in the cotangents: their values do not matter where they are left
+  Rewrite gone;  // linear in the cotangents: their values do not matter where they are left
   for (auto& u : us) gone[u.get()] = prim::zeros_like(u);
   d = substitute(d, gone);
   auto next = d.begin();
-  return {ys, mapped(ys, [&](const NodePtr& n) { return is_float(n->dtype) ? or_zeros(*next++, n) : nullptr; })};
+  return {ys, mapped(ys, [&](const NodePtr& n) {
+            return is_float(n->dtype) ? or_zeros(*next++, n) : nullptr;
+          })};
 }
 
 }  // namespace detail

@@ -15,11 +15,14 @@ namespace {
 
 // What a value is made of; null: of data, or turn by turn.
 std::optional<Nodes> operands(const Node& n) {
-  if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex || n.op == &prim::kStop) return Nodes();
+  if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex ||
+      n.op == &prim::kStop)
+    return Nodes();
   if (n.op == &prim::kBarrier) return Nodes{n.in[0]};
   if (n.op == &kResult && n.in[0]->op == &kCustomVjp) return Nodes{n.in[0]->in[result_number(n)]};
-  if (n.op == &prim::kTracer && n.origin.module) return Nodes();   // a parameter
-  if (n.op == &kResult || n.op == &kLoop || n.op == &prim::kTracer || n.op->kind == Kind::leaf) return {};
+  if (n.op == &prim::kTracer && n.origin.module) return Nodes();  // a parameter
+  if (n.op == &kResult || n.op == &kLoop || n.op == &prim::kTracer || n.op->kind == Kind::leaf)
+    return {};
   return n.in;
 }
 
@@ -41,8 +44,10 @@ const std::optional<Names>& Gradients::made_of(const NodePtr& root) {
     if (n->op == &prim::kTracer) add_names(*names, {n->origin.module});
     for (auto& x : *in) {
       if (!x || !names) continue;
-      if (auto& more = made_of_.at(x->id)) add_names(*names, *more);
-      else names.reset();
+      if (auto& more = made_of_.at(x->id))
+        add_names(*names, *more);
+      else
+        names.reset();
     }
   }
   return made_of_.at(root->id);

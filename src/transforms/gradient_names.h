@@ -9,9 +9,10 @@ namespace haliax {
 
 void add_names(Names& to, const Names&);  // those that are not there yet
 
-// A parameter is what a gradient is taken by and has a path. What is made of parameters alone (a sum of two, a cast, a product
-// with an adapter) stands for all of them: its cotangent is (a step to) the gradient of each. Passes may put other nodes in place
-// of those that are noted: Origin::traced tells.
+// A parameter is what a gradient is taken by and has a path. What is made of parameters alone (a
+// sum of two, a cast, a product with an adapter) stands for all of them: its cotangent is (a step
+// to) the gradient of each. Passes may put other nodes in place of those that are noted:
+// Origin::traced tells.
 class Gradients {
  public:
   void take_by(Name parameter) { add_names(taken_by_, {parameter}); }
@@ -20,10 +21,11 @@ class Gradients {
   const Names& parameters(const Node& cotangent) const;    // none: it is no gradient
 
  private:
-  const std::optional<Names>& made_of(const NodePtr&);          // parameters alone (and numbers); null: something else too
+  // parameters alone (and numbers); null: something else too
+  const std::optional<Names>& made_of(const NodePtr&);
   std::unordered_map<std::uint64_t, std::optional<Names>> made_of_;  // by id
   std::unordered_map<std::uint64_t, Names> of_;                      // by id, as traced
-  Names taken_by_;                                                   // some of which may be reached by none
+  Names taken_by_;  // some of which may be reached by none
 };
 
 }  // namespace haliax

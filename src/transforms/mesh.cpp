@@ -17,11 +17,14 @@ namespace {
 std::string joined(const std::vector<std::string>& parts, const char* between) {
   return fmt::format("{}", fmt::join(parts, between));
 }
-std::string shown(const std::vector<std::string>& mesh_axes) { return mesh_axes.empty() ? "None" : joined(mesh_axes, "+"); }
+std::string shown(const std::vector<std::string>& mesh_axes) {
+  return mesh_axes.empty() ? "None" : joined(mesh_axes, "+");
+}
 
 }  // namespace
 
-Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : axes_(std::move(given)) {
+Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
+    : axes_(std::move(given)) {
   Here here(at);
   std::pair<std::string, int>* open = nullptr;
   std::int64_t others = 1;
@@ -31,20 +34,29 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : 
     if (name.empty()) fail("mesh", "a mesh axis has no name");
     if (std::any_of(axes_.data(), &a, [&](auto& before) { return before.first == a.first; }))
       fail("mesh", "mesh axis {} is there twice", name);
-    if (size == -1 && open) fail("mesh", "mesh axes {} and {} both have size -1; one of them has to be known", open->first, name);
+    if (size == -1 && open)
+      fail("mesh", "mesh axes {} and {} both have size -1; one of them has to be known",
+           open->first, name);
     if (size == -1) {
       open = &a;
       continue;
     }
-    if (size < 1) fail("mesh", "mesh axis {} has size {}; it must be at least 1, or -1 for what is left", name, size);
+    if (size < 1)
+      fail("mesh", "mesh axis {} has size {}; it must be at least 1, or -1 for what is left", name,
+           size);
     others *= size, split += size > 1;
-    if (split >= Cut::most) fail("mesh", "a mesh has fewer than {} axes of more than one device", int(Cut::most));
-    if (others > kMostDevices) fail("mesh", "the mesh {} has more than {} devices", *this, int(kMostDevices));
+    if (split >= Cut::most)
+      fail("mesh", "a mesh has fewer than {} axes of more than one device", int(Cut::most));
+    if (others > kMostDevices)
+      fail("mesh", "the mesh {} has more than {} devices", *this, int(kMostDevices));
   }
   if (!open) return;
   int all = haliax::devices(at);
   if (all % others)
-    fail("mesh", "{} devices cannot be shared out as {}; set_devices or HALIAX_DEVICES changes their number", all, *this);
+    fail(
+        "mesh",
+        "{} devices cannot be shared out as {}; set_devices or HALIAX_DEVICES changes their number",
+        all, *this);
   open->second = int(all / others);
 }
 int Mesh::devices() const {
@@ -59,9 +71,12 @@ int Mesh::size(std::string_view axis, SourceLocation at) const {
     known.push_back(name);
   }
   Here here(at);
-  fail("mesh", "there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "), did_you_mean(axis, known));
+  fail("mesh", "there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "),
+       did_you_mean(axis, known));
 }
-std::ostream& operator<<(std::ostream& out, const Mesh& m) { return out << "Mesh(" << to_string(m) << ")"; }
+std::ostream& operator<<(std::ostream& out, const Mesh& m) {
+  return out << "Mesh(" << to_string(m) << ")";
+}
 std::ostream& operator<<(std::ostream& out, const Mapping& m) { return out << to_string(m); }
 std::ostream& operator<<(std::ostream& out, const Mappings& m) {
   if (m.one()) return out << *m.of(0);
@@ -69,7 +84,9 @@ std::ostream& operator<<(std::ostream& out, const Mappings& m) {
   for (auto& mapping : m.each()) each.push_back(mapping ? to_string(*mapping) : "none");
   return out << "[" << joined(each, ", ") << "]";
 }
-std::ostream& operator<<(std::ostream& out, const Placement& p) { return out << p.mapping << " on " << p.mesh; }
+std::ostream& operator<<(std::ostream& out, const Placement& p) {
+  return out << p.mapping << " on " << p.mesh;
+}
 std::ostream& operator<<(std::ostream& out, const PartitionSpec& s) { return out << to_string(s); }
 std::string to_string(const Mesh& m) {
   std::vector<std::string> out;
@@ -82,7 +99,8 @@ Mapping::Entry::Entry(Name a, const char* m) : axis(a), mesh_axes{m} {}
 Mapping::Entry::Entry(const char* a, const char* m) : axis(a), mesh_axes{m} {}
 Mapping::Entry::Entry(const Axis& a, const char* m) : axis(a.name), mesh_axes{m} {}
 Mapping::Entry::Entry(Name a, std::vector<std::string> m) : axis(a), mesh_axes(std::move(m)) {}
-Mapping::Entry::Entry(const Axis& a, std::vector<std::string> m) : axis(a.name), mesh_axes(std::move(m)) {}
+Mapping::Entry::Entry(const Axis& a, std::vector<std::string> m)
+    : axis(a.name), mesh_axes(std::move(m)) {}
 Mapping::Entry::Entry(Name a, std::nullopt_t) : axis(a) {}
 Mapping::Mapping(std::initializer_list<Entry> e, SourceLocation at) : Mapping(of(e, at)) {}
 Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
@@ -91,10 +109,12 @@ Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
   for (auto& e : entries) {
     auto axis = e.axis;
     if (axis.text().empty()) fail("mapping", "an axis has no name");
-    if (m.find(axis)) fail("mapping", "axis {} is there twice; for several mesh axes give a list of them", axis);
+    if (m.find(axis))
+      fail("mapping", "axis {} is there twice; for several mesh axes give a list of them", axis);
     for (auto& mesh_axis : e.mesh_axes) {
       if (mesh_axis.empty())
-        fail("mapping", "axis {} is sent to a mesh axis without a name; nullopt says that it is whole", axis);
+        fail("mapping",
+             "axis {} is sent to a mesh axis without a name; nullopt says that it is whole", axis);
       if (std::count(e.mesh_axes.begin(), e.mesh_axes.end(), mesh_axis) > 1)
         fail("mapping", "axis {} is sent to mesh axis {} twice", axis, mesh_axis);
     }
@@ -104,13 +124,13 @@ Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
 }
 const std::vector<std::string>* Mapping::find(Name n) const {
   for (auto& e : entries_)
-    if (e.axis.text() == n.text()) return &e.mesh_axes;  // by text: an axis hidden by vmap keeps its public name
+    // by text: an axis hidden by vmap keeps its public name
+    if (e.axis.text() == n.text()) return &e.mesh_axes;
   return nullptr;
 }
 std::string to_string(const Mapping& m) {
   std::vector<std::string> out;
-  for (auto& e : m.entries())
-    out.push_back(fmt::format("{}: {}", e.axis, shown(e.mesh_axes)));
+  for (auto& e : m.entries()) out.push_back(fmt::format("{}: {}", e.axis, shown(e.mesh_axes)));
   return "{" + joined(out, ", ") + "}";
 }
 Mappings::Mappings(Mapping all) : each_{std::move(all)}, one_(true) {}
@@ -126,7 +146,9 @@ static void require_axes_here(const char* op, const Mapping& m) {
   if (auto mesh = current_mesh()) require_axes(op, m, *mesh);
 }
 
-use_mesh::use_mesh(Mesh m) : outer_(context().mesh) { context().mesh = std::make_shared<const Mesh>(std::move(m)); }
+use_mesh::use_mesh(Mesh m) : outer_(context().mesh) {
+  context().mesh = std::make_shared<const Mesh>(std::move(m));
+}
 use_mesh::~use_mesh() { context().mesh = outer_; }
 axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().origin.mapping) {
   Here here(at);
@@ -136,8 +158,12 @@ axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().orig
 axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
 std::shared_ptr<const Mesh> current_mesh() { return context().mesh; }
 std::shared_ptr<const Mapping> current_mapping() { return context().origin.mapping; }
-use_scopes::use_scopes(const Scopes& s) { context().mesh = s.mesh, context().origin.mapping = s.mapping; }
-use_scopes::~use_scopes() { context().mesh = outer_.mesh, context().origin.mapping = outer_.mapping; }
+use_scopes::use_scopes(const Scopes& s) {
+  context().mesh = s.mesh, context().origin.mapping = s.mapping;
+}
+use_scopes::~use_scopes() {
+  context().mesh = outer_.mesh, context().origin.mapping = outer_.mapping;
+}
 
 // ---- where axes are ----
 static std::vector<std::string> mesh_axes_of(Name axis, const Mapping& m) {
@@ -151,7 +177,8 @@ static Mapping mapping_in_scope() {
 
 PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
   Here here(at);
-  if (axes.all()) fail("pspec_for_axis", "name the axes; `{}` would be those of an array, and there is none");
+  if (axes.all())
+    fail("pspec_for_axis", "name the axes; `{}` would be those of an array, and there is none");
   require_axes_here("pspec_for_axis", m);
   PartitionSpec out;
   for (auto& a : axes.items()) out.axes.push_back(mesh_axes_of(a.name, m));
@@ -165,7 +192,8 @@ std::string to_string(const PartitionSpec& s) {
   for (auto& a : s.axes) out.push_back(shown(a));
   return "P(" + joined(out, ", ") + ")";
 }
-std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
+std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m,
+                                            SourceLocation at) {
   Here here(at);
   require_axes_here("physical_axis_name", m);
   return mesh_axes_of(axis.name, m);
@@ -173,7 +201,8 @@ std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapp
 std::vector<std::string> physical_axis_name(const AxisSelector& axis, SourceLocation at) {
   return physical_axis_name(axis, mapping_in_scope(), at);
 }
-std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
+std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& m,
+                                               SourceLocation at) {
   Here here(at);
   auto mesh = current_mesh();
   if (!mesh) fail("physical_axis_size", "there is no mesh in scope; use_mesh puts one there");
@@ -193,7 +222,8 @@ Axis round_axis_for_partitioning(const Axis& axis, SourceLocation at) {
 }
 
 // ---- constraints ----
-// Raises where the constraint is written: two axes on one mesh axis, and what the mesh in scope does not have.
+// Raises where the constraint is written: two axes on one mesh axis, and what the mesh in scope
+// does not have.
 static void check(const Node& x, const Mapping& m) {
   refuse_shared(x, m);
   require_axes_here("shard", m);
@@ -209,8 +239,10 @@ NamedArray shard(Arr x, const Mapping& m) {
     require_devices("shard", *mesh);
     NamedArray(n).eval(context().origin.at);
   }
-  auto out = mesh ? make_data(n->value.get(), n->axes, n->dtype) : prim::pin(n, by);   // the same memory; or it waits for a mesh
-  const_cast<Node&>(*out).placement = std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});
+  // the same memory; or it waits for a mesh
+  auto out = mesh ? make_data(n->value.get(), n->axes, n->dtype) : prim::pin(n, by);
+  const_cast<Node&>(*out).placement =
+      std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});
   return NamedArray(out);
 }
 NamedArray shard(Arr x) {

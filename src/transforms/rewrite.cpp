@@ -7,13 +7,15 @@
 
 namespace haliax {
 bool reads(const Node& n, const std::unordered_set<const Node*>& some) {
-  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
+  return std::any_of(n.in.begin(), n.in.end(),
+                     [&](auto& x) { return x && some.count(x.get()) > 0; });
 }
 bool varies_with(const Node& n, const std::unordered_set<const Node*>& some) {
   return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return some.count(i) > 0; });
 }
 void add_reads(const NodePtr& n, Nodes& out) {
-  for (auto& x : n->in) if (x) out.push_back(x);
+  for (auto& x : n->in)
+    if (x) out.push_back(x);
   if (n->op != &kLoop) return;
   for (auto& r : loop_of(*n).results) {
     append(out, r.value);
@@ -32,7 +34,8 @@ std::unordered_set<const Node*> between_borders(const Nodes& all) {
   return out;
 }
 
-// Those below the roots that are wanted, by way of those that are wanted, loop bodies included; inputs first.
+// Those below the roots that are wanted, by way of those that are wanted, loop bodies included;
+// inputs first.
 template <class Want> static Nodes wanted_below(const Nodes& roots, const Want& want) {
   Nodes out;
   walk(roots, want, [&](const NodePtr& n, Nodes& todo) {
@@ -50,7 +53,8 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
   std::unordered_map<const Node*, int> users;
   for (auto& r : roots) ++users[r.get()];
   for (auto& n : all) {
-    for (auto& x : n->in) if (x) ++users[x.get()];
+    for (auto& x : n->in)
+      if (x) ++users[x.get()];
     if (n->op != &kLoop) continue;
     for (auto& r : loop_of(*n).results)
       for (auto& v : r.value) ++users[v.get()];
@@ -60,7 +64,8 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 
 Nodes level_of(const Nodes& roots, const Node* index) {
   if (!index) return everything(roots);
-  // What the body of a loop of this level makes of its own carries varies with that loop's index alone.
+  // What the body of a loop of this level makes of its own carries varies with that loop's index
+  // alone.
   std::unordered_set<const Node*> within{index};
   return wanted_below(roots, [&](const Node& n) {
     bool in = is_border(n) || varies_with(n, within);
@@ -71,7 +76,7 @@ Nodes level_of(const Nodes& roots, const Node* index) {
 }
 
 Nodes without_bodies(Nodes level) {
-  std::unordered_set<const Node*> inner;         // indices and carries of its loops
+  std::unordered_set<const Node*> inner;  // indices and carries of its loops
   for (auto& n : level)
     if (n->op == &kLoop)
       for (auto* x : loop_of(*n).held())
@@ -87,15 +92,17 @@ std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* i
   return loops;
 }
 
-Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside, std::unordered_set<const Node*>* same) {
+Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
+                 std::unordered_set<const Node*>* same) {
   if (to.empty()) return roots;
   auto now = [&](const NodePtr& n) {
     if (!n) return n;
     auto i = to.find(n.get());
     return i == to.end() ? n : i->second;
   };
-  // A loop's body is older than the loop, operands are older than their users: one pass by age is enough. A node made by an
-  // earlier substitution is newer than what uses its value only if the replacement itself is given, and that is not entered.
+  // A loop's body is older than the loop, operands are older than their users: one pass by age is
+  // enough. A node made by an earlier substitution is newer than what uses its value only if the
+  // replacement itself is given, and that is not entered.
   auto order = wanted_below(roots, [&](const Node& n) {
     return !to.count(&n) && (!inside || n.varies_with(inside)) && !(same && same->count(&n));
   });
@@ -121,8 +128,10 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside, std::unord
     } else if (changed) {
       auto& made = to[n.get()];
       to.held.push_back(n);
-      if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], result_number(*n));
-      else made = prim::remade(*n, std::move(in), n->axes);
+      if (n->op == &kResult && in[0]->op == &kLoop)
+        made = loop_result(in[0], result_number(*n));
+      else
+        made = prim::remade(*n, std::move(in), n->axes);
     }
     if (!changed && same) same->insert(n.get());
   }
@@ -144,8 +153,10 @@ NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{r
 Nodes with_values_as_data(const Nodes& roots) {
   Rewrite to;
   walk(roots, [&](const NodePtr& n, Nodes& todo) {
-    if (n->value && n->op->kind != Kind::leaf) to[n.get()] = make_data(n->value.get(), n->axes, n->dtype);
-    else add_reads(n, todo);
+    if (n->value && n->op->kind != Kind::leaf)
+      to[n.get()] = make_data(n->value.get(), n->axes, n->dtype);
+    else
+      add_reads(n, todo);
   });
   return to.empty() ? roots : substitute(roots, to);
 }
@@ -167,7 +178,8 @@ Nodes copied(const Nodes& roots) {
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->id < b->id; });
   auto now = [&](const NodePtr& n) { return n ? to.find(n.get())->second : n; };
   auto copy = [&](const Node& n) {
-    if (n.op->kind == Kind::leaf && n.op != &prim::kCarry && !n.op->cheap) return n.shared_from_this();
+    if (n.op->kind == Kind::leaf && n.op != &prim::kCarry && !n.op->cheap)
+      return n.shared_from_this();
     if (n.value && n.op->kind != Kind::leaf) return make_data(n.value.get(), n.axes, n.dtype);
     if (n.op == &prim::kIndex) return prim::index_of(n);
     Nodes in;
@@ -209,13 +221,16 @@ NodePtr widened(const NodePtr& n) {
   return prim::cast(n, d);
 }
 
-std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals) {
+std::unordered_set<const Node*> dependents(const Nodes& roots,
+                                           const std::unordered_set<const Node*>& goals) {
   std::unordered_set<const Node*> out;
   Nodes in;
   auto depends = [&](auto& x) { return out.count(x.get()) > 0; };
   for (auto& n : topological(roots)) {
     in.clear();
-    add_reads(n, in);   // of a loop the bodies too: what a loop inside another makes is no result that the other could wait for
+    // of a loop the bodies too: what a loop inside another makes is no result that the other could
+    // wait for
+    add_reads(n, in);
     if (goals.count(n.get()) || std::any_of(in.begin(), in.end(), depends)) out.insert(n.get());
   }
   return out;
@@ -223,9 +238,10 @@ std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unorde
 
 Nodes strip_wraps(const Nodes& roots, bool keep_borders) {
   Rewrite to;
-  for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
+  for (auto& n : everything(roots)) {  // inputs first: a wrap of a wrap
     bool group = n->op == &kResult && n->in[0]->op == &kCustomVjp;
-    bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustomVjp;
+    bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin ||
+                 n->op == &kCustomVjp;
     if (stays && !group) continue;
     if (keep_borders && is_border(*n)) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[result_number(*n)] : n->in[0], to);

@@ -16,15 +16,21 @@ namespace haliax {
 ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
   Here here(at);
   std::string s(name);
-  if (s == "none" || s == "save_all") policy = Policy::none;
-  else if (s == "carries" || s == "full" || s == "recompute") policy = Policy::carries;
-  else if (s == "nested") policy = Policy::nested;
-  else fail("checkpoint", "there is no policy {}{}", s, did_you_mean(s, {"none", "carries", "full", "recompute", "nested"}));
+  if (s == "none" || s == "save_all")
+    policy = Policy::none;
+  else if (s == "carries" || s == "full" || s == "recompute")
+    policy = Policy::carries;
+  else if (s == "nested")
+    policy = Policy::nested;
+  else
+    fail("checkpoint", "there is no policy {}{}", s,
+         did_you_mean(s, {"none", "carries", "full", "recompute", "nested"}));
 }
 
 namespace {
 
-std::vector<TracedScan>& traced_scans() { return of_thread<std::vector<TracedScan>>(); }   // the newest, for messages
+// the newest, for messages
+std::vector<TracedScan>& traced_scans() { return of_thread<std::vector<TracedScan>>(); }
 // For the length of a trace.
 class TracedTurn {
  public:
@@ -44,19 +50,27 @@ class TracedTurn {
   TracedTurn(const TracedTurn&) = delete;
   // What varies with the index was made in this trace, or another one has left it behind.
   void check(const Nodes& made, const Node* index) const {
-    walk(made, [&](const Node& n) { return n.varies_with(index); }, [&](const NodePtr& n, Nodes& todo) {
-      if (n.get() != index && made_at(*n) < begin_) refuse(n);
-      add_reads(n, todo);
-    });
+    walk(
+        made, [&](const Node& n) { return n.varies_with(index); },
+        [&](const NodePtr& n, Nodes& todo) {
+          if (n.get() != index && made_at(*n) < begin_) refuse(n);
+          add_reads(n, todo);
+        });
   }
-  static std::uint64_t made_at(const Node& n) { return std::max(n.id, n.last_made.load(std::memory_order_relaxed)); }
+  static std::uint64_t made_at(const Node& n) {
+    return std::max(n.id, n.last_made.load(std::memory_order_relaxed));
+  }
 
  private:
   [[noreturn]] static void refuse(const NodePtr& n) {
     auto from = scan_of(n);
-    auto made = to_string(n->origin.at), scan = to_string(from ? from->at : n->free.front()->origin.at);
-    fail("scan", "the function reads a tracer that has left its function: it was made{} inside scan{} and has a value only "
-         "there; return it from that function", made.empty() ? "" : " at " + made, scan.empty() ? "" : " (" + scan + ")");
+    auto made = to_string(n->origin.at),
+         scan = to_string(from ? from->at : n->free.front()->origin.at);
+    fail("scan",
+         "the function reads a tracer that has left its function: it was made{} inside scan{} and "
+         "has a value only "
+         "there; return it from that function",
+         made.empty() ? "" : " at " + made, scan.empty() ? "" : " (" + scan + ")");
   }
   std::uint64_t begin_;
 };
@@ -67,7 +81,7 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
   std::optional<TracedScan> out;
   for (auto& s : traced_scans()) {
     if (!n->varies_with(s.index)) continue;
-    std::uint64_t first = 0;                         // of what was made in a turn, the oldest
+    std::uint64_t first = 0;  // of what was made in a turn, the oldest
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
     walk({n}, varies, [&](const NodePtr& x, Nodes& todo) {
       auto made = TracedTurn::made_at(*x);
@@ -82,8 +96,8 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
 namespace detail {
 namespace {
 
-// What turns gave, as parts of the axis or (without it) a position each. A later turn may have axes that vmap hides and the
-// first lacks.
+// What turns gave, as parts of the axis or (without it) a position each. A later turn may have axes
+// that vmap hides and the first lacks.
 NodePtr in_a_row(Nodes parts, const Axis& axis) {
   auto all = ops::with_hidden(parts, joined({axis.resize(1)}, ops::visible(*parts[0])));
   for (auto& v : parts) {
@@ -96,42 +110,52 @@ void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::
   if (init.size() != next.size())
     fail("scan", "the carry has {} arrays and the function gave {}", init.size(), next.size());
   for (std::size_t k = 0; k < init.size(); ++k) {
-    auto name = k < paths.size() && !paths[k].empty() ? "carry " + paths[k] : std::string("the carry");
+    auto name =
+        k < paths.size() && !paths[k].empty() ? "carry " + paths[k] : std::string("the carry");
     auto &a = init[k], &b = next[k];
     if (a.empty() != b.empty()) fail("scan", "{} is empty on one side of a turn", name);
     if (a.empty()) continue;
-    if (a.dtype() != b.dtype()) fail("scan", "{} changes its dtype from {} to {}", name, a.dtype(), b.dtype());
+    if (a.dtype() != b.dtype())
+      fail("scan", "{} changes its dtype from {} to {}", name, a.dtype(), b.dtype());
     if (a.axes() != b.axes())
-      fail("scan", "{} changes from {} to {}; it must keep its axes and their order", name, a.axes(), b.axes());
+      fail("scan", "{} changes from {} to {}; it must keep its axes and their order", name,
+           a.axes(), b.axes());
   }
 }
 
-// What a turn gives is stacked along the axis, so it must not have it: as it does when f captures an array instead of taking it.
+// What a turn gives is stacked along the axis, so it must not have it: as it does when f captures
+// an array instead of taking it.
 void check_given(const Leaves& y, const Axis& axis) {
   for (auto& a : y)
     if (!a.empty() && has(a.node()->axes, axis.name))
-      fail("scan", "what a turn gives has axis {} already: {}; only arguments are sliced, not what the function captures",
+      fail("scan",
+           "what a turn gives has axis {} already: {}; only arguments are sliced, not what the "
+           "function captures",
            axis.name, a.axes());
 }
 
-// What turns give is stacked, so it must be alike in each: a body that is called for several may keep a state of its own.
+// What turns give is stacked, so it must be alike in each: a body that is called for several may
+// keep a state of its own.
 void check_alike(const Leaves& first, const Leaves& now, const Axis& axis) {
   constexpr auto hint = "what is stacked must be alike in all turns";
-  if (first.size() != now.size()) fail("scan", "one turn gives {} arrays and another {}; {}", first.size(), now.size(), hint);
+  if (first.size() != now.size())
+    fail("scan", "one turn gives {} arrays and another {}; {}", first.size(), now.size(), hint);
   for (std::size_t k = 0; k < now.size(); ++k) {
     auto &a = first[k], &b = now[k];
     if (a.empty() != b.empty()) fail("scan", "what one turn gives is empty in another; {}", hint);
     if (a.empty()) continue;
     auto mine = replaced(a.axes(), axis.name, {}), other = replaced(b.axes(), axis.name, {});
     if (a.dtype() != b.dtype() || mine != other)
-      fail("scan", "one turn gives {} {} and another {} {}; {}", a.dtype(), mine, b.dtype(), other, hint);
+      fail("scan", "one turn gives {} {} and another {} {}; {}", a.dtype(), mine, b.dtype(), other,
+           hint);
   }
 }
 
 // A scan over blocks of positions, each of which is a scan of its own.
-std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, const ScanOptions& around, const ScanOptions& inside,
-                                      const Leaves& init, const std::vector<std::string>& paths, const Leaves& xs,
-                                      BodyFunction f) {
+std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
+                                      const ScanOptions& around, const ScanOptions& inside,
+                                      const Leaves& init, const std::vector<std::string>& paths,
+                                      const Leaves& xs, BodyFunction f) {
   Axis blocks(fmt::format("(blocks of {})", axis.name), count);
   const Axis block = axis.resize(axis.size / count);
   auto turn = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
@@ -144,7 +168,9 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, cons
     (*static_cast<decltype(turn)*>(self))(carry, x, next, out);
   };
   auto [last, ys] = scan(blocks, around, init, paths, split, {&turn, call});
-  return {last, mapped(ys, [&](const NodePtr& y) { return prim::flatten(y, {blocks.name, axis.name}, axis); })};
+  return {last, mapped(ys, [&](const NodePtr& y) {
+            return prim::flatten(y, {blocks.name, axis.name}, axis);
+          })};
 }
 
 // What is scanned, in one of the ways that the options ask for.
@@ -168,17 +194,22 @@ struct Scan {
     auto around = options;
     around.unroll = 1;
     auto blocks = [&](const Leaves& carry) {
-      return scan_blocks(axis.resize(whole), whole / options.unroll, around, options, carry, paths, part(0, whole), f);
+      return scan_blocks(axis.resize(whole), whole / options.unroll, around, options, carry, paths,
+                         part(0, whole), f);
     };
-    auto rest = [&](const Leaves& carry) { return scan(axis.resize(left), options, carry, paths, part(whole, left), f); };
+    auto rest = [&](const Leaves& carry) {
+      return scan(axis.resize(left), options, carry, paths, part(whole, left), f);
+    };
     if (left == 0) return blocks(init);
     auto first = options.reverse ? rest(init) : blocks(init);
     auto second = options.reverse ? blocks(first.first) : rest(first.first);
-    auto &head = options.reverse ? second.second : first.second, &tail = options.reverse ? first.second : second.second;
+    auto &head = options.reverse ? second.second : first.second,
+         &tail = options.reverse ? first.second : second.second;
     check_alike(head, tail, axis);
     Leaves ys;
     for (std::size_t k = 0; k < head.size(); ++k)
-      ys.push_back(head[k].empty() ? head[k] : NamedArray(in_a_row({head[k].node(), tail[k].node()}, axis)));
+      ys.push_back(head[k].empty() ? head[k]
+                                   : NamedArray(in_a_row({head[k].node(), tail[k].node()}, axis)));
     return {second.first, ys};
   }
   // No loop at all.
@@ -188,7 +219,9 @@ struct Scan {
     for (std::int64_t i = 0; i < axis.size; ++i) {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
-      called(f, carry, walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }), next, y);
+      called(f, carry,
+             walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }),
+             next, y);
       check_carry(init, next, paths), check_given(y, axis);
       if (i == 0) given = y;
       check_alike(given, y, axis);
@@ -211,9 +244,10 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   const auto slices = walked([&](const NodePtr& x) { return prim::slice_at(x, index, true); });
   for (int attempt = 0;; ++attempt) {
     Leaves next, y;
-    const auto carry = mapped(start, [&](const NodePtr& a) { return prim::carry(index, a->axes, a->dtype); });
+    const auto carry =
+        mapped(start, [&](const NodePtr& a) { return prim::carry(index, a->axes, a->dtype); });
     LoopEffects effects(index);
-    ++c.loop_depth;   // an exception ends the Tracing around, and so puts it back
+    ++c.loop_depth;  // an exception ends the Tracing around, and so puts it back
     called(f, carry, slices, next, y);
     --c.loop_depth;
     effects.close();
@@ -222,7 +256,8 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     if (effects.any()) made.push_back(effects.last());
     trace.check(made, index.get());
     check_carry(start, next, paths), check_given(y, axis);
-    bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
+    // a carry that starts without an axis that vmap hides may gain it in the first turn
+    bool widened = false;
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
       auto axes = start[k].node()->axes;
@@ -237,7 +272,11 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
       auto& from = start[k].node();
-      l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(next[k].node(), from->axes)}, from, carry[k].node()});
+      l.results.push_back({Fold::carry,
+                           Monoid::sum,
+                           {prim::fit(next[k].node(), from->axes)},
+                           from,
+                           carry[k].node()});
     }
     for (auto& n : nodes_of(y)) l.results.push_back({Fold::stack, Monoid::sum, {n}});
     effects.add_to(l);
@@ -247,7 +286,8 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
     return {last, mapped(y, [&](const NodePtr&) {
               auto r = loop_result(loop, k++);
-              return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));   // hidden axes come first, then that of the loop
+              // hidden axes come first, then that of the loop
+              return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));
             })};
   }
 }
@@ -260,17 +300,22 @@ Axis walked_axis(const AxisSelector& selector, const Leaves& xs) {
     auto* mine = xs[k].empty() ? nullptr : find(*xs[k].node(), name);
     if (!mine) continue;
     if (size >= 0 && mine->size != size)
-      fail("scan", "axis {} has size {} in argument array {} {} and {} elsewhere", name, mine->size, k, xs[k].axes(), size);
+      fail("scan", "axis {} has size {} in argument array {} {} and {} elsewhere", name, mine->size,
+           k, xs[k].axes(), size);
     size = mine->size;
   }
-  if (size < 0) fail("scan", "no argument has axis {}; give an Axis with its size{}", name, did_you_mean(name, axes_of(xs)));
+  if (size < 0)
+    fail("scan", "no argument has axis {}; give an Axis with its size{}", name,
+         did_you_mean(name, axes_of(xs)));
   return Axis(name, size);
 }
 
 }  // namespace
 
-static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init,
-                                             const std::vector<std::string>& paths, const Leaves& xs, BodyFunction f) {
+static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
+                                             const ScanOptions& options, const Leaves& init,
+                                             const std::vector<std::string>& paths,
+                                             const Leaves& xs, BodyFunction f) {
   Tracing tracing;
   if (options.unroll < 1) fail("scan", "unroll must be at least 1; got {}", options.unroll);
   Scan s{walked_axis(selector, xs), options, paths, xs, f};
@@ -278,7 +323,7 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector, const
   if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
     std::int64_t outer = std::int64_t(std::sqrt(double(size)));
     while (size % outer) --outer;
-    if (outer > 1) {   // blocks of positions, each of which makes its inside again
+    if (outer > 1) {  // blocks of positions, each of which makes its inside again
       auto around = options, inside = options;
       around.checkpoint = inside.checkpoint = true, around.unroll = 1;
       return scan_blocks(s.axis, outer, around, inside, init, paths, xs, f);
@@ -287,8 +332,9 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector, const
   if (options.unroll > 1 && options.unroll < size) return s.in_blocks(init);
   return options.unroll >= size && size > 0 ? s.unrolled(init) : s.as_loop(init);
 }
-std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init,
-                               const std::vector<std::string>& paths, const Leaves& xs, BodyFunction f) {
+std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options,
+                               const Leaves& init, const std::vector<std::string>& paths,
+                               const Leaves& xs, BodyFunction f) {
   Here here(options.at);
   auto out = traced_scan(selector, options, init, paths, xs, f);
   auto made = out.first;
@@ -297,14 +343,17 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
   return out;
 }
 
-std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const AxisSelector& axis, SourceLocation at) {
+std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const AxisSelector& axis,
+                                                 SourceLocation at) {
   auto x = a.resolve_axis(axis, at);
   Here here(at);
   if (x.size == 0) fail("reduce", "there is nothing along {} to start from; give an init", Axes{x});
-  return {NamedArray(prim::slice(a.node(), x.name, 0, 1, 1, true)), NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
+  return {NamedArray(prim::slice(a.node(), x.name, 0, 1, 1, true)),
+          NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
 }
 
-Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f, bool reverse, SourceLocation at) {
+Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f,
+                               bool reverse, SourceLocation at) {
   Here here(at);
   if (xs.empty() || xs[0].empty()) fail("associative_scan", "there is nothing to scan");
   auto axis = xs[0].resolve_axis(selector, at);
@@ -314,7 +363,8 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
   auto flipped = [&](const Leaves& v) { return part(v, axis.size - 1, axis.size, -1); };
   for (auto& x : xs) x.resolve_axis(axis, at);
   Leaves y = reverse ? flipped(xs) : xs;
-  for (std::int64_t d = 1; d < axis.size; d *= 2) {   // after a step each position holds the result of the 2d positions up to it
+  // after a step each position holds the result of the 2d positions up to it
+  for (std::int64_t d = 1; d < axis.size; d *= 2) {
     Leaves combined, none;
     auto before = part(y, 0, axis.size - d);
     called(f, before, part(y, d, axis.size - d), combined, none);
@@ -324,8 +374,9 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
     for (std::size_t k = 0; k < y.size(); ++k) {
       auto &c = combined[k], &b = before[k];
       if (c.empty() || c.dtype() != b.dtype() || !same_axes(c, b))
-        fail("associative_scan", "of two arrays {} {} the function must make one like them, and it made {}", b.dtype(), b.axes(),
-             c.empty() ? "none" : fmt::format("{} {}", c.dtype(), c.axes()));
+        fail("associative_scan",
+             "of two arrays {} {} the function must make one like them, and it made {}", b.dtype(),
+             b.axes(), c.empty() ? "none" : fmt::format("{} {}", c.dtype(), c.axes()));
       auto hidden = without_axes(c.node()->axes, c.axes());
       auto shape = with_hidden(y[k].node()->axes, hidden);
       auto piece = [&](const NamedArray& v, std::int64_t size) {

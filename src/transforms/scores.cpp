@@ -18,9 +18,11 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-constexpr int kHidden = 8;   // a layer's hidden values take at most so much more than its inputs and weights
-// Where nobody says a budget, scores of more queries and keys than this stay whole up to so many bytes, in their own dtype: the
-// gradient of twelve heads of 64 takes twice as many, less than 16 MiB. Fewer keys are multiplied faster whole.
+// a layer's hidden values take at most so much more than its inputs and weights
+constexpr int kHidden = 8;
+// Where nobody says a budget, scores of more queries and keys than this stay whole up to so many
+// bytes, in their own dtype: the gradient of twelve heads of 64 takes twice as many, less than 16
+// MiB. Fewer keys are multiplied faster whole.
 constexpr std::int64_t kFewKeys = 256, kManyKeysBudget = std::int64_t(7) << 20;
 
 // What is made of scores is made in f32, be they narrower.
@@ -40,30 +42,38 @@ Set made_of(const Nodes& roots, const Nodes& of) {
 }
 // Made position by position along an axis, which all operands that have it call the same.
 bool goes_along(const Node& n, Name a) {
-  if (!has(n.axes, a) || n.op == &kCustomVjp || n.op->kind == Kind::loop || n.op->kind == Kind::result) return false;
+  if (!has(n.axes, a) || n.op == &kCustomVjp || n.op->kind == Kind::loop ||
+      n.op->kind == Kind::result)
+    return false;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     auto& x = n.in[k];
     if (!x || only_waits(n, k)) continue;
     for (auto& its : x->axes) {
       auto rule = along(n, k, its.name);
-      bool same = rule.point == a;               // the axis, or one that becomes it
-      if ((same || its.name == a) && !(same && its.name == a && rule.way == Along::Way::map)) return false;
+      bool same = rule.point == a;  // the axis, or one that becomes it
+      if ((same || its.name == a) && !(same && its.name == a && rule.way == Along::Way::map))
+        return false;
     }
   }
   return true;
 }
 
-// Scores are a product of queries and keys, or a fold of another function of both, point by point: sum((q - k)^2).
-struct Sides { const Node *queries, *keys; };
+// Scores are a product of queries and keys, or a fold of another function of both, point by point:
+// sum((q - k)^2).
+struct Sides {
+  const Node *queries, *keys;
+};
 std::optional<Sides> sides_of(const Node& n) {
   if (n.op->kind == Kind::contract) return Sides{n.in[0].get(), n.in[1].get()};
   if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
-  auto& points = n.in[0]->axes;                  // of the function
-  std::vector<const Node*> arrays;               // of which it is one
+  auto& points = n.in[0]->axes;     // of the function
+  std::vector<const Node*> arrays;  // of which it is one
   walk(n.in, [&](const NodePtr& x, Nodes& todo) {
     bool whole = x->axes.size() == points.size();
-    if (whole && x->op->kind == Kind::map) append(todo, x->in);
-    else if (is_float(x->dtype) && !x->axes.empty()) arrays.push_back(x.get());
+    if (whole && x->op->kind == Kind::map)
+      append(todo, x->in);
+    else if (is_float(x->dtype) && !x->axes.empty())
+      arrays.push_back(x.get());
   });
   auto lacks = [](const Node& a, const Node& b) { return !without(b.axes, a.axes).empty(); };
   for (auto* a : arrays)
@@ -72,20 +82,23 @@ std::optional<Sides> sides_of(const Node& n) {
   return {};
 }
 
-// Has it an axis of many queries, and one of many keys? What a mesh cuts has not: walking uneven blocks would send more.
+// Has it an axis of many queries, and one of many keys? What a mesh cuts has not: walking uneven
+// blocks would send more.
 bool has_many_keys(const Node& scores) {
   const auto of = sides_of(scores);
   if (!of) return false;
   auto longest = [&](const Node* its, const Node* other) {
     std::int64_t size = 0;
-    for (auto& a : without(common(scores.axes, its->axes), other->axes)) size = std::max(size, a.size);
+    for (auto& a : without(common(scores.axes, its->axes), other->axes))
+      size = std::max(size, a.size);
     return size;
   };
   auto is_cut = [&](auto& a) { return blocks_of(a.name, scores.origin.mapping.get()) > 1; };
   return std::min(longest(of->queries, of->keys), longest(of->keys, of->queries)) > kFewKeys &&
          std::none_of(scores.axes.begin(), scores.axes.end(), is_cut);
 }
-// Do scores take more than the budget? Without one: than 32 MiB in f32, or than fewer if they have many keys.
+// Do scores take more than the budget? Without one: than 32 MiB in f32, or than fewer if they have
+// many keys.
 bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
   if (f32_bytes(scores) > budget.value_or(kUsualBudget)) return true;
   return !budget && scores.bytes() > kManyKeysBudget && has_many_keys(scores);
@@ -94,11 +107,13 @@ bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
 // The nodes of one level, and what is made of some scores among them.
 class ScoresOfLevel {
  public:
-  ScoresOfLevel(const Nodes& roots, const Node* index, const Nodes& of) : all_(without_bodies(level_of(roots, index))) {
+  ScoresOfLevel(const Nodes& roots, const Node* index, const Nodes& of)
+      : all_(without_bodies(level_of(roots, index))) {
     for (auto& r : roots) given_.insert(r.get());
     std::vector<Attr> keys;
     for (auto& n : all_)
-      if (n->op == &prim::kEnter && std::find(keys.begin(), keys.end(), n->attr) == keys.end()) keys.push_back(n->attr);
+      if (n->op == &prim::kEnter && std::find(keys.begin(), keys.end(), n->attr) == keys.end())
+        keys.push_back(n->attr);
     for (auto& k : keys)
       for (auto& [n, name] : walked_names(all_, k)) bordered_.insert(n);
     if (!of.empty()) {
@@ -116,13 +131,18 @@ class ScoresOfLevel {
     if (!of || of->queries == of->keys) return false;
     return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
   }
-  // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so, because of `why`
-  // if they are weighed at all. `by_key`: what they are multiplied by mixes their heads, key by key, and is not their values.
-  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why, bool by_key = false) const {
+  // What lies between borders around the scores along an axis of the queries; empty: they cannot be
+  // walked so, because of `why` if they are weighed at all. `by_key`: what they are multiplied by
+  // mixes their heads, key by key, and is not their values.
+  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why,
+             bool by_key = false) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
-    Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
-    Axes axes = scores.axes;                         // that scores have, not values: the heads that others are mixed to, too
-    bool differs = false;                            // what some are multiplied by differs by key: values, or heads are mixed
+    // scores; all that depends on them; of a query each; sums over the keys
+    Set made{&scores}, after{&scores}, rows, outs;
+    // that scores have, not values: the heads that others are mixed to, too
+    Axes axes = scores.axes;
+    // what some are multiplied by differs by key: values, or heads are mixed
+    bool differs = false;
     auto refuse = [&](const Node& n) {
       if (differs && !by_key) return region(scores, of, queries, keys, why, true);
       if (is_weighed(made, queries, keys)) why = reason(scores, axes, made, n, queries, keys);
@@ -142,14 +162,17 @@ class ScoresOfLevel {
         differs |= product && !same;
         if (same || (product && by_key)) axes = joined(axes, n->axes);
         made.insert(n.get());
-      } else if (of_scores && folds_values(*n, axes)) outs.insert(n.get());
-      else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
-      else if (of_scores) return refuse(*n);
+      } else if (of_scores && folds_values(*n, axes))
+        outs.insert(n.get());
+      else if (inside && point && n->op->kind != Kind::contract)
+        rows.insert(n.get());
+      else if (of_scores)
+        return refuse(*n);
     }
     for (auto* n : made)
       if (given_.count(n)) return refuse(*n);
     if (auto* n = finds_equals(scores, made)) return refuse(*n);
-    Set needed;                                  // rows that scores, or sums over the keys, are made of; or that scores give
+    Set needed;  // rows that scores, or sums over the keys, are made of; or that scores give
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
       if (rows.count(n) && (needed.count(n) || reads(*n, made))) needed.insert(n);
@@ -157,9 +180,11 @@ class ScoresOfLevel {
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
-    // Without a function of all that a query scores, such as a softmax, they may be hidden values: no layer has so many.
+    // Without a function of all that a query scores, such as a softmax, they may be hidden values:
+    // no layer has so many.
     bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
-    bool weighed = many || std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
+    bool weighed = many || std::any_of(needed.begin(), needed.end(),
+                                       [&](auto* n) { return weighs(*n, made, keys); });
     if (outs.empty() || !weighed) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
     take_in(made, queries, keys);
@@ -167,28 +192,33 @@ class ScoresOfLevel {
   }
   // Of what is made of scores with these axes: is it weighed values, folded over the keys?
   static bool folds_values(const Node& n, const Axes& axes) {
-    return n.op->kind == Kind::contract || (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
+    return n.op->kind == Kind::contract ||
+           (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
   }
   // Is this product one of scores with what is the same for all keys?
   static bool mixes(const Node& n, const Set& made, const Axes& keys) {
     auto same = [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); };
     return std::all_of(n.in.begin(), n.in.end(), same);
   }
-  // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is made again in another step may
-  // differ in its last bits; a product does not. Null: nothing does.
+  // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is
+  // made again in another step may differ in its last bits; a product does not. Null: nothing does.
   const Node* finds_equals(const Node& scores, const Set& made) const {
     if (scores.op->kind != Kind::reduce || is_extreme(scores)) return nullptr;
     for (auto& n : all_) {
       if (!reads(*n, made)) continue;
       auto readers = readers_.find(n.get());
       auto stops = [](auto* reader) { return reader->op == &prim::kStop; };
-      bool stopped = readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(), stops);
-      if (n->op->code == Code::equal || n->op->code == Code::not_equal || (is_extreme(*n) && !stopped)) return n.get();
+      bool stopped = readers != readers_.end() &&
+                     std::all_of(readers->second.begin(), readers->second.end(), stops);
+      if (n->op->code == Code::equal || n->op->code == Code::not_equal ||
+          (is_extreme(*n) && !stopped))
+        return n.get();
     }
     return nullptr;
   }
   static bool is_extreme(const Node& n) {
-    return n.op->kind == Kind::reduce && (n.op->code == Code::reduce_max || n.op->code == Code::reduce_min);
+    return n.op->kind == Kind::reduce &&
+           (n.op->code == Code::reduce_max || n.op->code == Code::reduce_min);
   }
   // Is it folded over the keys?
   static bool weighs(const Node& n, const Set& made, const Axes& keys) {
@@ -196,20 +226,27 @@ class ScoresOfLevel {
   }
 
  private:
-  // Why scores stay whole: what is made of them is a result, or this reads it otherwise than along the queries.
-  std::string reason(const Node& scores, const Axes& axes, const Set& made, const Node& n, Name queries, const Axes& keys) const {
-    for (auto& x : all_)                         // the same one each time
+  // Why scores stay whole: what is made of them is a result, or this reads it otherwise than along
+  // the queries.
+  std::string reason(const Node& scores, const Axes& axes, const Set& made, const Node& n,
+                     Name queries, const Axes& keys) const {
+    for (auto& x : all_)  // the same one each time
       if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
     if (auto* equals = finds_equals(scores, made))
-      return text_of(*equals) + " asks which of them is the same, and summed once more they may not be: make them by a dot, or "
-                                "put stop_gradient around it";
+      return text_of(*equals) +
+             " asks which of them is the same, and summed once more they may not be: make them by "
+             "a dot, or "
+             "put stop_gradient around it";
     const bool folds = !has(n.axes, queries), weighs = common(n.axes, keys).empty();
     const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
     const auto text = text_of(n);
-    if (folds && weighs && n.op->kind == Kind::reduce) return fmt::format("{} goes over {} and {} at once", text, queries, along);
+    if (folds && weighs && n.op->kind == Kind::reduce)
+      return fmt::format("{} goes over {} and {} at once", text, queries, along);
     if (folds && !weighs && folds_values(n, axes) && !n.origin.backward)
-      return fmt::format("{} sums over {} what is weighed along {}; weigh it along {}, or write a chunked_reduce over {}", text,
-                         queries, along, queries, queries);
+      return fmt::format(
+          "{} sums over {} what is weighed along {}; weigh it along {}, or write a chunked_reduce "
+          "over {}",
+          text, queries, along, queries, queries);
     return text + " needs more than a query at a time";
   }
   // Has it a value for each query and key?
@@ -226,21 +263,24 @@ class ScoresOfLevel {
     }
     return false;
   }
-  // What only a region reads is made in it, too, if it would be as large as the scores (a second product, a bias that is looked
-  // up, another softmax), or is of a query each and made of such; and queries times a number, or in another dtype.
+  // What only a region reads is made in it, too, if it would be as large as the scores (a second
+  // product, a bias that is looked up, another softmax), or is of a query each and made of such;
+  // and queries times a number, or in another dtype.
   void take_in(Set& made, Name queries, const Axes& keys) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set rows;
     for (auto& n : all_) {
-      bool reads_scores = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && is_score(*x); });
+      bool reads_scores =
+          std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && is_score(*x); });
       bool row = !is_score(*n) && n->op->kind != Kind::contract && goes_along(*n, queries);
       if (row && (reads_scores || reads(*n, rows))) rows.insert(n.get());
     }
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto& n = **i;
       auto readers = readers_.find(&n);
-      bool alone = readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
-                                                            [&](auto* r) { return made.count(r) > 0; });
+      bool alone =
+          readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
+                                                   [&](auto* r) { return made.count(r) > 0; });
       if (!alone || made.count(&n) || given_.count(&n) || n.in.empty() || !is_allowed(n)) continue;
       bool wanted = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
       if (wanted && goes_along(n, queries)) made.insert(&n);
@@ -257,8 +297,8 @@ class ScoresOfLevel {
   bool is_allowed(const Node& n) const { return !allowed_ || allowed_->count(&n) > 0; }
 
   Nodes all_;
-  Set given_, bordered_;                         // bordered_: lies between borders already
-  std::optional<Set> allowed_;                   // none: all are
+  Set given_, bordered_;        // bordered_: lies between borders already
+  std::optional<Set> allowed_;  // none: all are
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
@@ -277,7 +317,8 @@ struct Walker {
         auto &mine = its->axes, &other = others->axes;
         auto keys = without(common(s->axes, other), mine);
         auto queries = without(common(s->axes, mine), other);
-        std::stable_sort(queries.begin(), queries.end(), [](auto& a, auto& b) { return a.size > b.size; });
+        std::stable_sort(queries.begin(), queries.end(),
+                         [](auto& a, auto& b) { return a.size > b.size; });
         for (auto& a : keys.empty() ? Axes() : queries) {
           auto inside = level.region(*s, of, a.name, keys, why);
           if (inside.empty()) continue;
@@ -285,22 +326,29 @@ struct Walker {
           return haliax::bordered(roots, level.all(), index, contains, key_of(*s, a, depth).attr());
         }
       }
-      const auto line = fmt::format("scores {} stay whole: ", text_of(*s, fmt::format("{}", s->axes)));
-      auto is_said = [&](auto& other) { return other.starts_with(line); };   // of scores, and not of their gradient once more
-      if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_said)) whole->push_back(line + why);
+      const auto line =
+          fmt::format("scores {} stay whole: ", text_of(*s, fmt::format("{}", s->axes)));
+      // of scores, and not of their gradient once more
+      auto is_said = [&](auto& other) { return other.starts_with(line); };
+      if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_said))
+        whole->push_back(line + why);
     }
     return {};
   }
   // Regions of scores below these, one after another, are each a region of its own.
   ChunkKey key_of(const Node& scores, const Axis& queries, int depth) const {
     ChunkKey k;
-    k.axis = queries.name, k.size = queries.size, k.depth = depth, k.inside = kOfScores, k.walked = {queries.name};
+    k.axis = queries.name, k.size = queries.size, k.depth = depth, k.inside = kOfScores,
+    k.walked = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
     const bool small = f32_bytes(scores) <= kUsualBudget;  // nobody would cut them: in thirds
     if (budget && *budget <= 0 && small) k.chunks = {(queries.size + 2) / 3};
-    if (budget && *budget < 0 && small) k.chunks.push_back(0);   // of keys, too
-    else if (budget && *budget > 0) k.memory = *budget;
-    else if (!budget && has_many_keys(scores)) k.memory = kManyKeysBudget;
+    if (budget && *budget < 0 && small)
+      k.chunks.push_back(0);  // of keys, too
+    else if (budget && *budget > 0)
+      k.memory = *budget;
+    else if (!budget && has_many_keys(scores))
+      k.memory = kManyKeysBudget;
     for (auto& x : scores.in) k.after = std::max(k.after, calls_below({x}, k));
     return k;
   }
@@ -313,20 +361,22 @@ struct Walker {
       for (auto& n : level_of(roots, nullptr))
         if (n->op == &kLoop && !above.count(n.get())) loops.erase(&loop_of(*n));
     }
-    return in_bodies(roots, index, [&](const Loop& l) { return loops.count(&l) > 0; },
-                     [&](const Nodes& values, const Node* i) { return (*this)(values, i, depth + 1); });
+    return in_bodies(
+        roots, index, [&](const Loop& l) { return loops.count(&l) > 0; },
+        [&](const Nodes& values, const Node* i) { return (*this)(values, i, depth + 1); });
   }
 };
 
 }  // namespace
 
-Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth, const Nodes& of,
-                         std::vector<std::string>* whole) {
+Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
+                         const Nodes& of, std::vector<std::string>* whole) {
   static const auto usual = number_asked("HALIAX_SCORES", -1, most_bytes, context().origin.at);
   if (!budget) budget = usual;
   auto all = everything(roots);
-  bool large = std::any_of(all.begin(), all.end(), [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
-  return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;   // few graphs have any
+  bool large = std::any_of(all.begin(), all.end(),
+                           [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
+  return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;  // few graphs have any
 }
 
 }  // namespace haliax

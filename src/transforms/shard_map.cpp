@@ -1,6 +1,6 @@
-// Functions of local shards. On the whole, an axis that a mesh axis cuts is (shards, local): f sees the local part, and the
-// shards are a hidden axis, as under vmap. What f computes is computed for each shard; a sum over the hidden axis is what passes
-// between devices.
+// Functions of local shards. On the whole, an axis that a mesh axis cuts is (shards, local): f sees
+// the local part, and the shards are a hidden axis, as under vmap. What f computes is computed for
+// each shard; a sum over the hidden axis is what passes between devices.
 #include "haliax/shard.h"
 
 #include "base/name.h"
@@ -20,9 +20,11 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   if (mesh_axes.all()) fail(op, "name one or more axes of the mesh");
   Axes out;
   for (auto& m : mesh_axes.items()) {
-    auto found = std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == m.name.text(); });
+    auto found =
+        std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == m.name.text(); });
     if (found == all.end())
-      fail(op, "the mesh has no axis {}{}", m.name, did_you_mean(m.name.text(), all, [](auto& s) { return s.first; }));
+      fail(op, "the mesh has no axis {}{}", m.name,
+           did_you_mean(m.name.text(), all, [](auto& s) { return s.first; }));
     if (has(out, found->second.name)) fail(op, "mesh axis {} is named twice", m.name);
     out.push_back(found->second);
   }
@@ -39,7 +41,8 @@ NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axe
   auto over = shards_of(op, mesh_axes);
   auto n = ops::node_of(op, x);
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
-  auto copies = double(axis_size(without_axes(over, n->axes)));  // of what is the same on all of them
+  // of what is the same on all of them
+  auto copies = double(axis_size(without_axes(over, n->axes)));
   auto kept = without_axes(n->axes, over);
   if (kept.size() != n->axes.size()) n = prim::reduce(m, n, kept);
   return NamedArray(m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n);
@@ -52,12 +55,15 @@ NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
   return prim::flatten(prim::fit(x, side_by_side), names_of(parts), mine.resize(axis_size(parts)));
 }
 // The other way. Raises if the size does not divide.
-NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis, const std::string& what) {
+NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
+              const std::string& what) {
   auto whole = *find_axis(x->axes, axis);
   auto pieces = axis_size(outer);
   if (whole.size % pieces)
-    fail(op, "axis {} of {} does not divide among {} devices; round_axis_for_partitioning gives a size that does", whole, what,
-         pieces);
+    fail(op,
+         "axis {} of {} does not divide among {} devices; round_axis_for_partitioning gives a size "
+         "that does",
+         whole, what, pieces);
   return prim::unflatten(x, axis, concat_axes(outer, {whole.resize(whole.size / pieces)}));
 }
 
@@ -72,14 +78,17 @@ JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions options) {
 ShardMap::ShardMap(const JitOptions& options) : options_(options) {
   Here here(options.at);
   mesh_ = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
-  if (!mesh_) fail("shard_map", "there is no mesh; give one as an option, or put it in scope with use_mesh");
+  if (!mesh_)
+    fail("shard_map", "there is no mesh; give one as an option, or put it in scope with use_mesh");
   auto outer = current_mesh();
   if (outer && !(*outer == *mesh_))
     fail("shard_map", "the mesh ({}) is not that of the function around ({})", *mesh_, *outer);
-  outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources) : current_mapping();
+  outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources)
+                                    : current_mapping();
   context().shards.clear();
   for (auto& [name, size] : mesh_->axes())
-    context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name), options.at), size)});
+    context().shards.push_back(
+        {name, Axis(fresh_hidden(Name("shards of " + name), options.at), size)});
 }
 const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part) const {
   static const Mapping none;
@@ -127,18 +136,28 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
     for (auto& [name, cut] : at.dims) n = joined(n, of_mesh_axes(cut), name);
     for (auto& [mesh_axis, hidden] : context().shards)
       if (has(n->axes, hidden.name))
-        fail("shard_map", "a result {} is another on each device along mesh axis {}, and the mapping {} cuts none of its axes by "
-             "it; psum or pmean it over {}, or give `out` a mapping that cuts it", shown, mesh_axis, mapping, mesh_axis);
-    out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping), "shard_map"));
+        fail("shard_map",
+             "a result {} is another on each device along mesh axis {}, and the mapping {} cuts "
+             "none of its axes by "
+             "it; psum or pmean it over {}, or give `out` a mapping that cuts it",
+             shown, mesh_axis, mapping, mesh_axis);
+    out[k] = NamedArray(
+        at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping), "shard_map"));
   }
   return out;
 }
 
 }  // namespace detail
 
-NamedArray psum(Arr x, const AxisSelection& mesh_axes) { return folded("psum", Monoid::sum, x, mesh_axes); }
-NamedArray pmax(Arr x, const AxisSelection& mesh_axes) { return folded("pmax", Monoid::max, x, mesh_axes); }
-NamedArray pmin(Arr x, const AxisSelection& mesh_axes) { return folded("pmin", Monoid::min, x, mesh_axes); }
+NamedArray psum(Arr x, const AxisSelection& mesh_axes) {
+  return folded("psum", Monoid::sum, x, mesh_axes);
+}
+NamedArray pmax(Arr x, const AxisSelection& mesh_axes) {
+  return folded("pmax", Monoid::max, x, mesh_axes);
+}
+NamedArray pmin(Arr x, const AxisSelection& mesh_axes) {
+  return folded("pmin", Monoid::min, x, mesh_axes);
+}
 NamedArray pmean(Arr x, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
   return total / double(axis_size(shards_of("pmean", mesh_axes)));
@@ -155,14 +174,16 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
     from.push_back(o.name), to.push_back(own.back().name);
     if (!has(all, o.name)) all.insert(all.begin(), o);
   }
-  return ops::constrained("all_gather", NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));
+  return ops::constrained(
+      "all_gather", NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));
 }
 NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
   Here here(x.at());
   auto outer = shards_of("psum_scatter", mesh_axes);
   auto mine = ops::axis_of("psum_scatter", ops::node_of("psum_scatter", x), axis);
-  return ops::constrained("psum_scatter", NamedArray(split("psum_scatter", total.node(), outer, mine.name, to_string(x.axes()))));
+  return ops::constrained("psum_scatter", NamedArray(split("psum_scatter", total.node(), outer,
+                                                           mine.name, to_string(x.axes()))));
 }
 NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation at) {
   Here here(at);

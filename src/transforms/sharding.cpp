@@ -34,7 +34,9 @@ Cut Sharding::cut(Name n) const {
 void Sharding::set(Name n, const Cut& c) {
   std::erase_if(dims, [&](auto& d) { return d.first == n; });
   if (c.empty()) return;
-  auto before = [](Name a, Name b) { return a.text() != b.text() ? a.text() < b.text() : a.data() < b.data(); };
+  auto before = [](Name a, Name b) {
+    return a.text() != b.text() ? a.text() < b.text() : a.data() < b.data();
+  };
   auto place = std::find_if(dims.begin(), dims.end(), [&](auto& d) { return before(n, d.first); });
   dims.insert(place, {n, c});
 }
@@ -66,7 +68,8 @@ int ranks(const Mesh& mesh, const Cut& cut) {
   return n;
 }
 int coordinate(const Mesh& mesh, int device, int axis) {
-  for (int k = int(mesh.axes().size()) - 1; k > axis; --k) device /= mesh.axes()[std::size_t(k)].second;
+  for (int k = int(mesh.axes().size()) - 1; k > axis; --k)
+    device /= mesh.axes()[std::size_t(k)].second;
   return device % mesh.axes()[std::size_t(axis)].second;
 }
 std::string to_string(const Mesh& mesh, const Cut& cut) {
@@ -80,7 +83,8 @@ std::string to_string(const Sharding& s) {
   for (auto& p : s.partial) out.push_back(fmt::format("pending: {}", p.first));
   return fmt::format("{{{}}}", fmt::join(out, ", "));
 }
-std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, const Mesh& mesh, int device) {
+std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, const Mesh& mesh,
+                                               int device) {
   std::int64_t block = 0, blocks = 1;
   for (int x : cut) {
     auto size = mesh.axes()[std::size_t(x)].second;
@@ -114,25 +118,31 @@ bool nested(const Axis& a, const Cut& cut, int n, const Mesh& mesh) {
 
 namespace {
 
-// dot (batch=8, embed=12), made at model.cpp:41, in mlp; the place only where it is not the one that the error names anyway.
+// dot (batch=8, embed=12), made at model.cpp:41, in mlp; the place only where it is not the one
+// that the error names anyway.
 std::string described(const Node& node) {
   auto* n = &node;
   while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: what is constrained
   bool made = n->op->kind != Kind::leaf;
-  auto what = made ? prim::user_name(*n) : n->origin.module ? std::string(n->origin.module.text()) : "an array";
+  auto what = made               ? prim::user_name(*n)
+              : n->origin.module ? std::string(n->origin.module.text())
+                                 : "an array";
   auto where = where_of(n->origin);
   bool known = !made || where.empty() || where == where_of(context().origin);
   return fmt::format("{} {}{}", what, n->axes, known ? "" : ", made at " + where + ",");
 }
 
 // Raises if two axes of an array are sent to one mesh axis; array(): what it is, for people.
-template <class Array> void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array) {
+template <class Array>
+void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array) {
   std::map<std::string_view, Name> taken;
   for (auto& a : axes)
     if (auto* to = mapping.find(a.name))
       for (auto& mesh_axis : *to)
         if (auto [first, is_new] = taken.emplace(mesh_axis, a.name); !is_new)
-          fail("shard", "axes {} and {} of {} are both sent to mesh axis {} by the mapping {}; a mesh axis cuts an array once, "
+          fail("shard",
+               "axes {} and {} of {} are both sent to mesh axis {} by the mapping {}; a mesh axis "
+               "cuts an array once, "
                "so give parameters and computation a mapping each, or let one of the axes be whole",
                first->second, a.name, array(), mesh_axis, mapping);
 }
@@ -157,7 +167,8 @@ Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
 
 }  // namespace
 
-Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
+Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh,
+                      const std::string& what) {
   refuse_shared(axes, mapping, [&] { return fmt::format("{} {}", what, axes); });
   return cut_by(axes, mapping, mesh);
 }
@@ -173,24 +184,34 @@ void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
   for (auto& e : mapping.entries())
     for (auto& name : e.mesh_axes)
       if (number_of(mesh, name) == mesh.axes().size())
-        fail(op, "the mapping {} sends axis {} to mesh axis {}, which the mesh ({}) does not have{}", mapping, e.axis, name, mesh,
+        fail(op,
+             "the mapping {} sends axis {} to mesh axis {}, which the mesh ({}) does not have{}",
+             mapping, e.axis, name, mesh,
              did_you_mean(name, mesh.axes(), [](auto& a) { return a.first; }));
 }
 void require_devices(const char* op, const Mesh& mesh) {
   int wanted = mesh.devices(), there = devices();
   if (wanted == 1 || (rank_count() == 1 ? wanted <= there : wanted == there)) return;
   if (rank_count() > 1)
-    fail(op, "the mesh ({}) has {} devices, and {} ranks of {} each, as rank {} has, have {}; a mesh lies on all of them: start "
-         "as many ranks, or set how many devices each has, on all alike, with set_devices or HALIAX_DEVICES",
+    fail(op,
+         "the mesh ({}) has {} devices, and {} ranks of {} each, as rank {} has, have {}; a mesh "
+         "lies on all of them: start "
+         "as many ranks, or set how many devices each has, on all alike, with set_devices or "
+         "HALIAX_DEVICES",
          mesh, wanted, rank_count(), there / rank_count(), this_rank(), there);
-  fail(op, "the mesh ({0}) has {1} devices, and there are {2}; set_devices({1}) or HALIAX_DEVICES={1} gives more, as threads of "
+  fail(op,
+       "the mesh ({0}) has {1} devices, and there are {2}; set_devices({1}) or HALIAX_DEVICES={1} "
+       "gives more, as threads of "
        "this process, and plan() takes a mesh of any size",
        mesh, wanted, there);
 }
-void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count, const char* of_what) {
+void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count,
+                  const char* of_what) {
   if (!m || m->one() || int(m->each().size()) == count) return;
-  fail(op, "`{}` has {} mappings, and the function has {} {}; give one mapping for all, or one for each", field, m->each().size(),
-       count, of_what);
+  fail(
+      op,
+      "`{}` has {} mappings, and the function has {} {}; give one mapping for all, or one for each",
+      field, m->each().size(), count, of_what);
 }
 
 }  // namespace haliax

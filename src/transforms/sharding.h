@@ -1,4 +1,5 @@
-// How a value lies on a mesh: which mesh axes cut each of its axes, and over which a sum (or max, ...) is still pending.
+// How a value lies on a mesh: which mesh axes cut each of its axes, and over which a sum (or max,
+// ...) is still pending.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace haliax {
 using program::Monoid;
 class Node;
 
-constexpr int kMostDevices = 1 << 24;            // of a mesh
+constexpr int kMostDevices = 1 << 24;  // of a mesh
 
 // Mesh axes by number, major to minor: what cuts one axis of an array.
 class Cut {
@@ -31,10 +32,10 @@ class Cut {
   const std::int8_t* begin() const { return at_.data(); }
   const std::int8_t* end() const { return at_.data() + size_; }
   bool has(int x) const;
-  bool meets(const Cut&) const;  // do they have a mesh axis in common?
-  Cut prefix(int n) const { return part(0, n); }      // its first n
-  Cut from(int n) const { return part(n, size_); }    // the others
-  int common(const Cut&) const;  // how many of the first are the same
+  bool meets(const Cut&) const;                     // do they have a mesh axis in common?
+  Cut prefix(int n) const { return part(0, n); }    // its first n
+  Cut from(int n) const { return part(n, size_); }  // the others
+  int common(const Cut&) const;                     // how many of the first are the same
   bool starts_with(const Cut& p) const { return common(p) == p.size(); }
   friend Cut operator+(Cut a, const Cut& b) {
     for (int x : b) a.push_back(x);
@@ -50,8 +51,10 @@ class Cut {
 
 // A mesh axis appears at most once in all of it.
 struct Sharding {
-  std::vector<std::pair<Name, Cut>> dims;       // in alphabetical order; an axis that is not listed is whole
-  std::vector<std::pair<int, Monoid>> partial;  // by mesh axis: the value is the sum (max, ...) of what the ranks hold
+  // in alphabetical order; an axis that is not listed is whole
+  std::vector<std::pair<Name, Cut>> dims;
+  // by mesh axis: the value is the sum (max, ...) of what the ranks hold
+  std::vector<std::pair<int, Monoid>> partial;
 
   Cut cut(Name) const;
   void set(Name, const Cut&);
@@ -69,16 +72,20 @@ int ranks(const Mesh&, const Cut&);
 int coordinate(const Mesh&, int device, int mesh_axis);
 std::string to_string(const Mesh&, const Cut&);  // data+model
 std::string to_string(const Sharding&);          // by the numbers of mesh axes
-// First position and length of this device's block of an axis: ceil blocks, the last may be short or empty.
+// First position and length of this device's block of an axis: ceil blocks, the last may be short
+// or empty.
 std::pair<std::int64_t, std::int64_t> block_of(const Axis&, const Cut&, const Mesh&, int device);
-int owner_of(const Sharding&, const Mesh&, int device);   // of the devices that have the same block, the first
+// of the devices that have the same block, the first
+int owner_of(const Sharding&, const Mesh&, int device);
 Axes local_axes(const Axes&, const Sharding&, const Mesh&, int device);
-double local_size(const Axes&, const Sharding&, const Mesh&);  // elements on one device, on average
+// elements on one device, on average
+double local_size(const Axes&, const Sharding&, const Mesh&);
 // Are the blocks of `cut` parts of the blocks of its first `n` mesh axes?
 bool nested(const Axis&, const Cut& cut, int n, const Mesh&);
 
-// The sharding that a mapping gives to axes; raises if two axes of one array are on the same mesh axis, or if the mapping names a
-// mesh axis that the mesh does not have. `what`: the array, for people; a node says itself what it is and where it was made.
+// The sharding that a mapping gives to axes; raises if two axes of one array are on the same mesh
+// axis, or if the mapping names a mesh axis that the mesh does not have. `what`: the array, for
+// people; a node says itself what it is and where it was made.
 Sharding sharding_for(const Axes&, const Mapping&, const Mesh&, const std::string& what);
 Sharding sharding_for(const Node&, const Mapping&, const Mesh&);
 
@@ -86,10 +93,12 @@ Sharding sharding_for(const Node&, const Mapping&, const Mesh&);
 inline bool waits(const Placement& p) { return p.mesh.axes().empty(); }
 
 // ---- what is checked by itself; all of them raise ----
-void refuse_shared(const Node&, const Mapping&);                          // two of its axes on one mesh axis
-void require_axes(const char* op, const Mapping&, const Mesh&);           // the mesh has all that the mapping names
-void require_devices(const char* op, const Mesh&);                        // this process has as many
+void refuse_shared(const Node&, const Mapping&);  // two of its axes on one mesh axis
+// the mesh has all that the mapping names
+void require_axes(const char* op, const Mapping&, const Mesh&);
+void require_devices(const char* op, const Mesh&);  // this process has as many
 // As many mappings as there are arguments (or results); field: what the user calls them.
-void require_each(const char* op, const char* field, const std::optional<Mappings>&, int count, const char* of_what);
+void require_each(const char* op, const char* field, const std::optional<Mappings>&, int count,
+                  const char* of_what);
 
 }  // namespace haliax

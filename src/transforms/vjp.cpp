@@ -13,14 +13,15 @@ namespace {
 struct Newest {
   bool operator()(const NodePtr& a, const NodePtr& b) const { return a->id > b->id; }
 };
-using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;   // of what, its value
+using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;  // of what, its value
 
-// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the forward loop) or rematerialised from
-// what is kept. Contractions, reductions and what a contraction reads anyway are kept; what lies elementwise above them is not.
+// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the
+// forward loop) or rematerialised from what is kept. Contractions, reductions and what a
+// contraction reads anyway are kept; what lies elementwise above them is not.
 struct Residuals {
   const Loop& l;
   const Node* index;
-  std::unordered_set<const Node*> forward = {};    // nodes of the forward body
+  std::unordered_set<const Node*> forward = {};  // nodes of the forward body
   std::unordered_set<const Node*> read_by_dot = {}, in_region = {};
 
   Residuals(const Loop& loop, std::size_t body) : l(loop), index(l.index[body].get()) {
@@ -29,7 +30,8 @@ struct Residuals {
       forward.insert(n.get());
       bool shows = n->op->kind == Kind::view || n->op->kind == Kind::wrap;
       bool of_dot = n->op->kind == Kind::contract || (shows && read_by_dot.count(n.get()));
-      for (auto& x : n->in) if (of_dot) read_by_dot.insert(x.get());
+      for (auto& x : n->in)
+        if (of_dot) read_by_dot.insert(x.get());
       append(todo, n->in);
     });
     // What lies inside a region that is computed in chunks is never kept whole.
@@ -38,15 +40,18 @@ struct Residuals {
   bool worth_keeping(const Node& n) const {
     if (n.op == &prim::kCarry) return true;
     if (l.save != Save::all || in_region.count(&n)) return false;
-    if (is_slice_at(n, index) && !n.in[0]->varies_with(index)) return false;   // there already
+    if (is_slice_at(n, index) && !n.in[0]->varies_with(index)) return false;  // there already
     switch (n.op->kind) {
       case Kind::contract:
       case Kind::reduce:
       case Kind::step:
       case Kind::loop:
-      case Kind::result: return true;
-      case Kind::map: return read_by_dot.count(&n) && n.size() > 1;
-      default: return false;
+      case Kind::result:
+        return true;
+      case Kind::map:
+        return read_by_dot.count(&n) && n.size() > 1;
+      default:
+        return false;
     }
   }
   // Walks down from what the backward body reads to what is to be kept.
@@ -54,8 +59,10 @@ struct Residuals {
     Nodes out;
     auto varies = [&](const Node& n) { return n.varies_with(index); };
     walk(roots, varies, [&](const NodePtr& n, Nodes& todo) {
-      if (forward.count(n.get()) && worth_keeping(*n)) out.push_back(n);
-      else add_reads(n, todo);
+      if (forward.count(n.get()) && worth_keeping(*n))
+        out.push_back(n);
+      else
+        add_reads(n, todo);
     });
     return out;
   }
@@ -115,26 +122,34 @@ class Backward {
     slot = slot ? prim::add(slot, g) : g;
     if (auto& noted = context().gradients) noted->note(n, g), noted->note(n, slot);
   }
-  // A point-wise cotangent in another order of axes is made in the primal's order: else it would lie in memory transposed.
+  // A point-wise cotangent in another order of axes is made in the primal's order: else it would
+  // lie in memory transposed.
   static NodePtr in_order(const NodePtr& g) {
-    if (g->op != &prim::kFit || g->in[0]->op->kind != Kind::map || g->in[0]->axes.size() != g->axes.size()) return g;
+    if (g->op != &prim::kFit || g->in[0]->op->kind != Kind::map ||
+        g->in[0]->axes.size() != g->axes.size())
+      return g;
     auto& x = *g->in[0];
     return make(*x.op, x.in, g->axes, x.dtype, x.attr);
   }
-  // The cotangents of all parts of an axis (unbind, split) are not summed as arrays of the whole size: they are put side by side.
+  // The cotangents of all parts of an axis (unbind, split) are not summed as arrays of the whole
+  // size: they are put side by side.
   static NodePtr put_together(const NodePtr& g) {
     std::vector<std::pair<SliceAttr, NodePtr>> parts;
     Nodes todo{g};
     while (!todo.empty()) {
       auto n = todo.back();
       todo.pop_back();
-      if (n->op == &prim::kAdd && n->axes == g->axes) todo.insert(todo.end(), n->in.begin(), n->in.end());
-      else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 && n->axes == g->axes)
+      if (n->op == &prim::kAdd && n->axes == g->axes)
+        todo.insert(todo.end(), n->in.begin(), n->in.end());
+      else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 &&
+               n->axes == g->axes)
         parts.push_back({SliceAttr::of(*n), n->in[0]});
-      else return g;
+      else
+        return g;
     }
     if (parts.size() < 2) return g;
-    std::sort(parts.begin(), parts.end(), [](auto& a, auto& b) { return a.first.start < b.first.start; });
+    std::sort(parts.begin(), parts.end(),
+              [](auto& a, auto& b) { return a.first.start < b.first.start; });
     Axis whole = *find(*g, parts[0].first.axis);
     std::int64_t at = 0;
     Nodes pieces;
@@ -149,36 +164,43 @@ class Backward {
     auto& c = custom_vjp_of(*n);
     Nodes gs;
     auto& mine = of_results_[n.get()];
-    for (std::size_t k = 0; k < c.results; ++k) gs.push_back(mine.count(k) ? mine.at(k) : prim::zeros_like(n->in[k]));
+    for (std::size_t k = 0; k < c.results; ++k)
+      gs.push_back(mine.count(k) ? mine.at(k) : prim::zeros_like(n->in[k]));
     auto back = c.backward(n->in, gs);
     for (std::size_t k = 0; k < back.size(); ++k) give(n->in[c.results + k], back[k]);
   }
 
-  // The gradient of a loop is a loop backwards over the same index: slices give stacked cotangents, invariants give summed ones,
-  // a carry's cotangent is a carry. Its body names the nodes of the forward body themselves.
+  // The gradient of a loop is a loop backwards over the same index: slices give stacked cotangents,
+  // invariants give summed ones, a carry's cotangent is a carry. Its body names the nodes of the
+  // forward body themselves.
   Cotangents loop_vjp(const NodePtr& node) {
     const Loop& l = loop_of(*node);
     auto& g = of_results_[node.get()];
     auto inputs = inputs_of(l);
     for (auto* nodes : {&inputs.slices, &inputs.invariants})
-      std::erase_if(*nodes, [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
-    std::vector<std::size_t> carries;   // that carry a gradient
+      std::erase_if(*nodes,
+                    [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
+    std::vector<std::size_t> carries;  // that carry a gradient
     for (std::size_t k = 0; k < l.results.size(); ++k)
-      if (l.results[k].fold == Fold::carry && is_float(l.results[k].carry->dtype)) carries.push_back(k);
+      if (l.results[k].fold == Fold::carry && is_float(l.results[k].carry->dtype))
+        carries.push_back(k);
 
     Loop back = l;
     back.results.clear();
     if (!carries.empty()) back.reverse = !l.reverse;
-    Nodes of, of_carries;               // what its results are cotangents of; what it carries
-    for (auto& x : inputs.slices) of.push_back(x), back.results.push_back({Fold::stack, Monoid::sum, {}});
-    for (auto& x : inputs.invariants) of.push_back(x), back.results.push_back({Fold::fold, Monoid::sum, {}});
+    Nodes of, of_carries;  // what its results are cotangents of; what it carries
+    for (auto& x : inputs.slices)
+      of.push_back(x), back.results.push_back({Fold::stack, Monoid::sum, {}});
+    for (auto& x : inputs.invariants)
+      of.push_back(x), back.results.push_back({Fold::fold, Monoid::sum, {}});
     for (auto k : carries) {
       auto& c = l.results[k].carry;
       auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
-      of.push_back(l.results[k].start), of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
+      of.push_back(l.results[k].start),
+          of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
       back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
     }
-    Loop forward = l;                   // with what is kept for the backward
+    Loop forward = l;  // with what is kept for the backward
     const InBody inside(l);
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       auto& index = l.index[b];
@@ -186,7 +208,7 @@ class Backward {
       for (std::size_t k = 0; k < l.results.size(); ++k) {
         auto& r = l.results[k];
         if (r.fold == Fold::carry || !g.count(k)) continue;
-        ys.push_back(r.value[b]);       // only gradients make folds, and they sum
+        ys.push_back(r.value[b]);  // only gradients make folds, and they sum
         gs.push_back(r.fold == Fold::stack ? prim::slice_at(g.at(k), index, l.drop) : g.at(k));
       }
       for (auto k : carries) ys.push_back(l.results[k].value[b]);
@@ -195,37 +217,45 @@ class Backward {
       append(wrt, inputs.invariants);
       for (auto k : carries) wrt.push_back(l.results[k].carry);
       auto d = vjp(ys, gs, wrt);
-      for (std::size_t j = 0; j < d.size(); ++j) if (!d[j]) d[j] = prim::zeros_like(wrt[j]);
+      for (std::size_t j = 0; j < d.size(); ++j)
+        if (!d[j]) d[j] = prim::zeros_like(wrt[j]);
       if (has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
     for (auto& r : l.results)
       if (r.decides) back.results.push_back(r);
     auto loop = make_loop(std::move(back));
-    if (forward.results.size() > l.results.size()) {   // the residuals are results of the loop that keeps them
+    // the residuals are results of the loop that keeps them
+    if (forward.results.size() > l.results.size()) {
       for (auto& r : forward.results)
-        if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);   // the loop that is differentiated has it
+        // the loop that is differentiated has it
+        if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);
       auto keeper = make_loop(forward);
       Rewrite to;
-      for (std::size_t k = 0; k < residuals_.size(); ++k) to[residuals_[k].get()] = loop_result(keeper, l.results.size() + k);
+      for (std::size_t k = 0; k < residuals_.size(); ++k)
+        to[residuals_[k].get()] = loop_result(keeper, l.results.size() + k);
       loop = substitute(loop, to);
     }
     residuals_.clear();
     Cotangents out;
     for (std::size_t j = 0; j < of.size(); ++j) out.push_back({of[j], loop_result(loop, j)});
     for (auto& [k, gk] : g)
-      if (auto& r = l.results[k]; r.fold == Fold::fold && r.start && r.monoid == Monoid::sum) out.push_back({r.start, gk});
+      if (auto& r = l.results[k]; r.fold == Fold::fold && r.start && r.monoid == Monoid::sum)
+        out.push_back({r.start, gk});
     return out;
   }
   static bool has_carry(const Loop& l) {
-    return std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.fold == Fold::carry; });
+    return std::any_of(l.results.begin(), l.results.end(),
+                       [](auto& r) { return r.fold == Fold::carry; });
   }
-  // Each residual becomes one more stacked result of the forward loop; until that loop is made, an input stands for the stack.
+  // Each residual becomes one more stacked result of the forward loop; until that loop is made, an
+  // input stands for the stack.
   Nodes with_residuals(Loop& forward, const Loop& l, std::size_t b, const Nodes& d) {
     Rewrite to;
     for (auto& n : Residuals(l, b).kept(d)) {
       if (!l.drop) fail("scan", "a scan over chunks has no gradient yet");
-      auto kept = n;   // what the body captured may have an axis of the same name: in the stack it has another
+      // what the body captured may have an axis of the same name: in the stack it has another
+      auto kept = n;
       Name own = l.axis.name, aside = has(n->axes, own) ? fresh_hidden(own) : own;
       if (aside != own) kept = prim::rename(n, {own}, {aside});
       auto stack = prim::input(joined({l.axis}, kept->axes), n->dtype);
@@ -247,6 +277,8 @@ class Backward {
 
 }  // namespace
 
-Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt) { return Backward(ys, gs, wrt).run(); }
+Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt) {
+  return Backward(ys, gs, wrt).run();
+}
 
 }  // namespace haliax

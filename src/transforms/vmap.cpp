@@ -5,25 +5,30 @@
 
 namespace haliax::detail {
 
-Vmap::Vmap(const AxisSelector& a, SourceLocation where) : axis(a), at(where), hidden(fresh_hidden(a.name, where)), size(a.size) {}
+Vmap::Vmap(const AxisSelector& a, SourceLocation where)
+    : axis(a), at(where), hidden(fresh_hidden(a.name, where)), size(a.size) {}
 Leaves Vmap::hide(const Leaves& in) {
   Here here(at);
   auto out = mapped(in, [&](const NodePtr& n) {
     auto* mine = find(*n, axis.name);
     if (!mine) return n;
     if (size >= 0 && mine->size != size)
-      fail("vmap", "axis {} has size {} in {} and {} elsewhere", axis.name, mine->size, ops::visible(*n), size);
+      fail("vmap", "axis {} has size {} in {} and {} elsewhere", axis.name, mine->size,
+           ops::visible(*n), size);
     size = mine->size;
     return prim::rename(n, {axis.name}, {hidden});
   });
-  if (size < 0) fail("vmap", "no argument has axis {}; give an Axis with its size to map over a new one", axis.name);
+  if (size < 0)
+    fail("vmap", "no argument has axis {}; give an Axis with its size to map over a new one",
+         axis.name);
   context().hidden.push_back(Axis(hidden, size));
   return out;
 }
 Leaves Vmap::show(const Leaves& in) {
   Here here(at);
   return mapped(in, [&](const NodePtr& n) {
-    if (has(n->axes, axis.name)) fail("vmap", "the result has axis {} already: {}", axis.name, ops::visible(*n));
+    if (has(n->axes, axis.name))
+      fail("vmap", "the result has axis {} already: {}", axis.name, ops::visible(*n));
     auto axes = without_axes(ops::with_hidden({n}, ops::visible(*n)), hidden);
     auto shown = std::find_if(axes.begin(), axes.end(), [](auto& a) { return !a.name.hidden(); });
     axes.insert(shown, Axis(hidden, size));

@@ -1,4 +1,5 @@
-// The CPU backend against the reference: contractions, moves, gathers, scatters, sorts, on random programs.
+// The CPU backend against the reference: contractions, moves, gathers, scatters, sorts, on random
+// programs.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -22,7 +23,8 @@ using namespace haliax::testing;
 // Its one contraction is what it is in f64, with the same bits for any number of threads.
 static void is_product(const Case& c) {
   const auto got = c.run(*cpu::make_cpu_device())[0];
-  const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
+  const auto want =
+      testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
   CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
   same_bits(c);
 }
@@ -32,13 +34,15 @@ TEST_CASE("cpu: random contractions") {
     Case c(seed);
     auto dims = [&](int most, std::int64_t largest) {
       Dims d;
-      for (std::int64_t i = c.random.below(most + 1); i > 0; --i) d.push_back(1 + c.random.below(largest));
+      for (std::int64_t i = c.random.below(most + 1); i > 0; --i)
+        d.push_back(1 + c.random.below(largest));
       return d;
     };
     const std::int64_t size = seed % 3 == 0 ? 20 : 7;
     const DType in = all_dtypes[seed % 2 ? c.random.below(12) : 2 * c.random.below(2)];
     const DType out = in == DType::bf16 && c.random.coin() ? DType::f32 : in;
-    random_contract(c, dims(2, 4), dims(2, size), dims(2, size), dims(2, size), in, out, c.random.coin(), c.random.below(3) == 0);
+    random_contract(c, dims(2, 4), dims(2, size), dims(2, size), dims(2, size), in, out,
+                    c.random.coin(), c.random.below(3) == 0);
     INFO("seed ", seed, " ", std::string(name_of(in)), " ", std::string(name_of(out)));
     compare(c, 20);
   }
@@ -48,76 +52,92 @@ TEST_CASE("cpu: large contractions, with the same bits for any number of threads
   struct Sizes {
     Dims batch, m, n, k;
   };
-  const std::vector<Sizes> sizes = {{{}, {130}, {300}, {70}},   {{}, {1}, {700}, {100}},       {{}, {700}, {1}, {100}},
-                                    {{2, 3}, {65}, {33}, {40}}, {{}, {20, 7}, {300}, {4, 17}}, {{12}, {31}, {16}, {31}},
-                                    {{}, {512}, {513}, {64}},
-                                    {{}, {137}, {1001}, {801}},   {{}, {16}, {60}, {6007}},
-                                    {{3}, {45}, {83}, {64}},      {{}, {24}, {192}, {190}},    {{}, {64}, {100}, {301}},
-                                    {{}, {17}, {50}, {40}}};   // few rows
+  const std::vector<Sizes> sizes = {
+      {{}, {130}, {300}, {70}},   {{}, {1}, {700}, {100}},       {{}, {700}, {1}, {100}},
+      {{2, 3}, {65}, {33}, {40}}, {{}, {20, 7}, {300}, {4, 17}}, {{12}, {31}, {16}, {31}},
+      {{}, {512}, {513}, {64}},   {{}, {137}, {1001}, {801}},    {{}, {16}, {60}, {6007}},
+      {{3}, {45}, {83}, {64}},    {{}, {24}, {192}, {190}},      {{}, {64}, {100}, {301}},
+      {{}, {17}, {50}, {40}}};  // few rows
   for (unsigned seed = 0; seed < 78; ++seed) {
     Case c(seed);
     const Sizes& s = sizes[seed % sizes.size()];
     const DType in = seed % 4 == 3 ? DType::bf16 : seed % 13 == 5 ? DType::f64 : DType::f32;
-    random_contract(c, s.batch, s.m, s.n, s.k, in, in == DType::bf16 && seed % 8 == 3 ? DType::f32 : in, seed % 3 == 1,
+    random_contract(c, s.batch, s.m, s.n, s.k, in,
+                    in == DType::bf16 && seed % 8 == 3 ? DType::f32 : in, seed % 3 == 1,
                     seed % 2 == 0);
     INFO("seed ", seed);
     is_product(c);
   }
 }
 
-// A product whose flags say of blocks along two of its dims that they are nothing. Where it adds up along one of them the operand
-// is 0 there, so the result is that of the whole; else what is left out is 0 or the product where it has to be, and anything elsewhere.
+// A product whose flags say of blocks along two of its dims that they are nothing. Where it adds up
+// along one of them the operand is 0 there, so the result is that of the whole; else what is left
+// out is 0 or the product where it has to be, and anything elsewhere.
 TEST_CASE("cpu: products leave out blocks") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
     auto size = [&] { return 16 + c.random.below(300); };
     const std::int64_t sizes[] = {size(), size(), size()};
     const DType in = seed % 4 == 3 ? DType::bf16 : DType::f32;
-    random_contract(c, {2}, {sizes[0]}, {sizes[1]}, {sizes[2]}, in, in, seed % 3 == 1, seed % 2 == 0);
+    random_contract(c, {2}, {sizes[0]}, {sizes[1]}, {sizes[2]}, in, in, seed % 3 == 1,
+                    seed % 2 == 0);
     auto& p = c.program.steps[0].contract;
-    const int without = seed % 3, row = without == 0 ? 1 : 0, column = without == 2 ? 1 : 2;   // of m, n, k: two have flags
+    // of m, n, k: two have flags
+    const int without = seed % 3, row = without == 0 ? 1 : 0, column = without == 2 ? 1 : 2;
     const std::int64_t block[] = {8 << c.random.below(4), 8 << c.random.below(4)};
-    const std::int64_t rows = (sizes[row] + block[0] - 1) / block[0], columns = (sizes[column] + block[1] - 1) / block[1];
+    const std::int64_t rows = (sizes[row] + block[0] - 1) / block[0],
+                       columns = (sizes[column] + block[1] - 1) / block[1];
     auto flags = c.view(false, DType::boolean, {rows, columns}, Case::permuted);
     std::vector<bool> shown(std::size_t(rows * columns));
     auto* bytes = &c.arguments.back()[std::size_t(flags.offset)];
     for (std::int64_t x = 0; x < rows; ++x)
       for (std::int64_t y = 0; y < columns; ++y) {
         shown[std::size_t(x * columns + y)] = c.random.coin();
-        bytes[x * flags.strides[0] + y * flags.strides[1]] = std::byte(shown[std::size_t(x * columns + y)] ? 1 : 0);
+        bytes[x * flags.strides[0] + y * flags.strides[1]] =
+            std::byte(shown[std::size_t(x * columns + y)] ? 1 : 0);
       }
-    auto is_shown = [&](std::int64_t x, std::int64_t y) { return shown[std::size_t(x / block[0] * columns + y / block[1])]; };
+    auto is_shown = [&](std::int64_t x, std::int64_t y) {
+      return shown[std::size_t(x / block[0] * columns + y / block[1])];
+    };
     Contract::Shown::Flags* of[] = {&p.shown.m, &p.shown.n, &p.shown.k};
     *of[row] = {block[0], flags.strides[0]}, *of[column] = {block[1], flags.strides[1]};
     p.shown.flags = flags, p.shown.flags.strides = Dims(4, 0), p.shown.zero = c.random.coin();
-    if (without != 2) {                            // along k: 0 in one of the operands
+    if (without != 2) {  // along k: 0 in one of the operands
       auto& v = without == 1 ? p.a : p.b;
       auto* x = c.arguments[without == 1 ? 0 : 1].data() + v.offset * bytes_of(in);
       for (std::int64_t batch = 0; batch < 2; ++batch)
         for (std::int64_t i = 0; i < sizes[row]; ++i)
           for (std::int64_t k = 0; k < sizes[2]; ++k)
             if (!is_shown(i, k))
-              std::fill_n(x + (batch * v.strides[0] + i * v.strides[std::size_t(1 + row)] + k * v.strides[3]) * bytes_of(in), bytes_of(in),
-                          std::byte{0});
+              std::fill_n(x + (batch * v.strides[0] + i * v.strides[std::size_t(1 + row)] +
+                               k * v.strides[3]) *
+                                  bytes_of(in),
+                          bytes_of(in), std::byte{0});
     }
     INFO("seed ", seed);
     if (without != 2) same_bits(c);
-    const auto got = c.run(*cpu::make_cpu_device())[0], want = testing::product(p, c.arguments[0], c.arguments[1], c.results[0]);
+    const auto got = c.run(*cpu::make_cpu_device())[0],
+               want = testing::product(p, c.arguments[0], c.arguments[1], c.results[0]);
     if (without != 2) {
       CHECK(difference(in, got, want, 50 * tolerance(in)) == "");
       continue;
     }
     auto at = [&](const Bytes& b, std::int64_t batch, std::int64_t i, std::int64_t j) {
-      const auto element = p.out.offset + batch * p.out.strides[0] + i * p.out.strides[1] + j * p.out.strides[2];
-      if (in == DType::bf16) return from_bf16(reinterpret_cast<const std::uint16_t*>(b.data())[element]);
+      const auto element =
+          p.out.offset + batch * p.out.strides[0] + i * p.out.strides[1] + j * p.out.strides[2];
+      if (in == DType::bf16)
+        return from_bf16(reinterpret_cast<const std::uint16_t*>(b.data())[element]);
       return reinterpret_cast<const float*>(b.data())[element];
     };
     int wrong = 0;
     for (std::int64_t batch = 0; batch < 2; ++batch)
       for (std::int64_t i = 0; i < sizes[0]; ++i)
         for (std::int64_t j = 0; j < sizes[1]; ++j) {
-          const float x = at(got, batch, i, j), y = at(want, batch, i, j), before = at(c.results[0], batch, i, j);
-          const bool right = std::abs(x - y) <= (in == DType::bf16 ? 1e-2f : 1e-4f) * (1 + std::abs(y)), nothing = x == (p.accumulate ? before : 0.f);
+          const float x = at(got, batch, i, j), y = at(want, batch, i, j),
+                      before = at(c.results[0], batch, i, j);
+          const bool right =
+                         std::abs(x - y) <= (in == DType::bf16 ? 1e-2f : 1e-4f) * (1 + std::abs(y)),
+                     nothing = x == (p.accumulate ? before : 0.f);
           wrong += !right && (is_shown(i, j) || (p.shown.zero && !nothing));
         }
     CHECK(wrong == 0);
@@ -128,11 +148,11 @@ TEST_CASE("cpu: small products, in any layout, with the same bits for any number
   for (unsigned seed = 0; seed < 240; ++seed) {
     Case c(seed);
     auto size = [&](std::int64_t most) { return Dims{16 + c.random.below(most)}; };
-    auto vectors = [&] { return Dims{16 * (1 + c.random.below(8))}; };   // whole ones, for columns
+    auto vectors = [&] { return Dims{16 * (1 + c.random.below(8))}; };  // whole ones, for columns
     const DType in = seed % 3 == 2 ? DType::f32 : DType::bf16;
     const Dims batch = c.random.coin() ? Dims{} : Dims{1 + c.random.below(5)};
-    random_contract(c, batch, size(120), c.random.coin() ? vectors() : size(120), size(200), in, c.random.coin() ? in : DType::f32,
-                    c.random.coin(), seed % 2 == 0);
+    random_contract(c, batch, size(120), c.random.coin() ? vectors() : size(120), size(200), in,
+                    c.random.coin() ? in : DType::f32, c.random.coin(), seed % 2 == 0);
     INFO("seed ", seed);
     is_product(c);
   }
@@ -142,19 +162,25 @@ TEST_CASE("cpu: small products, in any layout, with the same bits for any number
 TEST_CASE("cpu: products of columns whose left operand falls on the same lines of the cache") {
   for (std::int64_t n : {16, 32, 48, 64, 80}) {
     const Axis M("m", 1024), N("n", n), K("k", 70);
-    auto x = random::normal(random::key(1), {K, M}).eval(), w = random::normal(random::key(2), {K, N}).eval();
+    auto x = random::normal(random::key(1), {K, M}).eval(),
+         w = random::normal(random::key(2), {K, N}).eval();
     auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
     CHECK(max(abs(dot(x, w, "k") - want)).item() < 1e-4);
   }
 }
 
-// Results in bf16 are rounded once, also where k goes in several blocks, and rows do; some are narrow.
+// Results in bf16 are rounded once, also where k goes in several blocks, and rows do; some are
+// narrow.
 TEST_CASE("cpu: products in bf16") {
   for (unsigned seed = 0; seed < 36; ++seed) {
     Case c(seed);
-    auto size = [&](unsigned narrow) { return Dims{seed % 4 == narrow ? 2 + c.random.below(14) : 60 + c.random.below(narrow == 3 ? 2000 : 500)}; };
+    auto size = [&](unsigned narrow) {
+      return Dims{seed % 4 == narrow ? 2 + c.random.below(14)
+                                     : 60 + c.random.below(narrow == 3 ? 2000 : 500)};
+    };
     const Dims m = size(1), n = size(2), k = size(3);
-    random_contract(c, {}, m, n, k, DType::bf16, seed % 5 == 1 ? DType::f32 : DType::bf16, c.random.coin(), seed % 3 == 2);
+    random_contract(c, {}, m, n, k, DType::bf16, seed % 5 == 1 ? DType::f32 : DType::bf16,
+                    c.random.coin(), seed % 3 == 2);
     INFO("seed ", seed);
     is_product(c);
   }
@@ -162,10 +188,12 @@ TEST_CASE("cpu: products in bf16") {
 
 // The left operand lies in columns, or in rows, and is more than one block of rows.
 TEST_CASE("cpu: products of columns in several blocks") {
-  for (auto [m, n, k] : {std::tuple(64, 192, 128), std::tuple(65, 200, 1000), std::tuple(301, 331, 385), std::tuple(130, 191, 127)}) {
+  for (auto [m, n, k] : {std::tuple(64, 192, 128), std::tuple(65, 200, 1000),
+                         std::tuple(301, 331, 385), std::tuple(130, 191, 127)}) {
     const Axis M("m", m), N("n", n), K("k", k);
     for (bool columns : {true, false}) {
-      auto x = random::normal(random::key(1), columns ? Axes{K, M} : Axes{M, K}).eval(), w = random::normal(random::key(2), {K, N}).eval();
+      auto x = random::normal(random::key(1), columns ? Axes{K, M} : Axes{M, K}).eval(),
+           w = random::normal(random::key(2), {K, N}).eval();
       auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
       CHECK(max(abs(dot(x, w, "k") - want)).item() < 3e-4);
     }
@@ -175,32 +203,38 @@ TEST_CASE("cpu: products of columns in several blocks") {
 TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of rows") {
   for (unsigned seed = 0; seed < 8; ++seed) {
     Case c(seed);
-    const Dims m{600 + c.random.below(300)}, n{100 + c.random.below(60)}, k{seed % 2 ? 352 : 200 + c.random.below(200)};
+    const Dims m{600 + c.random.below(300)}, n{100 + c.random.below(60)},
+        k{seed % 2 ? 352 : 200 + c.random.below(200)};
     random_contract(c, {}, m, n, k, DType::bf16, DType::f32, seed % 4 != 3, seed % 3 == 2);
     INFO("seed ", seed);
     is_product(c);
   }
 }
 
-TEST_CASE("cpu: a vector times a matrix, in any layout, with the same bits for any number of threads") {
+TEST_CASE(
+    "cpu: a vector times a matrix, in any layout, with the same bits for any number of threads") {
   struct Sizes {
     Dims batch, n, k;
   };
-  const std::vector<Sizes> sizes = {{{}, {700}, {130}}, {{}, {64}, {3001}},    {{12}, {64}, {500}}, {{12}, {500}, {64}},
-                                    {{}, {33}, {1500}}, {{2, 3}, {5, 40}, {71}}, {{}, {4500}, {19}},  {{3}, {128}, {257}},
-                                    {{}, {32}, {4000}}, {{}, {2100}, {40}}, {{12}, {301}, {128}}};
+  const std::vector<Sizes> sizes = {
+      {{}, {700}, {130}}, {{}, {64}, {3001}},      {{12}, {64}, {500}}, {{12}, {500}, {64}},
+      {{}, {33}, {1500}}, {{2, 3}, {5, 40}, {71}}, {{}, {4500}, {19}},  {{3}, {128}, {257}},
+      {{}, {32}, {4000}}, {{}, {2100}, {40}},      {{12}, {301}, {128}}};
   int fast = 0;
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
     const auto& s = sizes[seed % sizes.size()];
     const DType types[] = {DType::f32, DType::bf16};
-    const DType a = types[c.random.below(2)], b = types[c.random.below(2)], out = types[c.random.below(3) == 0];
+    const DType a = types[c.random.below(2)], b = types[c.random.below(2)],
+                out = types[c.random.below(3) == 0];
     const bool swapped = c.random.coin();
-    random_contract(c, s.batch, swapped ? s.n : Dims{1}, swapped ? Dims{} : s.n, s.k, a, out, c.random.below(3) == 0, seed % 4 != 0, b);
+    random_contract(c, s.batch, swapped ? s.n : Dims{1}, swapped ? Dims{} : s.n, s.k, a, out,
+                    c.random.below(3) == 0, seed % 4 != 0, b);
     INFO("seed ", seed);
     fast += cpu::vector_product_scratch(c.program.steps[0]).has_value();
     const auto got = c.run(*cpu::make_cpu_device())[0];
-    const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
+    const auto want =
+        testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
     CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
     same_bits(c);
   }
@@ -225,16 +259,19 @@ TEST_CASE("cpu: copies of any layout") {
 }
 
 void put_ids(Case& c, const View& v, std::int64_t size, bool wild) {
-  Bytes& bytes = c.arguments[static_cast<std::size_t>(c.program.slots[static_cast<std::size_t>(v.slot)].index)];
+  Bytes& bytes = c.arguments[static_cast<std::size_t>(
+      c.program.slots[static_cast<std::size_t>(v.slot)].index)];
   const std::size_t width = static_cast<std::size_t>(bytes_of(v.dtype));
   for (std::size_t i = 0; i < bytes.size(); i += width)
-    scalar::store(v.dtype, &bytes[i], {0, wild ? c.random.below(4 * size) - 2 * size : c.random.below(size)});
+    scalar::store(v.dtype, &bytes[i],
+                  {0, wild ? c.random.below(4 * size) - 2 * size : c.random.below(size)});
 }
 
 TEST_CASE("cpu: gathers") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
-    const std::int64_t rows = 1 + c.random.below(9), more = 1 + c.random.below(5), cols = 1 + c.random.below(seed % 3 ? 9 : 300);
+    const std::int64_t rows = 1 + c.random.below(9), more = 1 + c.random.below(5),
+                       cols = 1 + c.random.below(seed % 3 ? 9 : 300);
     const Dims dims = {1 + c.random.below(6), 1 + c.random.below(6), cols};
     const DType dtype = all_dtypes[c.random.below(13)];
     auto& g = c.add(Kind::gather).gather;
@@ -292,7 +329,8 @@ TEST_CASE("cpu: sorts and running sums") {
     sort.x = c.any_view(false, dtype, dims);
     if (seed % 5 == 0) put_special(c, 0, 1);
     if (c.random.below(3)) sort.out = c.any_view(true, dtype, dims);
-    if (c.random.below(3) || sort.out.slot < 0) sort.indices = c.any_view(true, c.random.coin() ? DType::i32 : DType::i64, dims);
+    if (c.random.below(3) || sort.out.slot < 0)
+      sort.indices = c.any_view(true, c.random.coin() ? DType::i32 : DType::i64, dims);
     const View x = c.any_view(false, dtype, dims), out = c.any_view(true, dtype, dims);
     auto& sum = c.add(Kind::cumulative).cumulative;
     sum.dims = dims;
@@ -306,7 +344,9 @@ TEST_CASE("cpu: sorts and running sums") {
   }
 }
 
-TEST_CASE("cpu: running sums and others, dense lines and lines side by side, by eights and what is left") {
+TEST_CASE(
+    "cpu: running sums and others, dense lines and lines side by side, by eights and what is "
+    "left") {
   for (unsigned seed = 0; seed < 160; ++seed) {
     Case c(seed);
     Dims dims = {1 + c.random.below(20), 1 + c.random.below(9), 1 + c.random.below(70)};
@@ -315,7 +355,8 @@ TEST_CASE("cpu: running sums and others, dense lines and lines side by side, by 
     const DType dtype = seed % 2 ? DType::f32 : all_dtypes[c.random.below(13)];
     sum.x = c.view(false, dtype, dims, layout), sum.out = c.view(true, dtype, dims, layout);
     if (dtype != DType::f32) sum.monoid = static_cast<Monoid>(c.random.below(4));
-    if (const auto along = static_cast<std::size_t>(seed / 4 % 3); along < 2) {   // neighbours of a line lie apart
+    // neighbours of a line lie apart
+    if (const auto along = static_cast<std::size_t>(seed / 4 % 3); along < 2) {
       std::swap(dims[along], dims[2]);
       for (View* v : {&sum.x, &sum.out}) std::swap(v->strides[along], v->strides[2]);
     }
@@ -346,7 +387,8 @@ TEST_CASE("cpu: running allocates nothing") {
   CHECK(made.all == made.by_onednn);
 }
 
-TEST_CASE("cpu: a collective without a communicator, and the wrong number of arguments, are errors") {
+TEST_CASE(
+    "cpu: a collective without a communicator, and the wrong number of arguments, are errors") {
   Case c(13);
   auto& collective = c.add(Kind::collective).collective;
   collective.x = {{{4}, c.view(false, DType::f32, {4}, Case::dense)}};
@@ -360,22 +402,29 @@ TEST_CASE("cpu: a collective without a communicator, and the wrong number of arg
 
 TEST_CASE("collectives: the communicator is given the step's scratch") {
   struct Recorder : Communicator {
-    void run(const Collective&, const void* const*, void* const*, void* at, std::int64_t n) override { scratch = at, bytes = n; }
+    void run(const Collective&, const void* const*, void* const*, void* at,
+             std::int64_t n) override {
+      scratch = at, bytes = n;
+    }
     void fail(const char*) override {}
     void* scratch = nullptr;
     std::int64_t bytes = -1;
   } recorder;
   Program p;
   p.slots = {{4, Home::argument, 0}, {4, Home::result, 0}};
-  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1}, p.donated = {-1}, p.arena_bytes = 256;
+  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1}, p.donated = {-1},
+  p.arena_bytes = 256;
   Step s;
   s.kind = Kind::collective, s.scratch = 128, s.scratch_bytes = 100;
-  s.collective.x = {{{1}, {0, DType::f32, 0, {1}, {}}}}, s.collective.out = {{{1}, {1, DType::f32, 0, {1}, {}}}};
+  s.collective.x = {{{1}, {0, DType::f32, 0, {1}, {}}}},
+  s.collective.out = {{{1}, {1, DType::f32, 0, {1}, {}}}};
   p.steps = {s};
   alignas(64) std::byte arena[256];
   float x = 1, out = 0;
   auto run = [&] {
-    cpu::make_cpu_device()->compile(std::make_shared<Program>(p))->run({&x}, {&out}, arena, &recorder);
+    cpu::make_cpu_device()
+        ->compile(std::make_shared<Program>(p))
+        ->run({&x}, {&out}, arena, &recorder);
   };
   run();
   CHECK(recorder.scratch == arena + 128);

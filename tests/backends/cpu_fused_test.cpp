@@ -1,4 +1,5 @@
-// The CPU backend against the reference: fused steps of every code, dtype and layout, on random programs.
+// The CPU backend against the reference: fused steps of every code, dtype and layout, on random
+// programs.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -18,18 +19,21 @@ using namespace haliax::program;
 using namespace haliax::testing;
 
 bool is_defined(Code code, DType dtype) {
-  const bool floats = (code >= Code::exp && code <= Code::erf) || code == Code::erfinv || code == Code::lgamma ||
-                      code == Code::digamma || code == Code::atan2 || code == Code::nextafter;
-  const bool integers = code == Code::bit_not || code == Code::popcount || (code >= Code::bit_and && code <= Code::shift_right);
+  const bool floats = (code >= Code::exp && code <= Code::erf) || code == Code::erfinv ||
+                      code == Code::lgamma || code == Code::digamma || code == Code::atan2 ||
+                      code == Code::nextafter;
+  const bool integers = code == Code::bit_not || code == Code::popcount ||
+                        (code >= Code::bit_and && code <= Code::shift_right);
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
   if (dtype == DType::boolean)
-    return code == Code::logical_not || code == Code::bit_not || (code >= Code::less && code <= Code::bit_xor) ||
-           code == Code::max || code == Code::min;
+    return code == Code::logical_not || code == Code::bit_not ||
+           (code >= Code::less && code <= Code::bit_xor) || code == Code::max || code == Code::min;
   if (code == Code::nextafter && half) return false;
   return is_float(dtype) ? !integers : !floats;
 }
 
-// By itself, or before another one that gives what it gets: such ops are put together where the machine has AVX2.
+// By itself, or before another one that gives what it gets: such ops are put together where the
+// machine has AVX2.
 TEST_CASE("cpu: every point-wise code on special values") {
   const std::int64_t n = static_cast<std::int64_t>(special.size() * special.size());
   bool alone = true;
@@ -41,25 +45,34 @@ TEST_CASE("cpu: every point-wise code on special values") {
     for (DType dtype : all_dtypes) {
       if (!is_defined(code, dtype)) continue;
       Case c(1);
-      const View a = c.view(false, dtype, {n}, Case::dense), b = c.view(false, dtype, {n}, Case::dense);
+      const View a = c.view(false, dtype, {n}, Case::dense),
+                 b = c.view(false, dtype, {n}, Case::dense);
       put_special(c, 0, 1);
       put_special(c, 1, special.size());
-      const bool test = (code >= Code::less && code <= Code::not_equal) || (code >= Code::is_finite && code <= Code::is_inf) ||
+      const bool test = (code >= Code::less && code <= Code::not_equal) ||
+                        (code >= Code::is_finite && code <= Code::is_inf) ||
                         code == Code::logical_not;
       const DType result = test ? DType::boolean : dtype;
       const View out = c.view(true, result, {n}, Case::dense);
       auto& f = c.add(Kind::fused).fused;
       f.dims = {n};
       f.outer = 1;
-      f.code = {load(a), load(b), code < Code::add ? op(code, result, {0}) : op(code, result, {0, 1})};
-      if (!alone) f.code.push_back(op(result == DType::boolean ? Code::bit_or : Code::max, result, {2, 2}));
+      f.code = {load(a), load(b),
+                code < Code::add ? op(code, result, {0}) : op(code, result, {0, 1})};
+      if (!alone)
+        f.code.push_back(op(result == DType::boolean ? Code::bit_or : Code::max, result, {2, 2}));
       f.code.push_back(store(out, alone ? 2 : 3));
       INFO("code ", k, " ", std::string(name_of(dtype)));
-      const auto got = c.run(*cpu::make_cpu_device())[0], want = c.run(*reference::make_reference_device())[0];
-      // Functions may be off by units in the last place, sums of the gamma family a little more; the rest is exact.
-      const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) && code != Code::pow &&
-                         code != Code::atan2 && code != Code::floor_div;
-      const double ulp = dtype == DType::f64 ? 1e-13 : dtype == DType::f32 ? 3e-7 : dtype == DType::bf16 ? 8e-3 : 1e-3;
+      const auto got = c.run(*cpu::make_cpu_device())[0],
+                 want = c.run(*reference::make_reference_device())[0];
+      // Functions may be off by units in the last place, sums of the gamma family a little more;
+      // the rest is exact.
+      const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) &&
+                         code != Code::pow && code != Code::atan2 && code != Code::floor_div;
+      const double ulp = dtype == DType::f64    ? 1e-13
+                         : dtype == DType::f32  ? 3e-7
+                         : dtype == DType::bf16 ? 8e-3
+                                                : 1e-3;
       int shown = 0;
       for (std::size_t i = 0; i < static_cast<std::size_t>(n) && shown < 3; ++i) {
         const std::size_t at = i * static_cast<std::size_t>(bytes_of(result));
@@ -77,11 +90,13 @@ TEST_CASE("cpu: every point-wise code on special values") {
                  (code == Code::lgamma && std::abs(x.real - y.real) <= 1e-6);
         }
         if (same) continue;
-        const auto p = scalar::load(dtype, &c.arguments[0][i * static_cast<std::size_t>(bytes_of(dtype))]);
-        const auto q = scalar::load(dtype, &c.arguments[1][i * static_cast<std::size_t>(bytes_of(dtype))]);
+        const auto p =
+            scalar::load(dtype, &c.arguments[0][i * static_cast<std::size_t>(bytes_of(dtype))]);
+        const auto q =
+            scalar::load(dtype, &c.arguments[1][i * static_cast<std::size_t>(bytes_of(dtype))]);
         ++shown;
-        INFO(p.real, " ", p.whole, " with ", q.real, " ", q.whole, " gives ", x.real, " ", x.whole, " for ", y.real, " ",
-             y.whole);
+        INFO(p.real, " ", p.whole, " with ", q.real, " ", q.whole, " gives ", x.real, " ", x.whole,
+             " for ", y.real, " ", y.whole);
         CHECK(same);
       }
     }
@@ -93,16 +108,19 @@ TEST_CASE("cpu: casts and bitcasts between all dtypes") {
   for (DType from : all_dtypes)
     for (DType to : all_dtypes)
       for (Code code : {Code::cast, Code::bitcast}) {
-        if (code == Code::bitcast && (bytes_of(from) != bytes_of(to) || to == DType::boolean)) continue;
+        if (code == Code::bitcast && (bytes_of(from) != bytes_of(to) || to == DType::boolean))
+          continue;
         Case c(2);
-        const View a = c.view(false, from, {n}, Case::dense), out = c.view(true, to, {n}, Case::dense);
+        const View a = c.view(false, from, {n}, Case::dense),
+                   out = c.view(true, to, {n}, Case::dense);
         put_special(c, 0, 1);
         auto& f = c.add(Kind::fused).fused;
         f.dims = {n};
         f.outer = 1;
         f.code = {load(a), op(code, to, {0}), store(out, 1)};
         INFO(std::string(name_of(from)), " to ", std::string(name_of(to)));
-        CHECK(difference(to, c.run(*cpu::make_cpu_device())[0], c.run(*reference::make_reference_device())[0], 0) == "");
+        CHECK(difference(to, c.run(*cpu::make_cpu_device())[0],
+                         c.run(*reference::make_reference_device())[0], 0) == "");
       }
 }
 
@@ -110,33 +128,42 @@ TEST_CASE("cpu: functions that random numbers go through give the bits of the re
   const std::int64_t n = 1 << 16;
   for (Code code : {Code::log1p, Code::erfinv, Code::floor_div}) {
     Case c(4);
-    const View x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {n}, Case::dense);
+    const View x = c.view(false, DType::f32, {n}, Case::dense),
+               out = c.view(true, DType::f32, {n}, Case::dense);
     for (std::int64_t i = 0; i < n; ++i) {  // from tiny to 1, of both signs
-      const double y = (i % 2 ? -1 : 1) * std::pow(2.0, -static_cast<double>(i % 977) / 40) * (1 - 1e-7 * c.random.normal());
-      scalar::store(DType::f32, &c.arguments[0][static_cast<std::size_t>(x.offset + i) * 4], {y, 0});
+      const double y = (i % 2 ? -1 : 1) * std::pow(2.0, -static_cast<double>(i % 977) / 40) *
+                       (1 - 1e-7 * c.random.normal());
+      scalar::store(DType::f32, &c.arguments[0][static_cast<std::size_t>(x.offset + i) * 4],
+                    {y, 0});
     }
     auto& f = c.add(Kind::fused).fused;
     f.dims = {n};
     f.outer = 1;
     f.code = {load(x), constant(DType::f32, std::numeric_limits<double>::infinity()),
-              code == Code::floor_div ? op(code, DType::f32, {0, 1}) : op(code, DType::f32, {0}), store(out, 2)};
+              code == Code::floor_div ? op(code, DType::f32, {0, 1}) : op(code, DType::f32, {0}),
+              store(out, 2)};
     const auto got = c.run(*cpu::make_cpu_device())[0];
     CHECK(difference(DType::f32, got, c.run(*reference::make_reference_device())[0], 0) == "");
     if (code == Code::floor_div)
-      CHECK(scalar::load(DType::f32, &got[static_cast<std::size_t>(out.offset + 1) * 4]).real == -1);  // -x / infinity
+      // -x / infinity
+      CHECK(scalar::load(DType::f32, &got[static_cast<std::size_t>(out.offset + 1) * 4]).real ==
+            -1);
   }
 }
 
-// What is written over in place must have the same width: chains that widen and narrow, in tiles of any size.
+// What is written over in place must have the same width: chains that widen and narrow, in tiles of
+// any size.
 TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns") {
-  const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64, DType::boolean};
+  const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32,    DType::u32,
+                                    DType::i64, DType::u64, DType::boolean};
   for (DType from : lanes)
     for (DType to : lanes)
       for (std::int64_t n : {1, 2, 3, 4, 7, 40, 1100})
         for (int mode = 0; mode < 3; ++mode) {
           Case c(3);
           const bool inner = mode > 0;
-          View x = c.view(false, from, {2, n}, Case::dense), y = c.view(false, from, {2, n}, Case::dense);
+          View x = c.view(false, from, {2, n}, Case::dense),
+               y = c.view(false, from, {2, n}, Case::dense);
           View out = c.view(true, to, {2, n}, Case::dense);
           if (mode == 2) x.strides = y.strides = out.strides = {1, 2};
           auto& f = c.add(Kind::fused).fused;
@@ -162,7 +189,8 @@ TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns")
             f.code.push_back(op(Code::reduce_max, to, {12}));
             f.code.push_back(store(best, 13));
           }
-          INFO(std::string(name_of(from)), " to ", std::string(name_of(to)), " of ", n, " in mode ", mode);
+          INFO(std::string(name_of(from)), " to ", std::string(name_of(to)), " of ", n, " in mode ",
+               mode);
           compare(c);
         }
 }
@@ -179,8 +207,11 @@ TEST_CASE("cpu: random fused programs") {
   }
 }
 
-TEST_CASE("cpu: random fused programs over long rows and columns, with the same bits for any number of threads") {
-  const std::vector<Dims> shapes = {{3, 5000}, {5000, 3}, {1, 70000}, {70000, 1}, {40, 900}, {900, 40}, {2, 300, 70}};
+TEST_CASE(
+    "cpu: random fused programs over long rows and columns, with the same bits for any number of "
+    "threads") {
+  const std::vector<Dims> shapes = {{3, 5000}, {5000, 3}, {1, 70000},  {70000, 1},
+                                    {40, 900}, {900, 40}, {2, 300, 70}};
   for (unsigned seed = 0; seed < 42; ++seed) {
     Case c(seed);
     const Dims& dims = shapes[seed % shapes.size()];
@@ -194,19 +225,21 @@ TEST_CASE("cpu: random fused programs over long rows and columns, with the same 
 
 // Rows that must be worked on in lanes: the outer dimension is the contiguous one.
 TEST_CASE("cpu: reductions over strided dimensions") {
-  for (auto [m, n] : {std::pair<std::int64_t, std::int64_t>{7, 5}, {300, 700}, {3000, 33}, {9000, 300}}) {
+  for (auto [m, n] :
+       {std::pair<std::int64_t, std::int64_t>{7, 5}, {300, 700}, {3000, 33}, {9000, 300}}) {
     for (DType dtype : {DType::f32, DType::f64, DType::i32}) {
       Case c(5);
       View x = c.view(false, dtype, {m, n}, Case::dense);
       x.strides = {1, n};  // dims (n, m)
-      View out = c.view(true, dtype, {n}, Case::dense), best = c.view(true, DType::i32, {n}, Case::dense);
+      View out = c.view(true, dtype, {n}, Case::dense),
+           best = c.view(true, DType::i32, {n}, Case::dense);
       out.strides.push_back(0);
       best.strides.push_back(0);
       auto& f = c.add(Kind::fused).fused;
       f.dims = {n, m};
       f.outer = 1;
-      f.code = {load(x, true), op(Code::reduce_sum, dtype, {0}), op(Code::reduce_argmax, DType::i32, {0}), store(out, 1),
-                store(best, 2)};
+      f.code = {load(x, true), op(Code::reduce_sum, dtype, {0}),
+                op(Code::reduce_argmax, DType::i32, {0}), store(out, 1), store(best, 2)};
       compare(c);
       if (m == 3000) same_bits(c);
     }
@@ -216,18 +249,32 @@ TEST_CASE("cpu: reductions over strided dimensions") {
 TEST_CASE("cpu: softmax, layer norm") {
   for (std::int64_t n : {1, 5, 64, 768, 5000, 30000}) {
     Case c(7);
-    const View x = c.view(false, DType::f32, {6, n}, Case::dense), y = c.view(true, DType::f32, {6, n}, Case::dense);
+    const View x = c.view(false, DType::f32, {6, n}, Case::dense),
+               y = c.view(true, DType::f32, {6, n}, Case::dense);
     const View z = c.view(true, DType::f32, {6, n}, Case::dense);
     auto& f = c.add(Kind::fused).fused;
     f.dims = {6, n};
     f.outer = 1;
     const DType t = DType::f32;
-    f.code = {load(x, true), op(Code::reduce_max, t, {0}), op(Code::sub, t, {0, 1}, true), op(Code::exp, t, {2}, true),
-              op(Code::reduce_sum, t, {3}), op(Code::div, t, {3, 4}, true), store(y, 5, true),
-              op(Code::reduce_sum, t, {0}), constant(t, static_cast<double>(n)), op(Code::div, t, {7, 8}),
-              op(Code::sub, t, {0, 9}, true), op(Code::mul, t, {10, 10}, true), op(Code::reduce_sum, t, {11}),
-              op(Code::div, t, {12, 8}), constant(t, 1e-5), op(Code::add, t, {13, 14}), op(Code::rsqrt, t, {15}),
-              op(Code::mul, t, {10, 16}, true), store(z, 17, true)};
+    f.code = {load(x, true),
+              op(Code::reduce_max, t, {0}),
+              op(Code::sub, t, {0, 1}, true),
+              op(Code::exp, t, {2}, true),
+              op(Code::reduce_sum, t, {3}),
+              op(Code::div, t, {3, 4}, true),
+              store(y, 5, true),
+              op(Code::reduce_sum, t, {0}),
+              constant(t, static_cast<double>(n)),
+              op(Code::div, t, {7, 8}),
+              op(Code::sub, t, {0, 9}, true),
+              op(Code::mul, t, {10, 10}, true),
+              op(Code::reduce_sum, t, {11}),
+              op(Code::div, t, {12, 8}),
+              constant(t, 1e-5),
+              op(Code::add, t, {13, 14}),
+              op(Code::rsqrt, t, {15}),
+              op(Code::mul, t, {10, 16}, true),
+              store(z, 17, true)};
     compare(c);
     same_bits(c);
   }
@@ -252,7 +299,8 @@ TEST_CASE("cpu: a sum of 40 million elements is exact to 1e-6") {
   f.outer = 0;
   f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
   const auto got = c.run(*cpu::make_cpu_device());
-  const double sum = scalar::load(DType::f32, &got[0][static_cast<std::size_t>(out.offset) * 4]).real;
+  const double sum =
+      scalar::load(DType::f32, &got[0][static_cast<std::size_t>(out.offset) * 4]).real;
   CHECK(std::abs(sum - want) <= 1e-6 * want);
 }
 
@@ -260,7 +308,8 @@ TEST_CASE("cpu: empty dimensions") {
   for (Dims dims : {Dims{0, 3}, Dims{3, 0}, Dims{0}}) {
     Case c(9);
     const bool two = dims.size() == 2;
-    View x = c.view(false, DType::f32, dims, Case::dense), out = c.view(true, DType::f32, {3}, Case::dense);
+    View x = c.view(false, DType::f32, dims, Case::dense),
+         out = c.view(true, DType::f32, {3}, Case::dense);
     out.strides.resize(dims.size(), 0);
     auto& f = c.add(Kind::fused).fused;
     f.dims = dims;
@@ -270,7 +319,8 @@ TEST_CASE("cpu: empty dimensions") {
   }
   // Nothing to sum, and nothing to read either: the view begins behind the end of its slot.
   Case c(10);
-  View x = c.view(false, DType::f32, {3}, Case::dense), out = c.view(true, DType::f32, {}, Case::dense);
+  View x = c.view(false, DType::f32, {3}, Case::dense),
+       out = c.view(true, DType::f32, {}, Case::dense);
   x.strides = out.strides = {0};
   x.offset = 1 << 30;
   auto& f = c.add(Kind::fused).fused;
@@ -287,7 +337,8 @@ TEST_CASE("cpu: iota, loops and terms") {
   View start = c.view(false, DType::i32, {}, Case::dense);
   for (std::size_t i = 0; i < c.arguments[1].size(); i += 4)
     scalar::store(DType::i32, &c.arguments[1][i], {0, 77});  // beyond the limit
-  const View out = c.view(true, DType::f32, {6, n}, Case::dense), last = c.view(true, DType::f32, {n}, Case::dense);
+  const View out = c.view(true, DType::f32, {6, n}, Case::dense),
+             last = c.view(true, DType::f32, {n}, Case::dense);
   c.program.loops = 2;
   auto& loop = c.add(Kind::loop).loop;
   loop.variable = 0;
@@ -329,7 +380,8 @@ TEST_CASE("cpu: results may take the place of operands") {
   for (bool direct : {false, true}) {
     const std::int64_t n = 5000;
     Case c(11);
-    const View p = c.view(false, DType::f32, {n}, Case::dense), q = c.view(false, DType::f32, {n}, Case::dense);
+    const View p = c.view(false, DType::f32, {n}, Case::dense),
+               q = c.view(false, DType::f32, {n}, Case::dense);
     View p_out = p, q_out = q;
     auto& f = c.add(Kind::fused).fused;
     f.dims = {n};
@@ -338,7 +390,8 @@ TEST_CASE("cpu: results may take the place of operands") {
     if (direct)
       f.code = {load(p), load(q), store(p_out, 1), store(q_out, 0)};
     else
-      f.code = {load(p), load(q), op(Code::add, DType::f32, {0, 1}), store(p_out, 1), store(q_out, 2)};
+      f.code = {load(p), load(q), op(Code::add, DType::f32, {0, 1}), store(p_out, 1),
+                store(q_out, 2)};
     std::vector<Bytes> got, want;
     c.run(*cpu::make_cpu_device(), &got);
     c.run(*reference::make_reference_device(), &want);
@@ -357,10 +410,11 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     f.dims = dims, f.outer = outer;
     std::vector<View> places;
     for (int k = 0; k < 3; ++k) {
-      places.push_back(c.view(false, DType::f32, dims, k == 0 && seed % 5 == 0 ? Case::permuted : Case::dense));
+      places.push_back(
+          c.view(false, DType::f32, dims, k == 0 && seed % 5 == 0 ? Case::permuted : Case::dense));
       if (k < 2) f.code.push_back(load(places.back(), inner));
     }
-    if (inner) {   // rows are walked twice
+    if (inner) {  // rows are walked twice
       f.code.push_back(op(Code::reduce_max, DType::f32, {0}));
       f.code.push_back(op(Code::sub, DType::f32, {0, 2}, true));
       f.code.push_back(op(Code::exp, DType::f32, {3}, true));
@@ -368,8 +422,10 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     for (int k = 0; k < 6; ++k) {
       if (k == 3) f.code.push_back(load(places[2], inner));
       const int known = static_cast<int>(f.code.size());
-      const int a = static_cast<int>(c.random.below(known)), b = static_cast<int>(c.random.below(known));
-      const bool in = inner && (f.code[static_cast<std::size_t>(a)].inner || f.code[static_cast<std::size_t>(b)].inner);
+      const int a = static_cast<int>(c.random.below(known)),
+                b = static_cast<int>(c.random.below(known));
+      const bool in = inner && (f.code[static_cast<std::size_t>(a)].inner ||
+                                f.code[static_cast<std::size_t>(b)].inner);
       f.code.push_back(op(c.random.coin() ? Code::min : Code::sub, DType::f32, {a, b}, in));
     }
     const int last = static_cast<int>(f.code.size()) - 1;
@@ -377,7 +433,8 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     std::shuffle(places.begin(), places.end(), std::mt19937(seed));
     places.resize(static_cast<std::size_t>(1 + c.random.below(3)));
     f.code.push_back(op(Code::cast, DType::bf16, {0}, inner));
-    f.code.push_back(op(Code::add, DType::bf16, {last + 2, last + 2}, inner));   // rounded where it is
+    // rounded where it is
+    f.code.push_back(op(Code::add, DType::bf16, {last + 2, last + 2}, inner));
     const int values = last + 4;
     for (auto& p : places) {
       int v = static_cast<int>(c.random.below(values));
@@ -388,7 +445,8 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     c.run(*cpu::make_cpu_device(), &got);
     c.run(*reference::make_reference_device(), &want);
     INFO("seed ", seed);
-    for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(DType::f32, got[k], want[k], 1e-5) == "");
+    for (std::size_t k = 0; k < got.size(); ++k)
+      CHECK(difference(DType::f32, got[k], want[k], 1e-5) == "");
   }
 }
 
@@ -396,20 +454,31 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
   for (DType dtype : {DType::f32, DType::bf16}) {
     Case c(1);
     const Dims dims = {33, 100};
-    const View x = c.view(false, dtype, dims, Case::dense), row = c.view(false, dtype, {33, 1}, Case::dense),
-               column = c.view(false, dtype, {1, 100}, Case::dense), out = c.view(true, dtype, dims, Case::dense);
+    const View x = c.view(false, dtype, dims, Case::dense),
+               row = c.view(false, dtype, {33, 1}, Case::dense),
+               column = c.view(false, dtype, {1, 100}, Case::dense),
+               out = c.view(true, dtype, dims, Case::dense);
     auto along = [](View v, Dims strides) { return v.strides = std::move(strides), v; };
     auto& f = c.add(Kind::fused).fused;
     f.dims = dims, f.outer = 2;
-    f.code = {load(x), load(along(row, {1, 0})), load(along(column, {0, 1})), op(Code::sub, dtype, {0, 1}), op(Code::tanh, dtype, {3}),
-              op(Code::less, DType::boolean, {4, 2}), op(Code::exp, dtype, {4}), op(Code::select, dtype, {5, 6, 2}), store(out, 7)};
+    f.code = {load(x),
+              load(along(row, {1, 0})),
+              load(along(column, {0, 1})),
+              op(Code::sub, dtype, {0, 1}),
+              op(Code::tanh, dtype, {3}),
+              op(Code::less, DType::boolean, {4, 2}),
+              op(Code::exp, dtype, {4}),
+              op(Code::select, dtype, {5, 6, 2}),
+              store(out, 7)};
     const cpu::Context context{c.program, static_cast<int>(c.program.slots.size()), 1};
     const auto plan = cpu::plan_fused(f, &context);
     if (!cpu::can_assemble()) continue;
     CHECK(plan.assembled.size() == 1);
-    CHECK(plan.inner[0].size() == 3);                             // x, all of the ops, a store
-    CHECK((plan.assembled.at(0).narrow_code != nullptr) == (dtype == DType::bf16 && cpu::can_assemble_narrow()));
-    CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0], c.run(*reference::make_reference_device())[0],
+    CHECK(plan.inner[0].size() == 3);  // x, all of the ops, a store
+    CHECK((plan.assembled.at(0).narrow_code != nullptr) ==
+          (dtype == DType::bf16 && cpu::can_assemble_narrow()));
+    CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
+                     c.run(*reference::make_reference_device())[0],
                      dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
   }
 }
@@ -418,9 +487,11 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
 TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
   std::vector<float> values;
   for (float x = 1e-40f; x < 30; x *= 1.0003f) values.push_back(x), values.push_back(-x);
-  values.insert(values.end(), {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()});
+  values.insert(values.end(),
+                {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()});
   const auto x = array(values, Axis("n", std::int64_t(values.size()))).eval();
-  for (auto& y : {jit([](const NamedArray& x) { return tanh(x); })(x), jit([](const NamedArray& x) { return tanh(-x); })(-x)}) {
+  for (auto& y : {jit([](const NamedArray& x) { return tanh(x); })(x),
+                  jit([](const NamedArray& x) { return tanh(-x); })(-x)}) {
     double worst = 0, most = 0;
     bool is_odd = true;
     auto got = y.floats();
@@ -437,19 +508,25 @@ TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
   }
 }
 
-// Values whose results are all normal numbers are scaled another way than those among which some are not: the bits are the same.
+// Values whose results are all normal numbers are scaled another way than those among which some
+// are not: the bits are the same.
 TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
-  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> values;
-  for (int k = 0; k <= 210000; ++k) values.push_back(-110.f + 1e-3f * float(k));   // to 100
+  for (int k = 0; k <= 210000; ++k) values.push_back(-110.f + 1e-3f * float(k));  // to 100
   for (float x = 1e-40f; x < 1; x *= 1.001f) values.push_back(x), values.push_back(-x);
   values.insert(values.end(), {0.f, -0.f, inf, -inf, nan, 87.f, -87.f, -87.33f, 88.72f, 88.73f});
-  std::vector<float> mixed;                                                        // each beside far ones
-  for (std::size_t k = 0; k < values.size(); ++k) mixed.insert(mixed.end(), {values[k], k % 3 == 0 ? nan : k % 3 == 1 ? -100.f : inf, -1.f});
+  std::vector<float> mixed;  // each beside far ones
+  for (std::size_t k = 0; k < values.size(); ++k)
+    mixed.insert(mixed.end(), {values[k], k % 3 == 0 ? nan : k % 3 == 1 ? -100.f : inf, -1.f});
   auto y = [](const std::vector<float>& x, const NamedArray& less) {
     const auto in = array(x, Axis("n", std::int64_t(x.size()))).eval();
-    return std::vector<std::vector<float>>{jit([](const NamedArray& x) { return exp(x); })(in).floats(),
-                       jit([](const NamedArray& x, const NamedArray& less) { return exp(-x - less) * 1.f; })(-in, less).floats()};
+    return std::vector<std::vector<float>>{
+        jit([](const NamedArray& x) { return exp(x); })(in).floats(),
+        jit([](const NamedArray& x, const NamedArray& less) { return exp(-x - less) * 1.f; })(-in,
+                                                                                              less)
+            .floats()};
   };
   const auto less = full({}, 0.f).eval();
   const auto alone = y(values, less), beside = y(mixed, less);
@@ -458,10 +535,15 @@ TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
     std::size_t other_bits = 0;
     for (std::size_t k = 0; k < values.size(); ++k) {
       const float got = alone[form][k];
-      other_bits += std::bit_cast<std::uint32_t>(got) != std::bit_cast<std::uint32_t>(beside[form][3 * k]);
+      other_bits +=
+          std::bit_cast<std::uint32_t>(got) != std::bit_cast<std::uint32_t>(beside[form][3 * k]);
       const double want = std::exp(double(values[k]));
-      if (std::isnan(want) || float(want) > std::numeric_limits<float>::max()) CHECK((std::isnan(want) ? std::isnan(got) : got == inf));
-      else worst = std::max(worst, std::abs(double(got) - want) / (double(std::nextafter(float(want), inf)) - double(float(want))));
+      if (std::isnan(want) || float(want) > std::numeric_limits<float>::max())
+        CHECK((std::isnan(want) ? std::isnan(got) : got == inf));
+      else
+        worst =
+            std::max(worst, std::abs(double(got) - want) /
+                                (double(std::nextafter(float(want), inf)) - double(float(want))));
     }
     CHECK(other_bits == 0);
     CHECK(worst < 2);
@@ -473,12 +555,21 @@ TEST_CASE("cpu: a softmax of bf16 over rows of any length, in the place of its o
   for (std::int64_t n : {64, 5000, 9000, 30000}) {
     Case c(3);
     const DType t = DType::f32, narrow = DType::bf16;
-    const View x = c.view(false, narrow, {6, n}, Case::dense), y = c.view(true, narrow, {6, n}, Case::dense);
+    const View x = c.view(false, narrow, {6, n}, Case::dense),
+               y = c.view(true, narrow, {6, n}, Case::dense);
     auto& f = c.add(Kind::fused).fused;
     f.dims = {6, n}, f.outer = 1;
-    f.code = {load(x, true), op(Code::cast, t, {0}, true), op(Code::reduce_max, t, {1}), op(Code::sub, t, {1, 2}, true),
-              op(Code::exp, t, {3}, true), op(Code::reduce_sum, t, {4}), constant(t, 3), op(Code::add, t, {4, 6}, true),
-              op(Code::div, t, {7, 5}, true), op(Code::cast, narrow, {8}, true), store(y, 9, true)};
+    f.code = {load(x, true),
+              op(Code::cast, t, {0}, true),
+              op(Code::reduce_max, t, {1}),
+              op(Code::sub, t, {1, 2}, true),
+              op(Code::exp, t, {3}, true),
+              op(Code::reduce_sum, t, {4}),
+              constant(t, 3),
+              op(Code::add, t, {4, 6}, true),
+              op(Code::div, t, {7, 5}, true),
+              op(Code::cast, narrow, {8}, true),
+              store(y, 9, true)};
     INFO("columns ", n);
     compare(c);
     same_bits(c);
@@ -489,19 +580,22 @@ TEST_CASE("cpu: a softmax of bf16 over rows of any length, in the place of its o
 TEST_CASE("cpu: rows of a reduction go several at once, if they lie near") {
   auto rows_at_once = [](std::int64_t rows, std::int64_t columns, int once) {
     Case c(1);
-    const View x = c.view(false, DType::f32, {rows, columns}, Case::dense), out = c.view(true, DType::f32, {rows, 1}, Case::dense);
+    const View x = c.view(false, DType::f32, {rows, columns}, Case::dense),
+               out = c.view(true, DType::f32, {rows, 1}, Case::dense);
     program::Fused f;
     f.dims = {rows, columns}, f.outer = 1;
-    f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}), op(Code::sub, DType::f32, {0, 1}, true),
-              op(Code::exp, DType::f32, {2}, true), op(Code::reduce_sum, DType::f32, {3})};
-    for (int k = 0; k < once; ++k) f.code.push_back(op(Code::exp, DType::f32, {int(f.code.size()) - 1}));
+    f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}),
+              op(Code::sub, DType::f32, {0, 1}, true), op(Code::exp, DType::f32, {2}, true),
+              op(Code::reduce_sum, DType::f32, {3})};
+    for (int k = 0; k < once; ++k)
+      f.code.push_back(op(Code::exp, DType::f32, {int(f.code.size()) - 1}));
     f.code.push_back(store(out, int(f.code.size()) - 1));
     return cpu::plan_fused(f, nullptr).outer_box;
   };
   CHECK(rows_at_once(512, 800, 0) > 1);
-  CHECK(rows_at_once(512, 800, 12) >= 16);    // much to do but once a row
-  CHECK(rows_at_once(16384, 800, 12) == 1);   // from memory
-  CHECK(rows_at_once(8, 800, 12) == 1);       // every thread has some
+  CHECK(rows_at_once(512, 800, 12) >= 16);   // much to do but once a row
+  CHECK(rows_at_once(16384, 800, 12) == 1);  // from memory
+  CHECK(rows_at_once(8, 800, 12) == 1);      // every thread has some
 }
 
 }  // namespace

@@ -30,8 +30,12 @@ struct Masked {
     if (loop >= 0) i.view.terms.push_back({.loop = loop, .stride = each});
     return add(i);
   }
-  int number(std::int64_t n, DType d = DType::i32) { return add({.code = Code::constant, .dtype = d, .integer = n}); }
-  int of(Code c, DType d, int a, int b, int e = -1) { return add({.code = c, .dtype = d, .args = {a, b, e, -1}}); }
+  int number(std::int64_t n, DType d = DType::i32) {
+    return add({.code = Code::constant, .dtype = d, .integer = n});
+  }
+  int of(Code c, DType d, int a, int b, int e = -1) {
+    return add({.code = c, .dtype = d, .args = {a, b, e, -1}});
+  }
   int load() {
     Instr i{.code = Code::load};
     i.view.strides = {columns, 1};
@@ -44,7 +48,7 @@ bool holds(Unmasked& u, std::array<std::int64_t, 2> turns) {
   frame.loops = turns.data();
   return u.holds(frame);
 }
-int selects(const Fused& f) {                            // that what is stored is made of
+int selects(const Fused& f) {  // that what is stored is made of
   std::vector<bool> needed(f.code.size());
   int count = 0;
   for (std::size_t i = f.code.size(); i-- > 0;) {
@@ -62,8 +66,10 @@ int selects(const Fused& f) {                            // that what is stored 
 TEST_CASE("cpu unmasked: positions say where a mask holds") {
   for (auto code : {Code::less, Code::less_equal}) {
     Masked m;
-    auto k = m.position(1, 0, columns), q = m.position(0, 1, rows), later = m.of(Code::add, DType::i32, q, m.number(1));
-    m.store(m.of(Code::select, DType::f32, m.of(code, DType::boolean, k, later), m.load(), m.add({.code = Code::constant, .number = -1})));
+    auto k = m.position(1, 0, columns), q = m.position(0, 1, rows),
+         later = m.of(Code::add, DType::i32, q, m.number(1));
+    m.store(m.of(Code::select, DType::f32, m.of(code, DType::boolean, k, later), m.load(),
+                 m.add({.code = Code::constant, .number = -1})));
     Unmasked u(m.fused);
     REQUIRE(u.exists());
     CHECK(selects(m.fused) == 1);
@@ -71,7 +77,8 @@ TEST_CASE("cpu unmasked: positions say where a mask holds") {
     for (std::int64_t x = 0; x < 8; ++x)
       for (std::int64_t y = 0; y < 8; ++y) {
         auto last_key = x * columns + columns - 1, first_query = y * rows + 1;
-        CHECK(holds(u, {x, y}) == (code == Code::less ? last_key < first_query : last_key <= first_query));
+        CHECK(holds(u, {x, y}) ==
+              (code == Code::less ? last_key < first_query : last_key <= first_query));
       }
   }
 }
@@ -80,27 +87,30 @@ TEST_CASE("cpu unmasked: two masks at once, and one that is not known") {
     Masked m;
     auto k = m.position(1, 0, columns), q = m.position(0, 1, rows);
     auto causal = m.of(Code::less_equal, DType::boolean, k, q);
-    auto recent = m.of(Code::less, DType::boolean, m.of(Code::sub, DType::i32, q, k), m.number(200));
+    auto recent =
+        m.of(Code::less, DType::boolean, m.of(Code::sub, DType::i32, q, k), m.number(200));
     Instr ids{.code = Code::load, .dtype = DType::boolean};
     ids.view.dtype = DType::boolean, ids.view.strides = {0, 1};
     auto both = m.of(Code::bit_and, DType::boolean, causal, known ? recent : m.add(ids));
-    m.store(m.of(Code::select, DType::f32, both, m.load(), m.add({.code = Code::constant, .number = -1})));
+    m.store(m.of(Code::select, DType::f32, both, m.load(),
+                 m.add({.code = Code::constant, .number = -1})));
     Unmasked u(m.fused);
     CHECK(selects(u.fused()) == (known ? 0 : 1));
     REQUIRE(u.exists() == known);
     if (!known) continue;
-    CHECK(holds(u, {0, 2}));                             // keys 0 to 95, queries 128 to 191
-    CHECK(!holds(u, {0, 4}));                            // queries 256 to 319: too far behind for some
+    CHECK(holds(u, {0, 2}));   // keys 0 to 95, queries 128 to 191
+    CHECK(!holds(u, {0, 4}));  // queries 256 to 319: too far behind for some
     CHECK(!holds(u, {1, 2}));
   }
 }
 TEST_CASE("cpu unmasked: numbers that leave their dtype, floats and small steps are left alone") {
   Masked m;
   auto k = m.position(1, 0, 100, DType::i8), q = m.position(0, 1, 0, DType::i8);
-  m.store(m.of(Code::select, DType::f32, m.of(Code::less_equal, DType::boolean, q, k), m.load(), m.add({.code = Code::constant, .number = -1})));
+  m.store(m.of(Code::select, DType::f32, m.of(Code::less_equal, DType::boolean, q, k), m.load(),
+               m.add({.code = Code::constant, .number = -1})));
   Unmasked u(m.fused);
   REQUIRE(u.exists());
-  CHECK(!holds(u, {1, 0}));                              // 100 to 195 are -56 in the end
+  CHECK(!holds(u, {1, 0}));  // 100 to 195 are -56 in the end
   m.fused.dims = {4, 8};
   CHECK(!Unmasked(m.fused).exists());
 }
@@ -108,35 +118,45 @@ TEST_CASE("cpu unmasked: numbers that leave their dtype, floats and small steps 
 // In turns of 384 queries and keys.
 TEST_CASE("cpu unmasked: attention is what it is as a whole") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, Size}).eval();
+  };
   using Three = std::array<NamedArray, 3>;
   const Three in{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
   using Mask = NamedArray (*)(const NamedArray& q, const NamedArray& k);
-  for (Mask mask : {Mask([](auto& q, auto& k) { return k <= q; }), Mask([](auto& q, auto& k) { return k < q - 3 && q - k < 700; }),
-                    Mask([](auto& q, auto& k) { return k < 500 || k <= q; }), Mask([](auto& q, auto& k) { return !(k > q + 384); })}) {
+  for (Mask mask : {Mask([](auto&q, auto&k) { return k <= q; }),
+                    Mask([](auto&q, auto&k) { return k < q - 3 && q - k < 700; }),
+                    Mask([](auto&q, auto&k) { return k < 500 || k <= q; }),
+                    Mask([](auto&q, auto&k) { return !(k > q + 384); })}) {
     auto all = [&](std::int64_t budget) {
-      return jit([=](const Three& t) {
-        auto f = [=](const Three& t) {
-          auto seen = mask(broadcast_axis(arange(Pos), Keys), broadcast_axis(arange(Keys), Pos));
-          auto y = dot(softmax(where(seen, dot(t[0], t[1], "d"), -1e9f), "k"), t[2], "k");
-          return sum(y * sin(y));
-        };
-        auto [value, g] = value_and_grad(f)(t);
-        return std::vector<NamedArray>{value, g[0], g[1], g[2]};
-      }, {.scores_budget = budget})(in);
+      return jit(
+          [=](const Three& t) {
+            auto f = [=](const Three& t) {
+              auto seen =
+                  mask(broadcast_axis(arange(Pos), Keys), broadcast_axis(arange(Keys), Pos));
+              auto y = dot(softmax(where(seen, dot(t[0], t[1], "d"), -1e9f), "k"), t[2], "k");
+              return sum(y * sin(y));
+            };
+            auto [value, g] = value_and_grad(f)(t);
+            return std::vector<NamedArray>{value, g[0], g[1], g[2]};
+          },
+          {.scores_budget = budget})(in);
     };
     auto walked = all(-1), whole = all(most_bytes);
-    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(max(abs(walked[i] - whole[i])).item() <= 4e-5 * (1 + max(abs(whole[i])).item()));
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      CHECK(max(abs(walked[i] - whole[i])).item() <= 4e-5 * (1 + max(abs(whole[i])).item()));
   }
 }
 
-// A position in a loop around the walk over keys is known like any other, and lies nowhere in memory.
+// A position in a loop around the walk over keys is known like any other, and lies nowhere in
+// memory.
 TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
   const Axis Heads("heads", 2), Pos("q", 8192), Keys("k", 8192), Size("d", 64);
   using Three = std::array<NamedArray, 3>;
   auto of = [&](const Axis& pos) { return random::normal(random::key(1), {Heads, pos, Size}); };
   auto gradients = grad([&](const Three& t) {
-    return sum(sin(nn::dot_product_attention(Keys, Size, t[0], t[1], t[2], {.mask = nn::causal_mask(Pos, Keys)})));
+    return sum(sin(nn::dot_product_attention(Keys, Size, t[0], t[1], t[2],
+                                             {.mask = nn::causal_mask(Pos, Keys)})));
   })(Three{of(Pos), of(Keys), of(Keys)});
   Nodes roots;
   for (auto& g : gradients) roots.push_back(g.node());
@@ -147,12 +167,13 @@ TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
       again(s.loop.body, again);
       if (s.kind != program::Kind::fused) continue;
       const auto& code = s.fused.code;
-      const bool compares = std::any_of(code.begin(), code.end(), [](auto& i) { return i.code == Code::less_equal && i.inner; });
+      const bool compares = std::any_of(
+          code.begin(), code.end(), [](auto& i) { return i.code == Code::less_equal && i.inner; });
       const bool is_tile = compares && program::points(s.fused.dims) >= 4096;
       tiles += is_tile, masked += is_tile && !Unmasked(s.fused).exists();
     }
   };
   look(compiled.program->steps, look);
-  CHECK(tiles >= 2);                                     // the walk forward has one, and the gradient
+  CHECK(tiles >= 2);  // the walk forward has one, and the gradient
   CHECK(masked == 0);
 }

@@ -1,5 +1,5 @@
-// Sines, cosines and tangents as kernels have them (backends/cuda/device/std.h), simulated: in all of the range, against the C
-// library's in long double.
+// Sines, cosines and tangents as kernels have them (backends/cuda/device/std.h), simulated: in all
+// of the range, against the C library's in long double.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -46,20 +46,28 @@ template <class T> std::array<long double, 3> exact(T x) {
 // In units of the last digit of what is right.
 template <class T> double error(T got, long double right) {
   const auto size = std::fabs(T(right));
-  return double(std::fabs((long double)got - right) / (std::nextafter(size, std::numeric_limits<T>::infinity()) - size));
+  return double(std::fabs((long double)got - right) /
+                (std::nextafter(size, std::numeric_limits<T>::infinity()) - size));
 }
-// Of each exponent some; neighbours of quarter turns, small ones and large; where the ways of reduction meet.
+// Of each exponent some; neighbours of quarter turns, small ones and large; where the ways of
+// reduction meet.
 template <class T> std::vector<T> angles() {
   std::vector<T> out;
   Random random(7);
-  constexpr int least = std::numeric_limits<T>::min_exponent, most = std::numeric_limits<T>::max_exponent;
+  constexpr int least = std::numeric_limits<T>::min_exponent,
+                most = std::numeric_limits<T>::max_exponent;
   for (int e = least; e < most; ++e)
-    for (int k = 0; k < 20; ++k) out.push_back(std::ldexp(T(1 + double(random.below(1 << 30)) / (1 << 30)), e - 1) * (k % 2 ? 1 : -1));
+    for (int k = 0; k < 20; ++k)
+      out.push_back(std::ldexp(T(1 + double(random.below(1 << 30)) / (1 << 30)), e - 1) *
+                    (k % 2 ? 1 : -1));
   for (int k = 0; k < 4000; ++k) {
-    const auto quarter = T((k < 1000 ? k : random.below(std::int64_t(1) << 24)) * 1.57079632679489661923L);
-    for (auto x : {quarter, std::nextafter(quarter, T(0)), std::nextafter(quarter, T(1e30))}) out.push_back(x);
+    const auto quarter =
+        T((k < 1000 ? k : random.below(std::int64_t(1) << 24)) * 1.57079632679489661923L);
+    for (auto x : {quarter, std::nextafter(quarter, T(0)), std::nextafter(quarter, T(1e30))})
+      out.push_back(x);
   }
-  for (T x : {T(1 << 20), std::nextafter(T(1 << 20), T(0)), std::numeric_limits<T>::max(), std::numeric_limits<T>::denorm_min()})
+  for (T x : {T(1 << 20), std::nextafter(T(1 << 20), T(0)), std::numeric_limits<T>::max(),
+              std::numeric_limits<T>::denorm_min()})
     out.push_back(x), out.push_back(-x);
   return out;
 }
@@ -89,7 +97,8 @@ TEST_CASE("cuda: the double that is nearest to a quarter turn keeps its digits")
 }
 TEST_CASE("cuda: zeros keep their sign as angles, and what is no angle gives NaN") {
   const double inf = std::numeric_limits<double>::infinity();
-  const auto got = on_cards<double>({0.0, -0.0, inf, -inf, std::numeric_limits<double>::quiet_NaN()}, DType::f64);
+  const auto got = on_cards<double>(
+      {0.0, -0.0, inf, -inf, std::numeric_limits<double>::quiet_NaN()}, DType::f64);
   for (std::size_t k : {0, 2}) {
     CHECK(std::bit_cast<std::uint64_t>(got[k][0]) == std::bit_cast<std::uint64_t>(0.0));
     CHECK(std::bit_cast<std::uint64_t>(got[k][1]) == std::bit_cast<std::uint64_t>(-0.0));

@@ -27,7 +27,9 @@ std::string read(const std::filesystem::path& file) {
 
 }  // namespace
 
-TEST_CASE("cuda: a cubin is kept by text, options and architecture, and one that is damaged is made anew") {
+TEST_CASE(
+    "cuda: a cubin is kept by text, options and architecture, and one that is damaged is made "
+    "anew") {
   if (!cuda::has_nvrtc()) {
     left_out("a cubin is kept", "not compiled: no NVRTC here");
     return;
@@ -40,18 +42,19 @@ TEST_CASE("cuda: a cubin is kept by text, options and architecture, and one that
   CHECK(cubin.substr(1, 3) == "ELF");
   CHECK(cuda::cached_cubin(text, 90, false) == cubin);
   CHECK(made() == 1);
-  CHECK(cache.folder.files() == 1);              // nothing half-written beside it
+  CHECK(cache.folder.files() == 1);  // nothing half-written beside it
   const auto file = std::filesystem::directory_iterator(cache.folder.path)->path();
   const auto whole = read(file);
-  for (auto damaged : {std::string(), whole.substr(0, 20), whole.substr(0, whole.size() - 1), whole + "x",
-                       whole.substr(0, whole.size() / 2) + "?" + whole.substr(whole.size() / 2 + 1)}) {
+  for (auto damaged :
+       {std::string(), whole.substr(0, 20), whole.substr(0, whole.size() - 1), whole + "x",
+        whole.substr(0, whole.size() / 2) + "?" + whole.substr(whole.size() / 2 + 1)}) {
     std::ofstream(file, std::ios::binary) << damaged;
     const auto so_far = made();
     CHECK(cuda::cached_cubin(text, 90, false) == cubin);
     CHECK(made() == so_far + 1);
     CHECK(read(file) == whole);
   }
-  CHECK(cuda::cached_cubin(text, 90, true) != cubin);   // no contracted multiply-add
+  CHECK(cuda::cached_cubin(text, 90, true) != cubin);  // no contracted multiply-add
   CHECK(cuda::cached_cubin(text, 80, false) != cubin);
   cuda::cached_cubin(text_of("x[0] = 1;"), 90, false);
   CHECK(cache.folder.files() == 4);
@@ -71,7 +74,8 @@ TEST_CASE("cuda: the fastest algorithm of a product is written down, and read ag
   CHECK_FALSE(cuda::tuned("sm_90 this"));
   cuda::keep_tuned("sm_90 this", {1, 2, 3, 4, 5, 6, 7, ~std::uint64_t(0)});
   cuda::keep_tuned("sm_90 that", {8});
-  CHECK(cuda::tuned("sm_90 this") == cuda::CublasProduct::Algorithm{1, 2, 3, 4, 5, 6, 7, ~std::uint64_t(0)});
+  CHECK(cuda::tuned("sm_90 this") ==
+        cuda::CublasProduct::Algorithm{1, 2, 3, 4, 5, 6, 7, ~std::uint64_t(0)});
   CHECK(cuda::tuned("sm_90 that") == cuda::CublasProduct::Algorithm{8});
   CHECK(cache.folder.files() == 1);
   std::ofstream(cache.folder / "tuned", std::ios::app) << "sm_90 other: 12 34\nnothing\n";
@@ -79,7 +83,8 @@ TEST_CASE("cuda: the fastest algorithm of a product is written down, and read ag
   CHECK(cuda::tuned("sm_90 that"));
 }
 
-// tests/gpu_test.py runs it without the folders that a loader keeps in its cache, where a toolkit's libraries are not found.
+// tests/gpu_test.py runs it without the folders that a loader keeps in its cache, where a toolkit's
+// libraries are not found.
 TEST_CASE("cuda: a library of the toolkit that is missing is named") {
   if (cuda::has_nvrtc() || cuda::has_cublas()) {
     left_out("a missing library", "the toolkit is here");
@@ -88,5 +93,6 @@ TEST_CASE("cuda: a library of the toolkit that is missing is named") {
   auto said = error_of([] { cuda::compile_for_card("", 90); });
   CHECK(has(said, "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
   said = error_of([] { cuda::CublasProduct(cuda::Product{}); });
-  CHECK(has(said, "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
+  CHECK(
+      has(said, "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
 }

@@ -1,5 +1,5 @@
-// Collectives of simulated cards: the bits of the threads' communicator, whatever the wire, the dtype and the strides; and what
-// is found where sends and receives do not fit.
+// Collectives of simulated cards: the bits of the threads' communicator, whatever the wire, the
+// dtype and the strides; and what is found where sends and receives do not fit.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -33,15 +33,18 @@ struct Drawn {
     std::int64_t r = 0;
     for (int axis : how.over) {
       std::int64_t stride = 1;
-      for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k) stride *= mesh.axes()[k].second;
+      for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k)
+        stride *= mesh.axes()[k].second;
       auto size = mesh.axes()[std::size_t(axis)].second;
       r = r * size + d / stride % size;
     }
     return r;
   }
   // x and out of an array, of which dim is cut: whole here, a block there.
-  void add(DType dtype, Dims whole, int dim, bool x_cut, bool out_cut, Case::Layout x, Case::Layout out) {
-    const auto size = dim < 0 ? 0 : whole[std::size_t(dim)], step = dim < 0 ? 0 : (size + ranks() - 1) / ranks();
+  void add(DType dtype, Dims whole, int dim, bool x_cut, bool out_cut, Case::Layout x,
+           Case::Layout out) {
+    const auto size = dim < 0 ? 0 : whole[std::size_t(dim)],
+               step = dim < 0 ? 0 : (size + ranks() - 1) / ranks();
     how.dim.push_back(dim), how.size.push_back(size);
     for (int d = 0; d < mesh.devices(); ++d) {
       auto& c = of_device[std::size_t(d)];
@@ -50,8 +53,9 @@ struct Drawn {
         if (cut) mine[std::size_t(dim)] = std::clamp<std::int64_t>(size - rank(d) * step, 0, step);
         return mine;
       };
-      c.random = Random(seed + unsigned(how.dim.size()));   // layouts are alike
-      Operand from{dims(x_cut), c.view(false, dtype, dims(x_cut), x)}, to{dims(out_cut), c.view(true, dtype, dims(out_cut), out)};
+      c.random = Random(seed + unsigned(how.dim.size()));  // layouts are alike
+      Operand from{dims(x_cut), c.view(false, dtype, dims(x_cut), x)},
+          to{dims(out_cut), c.view(true, dtype, dims(out_cut), out)};
       c.random = Random(seed + 100 * unsigned(d + 1));
       c.fill(c.arguments.back(), dtype);
       if (c.program.steps.empty()) c.add(Kind::collective).collective.wire = how.wire;
@@ -90,7 +94,9 @@ std::vector<std::vector<Bytes>> by_threads(const Mesh& mesh, const std::vector<C
 // A machine with one card, which all devices of a mesh are.
 cuda::Api& one_card() {
   auto& api = faulty();
-  api.cards = [] { return cuda::Cards{.driver = 13000, .needed = 13000, .cards = {{"simulated", 90}}}; };
+  api.cards = [] {
+    return cuda::Cards{.driver = 13000, .needed = 13000, .cards = {{"simulated", 90}}};
+  };
   return api;
 }
 // A machine whose cards speak to each other as those of several processes do.
@@ -104,7 +110,7 @@ cuda::Api& linked() {
 const Mesh four{{{"data", 2}, {"model", 2}}};
 const Mesh three{{{"data", 3}}};
 
-Drawn sum_in_order(const std::vector<float>& values) {   // of a device each
+Drawn sum_in_order(const std::vector<float>& values) {  // of a device each
   static const Mesh all{{{"data", 4}}};
   Drawn drawn{all, 1};
   drawn.how.over = {0};
@@ -122,21 +128,24 @@ Drawn sum_in_order(const std::vector<float>& values) {   // of a device each
 }  // namespace
 
 TEST_CASE("cuda: collectives have the bits of the threads'") {
-  auto device = cuda::make_simulated_device(), shared = device_of(one_card()), processes = device_of(linked());
+  auto device = cuda::make_simulated_device(), shared = device_of(one_card()),
+       processes = device_of(linked());
   for (unsigned seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     Random random(seed);
     Drawn drawn{seed % 3 ? four : three, seed};
     drawn.how.wire = Wire(seed % 3 == 0 ? seed / 3 % 3 : seed % 4 % 3);
     drawn.how.monoid = Monoid(random.below(4));
-    drawn.how.over = seed % 3 == 0 ? std::vector{0} : seed % 2 ? std::vector{0, 1} : std::vector{int(random.below(2))};
+    drawn.how.over = seed % 3 == 0 ? std::vector{0}
+                     : seed % 2    ? std::vector{0, 1}
+                                   : std::vector{int(random.below(2))};
     const auto wire = drawn.how.wire;
     for (std::int64_t k = 0; k <= random.below(3); ++k) {
       Dims whole{1 + random.below(6), 1 + random.below(9), 1 + random.below(5)};
       auto layout = [&] { return random.coin() ? Case::dense : Case::Layout(random.below(4)); };
       const int dim = wire == Wire::all_reduce ? -1 : int(random.below(3));
-      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == Wire::all_gather, wire == Wire::reduce_scatter, layout(),
-                layout());
+      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == Wire::all_gather,
+                wire == Wire::reduce_scatter, layout(), layout());
     }
     drawn.finish();
     const auto want = by_threads(drawn.mesh, drawn.of_device);
@@ -161,8 +170,11 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
     }
     for (int k = 0; k < 6; ++k) {
       const auto from = random.below(4), to = k < 2 ? from : random.below(4);
-      const Dims box{1, 1 + random.below(3)}, step{1 + random.below(2), 2};   // no two come to one place
-      auto of = [&](std::int64_t d) -> Collective& { return all[std::size_t(d)].program.steps[0].collective; };
+      // no two come to one place
+      const Dims box{1, 1 + random.below(3)}, step{1 + random.below(2), 2};
+      auto of = [&](std::int64_t d) -> Collective& {
+        return all[std::size_t(d)].program.steps[0].collective;
+      };
       of(from).sends.push_back({int(to), 0, {random.below(6), 0}, box, step});
       of(to).receives.push_back({int(from), 0, {k, random.below(3)}, box, {1, 1}});
     }
@@ -173,16 +185,18 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
 }
 
 TEST_CASE("cuda: another order of the ranks in a sum is seen") {
-  const auto drawn = sum_in_order({1e8f, 1, -1e8f, 1});   // in rank order the first 1 is lost, the second is not
+  // in rank order the first 1 is lost, the second is not
+  const auto drawn = sum_in_order({1e8f, 1, -1e8f, 1});
   const auto want = by_threads(drawn.mesh, drawn.of_device);
   CHECK((run_on_mesh(*cuda::make_simulated_device(), drawn.mesh, drawn.of_device) == want));
   auto& api = faulty();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
-    auto turned = all;                           // what comes from the last rank lies where the first one's should
+    auto turned = all;  // what comes from the last rank lies where the first one's should
     std::vector<std::size_t> come;
     for (std::size_t k = 0; k < all.size(); ++k)
       if (!all[k].sends) come.push_back(k);
-    for (std::size_t k = 0; k < come.size(); ++k) turned[come[k]].at = all[come[come.size() - 1 - k]].at;
+    for (std::size_t k = 0; k < come.size(); ++k)
+      turned[come[k]].at = all[come[come.size() - 1 - k]].at;
     cuda::simulated().exchange(c, s, turned);
   };
   CHECK_FALSE((run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device) == want));
@@ -217,12 +231,13 @@ TEST_CASE("cuda: who waits for a card of another process that does not come is t
     });
   };
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
-    auto others = all;                           // nobody asks rank 2 for its part
+    auto others = all;  // nobody asks rank 2 for its part
     std::erase_if(others, [](auto& t) { return t.peer == 2 && t.sends; });
     cuda::simulated().exchange(c, s, others);
   };
   auto device = device_of(api);
-  CHECK(error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); }) == "[ranks] rank 2 has said nothing");
+  CHECK(error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); }) ==
+        "[ranks] rank 2 has said nothing");
   for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
 }
 
@@ -248,24 +263,33 @@ TEST_CASE("cuda: a parcel that is too short is found, and all devices name who h
   }
 }
 
-TEST_CASE("cuda: a device that fails ends what others wait for; one that raises leaves them as they are") {
+TEST_CASE(
+    "cuda: a device that fails ends what others wait for; one that raises leaves them as they "
+    "are") {
   auto drawn = sum_in_order({1, 2, 3, 4});
   auto device = cuda::make_simulated_device();
   const auto want = by_threads(drawn.mesh, drawn.of_device);
   auto raised = error_of([&] {
-    on_devices(drawn.mesh, [&](int d, Communicator&) {
-      if (d == 2) throw Error("[test] device 2 cannot go on");
-    }, device.get());
+    on_devices(
+        drawn.mesh,
+        [&](int d, Communicator&) {
+          if (d == 2) throw Error("[test] device 2 cannot go on");
+        },
+        device.get());
     return 0;
   });
   CHECK(raised == "[test] device 2 cannot go on");
   CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device) == want));
-  auto shared = device_of(one_card());           // who waits on the host is told there
+  auto shared = device_of(one_card());  // who waits on the host is told there
   raised = error_of([&] {
-    on_devices(drawn.mesh, [&](int d, Communicator& c) {
-      if (d == 2) throw Error("[test] device 2 cannot go on");
-      dynamic_cast<cuda::Rank&>(c).exchange(cuda::simulated().make_stream(0), {{.peer = 2, .bytes = 4}});
-    }, shared.get());
+    on_devices(
+        drawn.mesh,
+        [&](int d, Communicator& c) {
+          if (d == 2) throw Error("[test] device 2 cannot go on");
+          dynamic_cast<cuda::Rank&>(c).exchange(cuda::simulated().make_stream(0),
+                                                {{.peer = 2, .bytes = 4}});
+        },
+        shared.get());
     return 0;
   });
   CHECK(has(raised, "[test] device 2 cannot go on"));
@@ -292,7 +316,8 @@ TEST_CASE("cuda: a missing edge between streams is found") {
     for (unsigned k = 0; k < 12; ++k) {
       auto drawn = sum_in_order({1, 2, 3, 4});
       for (auto& c : drawn.of_device) {
-        const auto out = c.program.steps[0].collective.out[0].view, twice = c.view(true, DType::f32, {4}, Case::dense);
+        const auto out = c.program.steps[0].collective.out[0].view,
+                   twice = c.view(true, DType::f32, {4}, Case::dense);
         auto& f = c.add(Kind::fused).fused;
         f.dims = {4}, f.outer = 1;
         f.code = {load(out), op(Code::add, DType::f32, {0, 0}), store(twice, 1)};

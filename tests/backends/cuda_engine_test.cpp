@@ -1,5 +1,5 @@
-// The engine of the cuda backends on simulated cards: memory and copies, graphs, late errors, the words of HALIAX_CUDA, what the
-// host is asked to do, and numbers that need no card.
+// The engine of the cuda backends on simulated cards: memory and copies, graphs, late errors, the
+// words of HALIAX_CUDA, what the host is asked to do, and numbers that need no card.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -27,7 +27,9 @@ const Axis N("n", 4), Batch("batch", 8), Embed("embed", 6);
 // What was asked of the machine since this was made.
 struct Since {
   cuda::Asked from = cuda::asked();
-  std::int64_t operator()(std::int64_t cuda::Asked::*what) const { return cuda::asked().*what - from.*what; }
+  std::int64_t operator()(std::int64_t cuda::Asked::*what) const {
+    return cuda::asked().*what - from.*what;
+  }
 };
 using cuda::Asked;
 NamedArray numbers(const Axis& a, double from = 0) {
@@ -36,12 +38,14 @@ NamedArray numbers(const Axis& a, double from = 0) {
 // out[i] = x[i] + 1, so often one after the other.
 Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   Case c(1);
-  const auto x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {n}, Case::dense);
+  const auto x = c.view(false, DType::f32, {n}, Case::dense),
+             out = c.view(true, DType::f32, {n}, Case::dense);
   Step s;
   s.why = "add", s.where = "model.cpp:3";
   s.fused.dims = {n}, s.fused.outer = 1;
-  s.fused.code = {load(x), constant(DType::f32, 1), op(Code::add, DType::f32, {0, 1}), store(out, 2)};
-  Step again = s;                                // out += 1
+  s.fused.code = {load(x), constant(DType::f32, 1), op(Code::add, DType::f32, {0, 1}),
+                  store(out, 2)};
+  Step again = s;  // out += 1
   again.fused.code[0].view = out;
   Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns - 1, .body = {again}}};
   c.program.steps = {s, loop}, c.program.loops = 1, c.program.called = "jit at there.cpp:7";
@@ -61,7 +65,8 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("cuda engine: the host dies where it touches a card's memory; what was never written is NaN") {
+TEST_CASE(
+    "cuda engine: the host dies where it touches a card's memory; what was never written is NaN") {
   auto device = cuda::make_simulated_device();
   for (int again = 0; again < 2; ++again) {
     auto memory = device->take(4000, 0);
@@ -81,13 +86,17 @@ TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to p
     Case c(seed);
     const Dims dims{1 + c.random.below(5), 1 + c.random.below(40), 1 + c.random.below(3)};
     const auto d = all_dtypes[c.random.below(13)];
-    const auto x = c.any_view(false, d, dims), y = c.any_view(true, d, dims), z = c.any_view(true, d, dims);
-    auto at = [&](void* base, const View& v) { return static_cast<std::byte*>(base) + v.offset * bytes_of(d); };
+    const auto x = c.any_view(false, d, dims), y = c.any_view(true, d, dims),
+               z = c.any_view(true, d, dims);
+    auto at = [&](void* base, const View& v) {
+      return static_cast<std::byte*>(base) + v.offset * bytes_of(d);
+    };
     auto box = [&](void* to, const View& into, void* from, const View& of) {
       return Box{dims, bytes_of(d), at(to, into), into.strides, at(from, of), of.strides};
     };
     auto want = c.results, got = c.results;
-    copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x)), copy_on_host(box(want[1].data(), z, want[0].data(), y));
+    copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x)),
+        copy_on_host(box(want[1].data(), z, want[0].data(), y));
     auto there = put(*device, c.results[0]), other = put(*device, c.results[1]);
     device->put(box(there.get(), y, c.arguments[0].data(), x), 0);
     device->copy(box(other.get(), z, there.get(), y), 0);
@@ -96,12 +105,14 @@ TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to p
     device->get(box(got[1].data(), z, there.get(), y), 0);
     CHECK(got[1] == want[1]);
   }
-  Bytes large((std::size_t(9) << 20) + 5);       // in several parts
+  Bytes large((std::size_t(9) << 20) + 5);  // in several parts
   for (std::size_t i = 0; i < large.size(); ++i) large[i] = std::byte(i * 2654435761u >> 13);
   CHECK(get(*device, put(*device, large), large.size()) == large);
 }
 
-TEST_CASE("cuda engine: over 100 small steps 4 graphs at most are made, memory is taken in place of old memory, nobody waits") {
+TEST_CASE(
+    "cuda engine: over 100 small steps 4 graphs at most are made, memory is taken in place of old "
+    "memory, nobody waits") {
   auto step = [](const NamedArray& w, const NamedArray& x) {
     auto loss = [&](const NamedArray& w) { return mean(square(dot(x, w, Embed) - 1.)); };
     auto [value, slope] = value_and_grad(loss)(w);
@@ -109,7 +120,8 @@ TEST_CASE("cuda engine: over 100 small steps 4 graphs at most are made, memory i
   };
   for (bool donate : {true, false}) {
     CAPTURE(donate);
-    auto f = jit(step, {.donate = donate ? std::vector{0} : std::vector<int>{}, .backend = "cuda-sim"});
+    auto f =
+        jit(step, {.donate = donate ? std::vector{0} : std::vector<int>{}, .backend = "cuda-sim"});
     auto w = numbers(Embed), x = random::normal(random::key(1), {Batch, Embed}).eval();
     auto first = f(w + 0., x);
     auto now = first.first, last = first.second;
@@ -121,9 +133,9 @@ TEST_CASE("cuda engine: over 100 small steps 4 graphs at most are made, memory i
     CHECK(since(&Asked::grown) == 0);
     CHECK(since(&Asked::waits) == 0);
     CHECK(since(&Asked::copies) == 0);
-    CHECK(since(&Asked::kernels) == 0);          // not even written down anew
+    CHECK(since(&Asked::kernels) == 0);  // not even written down anew
     CHECK(last.item() < first.second.item());
-    auto fed = [&](int k) {                      // up goes the batch, down the loss
+    auto fed = [&](int k) {  // up goes the batch, down the loss
       std::tie(now, last) = f(now, random::normal(random::key(k), {Batch, Embed}).eval());
       CHECK(std::isfinite(last.item()));
     };
@@ -141,13 +153,15 @@ TEST_CASE("cuda engine: a graph at other addresses takes the place of the oldest
   std::vector<NamedArray> kept;
   auto x = numbers(N);
   Since since;
-  for (int k = 0; k < 12; ++k) kept.push_back(f(x));   // each result has memory of its own
+  for (int k = 0; k < 12; ++k) kept.push_back(f(x));  // each result has memory of its own
   CHECK(since(&Asked::instances) == 4);
   CHECK(since(&Asked::updates) == 8);
   for (auto& y : kept) CHECK(y.doubles() == Doubles{1, 3, 5, 7});
 }
 
-TEST_CASE("cuda engine: what has too many steps for a graph is asked for step by step, and nobody waits") {
+TEST_CASE(
+    "cuda engine: what has too many steps for a graph is asked for step by step, and nobody "
+    "waits") {
   for (auto [turns, graphs] : {std::pair{100, 1}, {20000, 1}, {20001, 0}}) {
     const auto c = adds_one(3, turns);
     Run r(c);
@@ -157,19 +171,25 @@ TEST_CASE("cuda engine: what has too many steps for a graph is asked for step by
     CHECK(since(&Asked::waits) == 0);
     const auto offset = std::size_t(c.program.steps[0].fused.code[3].view.offset);
     const auto from = std::size_t(c.program.steps[0].fused.code[0].view.offset);
-    CHECK(floats_of(r.result())[offset] == doctest::Approx(floats_of(c.arguments[0])[from] + turns));
+    CHECK(floats_of(r.result())[offset] ==
+          doctest::Approx(floats_of(c.arguments[0])[from] + turns));
   }
 }
 
-TEST_CASE("cuda engine: turns that are left out are looked up on the card, as parts of a graph or by flags") {
+TEST_CASE(
+    "cuda engine: turns that are left out are looked up on the card, as parts of a graph or by "
+    "flags") {
   auto both = [](const NamedArray& x, const NamedArray& flag) {
-    return cond(flag, [](const NamedArray& v) { return dot(v, v, N) + v; }, [](const NamedArray& v) { return v * 3.; })(x);
+    return cond(
+        flag, [](const NamedArray& v) { return dot(v, v, N) + v; },
+        [](const NamedArray& v) { return v * 3.; })(x);
   };
   auto f = jit(both, {.backend = "cuda-sim"}), on_host = jit(both, {.backend = "cpu"});
   auto x = numbers(N, 1);
   Since from_start;
   for (bool flag : {true, false, true}) {
-    auto which = jit([=](const NamedArray& v) { return sum(v) > (flag ? 0. : 1000.); }, {.backend = "cpu"})(x);
+    auto which = jit([=](const NamedArray& v) { return sum(v) > (flag ? 0. : 1000.); },
+                     {.backend = "cpu"})(x);
     auto want = on_host(x, which).doubles();
     f(x, which);
     Since since;
@@ -188,16 +208,20 @@ Case skipped_products(unsigned seed, DType d) {
   Case c(seed);
   const std::int64_t turns = 5;
   const auto flags = c.view(false, DType::boolean, {turns}, Case::dense);
-  for (std::int64_t t = 0; t < turns; ++t) c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
+  for (std::int64_t t = 0; t < turns; ++t)
+    c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
   random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
   auto step = c.program.steps[0];
   step.scratch = -1;
-  Step skip{.kind = Kind::skip, .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
+  Step skip{
+      .kind = Kind::skip,
+      .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
   std::vector<Step> body{skip, step};
-  if (seed % 4 == 3) {                           // in a part of the turn alone
+  if (seed % 4 == 3) {  // in a part of the turn alone
     Step other = skip;
     other.skip.unless.terms[0].stride = -1, other.skip.unless.offset += turns - 1;
-    Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {skip, other, step}}};
+    Step part{.kind = Kind::loop,
+              .loop = {.variable = -1, .trips = 1, .body = {skip, other, step}}};
     body = {part};
   }
   c.program.steps = {{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns, .body = body}}};
@@ -225,17 +249,21 @@ TEST_CASE("cuda engine: products of turns that are left out leave what others se
   }
 }
 
-TEST_CASE("cuda engine: graphs with parts that may be left out are changed for other addresses, and run again") {
+TEST_CASE(
+    "cuda engine: graphs with parts that may be left out are changed for other addresses, and run "
+    "again") {
   const auto c = skipped_products(3, DType::f32);
   const auto device = device_of(cuda::simulated());
   auto executable = device->compile(std::make_shared<const Program>(c.program));
   const auto want = c.run(*reference::make_reference_device());
   const auto arena = device->take(c.program.arena_bytes, 0);
   std::vector<Memory> kept;
-  for (int k = 0; k < 7; ++k) {                  // more than are kept
+  for (int k = 0; k < 7; ++k) {  // more than are kept
     std::vector<void*> in, out;
     for (auto* all : {&c.arguments, &c.results})
-      for (auto& b : *all) kept.push_back(put(*device, b)), (all == &c.results ? out : in).push_back(kept.back().get());
+      for (auto& b : *all)
+        kept.push_back(put(*device, b)),
+            (all == &c.results ? out : in).push_back(kept.back().get());
     Since since;
     executable->run(in, out, arena.get(), nullptr);
     CHECK(since(&Asked::updates) == (k < 4 ? 0 : 1));
@@ -252,28 +280,36 @@ TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a 
   api.wait(stream);
   api.begin_graph(stream);
   api.exchange(join, stream, {{0, true, memory, 64}, {0, false, memory, 64}});
-  cuda::Launch tells{.text = "struct NAME_words { Word w[1]; };\nextern \"C\" void cudaGraphSetConditional(unsigned long long, "
-                             "unsigned);\nextern \"C\" void NAME(const NAME_words a) { cudaGraphSetConditional(a.w[0], 1); }\n",
+  cuda::Launch tells{.text =
+                         "struct NAME_words { Word w[1]; };\nextern \"C\" void "
+                         "cudaGraphSetConditional(unsigned long long, "
+                         "unsigned);\nextern \"C\" void NAME(const NAME_words a) { "
+                         "cudaGraphSetConditional(a.w[0], 1); }\n",
                      .words = {cuda::Word{}}};
   std::int64_t words[1] = {};
-  const auto inside = api.begin_if(stream, api.compile(50, {cuda::named(tells.text)})[0], tells, words);
+  const auto inside =
+      api.begin_if(stream, api.compile(50, {cuda::named(tells.text)})[0], tells, words);
   api.copy(inside, memory, static_cast<char*>(memory) + 128, 64);
   api.end_if(inside);
   CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL refuses that"));
   api.leave(join), api.give(stream, memory), api.end_stream(stream);
 }
 
-TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and stays") {
+TEST_CASE(
+    "cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and "
+    "stays") {
   const auto c = adds_one(3);
   auto& api = faulty();
   api.launch = [](cuda::Handle s, cuda::Handle, const cuda::Launch&, const std::int64_t*) {
-    cuda::sim::Machine::instance().ask(static_cast<cuda::sim::Stream*>(s), {.run = [] { throw Error("a planted fault"); }});
+    cuda::sim::Machine::instance().ask(static_cast<cuda::sim::Stream*>(s),
+                                       {.run = [] { throw Error("a planted fault"); }});
   };
   {
     Run good(c), bad(c, "", api);
-    good.run(), bad.run();                       // returns
+    good.run(), bad.run();  // returns
     const std::string want =
-        "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more; "
+        "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it "
+        "runs nothing more; "
         "HALIAX_CUDA=sync finds the step";
     CHECK(error_of([&] { return bad.result(); }) == want);
     CHECK(error_of([&] { return bad.run(), 0; }) == want);
@@ -282,8 +318,9 @@ TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_
   cuda::plant_fault(0, "");
   {
     Run bad(c, "sync", api);
-    CHECK(error_of([&] { return bad.run(), 0; }) == "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: add "
-                                                    "(model.cpp:3) has failed: a planted fault; it runs nothing more");
+    CHECK(error_of([&] { return bad.run(), 0; }) ==
+          "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: add "
+          "(model.cpp:3) has failed: a planted fault; it runs nothing more");
   }
   cuda::plant_fault(0, "");
   Run good(c);
@@ -305,19 +342,20 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
   Folder folder;
   const std::string before = std::getenv("HALIAX_CACHE") ? std::getenv("HALIAX_CACHE") : "";
   ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
-  {
-    Run r(c, "keep");
-  }
+  { Run r(c, "keep"); }
   before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1);
   int texts = 0;
-  for (auto& f : std::filesystem::directory_iterator(folder.path)) texts += f.path().extension() == ".cu";
+  for (auto& f : std::filesystem::directory_iterator(folder.path))
+    texts += f.path().extension() == ".cu";
   CHECK(texts == 1);
   // tf32 has 10 bits of mantissa: 1 + 2^-12 is 1 there.
   Case product(2);
-  const auto x = product.view(false, DType::f32, {4, 4}, Case::dense), y = product.view(false, DType::f32, {4, 4}, Case::dense);
+  const auto x = product.view(false, DType::f32, {4, 4}, Case::dense),
+             y = product.view(false, DType::f32, {4, 4}, Case::dense);
   const auto out = product.view(true, DType::f32, {4, 4}, Case::dense);
   auto at = [](View v, Dims strides) { return v.strides = std::move(strides), v; };
-  product.add(Kind::contract).contract = {{}, {4}, {4}, {4}, at(x, {4, 0, 1}), at(y, {0, 1, 4}), at(out, {4, 1, 0}), false};
+  product.add(Kind::contract).contract = {
+      {}, {4}, {4}, {4}, at(x, {4, 0, 1}), at(y, {0, 1, 4}), at(out, {4, 1, 0}), false};
   for (std::size_t k : {0, 1})
     for (std::size_t i = 0; i < product.arguments[k].size(); i += 4)
       scalar::store(DType::f32, &product.arguments[k][i], {k ? 1 : 1 + std::exp2(-12), 0});
@@ -330,7 +368,9 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
 
 TEST_CASE("cuda engine: too little memory is said before anything runs") {
   const std::int64_t all = std::int64_t(32) << 30;
-  auto f = [] { return jit([](const NamedArray& x) { return exp(x) * 2.; }, {.backend = "cuda-sim"}); };
+  auto f = [] {
+    return jit([](const NamedArray& x) { return exp(x) * 2.; }, {.backend = "cuda-sim"});
+  };
   auto x = numbers(Axis("n", 1 << 20));
   auto here = f();
   here(x);
@@ -369,12 +409,16 @@ TEST_CASE("cuda engine: of a plan that is too large the largest purposes are nam
   auto c = adds_one(3);
   c.program.arena_bytes = 0, c.program.peak_bytes = std::int64_t(1) << 50;
   c.program.at_peak = {{"scratch", 5}, {"activations", 900}, {"gradients", 70}, {"gaps", 1}};
-  const auto said = error_of([&] { return cuda::make_simulated_device()->compile(std::make_shared<Program>(c.program)); });
-  CHECK(has(said, "jit at there.cpp:7 is planned with 1125899906842624 bytes beside its arguments"));
+  const auto said = error_of(
+      [&] { return cuda::make_simulated_device()->compile(std::make_shared<Program>(c.program)); });
+  CHECK(
+      has(said, "jit at there.cpp:7 is planned with 1125899906842624 bytes beside its arguments"));
   CHECK(has(said, "activations 900, gradients 70, scratch 5"));
 }
 
-TEST_CASE("cuda engine: prints are in order, and done when the call is; a check that fails leaves the card as it is") {
+TEST_CASE(
+    "cuda engine: prints are in order, and done when the call is; a check that fails leaves the "
+    "card as it is") {
   static std::vector<std::string> lines;
   auto printing = [](const NamedArray& x) {
     debug::print("x {}", x.slice("n", 1, 2));
@@ -396,7 +440,8 @@ TEST_CASE("cuda engine: prints are in order, and done when the call is; a check 
   debug::set_output(nullptr);
 }
 
-TEST_CASE("cuda engine: a call takes as many bytes as are planned, on a card and on each of a mesh") {
+TEST_CASE(
+    "cuda engine: a call takes as many bytes as are planned, on a card and on each of a mesh") {
   const Axis Wide("embed", 48), Rows("batch", 32), Inner("inner", 64);
   auto step = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) {
     auto loss = [&](const std::pair<NamedArray, NamedArray>& v) {
@@ -409,51 +454,64 @@ TEST_CASE("cuda engine: a call takes as many bytes as are planned, on a card and
     CAPTURE(devices);
     JitOptions options{.donate = {0}, .backend = "cuda-sim"}, there{.backend = "cuda-sim"};
     if (devices > 1)
-      for (auto* o : {&options, &there}) o->mesh = Mesh{{{"data", devices}}}, o->axis_resources = Mapping{{"batch", "data"}};
+      for (auto* o : {&options, &there})
+        o->mesh = Mesh{{{"data", devices}}}, o->axis_resources = Mapping{{"batch", "data"}};
     auto with_product = [](const NamedArray& x) {  // so that there is a workspace
       return sum(dot(x, x.rename({{x.axes()[1].name, "other"}}), x.axes()[0].name)) * 0. + x;
     };
     auto place = devices > 1 ? named_jit(with_product, there) : jit(with_product, there);
-    auto placed = [&](const Axes& axes, int seed) { return place(random::normal(random::key(seed), axes)); };
+    auto placed = [&](const Axes& axes, int seed) {
+      return place(random::normal(random::key(seed), axes));
+    };
     auto x = placed({Rows, Wide}, 1), also = placed({Rows, Wide}, 2);
-    auto w = jit([=] {
-      return std::pair{random::normal(random::key(3), {Wide, Inner}), random::normal(random::key(4), {Wide, Inner})};
-    }, {.backend = "cpu"})();
+    auto w = jit(
+        [=] {
+          return std::pair{random::normal(random::key(3), {Wide, Inner}),
+                           random::normal(random::key(4), {Wide, Inner})};
+        },
+        {.backend = "cpu"})();
     auto f = devices > 1 ? named_jit(step, options) : jit(step, options);
     w = std::pair{place(w.first), place(w.second)};
-    for (auto& a : {x, also, w.first, w.second}) a.doubles();   // calls are queued: what they make is there now
+    // calls are queued: what they make is there now
+    for (auto& a : {x, also, w.first, w.second}) a.doubles();
     std::vector<std::int64_t> before;
     for (int d = 0; d < devices; ++d) before.push_back((cuda::held(d), cuda::held(d).now));
     auto out = f(w, x);
-    std::int64_t most = 0;                       // the plan is that of the device that needs most
-    for (int d = 0; d < devices; ++d) most = std::max(most, cuda::held(d).most - before[std::size_t(d)]);
+    std::int64_t most = 0;  // the plan is that of the device that needs most
+    for (int d = 0; d < devices; ++d)
+      most = std::max(most, cuda::held(d).most - before[std::size_t(d)]);
     CHECK(most == f.report().peak_bytes);
     out = f(out.first, also);
     CHECK(std::isfinite(out.second.item()));
   }
 }
 
-TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a call is asked for once") {
+TEST_CASE(
+    "cuda engine: on a mesh as many bytes are sent as are planned, and a call is asked for once") {
   auto step = [](const NamedArray& w, const NamedArray& x) {
-    auto [value, slope] = value_and_grad([&](const NamedArray& v) { return mean(square(dot(x, v, "embed"))); })(w);
+    auto [value, slope] =
+        value_and_grad([&](const NamedArray& v) { return mean(square(dot(x, v, "embed"))); })(w);
     return std::pair{w - slope * 0.01, value};
   };
   const Axis Wide("embed", 64), Rows("batch", 32);
   for (auto* cut : {"batch", "embed"}) {
     CAPTURE(cut);
-    auto f = named_jit(step, {.donate = {0}, .backend = "cuda-sim", .mesh = Mesh{{{"data", 4}}},
+    auto f = named_jit(step, {.donate = {0},
+                              .backend = "cuda-sim",
+                              .mesh = Mesh{{{"data", 4}}},
                               .axis_resources = Mapping{{cut, "data"}}});
     auto x = random::normal(random::key(1), {Rows, Wide}).eval();
     auto now = f(numbers(Wide), x).first;
     for (int k = 0; k < 3; ++k) now = f(now, x).first;
     now.doubles();
-    bool all_there = false;                      // a block that is given back late makes another address, and so another graph
+    // a block that is given back late makes another address, and so another graph
+    bool all_there = false;
     for (int again = 0; again < 8 && !all_there; ++again) {
       Since since;
       for (int k = 0; k < 5; ++k) now = f(now, x).first;
       CHECK(since(&Asked::waits) == 0);
       CHECK(since(&Asked::graphs) == 5 * 4);
-      all_there = since(&Asked::exchanges) == 0;   // they are in graphs that are there
+      all_there = since(&Asked::exchanges) == 0;  // they are in graphs that are there
       now.doubles();
       CHECK(f.report().sent_bytes > 0);
       CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
@@ -465,13 +523,18 @@ TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a c
 TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks for them") {
   const Axis Rows("rows", 9);
   const Mesh three{{{"first", 3}}};
-  auto f = named_jit([](const NamedArray& x) { return std::pair{cumsum(x, "rows"), sum(x)}; },
-                     {.backend = "cuda-sim", .mesh = three, .axis_resources = Mapping{{"rows", "first"}}});
+  auto f = named_jit(
+      [](const NamedArray& x) {
+        return std::pair{cumsum(x, "rows"), sum(x)};
+      },
+      {.backend = "cuda-sim", .mesh = three, .axis_resources = Mapping{{"rows", "first"}}});
   auto x = numbers(Rows, 1);
   cuda::set_simulated_cards(1);
   const auto said = error_of([&] { return f(x); });
-  CHECK(has(said, "[named_jit] the mesh (first=3) has 3 devices, and backend cuda-sim has 1; set_devices(3) or HALIAX_DEVICES=3 "
-                  "puts them all there"));
+  CHECK(has(said,
+            "[named_jit] the mesh (first=3) has 3 devices, and backend cuda-sim has 1; "
+            "set_devices(3) or HALIAX_DEVICES=3 "
+            "puts them all there"));
   Devices asked(3);
   Since since;
   for (int k = 0; k < 3; ++k) {
@@ -479,7 +542,7 @@ TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks 
     CHECK(running.doubles() == Doubles{1, 3, 6, 10, 15, 21, 28, 36, 45});
     CHECK(total.item() == 45);
   }
-  CHECK(since(&Asked::exchanges) == 0);          // no communicator of the machine's
+  CHECK(since(&Asked::exchanges) == 0);  // no communicator of the machine's
   CHECK(since(&Asked::graphs) == 0);
   cuda::set_simulated_cards(64);
 }
@@ -491,7 +554,7 @@ TEST_CASE("cuda engine: donated on one side, an array has no old value on the ot
       CAPTURE(first);
       CAPTURE(second);
       auto x = numbers(N, 10);
-      jit(next, {.backend = "cuda-sim"})(x).doubles();   // lies on both
+      jit(next, {.backend = "cuda-sim"})(x).doubles();  // lies on both
       auto y = jit(next, {.donate = {0}, .backend = first})(x);
       auto z = jit(next, {.donate = {0}, .backend = second})(y);
       for (const char* reader : {"cuda-sim", "cpu"})
@@ -504,7 +567,9 @@ TEST_CASE("cuda engine: donated on one side, an array has no old value on the ot
 TEST_CASE("cuda engine: several threads on one card, and a mesh beside them") {
   auto f = jit([](const NamedArray& x) { return x * 2. + 1.; }, {.backend = "cuda-sim"});
   auto on_mesh = named_jit([](const NamedArray& x) { return sum(x); },
-                           {.backend = "cuda-sim", .mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"n", "data"}}});
+                           {.backend = "cuda-sim",
+                            .mesh = Mesh{{{"data", 4}}},
+                            .axis_resources = Mapping{{"n", "data"}}});
   std::vector<std::thread> threads;
   std::vector<std::string> wrong(4);
   for (int k = 0; k < 4; ++k)

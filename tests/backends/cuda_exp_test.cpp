@@ -1,5 +1,5 @@
-// exp as tiles have it (backends/cuda/device/tile.h), simulated, with exact powers of 2: the error of the rest of it, against the C
-// library's in double.
+// exp as tiles have it (backends/cuda/device/tile.h), simulated, with exact powers of 2: the error
+// of the rest of it, against the C library's in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,10 +22,12 @@ std::vector<float> quick_exp(const std::vector<float>& x) {
   const auto n = std::int64_t(x.size());
   auto& f = c.add(Kind::fused).fused;
   f.dims = {n}, f.outer = 1;
-  f.code = {load({c.slot(false, DType::f32, n), DType::f32, 0, {1}, {}}), op(Code::exp, DType::f32, {0}),
+  f.code = {load({c.slot(false, DType::f32, n), DType::f32, 0, {1}, {}}),
+            op(Code::exp, DType::f32, {0}),
             store({c.slot(true, DType::f32, n), DType::f32, 0, {1}, {}}, 1)};
   c.arguments[0] = bytes_of_floats(x);
-  return floats_of(planted(c, [](auto text) { return changed(text, "std::exp(", "quick_exp("); }).first.at(0));
+  return floats_of(
+      planted(c, [](auto text) { return changed(text, "std::exp(", "quick_exp("); }).first.at(0));
 }
 
 }  // namespace
@@ -33,8 +35,11 @@ std::vector<float> quick_exp(const std::vector<float>& x) {
 TEST_CASE("cuda: exp in tiles is near, and nearest where it is large") {
   std::vector<float> x;
   Random random(3);
-  for (int k = 0; k < 200000; ++k) x.push_back(float(88 - 175 * double(random.below(1 << 30)) / (1 << 30)));
-  for (int k = 0; k < 20000; ++k) x.push_back(-float(std::ldexp(1. + double(random.below(1 << 20)) / (1 << 20), -int(random.below(24)))));
+  for (int k = 0; k < 200000; ++k)
+    x.push_back(float(88 - 175 * double(random.below(1 << 30)) / (1 << 30)));
+  for (int k = 0; k < 20000; ++k)
+    x.push_back(
+        -float(std::ldexp(1. + double(random.below(1 << 20)) / (1 << 20), -int(random.below(24)))));
   const auto got = quick_exp(x);
   double worst = 0, worst_of_weights = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -43,10 +48,11 @@ TEST_CASE("cuda: exp in tiles is near, and nearest where it is large") {
     if (x[i] <= 0) worst_of_weights = std::max(worst_of_weights, error);
   }
   CHECK(worst < 1);
-  CHECK(worst_of_weights < 0x1p-23);             // of a row whose maximum has exp 1
+  CHECK(worst_of_weights < 0x1p-23);  // of a row whose maximum has exp 1
 }
 TEST_CASE("cuda: exp in tiles at its ends") {
-  constexpr float inf = std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::max();
+  constexpr float inf = std::numeric_limits<float>::infinity(),
+                  most = std::numeric_limits<float>::max();
   const auto got = quick_exp({0.f, -0.f, -inf, inf, -most, most, -87.4f, 89.f, std::nanf("")});
   const std::vector<float> right{1, 1, 0, inf, 0, inf, 0, inf};
   for (std::size_t k = 0; k < right.size(); ++k) CHECK(got[k] == right[k]);

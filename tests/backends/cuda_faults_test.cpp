@@ -1,5 +1,5 @@
-// Faults that are planted into texts of kernels, into what the library is told, and into what is asked of a simulated card: each
-// must be found.
+// Faults that are planted into texts of kernels, into what the library is told, and into what is
+// asked of a simulated card: each must be found.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/sim/machine.h"
@@ -12,10 +12,12 @@ using namespace haliax::testing;
 
 namespace {
 
-constexpr int device = 42;                       // that no other test uses
+constexpr int device = 42;  // that no other test uses
 
-// What kernels of a step make of the case's arguments, after `plant` has changed their text. Raises what the device does.
-std::vector<Bytes> made(const Case& c, const std::function<std::string(std::string)>& plant = nullptr) {
+// What kernels of a step make of the case's arguments, after `plant` has changed their text. Raises
+// what the device does.
+std::vector<Bytes> made(const Case& c,
+                        const std::function<std::string(std::string)>& plant = nullptr) {
   auto& api = cuda::simulated();
   cuda::plant_fault(device, "");
   static const auto stream = api.make_stream(device);
@@ -27,7 +29,8 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
   for (auto* all : {&c.arguments, &c.results})
     for (auto& b : *all) {
       memory.push_back(api.take(stream, std::int64_t(b.size())));
-      const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())), api.give_host);
+      const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())),
+                                                        api.give_host);
       std::memcpy(host.get(), b.data(), b.size());
       api.put(stream, memory.back(), host.get(), std::int64_t(b.size()));
       api.wait(stream);
@@ -42,13 +45,16 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
     if (plant) l.text = plant(l.text);
     std::vector<std::int64_t> words;
     for (auto& w : l.words)
-      words.push_back(w.value + (w.slot == -1 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
+      words.push_back(
+          w.value +
+          (w.slot == -1 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
     api.launch(stream, api.compile(device, {cuda::named(l.text)})[0], l, words.data());
   }
   std::vector<Bytes> out;
   for (std::size_t k = 0; k + 1 < memory.size(); ++k) {
     auto& b = k < c.arguments.size() ? c.arguments[k] : c.results[k - c.arguments.size()];
-    const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())), api.give_host);
+    const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())),
+                                                      api.give_host);
     api.get(stream, host.get(), memory[k], std::int64_t(b.size()));
     api.wait(stream);
     auto* from = static_cast<std::byte*>(host.get());
@@ -56,16 +62,22 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
   }
   return out;
 }
-// Rows of x (8, n), divided by their sums in place; and beside it the sum of the distances to the largest.
+// Rows of x (8, n), divided by their sums in place; and beside it the sum of the distances to the
+// largest.
 Case rows(std::int64_t n = 1000) {
   Case c(1);
   const auto x = c.view(false, DType::f32, {8, n}, Case::dense);
   auto total = c.view(true, DType::f32, {8}, Case::dense);
   auto& f = c.add(Kind::fused).fused;
   f.dims = {8, n}, f.outer = 1;
-  f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), op(Code::div, DType::f32, {0, 1}, true),
-            op(Code::reduce_max, DType::f32, {2}), op(Code::sub, DType::f32, {2, 3}, true), op(Code::reduce_sum, DType::f32, {4}),
-            store(x, 2, true), store(total, 5)};
+  f.code = {load(x, true),
+            op(Code::reduce_sum, DType::f32, {0}),
+            op(Code::div, DType::f32, {0, 1}, true),
+            op(Code::reduce_max, DType::f32, {2}),
+            op(Code::sub, DType::f32, {2, 3}, true),
+            op(Code::reduce_sum, DType::f32, {4}),
+            store(x, 2, true),
+            store(total, 5)};
   return c;
 }
 // out (m, n) = x (m, k) y (k, n), from an offset of 16 elements.
@@ -76,7 +88,8 @@ Case product(DType d = DType::f32) {
     View v{c.slot(result, d, 16 + points(dims)), d, 16, std::move(strides), {}};
     return v;
   };
-  const auto x = view(false, {m, k}, {k, 0, 1}), y = view(false, {k, n}, {0, 1, n}), out = view(true, {m, n}, {n, 1, 0});
+  const auto x = view(false, {m, k}, {k, 0, 1}), y = view(false, {k, n}, {0, 1, n}),
+             out = view(true, {m, n}, {n, 1, 0});
   c.add(Kind::contract).contract = {{}, {m}, {n}, {k}, x, y, out, false};
   return c;
 }
@@ -88,7 +101,7 @@ bool is_found(const Case& c, const cuda::Api& api) {
   cuda::plant_fault(0, "");
   return !said.empty() || got != want;
 }
-std::function<void(cuda::Product&)> told;        // what becomes of a product before it is told
+std::function<void(cuda::Product&)> told;  // what becomes of a product before it is told
 cuda::Api& telling(std::function<void(cuda::Product&)> change) {
   told = std::move(change);
   auto& api = faulty();
@@ -126,8 +139,11 @@ template <int group, class T, class F> inline T hasty(T x, F f, unsigned char* s
 }
 TEST_CASE("cuda faults: a store one past the end") {
   Case c(3);
-  const auto x = c.view(false, DType::f32, {499}, Case::dense), out = c.view(true, DType::f32, {499}, Case::dense);
-  auto tight = [](View v, Case& in) { return in.program.slot(v.slot).bytes = (v.offset + 499) * 4, v; };
+  const auto x = c.view(false, DType::f32, {499}, Case::dense),
+             out = c.view(true, DType::f32, {499}, Case::dense);
+  auto tight = [](View v, Case& in) {
+    return in.program.slot(v.slot).bytes = (v.offset + 499) * 4, v;
+  };
   tight(out, c);
   c.results[0].resize(std::size_t(out.offset + 499) * 4);
   auto& f = c.add(Kind::fused).fused;
@@ -135,38 +151,50 @@ TEST_CASE("cuda faults: a store one past the end") {
   f.code = {load(x), op(Code::exp, DType::f32, {0}), store(out, 1)};
   CHECK(error_of([&] { return made(c), 0; }) == "");
   const auto said = error_of([&] {
-    return made(c, [](std::string text) { return changed(std::move(text), "few_there<4>(", "few_there<4>(1 + "); }), 0;
+    return made(c,
+                [](std::string text) {
+                  return changed(std::move(text), "few_there<4>(", "few_there<4>(1 + ");
+                }),
+           0;
   });
   CHECK(has(said, "written behind the end of"));
 }
 TEST_CASE("cuda faults: a store a sweep early") {
-  const std::int64_t many = 30000;               // more than registers or shared memory hold: each sweep reads them again
+  // more than registers or shared memory hold: each sweep reads them again
+  const std::int64_t many = 30000;
   const auto early = [](std::string text) {
-    const auto from = text.rfind("store_few("), to = text.find(", y6, here", from), fold = text.find("Max()(fold3");
+    const auto from = text.rfind("store_few("), to = text.find(", y6, here", from),
+               fold = text.find("Max()(fold3");
     REQUIRE(to != text.npos);
     REQUIRE(fold != text.npos);
-    const auto store = "if (there) store<float>(" + text.substr(from + 10, to - from - 10) + " + k, v2);";
+    const auto store =
+        "if (there) store<float>(" + text.substr(from + 10, to - from - 10) + " + k, v2);";
     return text.insert(text.find('\n', fold) + 1, store);
   };
   CHECK(made(rows(many), early) != made(rows(many)));
-  CHECK(made(rows(), early) == made(rows()));    // these are kept in registers
+  CHECK(made(rows(), early) == made(rows()));  // these are kept in registers
 }
 TEST_CASE("cuda faults: parts of a fold in another order, and a part too short") {
   Case c(4);
   const std::int64_t n = 300000;
-  const auto x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {}, Case::dense);
+  const auto x = c.view(false, DType::f32, {n}, Case::dense),
+             out = c.view(true, DType::f32, {}, Case::dense);
   auto& f = c.add(Kind::fused).fused;
   f.dims = {n}, f.outer = 0;
   f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
-  c.program.steps[0].scratch_bytes = cuda::make_simulated_device()->scratch_bytes(c.program.steps[0], 0);
+  c.program.steps[0].scratch_bytes =
+      cuda::make_simulated_device()->scratch_bytes(c.program.steps[0], 0);
   c.program.steps[0].scratch = 0;
   const auto both = cuda::launches_of(c.program.steps[0]);
   REQUIRE(both.size() == 2);
   const auto planted = [&](const char* what, const std::string& by) {
-    return made(c, [=](std::string text) { return text.find(what) == text.npos ? text : changed(text, what, by); });
+    return made(c, [=](std::string text) {
+      return text.find(what) == text.npos ? text : changed(text, what, by);
+    });
   };
   CHECK(made(c) == made(c));
-  CHECK(planted("piece = row", "piece = " + std::to_string(both[0].blocks - 1) + " - row") != made(c));
+  CHECK(planted("piece = row", "piece = " + std::to_string(both[0].blocks - 1) + " - row") !=
+        made(c));
   CHECK(planted("next = from + ", "next = from - 1 + ") != made(c));
 }
 TEST_CASE("cuda faults: a wrong leading dimension") {
@@ -185,15 +213,18 @@ TEST_CASE("cuda faults: partial sums in the dtype of the result") {
   Case c = product(DType::bf16);
   for (auto& b : c.arguments)
     for (std::size_t i = 0; i < b.size(); i += 2) scalar::store(DType::bf16, &b[i], {1, 0});
-  for (std::size_t i = 0; i < 5; ++i) scalar::store(DType::bf16, &c.arguments[0][(16 + 7 * i) * 2], {256, 0});
-  static cuda::Product whole;                    // in columns: a is (n, k), b is (k, m)
+  for (std::size_t i = 0; i < 5; ++i)
+    scalar::store(DType::bf16, &c.arguments[0][(16 + 7 * i) * 2], {256, 0});
+  static cuda::Product whole;  // in columns: a is (n, k), b is (k, m)
   auto& api = telling([](auto& p) { whole = p; });
-  api.multiply = [](cuda::Handle s, cuda::Handle, const void* a, const void* b, void* out, void* workspace) {
+  api.multiply = [](cuda::Handle s, cuda::Handle, const void* a, const void* b, void* out,
+                    void* workspace) {
     auto part = whole;
     part.a.cols = part.b.rows = 1;
     for (std::int64_t k = 0; k < whole.b.rows; ++k) {
       part.accumulate = k > 0, part.a.alignment = part.b.alignment = 2;
-      cuda::simulated().multiply(s, cuda::simulated().make_product(0, part, {}), static_cast<const char*>(a) + k * part.a.ld * 2,
+      cuda::simulated().multiply(s, cuda::simulated().make_product(0, part, {}),
+                                 static_cast<const char*>(a) + k * part.a.ld * 2,
                                  static_cast<const char*>(b) + k * 2, out, workspace);
     }
   };
@@ -204,7 +235,8 @@ TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is wri
   const auto stream = api.make_stream(device), other = api.make_stream(device);
   cuda::plant_fault(device, "");
   api.begin_graph(stream);
-  CHECK(has(error_of([&] { return api.take(stream, 4); }), "writes down a graph, and takes memory"));
+  CHECK(
+      has(error_of([&] { return api.take(stream, 4); }), "writes down a graph, and takes memory"));
   CHECK(has(error_of([&] { return api.take_host(4); }), "writes down a graph, and takes memory"));
   CHECK(has(error_of([&] { return api.wait(other), 0; }), "writes down a graph, and waits"));
   api.drop_graph(api.end_graph(stream));

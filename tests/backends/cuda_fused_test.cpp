@@ -1,5 +1,5 @@
-// Fused steps as kernels: chunks of a few elements at any address, rows that are kept in registers, folds in two passes. All
-// against the reference, and how often memory is read.
+// Fused steps as kernels: chunks of a few elements at any address, rows that are kept in registers,
+// folds in two passes. All against the reference, and how often memory is read.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -27,11 +27,13 @@ void compare_there(Case& c, double scale = 4) {
   plan_scratch(c, *device);
   const auto got = c.run(*device), want = c.run(*reference::make_reference_device());
   for (std::size_t r = 0; r < want.size(); ++r)
-    CHECK(difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r])) == "");
-  CHECK(c.run(*device) == got);                  // the same bits in every run
+    CHECK(difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r])) ==
+          "");
+  CHECK(c.run(*device) == got);  // the same bits in every run
 }
 // Rows of (rows, n), from an offset, with a gap behind each.
-View rows_of(Case& c, bool result, DType d, std::int64_t rows, std::int64_t n, std::int64_t offset, std::int64_t gap) {
+View rows_of(Case& c, bool result, DType d, std::int64_t rows, std::int64_t n, std::int64_t offset,
+             std::int64_t gap) {
   return {c.slot(result, d, offset + rows * (n + gap)), d, offset, {n + gap, 1}, {}};
 }
 std::size_t times(const std::string& text, const std::string& what) {
@@ -41,13 +43,20 @@ std::size_t times(const std::string& text, const std::string& what) {
 }
 std::string text_of(const Case& c) { return cuda::launches_of(c.program.steps[0])[0].text; }
 // out = exp(x - max(x)) / sum(exp(x - max(x))), of rows.
-Case softmax(std::int64_t rows, std::int64_t n, std::int64_t offset, std::int64_t gap, DType d = DType::f32) {
+Case softmax(std::int64_t rows, std::int64_t n, std::int64_t offset, std::int64_t gap,
+             DType d = DType::f32) {
   Case c(5);
-  const auto x = rows_of(c, false, d, rows, n, offset, gap), out = rows_of(c, true, d, rows, n, offset, gap);
+  const auto x = rows_of(c, false, d, rows, n, offset, gap),
+             out = rows_of(c, true, d, rows, n, offset, gap);
   auto& f = c.add(Kind::fused).fused;
   f.dims = {rows, n}, f.outer = 1;
-  f.code = {load(x, true), op(Code::reduce_max, d, {0}), op(Code::sub, d, {0, 1}, true), op(Code::exp, d, {2}, true),
-            op(Code::reduce_sum, d, {3}), op(Code::div, d, {3, 4}, true), store(out, 5, true)};
+  f.code = {load(x, true),
+            op(Code::reduce_max, d, {0}),
+            op(Code::sub, d, {0, 1}, true),
+            op(Code::exp, d, {2}, true),
+            op(Code::reduce_sum, d, {3}),
+            op(Code::div, d, {3, 4}, true),
+            store(out, 5, true)};
   return c;
 }
 // Over the first or the last dim of (rows, n), by any monoid; beside it what it is multiplied with.
@@ -70,25 +79,38 @@ TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any
   for (unsigned seed = 0; seed < 48; ++seed) {
     CAPTURE(seed);
     Case c(seed);
-    const std::int64_t rows = 1 + c.random.below(5), n = 16 + c.random.below(300), gap = c.random.below(2) * 4;
+    const std::int64_t rows = 1 + c.random.below(5), n = 16 + c.random.below(300),
+                       gap = c.random.below(2) * 4;
     const auto narrow = all_dtypes[c.random.below(13)];
     auto offset = [&] { return c.random.below(3) * 4 + c.random.below(2); };
-    const auto x = rows_of(c, false, DType::f32, rows, n, offset(), gap), y = rows_of(c, false, narrow, rows, n, offset(), gap),
-               out = rows_of(c, true, DType::f32, rows, n, offset(), 0), more = rows_of(c, true, narrow, rows, n, offset(), gap);
+    const auto x = rows_of(c, false, DType::f32, rows, n, offset(), gap),
+               y = rows_of(c, false, narrow, rows, n, offset(), gap),
+               out = rows_of(c, true, DType::f32, rows, n, offset(), 0),
+               more = rows_of(c, true, narrow, rows, n, offset(), gap);
     View all = c.view(false, DType::f32, {rows}, Case::dense);
     all.strides = {1, 0};
     auto position = leaf(Code::iota, DType::f32);
     position.dim = 1, position.stride = 3;
     auto& f = c.add(Kind::fused).fused;
     f.dims = {rows, n}, f.outer = 2;
-    f.code = {load(x), load(y), op(Code::cast, DType::f32, {1}), op(Code::add, DType::f32, {0, 2}), load(all),
-              op(Code::mul, DType::f32, {3, 4}), position, op(Code::add, DType::f32, {5, 6}), store(out, 7),
-              store(more, 1, false, c.random.coin() || narrow == DType::boolean ? Code::store : Code::store_add)};
+    f.code = {load(x),
+              load(y),
+              op(Code::cast, DType::f32, {1}),
+              op(Code::add, DType::f32, {0, 2}),
+              load(all),
+              op(Code::mul, DType::f32, {3, 4}),
+              position,
+              op(Code::add, DType::f32, {5, 6}),
+              store(out, 7),
+              store(more, 1, false,
+                    c.random.coin() || narrow == DType::boolean ? Code::store : Code::store_add)};
     CHECK(times(text_of(c), "load_few<") >= 2);
     compare_there(c, 1);
   }
 }
-TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers or the shared memory of a block") {
+TEST_CASE(
+    "cuda fused: a row is read once, as long as it fits in the registers or the shared memory of a "
+    "block") {
   for (int n : {40, 1000, 4096, 16384, 20000, 30000}) {
     CAPTURE(n);
     const auto c = softmax(20, n, 0, 0);
@@ -96,10 +118,20 @@ TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers o
     CHECK(times(text_of(c), "std::exp(") == (n > 16384 ? 2 : 1));
     CHECK(times(text_of(c), "= near0[") == (n > 16384 && n < 25000 ? 2 : 0));
   }
-  CHECK(cuda::launches_of(softmax(2, 50257, 0, 0).program.steps[0], nullptr, 227 << 10)[0].shared > 50257 * 4);   // an H100
+  // an H100
+  CHECK(cuda::launches_of(softmax(2, 50257, 0, 0).program.steps[0], nullptr, 227 << 10)[0].shared >
+        50257 * 4);
 
-  for (auto& how : {std::array{5, 0, 0}, {40, 1, 0}, {333, 0, 3}, {768, 4, 0}, {1000, 0, 1}, {2049, 2, 2}, {4096, 0, 0},
-                    {16000, 3, 0}, {20001, 0, 0}, {30001, 0, 2}}) {
+  for (auto& how : {std::array{5, 0, 0},
+                    {40, 1, 0},
+                    {333, 0, 3},
+                    {768, 4, 0},
+                    {1000, 0, 1},
+                    {2049, 2, 2},
+                    {4096, 0, 0},
+                    {16000, 3, 0},
+                    {20001, 0, 0},
+                    {30001, 0, 2}}) {
     const int n = how[0], offset = how[1], gap = how[2];
     CAPTURE(n);
     for (auto d : {DType::f32, DType::bf16}) {
@@ -108,10 +140,12 @@ TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers o
     }
   }
 }
-TEST_CASE("cuda fused: folds of much for few points are made in two passes, and say so by their scratch") {
+TEST_CASE(
+    "cuda fused: folds of much for few points are made in two passes, and say so by their "
+    "scratch") {
   const auto device = cuda::make_simulated_device();
   auto of = [&](Code code, DType d, std::int64_t rows, std::int64_t n, bool first) {
-    Step s;                                      // nothing runs
+    Step s;  // nothing runs
     s.fused.dims = {first ? n : rows, first ? rows : n}, s.fused.outer = 1;
     const View x{0, d, 0, first ? Dims{1, n} : Dims{n, 1}, {}}, out{1, d, 0, {1, 0}, {}};
     s.fused.code = {load(x, true), op(code, d, {0}), store(out, 1)};
@@ -120,32 +154,40 @@ TEST_CASE("cuda fused: folds of much for few points are made in two passes, and 
   };
   CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true).size() == 2);
   CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true)[0].blocks == 264);
-  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, false).size() == 1);   // there are enough rows
+  // there are enough rows
+  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, false).size() == 1);
   CHECK(of(Code::reduce_sum, DType::bf16, 2, 1 << 20, false).size() == 2);
-  CHECK(of(Code::reduce_sum, DType::f32, 20, 300, true).size() == 1);        // it is little
+  CHECK(of(Code::reduce_sum, DType::f32, 20, 300, true).size() == 1);  // it is little
   CHECK(of(Code::reduce_argmax, DType::f32, 2, 1 << 20, false).size() == 1);
   CHECK(device->scratch_bytes({.kind = Kind::fused}, 0) == 0);
 }
-TEST_CASE("cuda fused: two passes give what the reference gives, of all dtypes and folds, over the first and the last dim") {
+TEST_CASE(
+    "cuda fused: two passes give what the reference gives, of all dtypes and folds, over the first "
+    "and the last dim") {
   unsigned seed = 0;
   for (auto d : all_dtypes)
     for (bool first : {true, false}) {
       CAPTURE(name_of(d));
       CAPTURE(first);
-      const auto code = std::array{Code::reduce_sum, Code::reduce_max, Code::reduce_min, Code::reduce_prod}[++seed % 4];
-      auto c = first ? fold(code, d, 3001 + seed, 45 + seed, true, seed) : fold(code, d, 3, 44001 + seed, false, seed);
+      const auto code = std::array{Code::reduce_sum, Code::reduce_max, Code::reduce_min,
+                                   Code::reduce_prod}[++seed % 4];
+      auto c = first ? fold(code, d, 3001 + seed, 45 + seed, true, seed)
+                     : fold(code, d, 3, 44001 + seed, false, seed);
       compare_there(c);
     }
 }
 TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
   Case c(9);
   const std::int64_t n = 1 << 18;
-  const auto x = c.view(false, DType::bf16, {n}, Case::dense), out = c.view(true, DType::bf16, {}, Case::dense);
-  // Ones, a 16 among each 4096 of them, and a first 1000. A sum of 4111 is 4096 as a bf16, that of all not what such sums give.
+  const auto x = c.view(false, DType::bf16, {n}, Case::dense),
+             out = c.view(true, DType::bf16, {}, Case::dense);
+  // Ones, a 16 among each 4096 of them, and a first 1000. A sum of 4111 is 4096 as a bf16, that of
+  // all not what such sums give.
   double sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const double one = i == 0 ? 1000 : i % 4096 == 5 ? 16 : 1;
-    scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset + i) * 2], {one, 0}), sum += one;
+    scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset + i) * 2], {one, 0}),
+        sum += one;
   }
   auto& f = c.add(Kind::fused).fused;
   f.dims = {n}, f.outer = 0;
@@ -165,33 +207,38 @@ TEST_CASE("cuda fused: kernels bound by memory compile to accesses of 16 bytes")
     const auto c = softmax(300, 4096, 0, 0, d);
     const auto ptx = cuda::compile_for_card(cuda::text_for_card(cuda::named(text_of(c))), 90).ptx;
     const auto type = d == DType::f32 ? "v4.f32" : "v4.u32";
-    const std::size_t each = d == DType::f32 ? 4 : 2;                 // of a row of 4096, by 256 threads
+    const std::size_t each = d == DType::f32 ? 4 : 2;  // of a row of 4096, by 256 threads
     CAPTURE(ptx);
     CHECK(times(ptx, std::string("ld.") + type) == each);
     CHECK(times(ptx, std::string("st.") + type) == each);
   }
 }
-TEST_CASE("cuda fused: rows in registers, and both passes of folds, compile for cards without spills and without a stack") {
+TEST_CASE(
+    "cuda fused: rows in registers, and both passes of folds, compile for cards without spills and "
+    "without a stack") {
   std::vector<Step> steps;
   for (auto d : {DType::f32, DType::bf16, DType::f64, DType::i8}) {
     auto view = [&](int slot, Dims strides) { return View{slot, d, 0, std::move(strides), {}}; };
-    for (std::int64_t n : {768, 4096, 16384, 50257}) {   // (x - mean) / sqrt(mean of squares) * gain + bias
+    // (x - mean) / sqrt(mean of squares) * gain + bias
+    for (std::int64_t n : {768, 4096, 16384, 50257}) {
       auto& f = steps.emplace_back(Step{.kind = Kind::fused}).fused;
       f.dims = {1000, n}, f.outer = 1;
-      f.code = {load(view(0, {n, 1}), true), op(Code::reduce_sum, d, {0}), op(Code::sub, d, {0, 1}, true),
-                op(Code::mul, d, {2, 2}, true), op(Code::reduce_sum, d, {3}), load(view(1, {0, 1}), true),
-                op(Code::div, d, {2, 4}, true), load(view(2, {0, 1}), true), op(Code::fma, d, {5, 6, 7}, true),
-                store(view(3, {n, 1}), 8, true)};
+      f.code = {load(view(0, {n, 1}), true),       op(Code::reduce_sum, d, {0}),
+                op(Code::sub, d, {0, 1}, true),    op(Code::mul, d, {2, 2}, true),
+                op(Code::reduce_sum, d, {3}),      load(view(1, {0, 1}), true),
+                op(Code::div, d, {2, 4}, true),    load(view(2, {0, 1}), true),
+                op(Code::fma, d, {5, 6, 7}, true), store(view(3, {n, 1}), 8, true)};
     }
     for (bool first : {true, false}) {
       auto& f = steps.emplace_back(Step{.kind = Kind::fused}).fused;
       f.dims = {first ? 768 : 4, 1 << 20}, f.outer = 1;
-      f.code = {load(view(0, first ? Dims{1, 768} : Dims{1 << 20, 1}), true), op(Code::mul, d, {0, 0}, true),
-                op(Code::reduce_sum, d, {1}), store(view(1, {1, 0}), 2)};
+      f.code = {load(view(0, first ? Dims{1, 768} : Dims{1 << 20, 1}), true),
+                op(Code::mul, d, {0, 0}, true), op(Code::reduce_sum, d, {1}),
+                store(view(1, {1, 0}), 2)};
     }
   }
   const auto device = cuda::make_simulated_device();
-  std::set<std::string> known;                   // rows of other lengths may be alike
+  std::set<std::string> known;  // rows of other lengths may be alike
   std::string text;
   int count = 0;
   for (auto& s : steps) {
@@ -210,6 +257,7 @@ TEST_CASE("cuda fused: rows in registers, and both passes of folds, compile for 
     const auto log = cuda::compile_for_card(cuda::prelude(false) + text + "}\n", sm).log;
     CAPTURE(log);
     CHECK(times(log, "Compiling entry function") == known.size());
-    CHECK(times(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == known.size());
+    CHECK(times(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") ==
+          known.size());
   }
 }

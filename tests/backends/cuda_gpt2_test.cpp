@@ -1,4 +1,5 @@
-// GPT-2 124M, a training step in bf16 on one card, planned: what is compiled for it, and what it asks the card for. Nothing runs.
+// GPT-2 124M, a training step in bf16 on one card, planned: what is compiled for it, and what it
+// asks the card for. Nothing runs.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,14 +27,16 @@ namespace {
 
 struct Counts {
   std::set<std::string> texts;
-  // packings: kernels before a product; behind: that take it from beside its place (sequence.h); own: in place of one
+  // packings: kernels before a product; behind: that take it from beside its place (sequence.h);
+  // own: in place of one
   std::int64_t kernels = 0, products = 0, packings = 0, behind = 0, own = 0;
-  std::int64_t nests = 0, copies = 0;                              // kernels that are loops with lanes; that copy
+  std::int64_t nests = 0, copies = 0;  // kernels that are loops with lanes; that copy
 };
 void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::loop) count(i.body, times * i.step->loop.trips, into);
-    if (i.kind == Item::Kind::part) ++into.kernels, count(i.body, times, into);   // the one that tells
+    // the one that tells
+    if (i.kind == Item::Kind::part) ++into.kernels, count(i.body, times, into);
     if (i.kind == Item::Kind::product) into.products += times;
     if (i.kind != Item::Kind::launch) continue;
     into.kernels += times, into.texts.insert(i.launch.text);
@@ -42,24 +45,29 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
     if (i.step->kind != program::Kind::contract) continue;
     auto is_product = [&](auto& o) { return o.step == i.step && o.kind == Item::Kind::product; };
     const auto here = items.begin() + (&i - items.data());
-    if (std::any_of(here, items.end(), is_product)) into.packings += times;
-    else (std::any_of(items.begin(), here, is_product) ? into.behind : into.own) += times;
+    if (std::any_of(here, items.end(), is_product))
+      into.packings += times;
+    else
+      (std::any_of(items.begin(), here, is_product) ? into.behind : into.own) += times;
   }
 }
 // The nests' launches, each text once.
 void add_nests(const std::vector<Item>& items, std::map<std::string, const cuda::Launch*>& to) {
   for (auto& i : items) {
-    if (i.kind == Item::Kind::launch && i.step->kind == program::Kind::loop) to[i.launch.text] = &i.launch;
+    if (i.kind == Item::Kind::launch && i.step->kind == program::Kind::loop)
+      to[i.launch.text] = &i.launch;
     add_nests(i.body, to);
   }
 }
 // x as an input of the program.
 template <class T> T as_inputs(const T& x, Compilation& c, bool donated) {
-  return tree_map([&](const NamedArray& a) {
-    auto n = prim::input(a.node()->axes, a.node()->dtype, Name("argument"));
-    c.inputs.push_back(n), c.options.donated.push_back(donated);
-    return NamedArray(n);
-  }, x);
+  return tree_map(
+      [&](const NamedArray& a) {
+        auto n = prim::input(a.node()->axes, a.node()->dtype, Name("argument"));
+        c.inputs.push_back(n), c.options.donated.push_back(donated);
+        return NamedArray(n);
+      },
+      x);
 }
 // A step with so many bytes for the head, or as many as it takes by itself.
 void plan_step(Compilation& c, std::int64_t memory) {
@@ -72,26 +80,29 @@ void plan_step(Compilation& c, std::int64_t memory) {
   const auto state = as_inputs(optimizer.init(like), c, true);
   const auto ids = as_inputs(g.ids(), c, false);
   const auto keys = as_inputs(random::split(random::key(2), g.Batch), c, false);
-  const auto step = gpt2::make_train_step(optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = {.memory = memory}});
+  const auto step = gpt2::make_train_step(
+      optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = {.memory = memory}});
   for (auto& r : flatten(step(model, state, ids, keys))) c.roots.push_back(r.node());
   run(c);
 }
 
 }  // namespace
 
-TEST_CASE("cuda: GPT-2 124M with 4 GB for its head is a tenth of the launches, and 3 GB more in all") {
+TEST_CASE(
+    "cuda: GPT-2 124M with 4 GB for its head is a tenth of the launches, and 3 GB more in all") {
   const auto device = cuda::make_simulated_device();
   Compilation c;
   c.options.device = device.get();
   plan_step(c, 4'000'000'000);
-  for (bool parts : {false, true}) {             // turns that end early: flags, or parts of the graph
+  for (bool parts : {false, true}) {  // turns that end early: flags, or parts of the graph
     CAPTURE(parts);
     auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90), {.parts = parts});
     cuda::join_equal(sequence, *c.program);
     Counts n;
     count(sequence.items, 1, n);
-    MESSAGE(n.kernels, " kernels, ", n.products, " products, ", n.packings, " packings, ", n.behind, " kernels behind products, ",
-            cuda::steps_in_graph(sequence.items), " steps in the graph, ", c.program->peak_bytes, " bytes");
+    MESSAGE(n.kernels, " kernels, ", n.products, " products, ", n.packings, " packings, ", n.behind,
+            " kernels behind products, ", cuda::steps_in_graph(sequence.items),
+            " steps in the graph, ", c.program->peak_bytes, " bytes");
     CHECK(n.behind == (parts ? 0 : 4));
     CHECK(n.packings == 2);
     CHECK(cuda::steps_in_graph(sequence.items) < 700);
@@ -99,7 +110,9 @@ TEST_CASE("cuda: GPT-2 124M with 4 GB for its head is a tenth of the launches, a
   }
 }
 
-TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts, launches, products, packings") {
+TEST_CASE(
+    "cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts, launches, products, "
+    "packings") {
   const auto device = cuda::make_simulated_device();
   Compilation c;
   c.options.device = device.get();
@@ -109,32 +122,35 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
   count(sequence.items, 1, one_by_one);
   cuda::join_equal(sequence, *c.program);
   count(sequence.items, 1, n);
-  MESSAGE(n.texts.size(), " texts, ", n.kernels, " kernels (", one_by_one.kernels, " one by one), ", n.products, " products, ",
-          n.packings, " packings, ", n.behind, " kernels behind products, ", n.own, " by our own kernel, ", n.nests, " nests, ", n.copies, " copies, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
+  MESSAGE(n.texts.size(), " texts, ", n.kernels, " kernels (", one_by_one.kernels, " one by one), ",
+          n.products, " products, ", n.packings, " packings, ", n.behind,
+          " kernels behind products, ", n.own, " by our own kernel, ", n.nests, " nests, ",
+          n.copies, " copies, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
           sequence.flags, " flags, ", c.program->peak_bytes, " bytes");
   CHECK(n.texts.size() <= 60);
-  CHECK(n.packings <= 342);                      // in each turn of the head, 0.3 MB, in place of 0.3 GB that would be added up in parts
+  // in each turn of the head, 0.3 MB, in place of 0.3 GB that would be added up in parts
+  CHECK(n.packings <= 342);
   CHECK(n.own == 0);
   CHECK(n.copies < 100);
   CHECK(n.kernels < one_by_one.kernels);
-  CHECK(n.nests == 24);                          // attention, forward and backward, in 12 layers
+  CHECK(n.nests == 24);  // attention, forward and backward, in 12 layers
   CHECK(n.products < 2000);
   CHECK(cuda::steps_in_graph(sequence.items) < 20000);
   std::map<std::string, const cuda::Launch*> nests;
   add_nests(sequence.items, nests);
   CHECK(nests.size() == 2);
-  for (auto& [text, launch] : nests) {           // all products are tiles
+  for (auto& [text, launch] : nests) {  // all products are tiles
     CHECK(has(text, "make_tile("));
     CHECK_FALSE(has(text, "block_product<"));
-    CHECK(has(text, "load_few<8, bf16>"));       // points between them go by 16 bytes
+    CHECK(has(text, "load_few<8, bf16>"));  // points between them go by 16 bytes
     MESSAGE(launch->shared, " bytes of shared memory");
-    CHECK(launch->shared <= 112 << 10);          // two blocks fit on a processor
+    CHECK(launch->shared <= 112 << 10);  // two blocks fit on a processor
   }
   if (!cuda::has_nvrtc()) {
     left_out("GPT-2", "its kernels were not compiled: no NVRTC here");
     return;
   }
-  for (int sm : {80, 90, 100}) {                 // for each card as it would be made there
+  for (int sm : {80, 90, 100}) {  // for each card as it would be made there
     const auto there = cuda::sequence_of(*c.program, cuda::near_bytes_of(sm));
     std::map<std::string, const cuda::Launch*> of_card;
     add_nests(there.items, of_card);
@@ -143,28 +159,33 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
       CAPTURE(sm);
       CAPTURE(log);
       CHECK(has(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
-      CHECK(log.find("bytes stack frame") == log.rfind("bytes stack frame"));   // of one function: nothing is called
+      // of one function: nothing is called
+      CHECK(log.find("bytes stack frame") == log.rfind("bytes stack frame"));
     }
   }
   const Cache cache;
-  auto seconds_of = [](auto& texts) {            // of this process: others may keep the cores busy
+  auto seconds_of = [](auto& texts) {  // of this process: others may keep the cores busy
     const auto began = std::clock();
     for (auto& t : texts) cuda::cached_cubin(cuda::text_for_card(cuda::named(t)), 90, false);
     return double(std::clock() - began) / CLOCKS_PER_SEC;
   };
   auto seconds = [&] { return seconds_of(n.texts); };
-  const std::vector shortest{*std::min_element(n.texts.begin(), n.texts.end(), [](auto& a, auto& b) { return a.size() < b.size(); })};
+  const std::vector shortest{*std::min_element(
+      n.texts.begin(), n.texts.end(), [](auto& a, auto& b) { return a.size() < b.size(); })};
   const auto made = cuda::cubins_made();
   const auto least = seconds_of(shortest), compiled = least + seconds();
   CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
   const auto from_cache = std::min({seconds(), seconds(), seconds()});
   CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
-  CHECK(compiled < 450 * least);                 // 310 where it was measured: machines differ
+  CHECK(compiled < 450 * least);  // 310 where it was measured: machines differ
   CHECK(from_cache < 0.3);
-  MESSAGE("compiled in ", compiled, " s, the shortest in ", least, " s, from the cache in ", from_cache, " s");
+  MESSAGE("compiled in ", compiled, " s, the shortest in ", least, " s, from the cache in ",
+          from_cache, " s");
 }
 
-TEST_CASE("cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the count of steps, and all else") {
+TEST_CASE(
+    "cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the count of steps, and all "
+    "else") {
   const Gpt2 g({}, 50257, 64);
   const auto device = cuda::make_simulated_device();
   const auto optimizer = optim::adamw();
@@ -175,7 +196,8 @@ TEST_CASE("cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the count
   const auto model = as_inputs(like, c, true), grads = as_inputs(like, c, false);
   const auto state = as_inputs(optimizer.init(like), c, true);
   const auto [updates, next] = optimizer.update(grads, state, model);
-  for (auto& r : flatten(std::pair(optim::apply_updates(model, updates), next))) c.roots.push_back(r.node());
+  for (auto& r : flatten(std::pair(optim::apply_updates(model, updates), next)))
+    c.roots.push_back(r.node());
   run(c);
   auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90));
   Counts one_by_one, n;
@@ -197,9 +219,12 @@ TEST_CASE("cuda: a turn of one fused step is one node of a graph") {
   detail::Tracing tracing;
   const auto x = input(Wide), by = input(Turns);
   c.inputs = {x.node(), by.node()};
-  c.roots = {fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x, by).node()};
+  c.roots = {
+      fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x, by)
+          .node()};
   run(c);
-  const auto nodes = cuda::steps_in_graph(cuda::sequence_of(*c.program, cuda::near_bytes_of(90), {.parts = true}).items);
+  const auto nodes = cuda::steps_in_graph(
+      cuda::sequence_of(*c.program, cuda::near_bytes_of(90), {.parts = true}).items);
   CHECK(nodes >= Turns.size);
   CHECK(nodes <= Turns.size + 2);
 }

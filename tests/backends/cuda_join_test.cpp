@@ -1,4 +1,5 @@
-// Equal kernels in one launch: the same bits as one by one, whatever depends on what; and how many launches are left.
+// Equal kernels in one launch: the same bits as one by one, whatever depends on what; and how many
+// launches are left.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/nvrtc.h"
@@ -27,7 +28,8 @@ Step scaled(const View& from, const View& to, std::int64_t n, double by) {
   Step s;
   s.why = "scale", s.where = "model.cpp:3";
   s.fused.dims = {n}, s.fused.outer = 1;
-  s.fused.code = {load(from), constant(DType::f32, by), op(Code::mul, DType::f32, {0, 1}), store(to, 2)};
+  s.fused.code = {load(from), constant(DType::f32, by), op(Code::mul, DType::f32, {0, 1}),
+                  store(to, 2)};
   return s;
 }
 // So many of them, each from an array of its own to one of its own.
@@ -35,7 +37,8 @@ Case alike(int count, std::int64_t most) {
   Case c(3);
   for (int k = 0; k < count; ++k) {
     const auto n = 1 + c.random.below(most);
-    const auto x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {n}, Case::dense);
+    const auto x = c.view(false, DType::f32, {n}, Case::dense),
+               out = c.view(true, DType::f32, {n}, Case::dense);
     c.program.steps.push_back(scaled(x, out, n, 1.5));
   }
   return c;
@@ -43,8 +46,11 @@ Case alike(int count, std::int64_t most) {
 
 }  // namespace
 
-TEST_CASE("cuda join: steps that are alike and apart are one launch, as far as their arguments fit, with the same bits") {
-  for (auto [count, launches] : {std::pair{2, 1}, {5, 1}, {80, 1}, {81, 1}, {103, 2}}) {   // 5 words each of 511, less the shared
+TEST_CASE(
+    "cuda join: steps that are alike and apart are one launch, as far as their arguments fit, with "
+    "the same bits") {
+  // 5 words each of 511, less the shared
+  for (auto [count, launches] : {std::pair{2, 1}, {5, 1}, {80, 1}, {81, 1}, {103, 2}}) {
     CAPTURE(count);
     const auto c = alike(count, 3000);
     const auto one_by_one = run(c, "sync"), got = run(c, "eager");
@@ -63,15 +69,20 @@ TEST_CASE("cuda join: what depends on each other stays in order") {
     constexpr std::int64_t n = 600;
     std::vector<View> arrays{c.view(false, DType::f32, {n}, Case::dense)};
     for (int k = 0; k < 8; ++k) arrays.push_back(c.view(true, DType::f32, {n}, Case::dense));
-    auto any = [&](std::size_t from) { return from + std::size_t(c.random.below(std::int64_t(arrays.size() - from))); };
-    for (std::size_t k = 1; k < arrays.size(); ++k) c.program.steps.push_back(scaled(arrays[0], arrays[k], n, double(k)));
+    auto any = [&](std::size_t from) {
+      return from + std::size_t(c.random.below(std::int64_t(arrays.size() - from)));
+    };
+    for (std::size_t k = 1; k < arrays.size(); ++k)
+      c.program.steps.push_back(scaled(arrays[0], arrays[k], n, double(k)));
     for (int k = 0; k < 24; ++k) {
       auto from = arrays[any(0)], to = arrays[any(1)];
       if (from.slot == to.slot) continue;
       c.program.steps.push_back(scaled(from, to, 1 + c.random.below(n), 1 + c.random.normal()));
-      if (k == 11) {                             // others look in the same way into a loop, and out of it
+      if (k == 11) {  // others look in the same way into a loop, and out of it
         Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = 3, .body = {}}};
-        for (int j = 0; j < 3; ++j) loop.loop.body.push_back(scaled(arrays[any(0)], arrays[any(1)], 1 + c.random.below(n), 0.5));
+        for (int j = 0; j < 3; ++j)
+          loop.loop.body.push_back(
+              scaled(arrays[any(0)], arrays[any(1)], 1 + c.random.below(n), 0.5));
         c.program.steps.push_back(loop), c.program.loops = 1;
       }
     }
@@ -82,7 +93,8 @@ TEST_CASE("cuda join: what depends on each other stays in order") {
   CHECK(joined > 200);
 }
 
-TEST_CASE("cuda join: rows of any length, dtypes and codes: random steps twice, one after the other") {
+TEST_CASE(
+    "cuda join: rows of any length, dtypes and codes: random steps twice, one after the other") {
   for (unsigned seed = 0; seed < 30; ++seed) {
     CAPTURE(seed);
     Case c(seed);
@@ -91,13 +103,14 @@ TEST_CASE("cuda join: rows of any length, dtypes and codes: random steps twice, 
     const auto dtype = all_dtypes[c.random.below(12)];
     const auto state = c.random;
     random_fused(c, dims, outer, dtype, 6);
-    c.random = state;                            // the same text
+    c.random = state;  // the same text
     random_fused(c, dims, outer, dtype, 6);
     CHECK(run(c, "").results == run(c, "sync").results);
   }
 }
 
-TEST_CASE("cuda join: texts of several in one compile for cards, without spills and without a stack") {
+TEST_CASE(
+    "cuda join: texts of several in one compile for cards, without spills and without a stack") {
   if (!cuda::has_nvrtc()) {
     left_out("texts of several in one", "not compiled: no NVRTC here");
     return;
@@ -107,7 +120,10 @@ TEST_CASE("cuda join: texts of several in one compile for cards, without spills 
   cuda::join_equal(s, c.program);
   REQUIRE(s.items.size() == 1);
   for (int sm : {80, 90, 100}) {
-    const auto log = cuda::compile_for_card(cuda::prelude(false) + cuda::named(s.items[0].launch.text).text + "}\n", sm).log;
+    const auto log =
+        cuda::compile_for_card(
+            cuda::prelude(false) + cuda::named(s.items[0].launch.text).text + "}\n", sm)
+            .log;
     CAPTURE(log);
     CHECK(log.find(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") != log.npos);
   }

@@ -1,5 +1,6 @@
-// Loops with lanes as one kernel each, on a simulated card: attention, walked by its queries, is what it is on the cpu; products
-// of any strides; faults that are planted into such a kernel; its text for cards.
+// Loops with lanes as one kernel each, on a simulated card: attention, walked by its queries, is
+// what it is on the cpu; products of any strides; faults that are planted into such a kernel; its
+// text for cards.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -22,7 +23,9 @@ using Parts = std::array<NamedArray, 3>;
 using Attention = std::function<NamedArray(const Parts&)>;
 
 Parts parts(DType dtype, const Axis& d = D) {
-  auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).astype(dtype).eval(); };
+  auto draw = [&](int seed, const Axes& axes) {
+    return random::normal(random::key(seed), axes).astype(dtype).eval();
+  };
   return {draw(1, {B, H, Q, d}), draw(2, {B, H, K, d}), draw(3, {B, H, K, d})};
 }
 // Loss, what is returned beside it, and gradients.
@@ -34,13 +37,14 @@ Leaves all_of(const Attention& f, const Parts& p) {
   return {both.first, both.second, g[0], g[1], g[2]};
 }
 auto compiled(const Attention& f, const char* backend) {
-  return jit([f](const Parts& p) { return all_of(f, p); }, {.backend = backend, .scores_budget = 0});
+  return jit([f](const Parts& p) { return all_of(f, p); },
+             {.backend = backend, .scores_budget = 0});
 }
 void same(const char* what, const Attention& f, const Parts& p, double tolerance) {
   CAPTURE(std::string(what));
   const auto products = cuda::asked().products;
   auto got = compiled(f, "cuda-sim")(p), want = compiled(f, "cpu")(p);
-  CHECK(cuda::asked().products == products);     // all of them are parts of kernels
+  CHECK(cuda::asked().products == products);  // all of them are parts of kernels
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
@@ -59,32 +63,51 @@ View at(int slot, DType d, Dims strides, int loop = -1, std::int64_t step = 0) {
   if (loop >= 0) v.terms.push_back({.loop = loop, .stride = step});
   return v;
 }
-// out[t] = exp(x[t] y[t]) z, in f32 between; t: turns. m, k, l, n are odd on purpose. far: bytes that a turn holds beside.
+// out[t] = exp(x[t] y[t]) z, in f32 between; t: turns. m, k, l, n are odd on purpose. far: bytes
+// that a turn holds beside.
 Case turns(DType d, std::int64_t far = 0) {
   constexpr std::int64_t trips = 5, m = 61, k = 37, l = 67, n = 33;
   Case c(7);
-  const int x = c.slot(false, d, trips * m * k), y = c.slot(false, d, trips * k * l), z = c.slot(false, d, l * n),
-            out = c.slot(true, DType::f32, trips * m * n);
+  const int x = c.slot(false, d, trips * m * k), y = c.slot(false, d, trips * k * l),
+            z = c.slot(false, d, l * n), out = c.slot(true, DType::f32, trips * m * n);
   auto& p = c.program;
   auto of_turn = [&](std::int64_t bytes, std::int64_t offset) {
     p.slots.push_back({.bytes = bytes, .offset = offset});
     return int(p.slots.size()) - 1;
   };
   const auto scores_bytes = aligned(m * l * 4), weights_bytes = aligned(m * l * bytes_of(d));
-  const int scores = of_turn(m * l * 4, 64), weights = of_turn(m * l * bytes_of(d), 64 + scores_bytes + far);
+  const int scores = of_turn(m * l * 4, 64),
+            weights = of_turn(m * l * bytes_of(d), 64 + scores_bytes + far);
   p.loops = 1;
   auto& loop = c.add(Kind::loop).loop;
   loop.variable = 0, loop.trips = trips, loop.reverse = true, loop.lanes = far ? 2 : 1;
   loop.lane_start = 64, loop.lane_bytes = scores_bytes + weights_bytes + far;
   p.arena_bytes = 64 + loop.lane_bytes * loop.lanes;
   Step first{.kind = Kind::contract}, between{.kind = Kind::fused}, last{.kind = Kind::contract};
-  first.contract = {{}, {m}, {l}, {k}, at(x, d, {1, 0, m}, 0, m * k), at(y, d, {0, k, 1}, 0, k * l),
-                    at(scores, DType::f32, {l, 1, 0}), false};
+  first.contract = {{},
+                    {m},
+                    {l},
+                    {k},
+                    at(x, d, {1, 0, m}, 0, m * k),
+                    at(y, d, {0, k, 1}, 0, k * l),
+                    at(scores, DType::f32, {l, 1, 0}),
+                    false};
   auto& f = between.fused;
   f.dims = {m, l}, f.outer = 1;
-  f.code = {load(at(scores, DType::f32, {l, 1}), true), op(Code::reduce_max, DType::f32, {0}), op(Code::sub, DType::f32, {0, 1}, true),
-            op(Code::exp, DType::f32, {2}, true), op(Code::cast, d, {3}, true), store(at(weights, d, {l, 1}), 4, true)};
-  last.contract = {{}, {m}, {n}, {l}, at(weights, d, {l, 0, 1}), at(z, d, {0, 1, n}), at(out, DType::f32, {n, 1, 0}, 0, m * n), false};
+  f.code = {load(at(scores, DType::f32, {l, 1}), true),
+            op(Code::reduce_max, DType::f32, {0}),
+            op(Code::sub, DType::f32, {0, 1}, true),
+            op(Code::exp, DType::f32, {2}, true),
+            op(Code::cast, d, {3}, true),
+            store(at(weights, d, {l, 1}), 4, true)};
+  last.contract = {{},
+                   {m},
+                   {n},
+                   {l},
+                   at(weights, d, {l, 0, 1}),
+                   at(z, d, {0, 1, n}),
+                   at(out, DType::f32, {n, 1, 0}, 0, m * n),
+                   false};
   loop.body = {first, between, last};
   return c;
 }
@@ -95,27 +118,51 @@ TEST_CASE("cuda nest: attention of many kinds is what it is on the cpu") {
   same("causal", causal, parts(DType::f32), 4e-6);
   same("bf16", causal, parts(DType::bf16), 2e-2);
   same("f16, an odd size of heads", causal, parts(DType::f16, Axis("d", 7)), 4e-3);
-  same("bf16, scores in f32", [](const Parts& p) {
-    return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.attention_dtype = DType::f32});
-  }, parts(DType::bf16), 2e-2);
-  same("soft cap", [](const Parts& p) { return dot(softmax(tanh(scores(p) / 3.f) * 3.f, "k"), p[2], "k"); }, parts(DType::f32), 4e-6);
-  same("alibi", [](const Parts& p) {
-    return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.bias = nn::alibi_attention_bias(H, K)});
-  }, parts(DType::f32), 4e-6);
-  same("dropout", [](const Parts& p) {
-    auto keep = random::bernoulli(random::key(7), {B, H, Q, K}, 0.8);
-    return dot(where(keep, softmax(scores(p), "k"), 0.f) / 0.8f, p[2], "k");
-  }, parts(DType::f32), 4e-6);
-  same("rows that see nothing", [](const Parts& p) {
-    return dot(softmax(where(broadcast_axis(arange(Q) > 3, K), scores(p), -1e30f), "k"), p[2], "k");
-  }, parts(DType::f32), 4e-6);
-  same("one key for all heads", [](const Parts& p) {
-    return nn::dot_product_attention("k", "d", p[0], mean(p[1], "heads"), mean(p[2], "heads"));
-  }, parts(DType::f32), 4e-6);
+  same(
+      "bf16, scores in f32",
+      [](const Parts& p) {
+        return nn::dot_product_attention("k", "d", p[0], p[1], p[2],
+                                         {.attention_dtype = DType::f32});
+      },
+      parts(DType::bf16), 2e-2);
+  same(
+      "soft cap",
+      [](const Parts& p) { return dot(softmax(tanh(scores(p) / 3.f) * 3.f, "k"), p[2], "k"); },
+      parts(DType::f32), 4e-6);
+  same(
+      "alibi",
+      [](const Parts& p) {
+        return nn::dot_product_attention("k", "d", p[0], p[1], p[2],
+                                         {.bias = nn::alibi_attention_bias(H, K)});
+      },
+      parts(DType::f32), 4e-6);
+  same(
+      "dropout",
+      [](const Parts& p) {
+        auto keep = random::bernoulli(random::key(7), {B, H, Q, K}, 0.8);
+        return dot(where(keep, softmax(scores(p), "k"), 0.f) / 0.8f, p[2], "k");
+      },
+      parts(DType::f32), 4e-6);
+  same(
+      "rows that see nothing",
+      [](const Parts& p) {
+        return dot(softmax(where(broadcast_axis(arange(Q) > 3, K), scores(p), -1e30f), "k"), p[2],
+                   "k");
+      },
+      parts(DType::f32), 4e-6);
+  same(
+      "one key for all heads",
+      [](const Parts& p) {
+        return nn::dot_product_attention("k", "d", p[0], mean(p[1], "heads"), mean(p[2], "heads"));
+      },
+      parts(DType::f32), 4e-6);
   auto length = full({}, 40, DType::i32).eval();
-  same("a length that is known when it runs", [=](const Parts& p) {
-    return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = arange(K) < length});
-  }, parts(DType::f32), 4e-6);
+  same(
+      "a length that is known when it runs",
+      [=](const Parts& p) {
+        return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = arange(K) < length});
+      },
+      parts(DType::f32), 4e-6);
 }
 TEST_CASE("cuda nest: a step of attention is few launches, and has the same bits in every run") {
   auto f = compiled(causal, "cuda-sim");
@@ -133,8 +180,12 @@ TEST_CASE("cuda nest: products of any strides, in shared memory and beside it") 
       CAPTURE(name_of(d));
       CAPTURE(far);
       const auto c = turns(d, far);
-      const auto got = c.run(*cuda::make_simulated_device()), want = c.run(*reference::make_reference_device());
-      CHECK(difference(DType::f32, got[0], want[0], d == DType::bf16 ? 1e-2 : d == DType::f16 ? 2e-3 : 2e-5) == "");
+      const auto got = c.run(*cuda::make_simulated_device()),
+                 want = c.run(*reference::make_reference_device());
+      CHECK(difference(DType::f32, got[0], want[0],
+                       d == DType::bf16  ? 1e-2
+                       : d == DType::f16 ? 2e-3
+                                         : 2e-5) == "");
     }
 }
 
@@ -142,9 +193,10 @@ TEST_CASE("cuda nest: planted faults are found") {
   const auto c = turns(DType::f32);
   const auto right = planted(c, [](auto text) { return text; });
   CHECK(right.second == "");
-  const auto hasty = planted(c, [&](auto text) { return changed(text, "__syncthreads();", ""); });   // behind the weights
+  // behind the weights
+  const auto hasty = planted(c, [&](auto text) { return changed(text, "__syncthreads();", ""); });
   CHECK((hasty.first != right.first || hasty.second != ""));
-  const auto far = planted(c, [](auto text) {    // the sweep in which the weights are stored
+  const auto far = planted(c, [](auto text) {  // the sweep in which the weights are stored
     return changed(text, "j < I(", "j <= I(", 1);
   });
   CHECK(has(far.second, "behind the end of its shared memory"));
@@ -155,16 +207,16 @@ TEST_CASE("cuda nest: what is no work for one kernel is refused") {
   CHECK(cuda::nest_lanes(loop, 5, 60 << 10) == 1);
   CHECK(cuda::nest_lanes(loop, 5, 300 << 10) == 5);
   CHECK(cuda::nest_lanes(loop, 1000, 300 << 10) == 132);
-  CHECK(cuda::nest_lanes(loop, 1000, 64 << 20) == 0);     // too much of its own
+  CHECK(cuda::nest_lanes(loop, 1000, 64 << 20) == 0);  // too much of its own
   CHECK(cuda::nest_lanes(loop, 1, 60 << 10) == 0);
   auto large = loop;
-  large.body[0].contract.k = {1 << 20};                   // a kernel of its own is as wide as the card
+  large.body[0].contract.k = {1 << 20};  // a kernel of its own is as wide as the card
   CHECK(cuda::nest_lanes(large, 2, 60 << 10) == 0);
   auto prints = loop;
   prints.body.push_back({.kind = Kind::host});
   CHECK(cuda::nest_lanes(prints, 5, 60 << 10) == 0);
   auto moves = loop;
-  moves.body = {loop.body[1]};                            // nothing is multiplied
+  moves.body = {loop.body[1]};  // nothing is multiplied
   CHECK(cuda::nest_lanes(moves, 5, 60 << 10) == 0);
 }
 TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
@@ -178,11 +230,15 @@ TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
       CAPTURE(name_of(d));
       CAPTURE(sm);
       const auto c = turns(d, 300 << 10);
-      const auto text = cuda::named(cuda::nest_launch(c.program.steps[0].loop, c.program, cuda::near_bytes_of(sm)).text).text;
+      const auto text =
+          cuda::named(
+              cuda::nest_launch(c.program.steps[0].loop, c.program, cuda::near_bytes_of(sm)).text)
+              .text;
       const auto log = cuda::compile_for_card(cuda::prelude(false) + text + "}\n", sm).log;
       CAPTURE(log);
-      auto rest = log;                           // what is said of each function
-      for (std::size_t at = 0; (at = rest.find(clean, at)) != rest.npos;) rest.erase(at, clean.size());
+      auto rest = log;  // what is said of each function
+      for (std::size_t at = 0; (at = rest.find(clean, at)) != rest.npos;)
+        rest.erase(at, clean.size());
       CHECK(rest.size() < log.size());
       CHECK_FALSE(has(rest, "bytes stack frame"));
     }

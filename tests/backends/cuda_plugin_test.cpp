@@ -1,4 +1,5 @@
-// What the backend `cuda` says where it cannot run. What a machine without cards can produce is produced; the rest is told to it.
+// What the backend `cuda` says where it cannot run. What a machine without cards can produce is
+// produced; the rest is told to it.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -34,7 +35,8 @@ TEST_CASE("cuda: what a machine lacks") {
   c.says = "out of order";
   CHECK(has(said_of(c), "[cuda] the cards cannot be asked for: out of order"));
   c.driver = 12020;
-  CHECK(has(said_of(c), "[cuda] the driver is too old: it is for CUDA 12.2, and CUDA 13.0 is needed"));
+  CHECK(has(said_of(c),
+            "[cuda] the driver is too old: it is for CUDA 12.2, and CUDA 13.0 is needed"));
   c.driver = 0;
   CHECK(has(said_of(c), "[cuda] there is no NVIDIA driver (libcuda.so.1) on this machine"));
   CHECK(said_of({13020, 13000, "", {{"NVIDIA A100", 80}}}) == "");
@@ -49,10 +51,12 @@ TEST_CASE("cuda: the words of HALIAX_CUDA") {
   auto more = cuda::words_of("eager exact tune");
   CHECK((more.eager && more.exact && more.tune && !more.sync));
   CHECK(error_of([] { return cuda::words_of("sync,fast"), 0; }) ==
-        "[cuda] HALIAX_CUDA has the word fast, which is none of sync, eager, keep, exact, tf32, tune");
+        "[cuda] HALIAX_CUDA has the word fast, which is none of sync, eager, keep, exact, tf32, "
+        "tune");
 }
 
-TEST_CASE("cuda: the plugin plans without a card, and says why it does not run" * doctest::skip(!is_built())) {
+TEST_CASE("cuda: the plugin plans without a card, and says why it does not run" *
+          doctest::skip(!is_built())) {
   ::setenv("HALIAX_CUDA", "fast", 1);
   CHECK(has(error_of([] { return backend("cuda").name(); }), "HALIAX_CUDA has the word fast"));
   ::unsetenv("HALIAX_CUDA");

@@ -1,5 +1,5 @@
-// Scatters of many ids, in parts: the reference's bits, whatever repeats, lies outside or is odd; faults that are planted into
-// such a kernel; its text for cards.
+// Scatters of many ids, in parts: the reference's bits, whatever repeats, lies outside or is odd;
+// faults that are planted into such a kernel; its text for cards.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/nvrtc.h"
@@ -12,13 +12,16 @@ namespace {
 using namespace haliax;
 using namespace haliax::testing;
 
-bool in_parts(const Case& c) { return has(cuda::launches_of(c.program.steps[0])[0].text, "part_of("); }
+bool in_parts(const Case& c) {
+  return has(cuda::launches_of(c.program.steps[0])[0].text, "part_of(");
+}
 // Ids from two sizes below 0 to two above it.
 View drawn_ids(Case& c, DType d, const Dims& dims, Dims strides, std::int64_t size) {
   View v{c.slot(false, d, points(dims)), d, 0, std::move(strides), {}};
   auto& bytes = c.arguments.back();
   for (std::size_t at = 0; at < bytes.size(); at += std::size_t(bytes_of(d)))
-    scalar::store(d, &bytes[at], {0, c.random.below(4 * size) - (scalar::is_unsigned(d) ? 0 : 2 * size)});
+    scalar::store(d, &bytes[at],
+                  {0, c.random.below(4 * size) - (scalar::is_unsigned(d) ? 0 : 2 * size)});
   return v;
 }
 struct Sizes {
@@ -26,53 +29,71 @@ struct Sizes {
 };
 struct How {
   DType ids = DType::i32;
-  Case::Layout layout = Case::dense;             // of the updates
-  bool clamps = false, own = false;              // each of the batch has a table of its own
+  Case::Layout layout = Case::dense;  // of the updates
+  bool clamps = false, own = false;   // each of the batch has a table of its own
 };
-// Updates (batch, columns, ids) into (rows, more, columns), by ids of (batch, ids); more than 1: by two arrays.
+// Updates (batch, columns, ids) into (rows, more, columns), by ids of (batch, ids); more than 1: by
+// two arrays.
 void add_scatter(Case& c, DType d, Update update, const Sizes& n, const How& how = {}) {
   const auto row = n.columns + 1, table = n.rows * n.more * row;
   Scatter s;
   s.dims = {n.batch, n.columns, n.ids};
   s.updates = c.view(false, d, s.dims, how.layout);
-  s.target = {c.slot(true, d, table * (how.own ? n.batch : 1)), d, 0, {how.own ? table : 0, 1, 0}, {}};
-  s.indexed.push_back({drawn_ids(c, how.ids, {n.batch, n.ids}, {n.ids, 0, 1}, n.rows), n.more * row, n.rows});
-  if (n.more > 1) s.indexed.push_back({drawn_ids(c, DType::i64, {n.batch, n.ids}, {1, 0, n.batch}, n.more), row, n.more});
+  s.target = {
+      c.slot(true, d, table * (how.own ? n.batch : 1)), d, 0, {how.own ? table : 0, 1, 0}, {}};
+  s.indexed.push_back(
+      {drawn_ids(c, how.ids, {n.batch, n.ids}, {n.ids, 0, 1}, n.rows), n.more * row, n.rows});
+  if (n.more > 1)
+    s.indexed.push_back(
+        {drawn_ids(c, DType::i64, {n.batch, n.ids}, {1, 0, n.batch}, n.more), row, n.more});
   s.update = update, s.clamp = how.clamps;
   c.add(Kind::scatter).scatter = s;
 }
 auto reference_bits(const Case& c) { return c.run(*reference::make_reference_device()); }
-auto simulated_bits(const Case& c, const char* words = "") { return c.run(*device_of(cuda::simulated(), words)); }
+auto simulated_bits(const Case& c, const char* words = "") {
+  return c.run(*device_of(cuda::simulated(), words));
+}
 
 }  // namespace
 
-TEST_CASE("cuda scatter: parts have the reference's bits, for all dtypes and updates, with ids that repeat or lie outside") {
+TEST_CASE(
+    "cuda scatter: parts have the reference's bits, for all dtypes and updates, with ids that "
+    "repeat or lie outside") {
   constexpr DType ids[] = {DType::i32, DType::i64, DType::u8, DType::u64, DType::i16};
   for (unsigned seed = 0; seed < 100; ++seed) {
     CAPTURE(seed);
     Case c(seed);
-    const auto batch = 1 + c.random.below(5), many = 64 + c.random.below(200), columns = 1 + c.random.below(100);
+    const auto batch = 1 + c.random.below(5), many = 64 + c.random.below(200),
+               columns = 1 + c.random.below(100);
     const Sizes n{batch, many, columns, 1 + c.random.below(9), 1 + c.random.below(3)};
-    const auto dtype = seed % 3 ? (seed % 3 == 1 ? DType::f32 : DType::bf16) : all_dtypes[c.random.below(13)];
+    const auto dtype =
+        seed % 3 ? (seed % 3 == 1 ? DType::f32 : DType::bf16) : all_dtypes[c.random.below(13)];
     const auto layout = Case::Layout(c.random.below(5));
-    add_scatter(c, dtype, Update(seed % 5), n, {ids[c.random.below(5)], layout, c.random.coin(), c.random.coin()});
+    add_scatter(c, dtype, Update(seed % 5), n,
+                {ids[c.random.below(5)], layout, c.random.coin(), c.random.coin()});
     REQUIRE(in_parts(c));
     CHECK(simulated_bits(c) == reference_bits(c));
   }
 }
-TEST_CASE("cuda scatter: as many parts as a card wants, and one where there are points enough or few ids") {
+TEST_CASE(
+    "cuda scatter: as many parts as a card wants, and one where there are points enough or few "
+    "ids") {
   auto blocks = [](const Sizes& n, bool parts) {
-    Step s{.kind = Kind::scatter};                // nothing runs
-    s.scatter = {{n.ids, n.columns}, {0, DType::bf16, 0, {n.columns, 1}, {}}, {1, DType::bf16, 0, {0, 1}, {}},
-                 {{{2, DType::i32, 0, {1, 0}, {}}, n.columns, n.rows}}, Update::add, false};
+    Step s{.kind = Kind::scatter};  // nothing runs
+    s.scatter = {{n.ids, n.columns},
+                 {0, DType::bf16, 0, {n.columns, 1}, {}},
+                 {1, DType::bf16, 0, {0, 1}, {}},
+                 {{{2, DType::i32, 0, {1, 0}, {}}, n.columns, n.rows}},
+                 Update::add,
+                 false};
     const auto l = cuda::launches_of(s)[0];
     CHECK(has(l.text, "part_of(") == parts);
     CHECK(l.waits == parts);
     return l.blocks;
   };
-  CHECK(blocks({1, 65536, 768, 50257}, true) == 24 * 132 / 8);   // of 8 warps
+  CHECK(blocks({1, 65536, 768, 50257}, true) == 24 * 132 / 8);  // of 8 warps
   CHECK(blocks({1, 65536, 1, 50257}, true) == 65536 / 32 / 8);
-  CHECK(blocks({1, 100, 33, 50257}, true) == 1);                  // 2 x 3
+  CHECK(blocks({1, 100, 33, 50257}, true) == 1);  // 2 x 3
   CHECK(blocks({1, 63, 33, 50257}, false) == 1);
   CHECK(blocks({1, 65536, 1 << 20, 9}, false) == 4096);
 }
@@ -87,9 +108,13 @@ TEST_CASE("cuda scatter: equal ones in one launch have the same bits") {
 }
 TEST_CASE("cuda scatter: planted faults are found") {
   using Faults = std::vector<std::pair<std::string, std::string>>;
-  const Faults order{{"part_of(to", "part_of(q"}};   // what meets in several parts
-  const Faults all{{"part_of(to", "part_of(q"}, {"== part)", "== part + 1)"}, {"first_of(mine)", "(31 & (first_of(mine) + 1))"},
-                   {"q < I(", "q + 9 < I("}, {"first += 32", "first += 31"}, {"from_lane(from, lane)", "from"},
+  const Faults order{{"part_of(to", "part_of(q"}};  // what meets in several parts
+  const Faults all{{"part_of(to", "part_of(q"},
+                   {"== part)", "== part + 1)"},
+                   {"first_of(mine)", "(31 & (first_of(mine) + 1))"},
+                   {"q < I(", "q + 9 < I("},
+                   {"first += 32", "first += 31"},
+                   {"from_lane(from, lane)", "from"},
                    {"if (there)", "if (true)"}};
   for (auto update : {Update::set, Update::add}) {
     Case c(5);
@@ -98,7 +123,8 @@ TEST_CASE("cuda scatter: planted faults are found") {
     CHECK(planted(c, [](auto text) { return text; }).first == want);
     for (auto& [what, by] : update == Update::set ? order : all) {
       CAPTURE(what);
-      const auto got = planted(c, [what = what, by = by](auto text) { return changed(text, what, by); });
+      const auto got =
+          planted(c, [what = what, by = by](auto text) { return changed(text, what, by); });
       CHECK((got.first != want || got.second != ""));
     }
   }

@@ -1,4 +1,5 @@
-// A value may lie on the host and on a device at once. Whoever writes over one of the two, by donation, drops the other.
+// A value may lie on the host and on a device at once. Whoever writes over one of the two, by
+// donation, drops the other.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -14,7 +15,9 @@ const Doubles kOld{10, 11, 12, 13}, kNew{11, 12, 13, 14}, kNewer{12, 13, 14, 15}
 
 NamedArray next(const NamedArray& x) { return x + 1.; }
 NamedArray same(const NamedArray& x) { return x * 1.; }
-NamedArray on_host() { return jit([] { return arange(N, {.dtype = DType::f32}) + 10.; }, {.backend = "cpu"})(); }
+NamedArray on_host() {
+  return jit([] { return arange(N, {.dtype = DType::f32}) + 10.; }, {.backend = "cpu"})();
+}
 
 // One device, or two that have half of it each.
 struct There {
@@ -41,8 +44,8 @@ template <class F> void everywhere(F check) {
 TEST_CASE("stale copy: the device writes over what the host has a copy of") {
   everywhere([](const There& there) {
     auto x = there.function(next)(jit(same, {.backend = "cpu"})(on_host()));
-    REQUIRE(x.doubles() == kNew);                // a copy on the host
-    auto y = there.function(next, {0})(x);       // in the memory of x there
+    REQUIRE(x.doubles() == kNew);           // a copy on the host
+    auto y = there.function(next, {0})(x);  // in the memory of x there
     CHECK(y.doubles() == kNewer);
     CHECK(jit(same, {.backend = "cpu"})(y).doubles() == kNewer);
     CHECK(there.function(same)(y).doubles() == kNewer);
@@ -52,8 +55,8 @@ TEST_CASE("stale copy: the device writes over what the host has a copy of") {
 TEST_CASE("stale copy: the host writes over what the device has a copy of") {
   everywhere([](const There& there) {
     auto x = on_host();
-    REQUIRE(there.function(same)(x).doubles() == kOld);    // a copy there
-    auto y = jit(next, {.donate = {0}, .backend = "cpu"})(x);   // in the memory of x here
+    REQUIRE(there.function(same)(x).doubles() == kOld);        // a copy there
+    auto y = jit(next, {.donate = {0}, .backend = "cpu"})(x);  // in the memory of x here
     CHECK(there.function(same)(y).doubles() == kNew);
     CHECK(y.doubles() == kNew);
   });

@@ -1,5 +1,5 @@
-// The texts of kernels: those that are simulated on the host are compiled for cards too, where there is a compiler for them; and
-// faults that are planted into them are found on the host.
+// The texts of kernels: those that are simulated on the host are compiled for cards too, where
+// there is a compiler for them; and faults that are planted into them are found on the host.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -18,7 +18,8 @@ using namespace haliax::program;
 using namespace haliax::testing;
 
 std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) text.replace(at, what.size(), by);
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
   return text;
 }
 // One text of many kernels.
@@ -27,7 +28,8 @@ class Texts {
   void add(const Program& p) {
     for (auto& s : p.steps)
       for (auto& l : cuda::launches_of(s))
-        if (known_.insert(l.text).second) text_ += replaced(l.text, "NAME", "k" + std::to_string(known_.size()));
+        if (known_.insert(l.text).second)
+          text_ += replaced(l.text, "NAME", "k" + std::to_string(known_.size()));
   }
   std::size_t count() const { return known_.size(); }
   std::string text() const { return cuda::prelude(false) + text_ + "}\n"; }
@@ -44,10 +46,12 @@ void compiles(const Texts& texts, const char* test) {
   for (int sm : {80, 90, 100}) {
     CAPTURE(sm);
     auto log = cuda::compile_for_card(texts.text(), sm).log;
-    for (std::size_t at = 0; (at = log.find("Compiling entry function", at)) != std::string::npos; ++at) {
+    for (std::size_t at = 0; (at = log.find("Compiling entry function", at)) != std::string::npos;
+         ++at) {
       auto about = log.substr(at, log.find("Compile time", at) - at);
       CAPTURE(about);
-      CHECK(about.find(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") != std::string::npos);
+      CHECK(about.find(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") !=
+            std::string::npos);
     }
   }
 }
@@ -59,7 +63,8 @@ TEST_CASE("cuda: texts of fused steps compile for cards, without spills") {
   for (unsigned seed = 0; seed < 24; ++seed) {
     Case c(seed);
     auto dims = random_dims(c.random, 4, 40);
-    random_fused(c, dims, static_cast<int>(c.random.below(std::int64_t(dims.size()) + 1)), all_dtypes[c.random.below(12)], 6);
+    random_fused(c, dims, static_cast<int>(c.random.below(std::int64_t(dims.size()) + 1)),
+                 all_dtypes[c.random.below(12)], 6);
     texts.add(c.program);
   }
   CHECK(texts.count() > 20);
@@ -73,14 +78,17 @@ TEST_CASE("cuda: every code compiles for cards") {
   for (int k = int(Code::exp); k <= int(Code::shift_right); ++k) {
     auto code = Code(k);
     // Their own functions have tables and tails: not without a stack.
-    if (code == Code::bitcast || code == Code::lgamma || code == Code::digamma || code == Code::erfinv) continue;
-    bool integers = (code >= Code::bit_and && code <= Code::shift_right) || code == Code::bit_not || code == Code::popcount;
+    if (code == Code::bitcast || code == Code::lgamma || code == Code::digamma ||
+        code == Code::erfinv)
+      continue;
+    bool integers = (code >= Code::bit_and && code <= Code::shift_right) || code == Code::bit_not ||
+                    code == Code::popcount;
     auto d = integers ? DType::i32 : DType::f32;
     auto from = int(f.code.size());
     f.code.push_back(load(c.view(false, d, {64}, Case::dense)));
     f.code.push_back(load(c.view(false, d, {64}, Case::dense)));
-    bool test = (code >= Code::less && code <= Code::not_equal) || (code >= Code::is_finite && code <= Code::is_inf) ||
-                code == Code::logical_not;
+    bool test = (code >= Code::less && code <= Code::not_equal) ||
+                (code >= Code::is_finite && code <= Code::is_inf) || code == Code::logical_not;
     f.code.push_back(code < Code::add ? op(code, test ? DType::boolean : d, {from})
                                       : op(code, test ? DType::boolean : d, {from, from + 1}));
     f.code.push_back(store(c.view(true, test ? DType::boolean : d, {64}, Case::dense), from + 2));
@@ -89,7 +97,9 @@ TEST_CASE("cuda: every code compiles for cards") {
   }
   compiles(texts, "every code");
 }
-TEST_CASE("cuda: what tells a graph whether a part of it runs is linked with the toolkit's own part for cards") {
+TEST_CASE(
+    "cuda: what tells a graph whether a part of it runs is linked with the toolkit's own part for "
+    "cards") {
   Case c(1);
   auto& skip = c.add(Kind::skip).skip;
   skip.unless = c.view(false, DType::boolean, {}, Case::dense);
@@ -103,7 +113,9 @@ TEST_CASE("cuda: what tells a graph whether a part of it runs is linked with the
   }
   for (int sm : {80, 90, 100}) {
     const auto cubin = cuda::compile_for_card(text, sm);
-    CHECK(cubin.bytes.substr(0, 4) == "\x7f" "ELF");
+    CHECK(cubin.bytes.substr(0, 4) ==
+          "\x7f"
+          "ELF");
     CHECK(cubin.log.find("0 bytes stack frame") != cubin.log.npos);
   }
 }

@@ -1,5 +1,6 @@
-// Rows as tiles, on a simulated card: a turn of attention by hand, forward and backward, with blocks of columns that flags leave
-// out; what passes it takes; faults that are planted into it, and that name their step.
+// Rows as tiles, on a simulated card: a turn of attention by hand, forward and backward, with
+// blocks of columns that flags leave out; what passes it takes; faults that are planted into it,
+// and that name their step.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -14,17 +15,18 @@ using namespace haliax::testing;
 
 namespace {
 
-// Columns in blocks of `width`. across: keys lie with their terms far apart. beyond: columns from there on are under no row's
-// mask, so that the blocks behind need not be made. gap: elements between lines, 4 leave no 16 bytes aligned. fill: where the mask
-// sees nothing; guarded: an infinite maximum is taken for 0. wide: what is multiplied and summed behind the softmax is f32. follows:
-// which blocks are made there is found from the mask and from what weight the fill has, as the compiler does. from: row r sees
-// columns from 2 r on, not up to it.
+// Columns in blocks of `width`. across: keys lie with their terms far apart. beyond: columns from
+// there on are under no row's mask, so that the blocks behind need not be made. gap: elements
+// between lines, 4 leave no 16 bytes aligned. fill: where the mask sees nothing; guarded: an
+// infinite maximum is taken for 0. wide: what is multiplied and summed behind the softmax is f32.
+// follows: which blocks are made there is found from the mask and from what weight the fill has, as
+// the compiler does. from: row r sees columns from 2 r on, not up to it.
 struct Shape {
   std::int64_t rows = 64, columns = 160, terms = 40, width = 32, beyond = 90, gap = 0;
   bool across = false;
   DType dtype = DType::bf16;
   double fill = -3e4;
-  int blind = 3;                                 // a row that sees nothing
+  int blind = 3;  // a row that sees nothing
   bool guarded = false, wide = false, follows = false, from = false;
 };
 View at(int slot, DType d, Dims strides, std::int64_t offset = 0, std::vector<Term> terms = {}) {
@@ -33,22 +35,28 @@ View at(int slot, DType d, Dims strides, std::int64_t offset = 0, std::vector<Te
 Instr iota(int dim, int stride) {
   return {.code = Code::iota, .dtype = DType::i32, .inner = dim > 0, .dim = dim, .stride = stride};
 }
-Instr number(DType d, double x) { return {.code = Code::constant, .dtype = d, .number = x, .integer = std::int64_t(x)}; }
+Instr number(DType d, double x) {
+  return {.code = Code::constant, .dtype = d, .number = x, .integer = std::int64_t(x)};
+}
 
-// In each of 2 turns: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T - rowsum(p * do v^T)), dk += ds^T q.
+// In each of 2 turns: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T - rowsum(p
+// * do v^T)), dk += ds^T q.
 class Turns {
  public:
   explicit Turns(const Shape& shape) : c(11), n_(shape), d_(shape.dtype) {
     const auto line = n_.terms + n_.gap;
     const int q = c.slot(false, d_, 2 * n_.rows * line), k = c.slot(false, d_, n_.columns * line),
               v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64),
-              o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms), all_sums = c.slot(true, DType::f32, 2 * n_.rows),
+              o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms),
+              all_sums = c.slot(true, DType::f32, 2 * n_.rows),
               dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms),
               grad_sums = n_.wide ? c.slot(true, DType::f32, 2 * n_.rows) : -1;
-    for (std::size_t g = 0; g < 64; ++g) c.arguments[3][g] = std::byte(std::int64_t(g) * n_.width < n_.beyond);
+    for (std::size_t g = 0; g < 64; ++g)
+      c.arguments[3][g] = std::byte(std::int64_t(g) * n_.width < n_.beyond);
     const auto wide = n_.rows * n_.columns;
-    const int s = own(wide * 2), e = own(wide * 4), p32 = own(wide * 4), ds = own(wide * 2), weights = own(n_.rows * 4),
-              sums = own(n_.rows * 4), none = own(64), made = own(64), turn = 0;
+    const int s = own(wide * 2), e = own(wide * 4), p32 = own(wide * 4), ds = own(wide * 2),
+              weights = own(n_.rows * 4), sums = own(n_.rows * 4), none = own(64), made = own(64),
+              turn = 0;
     p().loops = 8;
     Step outer{.kind = Kind::loop};
     auto& l = outer.loop;
@@ -56,17 +64,24 @@ class Turns {
     q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = turn, .stride = n_.rows * line}});
     const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
     auto& b = l.body;
-    products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}), at(s, d_, {n_.columns, 1, 0}), false);
+    products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}),
+             at(s, d_, {n_.columns, 1, 0}), false);
     b.push_back(softmax(s, e, sums, weights, p32));
-    b.push_back(sums_out(sums, at(all_sums, DType::f32, {1}, 0, {{.loop = turn, .stride = n_.rows}})));
+    b.push_back(
+        sums_out(sums, at(all_sums, DType::f32, {1}, 0, {{.loop = turn, .stride = n_.rows}})));
     const int later = n_.follows ? made : seen;
     if (n_.follows) b.push_back(no_weight(weights, none)), b.push_back(made_too(seen, none, made));
-    const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.rows * n_.terms}}),
-               keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.columns * n_.terms}});
-    b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32)), b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
-    products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}), at(v, d_, {0, 1, line}), out, true);
+    const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0,
+                        {{.loop = turn, .stride = n_.rows * n_.terms}}),
+               keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0,
+                         {{.loop = turn, .stride = n_.columns * n_.terms}});
+    b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32)),
+        b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
+    products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}),
+             at(v, d_, {0, 1, line}), out, true);
     b.push_back(zero(at(ds, d_, {n_.columns, 1}), {n_.rows, n_.columns}, d_));
-    products(b, later, {n_.rows, 0, n_.terms}, q_, at(v, d_, {0, line, 1}), at(ds, d_, {n_.columns, 1, 0}), false);
+    products(b, later, {n_.rows, 0, n_.terms}, q_, at(v, d_, {0, line, 1}),
+             at(ds, d_, {n_.columns, 1, 0}), false);
     b.push_back(n_.wide ? gradient_of_wide(p32, sums, ds, grad_sums) : gradient(s, ds));
     View q_terms = q_;
     q_terms.strides = {0, 1, line};
@@ -86,13 +101,15 @@ class Turns {
     p().arena_bytes += aligned(bytes);
     return int(p().slots.size()) - 1;
   }
-  // a b, over the columns in blocks, which are the dim of size 0; each under its flag, unless there are none.
-  void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a, const View& b, const View& out,
-                bool adds) {
+  // a b, over the columns in blocks, which are the dim of size 0; each under its flag, unless there
+  // are none.
+  void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a,
+                const View& b, const View& out, bool adds) {
     const auto whole = n_.columns / n_.width, rest = n_.columns % n_.width;
     const auto dim = std::size_t(std::find(mnk.begin(), mnk.end(), 0) - mnk.begin());
     auto block = [&](std::int64_t first, std::int64_t size, std::int64_t trips) {
-      Step s{.kind = Kind::contract, .why = adds ? "sum" : "dot", .where = "model.cpp:5"}, all{.kind = Kind::loop};
+      Step s{.kind = Kind::contract, .why = adds ? "sum" : "dot", .where = "model.cpp:5"},
+          all{.kind = Kind::loop};
       auto sizes = mnk;
       sizes[dim] = size;
       const int variable = trips > 1 ? ++variables_ : -1;
@@ -130,25 +147,37 @@ class Turns {
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
     constexpr auto f32 = DType::f32, i32 = DType::i32, flag = DType::boolean;
-    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {n_.from ? 0 : 1, n_.from ? 1 : 0}, true),
+    f.code = {iota(0, 2),
+              iota(1, 1),
+              op(Code::less_equal, flag, {n_.from ? 0 : 1, n_.from ? 1 : 0}, true),
               number(i32, double(n_.beyond)),
-              op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 2 * n_.blind),
-              op(Code::not_equal, flag, {0, 6}), op(Code::bit_and, flag, {5, 7}, true),
-              load(at(s, d_, {n_.columns, 1}), true), number(d_, n_.fill), op(Code::select, d_, {8, 9, 10}, true),
-              op(Code::cast, f32, {11}, true), op(Code::reduce_max, f32, {12})};
+              op(Code::less, flag, {1, 3}, true),
+              op(Code::bit_and, flag, {2, 4}, true),
+              number(i32, 2 * n_.blind),
+              op(Code::not_equal, flag, {0, 6}),
+              op(Code::bit_and, flag, {5, 7}, true),
+              load(at(s, d_, {n_.columns, 1}), true),
+              number(d_, n_.fill),
+              op(Code::select, d_, {8, 9, 10}, true),
+              op(Code::cast, f32, {11}, true),
+              op(Code::reduce_max, f32, {12})};
     auto add = [&](Instr i) { return f.code.push_back(std::move(i)), int(f.code.size()) - 1; };
     int top = 13;
     if (n_.guarded) {
       const int is_infinite = add(op(Code::is_inf, flag, {top})), zero = add(number(f32, 0));
       top = add(op(Code::select, f32, {is_infinite, zero, top}));
     }
-    const int x = add(op(Code::sub, f32, {12, top}, true)), exp = add(op(Code::exp, f32, {x}, true));
+    const int x = add(op(Code::sub, f32, {12, top}, true)),
+              exp = add(op(Code::exp, f32, {x}, true));
     add(store(at(e, f32, {n_.columns, 1}), exp, true));
     const int sum = add(op(Code::reduce_sum, f32, {exp}));
     add(store(at(sums, f32, {1, 0}), sum));
-    const int p = add(op(Code::div, f32, {exp, sum}, true)), rounded = add(op(Code::cast, d_, {p}, true));
-    add(store(at(s, d_, {n_.columns, 1}), rounded, true)), add(store(at(p32, f32, {n_.columns, 1}), exp, true));
-    const int fill = add(op(Code::cast, f32, {10})), least = add(op(Code::exp, f32, {add(op(Code::sub, f32, {fill, top}))}));
+    const int p = add(op(Code::div, f32, {exp, sum}, true)),
+              rounded = add(op(Code::cast, d_, {p}, true));
+    add(store(at(s, d_, {n_.columns, 1}), rounded, true)),
+        add(store(at(p32, f32, {n_.columns, 1}), exp, true));
+    const int fill = add(op(Code::cast, f32, {10})),
+              least = add(op(Code::exp, f32, {add(op(Code::sub, f32, {fill, top}))}));
     add(store(at(weights, f32, {1, 0}), add(op(Code::div, f32, {least, sum}))));
     return out;
   }
@@ -163,16 +192,18 @@ class Turns {
     Step out{.kind = Kind::fused};
     out.fused.dims = {1, n_.rows}, out.fused.outer = 1;
     constexpr auto f32 = DType::f32, flag = DType::boolean;
-    out.fused.code = {load(at(weights, f32, {0, 1}), true), number(f32, 0), op(Code::equal, flag, {0, 1}, true),
-                      op(Code::reduce_min, flag, {2}), store(at(none, flag, {0, 0}), 3)};
+    out.fused.code = {load(at(weights, f32, {0, 1}), true), number(f32, 0),
+                      op(Code::equal, flag, {0, 1}, true), op(Code::reduce_min, flag, {2}),
+                      store(at(none, flag, {0, 0}), 3)};
     return out;
   }
   Step made_too(int seen, int none, int made) {
     Step out{.kind = Kind::fused};
     constexpr auto flag = DType::boolean;
     out.fused.dims = {(n_.columns + n_.width - 1) / n_.width}, out.fused.outer = 1;
-    out.fused.code = {load(at(seen, flag, {1})), load(at(none, flag, {0})), op(Code::logical_not, flag, {1}),
-                      op(Code::bit_or, flag, {0, 2}), store(at(made, flag, {1}), 3)};
+    out.fused.code = {load(at(seen, flag, {1})), load(at(none, flag, {0})),
+                      op(Code::logical_not, flag, {1}), op(Code::bit_or, flag, {0, 2}),
+                      store(at(made, flag, {1}), 3)};
     return out;
   }
   // The weights are what was made of x, over sums that are read from memory.
@@ -181,10 +212,19 @@ class Turns {
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
     constexpr auto f32 = DType::f32;
-    f.code = {load(at(p32, f32, {n_.columns, 1}), true), number(f32, 1), load(at(sums, f32, {1, 0})), op(Code::div, f32, {1, 2}),
-              op(Code::mul, f32, {0, 3}, true), load(at(ds, d_, {n_.columns, 1}), true), op(Code::cast, f32, {5}, true),
-              op(Code::mul, f32, {4, 6}, true), op(Code::reduce_sum, f32, {7}), op(Code::sub, f32, {6, 8}, true),
-              op(Code::mul, f32, {4, 9}, true), op(Code::cast, d_, {10}, true), store(at(ds, d_, {n_.columns, 1}), 11, true),
+    f.code = {load(at(p32, f32, {n_.columns, 1}), true),
+              number(f32, 1),
+              load(at(sums, f32, {1, 0})),
+              op(Code::div, f32, {1, 2}),
+              op(Code::mul, f32, {0, 3}, true),
+              load(at(ds, d_, {n_.columns, 1}), true),
+              op(Code::cast, f32, {5}, true),
+              op(Code::mul, f32, {4, 6}, true),
+              op(Code::reduce_sum, f32, {7}),
+              op(Code::sub, f32, {6, 8}, true),
+              op(Code::mul, f32, {4, 9}, true),
+              op(Code::cast, d_, {10}, true),
+              store(at(ds, d_, {n_.columns, 1}), 11, true),
               store(at(grad_sums, f32, {1, 0}, 0, {{.loop = 0, .stride = n_.rows}}), 8)};
     return out;
   }
@@ -193,10 +233,11 @@ class Turns {
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
     constexpr auto f32 = DType::f32;
-    f.code = {load(at(s, d_, {n_.columns, 1}), true), op(Code::cast, f32, {0}, true), load(at(ds, d_, {n_.columns, 1}), true),
-              op(Code::cast, f32, {2}, true), op(Code::mul, f32, {1, 3}, true), op(Code::reduce_sum, f32, {4}),
-              op(Code::sub, f32, {3, 5}, true), op(Code::mul, f32, {1, 6}, true), op(Code::cast, d_, {7}, true),
-              store(at(ds, d_, {n_.columns, 1}), 8, true)};
+    f.code = {load(at(s, d_, {n_.columns, 1}), true),  op(Code::cast, f32, {0}, true),
+              load(at(ds, d_, {n_.columns, 1}), true), op(Code::cast, f32, {2}, true),
+              op(Code::mul, f32, {1, 3}, true),        op(Code::reduce_sum, f32, {4}),
+              op(Code::sub, f32, {3, 5}, true),        op(Code::mul, f32, {1, 6}, true),
+              op(Code::cast, d_, {7}, true),           store(at(ds, d_, {n_.columns, 1}), 8, true)};
     return out;
   }
 
@@ -205,9 +246,11 @@ class Turns {
   View q_;
   int variables_ = 0;
 };
-std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& want, double tolerance) {
+std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& want,
+                   double tolerance) {
   for (std::size_t k = 0; k < got.size(); ++k)
-    if (auto d = difference(DType::f32, got[k], want[k], tolerance); !d.empty()) return std::to_string(k) + ": " + d;
+    if (auto d = difference(DType::f32, got[k], want[k], tolerance); !d.empty())
+      return std::to_string(k) + ": " + d;
   return "";
 }
 
@@ -220,9 +263,12 @@ int passes(const std::string& text) {
 }  // namespace
 
 TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes of it") {
-  for (const Shape& s : {Shape{}, Shape{.rows = 130, .columns = 164, .width = 48}, Shape{.rows = 37, .columns = 70, .width = 33},
-                         Shape{.columns = 96, .terms = 128, .across = true}, Shape{.terms = 37, .gap = 4, .across = true},
-                         Shape{.rows = 70, .terms = 64, .beyond = 160, .dtype = DType::f16}, Shape{.beyond = 1}}) {
+  for (const Shape& s :
+       {Shape{}, Shape{.rows = 130, .columns = 164, .width = 48},
+        Shape{.rows = 37, .columns = 70, .width = 33},
+        Shape{.columns = 96, .terms = 128, .across = true},
+        Shape{.terms = 37, .gap = 4, .across = true},
+        Shape{.rows = 70, .terms = 64, .beyond = 160, .dtype = DType::f16}, Shape{.beyond = 1}}) {
     CAPTURE(s.rows);
     CAPTURE(s.columns);
     CAPTURE(s.terms);
@@ -230,7 +276,8 @@ TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes
     const auto text = t.text();
     CHECK(has(text, "make_tile("));
     CHECK_FALSE(has(text, "block_product<"));
-    const auto got = t.c.run(*cuda::make_simulated_device()), want = t.c.run(*reference::make_reference_device());
+    const auto got = t.c.run(*cuda::make_simulated_device()),
+               want = t.c.run(*reference::make_reference_device());
     CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
@@ -243,26 +290,30 @@ TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far"
     return change(s), s;
   };
   for (const Shape& s :
-       {early, with([](Shape& s) { s.blind = -1; }), with([](Shape& s) { s.fill = -1e9; }), with([](Shape& s) { s.fill = -inf; }),
+       {early, with([](Shape& s) { s.blind = -1; }), with([](Shape& s) { s.fill = -1e9; }),
+        with([](Shape& s) { s.fill = -inf; }),
         with([](Shape& s) { s.fill = -inf, s.guarded = true; }),
         with([](Shape& s) { s.fill = -inf, s.guarded = true, s.blind = -1; }),
         with([](Shape& s) { s.rows = 130, s.columns = 164, s.width = 48; }),
         with([](Shape& s) { s.rows = 37, s.columns = 70, s.width = 33, s.dtype = DType::f16; }),
         with([](Shape& s) { s.rows = 128, s.beyond = 160, s.blind = -1; }),
-        with([](Shape& s) { s.from = true, s.beyond = 160; }), with([](Shape& s) { s.beyond = 1, s.blind = -1; })}) {
+        with([](Shape& s) { s.from = true, s.beyond = 160; }),
+        with([](Shape& s) { s.beyond = 1, s.blind = -1; })}) {
     CAPTURE(s.rows);
     CAPTURE(s.blind);
     CAPTURE(s.fill);
     CAPTURE(s.guarded);
     Turns t(s);
     const auto text = t.text();
-    CHECK(passes(text) == 3);                    // all that a row needs; the rest of it; gradients of keys
-    const auto got = t.c.run(*cuda::make_simulated_device()), want = t.c.run(*reference::make_reference_device());
+    CHECK(passes(text) == 3);  // all that a row needs; the rest of it; gradients of keys
+    const auto got = t.c.run(*cuda::make_simulated_device()),
+               want = t.c.run(*reference::make_reference_device());
     CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
     CHECK(differ({got[1]}, {want[1]}, 1e-5) == "");
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
-  CHECK(passes(Turns({}).text()) == 3);          // weights are rounded before they are summed: not in the pass with the maximum
+  // weights are rounded before they are summed: not in the pass with the maximum
+  CHECK(passes(Turns({}).text()) == 3);
 }
 TEST_CASE("cuda tiles: planted faults are found") {
   const Shape shape;
@@ -277,21 +328,24 @@ TEST_CASE("cuda tiles: planted faults are found") {
   is_found("copies.wait();", "", "if (turn > 0)");
   is_found("__syncthreads();", "", "if (turn > 0)");
   is_found("__syncthreads();", "", "show(");
-  is_found("if (visited < I(", "if (visited > I(", "Sum()(room");   // what is left out is folded, too
+  // what is left out is folded, too
+  is_found("if (visited < I(", "if (visited > I(", "Sum()(room");
   is_found("__syncthreads();", "", "fold_lanes(");
   is_found("(flags0 >>", "(~flags0 >>", "");
   is_found("half ? tile1 : tile0", "tile0", "");
 }
 TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far are found") {
   for (int blind : {-1, 3}) {
-    Turns t(blind < 0 ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
-                      : Shape{.wide = true, .follows = true});
+    Turns t(blind < 0
+                ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
+                : Shape{.wide = true, .follows = true});
     const auto right = planted(t.c, [](auto text) { return text; });
     CHECK(right.second == "");
     auto is_found = [&](const char* what, const char* by, int n = 0) {
       CAPTURE(std::string(what));
       CAPTURE(n);
-      const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, n, "flags0 = block"); });
+      const auto wrong =
+          planted(t.c, [&](auto text) { return changed(text, what, by, n, "flags0 = block"); });
       CHECK((wrong.second != "" || differ(wrong.first, right.first, 1e-3) != ""));
     };
     if (blind < 0) {
@@ -301,10 +355,10 @@ TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far ar
       is_found("tile_columns - 1", "0");
       is_found(".scale(scale);", ".clear();");
       is_found("= scale[h] /", "= 1 /");
-      is_found("exchanged(most, 1)", "most");       // a maximum for each lane
+      is_found("exchanged(most, 1)", "most");  // a maximum for each lane
     } else {
-      is_found("& ~(flags0)", "& ~(~0ull)");     // the rest is made
-      is_found("&& ((flags0)", "&& ((0ull)");      // and not what was added before
+      is_found("& ~(flags0)", "& ~(~0ull)");   // the rest is made
+      is_found("&& ((flags0)", "&& ((0ull)");  // and not what was added before
     }
   }
 }
@@ -313,7 +367,10 @@ TEST_CASE("cuda tiles: a fault names the step of the nest, with HALIAX_CUDA=sync
   auto at = [&](const char* behind, const char* words) {
     return planted(
                t.c,
-               [&](auto text) { return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0, behind); },
+               [&](auto text) {
+                 return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0,
+                                behind);
+               },
                words)
         .second;
   };

@@ -1,4 +1,5 @@
-// A step of a small GPT-2 on a simulated card, with all that it takes: scores as tiles, products, a graph, AdamW.
+// A step of a small GPT-2 on a simulated card, with all that it takes: scores as tiles, products, a
+// graph, AdamW.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/sim/sim.h"
@@ -22,7 +23,8 @@ TEST_CASE("cuda training: steps of GPT-2 in bf16 have the cpu's losses") {
     std::vector<double> out;
     for (int k = 0; k < 3; ++k) {
       auto next = step(model, state, ids, keys);
-      model = std::move(next.model), state = std::move(next.opt_state), out.push_back(next.loss.item());
+      model = std::move(next.model), state = std::move(next.opt_state),
+      out.push_back(next.loss.item());
     }
     return out;
   };
@@ -30,6 +32,7 @@ TEST_CASE("cuda training: steps of GPT-2 in bf16 have the cpu's losses") {
   const auto got = losses("cuda-sim"), want = losses("cpu");
   CHECK(cuda::asked().graphs - before.graphs == 3);
   CHECK(cuda::asked().products > before.products);
-  for (std::size_t k = 0; k < got.size(); ++k) CHECK(got[k] == doctest::Approx(want[k]).epsilon(2e-3));
+  for (std::size_t k = 0; k < got.size(); ++k)
+    CHECK(got[k] == doctest::Approx(want[k]).epsilon(2e-3));
   CHECK(got[2] < got[0]);
 }

@@ -1,4 +1,5 @@
-// The reference backend against numbers worked out by hand: every kind of step, and the corners of the scalar definitions.
+// The reference backend against numbers worked out by hand: every kind of step, and the corners of
+// the scalar definitions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,8 +16,10 @@ using namespace haliax::program;
 
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
-constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = std::numeric_limits<std::int32_t>::max();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                kInf = std::numeric_limits<float>::infinity();
+constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(),
+                       kMost = std::numeric_limits<std::int32_t>::max();
 
 template <class T> constexpr DType dtype_for = DType::f32;
 template <> constexpr DType dtype_for<double> = DType::f64;
@@ -30,8 +33,9 @@ template <> constexpr DType dtype_for<std::uint64_t> = DType::u64;
 // A program whose slots are all arguments, backed by the vectors of a test.
 class Bench {
  public:
-  template <class T>
-  int slot(std::vector<T>& data) { return slot(data.data(), std::int64_t(data.size() * sizeof(T))); }
+  template <class T> int slot(std::vector<T>& data) {
+    return slot(data.data(), std::int64_t(data.size() * sizeof(T)));
+  }
   int slot(void* data, std::int64_t bytes) {
     Slot s;
     s.bytes = bytes, s.home = Home::argument, s.index = program.arguments++;
@@ -39,13 +43,14 @@ class Bench {
     arguments.push_back(data);
     return int(program.slots.size()) - 1;
   }
-  template <class T>
-  View view(std::vector<T>& data, Dims strides, std::int64_t offset = 0) {
+  template <class T> View view(std::vector<T>& data, Dims strides, std::int64_t offset = 0) {
     return {slot(data), dtype_for<T>, offset, std::move(strides), {}};
   }
   void add(Step s) { program.steps.push_back(std::move(s)); }
   void run(Communicator* comm = nullptr) {
-    reference::make_reference_device()->compile(std::make_shared<Program>(program))->run(arguments, results, arena.data(), comm);
+    reference::make_reference_device()
+        ->compile(std::make_shared<Program>(program))
+        ->run(arguments, results, arena.data(), comm);
   }
 
   Program program;
@@ -53,15 +58,51 @@ class Bench {
   std::vector<std::byte> arena;
 };
 
-Step step_of(Fused f) { Step s; s.kind = Kind::fused, s.fused = std::move(f); return s; }
-Step step_of(Contract c) { Step s; s.kind = Kind::contract, s.contract = std::move(c); return s; }
-Step step_of(Gather g) { Step s; s.kind = Kind::gather, s.gather = std::move(g); return s; }
-Step step_of(Scatter c) { Step s; s.kind = Kind::scatter, s.scatter = std::move(c); return s; }
-Step step_of(Sort c) { Step s; s.kind = Kind::sort, s.sort = std::move(c); return s; }
-Step step_of(Cumulative c) { Step s; s.kind = Kind::cumulative, s.cumulative = std::move(c); return s; }
-Step step_of(Copy c) { Step s; s.kind = Kind::copy, s.copy = std::move(c); return s; }
-Step step_of(Collective c) { Step s; s.kind = Kind::collective, s.collective = std::move(c); return s; }
-Step step_of(Loop l) { Step s; s.kind = Kind::loop, s.loop = std::move(l); return s; }
+Step step_of(Fused f) {
+  Step s;
+  s.kind = Kind::fused, s.fused = std::move(f);
+  return s;
+}
+Step step_of(Contract c) {
+  Step s;
+  s.kind = Kind::contract, s.contract = std::move(c);
+  return s;
+}
+Step step_of(Gather g) {
+  Step s;
+  s.kind = Kind::gather, s.gather = std::move(g);
+  return s;
+}
+Step step_of(Scatter c) {
+  Step s;
+  s.kind = Kind::scatter, s.scatter = std::move(c);
+  return s;
+}
+Step step_of(Sort c) {
+  Step s;
+  s.kind = Kind::sort, s.sort = std::move(c);
+  return s;
+}
+Step step_of(Cumulative c) {
+  Step s;
+  s.kind = Kind::cumulative, s.cumulative = std::move(c);
+  return s;
+}
+Step step_of(Copy c) {
+  Step s;
+  s.kind = Kind::copy, s.copy = std::move(c);
+  return s;
+}
+Step step_of(Collective c) {
+  Step s;
+  s.kind = Kind::collective, s.collective = std::move(c);
+  return s;
+}
+Step step_of(Loop l) {
+  Step s;
+  s.kind = Kind::loop, s.loop = std::move(l);
+  return s;
+}
 
 Instr leaf(Code code, View v, bool inner = true) {
   Instr i{};
@@ -88,8 +129,7 @@ Instr number(double v) {
 }
 
 // f(a, b, ...) over vectors of equal length.
-template <class R, class... T>
-std::vector<R> apply(Code code, std::vector<T>... in) {
+template <class R, class... T> std::vector<R> apply(Code code, std::vector<T>... in) {
   std::int64_t n = std::int64_t(std::min({in.size()...}));
   std::vector<R> out(std::size_t(n), R(77));
   Bench b;
@@ -103,13 +143,15 @@ std::vector<R> apply(Code code, std::vector<T>... in) {
   return out;
 }
 // f on 16-bit floats, given and returned as bits.
-std::vector<std::uint16_t> apply16(DType dtype, Code code, std::vector<std::vector<std::uint16_t>> in) {
+std::vector<std::uint16_t> apply16(DType dtype, Code code,
+                                   std::vector<std::vector<std::uint16_t>> in) {
   std::int64_t n = std::int64_t(in[0].size());
   std::vector<std::uint16_t> out(in[0].size());
   Bench b;
   Fused f{{n}, 0, {}};
   std::vector<int> args;
-  for (auto& x : in) args.push_back(int(args.size())), f.code.push_back(load_of({b.slot(x), dtype, 0, {1}, {}}));
+  for (auto& x : in)
+    args.push_back(int(args.size())), f.code.push_back(load_of({b.slot(x), dtype, 0, {1}, {}}));
   f.code.push_back(op(code, dtype, args));
   f.code.push_back(store_of(int(args.size()), {b.slot(out), dtype, 0, {1}, {}}));
   b.add(step_of(f));
@@ -124,11 +166,13 @@ using U = std::vector<std::uint32_t>;
 using B = std::vector<std::uint8_t>;
 using S = std::vector<std::int8_t>;
 using W = std::vector<std::uint64_t>;
-constexpr std::int64_t kLeast64 = std::numeric_limits<std::int64_t>::min(), kMost64 = std::numeric_limits<std::int64_t>::max();
-bool same(const F& a, const F& b) {   // NaN equals NaN, and zeros differ by sign
+constexpr std::int64_t kLeast64 = std::numeric_limits<std::int64_t>::min(),
+                       kMost64 = std::numeric_limits<std::int64_t>::max();
+bool same(const F& a, const F& b) {  // NaN equals NaN, and zeros differ by sign
   bool ok = a.size() == b.size();
   for (std::size_t k = 0; ok && k < a.size(); ++k)
-    ok = (std::isnan(a[k]) && std::isnan(b[k])) || (a[k] == b[k] && std::signbit(a[k]) == std::signbit(b[k]));
+    ok = (std::isnan(a[k]) && std::isnan(b[k])) ||
+         (a[k] == b[k] && std::signbit(a[k]) == std::signbit(b[k]));
   return ok;
 }
 
@@ -136,7 +180,7 @@ bool same(const F& a, const F& b) {   // NaN equals NaN, and zeros differ by sig
 
 TEST_CASE("half: bf16 and f16 round to nearest even") {
   CHECK(to_bf16(1.0f) == 0x3f80);
-  CHECK(to_bf16(1.00390625f) == 0x3f80);           // half way: to even
+  CHECK(to_bf16(1.00390625f) == 0x3f80);  // half way: to even
   CHECK(to_bf16(1.01171875f) == 0x3f82);
   CHECK(to_bf16(3.4e38f) == 0x7f80);
   CHECK(to_bf16(-kInf) == 0xff80);
@@ -148,10 +192,10 @@ TEST_CASE("half: bf16 and f16 round to nearest even") {
   CHECK(to_f16(65520.f) == 0x7c00);
   CHECK(to_f16(-1e30f) == 0xfc00);
   CHECK(to_f16(0x1p-24f) == 0x0001);
-  CHECK(to_f16(0x1p-25f) == 0x0000);               // half way to the least: to even
+  CHECK(to_f16(0x1p-25f) == 0x0000);  // half way to the least: to even
   CHECK(to_f16(0x1.8p-24f) == 0x0002);
   CHECK(to_f16(-0.f) == 0x8000);
-  for (std::uint32_t h = 0; h < 0x10000; ++h) {    // both formats survive the way there and back
+  for (std::uint32_t h = 0; h < 0x10000; ++h) {  // both formats survive the way there and back
     auto bits = std::uint16_t(h);
     bool nan16 = (h & 0x7fff) > 0x7c00, nanb = (h & 0x7fff) > 0x7f80;
     bool ok = (nan16 ? std::isnan(from_f16(bits)) : to_f16(from_f16(bits)) == bits) &&
@@ -173,22 +217,29 @@ TEST_CASE("scalar: threefry known answers of Random123") {
   CHECK(t(0x13198a2e, 0x03707344, 0x243f6a88, 0x85a308d3) == U{0xc4923a9c, 0x483df7a0});
   CHECK(apply<std::uint32_t>(Code::threefry0, U{0}, U{0}, U{0}, U{0}) == U{0x6b200159});
   CHECK(apply<std::uint32_t>(Code::threefry1, U{0}, U{0}, U{0}, U{0}) == U{0x99ba4efe});
-  CHECK(apply<std::uint32_t>(Code::threefry_xor, U{0}, U{0}, U{0}, U{0}) == U{0x6b200159 ^ 0x99ba4efe});
+  CHECK(apply<std::uint32_t>(Code::threefry_xor, U{0}, U{0}, U{0}, U{0}) ==
+        U{0x6b200159 ^ 0x99ba4efe});
 }
 
 TEST_CASE("scalar: log1p, erfinv, digamma") {
-  for (float x : {1e-40f, -1e-30f, 1e-9f, -1e-4f, 0.1f, -0.29f, -0.3f, 0.41f, 0.42f, -0.999f, 3.f, 1e10f, 3e38f})
+  for (float x : {1e-40f, -1e-30f, 1e-9f, -1e-4f, 0.1f, -0.29f, -0.3f, 0.41f, 0.42f, -0.999f, 3.f,
+                  1e10f, 3e38f})
     CHECK(scalar::log1p(x) == float(std::log1p(double(x))));
   CHECK(scalar::log1p(-1.f) == -kInf);
   CHECK(scalar::log1p(kInf) == kInf);
   CHECK(std::isnan(scalar::log1p(-2.f)));
   CHECK(std::isnan(scalar::log1p(kNan)));
-  for (double x : {1e-300, 1e-12, 1e-5, 0.1, 0.3, 0.49999, 0.5, 0.7, 0.99, 0.9999999, 1 - 1e-12, 1 - 0x1p-53}) {
+  for (double x : {1e-300, 1e-12, 1e-5, 0.1, 0.3, 0.49999, 0.5, 0.7, 0.99, 0.9999999, 1 - 1e-12,
+                   1 - 0x1p-53}) {
     double y = scalar::erfinv(x);
     CHECK(scalar::erfinv(-x) == -y);
-    if (x < 0.5) CHECK(std::erf(y) == doctest::Approx(x).epsilon(1e-15));
-    else CHECK(std::erfc(y) == doctest::Approx(1 - x).epsilon(1e-13));
-    if (x < 0.999) CHECK(scalar::erfinv(float(x)) == doctest::Approx(scalar::erfinv(double(float(x)))).epsilon(4e-7));
+    if (x < 0.5)
+      CHECK(std::erf(y) == doctest::Approx(x).epsilon(1e-15));
+    else
+      CHECK(std::erfc(y) == doctest::Approx(1 - x).epsilon(1e-13));
+    if (x < 0.999)
+      CHECK(scalar::erfinv(float(x)) ==
+            doctest::Approx(scalar::erfinv(double(float(x)))).epsilon(4e-7));
   }
   CHECK(scalar::erfinv(0.5) == doctest::Approx(0.47693627620446987).epsilon(1e-15));
   CHECK(scalar::erfinv(1.f) == kInf);
@@ -223,8 +274,10 @@ TEST_CASE("scalar: integers never trap and wrap around") {
   CHECK(apply<std::uint32_t>(Code::max, U{~0u, 1}, U{1, 2}) == U{~0u, 2});
   CHECK(apply<std::int32_t>(Code::pow, I{3, 2, -2, 0}, I{4, 31, 3, 0}) == I{81, kLeast, -8, 1});
   CHECK(apply<std::int32_t>(Code::pow, I{2, 1, -1, -1}, I{-1, -5, -5, -4}) == I{0, 1, -1, 1});
-  CHECK(apply<std::int32_t>(Code::shift_left, I{1, 1, 1, 1, 3}, I{4, 31, 32, -1, 31}) == I{16, kLeast, 0, 0, kLeast});
-  CHECK(apply<std::int32_t>(Code::shift_right, I{-8, -8, 8, -8}, I{1, 40, 40, -1}) == I{-4, -1, 0, -1});
+  CHECK(apply<std::int32_t>(Code::shift_left, I{1, 1, 1, 1, 3}, I{4, 31, 32, -1, 31}) ==
+        I{16, kLeast, 0, 0, kLeast});
+  CHECK(apply<std::int32_t>(Code::shift_right, I{-8, -8, 8, -8}, I{1, 40, 40, -1}) ==
+        I{-4, -1, 0, -1});
   CHECK(apply<std::uint32_t>(Code::shift_right, U{0x80000000, 5}, U{31, 32}) == U{1, 0});
   CHECK(apply<std::uint8_t>(Code::shift_left, B{255, 255}, B{4, 8}) == B{0xf0, 0});
   CHECK(apply<std::int8_t>(Code::bit_not, S{0, -1}) == S{-1, 0});
@@ -235,17 +288,20 @@ TEST_CASE("scalar: integers never trap and wrap around") {
 }
 
 TEST_CASE("scalar: floats") {
-  CHECK(same(apply<float>(Code::max, F{1, kNan, 2, kNan}, F{kNan, 1, 3, kNan}), {kNan, kNan, 3, kNan}));
+  CHECK(same(apply<float>(Code::max, F{1, kNan, 2, kNan}, F{kNan, 1, 3, kNan}),
+             {kNan, kNan, 3, kNan}));
   CHECK(same(apply<float>(Code::min, F{1, kNan, 2}, F{kNan, 1, 3}), {kNan, kNan, 2}));
   CHECK(same(apply<float>(Code::sign, F{-2, 0, -0.f, 5, kNan}), {-1, 0, -0.f, 1, kNan}));
   CHECK(same(apply<float>(Code::round, F{0.5f, 1.5f, 2.5f, -0.5f, -2.5f}), {0, 2, 2, -0.f, -2}));
   CHECK(same(apply<float>(Code::rem, F{7, -7, 7, 1}, F{3, 3, -3, 0}), {1, -1, 1, kNan}));
   CHECK(same(apply<float>(Code::mod, F{7, -7, 7, -7}, F{3, 3, -3, -3}), {1, 2, -2, -1}));
   CHECK(same(apply<float>(Code::mod, F{-6, 6, 1, -1}, F{3, -3, 0, kInf}), {0, -0.f, kNan, kInf}));
-  CHECK(same(apply<float>(Code::floor_div, F{7, -7, 7, -7, 6, 1, -1}, F{3, 3, -3, -3, 3, 0, kInf}), {2, -3, -3, 2, 2, kNan, -1}));
+  CHECK(same(apply<float>(Code::floor_div, F{7, -7, 7, -7, 6, 1, -1}, F{3, 3, -3, -3, 3, 0, kInf}),
+             {2, -3, -3, 2, 2, kNan, -1}));
   CHECK(same(apply<float>(Code::div, F{1, -1, 0}, F{0, 0, 0}), {kInf, -kInf, kNan}));
-  CHECK(same(apply<float>(Code::fma, F{1 + 0x1p-12f}, F{1 - 0x1p-12f}, F{-1}), {-0x1p-24f}));       // the product is not rounded
-  CHECK(same(apply<float>(Code::add, F{16777216.f}, F{1}), {16777216.f}));                           // the sum is
+  // the product is not rounded
+  CHECK(same(apply<float>(Code::fma, F{1 + 0x1p-12f}, F{1 - 0x1p-12f}, F{-1}), {-0x1p-24f}));
+  CHECK(same(apply<float>(Code::add, F{16777216.f}, F{1}), {16777216.f}));  // the sum is
   CHECK(same(apply<float>(Code::nextafter, F{0, 1, 1}, F{1, 2, 1}), {0x1p-149f, 1 + 0x1p-23f, 1}));
   CHECK(same(apply<float>(Code::rsqrt, F{4, 0}), {0.5f, kInf}));
   CHECK(apply<double>(Code::exp, D{1.0}) == D{std::exp(1.0)});
@@ -253,15 +309,18 @@ TEST_CASE("scalar: floats") {
   CHECK(apply<std::int32_t>(Code::bitcast, F{1}) == I{0x3f800000});
   CHECK_THROWS_AS(apply<double>(Code::bitcast, F{1}), Error);
   // 1 + 2^-8 is not a bf16; in f16 2048 + 1 is half way.
-  CHECK(apply16(DType::bf16, Code::add, {{0x3f80}, {0x3b80}}) == std::vector<std::uint16_t>{0x3f80});
+  CHECK(apply16(DType::bf16, Code::add, {{0x3f80}, {0x3b80}}) ==
+        std::vector<std::uint16_t>{0x3f80});
   CHECK(apply16(DType::f16, Code::add, {{0x6800}, {0x3c00}}) == std::vector<std::uint16_t>{0x6800});
   CHECK(apply16(DType::f16, Code::mul, {{0x7bff}, {0x4000}}) == std::vector<std::uint16_t>{0x7c00});
-  CHECK(apply16(DType::bf16, Code::nextafter, {{0x3f80, 0x0000, 0xbf80, 0x8000}, {0x4000, 0xbf80, 0x0000, 0x8000}}) ==
+  CHECK(apply16(DType::bf16, Code::nextafter,
+                {{0x3f80, 0x0000, 0xbf80, 0x8000}, {0x4000, 0xbf80, 0x0000, 0x8000}}) ==
         std::vector<std::uint16_t>{0x3f81, 0x8001, 0xbf7f, 0x8000});
 }
 
 TEST_CASE("scalar: casts") {
-  CHECK(apply<std::int32_t>(Code::cast, F{2.9f, -2.9f, 1e20f, -1e20f, kNan, kInf}) == I{2, -2, kMost, kLeast, 0, kMost});
+  CHECK(apply<std::int32_t>(Code::cast, F{2.9f, -2.9f, 1e20f, -1e20f, kNan, kInf}) ==
+        I{2, -2, kMost, kLeast, 0, kMost});
   CHECK(apply<std::int8_t>(Code::cast, F{200, -200, kNan}) == S{127, -128, 0});
   CHECK(apply<std::uint8_t>(Code::cast, F{300, -1, 7.5f}) == B{255, 0, 7});
   CHECK(apply<std::uint64_t>(Code::cast, D{1e30, -1, 0x1p63}) == W{~0ull, 0, 1ull << 63});
@@ -270,18 +329,20 @@ TEST_CASE("scalar: casts") {
   CHECK(apply<std::uint32_t>(Code::cast, I{-1}) == U{~0u});
   CHECK(apply<std::int64_t>(Code::cast, U{~0u}) == L{4294967295});
   CHECK(apply<float>(Code::cast, W{~0ull}) == F{0x1p64f});
-  CHECK(apply<float>(Code::cast, L{(1ll << 54) + (1ll << 30) + 1}) == F{0x1.000002p54f});             // rounded once
+  // rounded once
+  CHECK(apply<float>(Code::cast, L{(1ll << 54) + (1ll << 30) + 1}) == F{0x1.000002p54f});
   Bench b;
   F x{0, 0.5f, kNan, -0.f};
   B out(4, 9);
   View to{b.slot(out), DType::boolean, 0, {1}, {}};
-  b.add(step_of(Fused{{4}, 0, {load_of(b.view(x, {1})), op(Code::cast, DType::boolean, {0}), store_of(1, to)}}));
+  b.add(step_of(Fused{
+      {4}, 0, {load_of(b.view(x, {1})), op(Code::cast, DType::boolean, {0}), store_of(1, to)}}));
   b.run();
   CHECK(out == B{0, 1, 1, 0});
 }
 
 TEST_CASE("fused: softmax over the inner dim, in place") {
-  F x{0, std::log(3.f), 5, 5};   // x (row 2, column 2)
+  F x{0, std::log(3.f), 5, 5};  // x (row 2, column 2)
   Bench b;
   auto v = b.view(x, {2, 1});
   Fused f{{2, 2}, 1, {}};
@@ -301,10 +362,13 @@ TEST_CASE("fused: softmax over the inner dim, in place") {
 }
 
 TEST_CASE("fused: all loads of a row come before its stores") {
-  F x{1, 2}, y{10, 20};   // a swap
+  F x{1, 2}, y{10, 20};  // a swap
   Bench b;
   auto a = b.view(x, {1}), c = b.view(y, {1});
-  b.add(step_of(Fused{{2}, 1, {load_of(a, false), store_of(0, c, false), load_of(c, false), store_of(2, a, false)}}));
+  b.add(step_of(
+      Fused{{2},
+            1,
+            {load_of(a, false), store_of(0, c, false), load_of(c, false), store_of(2, a, false)}}));
   b.run();
   CHECK(x == F{10, 20});
   CHECK(y == F{1, 2});
@@ -313,10 +377,13 @@ TEST_CASE("fused: all loads of a row come before its stores") {
 TEST_CASE("fused: strides may be negative, zero, and leave gaps; iota; no points at all") {
   F x{1, 2, 3, 4}, out(4, -1), untouched{7};
   Bench b;
-  auto position = leaf(Code::iota, {});   // 10 + 100 * position
+  auto position = leaf(Code::iota, {});  // 10 + 100 * position
   position.dim = 0, position.stride = 100, position.integer = 10;
   auto to = b.view(out, {2});
-  b.add(step_of(Fused{{2}, 0, {load_of(b.view(x, {-2}, 3)), position, op(Code::add, DType::f32, {0, 1}), store_of(2, to)}}));
+  b.add(step_of(Fused{{2},
+                      0,
+                      {load_of(b.view(x, {-2}, 3)), position, op(Code::add, DType::f32, {0, 1}),
+                       store_of(2, to)}}));
   b.add(step_of(Fused{{0, 3}, 1, {number(1), store_of(0, b.view(untouched, {1, 1}))}}));
   b.run();
   CHECK(out == F{14, -1, 112, -1});
@@ -331,11 +398,12 @@ TEST_CASE("fused: reductions") {
     bool arg = code >= Code::reduce_argmax;
     auto to = arg ? b.view(position, {0}) : b.view(out, {0});
     auto folded = op(code, arg ? DType::i32 : DType::f32, {0}, false);
-    b.add(step_of(Fused{{std::int64_t(x.size())}, 0, {load_of(b.view(x, {1})), folded, store_of(1, to, false)}}));
+    b.add(step_of(Fused{
+        {std::int64_t(x.size())}, 0, {load_of(b.view(x, {1})), folded, store_of(1, to, false)}}));
     b.run();
     return arg ? float(position[0]) : out[0];
   };
-  CHECK(reduce(Code::reduce_sum, {1e8f, 1, -1e8f}) == 1);   // summed as doubles
+  CHECK(reduce(Code::reduce_sum, {1e8f, 1, -1e8f}) == 1);  // summed as doubles
   CHECK(reduce(Code::reduce_prod, {2, 3, 4}) == 24);
   CHECK(reduce(Code::reduce_max, {-3, -2, -5}) == -2);
   CHECK(reduce(Code::reduce_min, {3, 2, 5}) == 2);
@@ -355,7 +423,8 @@ TEST_CASE("fused: reductions") {
   B x{100}, out(1);
   Bench b;
   auto folded = op(Code::reduce_sum, DType::u8, {0}, false);
-  b.add(step_of(Fused{{3}, 0, {load_of(b.view(x, {0}), false), folded, store_of(1, b.view(out, {0}), false)}}));
+  b.add(step_of(Fused{
+      {3}, 0, {load_of(b.view(x, {0}), false), folded, store_of(1, b.view(out, {0}), false)}}));
   b.run();
   CHECK(out == B{300 - 256});
 }
@@ -364,7 +433,8 @@ TEST_CASE("fused: stores that accumulate") {
   F x{1, 5, kNan, 2}, sum{10}, most{-kInf, 3}, least{0};
   Bench b;
   auto in = load_of(b.view(x, {1}), false);
-  auto add = store_of(0, b.view(sum, {0}), false, Code::store_add), min = store_of(0, b.view(least, {0}), false, Code::store_min);
+  auto add = store_of(0, b.view(sum, {0}), false, Code::store_add),
+       min = store_of(0, b.view(least, {0}), false, Code::store_min);
   b.add(step_of(Fused{{2}, 1, {in, add, min}}));
   b.add(step_of(Fused{{4}, 1, {in, store_of(0, b.view(most, {0}), false, Code::store_max)}}));
   b.run();
@@ -374,7 +444,8 @@ TEST_CASE("fused: stores that accumulate") {
 }
 
 TEST_CASE("contract: batches, transposed operands, accumulation, other dtypes") {
-  F a{1, 2, 3, 4, 5, 6}, w{1, 0, 2, 0, 1, 3}, out{100, 100, 100, 100};   // a (m 2, k 3), w (n 2, k 3), out (m 2, n 2)
+  // a (m 2, k 3), w (n 2, k 3), out (m 2, n 2)
+  F a{1, 2, 3, 4, 5, 6}, w{1, 0, 2, 0, 1, 3}, out{100, 100, 100, 100};
   Contract c{{}, {2}, {2}, {3}, {}, {}, {}, false};
   for (bool accumulate : {false, true}) {
     Bench b;
@@ -385,18 +456,26 @@ TEST_CASE("contract: batches, transposed operands, accumulation, other dtypes") 
     F once{7, 11, 16, 23};
     for (std::size_t k = 0; k < 4; ++k) CHECK(out[k] == once[k] * (accumulate ? 2.f : 1.f));
   }
-  {   // x (b 2, k 2), y (b 2, k 2) -> (b 2)
+  {  // x (b 2, k 2), y (b 2, k 2) -> (b 2)
     S x{100, 100, -3, 4}, y{100, 100, 5, 6};
     I dot(2, -1);
     Bench b;
-    b.add(step_of(Contract{{2}, {}, {}, {2}, b.view(x, {2, 1}), b.view(y, {2, 1}), b.view(dot, {1, 0}), false}));
+    b.add(step_of(Contract{
+        {2}, {}, {}, {2}, b.view(x, {2, 1}), b.view(y, {2, 1}), b.view(dot, {1, 0}), false}));
     b.run();
     CHECK(dot == I{20000, 9});
   }
-  {   // an empty sum is zero
+  {  // an empty sum is zero
     F none, zero{5};
     Bench b;
-    b.add(step_of(Contract{{}, {1}, {1}, {0}, b.view(none, {0, 0, 1}), b.view(none, {0, 0, 1}), b.view(zero, {1, 1, 0}), false}));
+    b.add(step_of(Contract{{},
+                           {1},
+                           {1},
+                           {0},
+                           b.view(none, {0, 0, 1}),
+                           b.view(none, {0, 0, 1}),
+                           b.view(zero, {1, 1, 0}),
+                           false}));
     b.run();
     CHECK(zero == F{0});
   }
@@ -404,10 +483,14 @@ TEST_CASE("contract: batches, transposed operands, accumulation, other dtypes") 
 
 TEST_CASE("gather: what an index outside gives") {
   auto gather = [](Outside outside) {
-    F table{1, 2, 3, 4, 5, 6}, out(10);   // table (v 3, e 2), out (5, e 2)
+    F table{1, 2, 3, 4, 5, 6}, out(10);  // table (v 3, e 2), out (5, e 2)
     I ids{2, -1, 3, -4, 0};
     Bench b;
-    b.add(step_of(Gather{{5, 2}, b.view(table, {0, 1}), b.view(out, {2, 1}), {{b.view(ids, {1, 0}), 2, 3}}, outside}));
+    b.add(step_of(Gather{{5, 2},
+                         b.view(table, {0, 1}),
+                         b.view(out, {2, 1}),
+                         {{b.view(ids, {1, 0}), 2, 3}},
+                         outside}));
     b.run();
     return out;
   };
@@ -415,14 +498,15 @@ TEST_CASE("gather: what an index outside gives") {
   CHECK(gather(Outside::clamp) == F{5, 6, 5, 6, 5, 6, 1, 2, 1, 2});
   CHECK(gather(Outside::zero) == F{5, 6, 5, 6, 0, 0, 0, 0, 1, 2});
 
-  I table{1, 2, 3, 4}, out(2);            // two indexed axes at once
+  I table{1, 2, 3, 4}, out(2);  // two indexed axes at once
   U words{9}, filled(1);
   I row{1, 7}, column{0, 0};
-  W high{~0ull};                          // large, not -1
+  W high{~0ull};  // large, not -1
   Bench b;
   Indexed rows{b.view(row, {1}), 2, 2}, columns{b.view(column, {1}), 1, 2};
   b.add(step_of(Gather{{2}, b.view(table, {0}), b.view(out, {1}), {rows, columns}, Outside::fill}));
-  b.add(step_of(Gather{{1}, b.view(words, {0}), b.view(filled, {1}), {{b.view(high, {1}), 1, 1}}, Outside::fill}));
+  b.add(step_of(Gather{
+      {1}, b.view(words, {0}), b.view(filled, {1}), {{b.view(high, {1}), 1, 1}}, Outside::fill}));
   b.run();
   CHECK(out == I{3, kLeast});
   CHECK(filled == U{~0u});
@@ -433,7 +517,12 @@ TEST_CASE("scatter: duplicates in order, outside dropped or clamped") {
     F target{1, 1, 1}, updates{2, 3, 4, 5};
     I ids{0, 0, -1, 3};
     Bench b;
-    b.add(step_of(Scatter{{4}, b.view(updates, {1}), b.view(target, {0}), {{b.view(ids, {1}), 1, 3}}, update, clamp}));
+    b.add(step_of(Scatter{{4},
+                          b.view(updates, {1}),
+                          b.view(target, {0}),
+                          {{b.view(ids, {1}), 1, 3}},
+                          update,
+                          clamp}));
     b.run();
     return target;
   };
@@ -447,7 +536,12 @@ TEST_CASE("scatter: duplicates in order, outside dropped or clamped") {
   F target{7}, updates{1, 2, 3};
   L far{kLeast64, kMost64, -2};
   Bench b;
-  b.add(step_of(Scatter{{3}, b.view(updates, {1}), b.view(target, {0}), {{b.view(far, {1}), 1000, 1}}, Update::set, false}));
+  b.add(step_of(Scatter{{3},
+                        b.view(updates, {1}),
+                        b.view(target, {0}),
+                        {{b.view(far, {1}), 1000, 1}},
+                        Update::set,
+                        false}));
   b.run();
   CHECK(target == F{7});
 }
@@ -460,18 +554,19 @@ TEST_CASE("sort: stable, NaN last, along a strided dim, in place") {
   b.add(step_of(Sort{{6}, in, {}, b.view(order, {1})}));
   b.add(step_of(Sort{{6}, in, in, {}}));
   b.run();
-  CHECK(order == I{3, 5, 2, 0, 4, 1});   // 0 and -0 are equal
+  CHECK(order == I{3, 5, 2, 0, 4, 1});  // 0 and -0 are equal
   CHECK(same(x, {0.f, -0.f, 1, 3, 3, kNan}));
 
-  F parity(100);   // equal ones keep their order, also where there are many
+  F parity(100);  // equal ones keep their order, also where there are many
   I positions(100);
   for (std::size_t k = 0; k < 100; ++k) parity[k] = float(k % 2);
   Bench many;
   many.add(step_of(Sort{{100}, many.view(parity, {1}), {}, many.view(positions, {1})}));
   many.run();
-  for (std::int32_t k = 0; k < 100; ++k) CHECK(positions[std::size_t(k)] == (k < 50 ? 2 * k : 2 * (k - 50) + 1));
+  for (std::int32_t k = 0; k < 100; ++k)
+    CHECK(positions[std::size_t(k)] == (k < 50 ? 2 * k : 2 * (k - 50) + 1));
 
-  U columns{3, 5, ~0u, 1, 2, 6}, out(6);   // (row 3, column 2), sorted along row
+  U columns{3, 5, ~0u, 1, 2, 6}, out(6);  // (row 3, column 2), sorted along row
   Bench c;
   c.add(step_of(Sort{{2, 3}, c.view(columns, {1, 2}), c.view(out, {1, 2}), {}}));
   c.run();
@@ -515,13 +610,14 @@ TEST_CASE("loop: nested, reversed, with terms of loops and of memory") {
   CHECK(log == F{2, 1, 0, 12, 11, 10});
   CHECK(turn == I{6});
 
-  F x{1, 2, 3, 4}, slice(6);   // a start in memory is clamped to [0, limit]
+  F x{1, 2, 3, 4}, slice(6);  // a start in memory is clamped to [0, limit]
   I starts{-5, 1, 99};
   Bench c;
   int at = c.slot(starts);
   auto from = c.view(x, {1}), dense = c.view(slice, {1});
   for (std::int64_t k = 0; k < 3; ++k) {
-    from.terms = {{.slot = at, .slot_dtype = DType::i32, .slot_offset = k, .limit = 2, .stride = 1}};
+    from.terms = {
+        {.slot = at, .slot_dtype = DType::i32, .slot_offset = k, .limit = 2, .stride = 1}};
     dense.offset = 2 * k;
     c.add(step_of(Copy{{2}, from, dense}));
   }
@@ -539,12 +635,14 @@ TEST_CASE("slots: results, the arena and aliases of both") {
     p.slots.push_back(s);
     return View{int(p.slots.size()) - 1, DType::f32, 0, {1}, {}};
   };
-  auto in = slot(Home::argument, 0, -1, -1), middle = slot(Home::arena, -1, 64, -1), again = slot(Home::arena, -1, -1, 1);
+  auto in = slot(Home::argument, 0, -1, -1), middle = slot(Home::arena, -1, 64, -1),
+       again = slot(Home::arena, -1, -1, 1);
   auto out = slot(Home::result, 0, -1, -1), donated = slot(Home::result, 1, -1, 0);
   auto doubled = [&](const View& x, const View& y) {
     return step_of(Fused{{2}, 0, {load_of(x), op(Code::add, DType::f32, {0, 0}), store_of(1, y)}});
   };
-  p.steps = {doubled(in, middle), doubled(again, again), doubled(middle, out), doubled(out, donated)};
+  p.steps = {doubled(in, middle), doubled(again, again), doubled(middle, out),
+             doubled(out, donated)};
   alignas(64) std::byte arena[128];
   auto run = [&] {
     auto executable = reference::make_reference_device()->compile(std::make_shared<Program>(p));
@@ -552,22 +650,24 @@ TEST_CASE("slots: results, the arena and aliases of both") {
   };
   run();
   CHECK(result == F{8, 16});
-  CHECK(argument == F{16, 32});   // result 1 took over the argument
+  CHECK(argument == F{16, 32});  // result 1 took over the argument
   float kept[2];
   std::memcpy(kept, arena + 64, 8);
   CHECK(kept[1] == 8);
 
-  p.steps[0].fused.code[0].view.offset = 1;   // one element too far
+  p.steps[0].fused.code[0].view.offset = 1;  // one element too far
   CHECK_THROWS_AS(run(), Error);
   p.steps[0].fused.code[0].view.offset = 0;
-  p.slots[0].alias = 4;                       // a circle
+  p.slots[0].alias = 4;  // a circle
   CHECK_THROWS_AS(run(), Error);
 }
 
 TEST_CASE("collective: goes to the communicator, with the places that the terms say") {
   struct Recorder : Communicator {
-    void run(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) override {
-      for (std::int64_t k = 0; k < c.x[0].dims[0]; ++k) static_cast<float*>(out[0])[k] = 2 * static_cast<const float*>(x[0])[k];
+    void run(const Collective& c, const void* const* x, void* const* out, void*,
+             std::int64_t) override {
+      for (std::int64_t k = 0; k < c.x[0].dims[0]; ++k)
+        static_cast<float*>(out[0])[k] = 2 * static_cast<const float*>(x[0])[k];
     }
     void fail(const char*) override {}
   } recorder;

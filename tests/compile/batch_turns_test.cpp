@@ -1,4 +1,5 @@
-// Batched products that read each other's results are loops over the batch: the same values, on devices and threads of any number.
+// Batched products that read each other's results are loops over the batch: the same values, on
+// devices and threads of any number.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -13,7 +14,8 @@ namespace {
 
 int count(const std::vector<program::Step>& steps, program::Kind kind) {
   int n = 0;
-  for (auto& s : steps) n += (s.kind == kind) + (s.kind == program::Kind::loop ? count(s.loop.body, kind) : 0);
+  for (auto& s : steps)
+    n += (s.kind == kind) + (s.kind == program::Kind::loop ? count(s.loop.body, kind) : 0);
   return n;
 }
 int loops_in(const Nodes& roots) {
@@ -26,7 +28,9 @@ Nodes nodes_of(const std::vector<NamedArray>& all) {
   for (auto& x : all) out.push_back(x.node());
   return strip_wraps(out, false);
 }
-NamedArray draw(int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); }
+NamedArray draw(int seed, const Axes& axes) {
+  return random::normal(random::key(seed), axes).eval();
+}
 
 struct Parts {
   NamedArray query, key, value, bias;
@@ -38,15 +42,20 @@ class Drawn {
  public:
   explicit Drawn(unsigned seed) : random_(seed) {
     for (auto name : {"b", "heads", "c"})
-      if (batch.size() < 2 && (below(3) > 0 || name[0] == 'c')) batch.push_back(Axis(name, 2 + below(4)));
+      if (batch.size() < 2 && (below(3) > 0 || name[0] == 'c'))
+        batch.push_back(Axis(name, 2 + below(4)));
     Q = Axis("q", 6 + below(20)), K = Axis("k", 6 + below(20));
-    shared = below(3) == 0, mask = below(4), change = below(5), keeps = below(2), both = below(3) > 0;
+    shared = below(3) == 0, mask = below(4), change = below(5), keeps = below(2),
+    both = below(3) > 0;
   }
   std::vector<NamedArray> results() {
     auto of_keys = batch;
     if (shared) of_keys.pop_back();
-    auto with = [&](Axes axes, const Axes& more) { return axes.insert(axes.end(), more.begin(), more.end()), shuffled(axes); };
-    Parts p{draw(1, with(batch, {Q, D})), draw(2, with(of_keys, {K, D})), draw(3, with(of_keys, {K, D})), draw(4, with(batch, {Q, K}))};
+    auto with = [&](Axes axes, const Axes& more) {
+      return axes.insert(axes.end(), more.begin(), more.end()), shuffled(axes);
+    };
+    Parts p{draw(1, with(batch, {Q, D})), draw(2, with(of_keys, {K, D})),
+            draw(3, with(of_keys, {K, D})), draw(4, with(batch, {Q, K}))};
     std::vector<NamedArray> out;
     auto f = [&](const Parts& p) {
       auto weights = this->weights(p);
@@ -65,10 +74,14 @@ class Drawn {
   NamedArray weights(const Parts& p) const {
     auto s = dot(p.query, p.key, D);
     if (mask == 1) s = where(nn::causal_mask(Q, K), s, -1e9f);
-    if (mask == 2) s = where(broadcast_axis(broadcast_axis(arange(batch[0]) * 3, Q), K) < broadcast_axis(arange(Q), K) + arange(K), s, -1e9f);   // of numbers and positions, and the batch
+    // of numbers and positions, and the batch
+    if (mask == 2)
+      s = where(broadcast_axis(broadcast_axis(arange(batch[0]) * 3, Q), K) <
+                    broadcast_axis(arange(Q), K) + arange(K),
+                s, -1e9f);
     if (mask == 3) s = where(p.bias > 0.f, s, -1e9f);
     if (change == 1) s = s + p.bias;
-    if (change == 2) s = s + dot(sin(p.query), p.key, D);                              // a second product
+    if (change == 2) s = s + dot(sin(p.query), p.key, D);  // a second product
     auto w = softmax(s, K);
     if (change == 3) w = where(random::bernoulli(random::key(3), {Q, K}, 0.8), w, 0.f) / 0.8f;
     if (change == 4) w = w * w;
@@ -101,16 +114,17 @@ TEST_CASE("batch_turns: random attention is what it is in three walks") {
   }
   CHECK(walked > 80);
 }
-TEST_CASE("batch_turns: as few axes as it takes, and no turns that do not fit, are few, or are small") {
+TEST_CASE(
+    "batch_turns: as few axes as it takes, and no turns that do not fit, are few, or are small") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8);
   auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
-  auto y = dot(softmax(dot(q, k, D), K), v, K);   // 4 KiB and 8,192 multiplications a head
+  auto y = dot(softmax(dot(q, k, D), K), v, K);  // 4 KiB and 8,192 multiplications a head
   auto loops = [&](double lane, std::int64_t turns = 1, double product = 1) {
     return loops_in(batch_turns(nodes_of({y}), {lane, turns, product}));
   };
-  CHECK(loops(24 * 4096) == 0);                   // all of it fits
-  CHECK(loops(12 * 4096) == 1);                   // over b: 4 heads are a third of that
-  CHECK(loops(6 * 4096) == 2);                    // over b and heads
+  CHECK(loops(24 * 4096) == 0);  // all of it fits
+  CHECK(loops(12 * 4096) == 1);  // over b: 4 heads are a third of that
+  CHECK(loops(6 * 4096) == 2);   // over b and heads
   CHECK(loops(2048) == 2);
   CHECK(loops(2047) == 0);
   CHECK(loops(12 * 4096, 6) == 1);
@@ -118,14 +132,18 @@ TEST_CASE("batch_turns: as few axes as it takes, and no turns that do not fit, a
   CHECK(loops(6 * 4096, 24, 8192) == 2);
   CHECK(loops(6 * 4096, 24, 8193) == 0);
   auto scores = dot(q, k, D);
-  CHECK(loops_in(batch_turns(nodes_of({softmax(scores, K)}), {4096, 1, 1})) == 0);   // nothing folds them
+  // nothing folds them
+  CHECK(loops_in(batch_turns(nodes_of({softmax(scores, K)}), {4096, 1, 1})) == 0);
 }
 TEST_CASE("batch_turns: what is kept, or joined, is written where it will lie") {
-  const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), E("e", 16), Three("three", 3), Layers("layers", 3);
-  auto wqkv = draw(1, {Layers, E, Three, H, D}), wo = draw(2, {Layers, H, D, E}), x = draw(3, {B, Q, E});
+  const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), E("e", 16),
+      Three("three", 3), Layers("layers", 3);
+  auto wqkv = draw(1, {Layers, E, Three, H, D}), wo = draw(2, {Layers, H, D, E}),
+       x = draw(3, {B, Q, E});
   auto layer = [=](const NamedArray& x, const NamedArray& wqkv, const NamedArray& wo) {
     auto qkv = dot(x, wqkv, E).unbind(Three);
-    auto weights = softmax(where(nn::causal_mask(Q, K), dot(qkv[0], rename(qkv[1], Q, K), D), -1e9f), K);
+    auto weights =
+        softmax(where(nn::causal_mask(Q, K), dot(qkv[0], rename(qkv[1], Q, K), D), -1e9f), K);
     return dot(dot(weights, rename(qkv[2], Q, K), K), wo, {"heads", "d"});
   };
   auto [y, pull] = vjp([=](const NamedArray& w) { return fold(layer, Layers)(x, w, wo); }, wqkv);
@@ -147,7 +165,8 @@ TEST_CASE("batch_turns: a loop that others start from is made once") {
     return dot(softmax(dot(q, rename(q, Q, K), D), K), rename(x, Q, K), K);
   };
   auto x = draw(1, {B, H, Q, D}), w = draw(2, {Layers, D}), last = draw(3, {D});
-  auto [y, pull] = vjp([=](const NamedArray& w) { return layer(fold(layer, Layers)(x, w), last); }, w);
+  auto [y, pull] =
+      vjp([=](const NamedArray& w) { return layer(fold(layer, Layers)(x, w), last); }, w);
   std::vector<Nodes> made;
   for (auto& n : everything(batch_turns(nodes_of({y, pull(cos(y))}), {6 * 4096, 1, 1}))) {
     if (n->op != &kLoop) continue;
@@ -158,15 +177,20 @@ TEST_CASE("batch_turns: a loop that others start from is made once") {
   CHECK(made.size() > 6);
 }
 TEST_CASE("batch_turns: devices make their calls in one order, though only some of them walk") {
-  const Axis B("b", 23), Q("q", 256), K("k", 256), D("d", 16), From("from", 256);   // 12 and 11 turns
-  auto q = draw(1, {B, Q, D}), k = draw(2, {B, K, D}), v = draw(3, {B, K, D}), u = draw(4, {From, D});
+  // 12 and 11 turns
+  const Axis B("b", 23), Q("q", 256), K("k", 256), D("d", 16), From("from", 256);
+  auto q = draw(1, {B, Q, D}), k = draw(2, {B, K, D}), v = draw(3, {B, K, D}),
+       u = draw(4, {From, D});
   auto f = [=](const NamedArray& q, const NamedArray& u) {
     auto w = softmax(dot(q, k, D), K), y = dot(w, v, K);
-    auto first = tanh(dot(y, y, {"b", "q"}));                                       // a sum over devices
-    return std::pair{first, sum(dot(w, rename(u, From, K), K) * first, {"b", "q"})};   // of w and of u, which is gathered later
+    auto first = tanh(dot(y, y, {"b", "q"}));  // a sum over devices
+    // of w and of u, which is gathered later
+    return std::pair{first, sum(dot(w, rename(u, From, K), K) * first, {"b", "q"})};
   };
   auto [want, more] = jit(f)(q, u);
-  auto on_mesh = named_jit(f, {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"b", "data"}, {"from", "data"}}, .out = Mapping{}});
+  auto on_mesh = named_jit(f, {.mesh = Mesh{{{"data", 2}}},
+                               .axis_resources = Mapping{{"b", "data"}, {"from", "data"}},
+                               .out = Mapping{}});
   auto [got, rest] = on_mesh(q, u);
   CHECK(max(abs(got - want)).item() <= 1e-5);
   CHECK(max(abs(rest - more)).item() <= 1e-5 * max(abs(more)).item());

@@ -1,4 +1,5 @@
-// What a gather brings is read at once: refused where it would be kept, and poisoned after its last reader.
+// What a gather brings is read at once: refused where it would be kept, and poisoned after its last
+// reader.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -22,7 +23,8 @@ Program start() {
   Program p;
   p.arguments = p.results = 1;
   p.argument_slots = {0}, p.result_slots = {2};
-  p.slots = {{16, Home::argument, 0}, {16, Home::arena, -1}, {16, Home::result, 0}, {16, Home::arena, -1}};
+  p.slots = {
+      {16, Home::argument, 0}, {16, Home::arena, -1}, {16, Home::result, 0}, {16, Home::arena, -1}};
   p.slots[1].gathered = true;
   return p;
 }
@@ -50,12 +52,15 @@ Step loop(std::vector<Step> body) {
 std::string refused(const Program& p) {
   try {
     check_gathered(p);
-  } catch (const Error& e) { return e.what(); }
+  } catch (const Error& e) {
+    return e.what();
+  }
   return "";
 }
 
-struct Poison {   // for the length of a scope
-  explicit Poison(bool on = true) { setenv("HALIAX_POISON", on ? "1" : "0", 1); }   // usual in a debug build
+struct Poison {  // for the length of a scope
+  // usual in a debug build
+  explicit Poison(bool on = true) { setenv("HALIAX_POISON", on ? "1" : "0", 1); }
   ~Poison() { unsetenv("HALIAX_POISON"); }
 };
 
@@ -89,7 +94,7 @@ TEST_CASE("gathered: no output, carry or residual") {
   CHECK(refused(p).find("a result shares memory with what is gathered") != std::string::npos);
 
   p = start();
-  p.steps = {loop({copied(1, 2), gathered(0, 1)})};   // the next turn reads what this one gathers
+  p.steps = {loop({copied(1, 2), gathered(0, 1)})};  // the next turn reads what this one gathers
   CHECK(refused(p).find("a carry of a loop is gathered") != std::string::npos);
 
   p = start();
@@ -99,12 +104,14 @@ TEST_CASE("gathered: no output, carry or residual") {
   p = start();
   p.steps = {gathered(0, 1), copied(1, 3), copied(3, 2)};
   p.slots[3].alias = 1;
-  CHECK(refused(p).find("a value that is kept shares memory with what is gathered") != std::string::npos);
+  CHECK(refused(p).find("a value that is kept shares memory with what is gathered") !=
+        std::string::npos);
 }
 TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after the last reader") {
   for (bool poisoned : {false, true}) {
     auto p = start();
-    p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};   // a copy of all of it could take over its memory
+    // a copy of all of it could take over its memory
+    p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};
     {
       plan_memory(p, {false}, true);
       const Poison how(poisoned);
@@ -116,20 +123,25 @@ TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after 
     auto device = reference::make_reference_device();
     std::vector<float> x{1, 2, 3, 4}, out(4);
     std::vector<float> arena(std::size_t(p.arena_bytes) / 4);
-    device->compile(std::make_shared<Program>(p))->run({x.data()}, {out.data()}, arena.data(), nullptr);
+    device->compile(std::make_shared<Program>(p))
+        ->run({x.data()}, {out.data()}, arena.data(), nullptr);
     CHECK(out == x);
-    for (std::size_t i = 0; i < 4; ++i) CHECK(std::isnan(arena[std::size_t(p.slots[1].offset) / 4 + i]) == poisoned);
+    for (std::size_t i = 0; i < 4; ++i)
+      CHECK(std::isnan(arena[std::size_t(p.slots[1].offset) / 4 + i]) == poisoned);
   }
 }
 TEST_CASE("gathered: poison changes no result") {
   Axis Layers{"layers", 3}, Embed{"embed", 4}, Batch{"batch", 6};
   auto loss = [=](const NamedArray& w, const NamedArray& x) {
     axis_mapping inside(Mapping{{"batch", "data"}});
-    auto layer = [](const NamedArray& h, const NamedArray& w) { return h + rename(tanh(dot(h, w, "embed")), {{"out", "embed"}}); };
+    auto layer = [](const NamedArray& h, const NamedArray& w) {
+      return h + rename(tanh(dot(h, w, "embed")), {{"out", "embed"}});
+    };
     return mean(square(fold(layer, Layers, {.checkpoint = "carries"})(x, w)));
   };
   auto step = [=](const NamedArray& w, const NamedArray& x) { return value_and_grad(loss)(w, x); };
-  auto w = random::normal(random::key(1), {Layers, Embed, Embed.alias("out")}), x = random::normal(random::key(2), {Batch, Embed});
+  auto w = random::normal(random::key(1), {Layers, Embed, Embed.alias("out")}),
+       x = random::normal(random::key(2), {Batch, Embed});
   JitOptions options{.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}};
   auto plain = named_jit(step, options)(w, x);
   Poison on;

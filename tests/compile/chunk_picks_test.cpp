@@ -1,4 +1,5 @@
-// Picking and placing by ids along the axis that chunked_reduce walks, and axes that f renames: right, or refused by name.
+// Picking and placing by ids along the axis that chunked_reduce walks, and axes that f renames:
+// right, or refused by name.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -22,7 +23,9 @@ void same(const char* what, const F& f, const NamedArray& x, const Name& axis = 
     for (bool on_mesh : {false, true}) {
       CAPTURE(chunk);
       CAPTURE(on_mesh);
-      auto chunked = [&](const NamedArray& x) { return chunked_reduce(axis, {.chunk = chunk}, f)(x); };
+      auto chunked = [&](const NamedArray& x) {
+        return chunked_reduce(axis, {.chunk = chunk}, f)(x);
+      };
       JitOptions on;
       if (on_mesh) on = {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{axis, "data"}}};
       auto got = (on_mesh ? named_jit(chunked, on)(x) : jit(chunked)(x)).doubles();
@@ -31,7 +34,9 @@ void same(const char* what, const F& f, const NamedArray& x, const Name& axis = 
 }
 void refused(const char* what, const F& f, const NamedArray& x, const std::string& why) {
   CAPTURE(std::string(what));
-  raises([&] { jit([&](const NamedArray& x) { return chunked_reduce("n", {.chunk = 2}, f)(x); })(x); }, {"[chunked_reduce]", why.c_str(), "n=6"});
+  raises(
+      [&] { jit([&](const NamedArray& x) { return chunked_reduce("n", {.chunk = 2}, f)(x); })(x); },
+      {"[chunked_reduce]", why.c_str(), "n=6"});
 }
 
 }  // namespace
@@ -40,89 +45,231 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
   auto ids = ints({5, 4, 3, 2, 1, 0}, N), start = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
   const std::string all = "take needs all positions at once";
-  refused("roll by an array", [&](const NamedArray& x) { return roll(x, start, "n"); }, x, "roll needs all positions at once");
-  refused("captured ids", [&](const NamedArray& x) { return take(x, "n", ids); }, x, all);
-  refused("ids from positions", [&](const NamedArray& x) { return take(x, "n", 5 - arange(N)); }, x, all);
-  refused("its gradient",
-          [&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(take(x, "n", ids) * x, "n"); })(x); }, x, all);
-  refused("written into the walked array", [&](const NamedArray& x) { return at_add(x, {{"n", Index(ids)}}, x * 100.); }, x,
-          "scatter needs all positions at once");
+  refused(
+      "roll by an array", [&](const NamedArray& x) { return roll(x, start, "n"); }, x,
+      "roll needs all positions at once");
+  refused(
+      "captured ids", [&](const NamedArray& x) { return take(x, "n", ids); }, x, all);
+  refused(
+      "ids from positions", [&](const NamedArray& x) { return take(x, "n", 5 - arange(N)); }, x,
+      all);
+  refused(
+      "its gradient",
+      [&](const NamedArray& x) {
+        return grad([&](const NamedArray& x) { return sum(take(x, "n", ids) * x, "n"); })(x);
+      },
+      x, all);
+  refused(
+      "written into the walked array",
+      [&](const NamedArray& x) {
+        return at_add(x, {{"n", Index(ids)}}, x * 100.);
+      },
+      x, "scatter needs all positions at once");
   // A table that only lies outside is read whole, and updates along the axis are summed into one.
   auto table = ints({3, 1, 4, 1, 5, 9}, N);
-  same("ids that are walked", [&](const NamedArray& x) { return take(table, "n", (x % 6.).astype(DType::i32)).astype(DType::f32) * x; }, x);
-  same("updates that are walked",
-       [&](const NamedArray& x) { return at_add(zeros(N), {{"n", Index((x % 3.).astype(DType::i32))}}, x); }, x);
+  same(
+      "ids that are walked",
+      [&](const NamedArray& x) {
+        return take(table, "n", (x % 6.).astype(DType::i32)).astype(DType::f32) * x;
+      },
+      x);
+  same(
+      "updates that are walked",
+      [&](const NamedArray& x) {
+        return at_add(zeros(N), {{"n", Index((x % 3.).astype(DType::i32))}}, x);
+      },
+      x);
 }
 
 TEST_CASE("chunks: what is looked up, or put together, from positions alone") {
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
   auto table = ints({3, 1, 4}, Axis("entry", 3));
-  auto looked_up = [&](const NamedArray& x) { return take(table, "entry", arange(N) % 3).astype(DType::f32) * x; };
+  auto looked_up = [&](const NamedArray& x) {
+    return take(table, "entry", arange(N) % 3).astype(DType::f32) * x;
+  };
   same("a table by positions", looked_up, x);
-  same("its sum", [&](const NamedArray& x) { return sum(looked_up(x), "n"); }, x);
+  same(
+      "its sum", [&](const NamedArray& x) { return sum(looked_up(x), "n"); }, x);
   auto parts = [&](const Axis& a) { return arange(a, {.start = 1, .dtype = DType::f32}); };
-  same("parts along the axis", [&](const NamedArray& x) { return concatenate("n", {parts(Axis("n", 4)), parts(Axis("n", 2))}) * x; }, x);
+  same(
+      "parts along the axis",
+      [&](const NamedArray& x) {
+        return concatenate("n", {parts(Axis("n", 4)), parts(Axis("n", 2))}) * x;
+      },
+      x);
 }
 
-TEST_CASE("chunks: updates go on from chunk to chunk, by whatever monoid, from what they are made onto") {
+TEST_CASE(
+    "chunks: updates go on from chunk to chunk, by whatever monoid, from what they are made onto") {
   const Axis V("v", 3);
   auto x = array({3, -1, 4, 1, -5, 9}, {N}).eval(), base = array({2, 0, -7}, {V}).eval();
   auto ids = [](const NamedArray& x) { return Index((abs(x) % 2.).astype(DType::i32)); };
-  same("added", [&](const NamedArray& x) { return at_add(base, {{"v", ids(x)}}, x); }, x);
-  same("multiplied", [&](const NamedArray& x) { return at_mul(base, {{"v", ids(x)}}, x); }, x);
-  same("multiplied onto zeros", [&](const NamedArray& x) { return at_mul(zeros(V), {{"v", ids(x)}}, x); }, x);
-  same("the least", [&](const NamedArray& x) { return at_min(base, {{"v", ids(x)}}, x); }, x);
-  same("the greatest", [&](const NamedArray& x) { return at_max(base, {{"v", ids(x)}}, x); }, x);
-  same("the greatest of whole numbers",
-       [&](const NamedArray& x) { return at_max(zeros(V, DType::i32) - 3, {{"v", ids(x)}}, x.astype(DType::i32)).astype(DType::f32); }, x);
-  same("any", [&](const NamedArray& x) { return at_add(zeros(V, DType::boolean), {{"v", ids(x)}}, x > 3.).astype(DType::f32); }, x);
-  refused("put there", [&](const NamedArray& x) { return at_set(base, {{"v", ids(x)}}, x); }, x, "scatter needs all positions at once");
+  same(
+      "added",
+      [&](const NamedArray& x) {
+        return at_add(base, {{"v", ids(x)}}, x);
+      },
+      x);
+  same(
+      "multiplied",
+      [&](const NamedArray& x) {
+        return at_mul(base, {{"v", ids(x)}}, x);
+      },
+      x);
+  same(
+      "multiplied onto zeros",
+      [&](const NamedArray& x) {
+        return at_mul(zeros(V), {{"v", ids(x)}}, x);
+      },
+      x);
+  same(
+      "the least",
+      [&](const NamedArray& x) {
+        return at_min(base, {{"v", ids(x)}}, x);
+      },
+      x);
+  same(
+      "the greatest",
+      [&](const NamedArray& x) {
+        return at_max(base, {{"v", ids(x)}}, x);
+      },
+      x);
+  same(
+      "the greatest of whole numbers",
+      [&](const NamedArray& x) {
+        return at_max(zeros(V, DType::i32) - 3, {{"v", ids(x)}}, x.astype(DType::i32))
+            .astype(DType::f32);
+      },
+      x);
+  same(
+      "any",
+      [&](const NamedArray& x) {
+        return at_add(zeros(V, DType::boolean), {{"v", ids(x)}}, x > 3.).astype(DType::f32);
+      },
+      x);
+  refused(
+      "put there",
+      [&](const NamedArray& x) {
+        return at_set(base, {{"v", ids(x)}}, x);
+      },
+      x, "scatter needs all positions at once");
 }
 
 TEST_CASE("chunks: what is picked where an argument has its extreme") {
-  auto x = array({3, 1, 4, 1, 5, 9}, {N}).eval(), table = array({10, 11, 12, 13, 14, 15}, {N}).eval();
-  same("of itself", [](const NamedArray& x) { return take(x, "n", argmax(x, "n")); }, x);
-  same("of a table", [&](const NamedArray& x) { return take(table, "n", argmin(x, "n")); }, x);
-  same("and used again", [](const NamedArray& x) { return x * take(x, "n", argmax(x, "n")); }, x);
+  auto x = array({3, 1, 4, 1, 5, 9}, {N}).eval(),
+       table = array({10, 11, 12, 13, 14, 15}, {N}).eval();
+  same(
+      "of itself", [](const NamedArray& x) { return take(x, "n", argmax(x, "n")); }, x);
+  same(
+      "of a table", [&](const NamedArray& x) { return take(table, "n", argmin(x, "n")); }, x);
+  same(
+      "and used again", [](const NamedArray& x) { return x * take(x, "n", argmax(x, "n")); }, x);
 }
 
 TEST_CASE("chunks: ids that are the walked axis under another name pair positions") {
-  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(), table = arange(N, {.start = 1, .dtype = DType::f32}).eval();
+  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(),
+       table = arange(N, {.start = 1, .dtype = DType::f32}).eval();
   auto ids = [](const NamedArray& x) { return rename((x % 6.).astype(DType::i32), {{"n", "m"}}); };
   const std::string pairs = "pairs positions (n with m)";
-  refused("picked", [&](const NamedArray& x) { return take(x, "n", ids(x)); }, x, pairs);
-  refused("picked by index", [&](const NamedArray& x) { return index(x, {{"n", Index(ids(x))}}); }, x, pairs);
-  refused("of a table that f captured", [&](const NamedArray& x) { return take(table, "n", ids(x)); }, x, pairs);
-  refused("added to", [&](const NamedArray& x) { return at_add(x, {{"n", Index(ids(x))}}, 1.); }, x, pairs);
+  refused(
+      "picked", [&](const NamedArray& x) { return take(x, "n", ids(x)); }, x, pairs);
+  refused(
+      "picked by index",
+      [&](const NamedArray& x) {
+        return index(x, {{"n", Index(ids(x))}});
+      },
+      x, pairs);
+  refused(
+      "of a table that f captured", [&](const NamedArray& x) { return take(table, "n", ids(x)); },
+      x, pairs);
+  refused(
+      "added to",
+      [&](const NamedArray& x) {
+        return at_add(x, {{"n", Index(ids(x))}}, 1.);
+      },
+      x, pairs);
 }
 
 TEST_CASE("chunks: several index arrays, one of them along the walked axis") {
   auto x = arange({N, B}, {.start = 10, .dtype = DType::f32}).eval();
-  auto ids = ints({5, 1, -4}, I), b = ints({0, 1, -1}, I), far = ints({5, 7, 2}, I), wide = ints({0, 1, 2}, I);
-  auto pick = [&](const NamedArray& n, const NamedArray& b) { return [=](const NamedArray& x) { return index(x, {{"n", Index(n)}, {"b", Index(b)}}); }; };
+  auto ids = ints({5, 1, -4}, I), b = ints({0, 1, -1}, I), far = ints({5, 7, 2}, I),
+       wide = ints({0, 1, 2}, I);
+  auto pick = [&](const NamedArray& n, const NamedArray& b) {
+    return [=](const NamedArray& x) { return index(x, {{"n", Index(n)}, {"b", Index(b)}}); };
+  };
   same("picked", pick(ids, b), x);
-  same("some of them outside", [&](const NamedArray& x) { return where(isnan(pick(far, b)(x)), -1., pick(far, b)(x)); }, x);
-  same("of the other axis outside", [&](const NamedArray& x) { return where(isnan(pick(ids, wide)(x)), -1., pick(ids, wide)(x)); }, x);
-  same("added to", [&](const NamedArray& x) { return at_add(x, {{"n", Index(ids)}, {"b", Index(b)}}, 100.); }, x);
-  same("set", [&](const NamedArray& x) { return at_set(x, {{"n", Index(ids)}, {"b", Index(b)}}, 7.); }, x);
-  same("a gradient", [&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(square(pick(ids, b)(x))); })(x); }, x);
+  same(
+      "some of them outside",
+      [&](const NamedArray& x) { return where(isnan(pick(far, b)(x)), -1., pick(far, b)(x)); }, x);
+  same(
+      "of the other axis outside",
+      [&](const NamedArray& x) {
+        return where(isnan(pick(ids, wide)(x)), -1., pick(ids, wide)(x));
+      },
+      x);
+  same(
+      "added to",
+      [&](const NamedArray& x) {
+        return at_add(x, {{"n", Index(ids)}, {"b", Index(b)}}, 100.);
+      },
+      x);
+  same(
+      "set",
+      [&](const NamedArray& x) {
+        return at_set(x, {{"n", Index(ids)}, {"b", Index(b)}}, 7.);
+      },
+      x);
+  same(
+      "a gradient",
+      [&](const NamedArray& x) {
+        return grad([&](const NamedArray& x) { return sum(square(pick(ids, b)(x))); })(x);
+      },
+      x);
 }
 
 TEST_CASE("chunks: f may rename the walked axis, and the caller goes on with it") {
   const Axis D{"d", 4};
-  auto x = arange(D, {.start = 1, .dtype = DType::f64}).eval(), xb = arange({D, B}, {.start = 1, .dtype = DType::f64}).eval();
+  auto x = arange(D, {.start = 1, .dtype = DType::f64}).eval(),
+       xb = arange({D, B}, {.start = 1, .dtype = DType::f64}).eval();
   auto shift = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
-  same("renamed", [](const NamedArray& x) { return rename(x, {{"d", "u"}}); }, x, "d");
-  same("made of what is renamed", [](const NamedArray& x) { return exp(rename(x, {{"d", "u"}})); }, x, "d");
-  same("folded under the new name", [](const NamedArray& x) { return sum(rename(x, {{"d", "u"}}), "u"); }, xb, "d");
-  same("two axes that change names", [](const NamedArray& x) { return rename(x, {{"d", "b"}, {"b", "d"}}); }, xb, "d");
+  same(
+      "renamed",
+      [](const NamedArray& x) {
+        return rename(x, {{"d", "u"}});
+      },
+      x, "d");
+  same(
+      "made of what is renamed",
+      [](const NamedArray& x) {
+        return exp(rename(x, {{"d", "u"}}));
+      },
+      x, "d");
+  same(
+      "folded under the new name",
+      [](const NamedArray& x) {
+        return sum(rename(x, {{"d", "u"}}), "u");
+      },
+      xb, "d");
+  same(
+      "two axes that change names",
+      [](const NamedArray& x) {
+        return rename(x, {{"d", "b"}, {"b", "d"}});
+      },
+      xb, "d");
   auto then = [&](const char* what, const F& after) {
     auto f = [](const NamedArray& x) { return rename(exp(x), {{"d", "u"}}); };
     CAPTURE(std::string(what));
-    auto both = [&](const NamedArray& x) { return after(chunked_reduce("d", {.chunk = 2}, F(f))(x)); };
+    auto both = [&](const NamedArray& x) {
+      return after(chunked_reduce("d", {.chunk = 2}, F(f))(x));
+    };
     CHECK(jit(both)(x).doubles() == after(f(x)).doubles());
-    auto loss = [&](auto f) { return [=](const NamedArray& x) { return sum(square(after(f(x)))); }; };
-    auto chunked = [&](const NamedArray& x) { return grad(loss([&](const NamedArray& x) { return chunked_reduce("d", {.chunk = 2}, F(f))(x); }))(x); };
+    auto loss = [&](auto f) {
+      return [=](const NamedArray& x) { return sum(square(after(f(x)))); };
+    };
+    auto chunked = [&](const NamedArray& x) {
+      return grad(
+          loss([&](const NamedArray& x) { return chunked_reduce("d", {.chunk = 2}, F(f))(x); }))(x);
+    };
     CHECK(max(abs(jit(chunked)(x) - grad(loss(f))(x))).item() < 1e-9);
   };
   then("flipped", [](const NamedArray& y) { return y * 2. + flip(y, "u"); });
@@ -133,8 +280,12 @@ TEST_CASE("chunks: f may rename the walked axis, and the caller goes on with it"
 TEST_CASE("chunks: in the body of a loop nothing is known of the chunks before") {
   auto x = random::normal(random::key(3), {B, N}).eval();
   auto each = [](const F& f) {
-    return [=](const NamedArray& x) { return map([&](const NamedArray& row) { return f(row); }, B)(x); };
+    return [=](const NamedArray& x) {
+      return map([&](const NamedArray& row) { return f(row); }, B)(x);
+    };
   };
-  refused("argmax", each([](const NamedArray& row) { return argmax(row, "n").astype(DType::f32); }), x, "argmax needs all positions at once");
-  refused("cumsum", each([](const NamedArray& row) { return cumsum(row, "n"); }), x, "cumsum needs all positions at once");
+  refused("argmax", each([](const NamedArray& row) { return argmax(row, "n").astype(DType::f32); }),
+          x, "argmax needs all positions at once");
+  refused("cumsum", each([](const NamedArray& row) { return cumsum(row, "n"); }), x,
+          "cumsum needs all positions at once");
 }

@@ -15,18 +15,24 @@ using F = std::function<NamedArray(const NamedArray&)>;
 
 NamedArray input() { return sin(arange({M, N}, {.dtype = DType::f64}) * 1.3).eval(); }
 // f on chunks gives what f gives, and so does its gradient.
-void same(const char* what, const Names& axes, const std::vector<std::int64_t>& chunks, const F& f) {
+void same(const char* what, const Names& axes, const std::vector<std::int64_t>& chunks,
+          const F& f) {
   CAPTURE(std::string(what));
   auto x = input();
-  auto chunked = [=](const NamedArray& x) { return chunked_reduce(axes, {.chunks = chunks}, f)(x); };
+  auto chunked = [=](const NamedArray& x) {
+    return chunked_reduce(axes, {.chunks = chunks}, f)(x);
+  };
   CHECK(max(abs(jit(chunked)(x) - f(x))).item() < 1e-12);
-  auto gradient = [](const F& f) { return grad([=](const NamedArray& x) { return sum(square(f(x))); }); };
+  auto gradient = [](const F& f) {
+    return grad([=](const NamedArray& x) { return sum(square(f(x))); });
+  };
   CHECK(max(abs(jit(gradient(chunked))(x) - gradient(f)(x))).item() < 1e-12);
 }
 // Over the axis: a state that what it keeps for the gradient depends on.
 F folded(const char* axis) {
   return [=](const NamedArray& x) {
-    return fold([](const NamedArray& c, const NamedArray& p) { return tanh(c + p); }, axis)(zeros_like(sum(x, axis)), x);
+    return fold([](const NamedArray& c, const NamedArray& p) { return tanh(c + p); }, axis)(
+        zeros_like(sum(x, axis)), x);
   };
 }
 
@@ -36,7 +42,8 @@ TEST_CASE("chunks of two axes: a loop along the outer one has a state with the i
   same("chunks of one position", {"m", "n"}, {1, 2}, folded("m"));
   same("chunks of several", {"m", "n"}, {2, 2}, folded("m"));
   same("and the other way round", {"n", "m"}, {2, 2}, folded("m"));
-  same("what it leaves is used", {"m", "n"}, {1, 3}, [](const NamedArray& x) { return folded("m")(x) * 2.; });
+  same("what it leaves is used", {"m", "n"}, {1, 3},
+       [](const NamedArray& x) { return folded("m")(x) * 2.; });
 }
 
 TEST_CASE("chunks: a later sweep makes a loop again that reads a running total") {
@@ -53,7 +60,8 @@ TEST_CASE("chunks: a loop whose state is made of what lies outside of the region
       auto next = c * 0.5 + p;
       return std::pair{next, next * q};
     };
-    return scan(turn, M)(zeros(N, DType::f64), arange({M, N}, {.dtype = DType::f64}), sum(x, "m")).second;
+    return scan(turn, M)(zeros(N, DType::f64), arange({M, N}, {.dtype = DType::f64}), sum(x, "m"))
+        .second;
   };
   same("of positions", {"n"}, {2}, f);
 }
@@ -72,16 +80,19 @@ TEST_CASE("loops: a concatenation that two loops make lies in the turns of each"
 
 TEST_CASE("chunks: the softmax of a row without a finite maximum is that of the whole row") {
   const Axis N("n", 5), V("v", 8), D("d", 1);
-  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> v(40, 1);
-  v[9] = inf, v[18] = -inf, v[27] = nan;                   // rows 1, 2, 3
-  std::fill(v.begin() + 32, v.end(), -inf);                // and 4
+  v[9] = inf, v[18] = -inf, v[27] = nan;     // rows 1, 2, 3
+  std::fill(v.begin() + 32, v.end(), -inf);  // and 4
   auto x = array(v, {N, V, D}).eval(), ones = full({D}, 1.f).eval();
   auto alike = [](const NamedArray& a, const NamedArray& b) {
     return all(isnan(a) == isnan(b) && (isnan(a) || a == b || abs(a - b) < 1e-6)).item() != 0;
   };
-  auto scores = [&](const NamedArray& x) { return dot(x, ones, "d"); };   // made in each chunk
-  auto f = [&](const NamedArray& x) { return std::pair{softmax(scores(x), "v"), logsumexp(scores(x), "v")}; };
+  auto scores = [&](const NamedArray& x) { return dot(x, ones, "d"); };  // made in each chunk
+  auto f = [&](const NamedArray& x) {
+    return std::pair{softmax(scores(x), "v"), logsumexp(scores(x), "v")};
+  };
   auto [p, l] = f(x);
   for (int chunk : {1, 3, 8}) {
     CAPTURE(chunk);

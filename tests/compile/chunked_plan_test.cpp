@@ -1,4 +1,5 @@
-// What a chunked loss holds, exactly; which form is chosen, and why; what is added where; the same bits from run to run.
+// What a chunked loss holds, exactly; which form is chosen, and why; what is added where; the same
+// bits from run to run.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -19,7 +20,9 @@ const Axis Tokens{"tokens", 256}, Embed{"embed", 32}, Vocab{"vocab", 512};
 
 using Parameters = test::HeadParameters;
 const test::HeadModel model{Tokens, Embed, Vocab};
-NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f32) { return test::normal(seed, axes, d); }
+NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f32) {
+  return test::normal(seed, axes, d);
+}
 Parameters parameters(DType d = DType::f32) { return model.parameters(d); }
 const NamedArray& ids() {
   static const NamedArray a = model.ids();
@@ -31,8 +34,7 @@ nn::LinearCrossEntropy losses(const Parameters& p, const nn::LinearCrossEntropyO
 
 constexpr std::int64_t line = 64;
 // The arena of a program without what a backend asks for on top (scratch of matrix products).
-template <class F>
-std::int64_t planned(F f, const Parameters& p) {
+template <class F> std::int64_t planned(F f, const Parameters& p) {
   Nodes roots;
   for (auto& r : flatten(f(p)))
     if (!r.empty()) roots.push_back(r.node());
@@ -48,26 +50,27 @@ std::int64_t peak_of(const NamedArray& result, const NamedArray& given = {}) {
   run(c);
   return c.program->peak_bytes;
 }
-template <class F>
-auto with_gradients(F loss) {
+template <class F> auto with_gradients(F loss) {
   return [=](const Parameters& p) { return value_and_grad(loss)(p); };
 }
-template <class F>
-auto by_head(F loss) {
-  return [=](const Parameters& p) { return value_and_grad([=](const NamedArray& w) { return loss(Parameters{p.x, w}); })(p.w); };
+template <class F> auto by_head(F loss) {
+  return [=](const Parameters& p) {
+    return value_and_grad([=](const NamedArray& w) { return loss(Parameters{p.x, w}); })(p.w);
+  };
 }
-template <class F>
-auto by_x(F loss) {
-  return [=](const Parameters& p) { return value_and_grad([=](const NamedArray& x) { return loss(Parameters{x, p.w}); })(p.x); };
+template <class F> auto by_x(F loss) {
+  return [=](const Parameters& p) {
+    return value_and_grad([=](const NamedArray& x) { return loss(Parameters{x, p.w}); })(p.x);
+  };
 }
-template <class F>
-JitReport report_of(F f, const Parameters& p = parameters()) {
+template <class F> JitReport report_of(F f, const Parameters& p = parameters()) {
   return jit(f).compile(p);
 }
 
 }  // namespace
 
-TEST_CASE("chunked plan: what every form holds, to the byte, and how often it multiplies by the head") {
+TEST_CASE(
+    "chunked plan: what every form holds, to the byte, and how often it multiplies by the head") {
   struct Form {
     const char* name;
     nn::LinearCrossEntropyOptions options;
@@ -75,9 +78,18 @@ TEST_CASE("chunked plan: what every form holds, to the byte, and how often it mu
     std::int64_t loss, gradients;  // bytes beside it
     int both, by_x, by_head;       // contractions
   };
-  const std::int64_t tokens = Tokens.size * 4, row = 64 * 4;  // a number for each token, for each of a chunk
+  // a number for each token, for each of a chunk
+  const std::int64_t tokens = Tokens.size * 4, row = 64 * 4;
   const Form forms[] = {
-      {"sweep", {.chunks = {.chunk = 64}}, 64, Vocab.size, 3 * row + line, 3 * row + 3 * line, 3, 2, 2},
+      {"sweep",
+       {.chunks = {.chunk = 64}},
+       64,
+       Vocab.size,
+       3 * row + line,
+       3 * row + 3 * line,
+       3,
+       2,
+       2},
       {"recompute",
        {.chunks = {.chunk = 64, .form = ChunkForm::recompute}},
        64,
@@ -87,8 +99,24 @@ TEST_CASE("chunked plan: what every form holds, to the byte, and how often it mu
        4,
        3,
        3},
-      {"by the vocabulary", {.walked = Vocab, .chunks = {.chunk = 64}}, Tokens.size, 64, 3 * tokens, 3 * tokens, 4, 3, 3},
-      {"tiles", {.chunks = {.chunk = 64}, .vocab_chunk = 128}, 64, 128, 3 * row + line, 3 * row + 3 * line, 4, 3, 3},
+      {"by the vocabulary",
+       {.walked = Vocab, .chunks = {.chunk = 64}},
+       Tokens.size,
+       64,
+       3 * tokens,
+       3 * tokens,
+       4,
+       3,
+       3},
+      {"tiles",
+       {.chunks = {.chunk = 64}, .vocab_chunk = 128},
+       64,
+       128,
+       3 * row + line,
+       3 * row + 3 * line,
+       4,
+       3,
+       3},
   };
   for (auto& f : forms) {
     CAPTURE(f.name);
@@ -102,7 +130,8 @@ TEST_CASE("chunked plan: what every form holds, to the byte, and how often it mu
     CHECK(report_of(by_head(loss)).contractions == f.by_head);
   }
   auto late = [](const Parameters& q) {
-    return square(mean(losses(q, {.chunks = {.chunk = 64}, .reduction = nn::Reduction::none}).loss));
+    return square(
+        mean(losses(q, {.chunks = {.chunk = 64}, .reduction = nn::Reduction::none}).loss));
   };
   CHECK(planned(with_gradients(late), parameters()) == 64 * Vocab.size * 4 + 3 * tokens + line);
   CHECK(report_of(with_gradients(late)).contractions == 4);
@@ -120,27 +149,34 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
   CHECK(explained(sum_of, {.chunks = {.chunk = 64}}, false) ==
         "forward over tokens: no gradients; chunks of 64 along tokens=256, as asked for\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64}, .reduction = none}) ==
-        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its end; chunks of 64 along "
+        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its "
+        "end; chunks of 64 along "
         "tokens=256, as asked for\n");
   CHECK(explained(squared, {.chunks = {.chunk = 64}, .reduction = none}) ==
-        "recompute over tokens: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
+        "recompute over tokens: chunks are made again, since what follows waits for the end of a "
+        "sweep; chunks of 64 along "
         "tokens=256, as asked for\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64, .form = ChunkForm::recompute}}) ==
-        "recompute over tokens: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
+        "recompute over tokens: chunks are made again, since what follows waits for the end of a "
+        "sweep; chunks of 64 along "
         "tokens=256, as asked for\n");
   CHECK(explained(sum_of, {.walked = Vocab, .chunks = {.chunk = 64}}) ==
-        "recompute over vocab: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
+        "recompute over vocab: chunks are made again, since what follows waits for the end of a "
+        "sweep; chunks of 64 along "
         "vocab=512, as asked for\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64}, .vocab_chunk = 128}) ==
-        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its end; chunks of 64 along "
+        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its "
+        "end; chunks of 64 along "
         "tokens=256, as asked for\n"
-        "recompute over vocab: chunks are made again, since what follows waits for the end of a sweep; chunks of 128 along "
+        "recompute over vocab: chunks are made again, since what follows waits for the end of a "
+        "sweep; chunks of 128 along "
         "vocab=512, as asked for\n");
   // From a budget: what it takes of it, and what the other way would have cost.
   auto planned = explained(sum_of, {.chunks = {.memory = 160 << 10}});
   CAPTURE(planned);
   CHECK(planned.starts_with("sweep over tokens: "));
-  CHECK(planned.find(": 3 contractions, ") != std::string::npos);   // with each token, whatever is left over
+  // with each token, whatever is left over
+  CHECK(planned.find(": 3 contractions, ") != std::string::npos);
   CHECK(planned.find(" would take 4 contractions ") != std::string::npos);
   CHECK(planned.find(" KiB of 160.0 KiB") != std::string::npos);
   CHECK(planned.find("% longer") != std::string::npos);
@@ -152,18 +188,21 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
   CAPTURE(planned);
   CHECK(planned.starts_with("whole over tokens: all of it fits: 3 contractions, "));
   CHECK(planned.find("of 32.0 MiB\n") != std::string::npos);
-  CHECK(explained(sum_of, {}, false).starts_with("whole over tokens: all of it fits: 1 contraction, "));
-  CHECK(explained(sum_of, {.chunks = {.chunk = 256}}).starts_with("whole over tokens: a chunk holds all of it, as asked for\n"));
+  CHECK(explained(sum_of, {}, false)
+            .starts_with("whole over tokens: all of it fits: 1 contraction, "));
+  CHECK(explained(sum_of, {.chunks = {.chunk = 256}})
+            .starts_with("whole over tokens: a chunk holds all of it, as asked for\n"));
 }
 
-// ---- narrow floats -----------------------------------------------------------------------------------------------------------
+// ---- narrow floats ----
 
 TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
   const auto p = parameters(DType::bf16);
   const std::int64_t chunk = 64, wide = chunk * Vocab.size * 4, narrow = chunk * Vocab.size * 2,
                      head = Vocab.size * Embed.size * 4;
   auto loss = [=](const Parameters& q) { return losses(q, {.chunks = {.chunk = chunk}}).loss; };
-  // A chunk of logits, their gradient to be multiplied, the head's gradient in f32. No copy of the head, nor of x.
+  // A chunk of logits, their gradient to be multiplied, the head's gradient in f32. No copy of the
+  // head, nor of x.
   CHECK(planned(with_gradients(loss), p) <= wide + narrow + head + 8 * chunk * 4);
   CHECK(planned(with_gradients(loss), p) >= wide + narrow + head);
   CHECK(planned(by_x(loss), p) <= wide + narrow + 8 * chunk * 4);
@@ -172,9 +211,12 @@ TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
   auto program = report_of(with_gradients(loss), p).program;
   CHECK(program.find("cast f32 arg") == std::string::npos);
 
-  // Against f64 of the same numbers: one rounding of the logits' gradient and one of the result, however many chunks.
+  // Against f64 of the same numbers: one rounding of the logits' gradient and one of the result,
+  // however many chunks.
   const Parameters exact{p.x.astype(DType::f64), p.w.astype(DType::f64)};
-  auto by_the_book = [](const Parameters& q) { return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids()); };
+  auto by_the_book = [](const Parameters& q) {
+    return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids());
+  };
   auto want = flatten(jit(with_gradients(by_the_book))(exact));
   auto relative = [](const NamedArray& got, const NamedArray& right) {
     auto off = got.astype(DType::f64) - right;
@@ -184,7 +226,9 @@ TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
     for (std::int64_t c : {std::int64_t(1), std::int64_t(7), most}) {
       CAPTURE(walked.name.text());
       CAPTURE(c);
-      auto chunked = [=, w = walked](const Parameters& q) { return losses(q, {.walked = w, .chunks = {.chunk = c}}).loss; };
+      auto chunked = [=, w = walked](const Parameters& q) {
+        return losses(q, {.walked = w, .chunks = {.chunk = c}}).loss;
+      };
       auto got = flatten(jit(with_gradients(chunked))(p));
       CHECK(relative(got[0], want[0]) < 1e-6);
       CHECK(got[1].dtype() == DType::bf16);
@@ -201,9 +245,10 @@ TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
 
 TEST_CASE("chunked plan: sums that are scaled with a running max are f32 as well") {
   const Axis Keys{"keys", 1024}, Queries{"queries", 4};
-  const auto q = normal(1, {Queries, Embed}, DType::bf16), k = normal(2, {Keys, Embed}, DType::bf16),
-             v = normal(3, {Keys, Embed}, DType::bf16);
-  auto attend = [](const NamedArray& a, const NamedArray& b, const NamedArray& c) {  // attention over its keys
+  const auto q = normal(1, {Queries, Embed}, DType::bf16),
+             k = normal(2, {Keys, Embed}, DType::bf16), v = normal(3, {Keys, Embed}, DType::bf16);
+  // attention over its keys
+  auto attend = [](const NamedArray& a, const NamedArray& b, const NamedArray& c) {
     auto scores = dot(a, b, Embed, {.preferred_element_type = DType::f32});
     auto e = exp(scores * 0.1 - max(scores * 0.1, "keys"));
     return dot(e.astype(c.dtype()), c, "keys") / sum(e, "keys").astype(c.dtype());
@@ -224,11 +269,11 @@ TEST_CASE("chunked plan: sums that are scaled with a running max are f32 as well
 }
 
 // ---- gradients that exist already
-// ----------------------------------------------------------------------------------------------
+// ----------------------------------------
 
 TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its place") {
-  const std::int64_t chunk = 64, logits = chunk * Vocab.size * 4, row = chunk * 4, head = Vocab.size * Embed.size * 4,
-                     x = Tokens.size * Embed.size * 4;
+  const std::int64_t chunk = 64, logits = chunk * Vocab.size * 4, row = chunk * 4,
+                     head = Vocab.size * Embed.size * 4, x = Tokens.size * Embed.size * 4;
   auto loss = [=](const Parameters& q) { return losses(q, {.chunks = {.chunk = chunk}}).loss; };
   auto head_gradient = [=](const NamedArray& hidden, const NamedArray& w) {
     return grad([=](const NamedArray& v) { return loss({hidden, v}); })(w);
@@ -237,9 +282,12 @@ TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its
     CAPTURE(name_of(d));
     const auto p = parameters(d);
     const std::int64_t buffer =
-        d == DType::f32 ? logits : logits + logits / 2;  // bf16: and the gradient of the logits, to be multiplied
+        // bf16: and the gradient of the logits, to be multiplied
+        d == DType::f32 ? logits : logits + logits / 2;
     // A sum of gradients that is given away and comes back: nothing of the head's size is planned.
-    auto add = [=](const NamedArray& so_far, const Parameters& q) { return so_far + head_gradient(q.x, q.w).astype(DType::f32); };
+    auto add = [=](const NamedArray& so_far, const Parameters& q) {
+      return so_far + head_gradient(q.x, q.w).astype(DType::f32);
+    };
     auto added = jit(add, {.donate = {0}});
     auto first = ones({Vocab, Embed}).eval();
     auto want = (first + head_gradient(p.x.astype(DType::f32), p.w.astype(DType::f32))).eval();
@@ -253,7 +301,8 @@ TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its
     };
     CHECK(peak_of(fold(step, Micro)(zeros({Vocab, Embed}), batches)) <= head + buffer + 8 * row);
   }
-  // A table that embeds as well: the rows that were taken are added to the head's gradient, which is the result.
+  // A table that embeds as well: the rows that were taken are added to the head's gradient, which
+  // is the result.
   auto tied = [=](const NamedArray& w) { return loss({tanh(take(w, Vocab, ids())), w}); };
   CHECK(peak_of(grad(tied)(parameters().w)) <= head + logits + 2 * x + 8 * row);
 }
@@ -277,8 +326,9 @@ TEST_CASE("chunked plan: the same bits from run to run, for any number of thread
       for (int threads : {1, 2, 3, 5, 5}) {
         CAPTURE(threads);
         set_threads(threads);
-        auto run = jit(with_gradients(
-            [=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, form).loss; }));
+        auto run = jit(with_gradients([=](const Parameters& q) {
+          return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, form).loss;
+        }));
         for (int again : {0, 1}) {
           CAPTURE(again);
           std::vector<std::vector<std::byte>> got;
@@ -296,7 +346,8 @@ TEST_CASE("chunked plan: what is chosen for a budget does not depend on the numb
   struct Sizes {
     std::int64_t tokens, embed, vocab, memory;
   };
-  for (auto [tokens, embed, vocab, memory] : {Sizes{1024, 256, 8000, 0}, Sizes{300, 768, 5000, 1 << 20}}) {
+  for (auto [tokens, embed, vocab, memory] :
+       {Sizes{1024, 256, 8000, 0}, Sizes{300, 768, 5000, 1 << 20}}) {
     CAPTURE(memory);
     const Axis Large{"vocab", vocab}, Wide{"embed", embed}, Many{"tokens", tokens};
     const auto targets = random::randint(random::key(3), Many, 0, int(vocab)).eval();
@@ -307,8 +358,9 @@ TEST_CASE("chunked plan: what is chosen for a budget does not depend on the numb
     for (int threads : {1, 2, 4, 8}) {
       CAPTURE(threads);
       set_threads(threads);
-      auto run = jit(with_gradients(
-          [=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss; }));
+      auto run = jit(with_gradients([=](const Parameters& q) {
+        return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss;
+      }));
       std::vector<std::vector<std::byte>> got;
       for (auto& a : flatten(run(p))) got.push_back(a.bytes());
       auto chosen = run.report().explain.substr(0, run.report().explain.find('\n'));
@@ -324,7 +376,8 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
   const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
   const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
   for (DType d : {DType::f32, DType::bf16})
-    for (std::optional<AxisSelector> walked : {std::optional<AxisSelector>(), std::optional<AxisSelector>(Large)}) {
+    for (std::optional<AxisSelector> walked :
+         {std::optional<AxisSelector>(), std::optional<AxisSelector>(Large)}) {
       CAPTURE(name_of(d));
       CAPTURE(walked.has_value());
       const Parameters p{normal(1, {Many, Wide}, d), normal(2, {Large, Wide}, d)};
@@ -332,7 +385,9 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
         nn::LinearCrossEntropyOptions options{.chunks = {.memory = memory}};
         if (walked) options.walked = *walked;
         try {
-          jit(with_gradients([=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss; }))(p);
+          jit(with_gradients([=](const Parameters& q) {
+            return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss;
+          }))(p);
           return "";
         } catch (const Error& e) {
           return e.what();
@@ -355,48 +410,58 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
 TEST_CASE("chunked plan: what follows reads of a call counts in its budget, its gradients do not") {
   const Axis Out{"out", 64};
   auto v = normal(7, {Vocab, Out});
-  const std::int64_t read = 256 * 64 * 4, of_position = 512 * 4;   // what `sum` reads; the largest value of a position
+  // what `sum` reads; the largest value of a position
+  const std::int64_t read = 256 * 64 * 4, of_position = 512 * 4;
   for (std::int64_t memory : {2 * read, 3 * read}) {
     auto loss = [&](const Parameters& p) {
-      auto out = chunked_reduce("tokens", {.memory = memory}, [&](const NamedArray& x, const NamedArray& w) {
-        return dot(tanh(dot(x, w, Embed)), v, Vocab);   // (tokens, out)
-      })(p.x, p.w);
+      auto out = chunked_reduce("tokens", {.memory = memory},
+                                [&](const NamedArray& x, const NamedArray& w) {
+                                  return dot(tanh(dot(x, w, Embed)), v, Vocab);  // (tokens, out)
+                                })(p.x, p.w);
       return sum(out * out);
     };
     auto bytes = planned(loss, parameters());
     CHECK(bytes <= memory);
-    CHECK(bytes > memory - 2 * of_position);            // and no less is walked than fits
-    CHECK(planned(with_gradients(loss), parameters()) <= memory + read);   // the cotangent of what was read
+    CHECK(bytes > memory - 2 * of_position);  // and no less is walked than fits
+    // the cotangent of what was read
+    CHECK(planned(with_gradients(loss), parameters()) <= memory + read);
   }
 }
 
 TEST_CASE("chunked plan: inside a loop a call holds what it would hold alone") {
-  const Axis Turns{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16}, Many{"vocab", 4096};
+  const Axis Turns{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16},
+      Many{"vocab", 4096};
   const auto xs = normal(1, {Turns, Batch, Long, Wide}) * 0.3, w = normal(2, {Many, Wide}) * 0.3;
   const auto targets = random::randint(random::key(3), {Turns, Batch, Long}, 0, Many.size).eval();
   const double logits = 2. * 512 * 4096 * 4;
-  for (int moving = 0; moving < 8; ++moving)  // x, ids, w; of 0 the call lies outside of the loop that it was traced in
+  // x, ids, w; of 0 the call lies outside of the loop that it was traced in
+  for (int moving = 0; moving < 8; ++moving)
     for (bool ignores : {false, true})
       for (bool remade : {false, true}) {
         CAPTURE(moving);
         CAPTURE(ignores);
         nn::LinearCrossEntropyOptions options{.chunks = {.chunk = 64}};
         if (ignores) options.ignore_index = 7;
-        auto turn = [&](const NamedArray& w, const NamedArray& x, const NamedArray& ids, const NamedArray& i) {
+        auto turn = [&](const NamedArray& w, const NamedArray& x, const NamedArray& ids,
+                        const NamedArray& i) {
           auto head = moving & 4 ? w * (1 + 0.1 * i) : w;
-          return nn::linear_cross_entropy(moving & 1 ? x : at(xs, Turns, 1), head, moving & 2 ? ids : at(targets, Turns, 2), Wide,
-                                          Many, options)
+          return nn::linear_cross_entropy(moving & 1 ? x : at(xs, Turns, 1), head,
+                                          moving & 2 ? ids : at(targets, Turns, 2), Wide, Many,
+                                          options)
               .loss;
         };
         auto looped = [&](const NamedArray& w) {
-          auto add = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& ids, const NamedArray& i) {
-            return sum + turn(w, x, ids, i);
-          };
-          return fold(add, Turns, {.checkpoint = ScanCheckpoint(remade)})(zeros({}), xs, targets, arange(Turns)).scalar();
+          auto add = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& ids,
+                         const NamedArray& i) { return sum + turn(w, x, ids, i); };
+          return fold(add, Turns, {.checkpoint = ScanCheckpoint(remade)})(zeros({}), xs, targets,
+                                                                          arange(Turns))
+              .scalar();
         };
         auto apart = [&](const NamedArray& w) {
           NamedArray sum = zeros({});
-          for (int i = 0; i < 3; ++i) sum = sum + turn(w, at(xs, Turns, i), at(targets, Turns, i), arange(Turns).unbind("turns")[std::size_t(i)]);
+          for (int i = 0; i < 3; ++i)
+            sum = sum + turn(w, at(xs, Turns, i), at(targets, Turns, i),
+                             arange(Turns).unbind("turns")[std::size_t(i)]);
           return sum.scalar();
         };
         auto run = jit([&](const NamedArray& w) { return value_and_grad(looped)(w); });
@@ -415,15 +480,20 @@ TEST_CASE("chunked plan: a loop may read a part of what its call made outside of
   auto second = [&](bool chunks) {
     auto whole = [](const NamedArray& x, const NamedArray& p) { return mean(x * x * p); };
     auto added = [=](const NamedArray& x, const NamedArray& p) {
-      return x + (chunks ? chunked_reduce("q", ChunkOptions{.chunk = 5}, whole)(x, p) : whole(x, p));
+      return x +
+             (chunks ? chunked_reduce("q", ChunkOptions{.chunk = 5}, whole)(x, p) : whole(x, p));
     };
     auto waves = [](const NamedArray& x, const NamedArray& p) { return sin(x * p); };
-    auto loss = [=](const NamedArray& x, const NamedArray& p) { return sum(sin(cond(sum(p) > 0.1f, waves, added)(x, p))).scalar(); };
+    auto loss = [=](const NamedArray& x, const NamedArray& p) {
+      return sum(sin(cond(sum(p) > 0.1f, waves, added)(x, p))).scalar();
+    };
     auto squares = [=](const NamedArray& x, const NamedArray& p) {
       return sum(square(grad([=](const NamedArray& x) { return loss(x, p); })(x))).scalar();
     };
     return [=](const NamedArray& x, const NamedArray& p) {
-      auto [gx, gp] = grad([=](const std::pair<NamedArray, NamedArray>& z) { return squares(z.first, z.second); })(std::pair(x, p));
+      auto [gx, gp] = grad([=](const std::pair<NamedArray, NamedArray>& z) {
+        return squares(z.first, z.second);
+      })(std::pair(x, p));
       return std::pair(gx, gp);
     };
   };
@@ -435,18 +505,25 @@ TEST_CASE("chunked plan: a loop may read a part of what its call made outside of
   }
 }
 
-TEST_CASE("chunked plan: a call whose function is a loop along the axis, in a loop, has second derivatives") {
+TEST_CASE(
+    "chunked plan: a call whose function is a loop along the axis, in a loop, has second "
+    "derivatives") {
   for (std::int64_t size : {1, 5})
     for (std::int64_t chunk : {2, 5}) {
       const Axis T{"time", size}, E{"embed", 2};
       const auto x = normal(1, {T, E}), c = normal(2, {E});
       auto run = [&](bool chunks) {
         auto all = [=](const NamedArray& m) {
-          return fold([](const NamedArray& c, const NamedArray& row) { return sin(c + row); }, T)(c, m);
+          return fold([](const NamedArray& c, const NamedArray& row) { return sin(c + row); }, T)(
+              c, m);
         };
-        auto inner = [=](const NamedArray& m) { return chunks ? chunked_reduce(T, {.chunk = chunk}, all)(m) : all(m); };
+        auto inner = [=](const NamedArray& m) {
+          return chunks ? chunked_reduce(T, {.chunk = chunk}, all)(m) : all(m);
+        };
         auto loss = [=](const NamedArray& x) {
-          return sum(fold([=](const NamedArray& c, const NamedArray& row) { return sin(inner(x) * c + row); }, T)(c, x));
+          return sum(fold(
+              [=](const NamedArray& c, const NamedArray& row) { return sin(inner(x) * c + row); },
+              T)(c, x));
         };
         return grad([=](const NamedArray& x) { return sum(sin(grad(loss)(x))); });
       };
@@ -454,7 +531,8 @@ TEST_CASE("chunked plan: a call whose function is a loop along the axis, in a lo
     }
 }
 
-TEST_CASE("chunked plan: a call may read what an earlier loop along its axis has made, in a later one") {
+TEST_CASE(
+    "chunked plan: a call may read what an earlier loop along its axis has made, in a later one") {
   const Axis T{"time", 6}, E{"embed", 2};
   const auto x = normal(1, {T, E}), c = normal(2, {E});
   auto run = [&](bool chunks) {
@@ -470,15 +548,21 @@ TEST_CASE("chunked plan: a call may read what an earlier loop along its axis has
   CHECK(difference(jit(run(true))(x), jit(run(false))(x), 1e-5) == "");
 }
 
-TEST_CASE("chunked plan: an axis of many devices is walked in chunks of any size that the search tries") {
+TEST_CASE(
+    "chunked plan: an axis of many devices is walked in chunks of any size that the search tries") {
   const Axis Rows("rows", 8 * 17), Wide("wide", 1024);
   auto x = normal(1, {Rows, Embed}), w = normal(2, {Embed, Wide});
-  auto of_rows = [](const NamedArray& x, const NamedArray& w) { return sum(square(dot(x, w, Embed))); };
-  for (int kib : {150, 300, 500}) {                // of 4 KiB for each row: more rows than four devices have fit
+  auto of_rows = [](const NamedArray& x, const NamedArray& w) {
+    return sum(square(dot(x, w, Embed)));
+  };
+  // of 4 KiB for each row: more rows than four devices have fit
+  for (int kib : {150, 300, 500}) {
     auto chunked = [&](const NamedArray& x, const NamedArray& w) {
-      return chunked_reduce(Rows, {.memory = kib << 10}, [&](const NamedArray& x) { return of_rows(x, w); })(x);
+      return chunked_reduce(Rows, {.memory = kib << 10},
+                            [&](const NamedArray& x) { return of_rows(x, w); })(x);
     };
-    auto f = named_jit(chunked, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{{"rows", "data"}}});
+    auto f = named_jit(chunked,
+                       {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{{"rows", "data"}}});
     CHECK(f(x, w).item() == doctest::Approx(of_rows(x, w).item()).epsilon(1e-5));
   }
 }

@@ -1,5 +1,5 @@
-// A donated array that a loop slices, and makes anew slice by slice, is one array; what is returned as it is, is given back; why
-// another is copied.
+// A donated array that a loop slices, and makes anew slice by slice, is one array; what is returned
+// as it is, is given back; why another is copied.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -29,13 +29,16 @@ Run run(Turn turn, JitOptions options, bool reverse = false) {
     return scan(body, L, {.reverse = reverse})(x, cache, w);
   };
   auto f = jit(step, options);
-  auto cache = random::normal(random::key(1), {L, B, P, D}).eval(), w = random::normal(random::key(2), {L, D}).eval();
-  auto [h, next] = f(cache, w, random::normal(random::key(3), {B, D}).eval(), sum(arange(Axis("n", 3))).eval());
+  auto cache = random::normal(random::key(1), {L, B, P, D}).eval(),
+       w = random::normal(random::key(2), {L, D}).eval();
+  auto [h, next] =
+      f(cache, w, random::normal(random::key(3), {B, D}).eval(), sum(arange(Axis("n", 3))).eval());
   return {f.report(), h.doubles(), next.doubles()};
 }
 // Donated, in how many bytes, with the values of the reference.
 std::int64_t planned(Turn turn, bool reverse = false) {
-  auto want = run(turn, {.backend = "reference"}, reverse), given = run(turn, {.donate = {0}, .backend = "cpu"}, reverse);
+  auto want = run(turn, {.backend = "reference"}, reverse),
+       given = run(turn, {.donate = {0}, .backend = "cpu"}, reverse);
   auto near = [](auto& a, auto& b) {
     for (std::size_t k = 0; k < a.size(); ++k)
       if (!(std::abs(a[k] - b[k]) < 1e-5)) return false;
@@ -45,13 +48,16 @@ std::int64_t planned(Turn turn, bool reverse = false) {
   CHECK(near(given.cache, want.cache));
   CAPTURE(given.report.program);
   for (auto& n : given.report.not_donated) MESSAGE(n);
-  CHECK(given.report.not_donated.empty() == (given.report.peak_bytes < L.size * B.size * P.size * D.size * 4));
+  CHECK(given.report.not_donated.empty() ==
+        (given.report.peak_bytes < L.size * B.size * P.size * D.size * 4));
   return given.report.peak_bytes;
 }
 
 int copies(const JitReport& r) {
   int n = 0;
-  for (auto at = r.program.find("copy ["); at != r.program.npos; at = r.program.find("copy [", at + 1)) ++n;
+  for (auto at = r.program.find("copy ["); at != r.program.npos;
+       at = r.program.find("copy [", at + 1))
+    ++n;
   return n;
 }
 
@@ -66,7 +72,7 @@ TEST_CASE("donated loops: a cache that a scan slices and stacks is changed in it
   };
   CHECK(planned(after) < cache_bytes / 8);
   CHECK(planned(after, true) < cache_bytes / 8);
-  Turn before = [](In h, In c, In w, In pos) {   // what is read is there as long as it is read
+  Turn before = [](In h, In c, In w, In pos) {  // what is read is there as long as it is read
     auto o = attended(h, c);
     return std::pair(h + o, written(c, o * w, pos));
   };
@@ -77,12 +83,13 @@ TEST_CASE("donated loops: a cache that a scan slices and stacks is changed in it
     return std::pair(h, at_add(c, {{"position", pos}}, h * w));
   };
   CHECK(planned(placed) < cache_bytes / 8);
-  Turn rolled = [](In h, In c, In w, In) {   // each turn reads its block at other places than it writes: through a copy of the block
+  // each turn reads its block at other places than it writes: through a copy of the block
+  Turn rolled = [](In h, In c, In w, In) {
     auto next = roll(c, 1, P);
     return std::pair(h + attended(h, next) * w, next);
   };
   CHECK(planned(rolled) > 0);
-  Turn both = [](In h, In c, In w, In pos) {   // the old block after the new one is there
+  Turn both = [](In h, In c, In w, In pos) {  // the old block after the new one is there
     auto next = written(c, h * w, pos);
     return std::pair(h + attended(attended(h, next), c), next);
   };
@@ -92,17 +99,23 @@ TEST_CASE("donated loops: a cache that a scan slices and stacks is changed in it
 TEST_CASE("donated loops: two caches through Stacked::scan, and one loop behind another") {
   struct Layer {
     NamedArray w;
-    std::pair<NamedArray, std::pair<NamedArray, NamedArray>> operator()(In h, In k, In v, In pos) const {
+    std::pair<NamedArray, std::pair<NamedArray, NamedArray>> operator()(In h, In k, In v,
+                                                                        In pos) const {
       auto keys = written(k, h * w, pos), values = written(v, h - w, pos);
       return {h + dot(softmax(dot(keys, h, "d"), "position"), values, "position"), {keys, values}};
     }
   };
   nn::Stacked<Layer> layers{{random::normal(random::key(2), {L, D}).eval()}, L};
-  auto step = [](const nn::Stacked<Layer>& m, In k, In v, In h, In pos) { return m.scan(h, k, v, pos); };
-  auto f = jit(step, {.donate = {1, 2}, .backend = "cpu"}), plain = jit(step, {.backend = "reference"});
+  auto step = [](const nn::Stacked<Layer>& m, In k, In v, In h, In pos) {
+    return m.scan(h, k, v, pos);
+  };
+  auto f = jit(step, {.donate = {1, 2}, .backend = "cpu"}),
+       plain = jit(step, {.backend = "reference"});
   auto cache = [](int n) { return random::normal(random::key(n), {L, B, P, D}).eval(); };
-  auto h = random::normal(random::key(3), {B, D}).eval(), pos = NamedArray(5.).astype(DType::i32).eval();
-  auto got = f(layers, cache(4), cache(5), h, pos), want = plain(layers, cache(4), cache(5), h, pos);
+  auto h = random::normal(random::key(3), {B, D}).eval(),
+       pos = NamedArray(5.).astype(DType::i32).eval();
+  auto got = f(layers, cache(4), cache(5), h, pos),
+       want = plain(layers, cache(4), cache(5), h, pos);
   CHECK(difference(got.first, want.first, 1e-5) == "");
   CHECK(difference(got.second.first, want.second.first, 1e-6) == "");
   CHECK(difference(got.second.second, want.second.second, 1e-6) == "");
@@ -123,21 +136,30 @@ TEST_CASE("donated loops: two caches through Stacked::scan, and one loop behind 
   };
   auto w = layers.stacked.w;
   auto g = jit(twice, {.donate = {0}, .backend = "cpu"});
-  CHECK(difference(g(cache(6), w).second, jit(twice, {.backend = "cpu"})(cache(6), w).second, 0) == "");
+  CHECK(difference(g(cache(6), w).second, jit(twice, {.backend = "cpu"})(cache(6), w).second, 0) ==
+        "");
   CHECK(g.report().not_donated.empty());
   CHECK(g.report().peak_bytes < cache_bytes / 8);
 }
 
-TEST_CASE("donated loops: a turn that reads more than its own block keeps the array, and the report says where") {
-  auto whole = [](In cache, In x) {   // captured, so each turn reads all of it
+TEST_CASE(
+    "donated loops: a turn that reads more than its own block keeps the array, and the report says "
+    "where") {
+  auto whole = [](In cache, In x) {  // captured, so each turn reads all of it
     return scan([&](In h, In c) { return std::pair(h + sum(cache), c * 2. + h); }, L)(x, cache);
   };
   auto made = [] { return random::normal(random::key(1), {L, P, D}).eval(); };
   auto f = jit(whole, {.donate = {0}, .backend = "cpu"});
-  auto got = f(made(), NamedArray(1.)), want = jit(whole, {.backend = "reference"})(made(), NamedArray(1.));
+  auto got = f(made(), NamedArray(1.)),
+       want = jit(whole, {.backend = "reference"})(made(), NamedArray(1.));
   CHECK(difference(got.second, want.second, 1e-3) == "");
 
-  auto late = jit([](In a) { auto b = cumsum(a, "d"); return std::pair(b, sum(b) * sum(b * a)); }, {.donate = {0}, .backend = "cpu"});
+  auto late = jit(
+      [](In a) {
+        auto b = cumsum(a, "d");
+        return std::pair(b, sum(b) * sum(b * a));
+      },
+      {.donate = {0}, .backend = "cpu"});
   const int line = __LINE__ - 1;
   late(made());
   REQUIRE(late.report().not_donated.size() == 1);
@@ -151,41 +173,56 @@ TEST_CASE("donated loops: a turn that reads more than its own block keeps the ar
   moved(made());
   REQUIRE(moved.report().not_donated.size() == 1);
   CHECK(has(moved.report().not_donated[0], "reads it at other places than it writes"));
-  auto turned = jit([](In a) { return rearrange(sort(a, "d"), {"d", "layers", "position"}); }, {.donate = {0}, .backend = "cpu"});
+  auto turned = jit(
+      [](In a) {
+        return rearrange(sort(a, "d"), {"d", "layers", "position"});
+      },
+      {.donate = {0}, .backend = "cpu"});
   turned(made());
   REQUIRE(turned.report().not_donated.size() == 1);
   CHECK(has(turned.report().not_donated[0], "it is read last by sort"));
   CHECK(has(turned.report().not_donated[0], "a scan that slices it change an array in its place"));
   auto shrinks = jit([](In a) { return sum(a); }, {.donate = {0}, .backend = "cpu"});
   shrinks(made());
-  CHECK(shrinks.report().not_donated[0] == "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
+  CHECK(shrinks.report().not_donated[0] ==
+        "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
 }
 
-TEST_CASE("donated loops: steps that carry a cache through a loop over layers change it in its place") {
+TEST_CASE(
+    "donated loops: steps that carry a cache through a loop over layers change it in its place") {
   const Axis Steps("steps", 3);
-  using State = std::pair<NamedArray, NamedArray>;   // of a step: h (batch, d), the cache (layers, batch, position, d)
+  // of a step: h (batch, d), the cache (layers, batch, position, d)
+  using State = std::pair<NamedArray, NamedArray>;
   struct Case {
     const char* name;
     Turn turn;
-    bool late;                                       // the step reads the old cache when the new one is made
+    bool late;  // the step reads the old cache when the new one is made
     bool in_place;
   } cases[] = {
-      {"written, then read", [](In h, In c, In w, In pos) {
+      {"written, then read",
+       [](In h, In c, In w, In pos) {
          auto next = written(c, h * w, pos);
          return std::pair(h + attended(h, next), next);
-       }, false, true},
-      {"read, then written", [](In h, In c, In w, In pos) {
+       },
+       false, true},
+      {"read, then written",
+       [](In h, In c, In w, In pos) {
          auto o = attended(h, c);
          return std::pair(h + o, written(c, o * w, pos));
-       }, false, true},
-      {"read too late in a turn", [](In h, In c, In w, In pos) {
+       },
+       false, true},
+      {"read too late in a turn",
+       [](In h, In c, In w, In pos) {
          auto next = written(c, h * w, pos);
          return std::pair(h + attended(attended(h, next), c), next);
-       }, false, false},
-      {"read too late in a step", [](In h, In c, In w, In pos) {
+       },
+       false, false},
+      {"read too late in a step",
+       [](In h, In c, In w, In pos) {
          auto next = written(c, h * w, pos);
          return std::pair(h + attended(h, next), next);
-       }, true, false},
+       },
+       true, false},
   };
   for (auto& c : cases) {
     CAPTURE(c.name);
@@ -198,7 +235,8 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers ch
       return fold(step, Steps)(State(x, cache), arange(Steps));
     };
     auto made = [] { return random::normal(random::key(1), {L, B, P, D}).eval(); };
-    auto w = random::normal(random::key(2), {L, D}).eval(), x = random::normal(random::key(3), {B, D}).eval();
+    auto w = random::normal(random::key(2), {L, D}).eval(),
+         x = random::normal(random::key(3), {B, D}).eval();
     auto f = jit(generate, {.donate = {0}, .backend = "cpu"});
     auto got = f(made(), w, x), want = jit(generate, {.backend = "reference"})(made(), w, x);
     CHECK(difference(got.first, want.first, 1e-4) == "");
@@ -208,28 +246,36 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers ch
   }
 }
 
-TEST_CASE("loops: a carry that two residual branches are added to, one after the other, is not copied") {
+TEST_CASE(
+    "loops: a carry that two residual branches are added to, one after the other, is not copied") {
   const Axis H("hidden", 24);
-  auto body = [&](In h, In v, In w) {          // (batch, position, d)
+  auto body = [&](In h, In v, In w) {  // (batch, position, d)
     auto middle = h + tanh(dot(h, v, "d")).rename({{"hidden", "d"}});
     return middle + dot(tanh(dot(middle / sum(middle * middle, "d"), w, "d")), w, "hidden");
   };
   auto layers = [&](In x, In v, In w) { return fold(body, L)(x, v, w); };
-  auto x = random::normal(random::key(1), {B, P, D}), v = random::normal(random::key(2), {L, D, D.alias("hidden")}),
+  auto x = random::normal(random::key(1), {B, P, D}),
+       v = random::normal(random::key(2), {L, D, D.alias("hidden")}),
        w = random::normal(random::key(3), {L, D, H});
   auto f = jit(layers, {.backend = "cpu"});
   CHECK(difference(f(x, v, w), jit(layers, {.backend = "reference"})(x, v, w), 1e-4) == "");
   CAPTURE(f.report().program);
-  CHECK(copies(f.report()) == 1);              // x, which is not donated
-  auto g = jit([&](In x, In v, In w) { return grad([&](In v, In w) { return sum(layers(x, v, w)); })(v, w); }, {.backend = "cpu"});
+  CHECK(copies(f.report()) == 1);  // x, which is not donated
+  auto g = jit([&](In x, In v,
+                   In w) { return grad([&](In v, In w) { return sum(layers(x, v, w)); })(v, w); },
+               {.backend = "cpu"});
   g.compile(x, v, w);
-  CHECK(copies(g.report()) == 2);              // and the carry of each turn, kept for the gradient
+  CHECK(copies(g.report()) == 2);  // and the carry of each turn, kept for the gradient
 }
 
-TEST_CASE("loops: what is as large as an array that is walked, but of wider elements, is not written over it") {
+TEST_CASE(
+    "loops: what is as large as an array that is walked, but of wider elements, is not written "
+    "over it") {
   const Axis n("n", 6);
-  auto x = array({3., -1, 4, -1, 5, -9, 2, 6, -5, 3, -5, 8, 9, -7, 9, -3, 2, 3, -8, 4, 6, -2, 6, 4}, {Axis("rows", 4), n}).eval();
-  auto f = [](In x) {   // flags (rows, n) and sums (n) have 24 bytes each
+  auto x = array({3., -1, 4, -1, 5, -9, 2, 6, -5, 3, -5, 8, 9, -7, 9, -3, 2, 3, -8, 4, 6, -2, 6, 4},
+                 {Axis("rows", 4), n})
+               .eval();
+  auto f = [](In x) {  // flags (rows, n) and sums (n) have 24 bytes each
     auto turn = [](In c, In v) {
       auto next = cumsum(c, "k");
       return std::pair{next, std::pair{!v, max(next, "k")}};
@@ -249,33 +295,53 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   struct Case {
     const char* name;
     Function f;
-    std::int64_t most;   // bytes beside the arguments
+    std::int64_t most;  // bytes beside the arguments
     int copied = 0;
   } cases[] = {
       {"alone", [](In x, In) { return Results{x}; }, 0},
-      {"read later", [](In x, In w) { return Results{x, sum(cumsum(x * w, "d")), sum(cumsum(x, "position"))}; }, 2 * one + 256},
-      {"the other is made of it", [](In x, In w) { return Results{x, x + w}; }, one},
-      {"twice", [](In x, In w) { return Results{x, x, x * w}; }, 2 * one, 1},
-      {"in a loop", [](In x, In w) {
-         return Results{fold([&](In c, In row) { return c + sum(x * row); }, P)(NamedArray(0.), w), x};
-       }, 256},
-      {"in chunks", [](In x, In w) {
-         return Results{chunked_reduce(P, {.chunk = 16}, [](In a, In b) { return sum(exp(a) * b); })(x, w), x};
-       }, one},
+      {"read later",
+       [](In x, In w) {
+         return Results{x, sum(cumsum(x * w, "d")), sum(cumsum(x, "position"))};
+       },
+       2 * one + 256},
+      {"the other is made of it",
+       [](In x, In w) {
+         return Results{x, x + w};
+       },
+       one},
+      {"twice",
+       [](In x, In w) {
+         return Results{x, x, x * w};
+       },
+       2 * one, 1},
+      {"in a loop",
+       [](In x, In w) {
+         return Results{fold([&](In c, In row) { return c + sum(x * row); }, P)(NamedArray(0.), w),
+                        x};
+       },
+       256},
+      {"in chunks",
+       [](In x, In w) {
+         return Results{
+             chunked_reduce(P, {.chunk = 16}, [](In a, In b) { return sum(exp(a) * b); })(x, w), x};
+       },
+       one},
   };
   for (auto& c : cases) {
     CAPTURE(c.name);
-    auto f = jit(c.f, {.donate = {0}, .backend = "cpu"}), plain = jit(c.f, {.backend = "reference"});
+    auto f = jit(c.f, {.donate = {0}, .backend = "cpu"}),
+         plain = jit(c.f, {.backend = "reference"});
     auto kept = jit(c.f, {.backend = "cpu"});
     auto x = made(1), w = made(2);
     auto want = plain(made(1), w), same = kept(x, w);
-    CHECK(difference(x, made(1), 0) == "");                  // not donated: still there, and as it was
+    CHECK(difference(x, made(1), 0) == "");  // not donated: still there, and as it was
     for (int turn = 0; turn < 3; ++turn) {
       auto got = f(x, w);
       for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-3) == "");
       for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], same[k], 0) == "");
       CHECK_THROWS_AS(x.floats(), Error);
-      x = *std::find_if(got.begin(), got.end(), [](In r) { return r.ndim() == 2; });   // what it was
+      // what it was
+      x = *std::find_if(got.begin(), got.end(), [](In r) { return r.ndim() == 2; });
     }
     CHECK(f.report().not_donated.empty());
     CHECK(f.report().peak_bytes <= c.most);
@@ -283,7 +349,8 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
     CHECK(copies(f.report()) == c.copied);
   }
   // One array for two arguments, and its places changed: neither is written over.
-  auto swap = jit([](In a, In b) { return std::tuple(b, a, a + b); }, {.donate = {0, 1}, .backend = "cpu"});
+  auto swap =
+      jit([](In a, In b) { return std::tuple(b, a, a + b); }, {.donate = {0, 1}, .backend = "cpu"});
   auto x = made(1);
   auto [b, a, total] = swap(x, x);
   CHECK(difference(a, made(1), 0) == "");
@@ -291,12 +358,15 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   CHECK(difference(total, made(1) * 2., 0) == "");
   // On a mesh each device gives its block back.
   auto later = [](In v, In w) { return std::pair(v, sum(cumsum(v * w, "position"))); };
-  auto on_mesh = named_jit(later, {.donate = {0}, .mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"d", "data"}}});
+  auto on_mesh = named_jit(
+      later,
+      {.donate = {0}, .mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"d", "data"}}});
   auto kept = made(1), w = made(2);
   for (int turn = 0; turn < 3; ++turn) {
     NamedArray value;
     std::tie(kept, value) = on_mesh(kept, w);
-    CHECK(value.item() == doctest::Approx(sum(cumsum(made(1) * w, "position")).item()).epsilon(1e-4));
+    CHECK(value.item() ==
+          doctest::Approx(sum(cumsum(made(1) * w, "position")).item()).epsilon(1e-4));
   }
   CHECK(difference(kept, made(1), 0) == "");
   CHECK(on_mesh.report().not_donated.empty());

@@ -1,5 +1,5 @@
-// What the compiler makes of five programs, as text, after sharding and after lowering. A change of these files is to be read like code:
-// `build/tests/compile --update` writes them anew.
+// What the compiler makes of five programs, as text, after sharding and after lowering. A change of
+// these files is to be read like code: `build/tests/compile --update` writes them anew.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,8 @@ using namespace haliax;
 
 namespace {
 
-const Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32}, Vocab{"vocab", 24}, Layers{"layers", 4};
+const Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32}, Vocab{"vocab", 24},
+    Layers{"layers", 4};
 const Mesh data{{{"data", 2}}}, both{{{"data", 2}, {"model", 2}}};
 
 struct Argument {
@@ -57,14 +58,21 @@ struct Program {
     run(c, Stage::graph, Stage::sharding);
     auto first = on_device(c, 0);
     run(first, Stage::device, Stage::program);
-    static const std::regex place("    # .*"), bytes("arena .*|slot .*\n");   // bytes and lines of code are asserted elsewhere
-    auto without = [](const std::string& text, const std::regex& what) { return std::regex_replace(text, what, ""); };
-    return {without(c.partition->text(), place), without(without(program::to_string(*first.program), place), bytes)};
+    // bytes and lines of code are asserted elsewhere
+    static const std::regex place("    # .*"), bytes("arena .*|slot .*\n");
+    auto without = [](const std::string& text, const std::regex& what) {
+      return std::regex_replace(text, what, "");
+    };
+    return {without(c.partition->text(), place),
+            without(without(program::to_string(*first.program), place), bytes)};
   }
 };
 
-NamedArray mlp(const Leaves& in) { return mean(square(dot(nn::gelu(dot(in[0], in[1], Embed)), in[2], Mlp) - in[0])); }
-Leaves with_gradients(NamedArray (*loss)(const Leaves&), const Leaves& in, std::vector<std::size_t> by) {
+NamedArray mlp(const Leaves& in) {
+  return mean(square(dot(nn::gelu(dot(in[0], in[1], Embed)), in[2], Mlp) - in[0]));
+}
+Leaves with_gradients(NamedArray (*loss)(const Leaves&), const Leaves& in,
+                      std::vector<std::size_t> by) {
   std::vector<NamedArray> parameters;
   for (auto k : by) parameters.push_back(in[k]);
   auto [value, g] = value_and_grad([&](const std::vector<NamedArray>& p) {
@@ -76,9 +84,12 @@ Leaves with_gradients(NamedArray (*loss)(const Leaves&), const Leaves& in, std::
   out.insert(out.end(), g.begin(), g.end());
   return out;
 }
-NamedArray layers(const Leaves& in) {   // a scan over layers, each checkpointed
-  auto y = fold([](const NamedArray& x, const NamedArray& w) { return tanh(rename(dot(x, w, Embed), {{"next", "embed"}})); }, Layers,
-                {.checkpoint = "full"})(in[0], in[1]);
+NamedArray layers(const Leaves& in) {  // a scan over layers, each checkpointed
+  auto y = fold(
+      [](const NamedArray& x, const NamedArray& w) {
+        return tanh(rename(dot(x, w, Embed), {{"next", "embed"}}));
+      },
+      Layers, {.checkpoint = "full"})(in[0], in[1]);
   return mean(square(y));
 }
 NamedArray loss_in_chunks(const Leaves& in) {
@@ -89,20 +100,49 @@ NamedArray loss_in_chunks(const Leaves& in) {
 }
 
 const std::vector<Program> programs{
-    {"data_parallel", data, {{"batch", "data"}}, {}, {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"up", {Embed, Mlp}}, {"down", {Mlp, Embed}}},
-     [](const Leaves& in) { return with_gradients(mlp, in, {1, 2}); }},
-    {"fully_sharded_layers", data, {{"batch", "data"}}, {{"embed", "data"}},
-     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"w", {Layers, Embed, Axis("next", 16)}, {{"embed", "data"}}}},
+    {"data_parallel",
+     data,
+     {{"batch", "data"}},
+     {},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"up", {Embed, Mlp}}, {"down", {Mlp, Embed}}},
+     [](const Leaves& in) {
+       return with_gradients(mlp, in, {1, 2});
+     }},
+    {"fully_sharded_layers",
+     data,
+     {{"batch", "data"}},
+     {{"embed", "data"}},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}},
+      {"w", {Layers, Embed, Axis("next", 16)}, {{"embed", "data"}}}},
      [](const Leaves& in) { return with_gradients(layers, in, {1}); }},
-    {"tensor_parallel", both, {{"batch", "data"}, {"mlp", "model"}}, {{"mlp", "model"}},
-     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"up", {Embed, Mlp}, {{"mlp", "model"}}}, {"down", {Mlp, Embed}, {{"mlp", "model"}}}},
-     [](const Leaves& in) { return with_gradients(mlp, in, {1, 2}); }},
-    {"chunked_loss", data, {{"batch", "data"}}, {{"embed", "data"}},
-     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"w", {Vocab, Embed}, {{"embed", "data"}}}, {"ids", {Batch}, {{"batch", "data"}}, DType::i32}},
-     [](const Leaves& in) { return with_gradients(loss_in_chunks, in, {0, 1}); }},
-    {"ring", data, {{"batch", "data"}}, {{"batch", "data"}},
-     {{"x", {Axis("batch", 4096), Embed}, {{"batch", "data"}}}, {"w", {Embed, Axis("mlp", 4096)}, {{"embed", "data"}}}},
-     [](const Leaves& in) { return Leaves{dot(in[0], in[1], Embed)}; }, {.ring = true}},
+    {"tensor_parallel",
+     both,
+     {{"batch", "data"}, {"mlp", "model"}},
+     {{"mlp", "model"}},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}},
+      {"up", {Embed, Mlp}, {{"mlp", "model"}}},
+      {"down", {Mlp, Embed}, {{"mlp", "model"}}}},
+     [](const Leaves& in) {
+       return with_gradients(mlp, in, {1, 2});
+     }},
+    {"chunked_loss",
+     data,
+     {{"batch", "data"}},
+     {{"embed", "data"}},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}},
+      {"w", {Vocab, Embed}, {{"embed", "data"}}},
+      {"ids", {Batch}, {{"batch", "data"}}, DType::i32}},
+     [](const Leaves& in) {
+       return with_gradients(loss_in_chunks, in, {0, 1});
+     }},
+    {"ring",
+     data,
+     {{"batch", "data"}},
+     {{"batch", "data"}},
+     {{"x", {Axis("batch", 4096), Embed}, {{"batch", "data"}}},
+      {"w", {Embed, Axis("mlp", 4096)}, {{"embed", "data"}}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], Embed)}; },
+     {.ring = true}},
 };
 
 void compare(const std::string& file, const std::string& text) {
@@ -114,13 +154,15 @@ void compare(const std::string& file, const std::string& text) {
   }
   std::ifstream in(path);
   std::string kept{std::istreambuf_iterator<char>(in), {}};
-  CHECK_MESSAGE(kept == text, "if this is as it should be: build/tests/compile --update, and read the difference");
+  CHECK_MESSAGE(
+      kept == text,
+      "if this is as it should be: build/tests/compile --update, and read the difference");
 }
 
 }  // namespace
 
 TEST_CASE("dumps: plans and programs are those that are kept") {
-  setenv("HALIAX_POISON", "0", 1);   // which in a debug build has steps of its own
+  setenv("HALIAX_POISON", "0", 1);  // which in a debug build has steps of its own
   for (auto& p : programs) {
     auto [plan, program] = p.text();
     compare(p.name + ".plan", plan);
@@ -135,6 +177,7 @@ TEST_CASE("docs/design.md shows the list of passes") {
   CHECK(page.find("```text\n" + table_of_passes() + "```") != std::string::npos);
   for (auto& p : passes()) {
     const std::string_view does = p.does;
-    CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10, p.name << " takes more than ten words");
+    CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10,
+                  p.name << " takes more than ten words");
   }
 }

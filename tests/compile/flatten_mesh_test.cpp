@@ -1,4 +1,5 @@
-// flatten_axes and unflatten_axis on meshes: all small sizes, by all ways to cut the parts and the whole by up to two mesh axes.
+// flatten_axes and unflatten_axis on meshes: all small sizes, by all ways to cut the parts and the
+// whole by up to two mesh axes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,7 +23,8 @@ std::vector<MeshAxes> cuts_of(const Mesh& mesh) {
   return out;
 }
 bool meet(const MeshAxes& a, const MeshAxes& b) {
-  return std::any_of(a.begin(), a.end(), [&](auto& m) { return std::count(b.begin(), b.end(), m) > 0; });
+  return std::any_of(a.begin(), a.end(),
+                     [&](auto& m) { return std::count(b.begin(), b.end(), m) > 0; });
 }
 
 struct Sizes {
@@ -49,7 +51,8 @@ Leaves both_ways(const Leaves& x) {
 
 // How many of them are wrong under this mapping; the first is told.
 int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& want) {
-  auto got = named_jit(both_ways, {.mesh = mesh, .axis_resources = Mapping{}, .in = m, .out = m})(x);
+  auto got =
+      named_jit(both_ways, {.mesh = mesh, .axis_resources = Mapping{}, .in = m, .out = m})(x);
   int count = 0;
   for (std::size_t k = 0; k < want.size(); ++k) {
     if (got[k].bytes() == want[k].bytes()) continue;
@@ -71,15 +74,17 @@ TEST_CASE("flatten_axes and unflatten_axis on meshes: every way to cut small arr
   }
   auto want = jit(both_ways)(x);
   int ways = 0, bad = 0;
-  for (auto& mesh : {Mesh{{{"data", 2}}}, Mesh{{{"data", 3}}}, Mesh{{{"data", 4}}}, Mesh{{{"data", 2}, {"model", 2}}},
-                     Mesh{{{"data", 3}, {"model", 2}}}, Mesh{{{"data", 2}, {"model", 3}}},
-                     Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}}}) {
+  for (auto& mesh :
+       {Mesh{{{"data", 2}}}, Mesh{{{"data", 3}}}, Mesh{{{"data", 4}}},
+        Mesh{{{"data", 2}, {"model", 2}}}, Mesh{{{"data", 3}, {"model", 2}}},
+        Mesh{{{"data", 2}, {"model", 3}}}, Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}}}) {
     auto cuts = cuts_of(mesh);
     for (auto& a : cuts)
       for (auto& b : cuts)
         for (auto& whole : cuts) {
           if (meet(a, b)) continue;
-          bad += wrong(mesh, Mapping::of({{Name("a"), a}, {Name("b"), b}, {Name("whole"), whole}}), x, want);
+          bad += wrong(mesh, Mapping::of({{Name("a"), a}, {Name("b"), b}, {Name("whole"), whole}}),
+                       x, want);
           ways += int(want.size());
         }
   }

@@ -18,18 +18,21 @@ class Drawn {
  public:
   explicit Drawn(unsigned seed) : random_(seed), N("n", 3 + below(5)), M("m", N.size) {
     int k = 0;
-    for (auto& axes : {Axes{N, M}, Axes{N}, Axes{N, M}}) inputs.push_back(random::normal(random::key(7 * seed + k++), axes).eval());
+    for (auto& axes : {Axes{N, M}, Axes{N}, Axes{N, M}})
+      inputs.push_back(random::normal(random::key(7 * seed + k++), axes).eval());
   }
   // The same each time.
   std::vector<NamedArray> operator()(const std::vector<NamedArray>& in) const {
     Drawn d = *this;
     auto values = in;
     for (int steps = 4 + d.below(22); steps > 0; --steps) {
-      auto &a = values[std::size_t(d.below(int(values.size())))], &b = values[std::size_t(d.below(int(values.size())))];
+      auto &a = values[std::size_t(d.below(int(values.size())))],
+           &b = values[std::size_t(d.below(int(values.size())))];
       values.push_back(d.made(a, b));
     }
     std::vector<NamedArray> out;
-    for (int n = 1 + d.below(4); n > 0; --n) out.push_back(values[values.size() - 1 - std::size_t(d.below(6))]);
+    for (int n = 1 + d.below(4); n > 0; --n)
+      out.push_back(values[values.size() - 1 - std::size_t(d.below(6))]);
     return out;
   }
   std::vector<NamedArray> inputs;
@@ -38,22 +41,38 @@ class Drawn {
   int below(int n) { return int(random_() % unsigned(n)); }
   static bool has(const NamedArray& x, const Axis& a) { return x.has_axis(a); }
   NamedArray made(const NamedArray& a, const NamedArray& b) {
-    const bool fits = has(a, N) == has(b, N) || a.axes().empty() || b.axes().empty() || a.axes().size() + b.axes().size() == 3;
+    const bool fits = has(a, N) == has(b, N) || a.axes().empty() || b.axes().empty() ||
+                      a.axes().size() + b.axes().size() == 3;
     switch (below(14)) {
-      case 0: return fits ? a + b : a;
-      case 1: return a * 0.5f;
-      case 2: return fits ? a - b : a;
-      case 3: return fits ? maximum(a, b) : a;
-      case 4: return sin(a);
-      case 5: return sqrt(abs(a) + 1.f);
-      case 6: return a.axes().empty() ? a + 1.f : sum(a, a.axes()[std::size_t(below(int(a.axes().size())))]) * 0.3f;
-      case 7: return has(a, N) ? a[{"n", below(int(N.size))}] : exp(-abs(a));
-      case 8: return a.axes().size() == 2 ? rename(a, {{"n", "m"}, {"m", "n"}}) : a * a;
-      case 9: return has(a, M) ? roll(a, 1, "m") : tanh(a);
-      case 10: return fits ? where(a > 0.f, b, a) : a;
-      case 11: return has(a, N) ? cumsum(a, "n") * 0.2f : a;
-      case 12: return has(a, N) ? a + a[{"n", below(int(N.size))}] : a;
-      default: return has(a, M) ? a - max(a, "m") : a;
+      case 0:
+        return fits ? a + b : a;
+      case 1:
+        return a * 0.5f;
+      case 2:
+        return fits ? a - b : a;
+      case 3:
+        return fits ? maximum(a, b) : a;
+      case 4:
+        return sin(a);
+      case 5:
+        return sqrt(abs(a) + 1.f);
+      case 6:
+        return a.axes().empty() ? a + 1.f
+                                : sum(a, a.axes()[std::size_t(below(int(a.axes().size())))]) * 0.3f;
+      case 7:
+        return has(a, N) ? a[{"n", below(int(N.size))}] : exp(-abs(a));
+      case 8:
+        return a.axes().size() == 2 ? rename(a, {{"n", "m"}, {"m", "n"}}) : a * a;
+      case 9:
+        return has(a, M) ? roll(a, 1, "m") : tanh(a);
+      case 10:
+        return fits ? where(a > 0.f, b, a) : a;
+      case 11:
+        return has(a, N) ? cumsum(a, "n") * 0.2f : a;
+      case 12:
+        return has(a, N) ? a + a[{"n", below(int(N.size))}] : a;
+      default:
+        return has(a, M) ? a - max(a, "m") : a;
     }
   }
 
@@ -69,7 +88,8 @@ TEST_CASE("fuse: random programs") {
   for (int seed = 0, trials = asked ? std::atoi(asked) : 200; seed < trials; ++seed) {
     CAPTURE(seed);
     Drawn f{unsigned(seed)};
-    auto want = jit([&](const std::vector<NamedArray>& in) { return f(in); }, {.backend = "reference"})(f.inputs);
+    auto want = jit([&](const std::vector<NamedArray>& in) { return f(in); },
+                    {.backend = "reference"})(f.inputs);
     auto got = jit([&](const std::vector<NamedArray>& in) { return f(in); })(f.inputs);
     for (std::size_t k = 0; k < want.size(); ++k) {
       CAPTURE(k);
@@ -78,14 +98,17 @@ TEST_CASE("fuse: random programs") {
   }
 }
 
-TEST_CASE("fuse: what is read by its own names and by others, or at another place, lies in memory") {
+TEST_CASE(
+    "fuse: what is read by its own names and by others, or at another place, lies in memory") {
   const Axis N("n", 3), M("m", 3);
   auto x = random::normal(random::key(1), {N, M}).eval();
   auto both = [](const NamedArray& x) {
     auto y = where(x > 0.f, sum(x, "n"), x);
     return y + rename(y, {{"n", "m"}, {"m", "n"}});
   };
-  auto near = [&](const NamedArray& a, const NamedArray& b) { CHECK(max(abs(a - b)).item() < 1e-6); };
+  auto near = [&](const NamedArray& a, const NamedArray& b) {
+    CHECK(max(abs(a - b)).item() < 1e-6);
+  };
   near(jit(both)(x), jit(both, {.backend = "reference"})(x));
   auto shifted = [](const NamedArray& x) {
     auto y = x * 2.f;

@@ -1,4 +1,5 @@
-// What was once wrong on meshes: plans that gave other numbers, could not run, or were refused without a reason.
+// What was once wrong on meshes: plans that gave other numbers, could not run, or were refused
+// without a reason.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -40,19 +41,23 @@ Mapping mapping_of(std::initializer_list<std::pair<const char*, Cuts>> by) {
 TEST_CASE("partition regroup: an axis and its parts, in any blocks, on any mesh") {
   const Devices many(12);
   int wrong = 0, tried = 0;
-  auto check = [&](const Mesh& mesh, const Axis& a, const Axis& b, const Mapping& parts, const Mapping& flat) {
+  auto check = [&](const Mesh& mesh, const Axis& a, const Axis& b, const Mapping& parts,
+                   const Mapping& flat) {
     const Axis p("p", a.size * b.size);
-    auto whole = arange(p, {.start = 1, .dtype = DType::f32}), apart = arange({a, b}, {.start = 1, .dtype = DType::f32});
+    auto whole = arange(p, {.start = 1, .dtype = DType::f32}),
+         apart = arange({a, b}, {.start = 1, .dtype = DType::f32});
     auto joins = [&](const NamedArray& x) { return flatten_axes(x, {a, b}, p); };
     auto splits = [&](const NamedArray& x) { return unflatten_axis(x, p, {a, b}); };
     auto on = [&](const Mapping& in, const Mapping& out) {
-      return JitOptions{.mesh = mesh, .axis_resources = Mapping{}, .in = Mappings(in), .out = Mappings(out)};
+      return JitOptions{
+          .mesh = mesh, .axis_resources = Mapping{}, .in = Mappings(in), .out = Mappings(out)};
     };
     for (bool right : {same_bits(named_jit(joins, on(parts, flat))(apart), whole),
                        same_bits(named_jit(splits, on(flat, parts))(whole), apart)}) {
       ++tried;
       if (right || ++wrong > 3) continue;
-      FAIL_CHECK(to_string(mesh), " ", to_string(a), " ", to_string(b), " ", to_string(parts), " ", to_string(flat));
+      FAIL_CHECK(to_string(mesh), " ", to_string(a), " ", to_string(b), " ", to_string(parts), " ",
+                 to_string(flat));
     }
   };
   const std::vector<Mesh> meshes{{{{"data", 2}}},
@@ -65,11 +70,13 @@ TEST_CASE("partition regroup: an axis and its parts, in any blocks, on any mesh"
   for (auto& mesh : meshes)
     for (auto& of_a : cuts_of(mesh))
       for (auto& of_b : cuts_of(mesh)) {
-        if (std::find_first_of(of_a.begin(), of_a.end(), of_b.begin(), of_b.end()) != of_a.end()) continue;
+        if (std::find_first_of(of_a.begin(), of_a.end(), of_b.begin(), of_b.end()) != of_a.end())
+          continue;
         for (auto& of_p : cuts_of(mesh))
           for (int a : {1, 2, 3, 4, 5})
             for (int b : {1, 2, 3, 5})
-              check(mesh, Axis("a", a), Axis("b", b), mapping_of({{"a", of_a}, {"b", of_b}}), mapping_of({{"p", of_p}}));
+              check(mesh, Axis("a", a), Axis("b", b), mapping_of({{"a", of_a}, {"b", of_b}}),
+                    mapping_of({{"p", of_p}}));
       }
   CHECK(wrong == 0);
   CHECK(tried == 22120);
@@ -79,21 +86,29 @@ TEST_CASE("fit: an axis of another size, or one that is lost, is refused") {
   auto x = prim::filled(1, DType::f32, {Axis("a", 3), Axis("b", 2)});
   auto y = prim::exp(x);
   CHECK(prim::fit(y, {Axis("c", 4), Axis("b", 2), Axis("a", 3)})->axes.size() == 3);
-  raises([&] { prim::fit(y, {Axis("a", 2), Axis("b", 2)}); }, {"[fit]", "axis a", "a=3, b=2", "a=2, b=2"});
+  raises(
+      [&] {
+        prim::fit(y, {Axis("a", 2), Axis("b", 2)});
+      },
+      {"[fit]", "axis a", "a=3, b=2", "a=2, b=2"});
   raises([&] { prim::fit(y, {Axis("a", 3)}); }, {"[fit]", "axis b"});
 }
 
-TEST_CASE("partition loops: what only the last of uneven chunks makes of a carry is made in its turn") {
+TEST_CASE(
+    "partition loops: what only the last of uneven chunks makes of a carry is made in its turn") {
   const Axis Batch("batch", 4), Pos("pos", 6), Embed("embed", 4), Vocab("vocab", 257);
-  auto x = random::normal(random::key(0), {Batch, Pos, Embed}), w = random::normal(random::key(1), {Vocab, Embed});
+  auto x = random::normal(random::key(0), {Batch, Pos, Embed}),
+       w = random::normal(random::key(1), {Vocab, Embed});
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
   for (std::int64_t chunk : {16, 32})
-    for (auto& out : {Mapping{{"pos", "data"}, {"batch", "model"}}, Mapping{{"pos", "model"}, {"batch", "data"}}}) {
+    for (auto& out : {Mapping{{"pos", "data"}, {"batch", "model"}},
+                      Mapping{{"pos", "model"}, {"batch", "data"}}}) {
       auto f = [&](const NamedArray& x, const NamedArray& w) {
-        return chunked_reduce("vocab", {.chunk = chunk}, [](const NamedArray& x, const NamedArray& w) {
-          auto logits = dot(x, w, "embed");
-          return std::tuple(logsumexp(logits, "vocab"), argmax(logits, AxisSelector("vocab")));
-        })(x, w);
+        return chunked_reduce(
+            "vocab", {.chunk = chunk}, [](const NamedArray& x, const NamedArray& w) {
+              auto logits = dot(x, w, "embed");
+              return std::tuple(logsumexp(logits, "vocab"), argmax(logits, AxisSelector("vocab")));
+            })(x, w);
       };
       auto step = named_jit(f, {.mesh = mesh,
                                 .axis_resources = Mapping{{"vocab", "data"}},
@@ -106,10 +121,12 @@ TEST_CASE("partition loops: what only the last of uneven chunks makes of a carry
     }
 }
 
-TEST_CASE("partition loops: all devices make one order of calls, where some have nothing of a result") {
+TEST_CASE(
+    "partition loops: all devices make one order of calls, where some have nothing of a result") {
   const Devices many(12);
   const Axis Batch("batch", 2), Pos("pos", 7), Embed("embed", 16), Vocab("vocab", 53);
-  auto x = random::normal(random::key(0), {Batch, Pos, Embed}), w = random::normal(random::key(1), {Embed, Vocab});
+  auto x = random::normal(random::key(0), {Batch, Pos, Embed}),
+       w = random::normal(random::key(1), {Embed, Vocab});
   auto f = [](const NamedArray& x, const NamedArray& w) {
     auto both = [](const NamedArray& x, const NamedArray& w) {
       return chunked_reduce("vocab", {.chunk = 10}, [](const NamedArray& x, const NamedArray& w) {
@@ -117,18 +134,21 @@ TEST_CASE("partition loops: all devices make one order of calls, where some have
         return std::tuple(logsumexp(logits, "vocab"), argmax(logits, AxisSelector("vocab")));
       })(x, w);
     };
-    auto d = grad([&](const std::pair<NamedArray, NamedArray>& xw) { return sum(square(std::get<0>(both(xw.first, xw.second)))); });
+    auto d = grad([&](const std::pair<NamedArray, NamedArray>& xw) {
+      return sum(square(std::get<0>(both(xw.first, xw.second))));
+    });
     return std::tuple(both(x, w), d(std::pair(x, w)));
   };
   Mapping none, cut{{"batch", {"model", "replica"}}, {"pos", "data"}};
-  auto step = named_jit([&](const NamedArray& x, const NamedArray& w) {
-                          auto [values, d] = f(x, w);
-                          return std::tuple(std::get<0>(values), std::get<1>(values), d.first, d.second);
-                        },
-                        {.mesh = Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}},
-                         .axis_resources = Mapping{{"vocab", "model"}, {"pos", "data"}},
-                         .in = Mappings(none),
-                         .out = Mappings::of_each({cut, Mapping{{"pos", "data"}}, none, none})});
+  auto step = named_jit(
+      [&](const NamedArray& x, const NamedArray& w) {
+        auto [values, d] = f(x, w);
+        return std::tuple(std::get<0>(values), std::get<1>(values), d.first, d.second);
+      },
+      {.mesh = Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}},
+       .axis_resources = Mapping{{"vocab", "model"}, {"pos", "data"}},
+       .in = Mappings(none),
+       .out = Mappings::of_each({cut, Mapping{{"pos", "data"}}, none, none})});
   auto [lse, best, dx, dw] = step(x, w);
   auto [values, d] = jit(f)(x, w);
   CHECK(difference(lse, std::get<0>(values), 1e-6) == "");
@@ -145,9 +165,11 @@ TEST_CASE("partition picks: what lies outside is what it is on one device") {
   auto none = zeros({Axis("n", 0), B}).eval();
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
   auto check = [&](const std::string& what, Two f, const NamedArray& x, const NamedArray& ids) {
-    for (const Mapping& m : {Mapping{{"a", "data"}}, Mapping{{"b", "data"}}, Mapping{{"n", "data"}}}) {
+    for (const Mapping& m :
+         {Mapping{{"a", "data"}}, Mapping{{"b", "data"}}, Mapping{{"n", "data"}}}) {
       CAPTURE(what);
-      CHECK(difference(named_jit(f, {.mesh = mesh, .axis_resources = m})(x, ids), f(x, ids), 0) == "");
+      CHECK(difference(named_jit(f, {.mesh = mesh, .axis_resources = m})(x, ids), f(x, ids), 0) ==
+            "");
     }
   };
   Two takes = [](const NamedArray& x, const NamedArray& i) { return take(x, "a", i); };
@@ -156,21 +178,33 @@ TEST_CASE("partition picks: what lies outside is what it is on one device") {
   check("fill, u8", takes, x.astype(DType::u8).eval(), ids);
   check(
       "clamped along two axes, of which one is cut",
-      [](const NamedArray& x, const NamedArray& i) { return index(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}); }, x, ids);
+      [](const NamedArray& x, const NamedArray& i) {
+        return index(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}});
+      },
+      x, ids);
   check(
       "added along two axes, of which one is cut",
-      [](const NamedArray& x, const NamedArray& i) { return at_add(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}, 1.f); }, x,
-      ids);
-  check("an axis of size 0", [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); }, none, two);
-  check("an axis of size 0, taken", [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); }, none, two);
+      [](const NamedArray& x, const NamedArray& i) {
+        return at_add(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}, 1.f);
+      },
+      x, ids);
+  check(
+      "an axis of size 0", [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); },
+      none, two);
+  check(
+      "an axis of size 0, taken",
+      [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); }, none, two);
 }
 
 TEST_CASE("partition strict: what an op sends of its own blocks is asked for by it") {
   const Axis B("b", 8), N("n", 8192);
   const Mapping cut{{"n", "data"}};
   for (int devices : {2, 4, 8})
-    for (auto f : {+[](const NamedArray& x) { return cumsum(x, "n"); }, +[](const NamedArray& x) { return cumprod(x, "n"); }}) {
-      auto r = named_jit(f, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true}).plan(zeros({B, N}));
+    for (auto f : {+[](const NamedArray& x) { return cumsum(x, "n"); },
+                   +[](const NamedArray& x) { return cumprod(x, "n"); }}) {
+      auto r =
+          named_jit(f, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true})
+              .plan(zeros({B, N}));
       REQUIRE(r.collectives.size() == 1);
       CHECK(r.collectives[0].asked == "blocks");
       CHECK(r.sent_bytes == (devices - 1) * B.size * 4);  // a sum of each block
@@ -183,19 +217,27 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
   CHECK(asked.plan(zeros({N})).calls == 1);
 }
 
-TEST_CASE("partition strict: a constraint asks for what it says, and its readers for what they need otherwise") {
+TEST_CASE(
+    "partition strict: a constraint asks for what it says, and its readers for what they need "
+    "otherwise") {
   const Axis B("batch", 8), E("embed", 64), H("mlp", 256);
   auto refused = [&](auto f) {
-    JitOptions o{.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = Mapping{{"batch", "data"}, {"mlp", "model"}}, .strict = true};
+    JitOptions o{.mesh = Mesh{{{"data", 2}, {"model", 2}}},
+                 .axis_resources = Mapping{{"batch", "data"}, {"mlp", "model"}},
+                 .strict = true};
     return message_of([&] { named_jit(f, o).plan(zeros({B, E}), zeros({E, H})); });
   };
   using In = const NamedArray&;
-  auto sorted = refused([](In x, In w) { return sort(dot(x, w, "embed"), "mlp"); });   // dot is cut by a constraint
+  // dot is cut by a constraint
+  auto sorted = refused([](In x, In w) { return sort(dot(x, w, "embed"), "mlp"); });
   CHECK(sorted.find("[strict] sort gathers dot") != sorted.npos);
-  CHECK(refused([](In x, In w) { return sort(shard(dot(x, w, "embed"), Mapping{}), "mlp"); }) == "");
+  CHECK(refused([](In x, In w) { return sort(shard(dot(x, w, "embed"), Mapping{}), "mlp"); }) ==
+        "");
 }
 
-TEST_CASE("partition strict: ids and rows that a cut table is picked by are asked for, a table that is gathered is not") {
+TEST_CASE(
+    "partition strict: ids and rows that a cut table is picked by are asked for, a table that is "
+    "gathered is not") {
   const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400);
   const Mapping cut{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};
   auto table = zeros({T, M}), x = zeros({N});
@@ -204,9 +246,12 @@ TEST_CASE("partition strict: ids and rows that a cut table is picked by are aske
     return JitOptions{.mesh = Mesh{{{"data", devices}}}, .axis_resources = m, .strict = true};
   };
   auto pick = [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); };
-  auto add = [](const NamedArray& x, const NamedArray& i, const NamedArray& u) { return at_add(x, {{"n", Index(i)}}, u); };
+  auto add = [](const NamedArray& x, const NamedArray& i, const NamedArray& u) {
+    return at_add(x, {{"n", Index(i)}}, u);
+  };
   auto asks = [](const JitReport& r, int bytes) {
-    auto gather = std::find_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather"; });
+    auto gather = std::find_if(r.collectives.begin(), r.collectives.end(),
+                               [](auto& c) { return c.kind == "all-gather"; });
     REQUIRE(gather != r.collectives.end());
     CHECK(gather->asked == "blocks");
     CHECK(gather->bytes == doctest::Approx(bytes).epsilon(0.01));
@@ -216,21 +261,34 @@ TEST_CASE("partition strict: ids and rows that a cut table is picked by are aske
     const auto o = options(cut, devices);
     const double others = double(devices - 1) / devices;
     asks(named_jit(pick, o).plan(table, few), int(others * 400 * 4));
-    if (devices > 2) asks(named_jit(pick, o).plan(table, ids), int(others * 4000 * 4));   // the cut moves to m
+    // the cut moves to m
+    if (devices > 2) asks(named_jit(pick, o).plan(table, ids), int(others * 4000 * 4));
     asks(named_jit(add, o).plan(table, few, zeros({Few, M})), int(others * 400 * 9 * 4));
-    raises([&] { named_jit(add, o).plan(table, ids, zeros({B, M})); }, {"[strict]", "gathers input (b=4000, m=8)"});   // as large
+    // as large
+    raises(
+        [&] {
+          named_jit(add, o).plan(table, ids, zeros({B, M}));
+        },
+        {"[strict]", "gathers input (b=4000, m=8)"});
   }
   // The table itself; and the op is called as users call it.
   auto turned = [](const NamedArray& x, const NamedArray& i) { return roll(x, i, "n"); };
   auto shuffled = [](const NamedArray& x) { return random::permutation(random::key(3), x, "n"); };
-  raises([&] { named_jit(pick, options(cut, 2)).plan(table, ids); }, {"[strict] take gathers input (n=4000, m=8)"});
-  raises([&] { named_jit(turned, options(n, 2)).plan(x, by); }, {"[strict] roll gathers input (n=24000)", "nobody asked"});
-  raises([&] { named_jit(shuffled, options(n, 2)).plan(x); }, {"[strict] permutation gathers input (n=24000)", "nobody asked"});
-  auto asked = [](const NamedArray& x, const NamedArray& i) { return roll(shard(x, Mapping{}), i, "n"); };
+  raises([&] { named_jit(pick, options(cut, 2)).plan(table, ids); },
+         {"[strict] take gathers input (n=4000, m=8)"});
+  raises([&] { named_jit(turned, options(n, 2)).plan(x, by); },
+         {"[strict] roll gathers input (n=24000)", "nobody asked"});
+  raises([&] { named_jit(shuffled, options(n, 2)).plan(x); },
+         {"[strict] permutation gathers input (n=24000)", "nobody asked"});
+  auto asked = [](const NamedArray& x, const NamedArray& i) {
+    return roll(shard(x, Mapping{}), i, "n");
+  };
   CHECK(named_jit(asked, options(n, 2)).plan(x, by).calls == 1);
 }
 
-TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds once") {
+TEST_CASE(
+    "partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds "
+    "once") {
   const Axis B("b", 256), N("n", 256), M("m", 4);
   struct Case {
     const char* what;
@@ -241,20 +299,25 @@ TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums 
   const std::vector<Case> cases{
       {"a dot", [](const NamedArray& x, const NamedArray& w) { return dot(x, w, "n"); }, n, {}},
       {"a sum", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n, {}},
-      {"a sum that lands", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n, b},
+      {"a sum that lands", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n,
+       b},
       {"a gradient that lands",
        [](const NamedArray& x, const NamedArray& w) {
-         return grad([&](const NamedArray& w) { return sum(dot(x, w, "n").astype(DType::f32)); })(w);
+         return grad([&](const NamedArray& w) { return sum(dot(x, w, "n").astype(DType::f32)); })(
+             w);
        },
        b, n},
       {"a scatter",
        [](const NamedArray& x, const NamedArray& w) {
          auto ids = arange(Axis("n", 256), {.dtype = DType::i32}) % 2;
-         return at_add(zeros({Axis("k", 2), Axis("b", 256)}, w.dtype()), {{Name("k"), Index(ids)}}, x);
+         return at_add(zeros({Axis("k", 2), Axis("b", 256)}, w.dtype()), {{Name("k"), Index(ids)}},
+                       x);
        },
-       n, {}}};
+       n,
+       {}}};
   for (DType d : {DType::bf16, DType::f16}) {
-    // Whole numbers: sums in f32 are exact in any order, and parts of them do not fit into the narrow dtype.
+    // Whole numbers: sums in f32 are exact in any order, and parts of them do not fit into the
+    // narrow dtype.
     auto x = random::randint(random::key(1), {B, N}, 0, 120).astype(d).eval();
     auto w = random::randint(random::key(2), {N, M}, 0, 4).astype(d).eval();
     for (auto& c : cases) {
@@ -281,17 +344,29 @@ TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums 
     }
   }
   auto sums = [](const NamedArray& x) { return sum(x, "n"); };
-  auto wider = named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = Policy("p=f32,c=bf16,r=f32").reduce});
-  CHECK(wider.plan(zeros({B, N}, DType::f32)).sent_bytes == 256 * 4 * 2 * 3 / 4);  // of f32: as ever
-  raises([&] { named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = DType::f64}).plan(zeros({B, N})); },
-         {"[named_jit]", "reduce_dtype is f32", "f64"});
+  auto wider = named_jit(sums, {.mesh = Mesh{{{"data", 4}}},
+                                .axis_resources = n,
+                                .reduce_dtype = Policy("p=f32,c=bf16,r=f32").reduce});
+  // of f32: as ever
+  CHECK(wider.plan(zeros({B, N}, DType::f32)).sent_bytes == 256 * 4 * 2 * 3 / 4);
+  raises(
+      [&] {
+        named_jit(sums,
+                  {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = DType::f64})
+            .plan(zeros({B, N}));
+      },
+      {"[named_jit]", "reduce_dtype is f32", "f64"});
 }
 
-TEST_CASE("partition scatter: the array that ids of its own axis' name are added into counts once") {
+TEST_CASE(
+    "partition scatter: the array that ids of its own axis' name are added into counts once") {
   const Axis N("n", 6), B("b", 4);
-  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(), u = arange({B, N}, {.start = 1, .dtype = DType::f32}).eval();
+  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(),
+       u = arange({B, N}, {.start = 1, .dtype = DType::f32}).eval();
   auto ids = ((arange({B, N}) * 5) % 6).eval();
-  auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) { return at_add(x, {{"n", Index(ids)}}, u); };
+  auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
+    return at_add(x, {{"n", Index(ids)}}, u);
+  };
   for (auto& at : {Mapping{{"b", "data"}}, Mapping{{"n", "data"}}, Mapping{}}) {
     auto on_mesh = named_jit(add, {.mesh = Mesh{{{"data", 2}}},
                                    .axis_resources = Mapping{{"b", "data"}},
@@ -301,18 +376,25 @@ TEST_CASE("partition scatter: the array that ids of its own axis' name are added
   }
 }
 
-TEST_CASE("partition loops: a device that has nothing makes the calls of all loops around, as often as the others") {
-  const Axis M("m", 4), N("n", 4), B("b", 4);   // of b the third device has nothing
+TEST_CASE(
+    "partition loops: a device that has nothing makes the calls of all loops around, as often as "
+    "the others") {
+  const Axis M("m", 4), N("n", 4), B("b", 4);  // of b the third device has nothing
   auto x = sin(arange({M, N, B}, {.dtype = DType::f64}) * 1.3).eval();
   auto running = [](const NamedArray& x) { return cumsum(x, "b"); };
-  auto chunked = [&](const NamedArray& x) { return chunked_reduce({"m", "n"}, {.chunks = {1, 2}}, running)(x); };
-  auto on_mesh = named_jit(chunked, {.mesh = Mesh{{{"data", 3}}}, .axis_resources = Mapping{{"b", "data"}}});
+  auto chunked = [&](const NamedArray& x) {
+    return chunked_reduce({"m", "n"}, {.chunks = {1, 2}}, running)(x);
+  };
+  auto on_mesh =
+      named_jit(chunked, {.mesh = Mesh{{{"data", 3}}}, .axis_resources = Mapping{{"b", "data"}}});
   CHECK(max(abs(on_mesh(x) - running(x))).item() < 1e-12);
 }
 
-TEST_CASE("partition: a device that has nothing of what a side of cond sends makes the call, if the side is taken") {
+TEST_CASE(
+    "partition: a device that has nothing of what a side of cond sends makes the call, if the side "
+    "is taken") {
   const Devices four(4);
-  const Axis n("n", 6);   // blocks of 2, 2, 2 and 0
+  const Axis n("n", 6);  // blocks of 2, 2, 2 and 0
   auto x = array({3., 1, 4, 1, 5, 9}, n).eval();
   auto f = [](const NamedArray& x) {
     auto two = [](const NamedArray& v) { return sum(index(v, {{"n", Slice{5, {}, -3}}})); };
@@ -323,7 +405,9 @@ TEST_CASE("partition: a device that has nothing of what a side of cond sends mak
   CHECK(step((x - 10.).eval()).item() == -1);
 }
 
-TEST_CASE("partition: what is written into counts once, also where it is made again of what is sent in its place") {
+TEST_CASE(
+    "partition: what is written into counts once, also where it is made again of what is sent in "
+    "its place") {
   const Devices four(4);
   const Axis d("d", 1), n("n", 3), k("k", 2);
   auto flags = array({1., 0, 1}, {d, n}).astype(DType::boolean).eval();
@@ -332,20 +416,26 @@ TEST_CASE("partition: what is written into counts once, also where it is made ag
     auto y = at_add(flags.astype(DType::f32), {{"n", Index(ids)}}, 1.);
     auto z = tile(rename(y, {{"d", "e"}}), {{"e", 2}});
     auto sums = map([](const NamedArray& v) { return cumsum(v, "e"); }, "n")(z);
-    return std::tuple(y, sums, flags);   // who reads the flags too
+    return std::tuple(y, sums, flags);  // who reads the flags too
   };
-  auto step = named_jit(f, {.mesh = Mesh{{{"model", 2}, {"replica", 2}}}, .axis_resources = Mapping{{"k", "model"}},
-                            .in = Mapping{{"k", "model"}, {"n", "replica"}}, .out = Mapping{}});
+  auto step = named_jit(f, {.mesh = Mesh{{{"model", 2}, {"replica", 2}}},
+                            .axis_resources = Mapping{{"k", "model"}},
+                            .in = Mapping{{"k", "model"}, {"n", "replica"}},
+                            .out = Mapping{}});
   auto want = f(flags, ids);
   auto got = step(flags, ids);
   CHECK(difference(std::get<0>(got), std::get<0>(want), 0) == "");
   CHECK(difference(std::get<1>(got), std::get<1>(want), 0) == "");
 }
 
-TEST_CASE("partition: arrays without elements, and blocks that are numbers alone, are what the plan says") {
+TEST_CASE(
+    "partition: arrays without elements, and blocks that are numbers alone, are what the plan "
+    "says") {
   const Devices four(4);
   // A block that padding alone fills is numbers, in parts or not.
-  auto parts = [](const NamedArray& v) { return unflatten_axis(pad(v, {{"c", {1, 0}}}), "c", {Axis("p", 2), Axis("q", 1)}); };
+  auto parts = [](const NamedArray& v) {
+    return unflatten_axis(pad(v, {{"c", {1, 0}}}), "c", {Axis("p", 2), Axis("q", 1)});
+  };
   for (int devices : {2, 3}) {
     JitOptions o{.mesh = Mesh{{{"data", devices}}}, .in = Mappings(Mapping{{"c", "data"}})};
     CHECK(difference(named_jit(parts, o)(ones(Axis("c", 1))), parts(ones(Axis("c", 1))), 0) == "");
@@ -356,15 +446,28 @@ TEST_CASE("partition: arrays without elements, and blocks that are numbers alone
   auto turn = [](const NamedArray& c, const NamedArray& row) { return c * 0.9 + tanh(row); };
   auto folded = [&](const NamedArray& x) { return fold(turn, none)(ones(b), x); };
   CHECK(difference(jit(folded)(x), ones(b), 0) == "");
-  CHECK(jit([&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(sin(folded(x))); })(x); })(x).axes() == Axes{none, b});
-  CHECK(jit([&](const NamedArray& x) { return map([](const NamedArray& row) { return tanh(row); }, AxisSelector("a"))(x); })(x).size() == 0);
+  CHECK(jit([&](const NamedArray& x) {
+          return grad([&](const NamedArray& x) { return sum(sin(folded(x))); })(x);
+        })(x)
+            .axes() == Axes{none, b});
+  CHECK(jit([&](const NamedArray& x) {
+          return map([](const NamedArray& row) { return tanh(row); }, AxisSelector("a"))(x);
+        })(x)
+            .size() == 0);
   // In one call with others, and mapped otherwise where it comes in.
   const Axis c("c", 80);
   auto both = [](const NamedArray& a, const NamedArray& b) { return std::pair(a * 2., b * 2.); };
-  JitOptions joined{.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"c", "data"}}, .out = Mappings(Mapping{}), .overlap = true};
-  CHECK(sum(named_jit(both, joined)(ones({c, Axis("e", 0)}), ones({c, Axis("d", 8)})).second).item() == 1280);
-  auto product = [](const NamedArray& v) { return grad([](const NamedArray& u) { return sum(sin(cumprod(tanh(u), "a"))); })(v); };
-  JitOptions moved{.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = Mapping{{"a", "model"}, {"c", "data"}},
+  JitOptions joined{.mesh = Mesh{{{"data", 2}}},
+                    .axis_resources = Mapping{{"c", "data"}},
+                    .out = Mappings(Mapping{}),
+                    .overlap = true};
+  CHECK(sum(named_jit(both, joined)(ones({c, Axis("e", 0)}), ones({c, Axis("d", 8)})).second)
+            .item() == 1280);
+  auto product = [](const NamedArray& v) {
+    return grad([](const NamedArray& u) { return sum(sin(cumprod(tanh(u), "a"))); })(v);
+  };
+  JitOptions moved{.mesh = Mesh{{{"data", 2}, {"model", 2}}},
+                   .axis_resources = Mapping{{"a", "model"}, {"c", "data"}},
                    .in = Mappings(Mapping{{"a", "data"}, {"c", "model"}})};
   CHECK(named_jit(product, moved)(ones({Axis("a", 4), Axis("c", 5), Axis("d", 0)})).size() == 0);
 }

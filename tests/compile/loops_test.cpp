@@ -1,4 +1,5 @@
-// chunked_reduce and the merge pass: how often the head is contracted, how many loops are left, what is planned, and the numbers.
+// chunked_reduce and the merge pass: how often the head is contracted, how many loops are left,
+// what is planned, and the numbers.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,9 +19,10 @@ struct Parameters {
 };  // x (tokens, embed), w (vocab, embed)
 
 // Every program below is of logits = x w^T, one chunk of tokens at a time.
-NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk,
-                  ChunkForm form = ChunkForm::automatic) {
-  return nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = chunk, .form = form}});
+NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids,
+                  std::int64_t chunk, ChunkForm form = ChunkForm::automatic) {
+  return nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Tokens,
+                                   {.chunks = {.chunk = chunk, .form = form}});
 }
 NamedArray whole_losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
   return nn::cross_entropy_loss(dot(x, w, Embed), Vocab, ids, {.reduction = nn::Reduction::none});
@@ -50,9 +52,9 @@ std::ostream& operator<<(std::ostream& os, const Counts& c) {
   return os << c.contractions << " contractions, " << c.loops << " loops";
 }
 
-// Runs f jitted: what its Program is made of; the results must be those of `whole`, evaluated without chunks.
-template <class F, class G, class... A>
-Counts counts(F f, G whole, const A&... args) {
+// Runs f jitted: what its Program is made of; the results must be those of `whole`, evaluated
+// without chunks.
+template <class F, class G, class... A> Counts counts(F f, G whole, const A&... args) {
   auto jitted = jit(f);
   auto got = flatten(jitted(args...)), want = flatten(whole(args...));
   REQUIRE(got.size() == want.size());
@@ -61,16 +63,17 @@ Counts counts(F f, G whole, const A&... args) {
 }
 
 // The table: a loss of (parameters, ids, given), made of the losses of single tokens.
-using Losses = NamedArray (*)(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk);
-NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk) {
+using Losses = NamedArray (*)(const NamedArray& x, const NamedArray& w, const NamedArray& ids,
+                              std::int64_t chunk);
+NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray& ids,
+                     std::int64_t chunk) {
   return losses(x, w, ids, chunk);
 }
 NamedArray at_once(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t) {
   return whole_losses(x, w, ids);
 }
 
-template <class Loss>
-Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
+template <class Loss> Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
   Data d;
   auto with = [&](Losses how) {
     return [=](const Parameters& p, const NamedArray& ids, const NamedArray& given) {
@@ -87,17 +90,18 @@ Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
 TEST_CASE("loops: contractions with the head, forward only: 1") {
   Data d;
   auto with = [](Losses how) {
-    return [how](const Parameters& p, const NamedArray& ids) { return mean(how(p.x, p.w, ids, 4)); };
+    return
+        [how](const Parameters& p, const NamedArray& ids) { return mean(how(p.x, p.w, ids, 4)); };
   };
   CHECK(counts(with(in_chunks), with(at_once), Parameters{d.x, d.w}, d.ids) == Counts{1, 1});
 }
 
 TEST_CASE("loops: loss and gradients: 3, in one loop") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t chunk) {
-    return mean(how(p.x, p.w, ids, chunk));
-  };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&,
+                 std::int64_t chunk) { return mean(how(p.x, p.w, ids, chunk)); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
-  CHECK(gradient_counts(loss, 5) == Counts{6, 2});   // the partial last chunk is a body of its own, of one turn
+  // the partial last chunk is a body of its own, of one turn
+  CHECK(gradient_counts(loss, 5) == Counts{6, 2});
   CHECK(gradient_counts(loss, 12) == Counts{3, 0});  // all at once
 }
 
@@ -105,31 +109,29 @@ TEST_CASE("loops: frozen head: 2") {
   Data d;
   auto with = [](Losses how) {
     return [how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
-      return value_and_grad(
-          [how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) { return mean(how(x, w, ids, 4)); })(x, w, ids);
+      return value_and_grad([how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+        return mean(how(x, w, ids, 4));
+      })(x, w, ids);
     };
   };
   CHECK(counts(with(in_chunks), with(at_once), d.x, d.w, d.ids) == Counts{2, 1});
 }
 
 TEST_CASE("loops: cotangents given for each token: 3") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given, std::int64_t c) {
-    return sum(given * how(p.x, p.w, ids, c));
-  };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given,
+                 std::int64_t c) { return sum(given * how(p.x, p.w, ids, c)); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
 TEST_CASE("loops: cotangents computed from that token's own loss: 3") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) {
-    return mean(exp(-how(p.x, p.w, ids, c)));
-  };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&,
+                 std::int64_t c) { return mean(exp(-how(p.x, p.w, ids, c))); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
 TEST_CASE("loops: cotangents that need all losses: made again, 4 in two loops") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) {
-    return logsumexp(how(p.x, p.w, ids, c));
-  };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&,
+                 std::int64_t c) { return logsumexp(how(p.x, p.w, ids, c)); };
   CHECK(gradient_counts(loss) == Counts{4, 2});
 }
 
@@ -137,15 +139,17 @@ TEST_CASE("loops: tied table: 3, and one carry for both uses") {
   Data d;
   auto with = [](Losses how) {
     return [how](const NamedArray& w, const NamedArray& ids) {  // x is made of the table itself
-      return value_and_grad(
-          [how](const NamedArray& w, const NamedArray& ids) { return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4)); })(w, ids);
+      return value_and_grad([how](const NamedArray& w, const NamedArray& ids) {
+        return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4));
+      })(w, ids);
     };
   };
   CHECK(counts(with(in_chunks), with(at_once), d.w, d.ids) == Counts{3, 1});
 }
 
 TEST_CASE("loops: a second loss term in a loop of its own: 3") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given, std::int64_t c) {
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given,
+                 std::int64_t c) {
     return mean(how(p.x, p.w, ids, c)) + sum(given * how(p.x, p.w, (ids + 1) % int(Vocab.size), c));
   };
   CHECK(gradient_counts(loss) == Counts{3, 1});
@@ -158,18 +162,23 @@ TEST_CASE("loops: a metric in a loop of its own: 3") {
   };
   auto with = [=](Losses how, bool chunked) {
     return [=](const Parameters& p, const NamedArray& ids) {
-      auto metric = chunked ? chunked_reduce(Tokens, {.chunk = 4}, right)(p.x, p.w, ids) : right(p.x, p.w, ids);
-      auto r = value_and_grad([how](const Parameters& q, const NamedArray& i) { return mean(how(q.x, q.w, i, 4)); })(p, ids);
+      auto metric = chunked ? chunked_reduce(Tokens, {.chunk = 4}, right)(p.x, p.w, ids)
+                            : right(p.x, p.w, ids);
+      auto r = value_and_grad([how](const Parameters& q, const NamedArray& i) {
+        return mean(how(q.x, q.w, i, 4));
+      })(p, ids);
       return std::pair{r, metric};
     };
   };
-  CHECK(counts(with(in_chunks, true), with(at_once, false), Parameters{d.x, d.w}, d.ids) == Counts{3, 1});
+  CHECK(counts(with(in_chunks, true), with(at_once, false), Parameters{d.x, d.w}, d.ids) ==
+        Counts{3, 1});
 }
 
 TEST_CASE("loops: the numbers do not depend on the chunk, or on the backend") {
   Data d;
   auto N = Tokens.size;
-  auto step = [](const Parameters& p, const NamedArray& ids, const NamedArray& given, Losses how, std::int64_t chunk) {
+  auto step = [](const Parameters& p, const NamedArray& ids, const NamedArray& given, Losses how,
+                 std::int64_t chunk) {
     return value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& g) {
       auto l = how(q.x, q.w, i, chunk);
       return mean(l) + sum(g * l) + mean(exp(-l)) + square(sum(l));
@@ -193,7 +202,9 @@ TEST_CASE("loops: second derivatives go through the chunks") {
   Data d;
   auto of = [&](Losses how) {
     auto g = [how](const Parameters& p, const NamedArray& ids) {
-      auto inner = grad([how](const Parameters& q, const NamedArray& i) { return mean(how(q.x, q.w, i, 5)); })(p, ids);
+      auto inner = grad([how](const Parameters& q, const NamedArray& i) {
+        return mean(how(q.x, q.w, i, 5));
+      })(p, ids);
       return sum(square(inner.x)) + sum(square(inner.w));
     };
     return flatten(jit(grad(g))(Parameters{d.x, d.w}, d.ids));
@@ -202,8 +213,10 @@ TEST_CASE("loops: second derivatives go through the chunks") {
   for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);
 }
 
-TEST_CASE("loops: many of them, each reading what the one before has made, take time that grows with their number") {
-  auto f = [](NamedArray x) {   // x (tokens)
+TEST_CASE(
+    "loops: many of them, each reading what the one before has made, take time that grows with "
+    "their number") {
+  auto f = [](NamedArray x) {  // x (tokens)
     for (int k = 0; k < 40; ++k)
       x = map([y = sum(x)](const NamedArray& v) { return v * 0.5 + y * 0.01; }, Tokens)(x);
     return x;
@@ -211,12 +224,16 @@ TEST_CASE("loops: many of them, each reading what the one before has made, take 
   auto x = arange(Tokens).astype(DType::f64);
   auto report = jit(f).compile(x);
   CHECK(report.loops == 40);
-  CHECK(report.trace_s + report.compile_s < 20);   // a walk into each from each later one would take forever
+  // a walk into each from each later one would take forever
+  CHECK(report.trace_s + report.compile_s < 20);
   same(jit(f)(x), jit(f, {.backend = "reference"})(x));
 }
 
-TEST_CASE("chunked: a sum over turns that is given out itself, too, does not start from what it is added to") {
-  auto sums = chunked_reduce(Tokens, {.chunk = 4}, [](const NamedArray& x) { return sum(square(x), Tokens); });
+TEST_CASE(
+    "chunked: a sum over turns that is given out itself, too, does not start from what it is added "
+    "to") {
+  auto sums = chunked_reduce(Tokens, {.chunk = 4},
+                             [](const NamedArray& x) { return sum(square(x), Tokens); });
   auto f = jit([&](const NamedArray& x, const NamedArray& more) {
     auto s = sums(x);
     return std::pair{s, s + more};

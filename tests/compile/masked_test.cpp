@@ -18,11 +18,13 @@ namespace {
 
 // Three blocks of 96 keys, and 12 more.
 const Axis B{"b", 2}, H{"heads", 2}, Q{"q", 300}, K{"k", 300}, D{"d", 8};
-using Parts = std::array<NamedArray, 3>;   // queries, keys, values
+using Parts = std::array<NamedArray, 3>;  // queries, keys, values
 using Attention = std::function<NamedArray(const Parts&)>;
 
 Parts parts() {
-  auto draw = [](int seed, const Axis& pos) { return random::normal(random::key(seed), {B, H, pos, D}).eval(); };
+  auto draw = [](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {B, H, pos, D}).eval();
+  };
   return {draw(1, Q), draw(2, K), draw(3, K)};
 }
 NamedArray scores(const Parts& p) { return dot(p[0], p[1], "d") / 3.f; }
@@ -41,7 +43,8 @@ Leaves all_of(const Attention& f, const Parts& p) {
 auto compiled(const Attention& f, std::int64_t budget) {
   return jit([f](const Parts& p) { return all_of(f, p); }, {.scores_budget = budget});
 }
-// What products really take of their work, in blocks and in lanes; and that all is as it is as a whole.
+// What products really take of their work, in blocks and in lanes; and that all is as it is as a
+// whole.
 double share_made(const Attention& f, const Parts& p = parts()) {
   auto whole = compiled(f, most_bytes), tiled = compiled(f, 0);
   auto want = whole(p), got = tiled(p);
@@ -64,59 +67,77 @@ NamedArray along_q(const NamedArray& x) { return broadcast_axis(x, K); }
 
 TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
   auto causal = nn::causal_mask(Q, K);
-  const double of_causal = 780. / 900;   // 100 queries a turn see 192, 288 and 300 keys
-  CHECK(share_made([&](const Parts& p) { return attend(p, causal); }) == doctest::Approx(of_causal));
-  CHECK(share_made([&](const Parts& p) { return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = causal}); }) ==
+  const double of_causal = 780. / 900;  // 100 queries a turn see 192, 288 and 300 keys
+  CHECK(share_made([&](const Parts& p) { return attend(p, causal); }) ==
         doctest::Approx(of_causal));
-  auto near = causal & (along_q(position(Q)) - position(K) < 20);                      // a sliding window
+  CHECK(share_made([&](const Parts& p) {
+          return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = causal});
+        }) == doctest::Approx(of_causal));
+  auto near = causal & (along_q(position(Q)) - position(K) < 20);  // a sliding window
   CHECK(share_made([&](const Parts& p) { return attend(p, near); }) == doctest::Approx(684. / 900));
   auto prefix = causal | (position(K) < 150);
   auto share = share_made([&](const Parts& p) { return attend(p, prefix); });
   CHECK(share > 0.8);
   CHECK(share < 0.97);
-  CHECK(share_made([&](const Parts& p) { return attend(p, ~(position(K) > along_q(position(Q)))); }) == doctest::Approx(of_causal));
+  CHECK(share_made([&](const Parts& p) {
+          return attend(p, ~(position(K) > along_q(position(Q))));
+        }) == doctest::Approx(of_causal));
   // Of positions in groups, or apart by so many.
   auto group = [](const NamedArray& at) { return floor_divide(at, 100); };
-  auto texts = share_made([&](const Parts& p) { return attend(p, along_q(group(position(Q))) == group(position(K))); });
-  CHECK(texts == doctest::Approx((192 + 192 + 108) / 900.));   // blocks of 96 keys
-  CHECK(share_made([&](const Parts& p) { return attend(p, causal & (abs(along_q(position(Q)) - position(K)) * 3 < 60)); }) ==
-        doctest::Approx(684. / 900));
+  auto texts = share_made(
+      [&](const Parts& p) { return attend(p, along_q(group(position(Q))) == group(position(K))); });
+  CHECK(texts == doctest::Approx((192 + 192 + 108) / 900.));  // blocks of 96 keys
+  CHECK(share_made([&](const Parts& p) {
+          return attend(p, causal & (abs(along_q(position(Q)) - position(K)) * 3 < 60));
+        }) == doctest::Approx(684. / 900));
   // One choice in another.
   CHECK(share_made([&](const Parts& p) {
           auto s = where(position(K) >= 100, scores(p), -1e9f);
           return dot(softmax(where(causal, s, -1e9f), "k"), p[2], "k");
         }) < of_causal);
-  CHECK(share_made([&](const Parts& p) { return attend(p, causal, -std::numeric_limits<float>::infinity()); }) == doctest::Approx(of_causal));
+  CHECK(share_made([&](const Parts& p) {
+          return attend(p, causal, -std::numeric_limits<float>::infinity());
+        }) == doctest::Approx(of_causal));
 }
 
-// Of a mask that is added, the scores of the value alone are made whole: whether a row sees anything is not known before.
+// Of a mask that is added, the scores of the value alone are made whole: whether a row sees
+// anything is not known before.
 TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number, made of numbers") {
   const float least = -std::numeric_limits<float>::infinity();
   auto causal = nn::causal_mask(Q, K);
   auto numbers = tril(ones({Q, K}), Q, K);
   auto made = [&](auto masked) {
-    return share_made([&](const Parts& p) { return dot(softmax(masked(scores(p)), "k"), p[2], "k"); });
+    return share_made(
+        [&](const Parts& p) { return dot(softmax(masked(scores(p)), "k"), p[2], "k"); });
   };
   const double of_causal = 780. / 900;
   CHECK(made([&](auto s) { return where(!causal, least, s); }) == doctest::Approx(of_causal));
-  CHECK(made([&](auto s) { return where(position(K) > along_q(position(Q)), -1e9f, s); }) == doctest::Approx(of_causal));
-  CHECK(made([&](auto s) { return where(numbers == 0.f, least, s); }) == doctest::Approx(of_causal));
+  CHECK(made([&](auto s) { return where(position(K) > along_q(position(Q)), -1e9f, s); }) ==
+        doctest::Approx(of_causal));
+  CHECK(made([&](auto s) { return where(numbers == 0.f, least, s); }) ==
+        doctest::Approx(of_causal));
   CHECK(made([&](auto s) { return where(0.f < numbers, s, -1e9f); }) == doctest::Approx(of_causal));
-  CHECK(made([&](auto s) { return where(causal.astype(DType::i32) != 1, -1e9f, s); }) == doctest::Approx(of_causal));
-  const double of_added = (1 + 5 * of_causal) / 6;   // of six products one is whole
+  CHECK(made([&](auto s) { return where(causal.astype(DType::i32) != 1, -1e9f, s); }) ==
+        doctest::Approx(of_causal));
+  const double of_added = (1 + 5 * of_causal) / 6;  // of six products one is whole
   CHECK(made([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_added));
   CHECK(made([&](auto s) { return s + where(causal, 0.f, least); }) == doctest::Approx(of_added));
-  CHECK(made([&](auto s) { return s - 1e9f * (1.f - causal.astype(DType::f32)); }) == doctest::Approx(of_added));
-  CHECK(made([&](auto s) { return -(where(causal, 0.f, 1e9f) - s * 2.f); }) == doctest::Approx(of_added));
-  CHECK(made([&](auto s) {                           // below a cap, and with a bias by distance
-    return tanh(s) * 4.f + abs(along_q(position(Q)) - position(K)) * -0.1f + where(causal, 0.f, -1e9f);
-  }) == doctest::Approx(of_added));
+  CHECK(made([&](auto s) { return s - 1e9f * (1.f - causal.astype(DType::f32)); }) ==
+        doctest::Approx(of_added));
+  CHECK(made([&](auto s) { return -(where(causal, 0.f, 1e9f) - s * 2.f); }) ==
+        doctest::Approx(of_added));
+  CHECK(made([&](auto s) {  // below a cap, and with a bias by distance
+          return tanh(s) * 4.f + abs(along_q(position(Q)) - position(K)) * -0.1f +
+                 where(causal, 0.f, -1e9f);
+        }) == doctest::Approx(of_added));
   auto by_sigmoid = [&](auto masked) {
-    return share_made([&](const Parts& p) { return dot(nn::sigmoid(masked(scores(p))) / 300.f, p[2], "k"); });
+    return share_made(
+        [&](const Parts& p) { return dot(nn::sigmoid(masked(scores(p))) / 300.f, p[2], "k"); });
   };
   CHECK(by_sigmoid([&](auto s) { return where(causal, s, -1e9f); }) == doctest::Approx(of_causal));
   CHECK(by_sigmoid([&](auto s) { return where(causal, s, least); }) == doctest::Approx(of_causal));
-  CHECK(by_sigmoid([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_added));
+  CHECK(by_sigmoid([&](auto s) { return s + where(causal, 0.f, -1e9f); }) ==
+        doctest::Approx(of_added));
   // Not low enough, or not known to be: all is made.
   CHECK(made([&](auto s) { return s + where(causal, 0.f, -20.f); }) == doctest::Approx(1));
   CHECK(made([&](auto s) { return s * 1e9f + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));
@@ -125,20 +146,31 @@ TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number,
 TEST_CASE("masked: rows that see nothing under a mask that is added are what they are without it") {
   auto late = nn::causal_mask(Q, K) & along_q(position(Q) >= 120);
   for (float low : {-1e9f, -1e30f})
-    share_made([&](const Parts& p) { return dot(softmax(scores(p) + where(late, 0.f, low), "k"), p[2], "k"); });
+    share_made([&](const Parts& p) {
+      return dot(softmax(scores(p) + where(late, 0.f, low), "k"), p[2], "k");
+    });
 }
 TEST_CASE("masked: walked keys end where a mask that is added does") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, Size}).eval();
+  };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
   auto flops = [&](bool adds) {
-    auto step = compiled([=](const Parts& p) {
-      auto mask = nn::causal_mask(Pos, Keys);
-      auto s = dot(p[0], p[1], "d");
-      return dot(softmax(adds ? s + where(mask, 0.f, -1e9f) : where(mask, s, -1e9f), "k"), p[2], "k");
-    }, -1);
-    auto want = jit([&](const Parts& p) { return dot(softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d"), -1e9f), "k"), p[2], "k"); },
-                    {.scores_budget = most_bytes})(p);
+    auto step = compiled(
+        [=](const Parts& p) {
+          auto mask = nn::causal_mask(Pos, Keys);
+          auto s = dot(p[0], p[1], "d");
+          return dot(softmax(adds ? s + where(mask, 0.f, -1e9f) : where(mask, s, -1e9f), "k"), p[2],
+                     "k");
+        },
+        -1);
+    auto want = jit(
+        [&](const Parts& p) {
+          return dot(softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d"), -1e9f), "k"),
+                     p[2], "k");
+        },
+        {.scores_budget = most_bytes})(p);
     CHECK(max(abs(step(p)[1] - want)).item() <= 1e-5);
     double sum = 0;
     for (auto& s : profile(step, p).steps) sum += s.flops;
@@ -149,13 +181,16 @@ TEST_CASE("masked: walked keys end where a mask that is added does") {
 }
 TEST_CASE("masked: a device without queries has turns whose masks are slices of others") {
   const Axis Q7("q", 7), K7("k", 7);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, H, D}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, H, D}).eval();
+  };
   Parts p{draw(1, Q7), draw(2, K7), draw(3, K7)};
   auto f = [&](const Parts& p) {
     auto mask = nn::causal_mask(Q7, K7) | (position(K7) < 4);
     auto kept = random::bernoulli(random::key(3), {Q7, K7}, 0.8);
     auto layer = [&](const NamedArray& q) {
-      return dot(where(kept, softmax(where(mask, dot(q, p[1], "d"), -1e9f), "k"), 0.f) / 0.8f, p[2], "k");
+      return dot(where(kept, softmax(where(mask, dot(q, p[1], "d"), -1e9f), "k"), 0.f) / 0.8f, p[2],
+                 "k");
     };
     auto once = layer(p[0]);
     return layer(sin(once)) + once;
@@ -165,52 +200,75 @@ TEST_CASE("masked: a device without queries has turns whose masks are slices of 
   JitOptions on_mesh{.scores_budget = -1};
   on_mesh.mesh = Mesh{{{"data", 2}, {"model", 2}}}, on_mesh.axis_resources = Mapping{{"q", "data"}};
   auto got = named_jit(all, on_mesh)(p);
-  for (std::size_t k = 0; k < want.size(); ++k) CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+  for (std::size_t k = 0; k < want.size(); ++k)
+    CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
 }
 
-// Products that are large enough leave out blocks of 32 keys themselves, on machines whose products do: the same of a text in parts,
-// whose blocks lie apart, of a sliding window, and of masks in data.
+// Products that are large enough leave out blocks of 32 keys themselves, on machines whose products
+// do: the same of a text in parts, whose blocks lie apart, of a sliding window, and of masks in
+// data.
 TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
   const Axis Size("d", 32);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {B, H, pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {B, H, pos, Size}).eval();
+  };
   const Parts p{draw(1, Q), draw(2, K), draw(3, K)};
   const bool asks = cpu::make_cpu_device(0)->machine().shown > 0;
   auto causal = nn::causal_mask(Q, K), near = causal & (along_q(position(Q)) - position(K) < 20);
-  auto made = [&](const NamedArray& mask) { return share_made([&](const Parts& p) { return attend(p, mask); }, p); };
-  CHECK(made(causal) == doctest::Approx((asks ? 128 + 224 + 300 : 192 + 288 + 300) / 900.));   // keys that 100 queries a turn see
+  auto made = [&](const NamedArray& mask) {
+    return share_made([&](const Parts& p) { return attend(p, mask); }, p);
+  };
+  // keys that 100 queries a turn see
+  CHECK(made(causal) == doctest::Approx((asks ? 128 + 224 + 300 : 192 + 288 + 300) / 900.));
   CHECK(made(near) == doctest::Approx((asks ? 128 + 160 + 140 : 684) / 900.));
-  CHECK(made((floor_divide(arange(K), 50) == broadcast_axis(floor_divide(arange(Q), 100) * 2, K)).eval()) < 0.8);
+  CHECK(made((floor_divide(arange(K), 50) == broadcast_axis(floor_divide(arange(Q), 100) * 2, K))
+                 .eval()) < 0.8);
   auto apart = (arange(K) < 30 || arange(K) >= 260).eval();
   CHECK(made(broadcast_axis(apart, Q)) < (asks ? 0.5 : 0.8));
 }
 
-// A large product of a turn leaves out blocks itself, a small one by a loop over larger blocks: together they say whether the turn ends.
+// A large product of a turn leaves out blocks itself, a small one by a loop over larger blocks:
+// together they say whether the turn ends.
 TEST_CASE("masked: products of one turn have blocks of two sizes") {
   const Axis Pos("q", 256), Keys("k", 640), Copies("b", 3);
   for (auto [size, out] : {std::pair{80, 24}, {24, 80}}) {
     const Axis Size("d", size), Out("e", out);
-    auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
-    const Parts p{draw(1, {Copies, H, Pos, Size}), draw(2, {Copies, H, Keys, Size}), draw(3, {Copies, H, Keys, Out})};
+    auto draw = [&](int seed, const Axes& axes) {
+      return random::normal(random::key(seed), axes).eval();
+    };
+    const Parts p{draw(1, {Copies, H, Pos, Size}), draw(2, {Copies, H, Keys, Size}),
+                  draw(3, {Copies, H, Keys, Out})};
     auto all = [&](const Parts& p) {
-      return all_of([&](const Parts& p) {
-        return dot(softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d") * 0.1f, -1e9f), "k"), p[2], "k");
-      }, p);
+      return all_of(
+          [&](const Parts& p) {
+            return dot(
+                softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d") * 0.1f, -1e9f), "k"),
+                p[2], "k");
+          },
+          p);
     };
     auto got = jit(all, {.scores_budget = -1})(p), want = jit(all, {.backend = "reference"})(p);
-    for (std::size_t k = 0; k < want.size(); ++k) CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+    for (std::size_t k = 0; k < want.size(); ++k)
+      CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
   }
 }
 
 TEST_CASE("masked: a causal text of 4,096 positions takes little more than half of the products") {
   const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
   auto attend = [=](const Parts& p) {
-    return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = nn::causal_mask(Long, Keys)});
+    return nn::dot_product_attention("k", "d", p[0], p[1], p[2],
+                                     {.mask = nn::causal_mask(Long, Keys)});
   };
   for (auto dtype : {DType::f32, DType::bf16}) {
-    auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}, dtype).eval(); };
+    auto draw = [&](int seed, const Axis& pos) {
+      return random::normal(random::key(seed), {pos, Size}, dtype).eval();
+    };
     Parts p{draw(1, Long), draw(2, Keys), draw(3, Keys)};
-    auto loss = jit([=](const Parts& p) { return grad([=](const Parts& p) { return sum(sin(attend(p))); })(p); });
-    auto both = jit([=](const Parts& p) {         // gradients by the result itself, which is made on the way
+    auto loss = jit([=](const Parts& p) {
+      return grad([=](const Parts& p) { return sum(sin(attend(p))); })(p);
+    });
+    // gradients by the result itself, which is made on the way
+    auto both = jit([=](const Parts& p) {
       auto [y, pull] = vjp(attend, p);
       return std::pair(y, pull(y));
     });
@@ -227,13 +285,17 @@ TEST_CASE("masked: a causal text of 4,096 positions takes little more than half 
 }
 
 TEST_CASE("masked: what is known only when running: texts in one row, lengths") {
-  auto segments = floor_divide(arange(K), 100);      // three texts
+  auto segments = floor_divide(arange(K), 100);  // three texts
   auto mine = rename(segments, {{"k", "q"}});
-  auto same_text = [&](const NamedArray& of_q, const NamedArray& of_k) { return along_q(of_q) == of_k; };
+  auto same_text = [&](const NamedArray& of_q, const NamedArray& of_k) {
+    return along_q(of_q) == of_k;
+  };
   auto p = parts();
   auto data = segments.eval();
   auto data_q = mine.eval();
-  CHECK(share_made([&](const Parts& p) { return attend(p, same_text(data_q, data) & nn::causal_mask(Q, K)); }) < 0.7);
+  CHECK(share_made([&](const Parts& p) {
+          return attend(p, same_text(data_q, data) & nn::causal_mask(Q, K));
+        }) < 0.7);
   auto length = full({}, 90, DType::i32).eval();
   CHECK(share_made([&](const Parts& p) { return attend(p, position(K) < length); }) < 0.5);
 }
@@ -243,11 +305,17 @@ TEST_CASE("masked: products of one query leave out keys that are not there") {
   const Axis Heads{"heads", 8}, Keys{"k", 1000}, Size{"d", 32};
   for (auto type : {DType::f32, DType::bf16})
     for (bool keys_first : {false, true}) {
-      auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).astype(type).eval(); };
-      auto cache = [&](int seed) { return draw(seed, keys_first ? Axes{Heads, Keys, Size} : Axes{Heads, Size, Keys}); };
+      auto draw = [&](int seed, const Axes& axes) {
+        return random::normal(random::key(seed), axes).astype(type).eval();
+      };
+      auto cache = [&](int seed) {
+        return draw(seed, keys_first ? Axes{Heads, Keys, Size} : Axes{Heads, Size, Keys});
+      };
       auto attend = [&](float fill) {
-        return [=](const NamedArray& q, const NamedArray& keys, const NamedArray& values, const NamedArray& length) {
-          auto weights = softmax(where(arange(Keys) < length, dot(q, keys, "d").astype(DType::f32), fill), "k");
+        return [=](const NamedArray& q, const NamedArray& keys, const NamedArray& values,
+                   const NamedArray& length) {
+          auto weights = softmax(
+              where(arange(Keys) < length, dot(q, keys, "d").astype(DType::f32), fill), "k");
           return dot(weights.astype(type), values, "k");
         };
       };
@@ -257,13 +325,16 @@ TEST_CASE("masked: products of one query leave out keys that are not there") {
           CAPTURE(length);
           auto f = jit(attend(fill));
           auto n = full({}, length, DType::i32).eval();
-          auto got = f(q, keys, values, n), want = jit(attend(fill), {.backend = "reference"})(q, keys, values, n);
+          auto got = f(q, keys, values, n),
+               want = jit(attend(fill), {.backend = "reference"})(q, keys, values, n);
           CHECK(all(isnan(got) == isnan(want)).item() == 1);
           auto far = where(isnan(want), 0.f, abs(got.astype(DType::f32) - want.astype(DType::f32)));
           CHECK(max(far).item() < (type == DType::f32 ? 1e-5 : 1e-2));
           double made = 0;
           for (auto& s : profile(f, q, keys, values, n).steps) made += s.flops;
-          const int seen = std::min(1000, (length + 63) / 64 * 64), weighed = length == 0 ? 1000 : seen;   // of none: all alike
+          // of none: all alike
+          const int seen = std::min(1000, (length + 63) / 64 * 64),
+                    weighed = length == 0 ? 1000 : seen;
           CHECK(made / f.report().flops == doctest::Approx((seen + weighed) / 2000.));
         }
     }
@@ -272,8 +343,10 @@ TEST_CASE("masked: products of one query leave out keys that are not there") {
 TEST_CASE("masked: what is not sure to be nothing is made") {
   auto causal = nn::causal_mask(Q, K);
   auto near_one = [&](const Attention& f) { CHECK(share_made(f) > 0.9); };
-  near_one([&](const Parts& p) { return attend(p, causal, -3.f); });                   // weights that count
-  near_one([&](const Parts& p) { return dot(softmax(where(causal, scores(p), 0.f) * 2.f, "k"), p[2], "k"); });
+  near_one([&](const Parts& p) { return attend(p, causal, -3.f); });  // weights that count
+  near_one([&](const Parts& p) {
+    return dot(softmax(where(causal, scores(p), 0.f) * 2.f, "k"), p[2], "k");
+  });
   // Rows that see nothing are the mean of all values.
   auto none = causal & along_q(position(Q) >= 100);
   share_made([&](const Parts& p) { return attend(p, none); });
@@ -307,7 +380,9 @@ TEST_CASE("masked: sums of narrow floats are rounded once") {
   auto wide = [](const NamedArray& x) { return x.astype(DType::f32); };
   auto f = [&](const Parts& p) { return attend(p, nn::causal_mask(Q, K)); };
   auto exact = f({wide(p[0]), wide(p[1]), wide(p[2])});
-  auto error = [&](std::int64_t budget) { return mean(abs(wide(compiled(f, budget)(p)[1]) - exact)).item(); };
+  auto error = [&](std::int64_t budget) {
+    return mean(abs(wide(compiled(f, budget)(p)[1]) - exact)).item();
+  };
   CHECK(error(0) <= 1.02 * error(most_bytes));
 }
 
@@ -329,19 +404,27 @@ TEST_CASE("masked: bits do not depend on threads") {
   CHECK(all[0] == all[2]);
 }
 
-// Of three tiles of keys that a third of the queries walks, those behind it are left out as a whole: of the gradient, whose sums they
-// add nothing to, and of the value, whose maximum and sums so far they leave as they are.
+// Of three tiles of keys that a third of the queries walks, those behind it are left out as a
+// whole: of the gradient, whose sums they add nothing to, and of the value, whose maximum and sums
+// so far they leave as they are.
 TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, Size}).eval();
+  };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
-  auto bytes = [&](bool causal, bool gradient) {   // of point-wise steps
+  auto bytes = [&](bool causal, bool gradient) {  // of point-wise steps
     auto late = (arange(Pos) * (causal ? 1 : 0) + (causal ? 0 : 1200)).eval();
-    auto step = jit([=](const Parts& p, const NamedArray& late) {
-      auto mask = causal ? nn::causal_mask(Pos, Keys) : broadcast_axis(arange(Keys), Pos) <= late;
-      auto f = [=](const Parts& p) { return sum(sin(nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = mask}))); };
-      return gradient ? grad(f)(p) : Parts{f(p), p[1], p[2]};
-    }, {.scores_budget = -1});
+    auto step = jit(
+        [=](const Parts& p, const NamedArray& late) {
+          auto mask =
+              causal ? nn::causal_mask(Pos, Keys) : broadcast_axis(arange(Keys), Pos) <= late;
+          auto f = [=](const Parts& p) {
+            return sum(sin(nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = mask})));
+          };
+          return gradient ? grad(f)(p) : Parts{f(p), p[1], p[2]};
+        },
+        {.scores_budget = -1});
     double sum = 0;
     for (auto& s : profile(step, p, late).steps)
       if (s.kind == "fused" && s.loops > 0) sum += s.read + s.written;
@@ -350,17 +433,23 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
   for (bool gradient : {false, true}) CHECK(bytes(true, gradient) < 0.78 * bytes(false, gradient));
 }
 
-// Until a key is seen, keys that are hidden weigh as much as any: so those that a turn's queries see come first. What comes behind
-// counts where a query sees nothing.
+// Until a key is seen, keys that are hidden weigh as much as any: so those that a turn's queries
+// see come first. What comes behind counts where a query sees nothing.
 TEST_CASE("masked: keys that lie before all that a query sees are not weighed") {
   const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, Size}).eval();
+  };
   const Parts p{draw(1, Long), draw(2, Keys), draw(3, Keys)};
   const auto q = broadcast_axis(arange(Long), Keys), k = arange(Keys);
-  const auto text = floor_divide(arange(Keys), 256).eval(), text_q = rename(text, {{"k", "q"}}).eval();
+  const auto text = floor_divide(arange(Keys), 256).eval(),
+             text_q = rename(text, {{"k", "q"}}).eval();
   auto forward = [&](const NamedArray& mask, std::int64_t budget) {
-    return jit([=](const Parts& p) { return dot(softmax(where(mask, dot(p[0], p[1], "d"), -1e9f), "k"), p[2], "k"); },
-               {.scores_budget = budget});
+    return jit(
+        [=](const Parts& p) {
+          return dot(softmax(where(mask, dot(p[0], p[1], "d"), -1e9f), "k"), p[2], "k");
+        },
+        {.scores_budget = budget});
   };
   auto share = [&](const NamedArray& mask) {
     auto tiled = forward(mask, -1);
@@ -369,22 +458,28 @@ TEST_CASE("masked: keys that lie before all that a query sees are not weighed") 
     for (auto& s : profile(tiled, p).steps) made += s.flops;
     return made / (2 * 2. * 4096 * 4096 * 8);
   };
-  const auto window = (q >= k) & (q - k < 256), texts = (q >= k) & (broadcast_axis(text_q, Keys) == text);
+  const auto window = (q >= k) & (q - k < 256),
+             texts = (q >= k) & (broadcast_axis(text_q, Keys) == text);
   CHECK(share(window) < 0.17);
   CHECK(share(texts) < 0.12);
-  CHECK(share(window & (q != 1000)) < 0.4);          // its turn takes all keys
+  CHECK(share(window & (q != 1000)) < 0.4);  // its turn takes all keys
 }
 
-// Of scores that are whole, too: queries and keys go in blocks of the products themselves, on machines whose products ask. Weights that
-// are not 0 are found when the program runs, and all is made.
+// Of scores that are whole, too: queries and keys go in blocks of the products themselves, on
+// machines whose products ask. Weights that are not 0 are found when the program runs, and all is
+// made.
 TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {
   std::int64_t keys = 230;
   SUBCASE("the last block of keys is a part of one") {}
   SUBCASE("whole blocks of keys") { keys = 256; }
   const Axis Pos("q", 200), Keys("k", keys), Groups("group", 2), Size("d", 32);
-  auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
+  auto draw = [&](int seed, const Axes& axes) {
+    return random::normal(random::key(seed), axes).eval();
+  };
   auto f = [&](const Parts& p, const NamedArray& mask, float fill) {
-    return all_of([&](const Parts& p) { return dot(softmax(where(mask, scores(p), fill), "k"), p[2], "k"); }, p);
+    return all_of(
+        [&](const Parts& p) { return dot(softmax(where(mask, scores(p), fill), "k"), p[2], "k"); },
+        p);
   };
   const auto q = broadcast_axis(arange(Pos), Keys);
   const float least = -std::numeric_limits<float>::infinity();
@@ -396,15 +491,21 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
     c.options.device = device.get();
     run(c);
     int flags = 0;
-    for (auto& s : c.program->steps) flags += s.kind == program::Kind::contract && s.contract.shown.flags.slot >= 0;
+    for (auto& s : c.program->steps)
+      flags += s.kind == program::Kind::contract && s.contract.shown.flags.slot >= 0;
     return flags;
   };
   const auto machine = cpu::make_cpu_device(0)->machine();
   const bool asks = machine.shown > 0;
-  struct Kind { NamedArray mask; float fill; int flags; };
-  for (auto& [mask, fill, flags] : {Kind{nn::causal_mask(Pos, Keys), -1e9f, 6}, Kind{nn::causal_mask(Pos, Keys), least, 6},
-                                    Kind{q - arange(Keys) < 20, -1e9f, 6}, Kind{q < 60 && arange(Keys) <= q, -1e9f, 6},
-                                    Kind{q < 60 && arange(Keys) <= q, least, 6}, Kind{arange(Keys) <= q, -4.f, 6}}) {
+  struct Kind {
+    NamedArray mask;
+    float fill;
+    int flags;
+  };
+  for (auto& [mask, fill, flags] :
+       {Kind{nn::causal_mask(Pos, Keys), -1e9f, 6}, Kind{nn::causal_mask(Pos, Keys), least, 6},
+        Kind{q - arange(Keys) < 20, -1e9f, 6}, Kind{q < 60 && arange(Keys) <= q, -1e9f, 6},
+        Kind{q < 60 && arange(Keys) <= q, least, 6}, Kind{arange(Keys) <= q, -4.f, 6}}) {
     CAPTURE(fill);
     Parts p{draw(1, {B, H, Pos, Size}), draw(2, {B, H, Keys, Size}), draw(3, {B, H, Keys, Size})};
     CHECK(flags_of(f(p, mask, fill)) == (asks ? flags : 0));
@@ -414,13 +515,16 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
       CAPTURE(k);
       auto none = isnan(want[k]);
       CHECK(all(none == isnan(got[k])).item() == 1);
-      // The loss is a sum of thousands of values of both signs: what is right of it is right in the sum of their magnitudes.
+      // The loss is a sum of thousands of values of both signs: what is right of it is right in the
+      // sum of their magnitudes.
       const auto size = [](const NamedArray& x) { return where(isnan(x), 0.f, abs(x)); };
-      const auto scale = max(size(want[k])).item() + (k == 0 ? 1e-3 * sum(size(want[1])).item() : 0);
+      const auto scale =
+          max(size(want[k])).item() + (k == 0 ? 1e-3 * sum(size(want[1])).item() : 0);
       CHECK(max(size(got[k] - want[k])).item() <= 1e-5 * (1 + scale));
     }
   }
-  // Of bf16, where the machine's products of it are made by the kernel that asks: as far from f32 as the whole, or nearly.
+  // Of bf16, where the machine's products of it are made by the kernel that asks: as far from f32
+  // as the whole, or nearly.
   Parts wide, narrow;
   for (int k = 0; k < 3; ++k) {
     narrow[k] = draw(k + 1, {B, H, k ? Keys : Pos, Size}).astype(DType::bf16).eval();
@@ -428,45 +532,58 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
   }
   auto causal = [&](const Parts& p) { return f(p, nn::causal_mask(Pos, Keys), -1e9f); };
   CHECK(flags_of(causal(narrow)) == (machine.shown_narrow > 0 ? 6 : 0));
-  auto exact = jit(causal, {.backend = "reference"})(wide), whole = jit(causal, {.backend = "reference"})(narrow);
+  auto exact = jit(causal, {.backend = "reference"})(wide),
+       whole = jit(causal, {.backend = "reference"})(narrow);
   auto got = jit(causal)(narrow);
   for (std::size_t k = 1; k < exact.size(); ++k) {
     CAPTURE(k);
-    auto error = [&](const Leaves& r) { return mean(abs(r[k].astype(DType::f32) - exact[k])).item(); };
+    auto error = [&](const Leaves& r) {
+      return mean(abs(r[k].astype(DType::f32) - exact[k])).item();
+    };
     CHECK(error(got) <= 1.1 * error(whole));
   }
   // Queries in groups lie along two axes, which no flags go along.
-  Parts grouped{draw(1, {B, H, Groups, Pos, Size}), draw(2, {B, H, Keys, Size}), draw(3, {B, H, Keys, Size})};
+  Parts grouped{draw(1, {B, H, Groups, Pos, Size}), draw(2, {B, H, Keys, Size}),
+                draw(3, {B, H, Keys, Size})};
   CHECK(flags_of(f(grouped, nn::causal_mask(Pos, Keys), -1e9f)) == 0);
 }
 
-// Whether a query sees anything is known only with its scores: the turn goes on, and makes exp of them once.
+// Whether a query sees anything is known only with its scores: the turn goes on, and makes exp of
+// them once.
 TEST_CASE("masked: a walk over whole rows of scores makes their softmax in one step") {
   const Axis Pos("q", 1152), Keys("k", 1152), Heads("heads", 8), Size("d", 64);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {Heads, pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {Heads, pos, Size}).eval();
+  };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
   auto step = jit([&](const Parts& p) {
-    return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = nn::causal_mask(Pos, Keys)});
+    return nn::dot_product_attention("k", "d", p[0], p[1], p[2],
+                                     {.mask = nn::causal_mask(Pos, Keys)});
   });
-  double steps = 0;                                // that make exp of scores
+  double steps = 0;  // that make exp of scores
   for (auto& s : profile(step, p).steps) {
-    if (s.loops == 0 || s.holds.find("exp") == std::string::npos || s.shape.find("1152") == std::string::npos) continue;
+    if (s.loops == 0 || s.holds.find("exp") == std::string::npos ||
+        s.shape.find("1152") == std::string::npos)
+      continue;
     steps += s.calls;
   }
   REQUIRE(step.report().chunked.size() > 0);
-  CHECK(steps == 8 * 1152 / 64);                   // one for each head and 64 queries
+  CHECK(steps == 8 * 1152 / 64);  // one for each head and 64 queries
 }
 
-// Rows that have seen nothing so far are not left as they are by a turn in which nothing is seen either: each score counts alike, or
-// is NaN, which a choice behind the softmax may drop again.
+// Rows that have seen nothing so far are not left as they are by a turn in which nothing is seen
+// either: each score counts alike, or is NaN, which a choice behind the softmax may drop again.
 TEST_CASE("masked: a turn that sees nothing is made where it changes what is carried") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, Size}).eval();
+  };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
   using Mask = std::function<NamedArray(const NamedArray& query, const NamedArray& key)>;
-  const std::vector<Mask> masks{[](auto& q, auto& k) { return q < 400 && k <= q; },   // no keys for some; late ones
-                                [](auto& q, auto& k) { return k > q; }, [](auto& q, auto& k) { return q - k > 600; },
-                                [](auto&, auto& k) { return k == 800; }};
+  // no keys for some; late ones
+  const std::vector<Mask> masks{
+      [](auto& q, auto& k) { return q < 400 && k <= q; }, [](auto& q, auto& k) { return k > q; },
+      [](auto& q, auto& k) { return q - k > 600; }, [](auto&, auto& k) { return k == 800; }};
   for (bool again : {false, true})
     for (float fill : {-1e9f, -std::numeric_limits<float>::infinity(), -3.f, 5.f})
       for (std::size_t k = 0; k < masks.size(); ++k) {
@@ -474,7 +591,8 @@ TEST_CASE("masked: a turn that sees nothing is made where it changes what is car
         CAPTURE(fill);
         CAPTURE(k);
         auto f = [&, fill, again](const Parts& p) {
-          auto mask = masks[k](broadcast_axis(arange(Pos), Keys), broadcast_axis(arange(Keys), Pos));
+          auto mask =
+              masks[k](broadcast_axis(arange(Pos), Keys), broadcast_axis(arange(Keys), Pos));
           auto weights = softmax(where(mask, dot(p[0], p[1], "d"), fill), "k");
           return dot(again ? where(mask, weights, 0.f) : weights, p[2], "k");
         };
@@ -483,20 +601,27 @@ TEST_CASE("masked: a turn that sees nothing is made where it changes what is car
           CAPTURE(i);
           auto none = isnan(whole[i]);
           CHECK(all(none == isnan(walked[i])).item() == 1);
-          CHECK(max(where(none, 0.f, abs(walked[i] - whole[i]))).item() <= 4e-5 * (1 + max(where(none, 0.f, abs(whole[i]))).item()));
+          CHECK(max(where(none, 0.f, abs(walked[i] - whole[i]))).item() <=
+                4e-5 * (1 + max(where(none, 0.f, abs(whole[i]))).item()));
         }
       }
 }
 TEST_CASE("masked: a choice behind the softmax leaves out the same turns") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
-  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  auto draw = [&](int seed, const Axis& pos) {
+    return random::normal(random::key(seed), {pos, Size}).eval();
+  };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
   auto made = [&](bool again) {
-    auto step = compiled([=](const Parts& p) {
-      auto mask = nn::causal_mask(Pos, Keys) & (broadcast_axis(arange(Pos), Keys) - arange(Keys) < 200);
-      auto weights = softmax(where(mask, dot(p[0], p[1], "d"), -std::numeric_limits<float>::infinity()), "k");
-      return dot(again ? where(mask, weights, 0.f) : weights, p[2], "k");
-    }, -1);
+    auto step = compiled(
+        [=](const Parts& p) {
+          auto mask =
+              nn::causal_mask(Pos, Keys) & (broadcast_axis(arange(Pos), Keys) - arange(Keys) < 200);
+          auto weights = softmax(
+              where(mask, dot(p[0], p[1], "d"), -std::numeric_limits<float>::infinity()), "k");
+          return dot(again ? where(mask, weights, 0.f) : weights, p[2], "k");
+        },
+        -1);
     double flops = 0;
     for (auto& s : profile(step, p).steps) flops += s.flops;
     return flops / step.report().flops;

@@ -1,4 +1,5 @@
-// Collectives that go on beside the work: where they start and end, what that costs, and that no value depends on it.
+// Collectives that go on beside the work: where they start and end, what that costs, and that no
+// value depends on it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,8 +21,11 @@ struct Layer {
   HALIAX_FIELDS(up, down, scale)
 };
 Layer drawn(const Axis& embed) {
-  auto draw = [](std::uint64_t seed, const Axes& axes) { return random::normal(random::key(seed), axes) * 0.1; };
-  return {draw(1, {Layers, embed, Mlp}), draw(2, {Layers, Mlp, embed}), draw(3, {Layers, embed}) + 1.};
+  auto draw = [](std::uint64_t seed, const Axes& axes) {
+    return random::normal(random::key(seed), axes) * 0.1;
+  };
+  return {draw(1, {Layers, embed, Mlp}), draw(2, {Layers, Mlp, embed}),
+          draw(3, {Layers, embed}) + 1.};
 }
 NamedArray loss(const Layer& layers, const NamedArray& x) {
   auto layer = [](const NamedArray& h, const Layer& w) {
@@ -32,10 +36,14 @@ NamedArray loss(const Layer& layers, const NamedArray& x) {
 }
 // The step of a model of which each device has a part, gathered layer by layer.
 auto step(bool overlap, const char* backend, const Axis& embed = Embed) {
-  JitOptions o{.backend = backend, .mesh = four, .axis_resources = Mapping{{"batch", "data"}}, .overlap = overlap};
+  JitOptions o{.backend = backend,
+               .mesh = four,
+               .axis_resources = Mapping{{"batch", "data"}},
+               .overlap = overlap};
   o.in = Mappings::of_each({Mapping{{"embed", "data"}}, Mapping{{"batch", "data"}}});
   o.out = Mappings::of_each({Mapping{}, Mapping{{"embed", "data"}}});
-  auto train = named_jit([](const Layer& l, const NamedArray& x) { return value_and_grad(loss)(l, x); }, o);
+  auto train =
+      named_jit([](const Layer& l, const NamedArray& x) { return value_and_grad(loss)(l, x); }, o);
   auto x = random::normal(random::key(9), {Batch, embed});
   auto made = train(drawn(embed), x);
   return std::tuple(made.first, made.second, train.report());
@@ -47,7 +55,9 @@ int count(const std::string& text, const std::string& what) {
 
 }  // namespace
 
-TEST_CASE("overlap: gathers are asked for a turn ahead, sums are waited for a turn later; the same bits, bytes and order of calls") {
+TEST_CASE(
+    "overlap: gathers are asked for a turn ahead, sums are waited for a turn later; the same bits, "
+    "bytes and order of calls") {
   std::string backend;
   SUBCASE("cpu") { backend = "cpu"; }
   SUBCASE("cuda-sim") { backend = "cuda-sim"; }
@@ -65,17 +75,22 @@ TEST_CASE("overlap: gathers are asked for a turn ahead, sums are waited for a tu
   for (auto* loop : {"0", "1"}) {
     CAPTURE(loop);
     CHECK(count(text, "\nstart " + std::string(loop) + ": all_gather") == 1);
-    CHECK(count(text, "skip the rest unless.*\n *start " + std::string(loop) + ": all_gather") == 1);
+    CHECK(count(text, "skip the rest unless.*\n *start " + std::string(loop) + ": all_gather") ==
+          1);
     CHECK(count(text, "\n *finish " + std::string(loop)) == 1);
   }
   CHECK(count(text, "start 2: reduce_scatter") == 1);
-  CHECK(count(text, "\n  finish 2") == 1);   // before the next turn makes another one,
-  CHECK(count(text, "\nfinish 2") == 1);     // and behind the last
+  CHECK(count(text, "\n  finish 2") == 1);  // before the next turn makes another one,
+  CHECK(count(text, "\nfinish 2") == 1);    // and behind the last
   CHECK(plain.explain.find("beside the work") == plain.explain.npos);
-  CHECK(count(beside.explain, "all-gather of 3 arrays.*, asked for a turn ahead, finished before mul") == 1);
-  CHECK(count(beside.explain, "all-gather of 3 arrays.*, asked for a turn ahead, finished before dot") == 1);
-  CHECK(count(beside.explain, "reduce-scatter of 3 arrays.*, finished before .* of the next turn") == 1);
-  // What is gathered and what is summed have places of their own. (What the cpu's products take beside depends on the machine.)
+  CHECK(count(beside.explain,
+              "all-gather of 3 arrays.*, asked for a turn ahead, finished before mul") == 1);
+  CHECK(count(beside.explain,
+              "all-gather of 3 arrays.*, asked for a turn ahead, finished before dot") == 1);
+  CHECK(count(beside.explain,
+              "reduce-scatter of 3 arrays.*, finished before .* of the next turn") == 1);
+  // What is gathered and what is summed have places of their own. (What the cpu's products take
+  // beside depends on the machine.)
   if (backend == "cpu") return;
   CHECK(plain.peak_bytes == 197380);
   CHECK(beside.peak_bytes == 246788);
@@ -86,7 +101,9 @@ TEST_CASE("overlap: where blocks are not even, calls stay where they are") {
   auto [y2, g2, beside] = step(true, "cpu", Axis("embed", 66));
   CHECK(beside.program == plain.program);
   CHECK(y.item() == y2.item());
-  const auto says = [](auto& report) { return report.explain.find("the blocks of an axis are not even") != std::string::npos; };
+  const auto says = [](auto& report) {
+    return report.explain.find("the blocks of an axis are not even") != std::string::npos;
+  };
   CHECK(says(beside));
   CHECK(!says(plain));
 }
@@ -95,8 +112,11 @@ TEST_CASE("overlap: a call starts behind what computes where its operand begins"
   const Axis Row("row", 64), Column("column", 64);
   auto x = arange({Row, Column}).eval();
   auto cut = [](const NamedArray& x, const NamedArray& i) { return slice(x, "row", i + 3, 8); };
-  auto step = named_jit(cut, {.mesh = four, .axis_resources = Mapping{}, .in = Mappings::of_each({Mapping{{"column", "data"}}, Mapping{}}),
-                              .out = Mappings(Mapping{}), .overlap = true});
+  auto step = named_jit(cut, {.mesh = four,
+                              .axis_resources = Mapping{},
+                              .in = Mappings::of_each({Mapping{{"column", "data"}}, Mapping{}}),
+                              .out = Mappings(Mapping{}),
+                              .overlap = true});
   auto i = full({}, 2, DType::i32).eval();
   CHECK(step(x, i).bytes() == cut(x, i).bytes());
 }
@@ -106,12 +126,18 @@ TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
   auto view = [](int slot) { return View{slot, DType::f32, 0, {1}, {}}; };
   auto made = [&](bool writes_x, bool reads_out) {
     Program p;
-    p.slots = {{.bytes = 16, .home = Home::argument, .index = 0}, {.bytes = 16, .offset = 0}, {.bytes = 16, .offset = 64},
+    p.slots = {{.bytes = 16, .home = Home::argument, .index = 0},
+               {.bytes = 16, .offset = 0},
+               {.bytes = 16, .offset = 64},
                {.bytes = 16, .home = Home::result, .index = 0}};
-    p.argument_slots = {0}, p.result_slots = {3}, p.arguments = p.results = p.calls = 1, p.arena_bytes = 128;
-    auto copy = [&](int from, int to) { return Step{.kind = Kind::copy, .copy = {{4}, view(from), view(to)}, .why = "copy"}; };
+    p.argument_slots = {0}, p.result_slots = {3}, p.arguments = p.results = p.calls = 1,
+    p.arena_bytes = 128;
+    auto copy = [&](int from, int to) {
+      return Step{.kind = Kind::copy, .copy = {{4}, view(from), view(to)}, .why = "copy"};
+    };
     Step start{.kind = Kind::collective, .why = "sum"}, finish{.kind = Kind::finish, .why = "sum"};
-    start.collective.x = {{{4}, view(1)}}, start.collective.out = {{{4}, view(2)}}, start.collective.call = 0;
+    start.collective.x = {{{4}, view(1)}}, start.collective.out = {{{4}, view(2)}},
+    start.collective.call = 0;
     finish.finish = {0, {{1, DType::f32, 0, {}, {}}}, {{2, DType::f32, 0, {}, {}}}};
     p.steps = {copy(0, 1), start, copy(1, 3)};
     if (writes_x) p.steps.push_back(copy(0, 1));
@@ -120,6 +146,8 @@ TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
     return p;
   };
   CHECK_NOTHROW(verify(made(false, false), "a test", true));
-  raises([&] { verify(made(true, false), "a test", true); }, {"slot 1 is written, and call 0 is not finished"});
-  raises([&] { verify(made(false, true), "a test", true); }, {"slot 2 is read, and call 0 is not finished"});
+  raises([&] { verify(made(true, false), "a test", true); },
+         {"slot 1 is written, and call 0 is not finished"});
+  raises([&] { verify(made(false, true), "a test", true); },
+         {"slot 2 is read, and call 0 is not finished"});
 }

@@ -1,4 +1,5 @@
-// What the library sends, rule by rule: bytes on a ring per device, and calls. Nothing runs here; values are for the other tests.
+// What the library sends, rule by rule: bytes on a ring per device, and calls. Nothing runs here;
+// values are for the other tests.
 #include <doctest/doctest.h>
 
 #include "haliax/jit.h"
@@ -11,7 +12,8 @@ namespace {
 
 const Mesh four{{{"data", 4}}};
 const Axis Batch{"batch", 16}, Embed{"embed", 8}, Mlp{"mlp", 12}, Pos{"position", 24};
-const Mapping batch{{"batch", "data"}}, embed{{"embed", "data"}}, mlp{{"mlp", "data"}}, position{{"position", "data"}}, none;
+const Mapping batch{{"batch", "data"}}, embed{{"embed", "data"}}, mlp{{"mlp", "data"}},
+    position{{"position", "data"}}, none;
 
 double all_reduce(double bytes) { return 2 * bytes * 3 / 4; }
 double all_gather(double bytes) { return bytes * 3 / 4; }
@@ -26,9 +28,11 @@ struct How {
   Mapping inside, out;
   bool regather = true;
 };
-template <class F, class... A>
-JitReport planned(const How& how, F f, const A&... args) {
-  JitOptions o{.mesh = four, .axis_resources = how.inside, .out = Mappings(how.out), .regather = how.regather};
+template <class F, class... A> JitReport planned(const How& how, F f, const A&... args) {
+  JitOptions o{.mesh = four,
+               .axis_resources = how.inside,
+               .out = Mappings(how.out),
+               .regather = how.regather};
   o.in = Mappings(how.in);
   return named_jit(f, o).plan(args...);
 }
@@ -41,22 +45,32 @@ void sends(const JitReport& r, double bytes, double calls) {
 }  // namespace
 
 TEST_CASE("partition moves: a sum stays pending through what is linear, and meets others") {
-  auto f = [](const NamedArray& x, const NamedArray& y) { return mean(x * 2.) + sum(y) / 3. - mean(tanh(y)); };
-  sends(planned({{batch, batch}, batch, none}, f, shape({Batch, Embed}), shape(Batch)), all_reduce(4), 1);
-  auto ends = [](const NamedArray& x) { return square(sum(x, Batch)) + sum(x, Batch); };  // a square is not linear
-  sends(planned({{batch}, batch, none}, ends, shape({Batch, Embed})), all_reduce(Embed.size * 4), 1);
+  auto f = [](const NamedArray& x, const NamedArray& y) {
+    return mean(x * 2.) + sum(y) / 3. - mean(tanh(y));
+  };
+  sends(planned({{batch, batch}, batch, none}, f, shape({Batch, Embed}), shape(Batch)),
+        all_reduce(4), 1);
+  // a square is not linear
+  auto ends = [](const NamedArray& x) { return square(sum(x, Batch)) + sum(x, Batch); };
+  sends(planned({{batch}, batch, none}, ends, shape({Batch, Embed})), all_reduce(Embed.size * 4),
+        1);
   auto lands = [](const NamedArray& x) { return tanh(sum(x, Batch)); };  // on what is wanted
-  sends(planned({{batch}, batch, embed}, lands, shape({Batch, Embed})), reduce_scatter(Embed.size * 4), 1);
+  sends(planned({{batch}, batch, embed}, lands, shape({Batch, Embed})),
+        reduce_scatter(Embed.size * 4), 1);
 }
 
 TEST_CASE("partition moves: a weight is cast before it is gathered") {
-  auto f = [](const NamedArray& w, const NamedArray& x) { return dot(x.astype(DType::bf16), w.astype(DType::bf16), Embed); };
+  auto f = [](const NamedArray& w, const NamedArray& x) {
+    return dot(x.astype(DType::bf16), w.astype(DType::bf16), Embed);
+  };
   const Axis Many("batch", 1024);
   sends(planned({{embed, batch}, batch, batch}, f, shape({Embed, Mlp}), shape({Many, Embed})),
         all_gather(double(Embed.size * Mlp.size * 2)), 1);
 }
 
-TEST_CASE("partition moves: what does not change from turn to turn is gathered once, and sums are reduced once") {
+TEST_CASE(
+    "partition moves: what does not change from turn to turn is gathered once, and sums are "
+    "reduced once") {
   const Axis Many("batch", 1024), Micro("micro", 8);
   auto loss = [](const NamedArray& w, const NamedArray& x) {
     axis_mapping inside(batch);
@@ -70,8 +84,10 @@ TEST_CASE("partition moves: what does not change from turn to turn is gathered o
   auto w = shape({Embed, Mlp}), x = shape({Micro, Many, Embed});
   sends(planned({{none, batch}, none, none}, f, w, x), all_reduce(bytes), 1);
   // A whole gradient on every device is the price: or else its part, and a reduction each turn.
-  sends(planned({{embed, batch}, embed, embed, false}, f, w, x), all_gather(bytes) + reduce_scatter(bytes), 2);
-  sends(planned({{embed, batch}, embed, embed}, f, w, x), all_gather(bytes) + 8 * reduce_scatter(bytes), 9);
+  sends(planned({{embed, batch}, embed, embed, false}, f, w, x),
+        all_gather(bytes) + reduce_scatter(bytes), 2);
+  sends(planned({{embed, batch}, embed, embed}, f, w, x),
+        all_gather(bytes) + 8 * reduce_scatter(bytes), 9);
 }
 
 TEST_CASE("partition moves: a layer that is made again repeats no sum over devices") {
@@ -84,10 +100,13 @@ TEST_CASE("partition moves: a layer that is made again repeats no sum over devic
       };
       return mean(square(fold(layer, Layers, {.checkpoint = policy})(x, w.first, w.second)));
     };
-    auto f = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) { return grad(loss)(w, x); };
+    auto f = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) {
+      return grad(loss)(w, x);
+    };
     auto w = std::pair{shape({Layers, Embed, Mlp}), shape({Layers, Mlp, Embed})};
     const double stream = double(Batch.size * Embed.size * 4);
-    // One forward and one backward for each layer, but for what the first layer is given: nobody asks for its gradient.
+    // One forward and one backward for each layer, but for what the first layer is given: nobody
+    // asks for its gradient.
     auto r = planned({{mlp, none}, mlp, mlp}, f, w, shape({Batch, Embed}));
     CAPTURE(r.explain);
     CHECK(r.sent_bytes <= Layers.size * 2 * all_reduce(stream));
@@ -95,19 +114,26 @@ TEST_CASE("partition moves: a layer that is made again repeats no sum over devic
   }
 }
 
-TEST_CASE("partition moves: a chunk that is made again repeats no sum over devices, but keeps no logits") {
+TEST_CASE(
+    "partition moves: a chunk that is made again repeats no sum over devices, but keeps no "
+    "logits") {
   const Axis Chunk("chunk", 5), Tokens("tokens", 8), Vocab("vocab", 16);
   const Mapping vocab{{"vocab", "data"}};
   auto gradient = [=](const NamedArray& w, const NamedArray& x) {
     return grad([=](const NamedArray& w) {
-      auto turn = [=](const NamedArray& all, const NamedArray& x) { return all + sum(logsumexp(dot(x, w, Embed), Vocab)); };
-      return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));  // the backward pass waits for the end
+      auto turn = [=](const NamedArray& all, const NamedArray& x) {
+        return all + sum(logsumexp(dot(x, w, Embed), Vocab));
+      };
+      // the backward pass waits for the end
+      return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));
     })(w);
   };
   const auto w = shape({Embed, Vocab}), x = shape({Chunk, Tokens, Embed});
   const double turns = 5;  // a maximum and a sum of each token
-  sends(planned({{vocab, none}, vocab, vocab}, gradient, w, x), turns * 2 * all_reduce(Tokens.size * 4), turns * 2);
-  auto again = planned({{embed, embed}, embed, embed}, gradient, w, x);  // logits are sums, of twice the size of what is walked
+  sends(planned({{vocab, none}, vocab, vocab}, gradient, w, x),
+        turns * 2 * all_reduce(Tokens.size * 4), turns * 2);
+  // logits are sums, of twice the size of what is walked
+  auto again = planned({{embed, embed}, embed, embed}, gradient, w, x);
   sends(again, turns * 2 * all_reduce(Tokens.size * Vocab.size * 4), turns * 2);
 }
 
@@ -119,7 +145,9 @@ TEST_CASE("partition moves: weights are not kept where that sends more") {
   };
   auto gradient = [=](const Layer& l, const NamedArray& x) {
     return grad([=](const Layer& l) {
-      auto layer = [=](const NamedArray& x, const Layer& l) { return x + dot(tanh(dot(x, l.up, Embed)), l.down, Wide); };
+      auto layer = [=](const NamedArray& x, const Layer& l) {
+        return x + dot(tanh(dot(x, l.up, Embed)), l.down, Wide);
+      };
       return mean(square(fold(layer, Layers)(x, l)));
     })(l);
   };
@@ -129,19 +157,25 @@ TEST_CASE("partition moves: weights are not kept where that sends more") {
   CHECK(planned(keeps, gradient, l, x).sent_bytes == planned(again, gradient, l, x).sent_bytes);
   CHECK(planned(keeps, gradient, l, x).peak_bytes == planned(again, gradient, l, x).peak_bytes);
   const double weights = 3. * 2 * Embed.size * Wide.size * 4;
-  sends(planned(keeps, gradient, l, more), all_gather(weights) + reduce_scatter(weights), 2);  // and here the weights
-  CHECK(planned(again, gradient, l, more).sent_bytes == 2 * all_gather(weights) + reduce_scatter(weights));
+  // and here the weights
+  sends(planned(keeps, gradient, l, more), all_gather(weights) + reduce_scatter(weights), 2);
+  CHECK(planned(again, gradient, l, more).sent_bytes ==
+        2 * all_gather(weights) + reduce_scatter(weights));
 }
 
 TEST_CASE("partition moves: what two ops read moves for both, where it pays for neither alone") {
   const Axis Vocab("vocab", 16);
-  auto loss = [](const NamedArray& w, const NamedArray& ids) { return mean(square(take(w, "vocab", ids))); };
+  auto loss = [](const NamedArray& w, const NamedArray& ids) {
+    return mean(square(take(w, "vocab", ids)));
+  };
   auto gradient = [=](const NamedArray& w, const NamedArray& ids) { return grad(loss)(w, ids); };
   const auto w = shape({Vocab, Embed});
   for (std::int64_t tokens : {4, 16, 48, 64, 1024}) {
     CAPTURE(tokens);
-    const double ids = double(tokens) * 4, table = double(w.nbytes()), rows = ids * double(Embed.size);
-    const auto r = planned({{embed, batch}, batch, embed}, gradient, w, shape(Axis("batch", tokens), DType::i32));
+    const double ids = double(tokens) * 4, table = double(w.nbytes()),
+                 rows = ids * double(Embed.size);
+    const auto r = planned({{embed, batch}, batch, embed}, gradient, w,
+                           shape(Axis("batch", tokens), DType::i32));
     CAPTURE(r.explain);
     CHECK(r.sent_bytes <= std::min(2 * all_gather(table), all_gather(ids) + 2 * all_to_all(rows)));
   }
@@ -149,19 +183,26 @@ TEST_CASE("partition moves: what two ops read moves for both, where it pays for 
 
 TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
   const double row = double(Embed.size * 4), all = double(Pos.size) * row;
-  auto one = [&](auto f, const How& how = {{position}, position, position}) { return planned(how, f, shape({Pos, Embed})); };
+  auto one = [&](auto f, const How& how = {{position}, position, position}) {
+    return planned(how, f, shape({Pos, Embed}));
+  };
   sends(one([](const NamedArray& x) { return roll(x, 1, Pos); }), row, 1);
-  sends(one([](const NamedArray& x) { return flip(x, Pos) * 2.; }), all / 4, 1);  // every device's part is another's
+  // every device's part is another's
+  sends(one([](const NamedArray& x) { return flip(x, Pos) * 2.; }), all / 4, 1);
   sends(one([](const NamedArray& x) { return cumsum(x, Pos); }), all_gather(4 * row), 1);
-  sends(one([](const NamedArray& x) { return argmax(x, Pos); }, {{position}, position, none}), 2 * all_reduce(row), 2);
-  sends(one([](const NamedArray& x) { return sort(x, Pos); }, {{position}, position, embed}), all_to_all(all), 1);
+  sends(one([](const NamedArray& x) { return argmax(x, Pos); }, {{position}, position, none}),
+        2 * all_reduce(row), 2);
+  sends(one([](const NamedArray& x) { return sort(x, Pos); }, {{position}, position, embed}),
+        all_to_all(all), 1);
   sends(one([](const NamedArray& x) { return sort(x, Embed); }), 0, 0);
   sends(one([](const NamedArray& x) { return softmax(x, Pos); }), 2 * all_reduce(row), 2);
   // 24 positions become 32: blocks of 6 become blocks of 8, and the last device has but padding.
   auto padded = one([](const NamedArray& x) { return pad(x, {{"position", {0, 8}}}); });
   CHECK(padded.calls == 1);
   CHECK(padded.sent_bytes == (2 + 4 + 6) * row / 4);
-  auto shifted = one([](const NamedArray& x) { return concatenate("position", {slice(x, Pos, 1, 23), slice(x, Pos, 0, 1)}); });
+  auto shifted = one([](const NamedArray& x) {
+    return concatenate("position", {slice(x, Pos, 1, 23), slice(x, Pos, 0, 1)});
+  });
   sends(shifted, row, 1);
   // There and back, as in the gradient of a roll: no piece is gathered to be put beside the others.
   sends(one([](const NamedArray& x) { return roll(tanh(roll(x, 1, Pos)), -1, Pos); }), 2 * row, 2);
@@ -172,12 +213,15 @@ TEST_CASE("partition moves: the first of a cut axis, by the way that sends least
   const Mapping vocab{{"vocab", "data"}};
   auto greatest = [](const NamedArray& x) { return top_k(x, "vocab", 4).first; };
   auto both = [](const NamedArray& x) { return top_k(x * 2., "vocab", 4); };  // its positions too
-  for (int size : {64, 30, 18, 8, 6}) {  // long blocks, a short last one, blocks of no more than is taken
+  // long blocks, a short last one, blocks of no more than is taken
+  for (int size : {64, 30, 18, 8, 6}) {
     CAPTURE(size);
     auto x = shape({Rows, Axis("vocab", size)});
-    // Each row goes to one device, or what each device finds in its block; then what is found goes to all.
+    // Each row goes to one device, or what each device finds in its block; then what is found goes
+    // to all.
     const double row = double(std::min(size, 4 * 4) * 4), found = double(Rows.size * 4 * 4);
-    sends(planned({{vocab}, vocab, none}, greatest, x), all_to_all(double(Rows.size) * row) + all_gather(found), 2);
+    sends(planned({{vocab}, vocab, none}, greatest, x),
+          all_to_all(double(Rows.size) * row) + all_gather(found), 2);
     auto pair = planned({{vocab}, vocab, none}, both, x);
     CAPTURE(pair.explain);
     CHECK(pair.sent_bytes <= 2 * (all_to_all(double(Rows.size) * row) + all_gather(found)));
@@ -185,7 +229,8 @@ TEST_CASE("partition moves: the first of a cut axis, by the way that sends least
   for (int size : {64, 8}) {  // two reductions, or rows shared among the devices
     const double rows = double(Rows.size), reductions = all_reduce(rows * 8);
     auto r = planned(
-        {{vocab}, vocab, none}, [](const NamedArray& x) { return argmax(x, "vocab"); }, shape({Rows, Axis("vocab", size)}));
+        {{vocab}, vocab, none}, [](const NamedArray& x) { return argmax(x, "vocab"); },
+        shape({Rows, Axis("vocab", size)}));
     CAPTURE(r.explain);
     CHECK(r.sent_bytes == std::min(reductions, all_to_all(rows * size * 4) + all_gather(rows * 4)));
   }
@@ -195,18 +240,21 @@ TEST_CASE("partition moves: of all of a cut axis in order, it is gathered once")
   const Axis Few("vocab", 4);
   const Mapping vocab{{"vocab", "data"}};
   auto all = [](const NamedArray& x) { return top_k(x, "vocab", 4).first; };
-  sends(planned({{vocab}, vocab, none}, all, shape({Batch, Few})), all_gather(double(Batch.size * Few.size * 4)), 1);
+  sends(planned({{vocab}, vocab, none}, all, shape({Batch, Few})),
+        all_gather(double(Batch.size * Few.size * 4)), 1);
 }
 
 TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the whole move once") {
   const Mapping whole{{"rows", "data"}};
-  // Of rows, those that each of four devices wants and has not, on average: `had` says whose part a row is.
+  // Of rows, those that each of four devices wants and has not, on average: `had` says whose part a
+  // row is.
   auto lacking = [](std::int64_t rows, auto had, auto wanted) {
     double n = 0;
     for (std::int64_t i = 0; i < rows; ++i) n += had(i) != wanted(i);
     return n / 4;
   };
-  for (auto [size, positions] : {std::pair(16, 24), {10, 24}, {6, 24}, {3, 24}, {16, 5}, {10, 5}, {6, 5}, {3, 5}}) {
+  for (auto [size, positions] :
+       {std::pair(16, 24), {10, 24}, {6, 24}, {3, 24}, {16, 5}, {10, 5}, {6, 5}, {3, 5}}) {
     CAPTURE(size);
     CAPTURE(positions);
     const Axis Part("batch", size), Pos("position", positions);
@@ -224,15 +272,22 @@ TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the w
     const double row = double(Embed.size * 4);
     auto in_parts = shape({Part, Pos, Embed}), at_once = shape({Axis("rows", rows), Embed});
     check(planned({{batch}, whole, whole}, flat, in_parts), row * lacking(rows, by_batch, by_row));
-    check(planned({{position}, whole, whole}, flat, in_parts), row * lacking(rows, by_position, by_row));
+    check(planned({{position}, whole, whole}, flat, in_parts),
+          row * lacking(rows, by_position, by_row));
     check(planned({{whole}, batch, batch}, parts, at_once), row * lacking(rows, by_row, by_batch));
-    check(planned({{whole}, position, position}, parts, at_once), row * lacking(rows, by_row, by_position));
+    check(planned({{whole}, position, position}, parts, at_once),
+          row * lacking(rows, by_row, by_position));
   }
   // Uneven, and yet nothing moves; nor is anything gathered where nobody says how to cut the parts.
-  auto micro = [](const NamedArray& x) { return tanh(unflatten_axis(x, "batch", {Axis("batch", 3), Axis("micro", 2)})); };
+  auto micro = [](const NamedArray& x) {
+    return tanh(unflatten_axis(x, "batch", {Axis("batch", 3), Axis("micro", 2)}));
+  };
   sends(planned({{batch}, batch, batch}, micro, shape({Axis("batch", 6), Embed})), 0, 0);
-  auto folded = [](const NamedArray& x) { return sum(square(flatten_axes(x, {"batch", "embed"}, "rows"))); };
-  CHECK(planned({{batch}, none, none}, folded, shape({Axis("batch", 10), Embed})).sent_bytes <= 10 * Embed.size * 4 / 2);
+  auto folded = [](const NamedArray& x) {
+    return sum(square(flatten_axes(x, {"batch", "embed"}, "rows")));
+  };
+  CHECK(planned({{batch}, none, none}, folded, shape({Axis("batch", 10), Embed})).sent_bytes <=
+        10 * Embed.size * 4 / 2);
 }
 
 TEST_CASE("partition moves: a part of what is gathered is not gathered again") {
@@ -245,14 +300,17 @@ TEST_CASE("partition moves: a part of what is gathered is not gathered again") {
 }
 
 TEST_CASE("partition moves: an axis that vmap hides keeps its name for the mapping") {
-  auto loss = [](const NamedArray& w, const NamedArray& x) { return mean(square(tanh(dot(x, w, Embed)))); };
+  auto loss = [](const NamedArray& w, const NamedArray& x) {
+    return mean(square(tanh(dot(x, w, Embed))));
+  };
   auto at_once = [=](const NamedArray& w, const NamedArray& x) {
     axis_mapping inside(batch);
     return loss(w, x);
   };
   auto each = [=](const NamedArray& w, const NamedArray& x) {
     axis_mapping inside(batch);
-    return mean(vmap([=](const NamedArray& w, const NamedArray& x) { return loss(w, x); }, Batch)(w, x));
+    return mean(
+        vmap([=](const NamedArray& w, const NamedArray& x) { return loss(w, x); }, Batch)(w, x));
   };
   const How how{{embed, batch}, embed, embed};
   auto w = shape({Embed, Mlp}), x = shape({Batch, Pos, Embed});
@@ -263,10 +321,12 @@ TEST_CASE("partition moves: an axis that vmap hides keeps its name for the mappi
   CHECK(b.peak_bytes == a.peak_bytes);
 }
 
-TEST_CASE("partition moves: random numbers, positions and constants are made where they are wanted") {
+TEST_CASE(
+    "partition moves: random numbers, positions and constants are made where they are wanted") {
   auto f = [](const NamedArray& x) {
     auto key = random::key(1);
-    return x + random::normal(key, {Batch, Embed}) * arange(Batch).astype(DType::f32) + zeros({Batch, Embed});
+    return x + random::normal(key, {Batch, Embed}) * arange(Batch).astype(DType::f32) +
+           zeros({Batch, Embed});
   };
   sends(planned({{batch}, batch, batch}, f, shape({Batch, Embed})), 0, 0);
 }
@@ -275,16 +335,23 @@ TEST_CASE("partition moves: chunks of what is cut need no weight that the mappin
   const Axis Vocab("vocab", 4096);
   auto loss = [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
     axis_mapping inside(Mapping{{"vocab", "data"}});
-    return nn::linear_cross_entropy(x, head, ids, Embed, Vocab, {.walked = Pos, .chunks = {.chunk = 6}}).loss;
+    return nn::linear_cross_entropy(x, head, ids, Embed, Vocab,
+                                    {.walked = Pos, .chunks = {.chunk = 6}})
+        .loss;
   };
-  auto f = [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) { return value_and_grad(loss)(head, x, ids); };
-  auto r = planned({{Mapping{{"vocab", "data"}}, position, position}, none, {{"vocab", "data"}}}, f, shape({Vocab, Embed}),
-                   shape({Batch, Pos, Embed}), shape({Batch, Pos}, DType::i32));
+  auto f = [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
+    return value_and_grad(loss)(head, x, ids);
+  };
+  auto r =
+      planned({{Mapping{{"vocab", "data"}}, position, position}, none, {{"vocab", "data"}}}, f,
+              shape({Vocab, Embed}), shape({Batch, Pos, Embed}), shape({Batch, Pos}, DType::i32));
   CAPTURE(r.explain);
   CHECK(r.sent_bytes < all_gather(double(Vocab.size * Embed.size * 4)));
 }
 
-TEST_CASE("moves: a weight that a checkpoint's backward reads again is the weight, and not gathered where it is whole") {
+TEST_CASE(
+    "moves: a weight that a checkpoint's backward reads again is the weight, and not gathered "
+    "where it is whole") {
   const Axis Micro{"micro", 3};
   struct Layers {
     std::vector<NamedArray> up, down;
@@ -302,7 +369,8 @@ TEST_CASE("moves: a weight that a checkpoint's backward reads again is the weigh
       };
       auto part = [=](const Layers& sum, const NamedArray& h) {
         auto g = grad([&](const Layers& q) { return loss(q, h); })(p);
-        for (std::size_t i = 0; i < g.up.size(); ++i) g.up[i] = g.up[i] + sum.up[i], g.down[i] = g.down[i] + sum.down[i];
+        for (std::size_t i = 0; i < g.up.size(); ++i)
+          g.up[i] = g.up[i] + sum.up[i], g.down[i] = g.down[i] + sum.down[i];
         return g;
       };
       Layers zero;
@@ -312,24 +380,33 @@ TEST_CASE("moves: a weight that a checkpoint's backward reads again is the weigh
     };
   };
   const double weights = 2 * 2 * 8 * 12 * 4;
-  const Layers p{{shape({Embed, Mlp}), shape({Embed, Mlp})}, {shape({Mlp, Embed}), shape({Mlp, Embed})}};
+  const Layers p{{shape({Embed, Mlp}), shape({Embed, Mlp})},
+                 {shape({Mlp, Embed}), shape({Mlp, Embed})}};
   auto sent = [&](bool again, bool micro, bool regather) {
-    JitOptions o{.mesh = four, .axis_resources = batch, .out = Mappings(embed), .regather = regather, .strict = true};
+    JitOptions o{.mesh = four,
+                 .axis_resources = batch,
+                 .out = Mappings(embed),
+                 .regather = regather,
+                 .strict = true};
     o.in = Mappings::of_each({embed, batch});
     auto x = micro ? shape({Micro, Batch, Embed}) : shape({Batch, Embed});
     return named_jit(step(again), o).plan(p, x).sent_bytes;
   };
   CHECK(sent(true, false, true) == 2 * all_gather(weights) + reduce_scatter(weights));
   CHECK(sent(true, false, false) == all_gather(weights) + reduce_scatter(weights));
-  for (bool regather : {true, false}) CHECK(sent(true, true, regather) == sent(false, true, regather));
+  for (bool regather : {true, false})
+    CHECK(sent(true, true, regather) == sent(false, true, regather));
 }
 
-TEST_CASE("moves: a loop over microbatches leaves the work of each to the devices that the mapping names") {
+TEST_CASE(
+    "moves: a loop over microbatches leaves the work of each to the devices that the mapping "
+    "names") {
   const Axis Rows{"batch", 64}, Wide{"embed", 32}, Deep{"mlp", 128}, Layer{"layers", 2};
   struct Stack {
     NamedArray up, down;
   };
-  // micro comes first, so the cut of the batch lands on it: as many microbatches as devices, one for each, would do without a call.
+  // micro comes first, so the cut of the batch lands on it: as many microbatches as devices, one
+  // for each, would do without a call.
   for (bool layers : {true, false})
     for (std::int64_t count : {3, 4}) {
       CAPTURE(layers);
@@ -339,7 +416,8 @@ TEST_CASE("moves: a loop over microbatches leaves the work of each to the device
           return h + dot(tanh(dot(h, up, "embed")), down, "mlp");
         };
         auto loss = [=](const Stack& q, const NamedArray& h) {
-          return mean(square(layers ? fold(block, Layer)(h, q.up, q.down) : block(h, q.up, q.down))).scalar();
+          return mean(square(layers ? fold(block, Layer)(h, q.up, q.down) : block(h, q.up, q.down)))
+              .scalar();
         };
         auto part = [=](const Stack& sum, const NamedArray& h) {
           auto g = grad([&](const Stack& q) { return loss(q, h); })(p);
@@ -357,19 +435,29 @@ TEST_CASE("moves: a loop over microbatches leaves the work of each to the device
         return step(q, unflatten_axis(x, "batch", {Axis("micro", count), Rows}));
       };
       const Mapping batch{{"batch", "data"}};
-      auto r = named_jit(run, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = batch, .in = Mappings::of_each({Mapping{}, batch})}).plan(p, flat);
+      auto r = named_jit(run, {.mesh = Mesh{{{"data", 4}}},
+                               .axis_resources = batch,
+                               .in = Mappings::of_each({Mapping{}, batch})})
+                   .plan(p, flat);
       // What a device keeps of a microbatch's hidden layer is its quarter of the rows.
-      const std::int64_t hidden = 64 / 4 * Deep.size * 4 * (layers ? Layer.size : 1), weights = 2 * 32 * 128 * 4 * (layers ? 2 : 1);
+      const std::int64_t hidden = 64 / 4 * Deep.size * 4 * (layers ? Layer.size : 1),
+                         weights = 2 * 32 * 128 * 4 * (layers ? 2 : 1);
       CHECK(r.peak_bytes < 3 * weights + 3 * hidden + 64 * count * 32 * 4);
     }
 }
 
-TEST_CASE("partition moves: of an array without elements nothing is sent, however it lies before and after") {
+TEST_CASE(
+    "partition moves: of an array without elements nothing is sent, however it lies before and "
+    "after") {
   const Axis Rows("rows", 0), Columns("columns", 8);
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
-  const Mapping before{{"columns", std::vector<std::string>{"model", "data"}}}, after{{"columns", "data"}, {"rows", "model"}};
+  const Mapping before{{"columns", std::vector<std::string>{"model", "data"}}},
+      after{{"columns", "data"}, {"rows", "model"}};
   auto turned = [](const NamedArray& x) { return roll(x, 1, "columns"); };
-  auto r = named_jit(turned, {.mesh = mesh, .axis_resources = Mapping{}, .in = Mappings(before), .out = Mappings(after)})
+  auto r = named_jit(turned, {.mesh = mesh,
+                              .axis_resources = Mapping{},
+                              .in = Mappings(before),
+                              .out = Mappings(after)})
                .plan(shape({Rows, Columns}));
   sends(r, 0, 0);
 }

@@ -1,4 +1,5 @@
-// Sharded = unsharded: small programs on a mesh of two virtual devices, values and gradients, even and uneven sizes.
+// Sharded = unsharded: small programs on a mesh of two virtual devices, values and gradients, even
+// and uneven sizes.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -33,14 +34,17 @@ void agrees(F f, const std::vector<std::string>& cut, const A&... args) {
     for (const char* backend : {"cpu", "reference"}) {
       CAPTURE(axis);
       CAPTURE(std::string(backend));
-      auto sharded = named_jit(f, {.backend = backend, .mesh = two, .axis_resources = Mapping{{axis.c_str(), "data"}}});
+      auto sharded = named_jit(
+          f, {.backend = backend, .mesh = two, .axis_resources = Mapping{{axis.c_str(), "data"}}});
       auto got = flatten(sharded(args...));
       REQUIRE(got.size() == want.size());
       for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
     }
 }
 
-NamedArray normal(int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); }
+NamedArray normal(int seed, const AxisSpec& axes) {
+  return random::normal(random::key(seed), axes);
+}
 
 struct Layer {
   NamedArray in, out, scale;
@@ -61,8 +65,8 @@ TEST_CASE("partition: an MLP with a layer norm, its loss and gradients") {
       auto out = dot(nn::gelu(dot(y, l.in, Embed)), l.out, Mlp);
       return mean(square(out + x));
     };
-    agrees([=](const Layer& l, const NamedArray& x) { return value_and_grad(loss)(l, x); }, {"batch", "embed", "mlp"}, layer,
-           normal(4, {Batch, Embed}));
+    agrees([=](const Layer& l, const NamedArray& x) { return value_and_grad(loss)(l, x); },
+           {"batch", "embed", "mlp"}, layer, normal(4, {Batch, Embed}));
   }
 }
 
@@ -73,11 +77,13 @@ TEST_CASE("partition: embedding, head and cross entropy with the vocabulary cut"
   for (Sizes s : {Sizes{8, 6}, {7, 5}, {3, 1}}) {
     CAPTURE(s.vocab);
     Axis Vocab{"vocab", s.vocab}, Tokens{"tokens", s.tokens}, Embed{"embed", 4};
-    auto ids = random::randint(random::key(5), Tokens, 0, s.vocab), next = random::randint(random::key(6), Tokens, 0, s.vocab);
+    auto ids = random::randint(random::key(5), Tokens, 0, s.vocab),
+         next = random::randint(random::key(6), Tokens, 0, s.vocab);
     auto loss = [=](const NamedArray& table, const NamedArray& i, const NamedArray& n) {  // tied
       return nn::cross_entropy_loss(dot(tanh(take(table, Vocab, i)), table, Embed), Vocab, n);
     };
-    agrees([=](const NamedArray& t, const NamedArray& i, const NamedArray& n) { return value_and_grad(loss)(t, i, n); },
+    agrees([=](const NamedArray& t, const NamedArray& i,
+               const NamedArray& n) { return value_and_grad(loss)(t, i, n); },
            {"vocab", "tokens", "embed"}, normal(7, {Vocab, Embed}), ids, next);
   }
 }
@@ -85,13 +91,15 @@ TEST_CASE("partition: embedding, head and cross entropy with the vocabulary cut"
 TEST_CASE("partition: attention, with heads, positions or the batch cut") {
   Axis Batch{"batch", 3}, Pos{"pos", 5}, KPos{"kpos", 5}, Heads{"heads", 3}, Size{"size", 4};
   auto loss = [=](const std::vector<NamedArray>& qkv) {
-    auto y = nn::dot_product_attention("kpos", Size, qkv[0], qkv[1], qkv[2], {.mask = nn::causal_mask(Pos, KPos)});
+    auto y = nn::dot_product_attention("kpos", Size, qkv[0], qkv[1], qkv[2],
+                                       {.mask = nn::causal_mask(Pos, KPos)});
     return sum(square(y)) / 100.;
   };
-  std::vector<NamedArray> qkv{normal(1, {Batch, Pos, Heads, Size}), normal(2, {Batch, KPos, Heads, Size}),
+  std::vector<NamedArray> qkv{normal(1, {Batch, Pos, Heads, Size}),
+                              normal(2, {Batch, KPos, Heads, Size}),
                               normal(3, {Batch, KPos, Heads, Size})};
-  agrees([=](const std::vector<NamedArray>& x) { return value_and_grad(loss)(x); }, {"heads", "pos", "kpos", "batch", "size"},
-         qkv);
+  agrees([=](const std::vector<NamedArray>& x) { return value_and_grad(loss)(x); },
+         {"heads", "pos", "kpos", "batch", "size"}, qkv);
 }
 
 TEST_CASE("partition: ops that need the whole axis, and ops that do not") {
@@ -128,7 +136,8 @@ TEST_CASE("partition: positions move along an axis, and its mesh axis goes to an
   for (int by : {-3, 1, 4}) {
     auto f = [=](const NamedArray& v) { return roll(v, by, D); };
     auto both = Mapping{{"a", "x"}, {"d", "y"}};
-    auto g = named_jit(f, {.mesh = eight, .axis_resources = both, .in = Mapping{{"d", "x"}}, .out = both});
+    auto g = named_jit(
+        f, {.mesh = eight, .axis_resources = both, .in = Mapping{{"d", "x"}}, .out = both});
     CHECK(g.plan(x).calls == 1);
     close(g(x), f(x));
   }
@@ -147,7 +156,11 @@ TEST_CASE("partition: devices whose blocks are empty make their calls in the ord
   };
   auto x = normal(1, D);
   Mapping cut{{"d", "x"}};
-  auto g = named_jit(f, {.mesh = Mesh{{{"x", 5}}}, .axis_resources = cut, .in = cut, .out = Mapping{}, .regather = false});
+  auto g = named_jit(f, {.mesh = Mesh{{{"x", 5}}},
+                         .axis_resources = cut,
+                         .in = cut,
+                         .out = Mapping{},
+                         .regather = false});
   auto got = g(x), want = f(x);
   close(got.first, want.first), close(got.second, want.second);
 }
@@ -166,7 +179,8 @@ TEST_CASE("partition: a stack of layers in a loop, weights and activations cut d
       return mean(square(y));
     };
     agrees([=](const NamedArray& w, const NamedArray& x) { return value_and_grad(loss)(w, x); },
-           {"embed", "batch", "layers", "out"}, normal(1, {Layers, Embed, Embed.alias("out")}), normal(2, {Batch, Embed}));
+           {"embed", "batch", "layers", "out"}, normal(1, {Layers, Embed, Embed.alias("out")}),
+           normal(2, {Batch, Embed}));
   }
 }
 
@@ -175,16 +189,22 @@ TEST_CASE("partition: chunks that are made again, of what they have summed") {
     int chunks, tokens, vocab;
   };
   for (Sizes s : {Sizes{3, 2, 8}, {4, 3, 5}, {1, 2, 2}}) {
-    Axis Chunk{"chunk", s.chunks}, Tokens{"tokens", s.tokens}, Vocab{"vocab", s.vocab}, Embed{"embed", 6};
+    Axis Chunk{"chunk", s.chunks}, Tokens{"tokens", s.tokens}, Vocab{"vocab", s.vocab},
+        Embed{"embed", 6};
     CAPTURE(to_string(make_axes(Chunk, Tokens, Vocab)));
     auto loss = [=](const NamedArray& w, const NamedArray& x) {
-      auto turn = [=](const NamedArray& all, const NamedArray& x) { return all + sum(logsumexp(dot(x, w, Embed), Vocab)); };
+      auto turn = [=](const NamedArray& all, const NamedArray& x) {
+        return all + sum(logsumexp(dot(x, w, Embed), Vocab));
+      };
       return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));
     };
     auto both = [=](const NamedArray& w, const NamedArray& x) {
-      return value_and_grad([=](const std::pair<NamedArray, NamedArray>& p) { return loss(p.first, p.second); })(std::pair(w, x));
+      return value_and_grad([=](const std::pair<NamedArray, NamedArray>& p) {
+        return loss(p.first, p.second);
+      })(std::pair(w, x));
     };
-    agrees(both, {"vocab", "embed", "tokens", "chunk"}, normal(1, {Embed, Vocab}), normal(2, {Chunk, Tokens, Embed}));
+    agrees(both, {"vocab", "embed", "tokens", "chunk"}, normal(1, {Embed, Vocab}),
+           normal(2, {Chunk, Tokens, Embed}));
   }
 }
 
@@ -192,14 +212,16 @@ TEST_CASE("partition: a loop over what is cut walks each device's own part") {
   Axis A{"a", 6}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
     auto each = map([=](const NamedArray& row) { return softmax(row, B); }, A)(x);
-    auto all = fold([=](const NamedArray& sum, const NamedArray& row, const NamedArray& i) { return sum + tanh(row) * cos(i); },
+    auto all = fold([=](const NamedArray& sum, const NamedArray& row,
+                        const NamedArray& i) { return sum + tanh(row) * cos(i); },
                     A)(zeros(B), x, arange(A).astype(DType::f32));
     return std::pair{each, all};
   };
   agrees(f, {"a", "b"}, normal(1, {A, B}));
   auto sharded = named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}}});
   sharded(normal(1, {A, B}));
-  CHECK(sharded.report().sent_bytes == B.size * 4);  // the sum, once: an all-reduce over two devices
+  // the sum, once: an all-reduce over two devices
+  CHECK(sharded.report().sent_bytes == B.size * 4);
 }
 
 TEST_CASE("partition: a part of an axis may have the name of the whole") {
@@ -219,10 +241,12 @@ TEST_CASE("partition: parts of an axis and the whole, however the blocks lie") {
     auto loss = [=](const std::pair<NamedArray, NamedArray>& v) {
       auto flat = auto_sharded(flatten_axes(v.first, {"a", "b"}, "ab")),
            parts = auto_sharded(unflatten_axis(v.second, "ab", {A, B}));
-      auto other = unflatten_axis(flat * 2., "ab", {Axis("ab", 2), Axis("inner", 15)});  // a part with the name of the whole
+      // a part with the name of the whole
+      auto other = unflatten_axis(flat * 2., "ab", {Axis("ab", 2), Axis("inner", 15)});
       return sum(square(flat * v.second)) + sum(tanh(parts * v.first)) + sum(sin(other));
     };
-    return std::tuple{value_and_grad(loss)(std::pair(x, y)), flatten_axes(x, {"a", "b"}, "ab"), unflatten_axis(y, "ab", {A, B})};
+    return std::tuple{value_and_grad(loss)(std::pair(x, y)), flatten_axes(x, {"a", "b"}, "ab"),
+                      unflatten_axis(y, "ab", {A, B})};
   };
   auto want = flatten(jit(f)(x, y));
   struct Case {
@@ -230,13 +254,16 @@ TEST_CASE("partition: parts of an axis and the whole, however the blocks lie") {
     Mapping m;
   };
   for (auto& c :
-       {Case{four, {{"a", "data"}, {"ab", "data"}}}, Case{four, {{"b", "data"}, {"ab", "data"}}}, Case{four, {{"a", "data"}}},
-        Case{four, {{"ab", "data"}}}, Case{grid, {{"a", "data"}, {"b", "model"}}},
-        Case{grid, {{"a", "data"}, {"b", "model"}, {"ab", {"model", "data"}}}}, Case{grid, {{"a", "model"}, {"ab", "data"}}},
-        Case{grid, {{"ab", {"data", "model"}}}}, Case{grid, {{"ab", "model"}, {"inner", "data"}, {"b", "data"}}}})
+       {Case{four, {{"a", "data"}, {"ab", "data"}}}, Case{four, {{"b", "data"}, {"ab", "data"}}},
+        Case{four, {{"a", "data"}}}, Case{four, {{"ab", "data"}}},
+        Case{grid, {{"a", "data"}, {"b", "model"}}},
+        Case{grid, {{"a", "data"}, {"b", "model"}, {"ab", {"model", "data"}}}},
+        Case{grid, {{"a", "model"}, {"ab", "data"}}}, Case{grid, {{"ab", {"data", "model"}}}},
+        Case{grid, {{"ab", "model"}, {"inner", "data"}, {"b", "data"}}}})
     for (const char* backend : {"cpu", "reference"}) {
       CAPTURE(to_string(c.m));
-      auto got = flatten(named_jit(f, {.backend = backend, .mesh = c.mesh, .axis_resources = c.m})(x, y));
+      auto got =
+          flatten(named_jit(f, {.backend = backend, .mesh = c.mesh, .axis_resources = c.m})(x, y));
       REQUIRE(got.size() == want.size());
       for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
     }
@@ -267,7 +294,8 @@ TEST_CASE("partition: the first of a cut axis, of uneven blocks, with equal valu
                            slice(argsort(i * 2 + arange(A) % 3, A), A, 0, k)};
       };
       auto want = flatten(jit(f)(x, ids));
-      auto got = flatten(named_jit(f, {.mesh = four, .axis_resources = Mapping{{"a", "data"}}})(x, ids));
+      auto got =
+          flatten(named_jit(f, {.mesh = four, .axis_resources = Mapping{{"a", "data"}}})(x, ids));
       for (std::size_t n = 0; n < got.size(); ++n) CHECK(got[n].doubles() == want[n].doubles());
     }
   // Block by block: 7 blocks of 7, and one of 1.
@@ -283,19 +311,27 @@ TEST_CASE("partition: positions under another name of their axis") {
   Axis A{"a", 8}, B{"b", 6}, C{"c", 8};
   auto x = normal(1, {A, B}), y = normal(2, {A, C});
   agrees([=](const NamedArray& x) { return x * rename(arange(C), "c", "a"); }, {"a", "b"}, x);
-  agrees([=](const NamedArray& y) { return y * rename(arange(A) - 2 * broadcast_axis(arange(C), A), {{"a", "c"}, {"c", "a"}}); },
-         {"a", "c"}, y);
+  agrees(
+      [=](const NamedArray& y) {
+        return y * rename(arange(A) - 2 * broadcast_axis(arange(C), A), {{"a", "c"}, {"c", "a"}});
+      },
+      {"a", "c"}, y);
   agrees(
       [=](const NamedArray& y) {  // one iota under both names
         auto away = arange(A) - broadcast_axis(rename(arange(A), "a", "c"), A);
         return where(greater(away, 2), y, 0.);
       },
       {"a", "c"}, y);
-  agrees([=](const NamedArray& x) { return vmap([](const NamedArray& i, const NamedArray& x) { return x * i; }, "a")(arange(A), x); },
-         {"a", "b"}, x);
   agrees(
       [=](const NamedArray& x) {
-        return vmap([=](const NamedArray& i, const NamedArray& x) { return x * one_hot(i % 6, B); }, "a")(arange(A), x);
+        return vmap([](const NamedArray& i, const NamedArray& x) { return x * i; }, "a")(arange(A),
+                                                                                         x);
+      },
+      {"a", "b"}, x);
+  agrees(
+      [=](const NamedArray& x) {
+        return vmap([=](const NamedArray& i, const NamedArray& x) { return x * one_hot(i % 6, B); },
+                    "a")(arange(A), x);
       },
       {"a", "b"}, x);
 }
@@ -303,7 +339,8 @@ TEST_CASE("partition: positions under another name of their axis") {
 TEST_CASE("partition: random numbers do not depend on the mesh") {
   Axis A{"a", 7}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
-    return std::pair{random::normal(random::key(3), {A, B}) + x, random::uniform(random::key(4), {B, A}) * x};
+    return std::pair{random::normal(random::key(3), {A, B}) + x,
+                     random::uniform(random::key(4), {B, A}) * x};
   };
   agrees(f, {"a", "b"}, normal(1, {A, B}));
 }
@@ -312,17 +349,22 @@ TEST_CASE("partition: the chunked loss on a mesh") {
   Axis Tokens{"tokens", 12}, Embed{"embed", 4}, Vocab{"vocab", 7}, Batch{"batch", 3};
   auto ids = random::randint(random::key(5), {Batch, Tokens}, 0, 7);
   auto loss = [=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) {
-    return mean(nn::chunked_cross_entropy(p.first, p.second, i, Embed, Vocab, Tokens, {.chunks = {.chunk = 5}}));
+    return mean(nn::chunked_cross_entropy(p.first, p.second, i, Embed, Vocab, Tokens,
+                                          {.chunks = {.chunk = 5}}));
   };
-  agrees([=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) { return value_and_grad(loss)(p, i); },
-         {"batch", "embed", "vocab", "tokens"}, std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
+  agrees([=](const std::pair<NamedArray, NamedArray>& p,
+             const NamedArray& i) { return value_and_grad(loss)(p, i); },
+         {"batch", "embed", "vocab", "tokens"},
+         std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
 }
 
 TEST_CASE("partition: mistakes are named") {
   Axis A{"a", 4}, B{"b", 4};
   auto x = normal(1, {A, B});
   auto f = [](const NamedArray& v) { return v + 1.; };
-  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}, {"b", "data"}}})(x),
-                  Error);                                                                           // one mesh axis, twice
-  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "dta"}}})(x), Error);  // no such mesh axis
+  CHECK_THROWS_AS(
+      named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}, {"b", "data"}}})(x),
+      Error);  // one mesh axis, twice
+  // no such mesh axis
+  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "dta"}}})(x), Error);
 }

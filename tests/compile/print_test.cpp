@@ -14,10 +14,12 @@ using namespace haliax;
 
 namespace {
 
-// What the test case with that name says on stderr, in a process of its own; and where it fails all that it says.
+// What the test case with that name says on stderr, in a process of its own; and where it fails all
+// that it says.
 std::string printed(const std::string& name, const std::string& wanted, bool fails = false) {
   auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-  auto command = "HALIAX_PRINT=" + wanted + " " + self + " --no-skip -tc='" + name + "' 2>&1" + (fails ? "" : " >/dev/null");
+  auto command = "HALIAX_PRINT=" + wanted + " " + self + " --no-skip -tc='" + name + "' 2>&1" +
+                 (fails ? "" : " >/dev/null");
   std::array<char, 256> part;
   std::string out;
   auto* pipe = popen(command.c_str(), "r");
@@ -36,9 +38,11 @@ const char* const kHeads = "print: products of heads";
 
 }  // namespace
 
-TEST_CASE("print: products of heads" * doctest::skip()) {   // run by the one below: (b, n, h, d) lies head by head
+// run by the one below: (b, n, h, d) lies head by head
+TEST_CASE("print: products of heads" * doctest::skip()) {
   Axis b("b", 2), n("n", 3), h("h", 4), d("d", 5), m("m", 3);
-  auto x = random::normal(random::key(1), {b, n, h, d}), y = random::normal(random::key(2), {b, m, h, d});
+  auto x = random::normal(random::key(1), {b, n, h, d}),
+       y = random::normal(random::key(2), {b, m, h, d});
   auto f = [](const NamedArray& q, const NamedArray& k) { return dot(sin(q), exp(k), "d") * 2.; };
   for (int i = 0; i < 2; ++i) {
     Compilation c{{f(x, y + double(i)).node()}, {}};
@@ -47,37 +51,47 @@ TEST_CASE("print: products of heads" * doctest::skip()) {   // run by the one be
   }
 }
 
-TEST_CASE("print: what a pass left, how values lie in memory, and a word about a name that is none") {
+TEST_CASE(
+    "print: what a pass left, how values lie in memory, and a word about a name that is none") {
   CHECK(printed(kHeads, "''") == "");
   auto layout = printed(kHeads, "layout"), before = printed(kHeads, "accumulate_updates");
   CHECK(times(layout, "---- after ") == 2);
   CHECK(times(layout, "---- after layout\n") == 2);
-  CHECK(times(layout, "  in memory (b=2, h=4, ") >= 4);   // of both
+  CHECK(times(layout, "  in memory (b=2, h=4, ") >= 4);  // of both
   CHECK(times(before, "  in memory ") == 0);
-  CHECK(times(printed(kHeads, "all"), "---- after ") == 2 * (passes().size() - 5));   // all but those of a mesh, emit aside
+  // all but those of a mesh, emit aside
+  CHECK(times(printed(kHeads, "all"), "---- after ") == 2 * (passes().size() - 5));
   auto wrong = printed(kHeads, "layuot", true);
-  CHECK(times(wrong, "[environment] HALIAX_PRINT is layuot; it must be all or a pass: strip_wraps ") == 1);
+  CHECK(times(wrong,
+              "[environment] HALIAX_PRINT is layuot; it must be all or a pass: strip_wraps ") == 1);
   for (auto& p : passes()) CHECK(times(wrong, std::string(" ") + p.name) > 0);
 }
 
-TEST_CASE("print: a Program says where its slots lie, once they lie somewhere, and in whose memory") {
+TEST_CASE(
+    "print: a Program says where its slots lie, once they lie somewhere, and in whose memory") {
   program::Program p;
   p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
   p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}, {16}, {16}};
   p.slots[0].purpose = "inputs", p.slots[1].purpose = "results", p.slots[2].purpose = "activations";
   auto copy = [](int from, int to) {
-    return program::Step{.kind = program::Kind::copy, .copy = {{4}, {from, DType::f32, 0, {1}, {}}, {to, DType::f32, 0, {1}, {}}}};
+    return program::Step{
+        .kind = program::Kind::copy,
+        .copy = {{4}, {from, DType::f32, 0, {1}, {}}, {to, DType::f32, 0, {1}, {}}}};
   };
   p.steps = {copy(0, 2), copy(2, 1)};
-  CHECK(to_string(p) == "1 arguments, 1 results, arena 0 bytes, peak 0 bytes\ncopy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0[1]\n");
-  p.slots[1].alias = 0, p.slots[2].offset = 64, p.slots[2].gathered = true;   // nothing touches the last one
+  CHECK(to_string(p) ==
+        "1 arguments, 1 results, arena 0 bytes, peak 0 bytes\ncopy [4] arg0[1] to %2[1]\ncopy [4] "
+        "%2[1] to out0[1]\n");
+  // nothing touches the last one
+  p.slots[1].alias = 0, p.slots[2].offset = 64, p.slots[2].gathered = true;
   p.arena_bytes = p.peak_bytes = 128;
-  CHECK(to_string(p) == "1 arguments, 1 results, arena 128 bytes, peak 128 bytes\n"
-                        "slot 0: arg0, 16 bytes, inputs\n"
-                        "slot 1: out0, in arg0, results\n"
-                        "slot 2: 16 bytes at 64, activations, gathered\n"
-                        "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
-  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations\n") >= 2);   // of both
+  CHECK(to_string(p) ==
+        "1 arguments, 1 results, arena 128 bytes, peak 128 bytes\n"
+        "slot 0: arg0, 16 bytes, inputs\n"
+        "slot 1: out0, in arg0, results\n"
+        "slot 2: 16 bytes at 64, activations, gathered\n"
+        "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
+  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations\n") >= 2);  // of both
   CHECK(times(printed(kHeads, "reuse_products"), "slot ") == 0);
 }
 
@@ -104,8 +118,11 @@ TEST_CASE("print: a plan names arguments by their paths, and says what asked for
     c.options.in.push_back(sharding_for(axes, at, mesh, path));
     return NamedArray(c.inputs.back());
   };
-  auto x = input({Batch, Embed}, batch, "x"), w = input({Layers, Embed, Embed.alias("next")}, embed, "layers.up.weight");
-  auto layer = [](const NamedArray& x, const NamedArray& w) { return cumsum(rename(dot(x, w, "embed"), {{"next", "embed"}}), "embed"); };
+  auto x = input({Batch, Embed}, batch, "x"),
+       w = input({Layers, Embed, Embed.alias("next")}, embed, "layers.up.weight");
+  auto layer = [](const NamedArray& x, const NamedArray& w) {
+    return cumsum(rename(dot(x, w, "embed"), {{"next", "embed"}}), "embed");
+  };
   c.roots = {fold(layer, Layers)(x, w).node()};
   c.options.out = {sharding_for(c.roots[0]->axes, batch, mesh, "a result")};
   run(c, Stage::graph, Stage::sharding);

@@ -1,4 +1,5 @@
-// A gathered weight that one contraction reads goes round in blocks. What is planned is asserted to the byte.
+// A gathered weight that one contraction reads goes round in blocks. What is planned is asserted to
+// the byte.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -35,11 +36,13 @@ void agree(const NamedArray& got, const NamedArray& want, double tolerance = 1e-
   auto a = got.doubles(), b = want.doubles();
   REQUIRE(a.size() == b.size());
   double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / std::max(1., std::abs(b[i])));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    worst = std::max(worst, std::abs(a[i] - b[i]) / std::max(1., std::abs(b[i])));
   CHECK(worst <= tolerance);
 }
 int rings(const JitReport& r) {
-  return int(std::count_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "ring"; }));
+  return int(std::count_if(r.collectives.begin(), r.collectives.end(),
+                           [](auto& c) { return c.kind == "ring"; }));
 }
 
 struct Case {
@@ -60,8 +63,9 @@ PartitionInput input(const Axes& axes, const Mapping& at, const Mesh& mesh) {
   return {prim::input(axes, DType::f32), sharding_for(axes, at, mesh, "an argument")};
 }
 // The program of a device, without what a backend wants for its products.
-program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& results, const std::vector<PartitionInput>& inputs,
-                            const Mesh& mesh, bool ring) {
+program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& results,
+                            const std::vector<PartitionInput>& inputs, const Mesh& mesh,
+                            bool ring) {
   Nodes roots;
   std::vector<Sharding> out;
   for (auto& [result, at] : results) {
@@ -78,7 +82,9 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
 std::int64_t arena(const Case& c, const Mesh& mesh, bool ring) {
   auto w = input(c.weight, embed, mesh), x = input(c.x, batch, mesh);
   axis_mapping inside(batch);
-  return program_of({{contraction(c)(NamedArray(w.whole), NamedArray(x.whole)), batch}}, {w, x}, mesh, ring).arena_bytes;
+  return program_of({{contraction(c)(NamedArray(w.whole), NamedArray(x.whole)), batch}}, {w, x},
+                    mesh, ring)
+      .arena_bytes;
 }
 struct Poison {
   Poison() { setenv("HALIAX_POISON", "1", 1); }
@@ -92,8 +98,10 @@ TEST_CASE("ring: a sharded weight takes two blocks of memory, and sends what a g
     for (auto& c : cases) {
       CAPTURE(n);
       CAPTURE(std::string(c.name));
-      auto plain = named_jit(contraction(c), on(of(n), false, embed, batch)).plan(shape(c.weight), shape(c.x));
-      auto r = named_jit(contraction(c), on(of(n), true, embed, batch)).plan(shape(c.weight), shape(c.x));
+      auto plain = named_jit(contraction(c), on(of(n), false, embed, batch))
+                       .plan(shape(c.weight), shape(c.x));
+      auto r = named_jit(contraction(c), on(of(n), true, embed, batch))
+                   .plan(shape(c.weight), shape(c.x));
       CAPTURE(r.explain);
       CHECK(plain.calls == 1);
       CHECK(r.calls == n - 1);
@@ -168,12 +176,16 @@ TEST_CASE("ring: layers of a sharded model, forward and backward") {
     CHECK(rings(a) == 0);
     CHECK(rings(b) == 4);  // up and down, forward and backward
     CHECK(b.calls == a.calls + Layers.size * 4 * (n - 2));
-    auto received = [&](bool ring) {   // the largest value that comes from other devices, in bytes
-      auto up = input({Layers, Embed, Mlp}, embed, of(n)), down = input({Layers, Mlp, Embed}, embed, of(n)), in = input({Batch, Embed}, batch, of(n));
+    auto received = [&](bool ring) {  // the largest value that comes from other devices, in bytes
+      auto up = input({Layers, Embed, Mlp}, embed, of(n)),
+           down = input({Layers, Mlp, Embed}, embed, of(n)),
+           in = input({Batch, Embed}, batch, of(n));
       axis_mapping inside(batch);
       auto [value, by] = f({NamedArray(up.whole), NamedArray(down.whole)}, NamedArray(in.whole));
       std::int64_t most = 0;
-      for (auto& s : program_of({{value, none}, {by.first, embed}, {by.second, embed}}, {up, down, in}, of(n), ring).slots)
+      for (auto& s : program_of({{value, none}, {by.first, embed}, {by.second, embed}},
+                                {up, down, in}, of(n), ring)
+                         .slots)
         if (s.gathered) most = std::max(most, s.bytes);
       return most;
     };
@@ -188,8 +200,10 @@ TEST_CASE("ring: layers of a sharded model, forward and backward") {
 }
 
 TEST_CASE("ring: what else is gathered stays whole") {
-  auto same = [](auto f, const Mesh& mesh, const Mapping& weights, const NamedArray& w, const NamedArray& x) {
-    auto plain = named_jit(f, on(mesh, false, weights, batch)).plan(w, x), r = named_jit(f, on(mesh, true, weights, batch)).plan(w, x);
+  auto same = [](auto f, const Mesh& mesh, const Mapping& weights, const NamedArray& w,
+                 const NamedArray& x) {
+    auto plain = named_jit(f, on(mesh, false, weights, batch)).plan(w, x),
+         r = named_jit(f, on(mesh, true, weights, batch)).plan(w, x);
     CAPTURE(r.explain);
     CHECK(plain.sent_bytes > 0);
     CHECK(rings(r) == 0);
@@ -201,18 +215,24 @@ TEST_CASE("ring: what else is gathered stays whole") {
   const Axis Many{"batch", 8192};
   auto w = shape({Embed, Mlp}), x = shape({Many, Embed});
   SUBCASE("two readers") {
-    same([](const NamedArray& w, const NamedArray& x) { return dot(tanh(dot(x, w, Embed)), w, Mlp); }, of(4), embed, w, x);
+    same([](const NamedArray& w,
+            const NamedArray& x) { return dot(tanh(dot(x, w, Embed)), w, Mlp); },
+         of(4), embed, w, x);
   }
   SUBCASE("a reader that is no contraction") {
-    same([](const NamedArray& w, const NamedArray& x) { return x * sum(square(w), Mlp); }, of(4), embed, w, x);
+    same([](const NamedArray& w, const NamedArray& x) { return x * sum(square(w), Mlp); }, of(4),
+         embed, w, x);
   }
   SUBCASE("sums that all devices have, to the same bits") {
-    auto all = [](const NamedArray& w, const NamedArray& x) { return dot(x, shard(w, none), Embed); };
+    auto all = [](const NamedArray& w, const NamedArray& x) {
+      return dot(x, shard(w, none), Embed);
+    };
     same(all, of(4), embed, w, shape({Axis("rows", 512), Embed}));
   }
   SUBCASE("uneven blocks") {
     const Axis Odd = Embed.resize(255);
-    same([=](const NamedArray& w, const NamedArray& x) { return dot(x, w, Odd); }, of(4), embed, shape({Odd, Mlp}), shape({Many, Odd}));
+    same([=](const NamedArray& w, const NamedArray& x) { return dot(x, w, Odd); }, of(4), embed,
+         shape({Odd, Mlp}), shape({Many, Odd}));
   }
   SUBCASE("two mesh axes") {
     same(f, Mesh{{{"replica", 2}, {"data", 2}}}, Mapping{{"embed", {"replica", "data"}}}, w, x);
@@ -229,8 +249,9 @@ TEST_CASE("ring: what else is gathered stays whole") {
 TEST_CASE("ring: strict refuses one that nobody asked for") {
   auto o = on(of(4), true, embed, batch);
   o.strict = true;
-  raises([&] { named_jit(contraction(cases[0]), o).plan(shape(cases[0].weight), shape(cases[0].x)); },
-                  {"[strict] dot gathers", "in each of 3 turns over data"});
+  raises(
+      [&] { named_jit(contraction(cases[0]), o).plan(shape(cases[0].weight), shape(cases[0].x)); },
+      {"[strict] dot gathers", "in each of 3 turns over data"});
 }
 
 TEST_CASE("ring: half floats are added up in f32") {
@@ -240,9 +261,13 @@ TEST_CASE("ring: half floats are added up in f32") {
     for (bool sums : {true, false}) {
       CAPTURE(n);
       CAPTURE(sums);
-      auto w = draw(1, {Embed, Wide}, DType::bf16), x = draw(2, {Few, sums ? Embed : Wide}, DType::bf16);
-      auto f = [=](const NamedArray& w, const NamedArray& x) { return tanh(dot(x, w, sums ? Embed : Wide)); };
-      auto plain = named_jit(f, on(of(n), false, embed, batch)), ringed = named_jit(f, on(of(n), true, embed, batch));
+      auto w = draw(1, {Embed, Wide}, DType::bf16),
+           x = draw(2, {Few, sums ? Embed : Wide}, DType::bf16);
+      auto f = [=](const NamedArray& w, const NamedArray& x) {
+        return tanh(dot(x, w, sums ? Embed : Wide));
+      };
+      auto plain = named_jit(f, on(of(n), false, embed, batch)),
+           ringed = named_jit(f, on(of(n), true, embed, batch));
       agree(ringed(w, x), plain(w, x), 1. / 256);
       CHECK(rings(ringed.report()) == rings(plain.report()) + 1);
       CHECK(ringed.report().arena_bytes < plain.report().arena_bytes);

@@ -18,7 +18,9 @@ int contractions(const NamedArray& y) {
   for (auto& s : c.program->steps) count += s.kind == program::Kind::contract;
   return count;
 }
-NamedArray draw(int seed, const Axes& axes, DType d = DType::f32) { return (random::normal(random::key(seed), axes) * 4.f).astype(d).eval(); }
+NamedArray draw(int seed, const Axes& axes, DType d = DType::f32) {
+  return (random::normal(random::key(seed), axes) * 4.f).astype(d).eval();
+}
 
 }  // namespace
 
@@ -26,29 +28,38 @@ TEST_CASE("row products: of rows alone, in any order of axes") {
   auto x = draw(1, {B, N, K}), y = draw(2, {K, B, N});
   CHECK(contractions(dot(x, y, "k")) == 0);
   CHECK(contractions(dot(x, y, {"k", "n"})) == 0);
-  CHECK(contractions(dot(x, y, {"k", "n", "b"})) == 1);          // one number
+  CHECK(contractions(dot(x, y, {"k", "n", "b"})) == 1);  // one number
   CHECK(contractions(dot(x, draw(2, {K, B, N, M}), "k")) == 1);
   CHECK(contractions(dot(x, draw(2, {K, N}), "k")) == 1);
 }
 // The other way: far more products than factors, which are summed, are a contraction.
-TEST_CASE("row products: a sum of products of two matrices is a contraction, if no product is rounded") {
+TEST_CASE(
+    "row products: a sum of products of two matrices is a contraction, if no product is rounded") {
   const Axis few = M, M("m", 64);
-  auto f = [=](const NamedArray& x, const NamedArray& y) { return sum(broadcast_axis(x, M) * y, "k"); };   // (b, n, k), (b, k, m)
-  CHECK(contractions(sum(broadcast_axis(draw(1, {B, N, K}), few) * draw(2, {B, K, few}), "k")) == 0);
+  // (b, n, k), (b, k, m)
+  auto f = [=](const NamedArray& x, const NamedArray& y) {
+    return sum(broadcast_axis(x, M) * y, "k");
+  };
+  CHECK(contractions(sum(broadcast_axis(draw(1, {B, N, K}), few) * draw(2, {B, K, few}), "k")) ==
+        0);
   for (auto d : {DType::f32, DType::f64, DType::bf16, DType::i32}) {
     CAPTURE(std::string(name_of(d)));
     auto x = draw(1, {B, N, K}, d), y = draw(2, {B, K, M}, d);
     bool exact = d == DType::f32 || d == DType::f64;
     CHECK(contractions(f(x, y)) == (exact ? 1 : 0));
-    CHECK(max(abs((f(x, y) - dot(x, y, "k")).astype(DType::f64))).item() <= (d == DType::bf16 ? 4 : exact ? 1e-3 : 0));
+    CHECK(max(abs((f(x, y) - dot(x, y, "k")).astype(DType::f64))).item() <= (d == DType::bf16 ? 4
+                                                                             : exact          ? 1e-3
+                                                                                              : 0));
   }
   auto x = draw(1, {B, N, K}), y = draw(2, {B, K, M});
   CHECK(contractions(mean(broadcast_axis(x, M) * y, "k")) == 1);
   CHECK(contractions(sum(broadcast_axis(x, M) * y, {"b", "k"})) == 1);
-  CHECK(contractions(sum(broadcast_axis(x, M) * y, "n")) == 0);                 // one factor alone has it
-  CHECK(contractions(sum(x * draw(2, {K}), "k")) == 0);                         // no more products than there are of x
+  CHECK(contractions(sum(broadcast_axis(x, M) * y, "n")) == 0);  // one factor alone has it
+  CHECK(contractions(sum(x * draw(2, {K}), "k")) == 0);  // no more products than there are of x
   CHECK(contractions(sum(square(broadcast_axis(x, M) - y), "k")) == 0);
-  auto slope = [&](auto g) { return grad([&](const NamedArray& x) { return sum(sin(g(x, y))); })(x); };
+  auto slope = [&](auto g) {
+    return grad([&](const NamedArray& x) { return sum(sin(g(x, y))); })(x);
+  };
   auto by_dot = slope([](const NamedArray& x, const NamedArray& y) { return dot(x, y, "k"); });
   CHECK(slope(f).floats() == by_dot.floats());
 }
@@ -60,7 +71,11 @@ TEST_CASE("row products: are what the reference makes of them") {
     auto got = jit(f)(x, y), want = jit(f, {.backend = "reference"})(x, y);
     CHECK(got.dtype() == want.dtype());
     CHECK(got.axes() == want.axes());
-    const double unit = d == DType::f64 ? 1e-14 : d == DType::f32 ? 1e-6 : d == DType::bf16 ? 8e-3 : d == DType::f16 ? 1e-3 : 0;
+    const double unit = d == DType::f64    ? 1e-14
+                        : d == DType::f32  ? 1e-6
+                        : d == DType::bf16 ? 8e-3
+                        : d == DType::f16  ? 1e-3
+                                           : 0;
     auto a = got.astype(DType::f64), b = want.astype(DType::f64);
     CHECK(max(abs(a - b)).item() <= unit * max(abs(b)).item());
   }

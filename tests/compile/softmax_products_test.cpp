@@ -1,4 +1,5 @@
-// Products of a softmax and of its gradients are made of what it divides: exp(x - max x), written once, while its rows are summed.
+// Products of a softmax and of its gradients are made of what it divides: exp(x - max x), written
+// once, while its rows are summed.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -21,22 +22,28 @@ namespace {
 
 const Axis Batch{"batch", 3}, Pos{"position", 8}, Embed{"embed", 8}, Vocab{"vocab", 1024};
 using Parameters = test::HeadParameters;
-Parameters parameters(DType d = DType::f32) { return {test::normal(1, {Batch, Pos, Embed}, d), test::normal(2, {Vocab, Embed}, d)}; }
-NamedArray ids(DType d = DType::i32) { return random::randint(random::key(3), {Batch, Pos}, 0, int(Vocab.size)).astype(d).eval(); }
+Parameters parameters(DType d = DType::f32) {
+  return {test::normal(1, {Batch, Pos, Embed}, d), test::normal(2, {Vocab, Embed}, d)};
+}
+NamedArray ids(DType d = DType::i32) {
+  return random::randint(random::key(3), {Batch, Pos}, 0, int(Vocab.size)).astype(d).eval();
+}
 
 using Loss = std::function<NamedArray(const Parameters&)>;
 Parameters gradients(const Loss& loss, const Parameters& p, const char* backend) {
   return jit([=](const Parameters& q) { return grad(loss)(q); }, {.backend = backend})(p);
 }
 struct Steps {
-  int scatters = 0, products = 0, exps = 0;   // exps: where one is stored at each point as it is
+  int scatters = 0, products = 0, exps = 0;  // exps: where one is stored at each point as it is
   std::int64_t arena = 0;
   void count(const std::vector<Step>& steps) {
     for (auto& s : steps) {
       if (s.kind == program::Kind::loop) count(s.loop.body);
       scatters += s.kind == program::Kind::scatter, products += s.kind == program::Kind::contract;
       if (s.kind != program::Kind::fused) continue;
-      for (auto& i : s.fused.code) exps += i.code == Code::store && i.inner && s.fused.code[std::size_t(i.args[0])].code == Code::exp;
+      for (auto& i : s.fused.code)
+        exps += i.code == Code::store && i.inner &&
+                s.fused.code[std::size_t(i.args[0])].code == Code::exp;
     }
   }
 };
@@ -59,14 +66,20 @@ bool is_taken(const Steps& s) { return s.scatters > 0 && s.products == 3 && s.ex
 
 }  // namespace
 
-TEST_CASE("factors: the gradients of a cross entropy are products of exp(x - max x), whatever weighs its tokens") {
+TEST_CASE(
+    "factors: the gradients of a cross entropy are products of exp(x - max x), whatever weighs its "
+    "tokens") {
   const auto p = parameters();
   const auto mask = less(ids(), 512);
-  const auto weights = test::normal(4, {Batch, Pos}, DType::f32), half = test::normal(5, {Pos}, DType::f32);
+  const auto weights = test::normal(4, {Batch, Pos}, DType::f32),
+             half = test::normal(5, {Pos}, DType::f32);
   auto head = [=](nn::LinearCrossEntropyOptions o, DType d = DType::i32) -> Loss {
-    return [=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, ids(d), Embed, Vocab, o).loss; };
+    return [=](const Parameters& q) {
+      return nn::linear_cross_entropy(q.x, q.w, ids(d), Embed, Vocab, o).loss;
+    };
   };
-  auto outside = where(less(ids(), 512), ids(), Vocab.size + 7) - where(less(ids(), 100), 500, 0);   // too large, and below 0
+  // too large, and below 0
+  auto outside = where(less(ids(), 512), ids(), Vocab.size + 7) - where(less(ids(), 100), 500, 0);
   const std::pair<std::string, Loss> all[] = {
       {"whole", head({})},
       {"mask", head({.mask = mask})},
@@ -75,7 +88,10 @@ TEST_CASE("factors: the gradients of a cross entropy are products of exp(x - max
       {"i64", head({}, DType::i64)},
       {"none there", [=](const Parameters& q) {
          auto z = dot(q.x, q.w, Embed);
-         return sum(weights * (logsumexp(z, Vocab) - sum(where(equal(broadcast_axis(outside, Vocab), arange(Vocab)), z, 0.), Vocab)));
+         return sum(
+             weights *
+             (logsumexp(z, Vocab) -
+              sum(where(equal(broadcast_axis(outside, Vocab), arange(Vocab)), z, 0.), Vocab)));
        }}};
   for (auto& [name, loss] : all) {
     CAPTURE(name);
@@ -92,11 +108,16 @@ TEST_CASE("factors: the gradients of a cross entropy are products of exp(x - max
 
 TEST_CASE("factors: a turn of a loop holds its chunk of exps and one of x beside it") {
   const auto p = parameters();
-  Loss loss = [](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab, {.walked = Pos, .chunks = {.chunk = 4}}).loss; };
+  Loss loss = [](const Parameters& q) {
+    return nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab,
+                                    {.walked = Pos, .chunks = {.chunk = 4}})
+        .loss;
+  };
   auto s = steps_of(loss, p);
   CHECK(is_taken(s));
   const std::int64_t tokens = Batch.size * 4;
-  CHECK(s.arena == tokens * Vocab.size * 4 + tokens * Embed.size * 4 + 2 * 64);   // and what there is for each token
+  // and what there is for each token
+  CHECK(s.arena == tokens * Vocab.size * 4 + tokens * Embed.size * 4 + 2 * 64);
   auto got = gradients(loss, p, "cpu"), want = gradients(loss, p, "reference");
   CHECK(difference(got.x, want.x, 2e-6) == "");
   CHECK(difference(got.w, want.w, 2e-6) == "");
@@ -105,8 +126,13 @@ TEST_CASE("factors: a turn of a loop holds its chunk of exps and one of x beside
 TEST_CASE("factors: a token that is sure of its label has no gradient, not one of rounding") {
   // logits: 100 at the label, 0 elsewhere, so that its probability is 1
   const auto same = zeros({Batch, Pos}, DType::i32);
-  const Parameters sure{full({Batch, Pos, Embed}, 1.f) * arange(Pos).astype(DType::f32), where(equal(arange(Vocab), 0), 100.f, zeros({Vocab, Embed}))};
-  Loss loss = [=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, same, Embed, Vocab, {.mask = greater(broadcast_axis(arange(Pos), Batch), 0)}).loss; };
+  const Parameters sure{full({Batch, Pos, Embed}, 1.f) * arange(Pos).astype(DType::f32),
+                        where(equal(arange(Vocab), 0), 100.f, zeros({Vocab, Embed}))};
+  Loss loss = [=](const Parameters& q) {
+    return nn::linear_cross_entropy(q.x, q.w, same, Embed, Vocab,
+                                    {.mask = greater(broadcast_axis(arange(Pos), Batch), 0)})
+        .loss;
+  };
   CHECK(is_taken(steps_of(loss, sure)));
   auto g = gradients(loss, sure, "cpu");
   for (double v : g.x.doubles()) CHECK(std::abs(v) < 1e-30);
@@ -115,9 +141,12 @@ TEST_CASE("factors: a token that is sure of its label has no gradient, not one o
 
 TEST_CASE("factors: attention to many keys divides its results, not its weights") {
   const Axis Query{"query", 4}, Key{"key", 512}, Head{"head", 16};
-  auto q = test::normal(1, {Batch, Query, Head}, DType::f32), k = test::normal(2, {Batch, Key, Head}, DType::f32),
+  auto q = test::normal(1, {Batch, Query, Head}, DType::f32),
+       k = test::normal(2, {Batch, Key, Head}, DType::f32),
        v = test::normal(3, {Batch, Key, Head}, DType::f32);
-  auto attend = [=](const NamedArray& keys) { return dot(softmax(where(less(arange(Key), 300), dot(q, keys, Head), -INFINITY), Key), v, Key); };
+  auto attend = [=](const NamedArray& keys) {
+    return dot(softmax(where(less(arange(Key), 300), dot(q, keys, Head), -INFINITY), Key), v, Key);
+  };
   auto s = steps_of({attend(k)});
   CHECK(s.products == 2);
   CHECK(s.exps == 1);
@@ -128,36 +157,48 @@ TEST_CASE("factors: attention to many keys divides its results, not its weights"
 TEST_CASE("factors: what others read is made as it is; what may be out of range is left alone") {
   const auto p = parameters();
   const auto bias = test::normal(6, Vocab, DType::f32);
-  struct WithBias { Parameters p; NamedArray bias; };
+  struct WithBias {
+    Parameters p;
+    NamedArray bias;
+  };
   auto loss = [=](const WithBias& q) {
     return nn::linear_cross_entropy(q.p.x, q.p.w, ids(), Embed, Vocab, {.bias = q.bias}).loss;
   };
   auto g = grad(loss)(WithBias{p, bias});
-  CHECK(steps_of({g.p.x, g.p.w, g.bias}).exps == 0);   // the sum of the logits' gradients is that of the bias
+  // the sum of the logits' gradients is that of the bias
+  CHECK(steps_of({g.p.x, g.p.w, g.bias}).exps == 0);
 
-  Loss z = [](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab, {.z_loss = 0.1}).loss; };
-  CHECK(!is_taken(steps_of(z, p)));   // what weighs the sums is not what weighs the labels
+  Loss z = [](const Parameters& q) {
+    return nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab, {.z_loss = 0.1}).loss;
+  };
+  CHECK(!is_taken(steps_of(z, p)));  // what weighs the sums is not what weighs the labels
   auto by_z = gradients(z, p, "cpu"), by_the_book = gradients(z, p, "reference");
   CHECK(difference(by_z.w, by_the_book.w, 2e-6) == "");
 
   const Axis Row{"row", 64};
   auto x = full({Row, Vocab}, 90.f), w = test::normal(7, {Vocab, Embed}, DType::f32);
-  auto large = [=](const NamedArray& y) { return dot(exp(y) * full(Row, 1e-38f), w, Vocab); };   // exp(90) is more than a float holds
+  // exp(90) is more than a float holds
+  auto large = [=](const NamedArray& y) { return dot(exp(y) * full(Row, 1e-38f), w, Vocab); };
   auto safe = dot(exp(minimum(x, 80.f)) * full(Row, 1e-30f), w * 1e8f, Vocab);
   CHECK(steps_of({large(x)}).exps == 0);
   for (double y : safe.doubles()) CHECK(std::isfinite(y));
 
   const auto inf = std::numeric_limits<float>::infinity();
-  auto rows = where(less(arange(Row), 3), -inf, test::normal(8, {Row, Vocab}, DType::f32));   // with none to choose from
+  // with none to choose from
+  auto rows = where(less(arange(Row), 3), -inf, test::normal(8, {Row, Vocab}, DType::f32));
   auto weighed = [=](const NamedArray& y) { return dot(softmax(y, Vocab), w, Vocab); };
-  CHECK(difference(jit(weighed, {.backend = "cpu"})(rows), jit(weighed, {.backend = "reference"})(rows), 2e-6) == "");
+  CHECK(difference(jit(weighed, {.backend = "cpu"})(rows),
+                   jit(weighed, {.backend = "reference"})(rows), 2e-6) == "");
 
-  const Axis Choice{"choice", 3};   // several ids for each row, summed too
+  const Axis Choice{"choice", 3};  // several ids for each row, summed too
   auto picks = random::randint(random::key(9), {Row, Choice}, 0, int(Vocab.size));
   auto other = test::normal(10, {Row, Vocab}, DType::f64), fine = w.astype(DType::f64);
   auto chosen = [=](const NamedArray& y) {
-    auto points = where(equal(broadcast_axis(picks, Vocab), arange(Vocab)), 1., zeros(Row).astype(DType::f64));
-    return dot(exp(y - max(y, Vocab)) * 0.5 + points, broadcast_axis(fine, Choice), {Vocab, Choice});
+    auto points = where(equal(broadcast_axis(picks, Vocab), arange(Vocab)), 1.,
+                        zeros(Row).astype(DType::f64));
+    return dot(exp(y - max(y, Vocab)) * 0.5 + points, broadcast_axis(fine, Choice),
+               {Vocab, Choice});
   };
-  CHECK(difference(jit(chosen, {.backend = "cpu"})(other), jit(chosen, {.backend = "reference"})(other), 1e-12) == "");
+  CHECK(difference(jit(chosen, {.backend = "cpu"})(other),
+                   jit(chosen, {.backend = "reference"})(other), 1e-12) == "");
 }

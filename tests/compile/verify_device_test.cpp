@@ -11,13 +11,15 @@ namespace {
 const Axis A{"a", 4};
 const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
-// Of x, which the devices have as `has`, device 1 makes `made` from its own `mine`; the plan says that hop.
-std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is, const Hop& hop, const NodePtr& mine,
-                      const NodePtr& made) {
+// Of x, which the devices have as `has`, device 1 makes `made` from its own `mine`; the plan says
+// that hop.
+std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is, const Hop& hop,
+                      const NodePtr& mine, const NodePtr& made) {
   Whole whole({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  Version v{.kind = Version::Kind::hop, .node = whole.find(x.get()), .at = is, .in = {0}, .live = true};
+  Version v{
+      .kind = Version::Kind::hop, .node = whole.find(x.get()), .at = is, .in = {0}, .live = true};
   v.hop = hop;
   p.versions = {{.kind = Version::Kind::given, .node = v.node, .at = has, .live = true}, v};
   p.roots = {1};
@@ -35,28 +37,39 @@ TEST_CASE("verify finds calls that are not those of the plan") {
   const Hop hop{Hop::Kind::all_reduce, {}, {1}, {}, 8};
   auto with = [&](auto change) {
     Wiring w;
-    w.number = 1, w.how.over = {1}, w.how.ranks = 2, w.how.monoid = Monoid::max, w.how.size = {0};   // an all_reduce
+    // an all_reduce
+    w.number = 1, w.how.over = {1}, w.how.ranks = 2, w.how.monoid = Monoid::max, w.how.size = {0};
     w.out = {{A}}, w.along = {{}};
     Nodes sent{mine};
     change(w, sent);
     return on_device(x, pending, {}, hop, mine, collective_result(make_collective(sent, w), 0));
   };
   CHECK(with([](Wiring&, Nodes&) {}) == "");
-  CHECK(with([](Wiring&, Nodes& sent) { sent[0] = prim::barrier(sent[0], prim::number(0, DType::f32)); }) == "");
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.monoid = Monoid::sum; }), "on device 1: its call folds by another monoid"));
+  CHECK(with([](Wiring&, Nodes& sent) {
+          sent[0] = prim::barrier(sent[0], prim::number(0, DType::f32));
+        }) == "");
+  CHECK(found(with([](Wiring& w, Nodes&) { w.how.monoid = Monoid::sum; }),
+              "on device 1: its call folds by another monoid"));
   CHECK(found(with([](Wiring& w, Nodes&) { w.how.over = {0}; }), "its call is of other devices"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.over = {0, 1}, w.how.ranks = 4; }), "its call is of other devices"));
+  CHECK(found(with([](Wiring& w, Nodes&) {
+                w.how.over = {0, 1}, w.how.ranks = 4;
+              }),
+              "its call is of other devices"));
   CHECK(found(with([](Wiring& w, Nodes&) { w.how.ranks = 4; }), "its call is of other devices"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.wire = Wire::all_gather; }), "its call is another collective"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.along = {Name("a")}; }), "its call goes along another axis"));
-  CHECK(found(with([](Wiring&, Nodes& sent) { sent[0] = array({A}); }), "its call is of another array"));
+  CHECK(found(with([](Wiring& w, Nodes&) { w.how.wire = Wire::all_gather; }),
+              "its call is another collective"));
+  CHECK(found(with([](Wiring& w, Nodes&) { w.along = {Name("a")}; }),
+              "its call goes along another axis"));
+  CHECK(found(with([](Wiring&, Nodes& sent) { sent[0] = array({A}); }),
+              "its call is of another array"));
   CHECK(found(on_device(x, pending, {}, hop, mine, mine), "it is sent in no call"));
 }
 
 TEST_CASE("verify finds a pending value that not the first device has") {
   auto x = array({A}), mine = array({A});
   auto nothing = prim::barrier(prim::filled(0, DType::f32, {A}), mine);
-  auto pended = [&](int over, const NodePtr& made) {   // device 1 is the first along axis 0, and the second along axis 1
+  // device 1 is the first along axis 0, and the second along axis 1
+  auto pended = [&](int over, const NodePtr& made) {
     Sharding at;
     at.pend(over, Monoid::sum);
     return on_device(x, {}, at, {Hop::Kind::pend, at, {over}, {}, 0}, mine, made);
@@ -73,11 +86,15 @@ TEST_CASE("verify finds an op that is not that of the plan") {
   Plan p;
   p.bodies.emplace_back();
   auto version = [&](const NodePtr& of, Version::Kind kind, std::vector<int> in) {
-    p.versions.push_back({.kind = kind, .node = whole.find(of.get()), .at = {}, .in = std::move(in), .live = true});
+    p.versions.push_back(
+        {.kind = kind, .node = whole.find(of.get()), .at = {}, .in = std::move(in), .live = true});
   };
-  version(x, Version::Kind::given, {}), version(y, Version::Kind::given, {}), version(n, Version::Kind::compute, {0, 1});
+  version(x, Version::Kind::given, {}), version(y, Version::Kind::given, {}),
+      version(n, Version::Kind::compute, {0, 1});
   p.roots = {2};
-  auto made = [&](const NodePtr& is) { return message_of([&] { verify_device(p, whole, 1, {x, y, is}, "a pass"); }); };
+  auto made = [&](const NodePtr& is) {
+    return message_of([&] { verify_device(p, whole, 1, {x, y, is}, "a pass"); });
+  };
   CHECK(made(n) == "");
   for (auto& is : {prim::add(x, y), prim::sub(y, x), prim::sub(x, x)})
     CHECK(found(made(is), "on device 1: it is not sub of what it is made of"));
@@ -89,16 +106,35 @@ TEST_CASE("verify finds a call of what is made of one another") {
   pending.pend(0, Monoid::sum), pending.pend(1, Monoid::sum);
   auto once = pending;
   once.resolve(0);
-  const Hop first{Hop::Kind::all_reduce, once, {0}, {}, 8}, second{Hop::Kind::all_reduce, {}, {1}, {}, 8};
+  const Hop first{Hop::Kind::all_reduce, once, {0}, {}, 8},
+      second{Hop::Kind::all_reduce, {}, {1}, {}, 8};
   auto plan = [&](std::vector<int> order, int bucket, int other) {
     Whole whole({x}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
     auto n = whole.find(x.get());
     p.versions = {{.kind = Version::Kind::given, .node = n, .at = pending, .live = true},
-                  {.kind = Version::Kind::hop, .node = n, .at = once, .in = {0}, .hop = first, .live = true, .bucket = bucket},
-                  {.kind = Version::Kind::hop, .node = n, .at = {}, .in = {1}, .hop = second, .live = true, .bucket = 1},
-                  {.kind = Version::Kind::hop, .node = n, .at = once, .in = {0}, .hop = first, .live = true, .bucket = other}};
+                  {.kind = Version::Kind::hop,
+                   .node = n,
+                   .at = once,
+                   .in = {0},
+                   .hop = first,
+                   .live = true,
+                   .bucket = bucket},
+                  {.kind = Version::Kind::hop,
+                   .node = n,
+                   .at = {},
+                   .in = {1},
+                   .hop = second,
+                   .live = true,
+                   .bucket = 1},
+                  {.kind = Version::Kind::hop,
+                   .node = n,
+                   .at = once,
+                   .in = {0},
+                   .hop = first,
+                   .live = true,
+                   .bucket = other}};
     p.bodies[0].versions = std::move(order);
     p.roots = {2, 3};
     return message_of([&] { verify(p, whole, "a pass"); });

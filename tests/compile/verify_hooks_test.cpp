@@ -1,4 +1,5 @@
-// The verifier is asked: behind each pass, of what the pass has left, whatever that is, and of all devices of a mesh.
+// The verifier is asked: behind each pass, of what the pass has left, whatever that is, and of all
+// devices of a mesh.
 #include <doctest/doctest.h>
 
 #include "base/verify_error.h"
@@ -15,12 +16,15 @@ namespace {
 const Axis A{"a", 4}, B{"b", 3};
 const Mesh mesh{{{"data", 2}}};
 
-// What the verifier says of it behind the passes from `from` on, of one stage. Other errors go on to the caller.
+// What the verifier says of it behind the passes from `from` on, of one stage. Other errors go on
+// to the caller.
 std::string behind(Compilation c, Stage stage, std::string_view from) {
   c.options.from = from;
   try {
     run(c, stage, stage);
-  } catch (const VerifyError& e) { return e.what(); }
+  } catch (const VerifyError& e) {
+    return e.what();
+  }
   return "";
 }
 Sharding cut(Name a) {
@@ -46,7 +50,9 @@ Op made_in_blocks(decltype(Op::on_block) on_block) {
   op.on_block = on_block, op.cheap = true;
   return op;
 }
-Compilation for_devices(const NodePtr& root) { return {{root}, {}, {.mesh = &mesh, .out = {cut("a")}}}; }
+Compilation for_devices(const NodePtr& root) {
+  return {{root}, {}, {.mesh = &mesh, .out = {cut("a")}}};
+}
 
 }  // namespace
 
@@ -54,8 +60,10 @@ TEST_CASE("verify is asked behind each pass, and before the first") {
   auto x = prim::input({A, B}, DType::f32);
   auto wrong = make(prim::kSum, {x}, {B}, DType::f64);
   CHECK(behind({{prim::sum(x, {A})}, {x}}, Stage::graph, "merge_loops") == "");
-  CHECK(has(behind({{wrong}, {x}}, Stage::graph, "merge_loops"), "sum after merge_loops: the result is f64"));
-  CHECK(has(behind({{wrong}, {x}}, Stage::device, "row_products"), "sum after row_products: the result is f64"));
+  CHECK(has(behind({{wrong}, {x}}, Stage::graph, "merge_loops"),
+            "sum after merge_loops: the result is f64"));
+  CHECK(has(behind({{wrong}, {x}}, Stage::device, "row_products"),
+            "sum after row_products: the result is f64"));
   Compilation traced{{wrong}, {x}};
   CHECK(has(message_of([&] { run(traced); }), "sum after tracing: the result is f64"));
   // A plan: the input is cut along an axis that it lacks.
@@ -85,12 +93,14 @@ TEST_CASE("verify is asked of both Programs, as long as there are two") {
 }
 
 TEST_CASE("verify is asked of what each device makes") {
-  static const Op right = made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>&) {
-    return prim::filled(1, n.dtype, axes);
-  });
-  static const Op wrong = made_in_blocks([](const Node& n, Nodes, const Axes&, const std::vector<Block>&) {
-    return prim::filled(1, n.dtype, n.axes);   // all of it
-  });
+  static const Op right =
+      made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>&) {
+        return prim::filled(1, n.dtype, axes);
+      });
+  static const Op wrong =
+      made_in_blocks([](const Node& n, Nodes, const Axes&, const std::vector<Block>&) {
+        return prim::filled(1, n.dtype, n.axes);  // all of it
+      });
   auto emitted = [&](const Op& op) {
     auto whole = for_devices(make(op, {}, {A}, DType::f32));
     run(whole, Stage::sharding, Stage::sharding);
@@ -101,14 +111,17 @@ TEST_CASE("verify is asked of what each device makes") {
 }
 
 TEST_CASE("verify is asked of the calls of all devices") {
-  static const Op wrong = made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
-    auto mine = prim::filled(1, n.dtype, axes);
-    if (blocks[0].start->attr.number == 0) return mine;
-    Wiring w;   // which nobody else takes part in
-    w.number = 1, w.how.over = {0}, w.how.ranks = 2, w.how.size = {0}, w.out = {axes}, w.along = {Name()};
-    return collective_result(make_collective({mine}, std::move(w)), 0);
-  });
+  static const Op wrong =
+      made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
+        auto mine = prim::filled(1, n.dtype, axes);
+        if (blocks[0].start->attr.number == 0) return mine;
+        Wiring w;  // which nobody else takes part in
+        w.number = 1, w.how.over = {0}, w.how.ranks = 2, w.how.size = {0}, w.out = {axes},
+        w.along = {Name()};
+        return collective_result(make_collective({mine}, std::move(w)), 0);
+      });
   auto c = for_devices(make(wrong, {}, {A}, DType::f32));
   run(c, Stage::sharding, Stage::sharding);
-  CHECK(has(message_of([&] { compile_for_mesh(c, "reference", false); }), "[verify] call 0 of device 1 is all-reduce 0"));
+  CHECK(has(message_of([&] { compile_for_mesh(c, "reference", false); }),
+            "[verify] call 0 of device 1 is all-reduce 0"));
 }

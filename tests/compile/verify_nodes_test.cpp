@@ -1,4 +1,5 @@
-// Planted faults of single nodes, and of borders in borders: what is legal passes, and the fault is found and named.
+// Planted faults of single nodes, and of borders in borders: what is legal passes, and the fault is
+// found and named.
 #include <doctest/doctest.h>
 
 #include "ops/attr.h"
@@ -16,34 +17,50 @@ const Axis A{"a", 4}, B{"b", 3};
 
 TEST_CASE("verify finds a graph's faults: leaves, and dtypes that an op has no values of") {
   auto x = array({A, B});
-  auto of = [](const Op& op, const NodePtr& x) { return in_graph(make(op, {x}, x->axes, x->dtype)); };
-  auto ints = array({A}, DType::i32), flags = array({A}, DType::boolean), key = array({}, DType::f32);
-  CHECK(says(in_graph(make(prim::kNumber, {}, {A}, DType::f32)), "it is one number, and has (a=4)"));
-  CHECK(says(in_graph(make(prim::kIota, {}, {A, B}, DType::i32)), "positions of one axis are i32 (a=4, b=3)"));
+  auto of = [](const Op& op, const NodePtr& x) {
+    return in_graph(make(op, {x}, x->axes, x->dtype));
+  };
+  auto ints = array({A}, DType::i32), flags = array({A}, DType::boolean),
+       key = array({}, DType::f32);
+  CHECK(
+      says(in_graph(make(prim::kNumber, {}, {A}, DType::f32)), "it is one number, and has (a=4)"));
+  CHECK(says(in_graph(make(prim::kIota, {}, {A, B}, DType::i32)),
+             "positions of one axis are i32 (a=4, b=3)"));
   CHECK(of(prim::kExp, x) == "");
   CHECK(says(of(prim::kExp, ints), "a function of numbers that are i32"));
   CHECK(says(of(prim::kNeg, flags), "the negative of bool"));
   auto& random = *prim::threefry(program::Code::threefry0, key, key, key, key)->op;
-  CHECK(says(in_graph(make(random, {key, key, key, key}, {}, DType::f32)), "random bits that are f32"));
-  CHECK(says(in_graph(prim::slice(x, "a", 1, 2, 0)), "it reads position 1 of (a=4, b=3) over and over"));
+  CHECK(says(in_graph(make(random, {key, key, key, key}, {}, DType::f32)),
+             "random bits that are f32"));
+  CHECK(says(in_graph(prim::slice(x, "a", 1, 2, 0)),
+             "it reads position 1 of (a=4, b=3) over and over"));
 }
 
 TEST_CASE("verify finds a graph's faults: positions, and axes that are picked from") {
   auto x = array({A, B}), ids = array({A}, DType::i32);
   CHECK(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32, {.names = {"a"}})) == "");
-  CHECK(says(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32, {.names = {"b"}})), "it counts positions along other axes than it folds"));
-  CHECK(says(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32)), "it counts positions along other axes than it folds"));
-  CHECK(in_graph(make(prim::kGather, {x, ids}, {A, B}, DType::f32, GatherAttr{.axes = {"a"}}.attr())) == "");
-  CHECK(says(in_graph(make(prim::kGather, {x, ids}, {A, B}, DType::f32, GatherAttr{.axes = {"c"}}.attr())), "(a=4, b=3) has no axis c"));
-  CHECK(says(in_graph(make(prim::kGather, {x}, {B}, DType::f32, GatherAttr{.axes = {"a"}}.attr())), "it has 1 operands, and picks from 1 axes"));
+  CHECK(says(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32, {.names = {"b"}})),
+             "it counts positions along other axes than it folds"));
+  CHECK(says(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32)),
+             "it counts positions along other axes than it folds"));
+  CHECK(in_graph(make(prim::kGather, {x, ids}, {A, B}, DType::f32,
+                      GatherAttr{.axes = {"a"}}.attr())) == "");
+  CHECK(says(
+      in_graph(make(prim::kGather, {x, ids}, {A, B}, DType::f32, GatherAttr{.axes = {"c"}}.attr())),
+      "(a=4, b=3) has no axis c"));
+  CHECK(says(in_graph(make(prim::kGather, {x}, {B}, DType::f32, GatherAttr{.axes = {"a"}}.attr())),
+             "it has 1 operands, and picks from 1 axes"));
 }
 
 TEST_CASE("verify finds a graph's faults: borders in borders") {
   auto x = array({A, B});
   Attr outer{.names = {"a", "a"}, .ints = {4, 0, 0, 0, 0, 0, 0, 1, 0}}, inner = outer;
-  inner.ints[5] = 1;                               // of a call inside of the other one
-  auto border = [&](const Op& op, const NodePtr& y, const Attr& of) { return make(op, {y}, y->axes, DType::f32, of); };
+  inner.ints[5] = 1;  // of a call inside of the other one
+  auto border = [&](const Op& op, const NodePtr& y, const Attr& of) {
+    return make(op, {y}, y->axes, DType::f32, of);
+  };
   auto both = border(prim::kEnter, border(prim::kEnter, x, outer), inner);
   CHECK(in_graph(border(prim::kLeave, border(prim::kLeave, both, inner), outer)) == "");
-  CHECK(says(in_graph(border(prim::kLeave, border(prim::kLeave, both, outer), inner)), "it leaves a region before one inside of it"));
+  CHECK(says(in_graph(border(prim::kLeave, border(prim::kLeave, both, outer), inner)),
+             "it leaves a region before one inside of it"));
 }

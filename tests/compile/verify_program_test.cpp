@@ -1,4 +1,5 @@
-// Planted faults of Programs, one for each rule of the verifier: what is legal passes, and the fault is found and named.
+// Planted faults of Programs, one for each rule of the verifier: what is legal passes, and the
+// fault is found and named.
 #include <doctest/doctest.h>
 
 #include "base/verify_error.h"
@@ -73,13 +74,16 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
   p.steps[0].loop.trips = 4, p.slots[1].bytes = 4;
   CHECK(in_program(p) == "");
-  p.slots[1].bytes = 16, p.steps[0].loop.lanes = 2, p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  p.slots[1].bytes = 16, p.steps[0].loop.lanes = 2,
+  p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 4, p.steps[0].loop.body[0].copy.out.terms = {};
-  CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") != std::string::npos);
+  CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") !=
+        std::string::npos);
   p = copies(4);
   p.steps.clear();
-  CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") != std::string::npos);
+  CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") !=
+        std::string::npos);
   p = copies(4);
   p.steps[0].scratch_bytes = 64, p.steps[0].scratch = 0;
   CHECK(in_program(p) == "");
@@ -110,25 +114,28 @@ TEST_CASE("verify finds memory that is written over before it is read") {
 
 TEST_CASE("verify finds a value that another of the same memory was written over") {
   auto p = with_arena(128);
-  p.slots[3].offset = -1, p.slots[3].alias = 2;    // 3 lies in the memory of 2
+  p.slots[3].offset = -1, p.slots[3].alias = 2;  // 3 lies in the memory of 2
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
   CHECK(in_program(p, true) == "");
   p.steps = {copy(0, 2), copy(0, 3), copy(3, 1)};
   CHECK(in_program(p, true) == "");
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
-  CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 of the same memory was written after it"));
-  p.slots[1].alias = 0;                            // the result takes the place of an argument that is read behind it
+  CHECK(says(in_program(p, true),
+             "slot 2 is read, and slot 3 of the same memory was written after it"));
+  p.slots[1].alias = 0;  // the result takes the place of an argument that is read behind it
   p.slots[3].alias = -1, p.slots[3].offset = 64;
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
-  CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }), "slot 0 is read, and slot 1 of the same memory was written after it"));
+  CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }),
+             "slot 0 is read, and slot 1 of the same memory was written after it"));
 }
 
 TEST_CASE("verify finds two points of a step that are one element of what it writes") {
   auto p = copies(4);
   p.steps[0].copy.dims = {2, 2};
-  for (auto* v : {&p.steps[0].copy.x, &p.steps[0].copy.out}) v->strides = {1, 2};   // in another order, each once
+  // in another order, each once
+  for (auto* v : {&p.steps[0].copy.x, &p.steps[0].copy.out}) v->strides = {1, 2};
   CHECK(in_program(p) == "");
-  p.steps[0].copy.x.strides = {1, 1};            // to read one twice is legal
+  p.steps[0].copy.x.strides = {1, 1};  // to read one twice is legal
   CHECK(in_program(p) == "");
   p.steps[0].copy.out.strides = {1, 1};
   CHECK(says(in_program(p), "two points of it are one element of slot 1"));
@@ -137,12 +144,15 @@ TEST_CASE("verify finds two points of a step that are one element of what it wri
 TEST_CASE("verify finds a result that is written in part") {
   auto p = copies(3);
   CHECK(in_program(copies(4)) == "");
-  CHECK(message_of([&] { verify(p, "a pass", false); }).find("12 bytes from 0 to 12 of result 0 are written, which has 16") != std::string::npos);
+  CHECK(message_of([&] {
+          verify(p, "a pass", false);
+        }).find("12 bytes from 0 to 12 of result 0 are written, which has 16") !=
+        std::string::npos);
 }
 
 TEST_CASE("verify finds what is read and was written in part") {
   auto p = with_arena(128);
-  auto part = [](std::int64_t size, std::int64_t at) {   // of the argument, into slot 2
+  auto part = [](std::int64_t size, std::int64_t at) {  // of the argument, into slot 2
     auto s = copies(size).steps[0];
     s.copy.out = {2, DType::f32, at, {1}, {}};
     return s;
@@ -150,16 +160,22 @@ TEST_CASE("verify finds what is read and was written in part") {
   p.steps = {part(2, 0), part(2, 2), copy(2, 1)};
   CHECK(in_program(p) == "");
   p.steps = {part(3, 0), copy(2, 1)};
-  CHECK(says(in_program(p), "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
+  CHECK(says(
+      in_program(p),
+      "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
   p.steps = {part(1, 0), part(1, 3), copy(2, 1)};
-  CHECK(says(in_program(p), "4 elements from 0 to 3 of slot 2 are read, of which 8 bytes from 0 to 16 were written"));
+  CHECK(says(
+      in_program(p),
+      "4 elements from 0 to 3 of slot 2 are read, of which 8 bytes from 0 to 16 were written"));
   program::Step loop;
   loop.kind = program::Kind::loop, loop.loop.trips = 4, loop.loop.body = {part(1, 0)};
   loop.loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   p.steps = {loop, copy(2, 1)};
   for (bool placed : {false, true}) CHECK(in_program(p, placed) == "");
   p.steps[0].loop.trips = 3;
-  CHECK(says(in_program(p, true), "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
+  CHECK(says(
+      in_program(p, true),
+      "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
 }
 
 TEST_CASE("verify finds memory that two slots share, and that is read when the other one has it") {
@@ -169,11 +185,13 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
     p.steps = std::move(steps);
     return message_of([&] { verify_shared(p); });
   };
-  const std::string fault = "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it";
+  const std::string fault =
+      "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it";
   CHECK(shared({copy(0, 2), copy(2, 1), copy(0, 3), copy(3, 1)}) == "");
   auto bad = with_arena(128);
   bad.slots[3].alias = 2, bad.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
-  CHECK_THROWS_AS(verify_shared(bad), VerifyError);   // which nobody takes for a reason to try another way
+  // which nobody takes for a reason to try another way
+  CHECK_THROWS_AS(verify_shared(bad), VerifyError);
   CHECK(shared({copy(0, 2), copy(0, 3), copy(2, 1)}) == fault);
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;
@@ -220,7 +238,8 @@ TEST_CASE("verify finds slots that do not fit, and arguments that are written ov
   p = copies(4);
   p.slots[1].alias = 0;
   CHECK(message_of([&] { verify(p, "a pass", true, {true}); }) == "");
-  CHECK(says(message_of([&] { verify(p, "a pass", true, {false}); }), "it writes over argument 0, which was not donated"));
+  CHECK(says(message_of([&] { verify(p, "a pass", true, {false}); }),
+             "it writes over argument 0, which was not donated"));
   CHECK(says(in_program(p, true), "it writes over argument 0, which was not donated"));
 }
 
@@ -229,11 +248,16 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
   // out (2) of a table (4) at ids (2)
   auto picks = [](std::int64_t size, std::int64_t offset) {
     Program p;
-    p.slots = {{16, program::Home::argument, 0}, {8, program::Home::argument, 1}, {8, program::Home::result, 0}};
+    p.slots = {{16, program::Home::argument, 0},
+               {8, program::Home::argument, 1},
+               {8, program::Home::result, 0}};
     p.arguments = 2, p.results = 1, p.argument_slots = {0, 1}, p.result_slots = {2};
     program::Step s;
     s.kind = Kind::gather, s.why = "take";
-    s.gather = {{2}, {0, DType::f32, offset, {0}, {}}, {2, DType::f32, 0, {1}, {}}, {{{1, DType::i32, 0, {1}, {}}, 1, size}}};
+    s.gather = {{2},
+                {0, DType::f32, offset, {0}, {}},
+                {2, DType::f32, 0, {1}, {}},
+                {{{1, DType::i32, 0, {1}, {}}, 1, size}}};
     p.steps = {s};
     return p;
   };
@@ -242,10 +266,13 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
   CHECK(says(in_program(picks(5, 0)), "elements 0 to 4 of slot 0, which has 16 bytes"));
   CHECK(says(in_program(picks(4, 1)), "elements 1 to 4 of slot 0, which has 16 bytes"));
   auto p = picks(4, 0);
-  p.slots[2].bytes = 16;   // the result is what is written into
+  p.slots[2].bytes = 16;  // the result is what is written into
   auto& s = p.steps[0];
   s.kind = Kind::scatter;
-  s.scatter = {{2}, {1, DType::f32, 0, {1}, {}}, {2, DType::f32, 0, {0}, {}}, {{{1, DType::i32, 0, {1}, {}}, 1, 4}}};
+  s.scatter = {{2},
+               {1, DType::f32, 0, {1}, {}},
+               {2, DType::f32, 0, {0}, {}},
+               {{{1, DType::i32, 0, {1}, {}}, 1, 4}}};
   auto start = copies(4).steps[0];
   start.copy.out.slot = 2;
   p.steps.insert(p.steps.begin(), start);
@@ -266,7 +293,8 @@ TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
   p.mesh = {2};
   auto start = all_reduce({0});
   start.collective.ranks = 2;
-  start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}}, start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
+  start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}},
+  start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
   start.collective.call = 0;
   program::Step finish;
   finish.kind = program::Kind::finish, finish.finish.call = 0;
@@ -287,7 +315,8 @@ TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
   };
   CHECK(without(p.steps) == "");
   CHECK(says(without({copy(0, 2), start, copy(0, 1)}), "call 0 is never finished"));
-  CHECK(says(without({copy(0, 2), start, start, finish, copy(3, 1)}), "slot 3 is written, and call 0 is not finished"));
+  CHECK(says(without({copy(0, 2), start, start, finish, copy(3, 1)}),
+             "slot 3 is written, and call 0 is not finished"));
 }
 
 TEST_CASE("verify finds devices that make other calls") {
@@ -295,30 +324,44 @@ TEST_CASE("verify finds devices that make other calls") {
   a.steps = b.steps = {all_reduce({0}), all_reduce({1})};
   c.steps = {all_reduce({1}), all_reduce({0})};
   CHECK(message_of([&] { verify_calls({&a, &b}); }) == "");
-  CHECK(message_of([&] { verify_calls({&a, &c}); }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
+  CHECK(message_of([&] {
+          verify_calls({&a, &c});
+        }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
   b.steps[1].collective.monoid = program::Monoid::max;
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce") != std::string::npos);
+  CHECK(message_of([&] {
+          verify_calls({&a, &b});
+        }).find("call 1 of device 1 is all-reduce") != std::string::npos);
   b.steps.pop_back();
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is nothing") != std::string::npos);
+  CHECK(message_of([&] {
+          verify_calls({&a, &b});
+        }).find("call 1 of device 1 is nothing") != std::string::npos);
   // In the turns of a loop, or behind them.
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;
     s.kind = program::Kind::loop, s.loop.trips = 2, s.loop.body = std::move(body);
     return s;
   };
-  a.steps = {turns({all_reduce({0}), all_reduce({1})})}, b.steps = {turns({all_reduce({0})}), all_reduce({1})};
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 2 of device 1 is the end of the turns") != std::string::npos);
+  a.steps = {turns({all_reduce({0}), all_reduce({1})})},
+  b.steps = {turns({all_reduce({0})}), all_reduce({1})};
+  CHECK(message_of([&] {
+          verify_calls({&a, &b});
+        }).find("call 2 of device 1 is the end of the turns") != std::string::npos);
   b.steps = {turns({all_reduce({1}), all_reduce({0})})};
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
+  CHECK(message_of([&] {
+          verify_calls({&a, &b});
+        }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
 }
 
 // Two devices of data=2, and what each of them says to the other.
 TEST_CASE("verify finds devices whose calls do not fit each other") {
   using program::Wire;
-  auto call = [](Wire wire, program::Dims x, program::Dims out, std::int64_t size, DType dtype = DType::f32) {
+  auto call = [](Wire wire, program::Dims x, program::Dims out, std::int64_t size,
+                 DType dtype = DType::f32) {
     auto s = all_reduce({0});
-    s.collective.wire = wire, s.collective.ranks = 2, s.collective.size = {size}, s.collective.dim = {0};
-    s.collective.x = {{std::move(x), {0, dtype, 0, {}, {}}}}, s.collective.out = {{std::move(out), {1, dtype, 0, {}, {}}}};
+    s.collective.wire = wire, s.collective.ranks = 2, s.collective.size = {size},
+    s.collective.dim = {0};
+    s.collective.x = {{std::move(x), {0, dtype, 0, {}, {}}}},
+    s.collective.out = {{std::move(out), {1, dtype, 0, {}, {}}}};
     return s;
   };
   auto say = [](const program::Step& first, const program::Step& second, program::Dims mesh = {2}) {
@@ -327,18 +370,30 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
     a.steps = {first}, b.steps = {second};
     return message_of([&] { verify_calls({&a, &b}); });
   };
-  auto sum = [&](program::Dims dims, DType d = DType::f32) { return call(Wire::all_reduce, dims, dims, 0, d); };
+  auto sum = [&](program::Dims dims, DType d = DType::f32) {
+    return call(Wire::all_reduce, dims, dims, 0, d);
+  };
   CHECK(say(sum({4, 3}), sum({4, 3})) == "");
-  CHECK(has(say(sum({4, 3}), sum({4, 2})), "call 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 all-reduce of f32 (4, 3)"));
+  CHECK(has(
+      say(sum({4, 3}), sum({4, 2})),
+      "call 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 all-reduce of f32 (4, 3)"));
   CHECK(has(say(sum({4, 3}), sum({3, 4})), "call 0 of device 1 is"));
-  CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)), "call 0 of device 1 is all-reduce of bf16 (4, 3)"));
-  // Of a mesh of 2 by 2 devices 0 and 1 differ along the second axis: a call over the first is none of each other's.
+  CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)),
+            "call 0 of device 1 is all-reduce of bf16 (4, 3)"));
+  // Of a mesh of 2 by 2 devices 0 and 1 differ along the second axis: a call over the first is none
+  // of each other's.
   CHECK(say(sum({4, 3}), sum({4, 2}), {2, 2}) == "");
   // Blocks of five are three and two.
-  CHECK(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {2, 2}, {5, 2}, 5)) == "");
-  CHECK(has(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {3, 2}, {6, 2}, 6)), "call 0 of device 1 is"));
-  CHECK(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5), call(Wire::reduce_scatter, {5, 2}, {2, 2}, 5)) == "");
-  CHECK(has(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5), call(Wire::reduce_scatter, {6, 2}, {3, 2}, 6)), "call 0 of device 1 is"));
+  CHECK(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {2, 2}, {5, 2}, 5)) ==
+        "");
+  CHECK(
+      has(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {3, 2}, {6, 2}, 6)),
+          "call 0 of device 1 is"));
+  CHECK(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5),
+            call(Wire::reduce_scatter, {5, 2}, {2, 2}, 5)) == "");
+  CHECK(has(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5),
+                call(Wire::reduce_scatter, {6, 2}, {3, 2}, 6)),
+            "call 0 of device 1 is"));
   auto exchange = [&](int other, program::Dims send, program::Dims receive) {
     auto s = call(Wire::exchange, {4, 3}, {4, 3}, 0);
     s.collective.sends = {{other, 0, {0, 0}, std::move(send), {1, 1}}};
@@ -346,11 +401,14 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
     return s;
   };
   CHECK(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {2, 3})) == "");
-  CHECK(has(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {1, 3})), "call 0: device 0 sends f32 (2, 3) to device 1, which takes f32 (1, 3)"));
+  CHECK(has(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {1, 3})),
+            "call 0: device 0 sends f32 (2, 3) to device 1, which takes f32 (1, 3)"));
   auto twice = exchange(0, {1, 3}, {2, 3});
   twice.collective.sends.push_back(twice.collective.sends[0]);
-  CHECK(has(say(exchange(1, {2, 3}, {1, 3}), twice), "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
+  CHECK(has(say(exchange(1, {2, 3}, {1, 3}), twice),
+            "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
   auto spares = exchange(1, {2, 3}, {1, 3});
   spares.collective.spares = program::Spares::zeros;
-  CHECK(has(say(spares, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));   // who does not say so would wait for a flag
+  // who does not say so would wait for a flag
+  CHECK(has(say(spares, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));
 }

@@ -1,4 +1,5 @@
-// Planted faults of single steps, one for each rule of the verifier: what is legal passes, and the fault is found and named.
+// Planted faults of single steps, one for each rule of the verifier: what is legal passes, and the
+// fault is found and named.
 #include <doctest/doctest.h>
 
 #include "compile/memory/memory.h"
@@ -24,7 +25,9 @@ const Program on_mesh = [] {
 }();
 std::string fault(const Step& s) { return fault_of(s, on_mesh); }
 View view(DType d) { return {0, d, 0, {1}, {}}; }
-Instr load(DType d, bool inner = false) { return {.code = Code::load, .dtype = d, .inner = inner, .view = view(d)}; }
+Instr load(DType d, bool inner = false) {
+  return {.code = Code::load, .dtype = d, .inner = inner, .view = view(d)};
+}
 Instr op(Code c, DType d, int a = -1, int b = -1, int e = -1, bool inner = false) {
   return {.code = c, .dtype = d, .args = {a, b, e, -1}, .inner = inner};
 }
@@ -39,7 +42,8 @@ Step sends(Wire wire, Operand x, Operand out, std::int64_t size = 0) {
   Step s;
   s.kind = program::Kind::collective;
   auto& c = s.collective;
-  c.wire = wire, c.over = {0}, c.ranks = 2, c.x = {std::move(x)}, c.out = {std::move(out)}, c.dim = {0}, c.size = {size};
+  c.wire = wire, c.over = {0}, c.ranks = 2, c.x = {std::move(x)}, c.out = {std::move(out)},
+  c.dim = {0}, c.size = {size};
   return s;
 }
 
@@ -49,17 +53,24 @@ TEST_CASE("verify finds a step's faults: instructions") {
   const auto f = DType::f32;
   const auto b = DType::boolean;
   CHECK(in_fused({load(f, true), op(Code::reduce_sum, f, 0), op(Code::neg, f, 1)}) == "");
-  CHECK(in_fused({load(f), op(Code::less, b, 0, 0), op(Code::select, f, 1, 0, 0), op(Code::is_nan, b, 0)}) == "");
-  CHECK(in_fused({load(f), op(Code::cast, DType::i32, 0), load(f, true), op(Code::reduce_argmax, DType::i32, 2)}) == "");
+  CHECK(in_fused({load(f), op(Code::less, b, 0, 0), op(Code::select, f, 1, 0, 0),
+                  op(Code::is_nan, b, 0)}) == "");
+  CHECK(in_fused({load(f), op(Code::cast, DType::i32, 0), load(f, true),
+                  op(Code::reduce_argmax, DType::i32, 2)}) == "");
   CHECK(in_fused({load(f), op(Code::neg, f, 2), load(f)}) == "instruction 1 reads instruction 2");
   CHECK(in_fused({load(f), op(Code::neg, f, 9)}) == "instruction 1 reads instruction 9");
   CHECK(in_fused({load(f), op(Code::add, f, 0)}) == "instruction 1 reads instruction -1");
-  CHECK(in_fused({load(f, true), op(Code::neg, f, 0)}) == "instruction 1 is made at outer points, and reads 0 of inner ones");
-  CHECK(in_fused({load(f), load(DType::i32), op(Code::add, f, 0, 1)}) == "operand 1 of instruction 2 is i32, and should be f32");
-  CHECK(in_fused({load(f), load(DType::i32), op(Code::less, b, 0, 1)}) == "operand 1 of instruction 2 is i32, and should be f32");
+  CHECK(in_fused({load(f, true), op(Code::neg, f, 0)}) ==
+        "instruction 1 is made at outer points, and reads 0 of inner ones");
+  CHECK(in_fused({load(f), load(DType::i32), op(Code::add, f, 0, 1)}) ==
+        "operand 1 of instruction 2 is i32, and should be f32");
+  CHECK(in_fused({load(f), load(DType::i32), op(Code::less, b, 0, 1)}) ==
+        "operand 1 of instruction 2 is i32, and should be f32");
   CHECK(in_fused({load(f), op(Code::less, f, 0, 0)}) == "instruction 1 is f32, and should be bool");
-  CHECK(in_fused({load(f), op(Code::select, f, 0, 0, 0)}) == "operand 0 of instruction 1 is f32, and should be bool");
-  CHECK(in_fused({load(f), op(Code::threefry0, f, 0, 0, 0)}) == "instruction 1 reads instruction -1");
+  CHECK(in_fused({load(f), op(Code::select, f, 0, 0, 0)}) ==
+        "operand 0 of instruction 1 is f32, and should be bool");
+  CHECK(in_fused({load(f), op(Code::threefry0, f, 0, 0, 0)}) ==
+        "instruction 1 reads instruction -1");
   auto store = op(Code::store, f, 0);
   store.view = view(DType::bf16);
   CHECK(in_fused({load(f), store}) == "instruction 1 is bf16, and should be f32");
@@ -98,10 +109,14 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}))) == "");
   CHECK(fault(sends(Wire::all_gather, operand({3}), operand({5}), 5)) == "");
   CHECK(fault(sends(Wire::reduce_scatter, operand({5}), operand({2}), 5)) == "");
-  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({2}))) == "array 0 is (4), and arrives (2)");
-  CHECK(fault(sends(Wire::all_gather, operand({4}), operand({5}), 5)) == "array 0 is (4), and arrives (5)");
-  CHECK(fault(sends(Wire::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) == "array 0 is (5, 2), and arrives (2, 1)");
-  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}, DType::bf16))) == "it makes bf16 of f32");
+  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({2}))) ==
+        "array 0 is (4), and arrives (2)");
+  CHECK(fault(sends(Wire::all_gather, operand({4}), operand({5}), 5)) ==
+        "array 0 is (4), and arrives (5)");
+  CHECK(fault(sends(Wire::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) ==
+        "array 0 is (5, 2), and arrives (2, 1)");
+  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}, DType::bf16))) ==
+        "it makes bf16 of f32");
   auto s = sends(Wire::all_reduce, operand({4}), operand({4}));
   s.collective.over = {2};
   CHECK(fault(s) == "the mesh has no axis number 2");
@@ -112,28 +127,33 @@ TEST_CASE("verify finds a step's faults: collectives") {
   s.collective.ranks = 6, s.collective.out.clear();
   CHECK(fault(s) == "it makes 0 arrays of 1");
   auto exchange = sends(Wire::exchange, operand({4, 4}), operand({2, 2}));
-  exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}}, exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
+  exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}},
+  exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
   CHECK(fault(exchange) == "");
   auto other = exchange;
   other.collective.sends[0].start[1] = 3;
-  CHECK(fault(other) == "a box at (3, 3) of (2, 2) reaches outside of what is sent, which is (4, 4)");
+  CHECK(fault(other) ==
+        "a box at (3, 3) of (2, 2) reaches outside of what is sent, which is (4, 4)");
   other.collective.sends[0].dims = {2, 0};
   CHECK(fault(other) == "");
   other = exchange, other.collective.receives[0].start = {1, 0};
-  CHECK(fault(other) == "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
+  CHECK(fault(other) ==
+        "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
   other = exchange, other.collective.spares = program::Spares::unread;
   CHECK(fault(other) == "no flag stands behind its arrays");
   other.collective.x.push_back(operand({}));
   CHECK(fault(other) == "its flag is f32");
   other.collective.x.back().view.dtype = DType::boolean;
   CHECK(fault(other) == "");
-  other.collective.sends[0].array = 1, other.collective.sends[0].start = other.collective.sends[0].dims = {};
+  other.collective.sends[0].array = 1,
+  other.collective.sends[0].start = other.collective.sends[0].dims = {};
   CHECK(fault(other) == "its flag is sent");
   other.collective.wire = Wire::all_gather;
   CHECK(fault(other) == "it may leave something out, and is no exchange");
   other = exchange, other.collective.receives[0].array = 1;
   CHECK(fault(other) == "it has no array 1 of what arrives");
-  other = exchange, other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};
+  other = exchange,
+  other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};
   CHECK(fault(other) == "");
   other.collective.receives[1].start = {1, 0}, other.collective.receives[1].dims = {1, 2};
   CHECK(fault(other) == "boxes at (0, 0) and (1, 0) of what arrives overlap");

@@ -1,4 +1,5 @@
-// Planted faults, one for each rule of the verifier: what is legal passes, and the fault is found and named.
+// Planted faults, one for each rule of the verifier: what is legal passes, and the fault is found
+// and named.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -43,25 +44,36 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   auto x = array({A, B}), y = array({A}), whole = array({A}, DType::i32);
   CHECK(in_graph(prim::add(x, y)) == "");
   CHECK(says(in_graph(make(prim::kAdd, {x, x}, {A, B, A}, DType::f32)), "axis a twice"));
-  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A}, DType::f32)), "it maps axis b of (a=4, b=3), and makes (a=4)"));
-  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A, Axis("b", 5)}, DType::f32)), "it maps axis b of (a=4, b=3)"));
-  CHECK(says(in_graph(make(prim::kAdd, {y, whole}, {A}, DType::f32)), "an operand is i32, the result f32"));
+  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A}, DType::f32)),
+             "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A, Axis("b", 5)}, DType::f32)),
+             "it maps axis b of (a=4, b=3)"));
+  CHECK(says(in_graph(make(prim::kAdd, {y, whole}, {A}, DType::f32)),
+             "an operand is i32, the result f32"));
   CHECK(says(in_graph(make(prim::kLess, {y, y}, {A}, DType::f32)), "a comparison is f32"));
-  CHECK(says(in_graph(make(prim::kSelect, {y, y, y}, {A}, DType::f32)), "operands have other dtypes"));
+  CHECK(says(in_graph(make(prim::kSelect, {y, y, y}, {A}, DType::f32)),
+             "operands have other dtypes"));
   CHECK(says(in_graph(make(prim::kSum, {y}, {B}, DType::f32)), "no operand has axis b"));
   CHECK(says(in_graph(make(prim::kSum, {y}, {}, DType::f64)), "the result is f64"));
-  CHECK(says(in_graph(make(prim::kContract, {x, y}, {Axis("c", 2)}, DType::f32)), "no operand has axis c"));
-  CHECK(says(in_graph(make(prim::kContract, {x, array({Axis("a", 5)})}, {B}, DType::f32)), "axis a has two sizes"));
-  CHECK(says(in_graph(make(prim::kAdd, {x}, {A, B}, DType::f32)), "it has 1 operands, and takes 2"));
-  CHECK(says(in_graph(make(prim::kNeg, {x, x}, {A, B}, DType::f32)), "it has 2 operands, and takes 1"));
-  CHECK(says(in_graph(make(prim::kSum, {x, y}, {B}, DType::f32)), "it has 2 operands, and folds one"));
-  CHECK(says(in_graph(make(prim::kContract, {x, y, y}, {B}, DType::f32)), "it has 3 operands, and takes 2"));
+  CHECK(says(in_graph(make(prim::kContract, {x, y}, {Axis("c", 2)}, DType::f32)),
+             "no operand has axis c"));
+  CHECK(says(in_graph(make(prim::kContract, {x, array({Axis("a", 5)})}, {B}, DType::f32)),
+             "axis a has two sizes"));
+  CHECK(
+      says(in_graph(make(prim::kAdd, {x}, {A, B}, DType::f32)), "it has 1 operands, and takes 2"));
+  CHECK(says(in_graph(make(prim::kNeg, {x, x}, {A, B}, DType::f32)),
+             "it has 2 operands, and takes 1"));
+  CHECK(says(in_graph(make(prim::kSum, {x, y}, {B}, DType::f32)),
+             "it has 2 operands, and folds one"));
+  CHECK(says(in_graph(make(prim::kContract, {x, y, y}, {B}, DType::f32)),
+             "it has 3 operands, and takes 2"));
 }
 
 TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
   auto x = array({A, B}), y = array({B});
   auto masked = [&](const Axis& block, std::int64_t size, DType d, const char* axis) {
-    return make(kMaskedProduct, {x, y, array({block}, d)}, {A}, DType::f32, MaskedAttr{.sides = {{axis, size}}}.attr());
+    return make(kMaskedProduct, {x, y, array({block}, d)}, {A}, DType::f32,
+                MaskedAttr{.sides = {{axis, size}}}.attr());
   };
   const Axis blocks("(blocks of b)", 2);
   CHECK(in_graph(masked(blocks, 2, DType::boolean, "b")) == "");
@@ -70,13 +82,16 @@ TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
   CHECK(says(in_graph(masked(blocks, 0, DType::boolean, "b")), wrong));
   CHECK(says(in_graph(masked(blocks, 2, DType::f32, "b")), wrong));
   CHECK(says(in_graph(masked(blocks, 2, DType::boolean, "q")), wrong));
-  CHECK(says(in_graph(make(kMaskedProduct, {x, y}, {A}, DType::f32, MaskedAttr{.sides = {{"b", 2}}}.attr())), "it has no flags"));
+  CHECK(says(in_graph(make(kMaskedProduct, {x, y}, {A}, DType::f32,
+                           MaskedAttr{.sides = {{"b", 2}}}.attr())),
+             "it has no flags"));
 }
 
 TEST_CASE("verify finds parts of turns that do not make their loop, and layouts that do not fit") {
   auto x = array({A, B});
   auto row = prim::slice(x, "a", 0, 1, 1, true, turn());
-  auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, turn()), most = loop_of_one({Fold::fold, Monoid::max, {row}}, turn());
+  auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, turn()),
+       most = loop_of_one({Fold::fold, Monoid::max, {row}}, turn());
   auto flag = prim::less(turn(), prim::number(2, turn()->dtype));
   auto with = [&](const NodePtr& r, std::vector<std::vector<TurnPart>> parts) {
     return message_of([&] { verify(Nodes{r}, "a pass", {{r->in[0].get(), std::move(parts)}}); });
@@ -84,14 +99,20 @@ TEST_CASE("verify finds parts of turns that do not make their loop, and layouts 
   CHECK(with(result, {{{flag, {{0, row}, {0, row}}}}}) == "");
   CHECK(says(with(result, {}), "parts of turns are of 0 bodies, and it has 1"));
   CHECK(says(with(result, {{{flag, {}}}}), "no part of a turn makes one of its results"));
-  CHECK(says(with(result, {{{prim::less(row, row), {{0, row}}}}}), "what ends a part of a turn is no flag"));
-  CHECK(says(with(result, {{{nullptr, {{0, x}}}}}), "a part of a turn makes (a=4, b=3) for a result"));
-  CHECK(says(with(most, {{{nullptr, {{0, row}}}, {nullptr, {{0, row}}}}}), "two parts of a turn make a result that is no sum"));
-  CHECK(says(with(result, {{{flag, {{0, make(prim::kNeg, {row, row}, {B}, DType::f32)}}}}}), "it has 2 operands, and takes 1"));
+  CHECK(says(with(result, {{{prim::less(row, row), {{0, row}}}}}),
+             "what ends a part of a turn is no flag"));
+  CHECK(says(with(result, {{{nullptr, {{0, x}}}}}),
+             "a part of a turn makes (a=4, b=3) for a result"));
+  CHECK(says(with(most, {{{nullptr, {{0, row}}}, {nullptr, {{0, row}}}}}),
+             "two parts of a turn make a result that is no sum"));
+  CHECK(says(with(result, {{{flag, {{0, make(prim::kNeg, {row, row}, {B}, DType::f32)}}}}}),
+             "it has 2 operands, and takes 1"));
   auto other = prim::index(B, 0, 1, 0);
   auto elsewhere = prim::less(other, prim::number(2, other->dtype));
   CHECK(says(with(result, {{{elsewhere, {{0, row}}}}}), "it is read outside of its loop"));
-  auto laid = [&](const Axes& order) { return message_of([&] { verify(Nodes{x}, "a pass", {}, {{x.get(), order}}); }); };
+  auto laid = [&](const Axes& order) {
+    return message_of([&] { verify(Nodes{x}, "a pass", {}, {{x.get(), order}}); });
+  };
   CHECK(laid({B, A}) == "");
   CHECK(says(laid({B}), "it is laid out as (b=3), and is (a=4, b=3)"));
   CHECK(says(laid({B, A, A}), "it is laid out as"));
@@ -99,83 +120,127 @@ TEST_CASE("verify finds parts of turns that do not make their loop, and layouts 
 
 TEST_CASE("verify finds a graph's faults: what moves") {
   auto x = array({A, B}), y = array({A});
-  auto slice = [&](SliceAttr c, const Axes& axes) { return in_graph(make(prim::kSlice, {x}, axes, DType::f32, c.attr())); };
+  auto slice = [&](SliceAttr c, const Axes& axes) {
+    return in_graph(make(prim::kSlice, {x}, axes, DType::f32, c.attr()));
+  };
   CHECK(slice({"a", 1, 2}, {Axis("a", 2), B}) == "");
   CHECK(says(slice({"a", 1, 4}, {Axis("a", 4), B}), "it reaches outside of (a=4, b=3)"));
   CHECK(slice({"a", 1, 2, -1}, {Axis("a", 2), B}) == "");
   CHECK(says(slice({"a", 0, 2, -1}, {Axis("a", 2), B}), "it reaches outside"));
-  CHECK(says(slice({"a", 1, 2}, {Axis("a", 3), B}), "the part has (a=3, b=3), and 2 positions are taken"));
+  CHECK(says(slice({"a", 1, 2}, {Axis("a", 3), B}),
+             "the part has (a=3, b=3), and 2 positions are taken"));
   CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "it maps axis b of (a=4, b=3), and makes (a=2)"));
   CHECK(says(slice({"q", 0, 1}, {A, B}), "part (a=4, b=3) does not fit (a=4, b=3)"));
   CHECK(says(slice({"q", 0, 1, 1, true}, {A, B}), "(a=4, b=3) is no part of (a=4, b=3)"));
-  CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)), "it maps axis b of (a=4, b=3), and makes (a=4)"));
-  CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())), "it maps axis b of (a=4, b=3), and makes (a=4)"));
-  CHECK(says(in_graph(make(prim::kFlatten, {x}, {Axis("c", 11)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr())), "it makes (c=11) of (a=4, b=3)"));
-  CHECK(says(in_graph(make(prim::kConcat, {x, x}, {Axis("a", 9), B}, DType::f32, {.names = {"a"}})), "its parts have 8 positions"));
+  CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)),
+             "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())),
+             "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says(in_graph(make(prim::kFlatten, {x}, {Axis("c", 11)}, DType::f32,
+                           RegroupAttr{{"a", "b"}, "c"}.attr())),
+             "it makes (c=11) of (a=4, b=3)"));
+  CHECK(says(in_graph(make(prim::kConcat, {x, x}, {Axis("a", 9), B}, DType::f32, {.names = {"a"}})),
+             "its parts have 8 positions"));
   CHECK(says(in_graph(make(prim::kTracer, {x}, {A}, DType::f32)), "it is not like what it shows"));
   Attr border{.names = {"a", "a"}, .ints = {5, 0, 0, 0, 0, 0, 0, 1, 0}};
-  CHECK(says(in_graph(make(prim::kEnter, {x}, x->axes, DType::f32, border)), "a border is around (a=4, b=3)"));
+  CHECK(says(in_graph(make(prim::kEnter, {x}, x->axes, DType::f32, border)),
+             "a border is around (a=4, b=3)"));
   border.ints[0] = 4;
-  auto border_of = [&](const Op& op, const NodePtr& y) { return make(op, {y}, y->axes, DType::f32, border); };
+  auto border_of = [&](const Op& op, const NodePtr& y) {
+    return make(op, {y}, y->axes, DType::f32, border);
+  };
   auto entered = prim::add(border_of(prim::kEnter, x), y);
   CHECK(in_graph(border_of(prim::kLeave, entered)) == "");
   CHECK(says(in_graph(entered), "it lies in a region that it never leaves"));
-  CHECK(says(in_graph(prim::add(entered, border_of(prim::kLeave, entered))), "it lies in a region that it never leaves"));
+  CHECK(says(in_graph(prim::add(entered, border_of(prim::kLeave, entered))),
+             "it lies in a region that it never leaves"));
   // f may return what it was not given: that has never entered.
-  CHECK(chunked_reduce("a", {.chunk = 2}, [&](const NamedArray&) { return NamedArray(x); })(NamedArray(y)).node() == x);
+  CHECK(chunked_reduce("a", {.chunk = 2},
+                       [&](const NamedArray&) { return NamedArray(x); })(NamedArray(y))
+            .node() == x);
 }
 
 TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
   const Axis I{"i", 2};
   auto x = array({A, B}), ids = array({I}, DType::i32);
   auto says_of = [&](const NodePtr& n, const char* what) { return says(in_graph(n), what); };
-  auto order = [&](const Op& op, const Axes& axes, DType d, Name axis) { return make(op, {x}, axes, d, {.names = {axis}}); };
+  auto order = [&](const Op& op, const Axes& axes, DType d, Name axis) {
+    return make(op, {x}, axes, d, {.names = {axis}});
+  };
   CHECK(in_graph(prim::sort(x, "a")) == "");
   CHECK(says_of(order(prim::kSort, {A, B}, DType::i32, "a"), "an operand is f32, the result i32"));
-  CHECK(says_of(order(prim::kArgsort, {A, B}, DType::f32, "a"), "an operand is f32, the result f32"));
+  CHECK(
+      says_of(order(prim::kArgsort, {A, B}, DType::f32, "a"), "an operand is f32, the result f32"));
   CHECK(says_of(order(prim::kSort, {A, B}, DType::f32, "q"), "it has no axis q"));
   CHECK(says_of(order(prim::kSort, {B}, DType::f32, "a"), "it makes (b=3) of (a=4, b=3)"));
-  CHECK(says_of(order(prim::kArgsort, {Axis("a", 7), B}, DType::i32, "a"), "it maps axis a of (a=4, b=3), and makes (a=7, b=3)"));
-  auto taken = [&](const NodePtr& at, const Axes& axes, DType d) { return make(prim::kGather, {x, at}, axes, d, GatherAttr{{"a"}}.attr()); };
+  CHECK(says_of(order(prim::kArgsort, {Axis("a", 7), B}, DType::i32, "a"),
+                "it maps axis a of (a=4, b=3), and makes (a=7, b=3)"));
+  auto taken = [&](const NodePtr& at, const Axes& axes, DType d) {
+    return make(prim::kGather, {x, at}, axes, d, GatherAttr{{"a"}}.attr());
+  };
   CHECK(in_graph(taken(ids, {I, B}, DType::f32)) == "");
   CHECK(says_of(taken(array({I}), {I, B}, DType::f32), "ids are f32"));
   CHECK(says_of(taken(ids, {I, B}, DType::i32), "an operand is f32, the result i32"));
   CHECK(says_of(taken(ids, {A, B}, DType::f32), "it maps axis i of (i=2), and makes (a=4, b=3)"));
-  auto placed = [&](const NodePtr& what, const Axes& axes) { return make(prim::kScatter, {x, what, ids}, axes, DType::f32, ScatterAttr{{"a"}}.attr()); };
+  auto placed = [&](const NodePtr& what, const Axes& axes) {
+    return make(prim::kScatter, {x, what, ids}, axes, DType::f32, ScatterAttr{{"a"}}.attr());
+  };
   CHECK(in_graph(placed(array({I, B}), {A, B})) == "");
   CHECK(says_of(placed(array({I, B}), {A}), "it maps axis b of (a=4, b=3), and makes (a=4)"));
   CHECK(says_of(placed(array({Axis("i", 5), B}), {A, B}), "axis i has two sizes"));
   CHECK(says_of(placed(array({I, B}, DType::i32), {A, B}), "an operand is i32, the result f32"));
-  auto renamed = [&](const Axes& axes) { return make(prim::kRename, {x}, axes, DType::f32, RenameAttr{{"a"}, {"c"}}.attr()); };
+  auto renamed = [&](const Axes& axes) {
+    return make(prim::kRename, {x}, axes, DType::f32, RenameAttr{{"a"}, {"c"}}.attr());
+  };
   CHECK(in_graph(renamed({Axis("c", 4), B})) == "");
   CHECK(says_of(renamed({Axis("z", 4), B}), "it maps axis a of (a=4, b=3), and makes (z=4, b=3)"));
-  CHECK(says_of(renamed({Axis("c", 3), Axis("b", 4)}), "it maps axis a of (a=4, b=3), and makes (c=3, b=4)"));
-  auto flat = [&](const Names& parts, const Axes& axes) { return make(prim::kFlatten, {x}, axes, DType::f32, RegroupAttr{parts, "c"}.attr()); };
+  CHECK(says_of(renamed({Axis("c", 3), Axis("b", 4)}),
+                "it maps axis a of (a=4, b=3), and makes (c=3, b=4)"));
+  auto flat = [&](const Names& parts, const Axes& axes) {
+    return make(prim::kFlatten, {x}, axes, DType::f32, RegroupAttr{parts, "c"}.attr());
+  };
   CHECK(in_graph(flat({"a", "b"}, {Axis("c", 12)})) == "");
-  CHECK(says_of(flat({"q", "r"}, {Axis("c", 12)}), "it maps axis a of (a=4, b=3), and makes (c=12)"));
+  CHECK(
+      says_of(flat({"q", "r"}, {Axis("c", 12)}), "it maps axis a of (a=4, b=3), and makes (c=12)"));
   CHECK(says_of(flat({"a", "b", "q"}, {Axis("c", 12)}), "it makes (c=12) of (a=4, b=3)"));
   CHECK(says_of(flat({"a"}, {Axis("c", 4)}), "it maps axis b of (a=4, b=3)"));
-  static const Op twice = [] { auto op = prim::kFlatten; return op.name = "twice", op.linear = Linear::one, op; }();
-  CHECK(says_of(make(twice, {x}, {Axis("c", 12)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr()), "it regroups axis a, and does more than move values"));
-  auto apart = [&](const Axes& axes) { return make(prim::kUnflatten, {x}, axes, DType::f32, RegroupAttr{{"p", "q"}, "a"}.attr()); };
+  static const Op twice = [] {
+    auto op = prim::kFlatten;
+    return op.name = "twice", op.linear = Linear::one, op;
+  }();
+  CHECK(says_of(make(twice, {x}, {Axis("c", 12)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr()),
+                "it regroups axis a, and does more than move values"));
+  auto apart = [&](const Axes& axes) {
+    return make(prim::kUnflatten, {x}, axes, DType::f32, RegroupAttr{{"p", "q"}, "a"}.attr());
+  };
   CHECK(in_graph(apart({Axis("p", 2), Axis("q", 2), B})) == "");
   CHECK(says_of(apart({Axis("p", 2), Axis("r", 2), B}), "no operand has axis r"));
-  auto joined = [&](const NodePtr& y, const Axes& axes) { return make(prim::kConcat, {x, y}, axes, DType::f32, {.names = {"a"}}); };
-  CHECK(says_of(joined(array({A, B}, DType::i32), {Axis("a", 8), B}), "an operand is i32, the result f32"));
+  auto joined = [&](const NodePtr& y, const Axes& axes) {
+    return make(prim::kConcat, {x, y}, axes, DType::f32, {.names = {"a"}});
+  };
+  CHECK(says_of(joined(array({A, B}, DType::i32), {Axis("a", 8), B}),
+                "an operand is i32, the result f32"));
   CHECK(says_of(joined(array({B}), {Axis("a", 8), B}), "part (b=3) does not fit (a=8, b=3)"));
-  CHECK(says_of(joined(array({A}), {Axis("a", 8)}), "it maps axis b of (a=4, b=3), and makes (a=8)"));
-  CHECK(says_of(make(prim::kContract, {x, ids}, {B, I}, DType::f32), "an operand is i32, the result f32"));
+  CHECK(
+      says_of(joined(array({A}), {Axis("a", 8)}), "it maps axis b of (a=4, b=3), and makes (a=8)"));
+  CHECK(says_of(make(prim::kContract, {x, ids}, {B, I}, DType::f32),
+                "an operand is i32, the result f32"));
   CHECK(says_of(make(prim::kBitAnd, {x, x}, {A, B}, DType::f32), "bits of f32"));
-  CHECK(says_of(make(prim::kLess, {x, ids}, {A, B, I}, DType::boolean), "operands have other dtypes"));
+  CHECK(says_of(make(prim::kLess, {x, ids}, {A, B, I}, DType::boolean),
+                "operands have other dtypes"));
   CHECK(in_graph(prim::bitcast(x, DType::i32)) == "");
   CHECK(says_of(prim::bitcast(x, DType::f64), "the bits of f32 are none of f64"));
   CHECK(in_graph(prim::logical_not(array({A}, DType::boolean))) == "");
   CHECK(says_of(prim::logical_not(x), "it turns round f32"));
-  auto foldy = custom_op({.name = "foldy", .along = {AxisRule::reduce_sum}, .cpu = {[](Strided<const float>, Strided<float>) {}}});
+  auto foldy = custom_op({.name = "foldy",
+                          .along = {AxisRule::reduce_sum},
+                          .cpu = {[](Strided<const float>, Strided<float>) {}}});
   auto fold = foldy(NamedArray(x), "a").node();
   CHECK(in_graph(fold) == "");
-  CHECK(says_of(make(*fold->op, {x}, {A, B}, DType::f32, fold->attr), "it folds axis a of (a=4, b=3), and makes (a=4, b=3)"));
-  CHECK(says_of(make(*fold->op, {x}, {}, DType::f32, fold->attr), "it maps axis b of (a=4, b=3), and makes ()"));
+  CHECK(says_of(make(*fold->op, {x}, {A, B}, DType::f32, fold->attr),
+                "it folds axis a of (a=4, b=3), and makes (a=4, b=3)"));
+  CHECK(says_of(make(*fold->op, {x}, {}, DType::f32, fold->attr),
+                "it maps axis b of (a=4, b=3), and makes ()"));
 }
 
 // An op of our own whose positions move as its attribute says.
@@ -194,7 +259,7 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
   CHECK(says(moved({3, 2, 2}), "it reaches outside of (a=4)"));
   CHECK(says(moved({2, 1, 2}), "it writes position 1 of (a=4) twice"));
   CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
-  op.linear = Linear::one;   // so it computes, too
+  op.linear = Linear::one;  // so it computes, too
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does more than move values"));
   op.linear = Linear::moves, op.stretches = nullptr;
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does not say how"));
@@ -202,7 +267,8 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
 
 TEST_CASE("verify: a slice of nothing reaches nowhere") {
   auto x = array({Axis("z", 0), A});
-  CHECK(in_graph(make(prim::kSlice, {x}, {Axis("z", 0), Axis("a", 2)}, DType::f32, SliceAttr{"a", 3, 2}.attr())) == "");
+  CHECK(in_graph(make(prim::kSlice, {x}, {Axis("z", 0), Axis("a", 2)}, DType::f32,
+                      SliceAttr{"a", 3, 2}.attr())) == "");
   const Axis Z("z", 0), N("n", 6);
   auto f = named_jit([](const NamedArray& x) { return slice(x, "n", 1, 4); },
                      {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"n", "data"}}});
@@ -211,12 +277,16 @@ TEST_CASE("verify: a slice of nothing reaches nowhere") {
 
 TEST_CASE("verify: what it finds while chunks are chosen is raised, other errors are not") {
   const Axis Q("q", 64), K("k", 64), D("d", 8);
-  auto q = prim::input({Q, D}, DType::f32), k = prim::input({K, D}, DType::f32), v = prim::input({K, D}, DType::f32);
+  auto q = prim::input({Q, D}, DType::f32), k = prim::input({K, D}, DType::f32),
+       v = prim::input({K, D}, DType::f32);
   auto weights = prim::exp(prim::contract(q, k, {Q, K}, DType::f32));
-  const Nodes roots{prim::contract(prim::div(weights, prim::reduce(Monoid::sum, weights, {Q})), v, {Q, D}, DType::f32)};
+  const Nodes roots{prim::contract(prim::div(weights, prim::reduce(Monoid::sum, weights, {Q})), v,
+                                   {Q, D}, DType::f32)};
   auto bordered = with_score_borders(roots, std::int64_t(1), 0, {});
   auto cut = [&](auto raised) {
-    return cut_chunks(bordered, [=](const Nodes&, const Nodes&, int) -> Tried { throw raised; }, 0, false, nullptr);
+    return cut_chunks(
+        bordered, [=](const Nodes&, const Nodes&, int) -> Tried { throw raised; }, 0, false,
+        nullptr);
   };
   CHECK(!(bordered == roots));
   CHECK_THROWS_AS(cut(VerifyError("[verify] a pass is wrong")), VerifyError);
@@ -228,21 +298,32 @@ TEST_CASE("verify finds a graph's faults: loops") {
   auto row = prim::slice_at(x, turn(), true);
   auto carry = prim::carry(turn(), {B}, DType::f32);
   CHECK(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row}}, turn())) == "");
-  CHECK(in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry}, turn())) == "");
+  CHECK(in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry},
+                             turn())) == "");
   CHECK(says(in_graph(row), "it is read outside of its loop"));
   CHECK(says(in_graph(prim::add(array({B}), carry)), "it is read outside of its loop"));
-  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({A}), carry}, turn())), "a carry starts from another kind of array"));
-  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::sum(row, {B})}, array({B}), carry}, turn())), "a turn leaves () where it carries (b=3)"));
-  CHECK(says(in_graph(loop_of_one({Fold::fold, Monoid::sum, {row}, array({A})}, turn())), "a fold starts from another kind of array"));
-  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, array({A}))}}, turn())), "a value of one position has the axis that is walked"));
-  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row, row}}, turn())), "a result has no value in one of its bodies"));
+  CHECK(says(in_graph(loop_of_one(
+                 {Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({A}), carry}, turn())),
+             "a carry starts from another kind of array"));
+  CHECK(says(in_graph(loop_of_one(
+                 {Fold::carry, Monoid::sum, {prim::sum(row, {B})}, array({B}), carry}, turn())),
+             "a turn leaves () where it carries (b=3)"));
+  CHECK(says(in_graph(loop_of_one({Fold::fold, Monoid::sum, {row}, array({A})}, turn())),
+             "a fold starts from another kind of array"));
+  CHECK(
+      says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, array({A}))}}, turn())),
+           "a value of one position has the axis that is walked"));
+  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row, row}}, turn())),
+             "a result has no value in one of its bodies"));
   auto stack = loop_of_one({Fold::stack, Monoid::sum, {row}}, turn())->in[0];
-  CHECK(says(in_graph(make(kResult, {stack}, {Axis("z", 9)}, DType::f32, {.ints = {0}})), "it is (z=9), and its loop makes (a=4, b=3)"));
+  CHECK(says(in_graph(make(kResult, {stack}, {Axis("z", 9)}, DType::f32, {.ints = {0}})),
+             "it is (z=9), and its loop makes (a=4, b=3)"));
   auto bodies = [&](const NodePtr& second) {
     Loop l;
     l.axis = A, l.index = {prim::index(A, 0, 3, 0), second};
     l.results = {{Fold::fold, Monoid::sum, {}}};
-    for (auto& i : l.index) l.results[0].value.push_back(prim::sum(prim::slice_at(x, i, false), {A}));
+    for (auto& i : l.index)
+      l.results[0].value.push_back(prim::sum(prim::slice_at(x, i, false), {A}));
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
   CHECK(bodies(prim::index(A, 3, 1, 0)) == "");
@@ -256,30 +337,45 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   auto in = [&](Fold fold, const std::function<NodePtr(const NodePtr&, std::size_t)>& value) {
     Loop l;
     l.axis = A, l.index = index, l.results = {{fold, Monoid::sum, {}}};
-    for (std::size_t b = 0; b < 2; ++b) l.results[0].value.push_back(value(prim::slice_at(x, index[b], false), b));
+    for (std::size_t b = 0; b < 2; ++b)
+      l.results[0].value.push_back(value(prim::slice_at(x, index[b], false), b));
     return in_graph(make_loop(std::move(l)));
   };
   auto sum = [](auto& block, auto) { return prim::sum(block, {A}); };
   CHECK(in(Fold::stack, [](auto& block, auto) { return block; }) == "");
   CHECK(in(Fold::fold, sum) == "");
   CHECK(says(in(Fold::stack, sum), "a value that is stacked is no chunk of a=4"));
-  CHECK(says(in(Fold::fold, [&](auto& block, auto b) { return b ? prim::cast(sum(block, b), DType::f64) : sum(block, b); }), "bodies make values of different dtypes"));
-  CHECK(says(in(Fold::fold, [](auto& block, auto b) { return prim::sum(block, b ? Axes{A, B} : Axes{A}); }), "bodies fold different axes"));
+  CHECK(says(in(Fold::fold,
+                [&](auto& block, auto b) {
+                  return b ? prim::cast(sum(block, b), DType::f64) : sum(block, b);
+                }),
+             "bodies make values of different dtypes"));
+  CHECK(says(in(Fold::fold,
+                [](auto& block, auto b) {
+                  return prim::sum(block, b ? Axes{A, B} : Axes{A});
+                }),
+             "bodies fold different axes"));
   auto other = [&](auto& block, auto b) { return b ? prim::sum(block, {B}) : block; };
   CHECK(says(in(Fold::stack, other), "bodies stack different axes"));
   Loop none;
   none.axis = A;
   CHECK(says(in_graph(make_loop(none)), "it has no body"));
   auto pairs = prim::index(A, 0, 2, 0);
-  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::sum(prim::slice_at(x, pairs, false), {A})}}, pairs)), "its turns are of one position, and walk 2"));
+  CHECK(says(
+      in_graph(loop_of_one(
+          {Fold::stack, Monoid::sum, {prim::sum(prim::slice_at(x, pairs, false), {A})}}, pairs)),
+      "its turns are of one position, and walk 2"));
   auto row = prim::slice_at(x, turn(), true), carry = prim::carry(turn(), {B}, DType::f32);
-  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {row}, array({B})}, turn())), "what goes from turn to turn has no carry"));
+  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {row}, array({B})}, turn())),
+             "what goes from turn to turn has no carry"));
   Loop twice;
   const LoopResult carried{Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry};
   twice.axis = A, twice.index = {turn()}, twice.drop = true, twice.results = {carried, carried};
   CHECK(says(in_graph(make_loop(twice)), "two results are carried as one"));
   auto flag = prim::carry(turn(), {}, DType::boolean), start = array({}, DType::boolean);
-  auto decides = [&](const NodePtr& value) { return in_graph(loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, turn())); };
+  auto decides = [&](const NodePtr& value) {
+    return in_graph(loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, turn()));
+  };
   CHECK(decides(flag) == "");
   CHECK(says(decides(prim::logical_not(flag)), "what decides about turns is no flag"));
 }
@@ -305,10 +401,12 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
     auto turn = prim::index(C, 0, 1, 1);
     Loop inner;
     inner.axis = C, inner.index = {turn}, inner.drop = true;
-    inner.results = {{Fold::fold, Monoid::sum, {prim::mul(block(by), prim::slice_at(array({C}), turn, true))}}};
+    inner.results = {
+        {Fold::fold, Monoid::sum, {prim::mul(block(by), prim::slice_at(array({C}), turn, true))}}};
     auto sum = loop_result(make_loop(std::move(inner)), 0);
     Loop l;
-    l.axis = A, l.index = index, l.results = {{Fold::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
+    l.axis = A, l.index = index,
+    l.results = {{Fold::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
   CHECK(nested(index[1]) == "");
@@ -316,20 +414,27 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
   // What a body makes is checked as all else is.
   auto row = prim::slice_at(x, turn(), true);
   auto wrong = make(prim::kNeg, {row}, {B}, DType::i32);
-  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, turn())), "an operand is f32, the result i32"));
+  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, turn())),
+             "an operand is f32, the result i32"));
   // A region that is entered in a turn is left, in it or behind the loop.
   Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0}};
-  auto border = [&](const Op& op, const NodePtr& y) { return make(op, {y}, y->axes, DType::f32, region); };
-  auto stacks = [&](const NodePtr& value) { return in_graph(loop_of_one({Fold::stack, Monoid::sum, {value}}, turn())); };
+  auto border = [&](const Op& op, const NodePtr& y) {
+    return make(op, {y}, y->axes, DType::f32, region);
+  };
+  auto stacks = [&](const NodePtr& value) {
+    return in_graph(loop_of_one({Fold::stack, Monoid::sum, {value}}, turn()));
+  };
   auto entered = prim::neg(border(prim::kEnter, row));
   CHECK(stacks(border(prim::kLeave, entered)) == "");
-  CHECK(in_graph(border(prim::kLeave, loop_of_one({Fold::stack, Monoid::sum, {entered}}, turn()))) == "");
+  CHECK(in_graph(border(prim::kLeave,
+                        loop_of_one({Fold::stack, Monoid::sum, {entered}}, turn()))) == "");
   CHECK(says(stacks(entered), "it lies in a region that it never leaves"));
-  auto through = [&](const NodePtr& y) {   // a region around the loop
+  auto through = [&](const NodePtr& y) {  // a region around the loop
     return loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, y)}}, turn());
   };
   CHECK(in_graph(border(prim::kLeave, through(border(prim::kEnter, start)))) == "");
-  CHECK(says(in_graph(through(border(prim::kEnter, start))), "it lies in a region that it never leaves"));
+  CHECK(says(in_graph(through(border(prim::kEnter, start))),
+             "it lies in a region that it never leaves"));
 }
 
 TEST_CASE("verify finds a graph's faults: collectives") {
@@ -337,21 +442,28 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   auto x = array({A, B});
   auto made = [&](Wire wire, const Axes& out, Name along, std::int64_t size) {
     Wiring w;
-    w.number = 1, w.how.wire = wire, w.how.ranks = 2, w.how.size = {size}, w.out = {out}, w.along = {along};
+    w.number = 1, w.how.wire = wire, w.how.ranks = 2, w.how.size = {size}, w.out = {out},
+    w.along = {along};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
   CHECK(made(Wire::all_reduce, {A, B}, {}, 0) == "");
   CHECK(says(made(Wire::all_reduce, {B, A}, {}, 0), "it makes (b=3, a=4) of (a=4, b=3)"));
   CHECK(made(Wire::all_gather, {Axis("a", 7), B}, "a", 7) == "");
-  CHECK(says(made(Wire::all_gather, {Axis("a", 8), B}, "a", 7), "it makes (a=8, b=3) of (a=4, b=3)"));
-  CHECK(says(made(Wire::all_gather, {Axis("a", 6), B}, "a", 6), "it makes (a=6, b=3) of (a=4, b=3)"));   // blocks of 3
+  CHECK(
+      says(made(Wire::all_gather, {Axis("a", 8), B}, "a", 7), "it makes (a=8, b=3) of (a=4, b=3)"));
+  // blocks of 3
+  CHECK(
+      says(made(Wire::all_gather, {Axis("a", 6), B}, "a", 6), "it makes (a=6, b=3) of (a=4, b=3)"));
   CHECK(says(made(Wire::all_gather, {A, B}, "c", 8), "(a=4, b=3) lacks the axis that is joined"));
   CHECK(made(Wire::reduce_scatter, {Axis("a", 2), B}, "a", 4) == "");
-  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 3), B}, "a", 4), "it makes (a=3, b=3) of (a=4, b=3)"));
-  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 2), Axis("b", 2)}, "a", 4), "it makes (a=2, b=2) of (a=4, b=3)"));
+  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 3), B}, "a", 4),
+             "it makes (a=3, b=3) of (a=4, b=3)"));
+  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 2), Axis("b", 2)}, "a", 4),
+             "it makes (a=2, b=2) of (a=4, b=3)"));
   auto exchange = [&](const program::Parcel& send, const program::Parcel& receive) {
     Wiring w;
-    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = {send}, w.how.receives = {receive}, w.out = {{A, B}};
+    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = {send}, w.how.receives = {receive},
+    w.out = {{A, B}};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
   const program::Parcel all{1, 0, {0, 0}, {4, 3}, {1, 1}};
@@ -362,14 +474,19 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   CHECK(says(exchange(all, {1, 2, {0, 0}, {4, 3}, {1, 1}}), "it has no array 2"));
   auto made_by = [&](const std::function<void(Wiring&)>& change) {
     Wiring w;
-    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = w.how.receives = {all}, w.out = {{A, B}}, w.along = {Name()};
+    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = w.how.receives = {all},
+    w.out = {{A, B}}, w.along = {Name()};
     change(w);
     return in_graph(make_collective({x}, w));
   };
   CHECK(made_by([](auto&) {}) == "");
-  CHECK(says(made_by([&](auto& w) { w.how.receives = {all, all}; }), "24 elements come to (a=4, b=3)"));
+  CHECK(says(made_by([&](auto& w) {
+               w.how.receives = {all, all};
+             }),
+             "24 elements come to (a=4, b=3)"));
   CHECK(says(made_by([](auto& w) { w.number = 0; }), "the call has no number"));
-  CHECK(says(made_by([](auto& w) { w.how.wire = Wire::all_reduce, w.out.resize(2); }), "it makes 2 arrays of 1"));
+  CHECK(says(made_by([](auto& w) { w.how.wire = Wire::all_reduce, w.out.resize(2); }),
+             "it makes 2 arrays of 1"));
   CHECK(says(made_by([](auto& w) { w.ranks = 2; }), "it is no ring"));
   auto ring = [&](const Axes& other, const Axes& block, const Axes& out) {
     Wiring w;
@@ -379,36 +496,54 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   const Axis half{"a", 2};
   CHECK(ring({A, B}, {half}, {B}) == "");
   CHECK(ring({B}, {half, B}, {A}) == "");
-  CHECK(says(ring({half, B}, {half}, {B}), "axis a=4 of blocks of (a=2) is neither in (a=2, b=3) nor in (b=3)"));
-  CHECK(says(ring({B}, {half, B}, {half}), "axis a=4 of blocks of (a=2, b=3) is neither in (b=3) nor in (a=2)"));
+  CHECK(says(ring({half, B}, {half}, {B}),
+             "axis a=4 of blocks of (a=2) is neither in (a=2, b=3) nor in (b=3)"));
+  CHECK(says(ring({B}, {half, B}, {half}),
+             "axis a=4 of blocks of (a=2, b=3) is neither in (b=3) nor in (a=2)"));
   CHECK(says(ring({A, B}, {half}, {B, Axis("c", 2)}), "no operand has axis c=2"));
   CHECK(says(ring({A, B}, {B}, {A}), "the block (b=3) lacks axis a"));
   Wiring w;
   w.number = 1, w.how.size = {0}, w.out = {{A, B}}, w.along = {Name()};
   auto call = make_collective({x}, w);
-  CHECK(says(in_graph(make(kResult, {call}, {A}, DType::f32, {.ints = {0}})), "it is (a=4), and its collective makes (a=4, b=3)"));
-  CHECK(says(in_graph(make(kResult, {call}, {A, B}, DType::i32, {.ints = {0}})), "the result is i32"));
-  CHECK(says(in_graph(make(kResult, {call}, {A, B}, DType::f32, {.ints = {1}})), "its collective has no result 1"));
+  CHECK(says(in_graph(make(kResult, {call}, {A}, DType::f32, {.ints = {0}})),
+             "it is (a=4), and its collective makes (a=4, b=3)"));
+  CHECK(says(in_graph(make(kResult, {call}, {A, B}, DType::i32, {.ints = {0}})),
+             "the result is i32"));
+  CHECK(says(in_graph(make(kResult, {call}, {A, B}, DType::f32, {.ints = {1}})),
+             "its collective has no result 1"));
 }
 
 TEST_CASE("verify finds a graph's faults: custom gradients") {
   auto x = array({A, B}), y = array({B});
-  auto kept = checkpoint([](const NamedArray& x, const NamedArray& y) { return x * y; })(NamedArray(x), NamedArray(y)).node()->in[0];
+  auto kept = checkpoint([](const NamedArray& x, const NamedArray& y) { return x * y; })(
+                  NamedArray(x), NamedArray(y))
+                  .node()
+                  ->in[0];
   auto by_hand = custom_vjp([](const NamedArray& x) { return exp(x); },
-                            [](const auto&, const auto& out, const auto& g) { return std::tuple(out * g); })(NamedArray(x)).node()->in[0];
+                            [](const auto&, const auto& out, const auto& g) {
+                              return std::tuple(out * g);
+                            })(NamedArray(x))
+                     .node()
+                     ->in[0];
   auto of = [&](const NodePtr& custom, const Nodes& operands) {
     return in_graph(custom_vjp_result(make(kCustomVjp, operands, {}, DType::f32, custom->attr), 0));
   };
   CHECK(of(kept, kept->in) == "");
   CHECK(of(by_hand, by_hand->in) == "");
-  CHECK(says(of(kept, {kept->in[0], x, x}), "array 2 was traced as f32 (b=3), and is f32 (a=4, b=3)"));
-  CHECK(says(of(kept, {kept->in[0], y, x}), "array 1 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
+  CHECK(says(of(kept, {kept->in[0], x, x}),
+             "array 2 was traced as f32 (b=3), and is f32 (a=4, b=3)"));
+  CHECK(says(of(kept, {kept->in[0], y, x}),
+             "array 1 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
   CHECK(says(of(kept, {y, x, y}), "array 0 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
   CHECK(says(of(kept, {kept->in[0], x}), "it was traced with 3 arrays, and has 2"));
-  CHECK(says(in_graph(make(kCustomVjp, {}, {}, DType::f32, by_hand->attr)), "it has 1 results, and 0 operands"));
-  CHECK(says(of(by_hand, {by_hand->in[0], x, y}), "its function took 1 arrays and gave 1, and it has 3 with 1 results"));
-  CHECK(says(in_graph(make(kResult, {kept}, {A}, DType::f32, {.ints = {0}})), "it is (a=4), and its custom_vjp makes (a=4, b=3)"));
-  CHECK(says(in_graph(make(kResult, {kept}, {A, B}, DType::f32, {.ints = {1}})), "its custom_vjp has no result 1"));
+  CHECK(says(in_graph(make(kCustomVjp, {}, {}, DType::f32, by_hand->attr)),
+             "it has 1 results, and 0 operands"));
+  CHECK(says(of(by_hand, {by_hand->in[0], x, y}),
+             "its function took 1 arrays and gave 1, and it has 3 with 1 results"));
+  CHECK(says(in_graph(make(kResult, {kept}, {A}, DType::f32, {.ints = {0}})),
+             "it is (a=4), and its custom_vjp makes (a=4, b=3)"));
+  CHECK(says(in_graph(make(kResult, {kept}, {A, B}, DType::f32, {.ints = {1}})),
+             "its custom_vjp has no result 1"));
 }
 
 // ---- plans of shardings ----
@@ -419,22 +554,28 @@ using namespace partitioning;
 const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
 // Operands, cut so, go into n, which is said to be made so.
-std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands, const Sharding& made) {
+std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
+                       const Sharding& made) {
   Whole whole({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
   Version of{.kind = Version::Kind::compute, .node = whole.find(n.get()), .at = made, .live = true};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
-    p.versions.push_back({.kind = Version::Kind::given, .node = whole.find(n->in[k].get()), .at = operands[k], .live = true});
+    p.versions.push_back({.kind = Version::Kind::given,
+                          .node = whole.find(n->in[k].get()),
+                          .at = operands[k],
+                          .live = true});
     of.in.push_back(int(k));
   }
   p.versions.push_back(of);
   p.roots = {int(n->in.size())};
   return message_of([&] { verify(p, whole, "a pass"); });
 }
-std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) { return in_plan_of(n, {operand}, made); }
-std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted, Version::Kind kind,
-                    const std::function<void(Version&, Plan&)>& damage) {
+std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) {
+  return in_plan_of(n, {operand}, made);
+}
+std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted,
+                    Version::Kind kind, const std::function<void(Version&, Plan&)>& damage) {
   return damaged(n, {{x, at}}, wanted, mesh, kind, damage);
 }
 Sharding pending(int x, Monoid m = Monoid::sum) {
@@ -449,28 +590,49 @@ std::string in_hop(const Sharding& from, const Hop& hop, const Sharding& arrives
   Whole whole({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
-                {.kind = Version::Kind::hop, .node = 0, .at = arrives, .in = {0}, .hop = hop, .live = true}};
+  p.versions = {
+      {.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
+      {.kind = Version::Kind::hop, .node = 0, .at = arrives, .in = {0}, .hop = hop, .live = true}};
   p.roots = {1};
   return message_of([&] { verify(p, whole, "a pass"); });
 }
-// A loop over a that carries a row of x, started and left as said, and said to be `inside` and `at`.
-std::string in_loop(const Sharding& start, const Sharding& left, const Sharding& inside, const Sharding& at) {
+// A loop over a that carries a row of x, started and left as said, and said to be `inside` and
+// `at`.
+std::string in_loop(const Sharding& start, const Sharding& left, const Sharding& inside,
+                    const Sharding& at) {
   auto row = array({B}), carry = prim::carry(turn(), {B}, DType::f32);
   auto result = loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, turn());
   Whole whole({result}, {{}}, mesh);
   auto id = [&](const NodePtr& n) { return whole.id(n); };
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = id(result->in[0]), .bodies = {1}, .inside = {inside}, .at = {at}, .value = {{2}}, .carry = {{1}}, .start = {0}}};
-  p.versions = {{.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
-                {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = left, .loop = 0, .live = true},
-                {.kind = Version::Kind::compute, .node = id(prim::neg(carry)), .body = 1, .at = left, .in = {1}, .live = true},
-                {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
+  p.loops = {{.node = id(result->in[0]),
+              .bodies = {1},
+              .inside = {inside},
+              .at = {at},
+              .value = {{2}},
+              .carry = {{1}},
+              .start = {0}}};
+  p.versions = {
+      {.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
+      {.kind = Version::Kind::carry,
+       .node = id(carry),
+       .body = 1,
+       .at = left,
+       .loop = 0,
+       .live = true},
+      {.kind = Version::Kind::compute,
+       .node = id(prim::neg(carry)),
+       .body = 1,
+       .at = left,
+       .in = {1},
+       .live = true},
+      {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
   return message_of([&] { verify(p, whole, "a pass"); });
 }
 
-// A loop over two blocks of a, which go round: what it reads visits. sent: what is made of it is cut along b, and gathered again.
+// A loop over two blocks of a, which go round: what it reads visits. sent: what is made of it is
+// cut along b, and gathered again.
 std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = false) {
   using Kind = Version::Kind;
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
@@ -481,12 +643,36 @@ std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = f
   auto b = cut("b", {0});
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = id(result->in[0]), .bodies = {1}, .round = {0}, .inside = {{}}, .at = {{}}, .value = {{sent ? 4 : 2}}, .carry = {{}}, .start = {-1}}};
+  p.loops = {{.node = id(result->in[0]),
+              .bodies = {1},
+              .round = {0},
+              .inside = {{}},
+              .at = {{}},
+              .value = {{sent ? 4 : 2}},
+              .carry = {{}},
+              .start = {-1}}};
   p.versions = {{.kind = Kind::given, .node = id(x), .at = lies, .live = true},
-                {.kind = Kind::visit, .node = id(block), .body = 1, .at = visits, .in = {0}, .hop = {Hop::Kind::slice, {}, {0}, "a", 1}, .live = true},
+                {.kind = Kind::visit,
+                 .node = id(block),
+                 .body = 1,
+                 .at = visits,
+                 .in = {0},
+                 .hop = {Hop::Kind::slice, {}, {0}, "a", 1},
+                 .live = true},
                 {.kind = Kind::compute, .node = id(value), .body = 1, .in = {1}, .live = true},
-                {.kind = Kind::hop, .node = id(value), .body = 1, .at = b, .in = {2}, .hop = {Hop::Kind::slice, b, {}, {}}, .live = sent},
-                {.kind = Kind::hop, .node = id(value), .body = 1, .in = {3}, .hop = {Hop::Kind::all_gather, {}, {0}, "b", 1}, .live = sent},
+                {.kind = Kind::hop,
+                 .node = id(value),
+                 .body = 1,
+                 .at = b,
+                 .in = {2},
+                 .hop = {Hop::Kind::slice, b, {}, {}},
+                 .live = sent},
+                {.kind = Kind::hop,
+                 .node = id(value),
+                 .body = 1,
+                 .in = {3},
+                 .hop = {Hop::Kind::all_gather, {}, {0}, "b", 1},
+                 .live = sent},
                 {.kind = Kind::loop, .node = id(result->in[0]), .loop = 0, .live = true}};
   return message_of([&] { verify(p, whole, "a pass"); });
 }
@@ -497,17 +683,24 @@ TEST_CASE("verify finds a plan's faults") {
   auto x = array({A, B});
   CHECK(in_plan(prim::exp(x), cut("a", {0}), cut("a", {0})) == "");
   CHECK(in_plan(prim::sum(x, {A}), cut("a", {0}), pending(0)) == "");
-  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}), "pending in it is {pending: 0}, and not {}"));
-  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}), "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})), "it makes all of axis a, which is cut"));
-  CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)), "a sum is pending in what it is not linear in"));
+  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}),
+             "pending in it is {pending: 0}, and not {}"));
+  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}),
+             "axis a of operand 0 is data, and should be whole"));
+  CHECK(
+      says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})), "it makes all of axis a, which is cut"));
+  CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)),
+             "a sum is pending in what it is not linear in"));
   CHECK(says(in_plan(prim::neg(x), pending(0), {}), "pending in it is {pending: 0}, and not {}"));
-  CHECK(says(in_plan(prim::exp(x), cut("c", {0}), {}), "axis c, which is cut, is not in (a=4, b=3)"));
+  CHECK(
+      says(in_plan(prim::exp(x), cut("c", {0}), {}), "axis c, which is cut, is not in (a=4, b=3)"));
   auto both = cut("a", {0});
   both.set("b", {0});
   CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
   CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})), "the mesh has no axis number 7"));
-  auto with = [&](auto damage) { return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage); };
+  auto with = [&](auto damage) {
+    return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage);
+  };
   CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never made"));
 }
 
@@ -515,18 +708,24 @@ TEST_CASE("verify finds a plan's faults: operands that do not fit the result") {
   auto x = array({A, B}), y = array({A, B}), v = array({A});
   auto a = cut("a", {0});
   CHECK(in_plan_of(prim::add(x, v), {a, a}, a) == "");
-  CHECK(says(in_plan(prim::exp(x), a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(in_plan(prim::exp(x), a, cut("b", {0})),
+             "axis a of operand 0 is data, and should be whole"));
   CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is whole, and should be data"));
-  CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})), "axis a of operand 0 is data+model, and should be model+data"));
-  CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a), "axis a of operand 1 is model, and should be data"));
-  CHECK(says(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)), "axis a of operand 1 is whole, and should be data"));
+  CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})),
+             "axis a of operand 0 is data+model, and should be model+data"));
+  CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a),
+             "axis a of operand 1 is model, and should be data"));
+  CHECK(says(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)),
+             "axis a of operand 1 is whole, and should be data"));
   auto renamed = prim::rename(x, {"a"}, {"c"});
   CHECK(in_plan(renamed, a, cut("c", {0})) == "");
-  CHECK(says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
+  CHECK(
+      says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
   auto flat = prim::flatten(x, {"a", "b"}, Axis("f", 12));
   CHECK(in_plan(flat, a, cut("f", {0})) == "");
   CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not cut in blocks of a"));
-  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}),
+             "axis a of operand 0 is data, and should be whole"));
   CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a), "it makes all of axis a, which is cut"));
 }
 
@@ -543,17 +742,21 @@ TEST_CASE("verify finds a plan's faults: what is pending") {
   CHECK(in_plan(prim::rename(x, {"a"}, {"c"}), max, max) == "");
   CHECK(says(in_plan(prim::neg(x), max, max), "a sum is pending in what it is not linear in"));
   CHECK(in_plan_of(prim::add(x, y), {one, one}, one) == "");
-  CHECK(says(in_plan_of(prim::add(x, y), {one, none}, one), "a sum is pending in operand 0, and not in operand 1"));
-  CHECK(says(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max), "a sum is pending in operand 1, and not in operand 0"));
+  CHECK(says(in_plan_of(prim::add(x, y), {one, none}, one),
+             "a sum is pending in operand 0, and not in operand 1"));
+  CHECK(says(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max),
+             "a sum is pending in operand 1, and not in operand 0"));
   CHECK(in_plan_of(prim::mul(x, y), {one, none}, one) == "");
-  CHECK(says(in_plan_of(prim::mul(x, y), {one, one}, one), "a sum is pending in operand 0, and also in operand 1"));
+  CHECK(says(in_plan_of(prim::mul(x, y), {one, one}, one),
+             "a sum is pending in operand 0, and also in operand 1"));
   CHECK(says(in_plan_of(prim::contract(array({A, I}), array({A}), {I}), {a, a}, none), wrong));
   auto taken = prim::gather(x, {{"a", ids}}, {I, B}, program::Outside::fill);
   CHECK(in_plan_of(taken, {a, none}, one) == "");
   CHECK(says(in_plan_of(taken, {a, none}, none), wrong));
   auto added = prim::scatter(x, array({I, B}), {{"a", ids}}, program::Update::add, false);
   CHECK(in_plan_of(added, {one, cut("i", {0}), cut("i", {0})}, one) == "");
-  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one), "what it writes into does not count once"));
+  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one),
+             "what it writes into does not count once"));
 }
 
 TEST_CASE("verify finds a plan's faults: positions that move, and what is made in place") {
@@ -561,29 +764,34 @@ TEST_CASE("verify finds a plan's faults: positions that move, and what is made i
   auto x = array({A, B});
   auto a = cut("a", {0});
   auto moved = [&](auto damage) {
-    return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift, [&](Version& v, Plan&) { damage(v); });
+    return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift,
+                   [&](Version& v, Plan&) { damage(v); });
   };
   CHECK(says(moved([](auto& v) { v.pieces[0].to = 1; }), "position 1 comes after 0"));
   CHECK(says(moved([](auto& v) { v.pieces[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
   CHECK(says(moved([](auto& v) { v.pieces[0].size = 2; }), "2 positions come"));
   CHECK(says(moved([](auto& v) { v.pieces[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
-  CHECK(says(moved([](auto& v) { v.at.pend(1, Monoid::sum); }), "it is {a: 0, pending: 1}, made of {a: 0}"));
+  CHECK(says(moved([](auto& v) { v.at.pend(1, Monoid::sum); }),
+             "it is {a: 0, pending: 1}, made of {a: 0}"));
   CHECK(says(moved([](auto& v) { v.at.set("b", {1}), v.hop.bytes = 0; }), "axis b lies otherwise"));
   auto odd = array({Axis("a", 3), Axis("b", 2)});
   auto flat = [&](auto damage) {
-    return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}), Kind::regroup,
-                   [&](Version& v, Plan&) { damage(v); });
+    return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}),
+                   Kind::regroup, [&](Version& v, Plan&) { damage(v); });
   };
   CHECK(says(flat([](auto& v) { v.pieces[0].given.cuts[0] = {1}; }), "part a lies otherwise"));
-  auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate, [](Version& v, Plan&) { v.at.pend(1, Monoid::sum); });
+  auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate,
+                      [](Version& v, Plan&) { v.at.pend(1, Monoid::sum); });
   CHECK(says(made, "it is not made of numbers and positions alone"));
 }
 
-// Of x, which device 1 of four has as `has`, it makes n, said to be as `is`: a slice of its own, or positions that move.
+// Of x, which device 1 of four has as `has`, it makes n, said to be as `is`: a slice of its own, or
+// positions that move.
 TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   using Kind = Version::Kind;
   auto x = array({A, B});
-  auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine, const NodePtr& made) {
+  auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine,
+                       const NodePtr& made) {
     Whole whole({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
@@ -592,27 +800,40 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
     p.roots = {1};
     return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
   };
-  auto found = [](const std::string& text, const char* part) { return says(text, "") || text.find(part) != text.npos; };
+  auto found = [](const std::string& text, const char* part) {
+    return says(text, "") || text.find(part) != text.npos;
+  };
   const Sharding a = cut("a", {1});
   Version sliced{.kind = Kind::hop, .at = a};
   sliced.hop = {Hop::Kind::slice, a, {}, {}};
-  auto block = [&](std::int64_t from, std::int64_t size) { return prim::slice(x, "a", from, size); };
+  auto block = [&](std::int64_t from, std::int64_t size) {
+    return prim::slice(x, "a", from, size);
+  };
   CHECK(on_device({}, sliced, x, x, block(2, 2)) == "");
-  CHECK(found(on_device({}, sliced, x, x, block(0, 2)), "on device 1: position 0 of a is 0 of what it is made of, and should be 2"));
-  CHECK(found(on_device({}, sliced, x, x, block(1, 3)), "on device 1: it is (a=3, b=3), and its block is (a=2, b=3)"));
-  CHECK(found(on_device({}, sliced, x, x, prim::cast(block(2, 2), DType::f64)), "on device 1: it is f64"));
+  CHECK(found(on_device({}, sliced, x, x, block(0, 2)),
+              "on device 1: position 0 of a is 0 of what it is made of, and should be 2"));
+  CHECK(found(on_device({}, sliced, x, x, block(1, 3)),
+              "on device 1: it is (a=3, b=3), and its block is (a=2, b=3)"));
+  CHECK(found(on_device({}, sliced, x, x, prim::cast(block(2, 2), DType::f64)),
+              "on device 1: it is f64"));
   auto swapped = prim::concat({block(3, 1), block(2, 1)}, Axis("a", 2));
-  CHECK(found(on_device({}, sliced, x, x, swapped), "position 0 of a is 3 of what it is made of, and should be 2"));
-  auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);   // round by one
+  CHECK(found(on_device({}, sliced, x, x, swapped),
+              "position 0 of a is 3 of what it is made of, and should be 2"));
+  // round by one
+  auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
   Version round{.kind = Kind::shift, .at = {}};
   round.hop.axis = "a";
-  round.pieces = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3}, {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
+  round.pieces = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
+                  {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
   CHECK(on_device({}, round, n, x, n) == "");
-  CHECK(found(on_device({}, round, n, x, x), "position 0 of a is 0 of what it is made of, and should be 1"));
+  CHECK(found(on_device({}, round, n, x, x),
+              "position 0 of a is 0 of what it is made of, and should be 1"));
   auto twice = prim::concat({block(1, 2), block(2, 1), block(0, 1)}, A);
-  CHECK(found(on_device({}, round, n, x, twice), "position 2 of a is 2 of what it is made of, and should be 3"));
+  CHECK(found(on_device({}, round, n, x, twice),
+              "position 2 of a is 2 of what it is made of, and should be 3"));
   auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
-  CHECK(found(on_device({}, round, n, x, turned), "position 0 of a is 3 of what it is made of, and should be 1"));
+  CHECK(found(on_device({}, round, n, x, turned),
+              "position 0 of a is 3 of what it is made of, and should be 1"));
   round.pieces.pop_back();
   CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
 }
@@ -620,18 +841,22 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
 TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than its block is") {
   using Kind = Version::Kind;
   const Axis C("c", 4), D("d", 2), Flat("p", 8);
-  auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has, const Sharding& is, const Lie& given,
-                       const Lie& taken, const NodePtr& mine, const NodePtr& made) {
+  auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has,
+                       const Sharding& is, const Lie& given, const Lie& taken, const NodePtr& mine,
+                       const NodePtr& made) {
     Whole whole({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    Version v{.kind = Kind::regroup, .node = whole.find(n.get()), .at = is, .in = {0}, .live = true};
+    Version v{
+        .kind = Kind::regroup, .node = whole.find(n.get()), .at = is, .in = {0}, .live = true};
     v.pieces = {{.axes = {Flat}, .at = has, .axis = "p", .given = given, .taken = taken}};
     p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, v};
     p.roots = {1};
     return message_of([&] { verify_device(p, whole, device, {mine, made}, "a pass"); });
   };
-  auto found = [](const std::string& text, const char* part) { return text.find(part) != text.npos; };
+  auto found = [](const std::string& text, const char* part) {
+    return text.find(part) != text.npos;
+  };
   auto parts = array({C, D});
   auto flat = prim::flatten(parts, {"c", "d"}, Flat);
   const Sharding half = cut("p", {0});
@@ -640,11 +865,13 @@ TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than
   };
   CHECK(flattened(0, prim::slice(flat, "p", 0, 4)) == "");
   CHECK(flattened(2, prim::slice(flat, "p", 4, 4)) == "");
-  CHECK(found(flattened(2, prim::slice(flat, "p", 0, 4)), "on device 2: position 0 of p is 0 of all, and should be 4"));
+  CHECK(found(flattened(2, prim::slice(flat, "p", 0, 4)),
+              "on device 2: position 0 of p is 0 of all, and should be 4"));
   auto line = array({Flat});
   auto apart = prim::unflatten(line, "p", {C, D});
-  auto unflattened = [&](const NodePtr& kept) {   // of which each device has every second position
-    return on_device(1, line, apart, {}, cut("d", {1}), {}, {{C, D}, {{}, {1}}}, line, prim::unflatten(kept, "p", {C, Axis("d", 1)}));
+  auto unflattened = [&](const NodePtr& kept) {  // of which each device has every second position
+    return on_device(1, line, apart, {}, cut("d", {1}), {}, {{C, D}, {{}, {1}}}, line,
+                     prim::unflatten(kept, "p", {C, Axis("d", 1)}));
   };
   auto every_second = [&](std::int64_t from) {
     Nodes runs;
@@ -653,7 +880,8 @@ TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than
   };
   CHECK(unflattened(every_second(1)) == "");
   CHECK(found(unflattened(every_second(0)), "position 0 of p is 0 of all, and should be 1"));
-  CHECK(found(unflattened(prim::slice(line, "p", 1, 4)), "position 1 of p is 2 of all, and should be 3"));
+  CHECK(found(unflattened(prim::slice(line, "p", 1, 4)),
+              "position 1 of p is 2 of all, and should be 3"));
 }
 
 TEST_CASE("verify finds a plan's faults: turns that devices share") {
@@ -661,24 +889,38 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   auto x = array({A, B});
   auto a = cut("a", {0});
   auto stack = [&](Kind kind, auto damage) {
-    auto n = loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, turn(), true))}}, turn());
+    auto n = loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, turn(), true))}},
+                         turn());
     return damaged(n, x, a, a, kind, damage);
   };
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }), "a result is {}, and its turns make it {a: 0}"));
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }), "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }), "its loop leaves it in another sharding"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }), "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }), "mesh axis data is used twice"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }), "an operand is made in another body"));
+  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
+             "a result is {}, and its turns make it {a: 0}"));
+  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
+             "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
+             "its loop leaves it in another sharding"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }),
+             "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
+             "mesh axis data is used twice"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
+             "an operand is made in another body"));
   // Chunks of two, of an array that does not vary: cut, it would not be whole chunks.
   auto chunk = array({Axis("a", 2), B});
   Loop l;
-  l.axis = A, l.index = {prim::index(A, 0, 2, 0)}, l.results = {{Fold::stack, Monoid::sum, {chunk}}};
+  l.axis = A, l.index = {prim::index(A, 0, 2, 0)},
+  l.results = {{Fold::stack, Monoid::sum, {chunk}}};
   auto loop = make_loop(std::move(l));
   Whole whole({loop}, {{}}, mesh);
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = whole.id(loop), .bodies = {1}, .inside = {a}, .at = {a}, .value = {{0}}, .carry = {{}}, .start = {-1}}};
+  p.loops = {{.node = whole.id(loop),
+              .bodies = {1},
+              .inside = {a},
+              .at = {a},
+              .value = {{0}},
+              .carry = {{}},
+              .start = {-1}}};
   p.versions = {{.kind = Kind::given, .node = whole.id(chunk), .at = a, .live = true},
                 {.kind = Kind::loop, .node = whole.id(loop), .in = {0}, .loop = 0, .live = true}};
   CHECK(says(message_of([&] { verify(p, whole, "a pass"); }), "it stacks what is cut along a=4"));
@@ -691,17 +933,25 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
   CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a), "it is not what it was sent as"));
   CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it ends a sum that is not pending"));
-  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)), "axis a is whole, and arrives whole"));
-  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
+  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)),
+             "axis a is whole, and arrives whole"));
+  CHECK(
+      says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
   auto b = cut("b", {1}), both = pending(0);
   both.pend(1, Monoid::max);
-  CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})), "axis a is data, and arrives model"));
-  CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}), "what was {pending: 0} arrives as {}"));
-  CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a), "what was {pending: 0} arrives as {a: 0}"));
-  CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})), "axis a is data+model, and arrives model"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}), "what was {pending: 0, pending: 1}, of maxima arrives as {}"));
+  CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})),
+             "axis a is data, and arrives model"));
+  CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}),
+             "what was {pending: 0} arrives as {}"));
+  CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a),
+             "what was {pending: 0} arrives as {a: 0}"));
+  CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})),
+             "axis a is data+model, and arrives model"));
+  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}),
+             "what was {pending: 0, pending: 1}, of maxima arrives as {}"));
   CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}), "it ends sums of two kinds"));
-  CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)), "it arrives as {pending: 0}, and was no sum"));
+  CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)),
+             "it arrives as {pending: 0}, and was no sum"));
   CHECK(in_hop({}, {Way::pend, pending(0), {}, {}}, pending(0)) == "");
   CHECK(in_loop(b, b, b, b) == "");
   CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
@@ -712,7 +962,11 @@ TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
   using Way = Hop::Kind;
   using Kind = Version::Kind;
   auto x = array({A, B}), y = array({A, B});
-  struct Sent { Sharding from; Hop hop; Sharding arrives; };
+  struct Sent {
+    Sharding from;
+    Hop hop;
+    Sharding arrives;
+  };
   auto together = [&](const Sent& first, const Sent& second, int bucket = 1) {
     Whole whole({x, y}, {{}, {}}, mesh);
     Plan p;
@@ -720,18 +974,27 @@ TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
     for (auto& [n, sent] : {std::pair(whole.id(x), first), std::pair(whole.id(y), second)}) {
       int given = int(p.versions.size());
       p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
-      p.versions.push_back({.kind = Kind::hop, .node = n, .at = sent.arrives, .in = {given}, .hop = sent.hop, .live = true, .bucket = bucket});
+      p.versions.push_back({.kind = Kind::hop,
+                            .node = n,
+                            .at = sent.arrives,
+                            .in = {given},
+                            .hop = sent.hop,
+                            .live = true,
+                            .bucket = bucket});
       p.roots.push_back(given + 1);
     }
     p.bodies[0].versions = {0, 2, 1, 3};
     return message_of([&] { verify(p, whole, "a pass"); });
   };
-  const Sent sum{pending(0), {Way::all_reduce, {}, {0}}, {}}, other{pending(1), {Way::all_reduce, {}, {1}}, {}};
-  const Sent max{pending(0, Monoid::max), {Way::all_reduce, {}, {0}}, {}}, part{pending(0), {Way::reduce_scatter, cut("a", {0}), {0}, "a"}, cut("a", {0})};
+  const Sent sum{pending(0), {Way::all_reduce, {}, {0}}, {}},
+      other{pending(1), {Way::all_reduce, {}, {1}}, {}};
+  const Sent max{pending(0, Monoid::max), {Way::all_reduce, {}, {0}}, {}},
+      part{pending(0), {Way::reduce_scatter, cut("a", {0}), {0}, "a"}, cut("a", {0})};
   CHECK(together(sum, sum) == "");
   CHECK(together(part, part) == "");
   CHECK(together(sum, other, -1) == "");
-  for (auto& unlike : {other, max, part}) CHECK(says(together(sum, unlike), "it is sent in one call with what is sent otherwise"));
+  for (auto& unlike : {other, max, part})
+    CHECK(says(together(sum, unlike), "it is sent in one call with what is sent otherwise"));
 }
 
 TEST_CASE("verify finds results that do not lie as they are wanted") {
@@ -741,13 +1004,14 @@ TEST_CASE("verify finds results that do not lie as they are wanted") {
   auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
     Plan p;
     p.bodies.emplace_back();
-    p.versions = {{.kind = Version::Kind::given, .node = whole.find(n.get()), .at = made, .live = true}};
+    p.versions = {
+        {.kind = Version::Kind::given, .node = whole.find(n.get()), .at = made, .live = true}};
     p.roots = {0};
     return message_of([&] { verify(p, whole, "a pass", &wanted); });
   };
   CHECK(of({}, {{}}) == "");
   CHECK(of(pending(0), {pending(0)}) == "");
-  CHECK(of({}, {cut("c", {0})}) == "");   // an axis that it lacks
+  CHECK(of({}, {cut("c", {0})}) == "");  // an axis that it lacks
   CHECK(says(of(pending(0), {{}}), "as a result it is {pending: 0}, and should be {}"));
   CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, and should be {b: 0}"));
   CHECK(says(of({}, {{}, {}}), "it has 1 results, and should have 2"));

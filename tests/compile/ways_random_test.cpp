@@ -1,4 +1,5 @@
-// What ids pick from tables and write into them, with everything cut in ways that are drawn: as on one device, to the bit.
+// What ids pick from tables and write into them, with everything cut in ways that are drawn: as on
+// one device, to the bit.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,9 +15,12 @@ namespace {
 
 struct Dice {
   std::mt19937_64 bits;
-  std::int64_t between(std::int64_t low, std::int64_t high) { return low + std::int64_t(bits() % std::uint64_t(high - low + 1)); }
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + std::int64_t(bits() % std::uint64_t(high - low + 1));
+  }
   bool chance() { return between(0, 1) == 1; }
-  // Each name by an axis of the mesh that is left; n and b, which no array has both of, perhaps by the same.
+  // Each name by an axis of the mesh that is left; n and b, which no array has both of, perhaps by
+  // the same.
   Mapping mapping(const Mesh& mesh, const std::vector<const char*>& names) {
     std::vector<Mapping::Entry> entries;
     std::vector<std::string> left;
@@ -25,7 +29,8 @@ struct Dice {
       for (auto name : {"n", "b"}) entries.emplace_back(Name(name), std::vector{left[0]});
     if (!entries.empty()) left.erase(left.begin());
     for (auto name : names) {
-      bool known = std::any_of(entries.begin(), entries.end(), [&](auto& e) { return e.axis == Name(name); });
+      bool known = std::any_of(entries.begin(), entries.end(),
+                               [&](auto& e) { return e.axis == Name(name); });
       if (known || left.empty() || chance()) continue;
       entries.emplace_back(Name(name), std::vector{left.back()}), left.pop_back();
     }
@@ -36,12 +41,22 @@ struct Dice {
 using Three = NamedArray (*)(const NamedArray& x, const NamedArray& ids, const NamedArray& u);
 const Three ops[] = {
     [](auto& x, auto& i, auto&) { return take(x, "n", i); },
-    [](auto& x, auto& i, auto& u) { return at_add(x, {{"n", Index(i)}}, u); },
-    [](auto& x, auto& i, auto& u) { return at_set(x, {{"n", Index(i)}}, u); },
-    [](auto& x, auto& i, auto& u) { return at_max(x + 1.f, {{"n", Index(i)}}, u); },
-    [](auto& x, auto& i, auto& u) { return grad([&](const NamedArray& x) { return sum(take(x, "n", i) * u); })(x); },
     [](auto& x, auto& i, auto& u) {
-      return grad([&](const NamedArray& u) { return sum(square(at_add(x, {{"n", Index(i)}}, u))); })(u);
+      return at_add(x, {{"n", Index(i)}}, u);
+    },
+    [](auto& x, auto& i, auto& u) {
+      return at_set(x, {{"n", Index(i)}}, u);
+    },
+    [](auto& x, auto& i, auto& u) {
+      return at_max(x + 1.f, {{"n", Index(i)}}, u);
+    },
+    [](auto& x, auto& i, auto& u) {
+      return grad([&](const NamedArray& x) { return sum(take(x, "n", i) * u); })(x);
+    },
+    [](auto& x, auto& i, auto& u) {
+      return grad([&](const NamedArray& u) {
+        return sum(square(at_add(x, {{"n", Index(i)}}, u)));
+      })(u);
     },
 };
 
@@ -52,16 +67,22 @@ TEST_CASE("ways: tables and ids of any size, cut in any way") {
   Dice dice{std::mt19937_64(1)};
   int sent = 0;
   for (int trial = 0; trial < 90; ++trial) {
-    const Mesh mesh = dice.chance() ? Mesh{{{"data", int(dice.between(2, 8))}}}
-                                    : Mesh{{{"data", int(dice.between(2, 4))}, {"model", int(dice.between(2, 3))}}};
-    const Axis N("n", dice.between(1500, 3000)), M("m", dice.between(1, 20)), K("k", dice.between(1, 3));
-    const Axis B(dice.between(0, 4) ? "b" : "n", dice.between(1, 3000));   // ids may have the name of the table's axis
+    const Mesh mesh =
+        dice.chance()
+            ? Mesh{{{"data", int(dice.between(2, 8))}}}
+            : Mesh{{{"data", int(dice.between(2, 4))}, {"model", int(dice.between(2, 3))}}};
+    const Axis N("n", dice.between(1500, 3000)), M("m", dice.between(1, 20)),
+        K("k", dice.between(1, 3));
+    // ids may have the name of the table's axis
+    const Axis B(dice.between(0, 4) ? "b" : "n", dice.between(1, 3000));
     auto x = (arange({N, M, K}, {.dtype = DType::f32}) * 7.f % 13.f).eval();
     auto u = (arange({B, M, K}, {.dtype = DType::f32}) * 5.f % 11.f - 3.f).eval();
     auto ids = (arange(B, {.dtype = DType::i32}) * 37 % int(N.size + 9) - 4).eval();
     auto mapping = [&] { return dice.mapping(mesh, {"n", "b", "m", "k"}); };
-    const JitOptions options{.mesh = mesh, .axis_resources = dice.chance() ? Mapping{} : mapping(),
-                             .in = Mappings::of_each({mapping(), mapping(), mapping()}), .out = Mappings(mapping())};
+    const JitOptions options{.mesh = mesh,
+                             .axis_resources = dice.chance() ? Mapping{} : mapping(),
+                             .in = Mappings::of_each({mapping(), mapping(), mapping()}),
+                             .out = Mappings(mapping())};
     auto f = ops[std::size_t(trial) % std::size(ops)];
     auto step = named_jit(f, options);
     CAPTURE(trial);

@@ -1,4 +1,5 @@
-// Ways by blocks along an axis that is cut: values, gradients, and the bytes that are sent for them.
+// Ways by blocks along an axis that is cut: values, gradients, and the bytes that are sent for
+// them.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -13,16 +14,19 @@ namespace {
 struct Sent {
   double value = 0, gradient = 0;
 };
-// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many devices, and others by
-// `theirs`.
+// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many
+// devices, and others by `theirs`.
 template <class F, class... A>
-Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const NamedArray& x, const A&... others) {
+Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const NamedArray& x,
+          const A&... others) {
   const Mapping cut{{"n", "data"}};
   auto on = [&](const Mapping& to) {
     std::vector<std::optional<Mapping>> in{cut};
     (in.push_back((static_cast<void>(others), theirs)), ...);
-    return JitOptions{
-        .mesh = Mesh{{{"data", devices}}}, .axis_resources = Mapping{}, .in = Mappings::of_each(in), .out = Mappings(to)};
+    return JitOptions{.mesh = Mesh{{{"data", devices}}},
+                      .axis_resources = Mapping{},
+                      .in = Mappings::of_each(in),
+                      .out = Mappings(to)};
   };
   auto slope = [=](const NamedArray& x, const A&... others) {
     return grad([&](const NamedArray& x) {
@@ -41,7 +45,9 @@ NamedArray disorder(const Axis& n) {
   auto i = arange({n}, {.dtype = DType::i32}) * 7919 % 1000;
   return where(i == 13, std::nan(""), i.astype(DType::f32)).eval();
 }
-NamedArray table(const Axis& n, const Axis& m) { return arange({n, m}, {.start = 1, .dtype = DType::f32}).eval(); }
+NamedArray table(const Axis& n, const Axis& m) {
+  return arange({n, m}, {.start = 1, .dtype = DType::f32}).eval();
+}
 
 }  // namespace
 
@@ -60,7 +66,9 @@ TEST_CASE("ways: one position of a cut axis comes from the device that holds it"
       }
 }
 
-TEST_CASE("ways: a slice from a start that is not known is picked from the blocks, and its gradient is placed in them") {
+TEST_CASE(
+    "ways: a slice from a start that is not known is picked from the blocks, and its gradient is "
+    "placed in them") {
   const Axis M("m", 6);
   for (int devices : {2, 4})
     for (int size : {64, 65, 61})
@@ -71,12 +79,15 @@ TEST_CASE("ways: a slice from a start that is not known is picked from the block
         const double row = M.size * 4 * 2. * (devices - 1) / devices;  // that all have
         auto from = full({}, start, DType::i32).eval();
         auto x = table(Axis("n", size), M);
-        auto f = [](const NamedArray& x, const NamedArray& start) { return slice(x, "n", start, 3); };
+        auto f = [](const NamedArray& x, const NamedArray& start) {
+          return slice(x, "n", start, 3);
+        };
         auto s = sent(devices, f, Mapping{}, Mapping{}, x, from);
         CHECK(s.value == 3 * row);
         CHECK(s.gradient == 0);
         auto one = sent(
-            devices, [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); }, Mapping{}, Mapping{}, x, from);
+            devices, [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); },
+            Mapping{}, Mapping{}, x, from);
         CHECK(one.value == row);
         CHECK(one.gradient == 0);
       }
@@ -86,9 +97,13 @@ TEST_CASE("ways: the gradient at one position of a cut axis is made block by blo
   const Axis N("n", 1000), M("m", 64);
   const Mapping cut{{"n", "data"}};
   auto x = table(N, M);
-  auto slope = [](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(square(at(x, "n", 7))); })(x); };
-  auto f = named_jit(
-      slope, JitOptions{.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{}, .in = Mappings(cut), .out = Mappings(cut)});
+  auto slope = [](const NamedArray& x) {
+    return grad([&](const NamedArray& x) { return sum(square(at(x, "n", 7))); })(x);
+  };
+  auto f = named_jit(slope, JitOptions{.mesh = Mesh{{{"data", 4}}},
+                                       .axis_resources = Mapping{},
+                                       .in = Mappings(cut),
+                                       .out = Mappings(cut)});
   CHECK(difference(f(x), jit(slope)(x), 0) == "");
   CHECK(f.report().arena_bytes < 1000);  // beside the result, a row
 }
@@ -108,12 +123,15 @@ TEST_CASE("ways: an axis is rolled by a number that is not known by moving parts
       for (int by : {0, 1, -7001, size - 1, 5 * size + 3000}) {
         CAPTURE(by);
         auto s = sent(devices, f, cut, Mapping{}, x, full({}, by, DType::i32).eval());
-        CHECK(s.value == doctest::Approx(devices > 3 || (even && devices > 2) ? (even ? 2 : 3) * part : all));
+        CHECK(s.value ==
+              doctest::Approx(devices > 3 || (even && devices > 2) ? (even ? 2 : 3) * part : all));
         CHECK(s.gradient == 0);
       }
       if (devices < 8) continue;
-      auto s = sent(devices, f, cut, Mapping{}, table(Axis("n", size), M), full({}, 777, DType::i32).eval());
-      CHECK(s.value == doctest::Approx(2 * M.size * part).epsilon(0.001));  // uneven: the cut moves to m and back
+      auto s = sent(devices, f, cut, Mapping{}, table(Axis("n", size), M),
+                    full({}, 777, DType::i32).eval());
+      // uneven: the cut moves to m and back
+      CHECK(s.value == doctest::Approx(2 * M.size * part).epsilon(0.001));
     }
   auto s = sent(4, f, cut, Mapping{}, table(Axis("n", 1000), M), full({}, 777, DType::i32).eval());
   CHECK(s.value == 9000);  // little, at once
@@ -127,21 +145,24 @@ TEST_CASE("ways: an axis is sorted by blocks where that sends less than all of i
     int devices, size;
     double sort, argsort;
   };
-  for (auto& c : {Case{2, 24000, 48000, 48000}, Case{3, 24000, 64000, 64000}, Case{4, 24000, 54000, 72000},
-                  Case{4, 24001, 54054, 72003}, Case{5, 23997, 46080, 76790.4}, Case{8, 24000, 31500, 57750},
-                  Case{8, 24001, 31682, 58002}}) {
+  for (auto& c :
+       {Case{2, 24000, 48000, 48000}, Case{3, 24000, 64000, 64000}, Case{4, 24000, 54000, 72000},
+        Case{4, 24001, 54054, 72003}, Case{5, 23997, 46080, 76790.4}, Case{8, 24000, 31500, 57750},
+        Case{8, 24001, 31682, 58002}}) {
     CAPTURE(c.devices);
     CAPTURE(c.size);
     auto x = disorder(Axis("n", c.size));
     CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.sort));
-    auto order = named_jit(
-        g,
-        {.mesh = Mesh{{{"data", c.devices}}}, .axis_resources = Mapping{}, .in = Mappings(cut), .out = Mappings(cut)});
+    auto order = named_jit(g, {.mesh = Mesh{{{"data", c.devices}}},
+                               .axis_resources = Mapping{},
+                               .in = Mappings(cut),
+                               .out = Mappings(cut)});
     CHECK(difference(order(x), jit(g)(x), 0) == "");
     CHECK(order.report().sent_bytes == doctest::Approx(c.argsort));
   }
   auto integers = [](const NamedArray& x) { return sort(x.astype(DType::i64) % 100, "n"); };
-  CHECK(sent(4, integers, cut, Mapping{}, arange({Axis("n", 24001)}, {.dtype = DType::f32}).eval()).value < 144006);
+  CHECK(sent(4, integers, cut, Mapping{}, arange({Axis("n", 24001)}, {.dtype = DType::f32}).eval())
+            .value < 144006);
 }
 
 TEST_CASE("ways: what is shuffled goes by way of a third device") {
@@ -150,8 +171,8 @@ TEST_CASE("ways: what is shuffled goes by way of a third device") {
     int devices, size;
     double bytes;
   };
-  for (auto& c : {Case{2, 24000, 48000}, Case{3, 24001, 42720}, Case{4, 24000, 36096}, Case{4, 23997, 36096},
-                  Case{8, 24001, 21448}}) {
+  for (auto& c : {Case{2, 24000, 48000}, Case{3, 24001, 42720}, Case{4, 24000, 36096},
+                  Case{4, 23997, 36096}, Case{8, 24001, 21448}}) {
     CAPTURE(c.devices);
     CAPTURE(c.size);
     for (int seed : {0, 1}) {
@@ -161,78 +182,105 @@ TEST_CASE("ways: what is shuffled goes by way of a third device") {
     }
   }
   for (int size : {20000, 24001}) {  // by an order of the values; a shorter one, too
-    auto f = [=](const NamedArray& x) { return take(x, "n", argsort(slice(x, "n", 0, size), "n")); };
-    sent(4, f, cut, Mapping{}, (arange({Axis("n", 24001)}, {.dtype = DType::f32}) * 7919.f % 1000.f).eval());
+    auto f = [=](const NamedArray& x) {
+      return take(x, "n", argsort(slice(x, "n", 0, size), "n"));
+    };
+    sent(4, f, cut, Mapping{},
+         (arange({Axis("n", 24001)}, {.dtype = DType::f32}) * 7919.f % 1000.f).eval());
   }
 }
 
-TEST_CASE("ways: by ids that are cut, each device picks for all from its block, if that is less than the table") {
+TEST_CASE(
+    "ways: by ids that are cut, each device picks for all from its block, if that is less than the "
+    "table") {
   const Axis M("m", 6);
   auto f = [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); };
-  for (const char* name : {"b", "n"})   // ids may have the name of the axis
+  for (const char* name : {"b", "n"})  // ids may have the name of the axis
     for (int devices : {2, 4})
       for (int picked : {100, 101, 4000}) {
         CAPTURE(name);
         CAPTURE(devices);
         CAPTURE(picked);
         auto x = table(Axis("n", 1001), M);
-        auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 1003).eval();  // some lie outside
+        // some lie outside
+        auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 1003).eval();
         auto s = sent(devices, f, Mapping{{name, "data"}}, Mapping{{name, "data"}}, x, ids);
-        const double others = double(devices - 1) / devices, asked = others * 4 * (picked + picked * M.size);
-        CHECK(s.value == doctest::Approx(std::min(asked, others * 4 * x.size())).epsilon(0.02));  // blocks of 101 are uneven
+        const double others = double(devices - 1) / devices,
+                     asked = others * 4 * (picked + picked * M.size);
+        // blocks of 101 are uneven
+        CHECK(s.value == doctest::Approx(std::min(asked, others * 4 * x.size())).epsilon(0.02));
       }
 }
 
-TEST_CASE("ways: the gradient of top_k is written where it lies, and sends no more than top_k and its positions") {
+TEST_CASE(
+    "ways: the gradient of top_k is written where it lies, and sends no more than top_k and its "
+    "positions") {
   const Axis N("n", 2403);
   const Mapping cut{{"n", "data"}};
   auto x = disorder(N);
   for (int devices : {2, 3, 4}) {
     CAPTURE(devices);
-    auto slope = [](const NamedArray& x) { return grad([](const NamedArray& x) { return sum(square(top_k(x, "n", 100).first)); })(x); };
-    auto f = named_jit(slope, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true});
+    auto slope = [](const NamedArray& x) {
+      return grad([](const NamedArray& x) { return sum(square(top_k(x, "n", 100).first)); })(x);
+    };
+    auto f = named_jit(slope,
+                       {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true});
     CHECK(difference(f(x), jit(slope)(x), 0) == "");
-    CHECK(f.report().sent_bytes == (devices - 1) * 100 * (4 + 4));   // each one's first, and where they stand
+    // each one's first, and where they stand
+    CHECK(f.report().sent_bytes == (devices - 1) * 100 * (4 + 4));
   }
 }
 
-TEST_CASE("ways: where ids and their table are cut alike, the rows are cut instead, if that is less") {
+TEST_CASE(
+    "ways: where ids and their table are cut alike, the rows are cut instead, if that is less") {
   const Axis N("n", 4001), B("b", 4003);
-  auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) { return take(x, "n", ids); };
+  auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) {
+    return take(x, "n", ids);
+  };
   auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
     return at_add(x, {{Name("n"), Index(ids)}}, u);
   };
   auto write = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
     return at_set(x, {{Name("n"), Index(ids)}}, u);
   };
-  auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();   // twice most, and some from the end
+  // twice most, and some from the end
+  auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();
   const Mapping cut{{"b", "data"}};
   for (int devices : {2, 3, 4, 8})
-    for (int width : {1, 8}) {   // one cannot be cut
+    for (int width : {1, 8}) {  // one cannot be cut
       CAPTURE(devices);
       CAPTURE(width);
       const Axis M("m", width);
       auto x = (table(N, M) % 1024.f).eval(), u = arange({B, M}, {.dtype = DType::f32}).eval();
-      const double others = double(devices - 1) / devices, asked = others * 4 * B.size, rows = others * 4 * width * N.size;
-      const double whole = rows, all = others * 4 * width * B.size + asked, moved = width > 1 ? rows / devices : 2 * whole;
-      auto bytes = [&](auto f) { return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value; };
+      const double others = double(devices - 1) / devices, asked = others * 4 * B.size,
+                   rows = others * 4 * width * N.size;
+      const double whole = rows, all = others * 4 * width * B.size + asked,
+                   moved = width > 1 ? rows / devices : 2 * whole;
+      auto bytes = [&](auto f) {
+        return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value;
+      };
       CHECK(bytes(pick) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
-      auto all_have = sent(devices, pick, Mapping{}, Mapping{}, x, ids, u).value;   // what each of them has asked for
+      // what each of them has asked for
+      auto all_have = sent(devices, pick, Mapping{}, Mapping{}, x, ids, u).value;
       CHECK(all_have == doctest::Approx(all - asked + std::min(all - asked, moved)).epsilon(0.01));
-      CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));   // what it is added to stays
+      // what it is added to stays
+      CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
       CHECK(bytes(write) == doctest::Approx(std::min(all, asked + 3 * moved)).epsilon(0.01));
     }
 }
 
-TEST_CASE("ways: ids with the name of the axis that they pick from send what ids with another name send") {
+TEST_CASE(
+    "ways: ids with the name of the axis that they pick from send what ids with another name "
+    "send") {
   const Axis N("n", 4001);
   const Mapping cut{{"n", "data"}, {"b", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
-  const Two picks[] = {[](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); },
-                       [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", (ids + 7) % 4001); }};
+  const Two picks[] = {
+      [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); },
+      [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", (ids + 7) % 4001); }};
   for (int devices : {2, 3, 4, 8})
-    for (int width : {1, 8})   // one cannot be cut
-      for (int picked : {4001, 4003, 9000})   // as much as there is, and more
+    for (int width : {1, 8})                 // one cannot be cut
+      for (int picked : {4001, 4003, 9000})  // as much as there is, and more
         for (bool lie_cut : {true, false})
           for (auto pick : picks) {
             CAPTURE(devices);
@@ -241,11 +289,14 @@ TEST_CASE("ways: ids with the name of the axis that they pick from send what ids
             CAPTURE(lie_cut);
             auto x = (table(N, Axis("m", width)) % 1024.f).eval();
             auto bytes = [&](const char* name, const Mapping& out) {
-              auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 4009 - 4).eval();   // some lie outside
+              // some lie outside
+              auto ids =
+                  (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 4009 - 4).eval();
               return sent(devices, pick, out, lie_cut ? cut : Mapping{}, x, ids).value;
             };
             for (auto& out : {cut, Mapping{}}) CHECK(bytes("n", out) <= bytes("b", out) + 1);
-            if (devices == 4 && width == 8 && picked < 4100 && lie_cut)   // of 0.75 if all of the table were gathered
+            // of 0.75 if all of the table were gathered
+            if (devices == 4 && width == 8 && picked < 4100 && lie_cut)
               CHECK(bytes("n", cut) == doctest::Approx(0.469 * 4 * x.size()).epsilon(0.01));
           }
 }
@@ -267,30 +318,45 @@ TEST_CASE("ways: a take by ids with the name of the axis sends no more for its g
 
 TEST_CASE("ways: what is folded into a table by ids that are cut is what one device makes of it") {
   const Axis N("n", 4001), B("b", 4003), M("m", 8);
-  auto x = (table(N, M) % 7.f - 3.f).eval(), u = (arange({B, M}, {.dtype = DType::f32}) % 5.f - 2.f).eval();
+  auto x = (table(N, M) % 7.f - 3.f).eval(),
+       u = (arange({B, M}, {.dtype = DType::f32}) % 5.f - 2.f).eval();
   auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 2005).eval();
   using Three = NamedArray (*)(const NamedArray&, const NamedArray&, const NamedArray&);
   const Mapping cut{{"n", "data"}, {"b", "data"}};
-  for (Three fold : {Three([](auto& x, auto& i, auto& u) { return at_max(x, {{Name("n"), Index(i)}}, u); }),
-                     Three([](auto& x, auto& i, auto& u) { return at_min(x, {{Name("n"), Index(i)}}, u); }),
-                     Three([](auto& x, auto& i, auto& u) { return at_mul(x, {{Name("n"), Index(i)}}, u); }),
-                     Three([](auto& x, auto& i, auto& u) { return at_max(x > 2.f, {{Name("n"), Index(i)}}, u > 1.f); })}) {
-    auto f = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{}, .in = cut, .out = cut});
+  for (Three fold : {Three([](auto&x, auto&i, auto&u) {
+                       return at_max(x, {{Name("n"), Index(i)}}, u);
+                     }),
+                     Three([](auto&x, auto&i, auto&u) {
+                       return at_min(x, {{Name("n"), Index(i)}}, u);
+                     }),
+                     Three([](auto&x, auto&i, auto&u) {
+                       return at_mul(x, {{Name("n"), Index(i)}}, u);
+                     }),
+                     Three([](auto&x, auto&i, auto&u) {
+                       return at_max(x > 2.f, {{Name("n"), Index(i)}}, u > 1.f);
+                     })}) {
+    auto f = named_jit(
+        fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{}, .in = cut, .out = cut});
     CHECK(difference(f(x, ids, u), jit(fold)(x, ids, u), 0) == "");
-    CHECK(f.report().sent_bytes < 60000);   // of 126,000 if all rows were gathered
-    auto g = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = cut});   // by which b stays cut
+    CHECK(f.report().sent_bytes < 60000);  // of 126,000 if all rows were gathered
+    // by which b stays cut
+    auto g = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = cut});
     CHECK(difference(g(x, ids, u), jit(fold)(x, ids, u), 0) == "");
-    CHECK(g.report().sent_bytes < 120000);   // the table stays where it lies, and parts of its sum land there
+    // the table stays where it lies, and parts of its sum land there
+    CHECK(g.report().sent_bytes < 120000);
   }
 }
 
 TEST_CASE("ways: a chunk clamps what is placed outside of the walked axis, as the whole does") {
   auto x = arange({Axis("n", 10), Axis("m", 3)}, {.start = 1, .dtype = DType::f32}).eval();
-  auto ids = (arange({Axis("i", 5)}, {.dtype = DType::i32}) * 20 - 31).eval();  // -31, -11, 9, 29, 49
+  // -31, -11, 9, 29, 49
+  auto ids = (arange({Axis("i", 5)}, {.dtype = DType::i32}) * 20 - 31).eval();
   auto f = [&](const NamedArray& x) { return sum(square(index(x, {{Name("n"), ids}}))); };
   for (int chunk : {3, 4, 10}) {
     CAPTURE(chunk);
-    auto in_chunks = [&](const NamedArray& x) { return chunked_reduce("n", {.chunk = chunk}, f)(x); };
+    auto in_chunks = [&](const NamedArray& x) {
+      return chunked_reduce("n", {.chunk = chunk}, f)(x);
+    };
     CHECK(difference(in_chunks(x), f(x), 1e-6) == "");
     CHECK(difference(jit(grad(in_chunks))(x), jit(grad(f))(x), 1e-6) == "");
   }
@@ -301,11 +367,21 @@ TEST_CASE("ways: what is written into a cut axis is written where it lies") {
   const Mapping cut{{"n", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
   const Two writes[] = {
-      [](const NamedArray& x, const NamedArray& u) { return at_set(x, {{Name("n"), Slice{1, 4}}}, u); },
-      [](const NamedArray& x, const NamedArray& u) { return at_set(x, {{Name("n"), Slice{0, 5, 2}}}, u); },
-      [](const NamedArray& x, const NamedArray& u) { return at_add(x, {{Name("n"), Slice{1, 4}}}, u); },
-      [](const NamedArray& x, const NamedArray& u) { return at_set(x, {{Name("n"), Slice{2, 5}}, {Name("m"), Slice{0, 6}}}, u); },
-      [](const NamedArray& x, const NamedArray& u) { return updated_slice(x, {{Name("n"), full({}, 2, DType::i32)}}, u); },
+      [](const NamedArray& x, const NamedArray& u) {
+        return at_set(x, {{Name("n"), Slice{1, 4}}}, u);
+      },
+      [](const NamedArray& x, const NamedArray& u) {
+        return at_set(x, {{Name("n"), Slice{0, 5, 2}}}, u);
+      },
+      [](const NamedArray& x, const NamedArray& u) {
+        return at_add(x, {{Name("n"), Slice{1, 4}}}, u);
+      },
+      [](const NamedArray& x, const NamedArray& u) {
+        return at_set(x, {{Name("n"), Slice{2, 5}}, {Name("m"), Slice{0, 6}}}, u);
+      },
+      [](const NamedArray& x, const NamedArray& u) {
+        return updated_slice(x, {{Name("n"), full({}, 2, DType::i32)}}, u);
+      },
   };
   for (int devices : {2, 4})
     for (int size : {8, 9, 5}) {

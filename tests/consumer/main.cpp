@@ -1,4 +1,5 @@
-// A project that uses what is installed: every header, most kinds of template, an error caught where it was made.
+// A project that uses what is installed: every header, most kinds of template, an error caught
+// where it was made.
 #include <haliax/dlpack.h>
 #include <haliax/eigen.h>
 #include <haliax/fmt.h>
@@ -16,13 +17,16 @@ struct FeedForward {
   nn::Linear up, down;
   static FeedForward init(const Axis& Embed, const Axis& Mlp, const Key& key) {
     auto [k_up, k_down] = random::split<2>(key);
-    return {nn::LayerNorm::init(Embed), nn::Linear::init(Embed, Mlp, k_up), nn::Linear::init(Mlp, Embed, k_down)};
+    return {nn::LayerNorm::init(Embed), nn::Linear::init(Embed, Mlp, k_up),
+            nn::Linear::init(Mlp, Embed, k_down)};
   }
   NamedArray operator()(const NamedArray& x) const { return x + down(nn::gelu(up(norm(x)))); }
 };
 
 double trained(const Axis& Batch, const Axis& Embed) {
-  auto loss = [](const FeedForward& model, const NamedArray& x) { return mean(square(model(x) - 1.)); };
+  auto loss = [](const FeedForward& model, const NamedArray& x) {
+    return mean(square(model(x) - 1.));
+  };
   auto optimizer = optim::adamw({.learning_rate = 1e-2});
   auto step = named_jit([=](const FeedForward& model, const auto& state, const NamedArray& x) {
     auto [value, grads] = value_and_grad(loss)(model, x);
@@ -43,14 +47,18 @@ int main() {
   const Axis Batch{"batch", 2}, Embed{"embed", 3};
   const auto x = arange({Batch, Embed}) * 1.5;
   const auto sums = vmap([](const NamedArray& row) { return sum(row); }, Batch)(x);
-  const auto [total, each] = scan([](const NamedArray& c, const NamedArray& row) { return std::pair(c + sum(row), row); },
-                                  Batch)(NamedArray(0.), x);
-  const auto chosen = cond(any(x > 7.), [](const NamedArray& a) { return a * 2.; }, [](const NamedArray& a) { return -a; })(x);
+  const auto [total, each] =
+      scan([](const NamedArray& c, const NamedArray& row) { return std::pair(c + sum(row), row); },
+           Batch)(NamedArray(0.), x);
+  const auto chosen = cond(
+      any(x > 7.), [](const NamedArray& a) { return a * 2.; },
+      [](const NamedArray& a) { return -a; })(x);
   debug::check(chosen >= 0., "the wrong side");
   const auto lent = from_dlpack(to_dlpack(chosen), {Batch, Embed});
   const auto matrix = as_matrix<float>(x, Batch, Embed);
-  const bool right = sums.floats() == std::vector<float>{4.5f, 18.f} && total.item() == 22.5 && matrix(1, 2) == 7.5f &&
-                     as_span<float>(lent)[5] == 15.f && fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
+  const bool right = sums.floats() == std::vector<float>{4.5f, 18.f} && total.item() == 22.5 &&
+                     matrix(1, 2) == 7.5f && as_span<float>(lent)[5] == 15.f &&
+                     fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
   std::string said;
   const int line = __LINE__ + 2;
   try {

@@ -12,24 +12,29 @@ std::optional<NamedArray> mask_of(const Arrays& in, const Value& args) {
   if (!args["where"].as_flag(false)) return {};
   return input(in, 1);
 }
-void reduction(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelection&, ReduceOptions)) {
+void reduction(Table& t, const char* name,
+               NamedArray (*f)(Arr, const AxisSelection&, ReduceOptions)) {
   t[name] = [f](const Arrays& in, const Value& args) {
-    return Arrays{
-        f(input(in, 0), selection_of(args["axis"]), {.where = mask_of(in, args), .dtype = golden::dtype_of(args["dtype"])})};
+    return Arrays{f(input(in, 0), selection_of(args["axis"]),
+                    {.where = mask_of(in, args), .dtype = golden::dtype_of(args["dtype"])})};
   };
 }
 void variance(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelection&, VarOptions)) {
   t[name] = [f](const Arrays& in, const Value& args) {
     const Value* ddof = args.find("ddof");
-    return Arrays{
-        f(input(in, 0), selection_of(args["axis"]), {.where = mask_of(in, args), .ddof = ddof ? int(ddof->as_integer()) : 0})};
+    return Arrays{f(input(in, 0), selection_of(args["axis"]),
+                    {.where = mask_of(in, args), .ddof = ddof ? int(ddof->as_integer()) : 0})};
   };
 }
 void over_axes(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelection&)) {
-  t[name] = [f](const Arrays& in, const Value& args) { return Arrays{f(input(in, 0), selection_of(args["axis"]))}; };
+  t[name] = [f](const Arrays& in, const Value& args) {
+    return Arrays{f(input(in, 0), selection_of(args["axis"]))};
+  };
 }
 void along_axis(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelector&)) {
-  t[name] = [f](const Arrays& in, const Value& args) { return Arrays{f(input(in, 0), selector_of(args["axis"]))}; };
+  t[name] = [f](const Arrays& in, const Value& args) {
+    return Arrays{f(input(in, 0), selector_of(args["axis"]))};
+  };
 }
 void arg_reduction(Table& t, const char* name, NamedArray (*f)(Arr, std::optional<AxisSelector>)) {
   t[name] = [f](const Arrays& in, const Value& args) {
@@ -37,22 +42,28 @@ void arg_reduction(Table& t, const char* name, NamedArray (*f)(Arr, std::optiona
     return Arrays{f(input(in, 0), axis ? std::optional(selector_of(axis)) : std::nullopt)};
   };
 }
-void triangle(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelector&, const AxisSelector&, int)) {
+void triangle(Table& t, const char* name,
+              NamedArray (*f)(Arr, const AxisSelector&, const AxisSelector&, int)) {
   t[name] = [f](const Arrays& in, const Value& args) {
     const Value* k = args.find(std::string_view(args.has("offset") ? "offset" : "k"));
-    return Arrays{f(input(in, 0), selector_of(args["axis1"]), selector_of(args["axis2"]), k ? int(k->as_integer()) : 0)};
+    return Arrays{f(input(in, 0), selector_of(args["axis1"]), selector_of(args["axis2"]),
+                    k ? int(k->as_integer()) : 0)};
   };
 }
 
 // f of a braced list, for the ops that take one.
-template <class F>
-NamedArray spread(const Arrays& in, F f) {
+template <class F> NamedArray spread(const Arrays& in, F f) {
   switch (in.size()) {
-    case 1: return f({in[0]});
-    case 2: return f({in[0], in[1]});
-    case 3: return f({in[0], in[1], in[2]});
-    case 4: return f({in[0], in[1], in[2], in[3]});
-    default: throw BadData("the data has " + std::to_string(in.size()) + " inputs of a contraction");
+    case 1:
+      return f({in[0]});
+    case 2:
+      return f({in[0], in[1]});
+    case 3:
+      return f({in[0], in[1], in[2]});
+    case 4:
+      return f({in[0], in[1], in[2], in[3]});
+    default:
+      throw BadData("the data has " + std::to_string(in.size()) + " inputs of a contraction");
   }
 }
 
@@ -66,9 +77,11 @@ Indices indices_of(const Value& idx, const Arrays& in) {
       out.emplace_back(name, Index(i->as_integer()));
     } else if (const Value* s = what.find("slice")) {
       const Value& step = s->items.size() > 2 ? s->items[2] : Value();
-      out.emplace_back(name, Index(Slice{bound(s->at(0)), bound(s->at(1)), step ? step.as_integer() : 1}));
+      out.emplace_back(
+          name, Index(Slice{bound(s->at(0)), bound(s->at(1)), step ? step.as_integer() : 1}));
     } else if (const Value* d = what.find("dslice")) {
-      out.emplace_back(name, Index(ds(Arr(d->at(0).as_integer()), Axis(name, d->at(1).as_integer()))));
+      out.emplace_back(name,
+                       Index(ds(Arr(d->at(0).as_integer()), Axis(name, d->at(1).as_integer()))));
     } else {
       out.emplace_back(name, Index(input(in, std::size_t(what["input"].as_integer()))));
     }
@@ -78,13 +91,15 @@ Indices indices_of(const Value& idx, const Arrays& in) {
 void placement(Table& t, const char* name, NamedArray (*f)(Arr, const Indices&, Arr)) {
   t[name] = [f](const Arrays& in, const Value& args) {
     const Value* number = args.find("update");
-    return Arrays{f(input(in, 0), indices_of(args["idx"], in), number ? number_of(*number) : Arr(input(in, 1)))};
+    return Arrays{f(input(in, 0), indices_of(args["idx"], in),
+                    number ? number_of(*number) : Arr(input(in, 1)))};
   };
 }
 
 std::vector<std::pair<Name, Name>> pairs_of(const Value& object) {
   std::vector<std::pair<Name, Name>> out;
-  for (std::size_t i = 0; i < object.keys.size(); ++i) out.emplace_back(object.keys[i], object.items[i].as_text());
+  for (std::size_t i = 0; i < object.keys.size(); ++i)
+    out.emplace_back(object.keys[i], object.items[i].as_text());
   return out;
 }
 std::vector<std::pair<std::string, AxisSelector>> bindings_of(const Value& object) {
@@ -100,18 +115,21 @@ std::vector<std::pair<std::string, AxisSelector>> bindings_of(const Value& objec
 }
 
 // The first axis is the innermost vmap.
-Arrays mapped(const Op& inner, const Value& inner_args, const Value& axes, std::size_t count, const Arrays& in) {
+Arrays mapped(const Op& inner, const Value& inner_args, const Value& axes, std::size_t count,
+              const Arrays& in) {
   if (count == 0) return inner(in, inner_args);
   return vmap([&](const Arrays& xs) { return mapped(inner, inner_args, axes, count - 1, xs); },
               selector_of(axes.at(count - 1)))(in);
 }
 
 void add_reductions(Table& t) {
-  reduction(t, "sum", sum), reduction(t, "mean", mean), reduction(t, "prod", prod), reduction(t, "max", haliax::max);
+  reduction(t, "sum", sum), reduction(t, "mean", mean), reduction(t, "prod", prod),
+      reduction(t, "max", haliax::max);
   reduction(t, "min", haliax::min), reduction(t, "any", any), reduction(t, "all", all);
   variance(t, "var", var), variance(t, "std", std_dev);
   arg_reduction(t, "argmax", argmax), arg_reduction(t, "argmin", argmin);
-  over_axes(t, "logsumexp", logsumexp), over_axes(t, "softmax", softmax), over_axes(t, "log_softmax", log_softmax);
+  over_axes(t, "logsumexp", logsumexp), over_axes(t, "softmax", softmax),
+      over_axes(t, "log_softmax", log_softmax);
   along_axis(t, "cumsum", cumsum), along_axis(t, "cumprod", cumprod), along_axis(t, "sort", sort),
       along_axis(t, "argsort", argsort);
   t["standardize"] = [](const Arrays& in, const Value& args) {
@@ -124,17 +142,23 @@ void add_reductions(Table& t) {
     return Arrays{values, indices};
   };
   t["dot"] = [](const Arrays& in, const Value& args) {
-    DotOptions options{.out_axes = {}, .preferred_element_type = golden::dtype_of(args["preferred_element_type"])};
+    DotOptions options{.out_axes = {},
+                       .preferred_element_type = golden::dtype_of(args["preferred_element_type"])};
     if (const Value* out = args.find("out_axes"); out && *out) options.out_axes = names_of(*out);
-    return Arrays{spread(in, [&](std::initializer_list<Arr> xs) { return dot(xs, selection_of(args["axis"]), options); })};
+    return Arrays{spread(in, [&](std::initializer_list<Arr> xs) {
+      return dot(xs, selection_of(args["axis"]), options);
+    })};
   };
   t["einsum"] = [](const Arrays& in, const Value& args) {
-    return Arrays{spread(in, [&](std::initializer_list<Arr> xs) { return einsum(args["spec"].as_text(), xs); })};
+    return Arrays{spread(
+        in, [&](std::initializer_list<Arr> xs) { return einsum(args["spec"].as_text(), xs); })};
   };
 }
 
 void add_shapes(Table& t) {
-  t["rename"] = [](const Arrays& in, const Value& args) { return Arrays{rename(input(in, 0), pairs_of(args["renames"]))}; };
+  t["rename"] = [](const Arrays& in, const Value& args) {
+    return Arrays{rename(input(in, 0), pairs_of(args["renames"]))};
+  };
   t["rename_sized"] = [](const Arrays& in, const Value& args) {
     const Value& pair = args["renames"].at(0);
     return Arrays{rename(input(in, 0), selector_of(pair.at(0)), selector_of(pair.at(1)))};
@@ -146,29 +170,41 @@ void add_shapes(Table& t) {
     return Arrays{named(zeros(plain), spec_of(args["axes"]))};
   };
   t["rearrange"] = [](const Arrays& in, const Value& args) {
-    if (args.has("spec")) return Arrays{rearrange(input(in, 0), args["spec"].as_text(), bindings_of(args["bindings"]))};
+    if (args.has("spec"))
+      return Arrays{rearrange(input(in, 0), args["spec"].as_text(), bindings_of(args["bindings"]))};
     return Arrays{rearrange(input(in, 0), names_of(args["axes"]))};
   };
   t["broadcast_axis"] = [](const Arrays& in, const Value& args) {
     return Arrays{broadcast_axis(input(in, 0), spec_of(args["axes"]))};
   };
   t["broadcast_to"] = [](const Arrays& in, const Value& args) {
-    return Arrays{broadcast_to(input(in, 0), spec_of(args["axes"]), args["ensure_order"].as_flag(true),
+    return Arrays{broadcast_to(input(in, 0), spec_of(args["axes"]),
+                               args["ensure_order"].as_flag(true),
                                args["enforce_no_extra_axes"].as_flag(true))};
   };
   t["flatten_axes"] = [](const Arrays& in, const Value& args) {
-    return Arrays{flatten_axes(input(in, 0), selection_of(args["old_axes"]), selector_of(args["new_axis"]))};
+    return Arrays{
+        flatten_axes(input(in, 0), selection_of(args["old_axes"]), selector_of(args["new_axis"]))};
   };
   t["unflatten_axis"] = [](const Arrays& in, const Value& args) {
-    return Arrays{unflatten_axis(input(in, 0), selector_of(args["axis"]), spec_of(args["new_axes"]))};
+    return Arrays{
+        unflatten_axis(input(in, 0), selector_of(args["axis"]), spec_of(args["new_axes"]))};
   };
-  t["ravel"] = [](const Arrays& in, const Value& args) { return Arrays{ravel(input(in, 0), selector_of(args["new_axis"]))}; };
+  t["ravel"] = [](const Arrays& in, const Value& args) {
+    return Arrays{ravel(input(in, 0), selector_of(args["new_axis"]))};
+  };
   t["split"] = [](const Arrays& in, const Value& args) {
     return split(input(in, 0), selector_of(args["axis"]), spec_of(args["new_axes"]));
   };
-  t["unbind"] = [](const Arrays& in, const Value& args) { return unbind(input(in, 0), selector_of(args["axis"])); };
-  t["stack"] = [](const Arrays& in, const Value& args) { return Arrays{stack(selector_of(args["axis"]), in)}; };
-  t["concatenate"] = [](const Arrays& in, const Value& args) { return Arrays{concatenate(selector_of(args["axis"]), in)}; };
+  t["unbind"] = [](const Arrays& in, const Value& args) {
+    return unbind(input(in, 0), selector_of(args["axis"]));
+  };
+  t["stack"] = [](const Arrays& in, const Value& args) {
+    return Arrays{stack(selector_of(args["axis"]), in)};
+  };
+  t["concatenate"] = [](const Arrays& in, const Value& args) {
+    return Arrays{concatenate(selector_of(args["axis"]), in)};
+  };
   t["repeat"] = [](const Arrays& in, const Value& args) {
     return Arrays{repeat(input(in, 0), selector_of(args["axis"]), args["repeats"].as_integer())};
   };
@@ -180,9 +216,11 @@ void add_shapes(Table& t) {
   };
   t["roll"] = [](const Arrays& in, const Value& args) {
     const Value &shift = args["shift"], &axis = args["axis"];
-    if (!axis.is(Value::Kind::list)) return Arrays{roll(input(in, 0), number_of(shift), selector_of(axis))};
+    if (!axis.is(Value::Kind::list))
+      return Arrays{roll(input(in, 0), number_of(shift), selector_of(axis))};
     NamedArray x = input(in, 0);
-    for (std::size_t i = 0; i < axis.items.size(); ++i) x = roll(x, number_of(shift.at(i)), selector_of(axis.items[i]));
+    for (std::size_t i = 0; i < axis.items.size(); ++i)
+      x = roll(x, number_of(shift.at(i)), selector_of(axis.items[i]));
     return Arrays{x};
   };
   t["pad"] = [](const Arrays& in, const Value& args) {
@@ -198,29 +236,33 @@ void add_shapes(Table& t) {
 void add_indexing(Table& t) {
   t["take"] = [](const Arrays& in, const Value& args) {
     const Value* index = args.find("index");
-    return Arrays{take(input(in, 0), selector_of(args["axis"]), index ? number_of(*index) : Arr(input(in, 1)))};
+    return Arrays{take(input(in, 0), selector_of(args["axis"]),
+                       index ? number_of(*index) : Arr(input(in, 1)))};
   };
-  t["index"] = [](const Arrays& in, const Value& args) { return Arrays{index(input(in, 0), indices_of(args["idx"], in))}; };
+  t["index"] = [](const Arrays& in, const Value& args) {
+    return Arrays{index(input(in, 0), indices_of(args["idx"], in))};
+  };
   placement(t, "at_set", at_set), placement(t, "at_add", at_add), placement(t, "at_mul", at_mul);
   placement(t, "at_min", at_min), placement(t, "at_max", at_max);
   t["updated_slice"] = [](const Arrays& in, const Value& args) {
     std::vector<std::pair<Name, NamedArray>> start;
     const Value& s = args["start"];
-    for (std::size_t i = 0; i < s.keys.size(); ++i) start.emplace_back(s.keys[i], number_of(s.items[i]).array());
+    for (std::size_t i = 0; i < s.keys.size(); ++i)
+      start.emplace_back(s.keys[i], number_of(s.items[i]).array());
     return Arrays{updated_slice(input(in, 0), start, input(in, 1))};
   };
   t["slice"] = [](const Arrays& in, const Value& args) {
     auto name = [](const Value& v) { return v ? std::optional<Name>(v.as_text()) : std::nullopt; };
     const Value &start = args["start"], &length = args["length"];
     if (!start.is(Value::Kind::object))
-      return Arrays{
-          slice(input(in, 0), selector_of(args["axis"]), number_of(start), length.as_integer(), name(args["new_axis"]))};
+      return Arrays{slice(input(in, 0), selector_of(args["axis"]), number_of(start),
+                          length.as_integer(), name(args["new_axis"]))};
     NamedArray x = input(in, 0);
     for (std::size_t i = 0; i < start.keys.size(); ++i) {
       const Value& n = length[start.keys[i]];
       const bool renamed = n.is(Value::Kind::list);
-      x = slice(x, AxisSelector(start.keys[i]), number_of(start.items[i]), (renamed ? n.at(1) : n).as_integer(),
-                renamed ? name(n.at(0)) : std::nullopt);
+      x = slice(x, AxisSelector(start.keys[i]), number_of(start.items[i]),
+                (renamed ? n.at(1) : n).as_integer(), renamed ? name(n.at(0)) : std::nullopt);
     }
     return Arrays{x};
   };
@@ -228,7 +270,8 @@ void add_indexing(Table& t) {
 
 void add_creation(Table& t) {
   t["one_hot"] = [](const Arrays& in, const Value& args) {
-    return Arrays{one_hot(input(in, 0), axis_of(args["class"]), dtype_or(args["dtype"], DType::f32))};
+    return Arrays{
+        one_hot(input(in, 0), axis_of(args["class"]), dtype_or(args["dtype"], DType::f32))};
   };
   t["arange"] = [](const Arrays&, const Value& args) {
     ArangeOptions options;
@@ -239,9 +282,9 @@ void add_creation(Table& t) {
   };
   t["linspace"] = [](const Arrays&, const Value& args) {
     if (!args["axis"].is(Value::Kind::list)) throw Skip{"linspace of a bare name"};
-    return Arrays{
-        linspace(axis_of(args["axis"]),
-                 {.start = args["start"].as_real(), .stop = args["stop"].as_real(), .endpoint = args["endpoint"].as_flag(true)})};
+    return Arrays{linspace(axis_of(args["axis"]), {.start = args["start"].as_real(),
+                                                   .stop = args["stop"].as_real(),
+                                                   .endpoint = args["endpoint"].as_flag(true)})};
   };
   t["zeros"] = [](const Arrays&, const Value& args) {
     return Arrays{zeros(spec_of(args["axes"]), dtype_or(args["dtype"], DType::f32))};
@@ -250,9 +293,12 @@ void add_creation(Table& t) {
     return Arrays{ones(spec_of(args["axes"]), dtype_or(args["dtype"], DType::f32))};
   };
   t["full"] = [](const Arrays&, const Value& args) {
-    return Arrays{full(spec_of(args["axes"]), number_of(args["value"]), golden::dtype_of(args["dtype"]))};
+    return Arrays{
+        full(spec_of(args["axes"]), number_of(args["value"]), golden::dtype_of(args["dtype"]))};
   };
-  t["full_like"] = [](const Arrays& in, const Value& args) { return Arrays{full_like(input(in, 0), number_of(args["value"]))}; };
+  t["full_like"] = [](const Arrays& in, const Value& args) {
+    return Arrays{full_like(input(in, 0), number_of(args["value"]))};
+  };
 }
 
 }  // namespace

@@ -15,15 +15,19 @@ using haliax::Axes;
 using haliax::DType;
 using haliax::NamedArray;
 
-Tolerance::Tolerance(const Value& v) : rtol(v["rtol"].as_real()), atol(v["atol"].as_real()), exact(v["exact"].as_flag(false)) {}
+Tolerance::Tolerance(const Value& v)
+    : rtol(v["rtol"].as_real()), atol(v["atol"].as_real()), exact(v["exact"].as_flag(false)) {}
 
 haliax::TensorFile read_tensors(const std::string& path) try {
   return haliax::read_safetensors(path);
-} catch (const haliax::Error& e) { throw BadData(e.what()); }
+} catch (const haliax::Error& e) {
+  throw BadData(e.what());
+}
 
 Group read_group(const std::string& dir, const std::string& name) {
   Value manifest = read_json(dir + "/" + name + ".json");
-  if (!manifest["cases"].is(Value::Kind::list)) throw BadData(dir + "/" + name + ".json has no list of cases");
+  if (!manifest["cases"].is(Value::Kind::list))
+    throw BadData(dir + "/" + name + ".json has no list of cases");
   Group g{.dir = dir, .name = name, .cases = manifest["cases"].items, .tensors = {}};
   if (name != "errors") g.tensors = read_tensors(dir + "/" + name + ".safetensors");
   return g;
@@ -31,14 +35,17 @@ Group read_group(const std::string& dir, const std::string& name) {
 
 Axes axes_of(const Value& pairs) {
   Axes axes;
-  for (const Value& p : pairs.items) axes.emplace_back(haliax::Name(p.at(0).as_text()), p.at(1).as_integer());
+  for (const Value& p : pairs.items)
+    axes.emplace_back(haliax::Name(p.at(0).as_text()), p.at(1).as_integer());
   return axes;
 }
 
 NamedArray array_of(const Group& g, const std::string& tensor, const Axes& axes) try {
   const haliax::Tensor& t = g.tensors.at(tensor);
   return haliax::from_bytes(t.data, t.dtype, axes);
-} catch (const haliax::Error& e) { throw BadData(e.what()); }
+} catch (const haliax::Error& e) {
+  throw BadData(e.what());
+}
 Source tensors_of(const Group& g) {
   return [&g](const std::string& tensor, const Axes& axes) { return array_of(g, tensor, axes); };
 }
@@ -92,27 +99,41 @@ bool close(double got, double want, const Tolerance& tol) {
 std::vector<double> decode(DType dtype, const std::vector<std::byte>& bytes) {
   auto same = [](auto x) { return x; };
   switch (dtype) {
-    case DType::f32: return decode_as<float>(bytes, same);
-    case DType::f64: return decode_as<double>(bytes, same);
-    case DType::bf16: return decode_as<std::uint16_t>(bytes, from_bfloat);
-    case DType::f16: return decode_as<std::uint16_t>(bytes, from_half);
-    case DType::i8: return decode_as<std::int8_t>(bytes, same);
-    case DType::i16: return decode_as<std::int16_t>(bytes, same);
-    case DType::i32: return decode_as<std::int32_t>(bytes, same);
-    case DType::i64: return decode_as<std::int64_t>(bytes, same);
-    case DType::u8: return decode_as<std::uint8_t>(bytes, same);
-    case DType::u16: return decode_as<std::uint16_t>(bytes, same);
-    case DType::u32: return decode_as<std::uint32_t>(bytes, same);
-    case DType::u64: return decode_as<std::uint64_t>(bytes, same);
-    case DType::boolean: return decode_as<std::uint8_t>(bytes, [](std::uint8_t x) { return x != 0; });
+    case DType::f32:
+      return decode_as<float>(bytes, same);
+    case DType::f64:
+      return decode_as<double>(bytes, same);
+    case DType::bf16:
+      return decode_as<std::uint16_t>(bytes, from_bfloat);
+    case DType::f16:
+      return decode_as<std::uint16_t>(bytes, from_half);
+    case DType::i8:
+      return decode_as<std::int8_t>(bytes, same);
+    case DType::i16:
+      return decode_as<std::int16_t>(bytes, same);
+    case DType::i32:
+      return decode_as<std::int32_t>(bytes, same);
+    case DType::i64:
+      return decode_as<std::int64_t>(bytes, same);
+    case DType::u8:
+      return decode_as<std::uint8_t>(bytes, same);
+    case DType::u16:
+      return decode_as<std::uint16_t>(bytes, same);
+    case DType::u32:
+      return decode_as<std::uint32_t>(bytes, same);
+    case DType::u64:
+      return decode_as<std::uint64_t>(bytes, same);
+    case DType::boolean:
+      return decode_as<std::uint8_t>(bytes, [](std::uint8_t x) { return x != 0; });
   }
   return {};
 }
 
-void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want,
-                    const Tolerance& tol, Problems& problems) {
+void compare_values(const std::string& part, const std::vector<double>& got,
+                    const std::vector<double>& want, const Tolerance& tol, Problems& problems) {
   if (got.size() != want.size()) {
-    problems.push_back(part + ": " + std::to_string(got.size()) + " values, expected " + std::to_string(want.size()));
+    problems.push_back(part + ": " + std::to_string(got.size()) + " values, expected " +
+                       std::to_string(want.size()));
     return;
   }
   std::size_t wrong = 0, worst = 0;
@@ -125,14 +146,16 @@ void compare_values(const std::string& part, const std::vector<double>& got, con
     if (here > excess) excess = here, worst = i;
   }
   if (!wrong) return;
-  problems.push_back(part + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) + " values differ, the worst at " +
-                     std::to_string(worst) + " is " + shown(got[worst]) + ", expected " + shown(want[worst]) + ", off by " +
-                     shown(std::abs(got[worst] - want[worst])) +
-                     (tol.exact ? " (must be exact)" : " (allowed " + shown(tol.atol + tol.rtol * std::abs(want[worst])) + ")"));
+  problems.push_back(
+      part + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) +
+      " values differ, the worst at " + std::to_string(worst) + " is " + shown(got[worst]) +
+      ", expected " + shown(want[worst]) + ", off by " + shown(std::abs(got[worst] - want[worst])) +
+      (tol.exact ? " (must be exact)"
+                 : " (allowed " + shown(tol.atol + tol.rtol * std::abs(want[worst])) + ")"));
 }
 
-void compare(const std::string& part, const NamedArray& got, const Group& g, const Value& spec, const Tolerance& tol,
-             Problems& problems) {
+void compare(const std::string& part, const NamedArray& got, const Group& g, const Value& spec,
+             const Tolerance& tol, Problems& problems) {
   if (got.empty()) {
     problems.push_back(part + ": nothing came out");
     return;
@@ -140,21 +163,24 @@ void compare(const std::string& part, const NamedArray& got, const Group& g, con
   const Axes axes = axes_of(spec["axes"]);
   const DType dtype = haliax::dtype_of(spec["dtype"].as_text());
   if (got.dtype() != dtype)
-    problems.push_back(part + ": dtype " + std::string(name_of(got.dtype())) + ", expected " + std::string(name_of(dtype)));
+    problems.push_back(part + ": dtype " + std::string(name_of(got.dtype())) + ", expected " +
+                       std::string(name_of(dtype)));
   if (got.axes() != axes) {
     problems.push_back(part + ": axes " + to_string(got.axes()) + ", expected " + to_string(axes));
     return;
   }
   const haliax::Tensor* t = g.tensors.find(spec["tensor"].as_text());
-  if (!t) throw BadData("there is no tensor " + spec["tensor"].as_text() + " in the group " + g.name);
+  if (!t)
+    throw BadData("there is no tensor " + spec["tensor"].as_text() + " in the group " + g.name);
   Tolerance allowed = tol;
   if (!is_float(dtype)) allowed.exact = true;
-  compare_values(part, decode(got.dtype(), got.bytes()), decode(t->dtype, t->data), allowed, problems);
+  compare_values(part, decode(got.dtype(), got.bytes()), decode(t->dtype, t->data), allowed,
+                 problems);
 }
 
 NamedArray array_of(const Group& g, const Value& spec) { return array_of(tensors_of(g), spec); }
 
-// ---- one case ------------------------------------------------------------------------------------------------------------
+// ---- one case ----
 
 namespace {
 
@@ -179,7 +205,8 @@ struct Partial {
 std::size_t index_of(const Value& v, std::size_t bound) {
   const std::int64_t i = v.is(Value::Kind::text) ? std::atoll(v.text.c_str()) : v.as_integer();
   if (i < 0 || std::size_t(i) >= bound)
-    throw BadData("the data names input or output " + std::to_string(i) + " of " + std::to_string(bound));
+    throw BadData("the data names input or output " + std::to_string(i) + " of " +
+                  std::to_string(bound));
   return std::size_t(i);
 }
 
@@ -188,10 +215,12 @@ haliax::Error unlike(std::size_t outputs, std::size_t expected) {
 }
 
 // {"0": tensor, "2": tensor}: the numbers, and the tensors with the axes of those inputs.
-std::pair<std::vector<std::size_t>, Arrays> by_input(const Source& read, const Value& object, const Arrays& inputs) {
+std::pair<std::vector<std::size_t>, Arrays> by_input(const Source& read, const Value& object,
+                                                     const Arrays& inputs) {
   std::pair<std::vector<std::size_t>, Arrays> out;
   for (std::size_t k = 0; k < object.keys.size(); ++k) {
-    const std::size_t i = index_of({.kind = Value::Kind::text, .text = object.keys[k]}, inputs.size());
+    const std::size_t i =
+        index_of({.kind = Value::Kind::text, .text = object.keys[k]}, inputs.size());
     out.first.push_back(i);
     out.second.push_back(read(object.items[k].as_text(), inputs[i].axes()));
   }
@@ -218,14 +247,17 @@ std::vector<Part> parts_of(const Value& c, const Op& op, const Source& read) {
     Arrays cotangents;
     const Value& names = grads.items[0]["cotangents"];
     for (std::size_t i = 0; i < names.items.size(); ++i)
-      cotangents.push_back(names.items[i] ? read(names.items[i].as_text(), axes_of(expected.at(i)["axes"])) : NamedArray());
+      cotangents.push_back(names.items[i]
+                               ? read(names.items[i].as_text(), axes_of(expected.at(i)["axes"]))
+                               : NamedArray());
 
     auto [ys, pull] = haliax::vjp(f, f.point());
     outputs = ys;
     if (outputs.size() != cotangents.size()) throw unlike(outputs.size(), cotangents.size());
     const Arrays gradient = pull(cotangents);
     for (std::size_t k = 0; k < grads.items.size(); ++k)
-      add("gradient of input " + std::to_string(f.wrt[k]), gradient[k], grads.items[k], c["grad_tol"]);
+      add("gradient of input " + std::to_string(f.wrt[k]), gradient[k], grads.items[k],
+          c["grad_tol"]);
 
     if (const Value& second = c["second"]; !second.items.empty()) {
       auto [wrt, vectors] = by_input(read, second.items[0]["vectors"], inputs);
@@ -243,7 +275,8 @@ std::vector<Part> parts_of(const Value& c, const Op& op, const Source& read) {
       for (const Value& e : second.items) {
         const std::size_t i = index_of(e["wrt"], inputs.size());
         for (std::size_t k = 0; k < wrt.size(); ++k)
-          if (wrt[k] == i) add("second derivative of input " + std::to_string(i), seconds[k], e, c["grad_tol"]);
+          if (wrt[k] == i)
+            add("second derivative of input " + std::to_string(i), seconds[k], e, c["grad_tol"]);
       }
     }
   } else {
@@ -261,7 +294,8 @@ std::vector<Part> parts_of(const Value& c, const Op& op, const Source& read) {
   }
 
   if (outputs.size() != expected.items.size()) throw unlike(outputs.size(), expected.items.size());
-  for (std::size_t i = 0; i < outputs.size(); ++i) add("output " + std::to_string(i), outputs[i], expected.items[i], c["tol"]);
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    add("output " + std::to_string(i), outputs[i], expected.items[i], c["tol"]);
   return parts;
 }
 

@@ -1,4 +1,5 @@
-// One case of the golden data: what goes in, what Haliax gave, and how close a result must come to it.
+// One case of the golden data: what goes in, what Haliax gave, and how close a result must come to
+// it.
 #pragma once
 #include <functional>
 #include <map>
@@ -45,12 +46,13 @@ haliax::NamedArray array_of(const Group&, const std::string& tensor, const halia
 std::vector<double> decode(haliax::DType, const std::vector<std::byte>&);
 
 // What differs between `got` and the tensor that `spec` describes, if anything.
-void compare(const std::string& part, const haliax::NamedArray& got, const Group&, const Value& spec, const Tolerance&,
-             Problems&);
-void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want, const Tolerance&,
-                    Problems&);
+void compare(const std::string& part, const haliax::NamedArray& got, const Group&,
+             const Value& spec, const Tolerance&, Problems&);
+void compare_values(const std::string& part, const std::vector<double>& got,
+                    const std::vector<double>& want, const Tolerance&, Problems&);
 
-// Where a case's arrays come from, one after the other: the tensors of its group, or arguments of a function that is traced.
+// Where a case's arrays come from, one after the other: the tensors of its group, or arguments of a
+// function that is traced.
 using Source = std::function<haliax::NamedArray(const std::string& tensor, const haliax::Axes&)>;
 Source tensors_of(const Group&);
 
@@ -61,7 +63,8 @@ struct Part {
   const Value* spec;
   const Value* tolerance;
 };
-// Value, grads, second and jvp of one case, nothing evaluated. Raises haliax::Error if there are not as many as there should be.
+// Value, grads, second and jvp of one case, nothing evaluated. Raises haliax::Error if there are
+// not as many as there should be.
 std::vector<Part> parts_of(const Value& c, const Op&, const Source&);
 
 // All parts of one case, in one evaluation.

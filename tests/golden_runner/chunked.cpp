@@ -10,13 +10,15 @@ using namespace haliax;
 
 namespace {
 
-// The losses of the tokens, whole: x (tokens..., Embed), w (Embed, Vocab), ids and mask (tokens...).
+// The losses of the tokens, whole: x (tokens..., Embed), w (Embed, Vocab), ids and mask
+// (tokens...).
 Arrays losses_of(const Value& args, const Arrays& in) {
   const NamedArray &x = input(in, 0), &w = input(in, 1), &ids = input(in, 2);
   const Axis Vocab = w.resolve_axis(selector_of(args["Vocab"]));
   auto option = [&](const char* name) { return args[name] ? args[name].as_real() : 0; };
   NamedArray logits = dot(x, w, selection_of(args["Embed"]));
-  if (const Value& dtype = args["logit_dtype"]) logits = astype(logits, haliax::dtype_of(dtype.as_text()));
+  if (const Value& dtype = args["logit_dtype"])
+    logits = astype(logits, haliax::dtype_of(dtype.as_text()));
   if (const double cap = option("soft_cap")) logits = cap * tanh(logits / cap);
 
   const NamedArray lse = logsumexp(logits, Vocab);
@@ -59,7 +61,9 @@ Problems check_chunked(const Group& g, const Value& c, const Check& check) {
     Problems found;
     try {
       found = check(g, c, op);
-    } catch (const Error& e) { found = {std::string("raised: ") + e.what()}; }
+    } catch (const Error& e) {
+      found = {std::string("raised: ") + e.what()};
+    }
     for (const std::string& p : found) problems.push_back("in chunks of " + shown + ", " + p);
   }
   return problems;

@@ -29,7 +29,9 @@ std::string without_location(const std::string& text) {
 
 }  // namespace
 
-Arrays call_directly(const Op& op, const Arrays& inputs, const Value& args) { return op(inputs, args); }
+Arrays call_directly(const Op& op, const Arrays& inputs, const Value& args) {
+  return op(inputs, args);
+}
 
 Problems check_error(const Value& c, const Call& call) {
   const auto op = table().find(c["op"].as_text());
@@ -39,12 +41,15 @@ Problems check_error(const Value& c, const Call& call) {
   std::string text;
   try {
     call(op->second, inputs, c["args"]);
-  } catch (const Error& e) { text = e.what(); }
+  } catch (const Error& e) {
+    text = e.what();
+  }
   if (text.empty()) return {"was accepted, but " + c["why"].as_text()};
   Problems problems;
   const std::string said = without_location(text);
   for (const Value& word : c["must_mention"].items)
-    if (said.find(word.as_text()) == said.npos) problems.push_back("the text does not mention " + word.as_text() + ": " + text);
+    if (said.find(word.as_text()) == said.npos)
+      problems.push_back("the text does not mention " + word.as_text() + ": " + text);
   return problems;
 }
 

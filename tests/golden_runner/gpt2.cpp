@@ -31,7 +31,9 @@ gpt2::Gpt2Config config_of(const Value& args) {
   c.gradient_checkpointing = ScanCheckpoint(args["gradient_checkpointing"].as_flag(false));
   return c;
 }
-Policy policy_of(const Value& args) { return Policy("p=f32,c=" + args["compute_dtype"].as_text() + ",o=f32"); }
+Policy policy_of(const Value& args) {
+  return Policy("p=f32,c=" + args["compute_dtype"].as_text() + ",o=f32");
+}
 
 // Hugging Face's names for the fields; `prefix` comes before each but lm_head.
 StateNames state_names(const Value& args) {
@@ -45,8 +47,10 @@ StateNames state_names(const Value& args) {
 }
 Model load(const Group& g, const Value& c, const std::string& which) {
   const Value& args = c["args"];
-  const Model like = Model::init(Axis("vocab", args["vocab"].as_integer()), config_of(args), random::key(0));
-  return from_state_dict(read_tensors(g.dir + "/" + c["weights"][which].as_text()), like, golden::state_names(args));
+  const Model like =
+      Model::init(Axis("vocab", args["vocab"].as_integer()), config_of(args), random::key(0));
+  return from_state_dict(read_tensors(g.dir + "/" + c["weights"][which].as_text()), like,
+                         golden::state_names(args));
 }
 
 // ---- the training script of the overview ----
@@ -58,7 +62,8 @@ struct Script {
   JitOptions options(const std::string& backend) const {
     JitOptions o;
     o.backend = backend;
-    if (const auto& l = variant.layout) o.mesh = l->mesh, o.axis_resources = l->parameters, o.partition = true;
+    if (const auto& l = variant.layout)
+      o.mesh = l->mesh, o.axis_resources = l->parameters, o.partition = true;
     o.overlap = variant.overlap;
     return o;
   }
@@ -70,18 +75,22 @@ struct Script {
   NamedArray compute_loss(const Model& model, const NamedArray& ids, const Key& key) const {
     std::optional<axis_mapping> scope;
     if (variant.layout) scope.emplace(variant.layout->inside);
-    if (!variant.chunked) return nn::next_token_loss("position", "vocab", logits(model, ids, key), ids);
+    if (!variant.chunked)
+      return nn::next_token_loss("position", "vocab", logits(model, ids, key), ids);
 
     const Model mine = policy.cast_to_compute(model);
     const std::int64_t n = ids.axis_size("position") - 1;
-    const NamedArray x = slice(mine.hidden_states(ids, key, false), "position", 0, n), next = slice(ids, "position", 1, n);
+    const NamedArray x = slice(mine.hidden_states(ids, key, false), "position", 0, n),
+                     next = slice(ids, "position", 1, n);
     return mean(nn::chunked_cross_entropy(x, mine.head(), next, "embed", "vocab", "position",
                                           {.chunks = {.chunk = 5}, .logit_dtype = policy.output}));
   }
   // ids (batch, position), keys (batch) -> ()
   NamedArray loss(const Model& model, const NamedArray& ids, const Key& keys) const {
     if (!variant.vmap) return compute_loss(model, ids, {});
-    auto one = [*this](const Model& m, const NamedArray& i, const Key& k) { return compute_loss(m, i, k); };
+    auto one = [*this](const Model& m, const NamedArray& i, const Key& k) {
+      return compute_loss(m, i, k);
+    };
     return mean(vmap(one, "batch")(model, ids, keys), "batch").scalar();
   }
 };
@@ -89,7 +98,8 @@ struct Script {
 auto optimizer_of(const Value& o) {
   return optim::chain(optim::ClipByGlobalNorm{o["clip_by_global_norm"].as_real()},
                       optim::ScaleByAdam{o["b1"].as_real(), o["b2"].as_real(), o["eps"].as_real()},
-                      optim::AddDecayedWeights{o["weight_decay"].as_real()}, optim::Scale{-o["lr"].as_real()});
+                      optim::AddDecayedWeights{o["weight_decay"].as_real()},
+                      optim::Scale{-o["lr"].as_real()});
 }
 
 // ---- comparing ----
@@ -101,8 +111,8 @@ bool is_key_bias(const std::string& name, std::size_t i, std::size_t size) {
 using TolerancesOf = std::function<Tolerance(bool key_bias, const std::vector<double>& want)>;
 
 // Every tensor of the file against the model's, by name.
-void compare_weights(const std::string& part, const Model& got, const Group& g, const Value& c, const char* file,
-                     const TolerancesOf& tolerance, Problems& problems) {
+void compare_weights(const std::string& part, const Model& got, const Group& g, const Value& c,
+                     const char* file, const TolerancesOf& tolerance, Problems& problems) {
   const TensorFile want = read_tensors(g.dir + "/" + c["weights"][file].as_text());
   const TensorFile have = to_state_dict(got, golden::state_names(c["args"]));
   if (want.tensors.size() != have.tensors.size())
@@ -114,7 +124,8 @@ void compare_weights(const std::string& part, const Model& got, const Group& g, 
       problems.push_back(part + ": there is no " + w.name);
       continue;
     }
-    if (h->shape != w.shape || h->dtype != w.dtype) problems.push_back(part + ": " + w.name + " has another shape or dtype");
+    if (h->shape != w.shape || h->dtype != w.dtype)
+      problems.push_back(part + ": " + w.name + " has another shape or dtype");
     const auto a = decode(h->dtype, h->data), b = decode(w.dtype, w.data);
     std::vector<double> values[2], wanted[2];  // all but the bias of the keys, and that
     for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -122,7 +133,8 @@ void compare_weights(const std::string& part, const Model& got, const Group& g, 
       values[key].push_back(a[i]), wanted[key].push_back(b[i]);
     }
     for (bool key : {false, true})
-      compare_values(part + " of " + w.name + (key ? " (keys)" : ""), values[key], wanted[key], tolerance(key, b), problems);
+      compare_values(part + " of " + w.name + (key ? " (keys)" : ""), values[key], wanted[key],
+                     tolerance(key, b), problems);
   }
 }
 
@@ -132,21 +144,26 @@ std::vector<double> reals(const Value& list) {
   return out;
 }
 
-// The likeliest token again and again; the places after the last one hold zeros, which nothing before them sees.
-std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t count, const std::string& backend) {
+// The likeliest token again and again; the places after the last one hold zeros, which nothing
+// before them sees.
+std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t count,
+                           const std::string& backend) {
   const Axis Pos = model.config().Pos();
   std::vector<std::int32_t> ids(std::size_t(Pos.size));
   std::size_t n = 0;
   for (const Value& t : prompt.items) ids.at(n++) = std::int32_t(t.as_integer());
   JitOptions options;
   options.backend = backend;
-  const auto next = jit([](const Model& m, const NamedArray& tokens,
-                           const NamedArray& last) { return argmax(at(m(tokens), "position", last), "vocab"); },
-                        options);
+  const auto next =
+      jit([](const Model& m, const NamedArray& tokens,
+             const NamedArray& last) { return argmax(at(m(tokens), "position", last), "vocab"); },
+          options);
   std::vector<double> out;
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto token =
-        next(model, array(ids, Pos), array(std::vector<std::int32_t>{std::int32_t(n - 1)}, AxisSpec())).integers().at(0);
+    const auto token = next(model, array(ids, Pos),
+                            array(std::vector<std::int32_t>{std::int32_t(n - 1)}, AxisSpec()))
+                           .integers()
+                           .at(0);
     out.push_back(double(token));
     if (n < ids.size()) ids[n++] = std::int32_t(token);
   }
@@ -155,7 +172,8 @@ std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t
 
 }  // namespace
 
-Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const std::string& backend) {
+Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
+                 const std::string& backend) {
   Gpt2Run result;
   Problems& problems = result.problems;
   const Value &args = c["args"], &expected = c["outputs"], &tol = c["tol"];
@@ -166,11 +184,16 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
   Model model = load(g, c, "initial");
 
   // Before training.
-  const auto logits = jit([script](const Model& m, const NamedArray& i) { return script.logits(m, i, {}); }, options)(model, ids);
+  const auto logits =
+      jit([script](const Model& m, const NamedArray& i) { return script.logits(m, i, {}); },
+          options)(model, ids);
   compare("logits", logits, g, expected["logits"], Tolerance(tol["logits"]), problems);
-  const auto loss_of = [script](const Model& m, const NamedArray& i, const Key& k) { return script.loss(m, i, k); };
+  const auto loss_of = [script](const Model& m, const NamedArray& i, const Key& k) {
+    return script.loss(m, i, k);
+  };
   const auto [loss, gradients] = jit(value_and_grad(loss_of), options)(model, ids, keys);
-  compare_values("loss", {loss.item()}, {expected["loss"].as_real()}, Tolerance(tol["loss"]), problems);
+  compare_values("loss", {loss.item()}, {expected["loss"].as_real()}, Tolerance(tol["loss"]),
+                 problems);
   const double share = tol["gradients"]["relative_to_max"].as_real();
   compare_weights(
       "gradient", gradients, g, c, "gradients",
@@ -185,7 +208,8 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
   const auto optimizer = optimizer_of(args["optimizer"]);
   auto state = optimizer.init(model);
   const auto step = jit(
-      [loss_of, optimizer](const Model& m, const decltype(state)& s, const NamedArray& i, const Key& k) {
+      [loss_of, optimizer](const Model& m, const decltype(state)& s, const NamedArray& i,
+                           const Key& k) {
         auto [value, grads] = value_and_grad(loss_of)(m, i, k);
         auto norm = optim::global_norm(grads);
         auto [updates, next] = optimizer.update(grads, s, m);
@@ -193,7 +217,8 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
       },
       options);
   std::vector<double> losses, norms;
-  const auto all_steps = args["optimizer"]["steps"].as_integer(), steps = std::min(all_steps, variant.most_steps);
+  const auto all_steps = args["optimizer"]["steps"].as_integer(),
+             steps = std::min(all_steps, variant.most_steps);
   for (std::int64_t i = 0; i < steps; ++i) {
     NamedArray value, norm;
     std::tie(value, norm, model, state) = step(model, state, ids, keys);
@@ -205,34 +230,39 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
     return values;
   };
   compare_values("losses", losses, first(expected["losses"]), Tolerance(tol["losses"]), problems);
-  compare_values("gradient norms", norms, first(expected["gradient_norms"]), Tolerance(tol["losses"]), problems);
+  compare_values("gradient norms", norms, first(expected["gradient_norms"]),
+                 Tolerance(tol["losses"]), problems);
   result.step = step.report(), result.losses = losses;
   if (steps < all_steps) return result;
   compare_weights(
       "final weights", model, g, c, "final",
-      [&](bool key, const std::vector<double>&) { return Tolerance(tol[key ? "final_key_bias" : "final_weights"]); }, problems);
+      [&](bool key, const std::vector<double>&) {
+        return Tolerance(tol[key ? "final_key_bias" : "final_weights"]);
+      },
+      problems);
 
   // Generation.
   const Value& text = expected["greedy"];
   if (text["from_initial"]) {
     const std::int64_t count = text["new_tokens"].as_integer();
     const Tolerance exact(0, 0);
-    compare_values("greedy tokens of the initial weights", greedy(load(g, c, "initial"), text["prompt"], count, backend),
+    compare_values("greedy tokens of the initial weights",
+                   greedy(load(g, c, "initial"), text["prompt"], count, backend),
                    reals(text["from_initial"]), exact, problems);
-    compare_values("greedy tokens of the final weights", greedy(model, text["prompt"], count, backend), reals(text["from_final"]),
-                   exact, problems);
+    compare_values("greedy tokens of the final weights",
+                   greedy(model, text["prompt"], count, backend), reals(text["from_final"]), exact,
+                   problems);
   }
   return result;
 }
 
 Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& backend) {
   const int n = devices(), each = n / rank_count(), model = n % 2 ? 1 : 2;
-  const Layout layouts[] = {
-      {Mesh{{{"data", n}}}, {}, {{"batch", "data"}}},
-      {Mesh{{{"data", n}}}, {{"embed", "data"}}, {{"batch", "data"}}},
-      {Mesh{{{"data", n / model}, {"model", model}}},
-       {{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
-       {{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}}}};
+  const Layout layouts[] = {{Mesh{{{"data", n}}}, {}, {{"batch", "data"}}},
+                            {Mesh{{{"data", n}}}, {{"embed", "data"}}, {{"batch", "data"}}},
+                            {Mesh{{{"data", n / model}, {"model", model}}},
+                             {{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
+                             {{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}}}};
   Problems all;
   for (const Layout& layout : layouts) {
     Variant v;
@@ -245,15 +275,20 @@ Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& ba
       return run_gpt2(g, c, v, backend);
     }();
     set_devices(each);
-    for (const auto& problem : here.problems) all.push_back(to_string(layout.mesh) + ": " + problem);
+    for (const auto& problem : here.problems)
+      all.push_back(to_string(layout.mesh) + ": " + problem);
     v.overlap = true;
     const auto beside = run_gpt2(g, c, v, backend);
-    for (const auto& problem : beside.problems) all.push_back(to_string(layout.mesh) + ", overlapped: " + problem);
+    for (const auto& problem : beside.problems)
+      all.push_back(to_string(layout.mesh) + ", overlapped: " + problem);
     if (beside.losses != here.losses || beside.step.sent_bytes != here.step.sent_bytes)
-      all.push_back(to_string(layout.mesh) + ": calls beside the work change losses or what is sent");
+      all.push_back(to_string(layout.mesh) +
+                    ": calls beside the work change losses or what is sent");
     if (here.losses.size() != threads.losses.size() || here.losses != threads.losses)
-      all.push_back(to_string(layout.mesh) + ": losses of ranks and of threads differ in their bits");
-    if (here.step.peak_bytes > threads.step.peak_bytes || here.step.sent_bytes != threads.step.sent_bytes)
+      all.push_back(to_string(layout.mesh) +
+                    ": losses of ranks and of threads differ in their bits");
+    if (here.step.peak_bytes > threads.step.peak_bytes ||
+        here.step.sent_bytes != threads.step.sent_bytes)
       all.push_back(to_string(layout.mesh) + ": ranks and threads are planned with other bytes");
   }
   return all;

@@ -1,4 +1,5 @@
-// golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED | --ranks]
+// golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda|cuda-sim|both] [--case TEXT]
+// [--list-skipped] [--variants] [--mesh SEED | --ranks]
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -19,7 +20,8 @@ namespace {
 const char* const usage =
     "usage: golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda|cuda-sim|both] ["
     "--case TEXT] [--list-skipped] [--variants] [--mesh SEED | --ranks]";
-const char* const all_groups[] = {"ops", "grads", "nn", "random", "scan", "chunked", "errors", "gpt2"};
+const char* const all_groups[] = {"ops",  "grads",   "nn",     "random",
+                                  "scan", "chunked", "errors", "gpt2"};
 
 struct Options {
   std::string dir;
@@ -27,7 +29,8 @@ struct Options {
   std::string only;  // of the cases, those whose id contains this
   bool list_skipped = false, variants = false;
   bool ranks = false;  // the group gpt2 on meshes of all ranks that mpirun has started
-  std::optional<std::uint64_t> mesh;  // each case once, on a mesh drawn from this seed; so is the backend, if not told
+  // each case once, on a mesh drawn from this seed; so is the backend, if not told
+  std::optional<std::uint64_t> mesh;
 };
 
 std::uint64_t seed_of(const std::string& text) {
@@ -68,7 +71,8 @@ Options parse(int argc, char** argv) {
       bool known = false;
       for (const char* g : all_groups) known |= a == g;
       if (!known)
-        throw BadData("there is no group " + a + "; the groups are ops, grads, nn, random, scan, chunked, errors and gpt2");
+        throw BadData("there is no group " + a +
+                      "; the groups are ops, grads, nn, random, scan, chunked, errors and gpt2");
       o.groups.push_back(a);
     }
   }
@@ -92,11 +96,13 @@ class Runner {
     }
     if (options_.mesh) {
       std::printf("on meshes of seed %s: %d trials", seed_text().c_str(), tally_.trials);
-      for (const auto& [words, count] : tally_.refused) std::printf(", %d drawn anew as axes %s", count, words.c_str());
+      for (const auto& [words, count] : tally_.refused)
+        std::printf(", %d drawn anew as axes %s", count, words.c_str());
       std::printf("\n");
     }
     if (options_.list_skipped)
-      for (const auto& [what, count] : skips_) std::printf("skipped: %s x%d\n", what.c_str(), count);
+      for (const auto& [what, count] : skips_)
+        std::printf("skipped: %s x%d\n", what.c_str(), count);
     if (!options_.ranks || haliax::this_rank() == 0)
       std::printf("%d passed, %d failed, %d skipped\n", passed_, failed_, skipped_);
     return failed_ ? 1 : 0;
@@ -109,8 +115,9 @@ class Runner {
   std::map<std::string, int> skips_;
 
   // One case on all backends: passed if it passes on each.
-  template <class F>
-  void attempt(const std::string& id, F check) { attempt(id, options_.backends, check); }
+  template <class F> void attempt(const std::string& id, F check) {
+    attempt(id, options_.backends, check);
+  }
   template <class F>
   void attempt(const std::string& id, const std::vector<std::string>& backends, F check) {
     bool good = true;
@@ -119,11 +126,16 @@ class Runner {
       try {
         haliax::set_default_backend(backend);
         problems = check(backend);
-      } catch (const Skip& s) { return skip(s.what); } catch (const BadData&) {
+      } catch (const Skip& s) {
+        return skip(s.what);
+      } catch (const BadData&) {
         throw;
-      } catch (const std::exception& e) { problems = {std::string("raised: ") + e.what()}; }
+      } catch (const std::exception& e) {
+        problems = {std::string("raised: ") + e.what()};
+      }
       good &= problems.empty();
-      for (const std::string& p : problems) std::printf("FAIL %s [%s] %s\n", id.c_str(), backend.c_str(), p.c_str());
+      for (const std::string& p : problems)
+        std::printf("FAIL %s [%s] %s\n", id.c_str(), backend.c_str(), p.c_str());
     }
     good ? ++passed_ : ++failed_;
     std::fflush(stdout);
@@ -134,14 +146,18 @@ class Runner {
   void one(const Group& g, const Value& c) {
     const std::string id = g.name + "/" + c["id"].as_text();
     if (options_.mesh) return on_mesh(g, c, id);
-    if (options_.ranks) return attempt(id, [&](const std::string& backend) { return run_gpt2_on_ranks(g, c, backend); });
+    if (options_.ranks)
+      return attempt(id,
+                     [&](const std::string& backend) { return run_gpt2_on_ranks(g, c, backend); });
     if (g.name == "errors") {
       attempt(id, [&](const std::string&) { return check_error(c); });
     } else if (g.name == "gpt2") {
-      attempt(id, [&](const std::string& backend) { return run_gpt2(g, c, plain, backend).problems; });
+      attempt(id,
+              [&](const std::string& backend) { return run_gpt2(g, c, plain, backend).problems; });
       if (options_.variants)
         for (const Variant& v : variants)
-          attempt(id + "/" + v.name, [&](const std::string& backend) { return run_gpt2(g, c, v, backend).problems; });
+          attempt(id + "/" + v.name,
+                  [&](const std::string& backend) { return run_gpt2(g, c, v, backend).problems; });
     } else if (g.name == "chunked") {
       attempt(id, [&](const std::string&) { return check_chunked(g, c); });
     } else {
@@ -152,19 +168,25 @@ class Runner {
   void on_mesh(const Group& g, const Value& c, const std::string& id) {
     MeshCase mesh(*options_.mesh, id, tally_);
     std::vector<std::string> backends = options_.backends;
-    if (backends.size() > 1) backends = {g.name == "gpt2" ? "cpu" : mesh.backend()};  // the reference trains slowly
+    // the reference trains slowly
+    if (backends.size() > 1) backends = {g.name == "gpt2" ? "cpu" : mesh.backend()};
     const int failed = failed_;
     attempt(id, backends, [&](const std::string& backend) -> Problems {
-      const auto check = [&](const Group& g, const Value& c, const Op& op) { return mesh.check(g, c, op); };
-      const auto call = [&](const Op& op, const Arrays& in, const Value& args) { return mesh.call(op, in, args); };
+      const auto check = [&](const Group& g, const Value& c, const Op& op) {
+        return mesh.check(g, c, op);
+      };
+      const auto call = [&](const Op& op, const Arrays& in, const Value& args) {
+        return mesh.call(op, in, args);
+      };
       if (g.name == "errors") return check_error(c, call);
       if (g.name == "gpt2") return mesh.train(g, c, backend);
       if (g.name == "chunked") return check_chunked(g, c, check);
       return check(g, c, op_of(c));
     });
     if (failed_ > failed)
-      std::printf("     on %s\n     again: build/tests/golden %s %s --case %s --mesh %s\n", mesh.how().c_str(),
-                  options_.dir.c_str(), g.name.c_str(), c["id"].as_text().c_str(), seed_text().c_str());
+      std::printf("     on %s\n     again: build/tests/golden %s %s --case %s --mesh %s\n",
+                  mesh.how().c_str(), options_.dir.c_str(), g.name.c_str(),
+                  c["id"].as_text().c_str(), seed_text().c_str());
   }
 
   static const Op& op_of(const Value& c) {
@@ -177,7 +199,9 @@ class Runner {
 }  // namespace
 }  // namespace golden
 
-int main(int argc, char** argv) try { return golden::Runner(golden::parse(argc, argv)).run(); } catch (const std::exception& e) {
+int main(int argc, char** argv) try {
+  return golden::Runner(golden::parse(argc, argv)).run();
+} catch (const std::exception& e) {
   std::fprintf(stderr, "golden: %s\n", e.what());
   return 2;
 }

@@ -23,7 +23,7 @@ using NameSet = std::set<std::string>;
 // What docs/sharding.md says is refused, by words of its message.
 const char* const documented[] = {"are both sent to mesh axis"};
 
-// ---- drawing -------------------------------------------------------------------------------------------------------------
+// ---- drawing ----
 
 std::size_t below(Dice& dice, std::size_t n) { return std::size_t(dice() % n); }
 bool chance(Dice& dice, int percent) { return int(below(dice, 100)) < percent; }
@@ -51,7 +51,8 @@ void add_names(NameSet& names, const Axes& axes) {
 }
 // Any word of the args may be the name of an axis that only the inside of the op has.
 void add_names(NameSet& names, const Value& args) {
-  if (args.is(Value::Kind::text) && !args.text.empty() && args.text.find(' ') == args.text.npos) names.insert(args.text);
+  if (args.is(Value::Kind::text) && !args.text.empty() && args.text.find(' ') == args.text.npos)
+    names.insert(args.text);
   for (const Value& v : args.items) add_names(names, v);
 }
 NameSet names_of(const std::vector<Axes>& arrays) {
@@ -72,7 +73,8 @@ bool is_legal(const std::vector<Mapping::Entry>& entries, const std::vector<Axes
 }
 
 // Each name along one mesh axis, two, or (of 100, `whole`) none; legal for the arrays.
-Mapping drawn_mapping(Dice& dice, const Mesh& mesh, const NameSet& names, const std::vector<Axes>& arrays, int whole) {
+Mapping drawn_mapping(Dice& dice, const Mesh& mesh, const NameSet& names,
+                      const std::vector<Axes>& arrays, int whole) {
   std::vector<Mapping::Entry> entries;
   std::vector<std::string> order(names.begin(), names.end());
   shuffle(dice, order);
@@ -88,7 +90,7 @@ Mapping drawn_mapping(Dice& dice, const Mesh& mesh, const NameSet& names, const 
   return Mapping::of(entries);
 }
 
-// ---- arguments and results that have mappings of their own --------------------------------------------------------------------
+// ---- arguments and results that have mappings of their own ----
 
 constexpr std::size_t kSlots = 8;
 using Slots = std::array<Arrays, kSlots>;
@@ -101,7 +103,8 @@ Slots dealt(const Arrays& all) {
 }
 Arrays gathered(const Slots& slots) {
   Arrays all;
-  for (std::size_t i = 0; i / kSlots < slots[i % kSlots].size(); ++i) all.push_back(slots[i % kSlots][i / kSlots]);
+  for (std::size_t i = 0; i / kSlots < slots[i % kSlots].size(); ++i)
+    all.push_back(slots[i % kSlots][i / kSlots]);
   return all;
 }
 
@@ -111,12 +114,13 @@ struct Way {
   Maybe summed;      // made by a sum over kParts, which this may cut: then it is pending
   Maybe constraint;  // by `shard`
   NamedArray operator()(NamedArray x) const {
-    if (summed) x = sum(shard(where(arange(kParts) == 0, broadcast_axis(x, kParts), 0), *summed), kParts);
+    if (summed)
+      x = sum(shard(where(arange(kParts) == 0, broadcast_axis(x, kParts), 0), *summed), kParts);
     return constraint ? shard(x, *constraint) : x;
   }
 };
 
-// ---- a case, and a trial of it ------------------------------------------------------------------------------------------------
+// ---- a case, and a trial of it ----
 
 struct Recorded {
   Arrays in;                // as the case reads them
@@ -166,12 +170,15 @@ Maybe drawn_side(Dice& dice, const Trial& t, const Arrays& arrays, int whole) {
 // Adding zeros to it changes nothing: -0 would be 0, and small integers become larger ones.
 bool outlives_sums(const NamedArray& x) {
   const std::vector<double> values = x.doubles();
-  return is_float(x.dtype()) && std::none_of(values.begin(), values.end(), [](double v) { return v == 0 && std::signbit(v); });
+  return is_float(x.dtype()) && std::none_of(values.begin(), values.end(),
+                                             [](double v) { return v == 0 && std::signbit(v); });
 }
 Way drawn_way(Dice& dice, const Mesh& mesh, const NamedArray& x, bool enters, int whole) {
   Way way;
   if (x.empty()) return way;
-  auto mapping = [&](Axes axes) { return drawn_mapping(dice, mesh, names_of({axes}), {axes}, whole); };
+  auto mapping = [&](Axes axes) {
+    return drawn_mapping(dice, mesh, names_of({axes}), {axes}, whole);
+  };
   if (enters && chance(dice, 20) && outlives_sums(x)) {
     Axes axes = x.axes();
     axes.push_back(kParts);
@@ -194,7 +201,9 @@ Trial drawn_trial(Dice& dice, const Recorded& r, int whole) {
   for (std::size_t k = 0; k < kSlots; ++k) {
     t.in[k] = drawn_side(dice, t, in[k], whole);
     t.out[k] = drawn_side(dice, t, out[k], whole);
-    if (chance(dice, 20)) t.placed[k] = drawn_mapping(dice, t.mesh, names_of(axes_of_each(in[k])), axes_of_each(in[k]), whole);
+    if (chance(dice, 20))
+      t.placed[k] =
+          drawn_mapping(dice, t.mesh, names_of(axes_of_each(in[k])), axes_of_each(in[k]), whole);
   }
   for (const NamedArray& x : r.in) t.entering.push_back(drawn_way(dice, t.mesh, x, true, whole));
   for (const NamedArray& y : results) t.leaving.push_back(drawn_way(dice, t.mesh, y, false, whole));
@@ -212,7 +221,8 @@ Trial drawn_trial(Dice& dice, const Recorded& r, int whole) {
 
 std::string shown(const Maybe& m) { return m ? to_string(*m) : "-"; }
 std::string shown(const Trial& t, const Recorded& r) {
-  std::string text = "mesh " + to_string(t.mesh) + ", inside " + shown(t.compute) + (t.scoped ? " by scopes" : "");
+  std::string text =
+      "mesh " + to_string(t.mesh) + ", inside " + shown(t.compute) + (t.scoped ? " by scopes" : "");
   text += ", arguments";
   for (std::size_t k = 0; k < std::min(kSlots, r.in.size()); ++k)
     text += " " + shown(t.in[k]) + (t.placed[k] ? " placed " + shown(t.placed[k]) : "");
@@ -220,8 +230,10 @@ std::string shown(const Trial& t, const Recorded& r) {
   for (std::size_t k = 0; k < std::min(kSlots, r.parts.size()); ++k) text += " " + shown(t.out[k]);
   auto ways = [&](const char* what, const std::vector<Way>& all) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      if (all[i].summed) text += ", " + (what + std::to_string(i)) + " summed from " + shown(all[i].summed);
-      if (all[i].constraint) text += ", " + (what + std::to_string(i)) + " constrained " + shown(all[i].constraint);
+      if (all[i].summed)
+        text += ", " + (what + std::to_string(i)) + " summed from " + shown(all[i].summed);
+      if (all[i].constraint)
+        text += ", " + (what + std::to_string(i)) + " constrained " + shown(all[i].constraint);
     }
   };
   ways("argument ", t.entering), ways("result ", t.leaving);
@@ -259,7 +271,8 @@ Problems run(const Trial& t, const Recorded& r, const Group& g, const Value& c, 
     Arrays in = gathered({slots...}), out;
     for (std::size_t i = 0; i < in.size(); ++i) in[i] = t.entering[i](in[i]);
     std::size_t next = 0;
-    for (const Part& p : parts_of(c, op, [&](const std::string&, const Axes&) { return in.at(next++); }))
+    for (const Part& p :
+         parts_of(c, op, [&](const std::string&, const Axes&) { return in.at(next++); }))
       out.push_back(t.leaving[out.size()](p.got));
     return std::tuple_cat(dealt(out));
   };
@@ -272,7 +285,8 @@ Problems run(const Trial& t, const Recorded& r, const Group& g, const Value& c, 
     if (t.compute) mapping.emplace(*t.compute);
   }
   auto problems = [&] {
-    const Arrays got = gathered(std::apply([](const auto&... out) { return Slots{out...}; }, std::apply(step, in)));
+    const Arrays got = gathered(
+        std::apply([](const auto&... out) { return Slots{out...}; }, std::apply(step, in)));
     Problems found;
     for (std::size_t i = 0; i < r.parts.size(); ++i)
       compare(r.parts[i].name, got.at(i), g, *r.parts[i].spec, in_any_order(r.parts[i], g), found);
@@ -280,13 +294,14 @@ Problems run(const Trial& t, const Recorded& r, const Group& g, const Value& c, 
   };
   Problems found = problems();
   if (!found.empty() || !t.options.donate.empty()) return found;
-  for (const std::string& p : problems()) found.push_back("called again, with the arguments as they now lie, " + p);
+  for (const std::string& p : problems())
+    found.push_back("called again, with the arguments as they now lie, " + p);
   return found;
 }
 
 }  // namespace
 
-// ---- cases -------------------------------------------------------------------------------------------------------------------
+// ---- cases ----
 
 MeshCase::MeshCase(std::uint64_t seed, const std::string& id, MeshTally& tally) : tally_(tally) {
   const std::string text = std::to_string(seed) + "/" + id;
@@ -295,9 +310,9 @@ MeshCase::MeshCase(std::uint64_t seed, const std::string& id, MeshTally& tally) 
   backend_ = chance(dice_, 25) ? "reference" : "cpu";
 }
 
-// attempt(whole) for more and more names that are left whole, until it is not refused. With none cut nothing is.
-template <class F>
-auto MeshCase::trial(F attempt) {
+// attempt(whole) for more and more names that are left whole, until it is not refused. With none
+// cut nothing is.
+template <class F> auto MeshCase::trial(F attempt) {
   for (int whole = 20;; whole += 10) {
     ++tally_.trials;
     try {
@@ -329,7 +344,8 @@ Arrays MeshCase::call(const Op& op, const Arrays& inputs, const Value& args) {
     add_names(names, args);
     const Mapping mapping = drawn_mapping(dice_, mesh, names, all, whole);
     how_ = "mesh " + to_string(mesh) + ", everywhere " + to_string(mapping);
-    return named_jit([&](const Arrays& in) { return op(in, args); }, {.mesh = mesh, .axis_resources = mapping})(inputs);
+    return named_jit([&](const Arrays& in) { return op(in, args); },
+                     {.mesh = mesh, .axis_resources = mapping})(inputs);
   });
 }
 
@@ -339,11 +355,13 @@ Problems MeshCase::train(const Group& g, const Value& c, const std::string& back
     for (const char* n : names) axes.emplace_back(n, 1);
     return axes;
   };
-  const std::vector<Axes> parameters{of({"vocab", "embed"}), of({"position", "embed"}), of({"layers", "embed", "mlp"}),
+  const std::vector<Axes> parameters{of({"vocab", "embed"}), of({"position", "embed"}),
+                                     of({"layers", "embed", "mlp"}),
                                      of({"layers", "embed", "qkv", "heads", "head_size"})};
-  const std::vector<Axes> inside{of({"batch", "position", "embed"}), of({"batch", "position", "qkv", "heads", "head_size"}),
-                                 of({"batch", "heads", "position", "key_position"}), of({"batch", "position", "mlp"}),
-                                 of({"batch", "position", "vocab"})};
+  const std::vector<Axes> inside{
+      of({"batch", "position", "embed"}), of({"batch", "position", "qkv", "heads", "head_size"}),
+      of({"batch", "heads", "position", "key_position"}), of({"batch", "position", "mlp"}),
+      of({"batch", "position", "vocab"})};
   return trial([&](int whole) {
     Variant v{.most_steps = 2};
     v.vmap = chance(dice_, 50), v.chunked = chance(dice_, 50);
@@ -352,8 +370,9 @@ Problems MeshCase::train(const Group& g, const Value& c, const std::string& back
       return drawn_mapping(dice_, mesh, names_of(arrays), arrays, std::max(whole, 50));
     };
     v.layout = Layout{mesh, mapping(parameters), mapping(inside)};
-    how_ = "mesh " + to_string(mesh) + ", parameters " + to_string(v.layout->parameters) + ", inside " +
-           to_string(v.layout->inside) + (v.vmap ? ", vmap" : "") + (v.chunked ? ", chunked" : "");
+    how_ = "mesh " + to_string(mesh) + ", parameters " + to_string(v.layout->parameters) +
+           ", inside " + to_string(v.layout->inside) + (v.vmap ? ", vmap" : "") +
+           (v.chunked ? ", chunked" : "");
     return run_gpt2(g, c, v, backend).problems;
   });
 }

@@ -1,5 +1,5 @@
-// The mode --mesh SEED: cases inside named_jit, on a mesh and by mappings that are drawn. What a case draws depends on the seed
-// and its id alone, so that a failure is repeated by the case alone.
+// The mode --mesh SEED: cases inside named_jit, on a mesh and by mappings that are drawn. What a
+// case draws depends on the seed and its id alone, so that a failure is repeated by the case alone.
 #pragma once
 #include <map>
 #include <random>
@@ -18,7 +18,8 @@ class MeshCase {
  public:
   MeshCase(std::uint64_t seed, const std::string& id, MeshTally&);
 
-  // As golden::check, with the case's arrays as arguments of one compiled function, and its parts as the results.
+  // As golden::check, with the case's arrays as arguments of one compiled function, and its parts
+  // as the results.
   Problems check(const Group&, const Value& c, const Op&);
   // The op of a case that raises.
   Arrays call(const Op&, const Arrays& inputs, const Value& args);

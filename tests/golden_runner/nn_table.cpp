@@ -12,7 +12,8 @@ namespace {
 
 bool flag(const Value& args, const char* name) { return args[name].as_flag(false); }
 
-// The axes of these names, with the size that the last of the inputs has for them: weights come after what they are applied to.
+// The axes of these names, with the size that the last of the inputs has for them: weights come
+// after what they are applied to.
 Axes sized(const Value& names, const Arrays& in) {
   Axes axes;
   for (Name n : names_of(names)) {
@@ -43,8 +44,7 @@ Arr start_of(const Value& args, const char* name) {
   return v ? number_of(*v) : Arr(0);
 }
 
-template <class Norm>
-NamedArray normed(const Arrays& in, const Value& args) {
+template <class Norm> NamedArray normed(const Arrays& in, const Value& args) {
   std::size_t next = 1;
   Norm norm;
   norm.axis = sized(args["axis"], in);
@@ -63,7 +63,8 @@ nn::AttentionOptions attention_options(const Arrays& in, const Value& args, std:
                          .bias = next_if(flag(args, "bias"), in, next),
                          .attention_dtype = golden::dtype_of(args["attention_dtype"])};
   if (flag(args, "causal")) {
-    const NamedArray causal = nn::causal_mask(one_sized(args["QPos"], {in[0]}), one_sized(args["KPos"], {in[1]}));
+    const NamedArray causal =
+        nn::causal_mask(one_sized(args["QPos"], {in[0]}), one_sized(args["KPos"], {in[1]}));
     o.mask = o.mask ? nn::combine_masks_and(*o.mask, causal) : causal;
   }
   if (const Value* heads = args.find("alibi"); heads && *heads)
@@ -75,7 +76,9 @@ nn::LossOptions loss_options(const Arrays& in, const Value& args) {
   nn::LossOptions o;
   if (const Value* r = args.find("reduction")) {
     const std::string name = *r ? r->as_text() : "none";
-    o.reduction = name == "none" ? nn::Reduction::none : name == "sum" ? nn::Reduction::sum : nn::Reduction::mean;
+    o.reduction = name == "none"  ? nn::Reduction::none
+                  : name == "sum" ? nn::Reduction::sum
+                                  : nn::Reduction::mean;
   }
   o.reduction_axis = selection_of(args["reduction_axis"]);
   if (flag(args, "where")) o.where = input(in, 2);
@@ -100,42 +103,60 @@ void add_activations(Table& t) {
                                                         {"hard_silu", nn::hard_silu},
                                                         {"hard_tanh", nn::hard_tanh}};
   for (auto [name, f] : all)
-    t[std::string("nn.") + name] = [f = f](const Arrays& in, const Value&) { return Arrays{f(input(in, 0))}; };
+    t[std::string("nn.") + name] = [f = f](const Arrays& in, const Value&) {
+      return Arrays{f(input(in, 0))};
+    };
   for (std::string name : {"swish", "hard_swish"})  // only by name
-    t["nn." + name] = [name](const Arrays& in, const Value&) { return Arrays{nn::activation(name)(input(in, 0))}; };
+    t["nn." + name] = [name](const Arrays& in, const Value&) {
+      return Arrays{nn::activation(name)(input(in, 0))};
+    };
   t["nn.gelu"] = [](const Arrays& in, const Value& args) {
     return Arrays{nn::gelu(input(in, 0), args["approximate"].as_flag(true))};
   };
-  t["nn.glu"] = [](const Arrays& in, const Value& args) { return Arrays{nn::glu(input(in, 0), selector_of(args["axis"]))}; };
+  t["nn.glu"] = [](const Arrays& in, const Value& args) {
+    return Arrays{nn::glu(input(in, 0), selector_of(args["axis"]))};
+  };
 }
 
 void add_layers(Table& t) {
   t["nn.linear"] = [](const Arrays& in, const Value& args) {
     std::size_t next = 2;
     const Arrays weight{input(in, 1)};
-    const nn::Linear layer{weight[0], next_if(flag(args, "bias"), in, next), sized(args["In"], weight),
-                           sized(args["Out"], weight)};
+    const nn::Linear layer{weight[0], next_if(flag(args, "bias"), in, next),
+                           sized(args["In"], weight), sized(args["Out"], weight)};
     return Arrays{layer(input(in, 0))};
   };
-  t["nn.layer_norm"] = [](const Arrays& in, const Value& args) { return Arrays{normed<nn::LayerNorm>(in, args)}; };
-  t["nn.rms_norm"] = [](const Arrays& in, const Value& args) { return Arrays{normed<nn::RmsNorm>(in, args)}; };
-  t["nn.embed"] = [](const Arrays& in, const Value& args) { return Arrays{embedding_of(in, args).embed(input(in, 1))}; };
-  t["nn.unembed"] = [](const Arrays& in, const Value& args) { return Arrays{embedding_of(in, args).unembed(input(in, 1))}; };
+  t["nn.layer_norm"] = [](const Arrays& in, const Value& args) {
+    return Arrays{normed<nn::LayerNorm>(in, args)};
+  };
+  t["nn.rms_norm"] = [](const Arrays& in, const Value& args) {
+    return Arrays{normed<nn::RmsNorm>(in, args)};
+  };
+  t["nn.embed"] = [](const Arrays& in, const Value& args) {
+    return Arrays{embedding_of(in, args).embed(input(in, 1))};
+  };
+  t["nn.unembed"] = [](const Arrays& in, const Value& args) {
+    return Arrays{embedding_of(in, args).unembed(input(in, 1))};
+  };
   t["nn.dropout"] = [](const Arrays& in, const Value& args) {
-    nn::Dropout layer{.pdrop = args["pdrop"].as_real(), .broadcast_axes = {}, .inference = flag(args, "inference")};
-    if (const Value* axes = args.find("broadcast_axes"); axes && *axes) layer.broadcast_axes = names_of(*axes);
+    nn::Dropout layer{.pdrop = args["pdrop"].as_real(),
+                      .broadcast_axes = {},
+                      .inference = flag(args, "inference")};
+    if (const Value* axes = args.find("broadcast_axes"); axes && *axes)
+      layer.broadcast_axes = names_of(*axes);
     const Value& seed = args["seed"];
     return Arrays{layer(input(in, 0), seed ? random::key(seed.as_integer()) : Key{})};
   };
   t["nn.mlp"] = [](const Arrays& in, const Value& args) {
     const std::string& name = args["activation"].as_text();
     nn::Mlp mlp{.layers = {},
-                .activation = name == "gelu" ? nn::Activation(nn::gelu) : nn::activation(name)};  // Haliax's gelu: with tanh
+                // Haliax's gelu: with tanh
+                .activation = name == "gelu" ? nn::Activation(nn::gelu) : nn::activation(name)};
     std::size_t next = 1;
     for (const Value& l : args["layers"].items) {
       const Arrays weight{input(in, next++)};
-      mlp.layers.push_back(
-          {weight[0], next_if(l.at(2).as_flag(false), in, next), sized(l.at(0), weight), sized(l.at(1), weight)});
+      mlp.layers.push_back({weight[0], next_if(l.at(2).as_flag(false), in, next),
+                            sized(l.at(0), weight), sized(l.at(1), weight)});
     }
     return Arrays{mlp(input(in, 0))};
   };
@@ -143,27 +164,33 @@ void add_layers(Table& t) {
 
 void add_attention(Table& t) {
   t["nn.attention"] = [](const Arrays& in, const Value& args) {
-    return Arrays{nn::dot_product_attention(selection_of(args["KPos"]), selector_of(args["Key"]), input(in, 0), input(in, 1),
-                                            input(in, 2), attention_options(in, args, 3))};
+    return Arrays{nn::dot_product_attention(selection_of(args["KPos"]), selector_of(args["Key"]),
+                                            input(in, 0), input(in, 1), input(in, 2),
+                                            attention_options(in, args, 3))};
   };
   t["nn.attention_weights"] = [](const Arrays& in, const Value& args) {
-    return Arrays{nn::dot_product_attention_weights(selection_of(args["KPos"]), selector_of(args["Key"]), input(in, 0),
+    return Arrays{nn::dot_product_attention_weights(selection_of(args["KPos"]),
+                                                    selector_of(args["Key"]), input(in, 0),
                                                     input(in, 1), attention_options(in, args, 2))};
   };
   t["nn.causal_mask"] = [](const Arrays&, const Value& args) {
-    return Arrays{
-        nn::causal_mask(axis_of(args["QPos"]), axis_of(args["KPos"]), start_of(args, "q_start"), start_of(args, "k_start"))};
+    return Arrays{nn::causal_mask(axis_of(args["QPos"]), axis_of(args["KPos"]),
+                                  start_of(args, "q_start"), start_of(args, "k_start"))};
   };
   t["nn.prefix_lm_mask"] = [](const Arrays&, const Value& args) {
-    return Arrays{nn::prefix_lm_mask(axis_of(args["QPos"]), axis_of(args["KPos"]), number_of(args["prefix_len"]),
-                                     start_of(args, "q_start"), start_of(args, "k_start"))};
+    return Arrays{nn::prefix_lm_mask(axis_of(args["QPos"]), axis_of(args["KPos"]),
+                                     number_of(args["prefix_len"]), start_of(args, "q_start"),
+                                     start_of(args, "k_start"))};
   };
   t["nn.alibi_attention_bias"] = [](const Arrays&, const Value& args) {
     const Value* most = args.find("bias_max");
-    return Arrays{nn::alibi_attention_bias(axis_of(args["Heads"]), axis_of(args["KPos"]), most ? most->as_real() : 8,
+    return Arrays{nn::alibi_attention_bias(axis_of(args["Heads"]), axis_of(args["KPos"]),
+                                           most ? most->as_real() : 8,
                                            dtype_or(args["dtype"], DType::f32))};
   };
-  t["nn.mask_to_bias"] = [](const Arrays& in, const Value&) { return Arrays{nn::mask_to_bias(input(in, 0))}; };
+  t["nn.mask_to_bias"] = [](const Arrays& in, const Value&) {
+    return Arrays{nn::mask_to_bias(input(in, 0))};
+  };
   t["nn.combine_masks_and"] = [](const Arrays& in, const Value&) {
     return Arrays{nn::combine_masks_and(input(in, 0), input(in, 1))};
   };
@@ -171,42 +198,49 @@ void add_attention(Table& t) {
     return Arrays{nn::combine_masks_or(input(in, 0), input(in, 1))};
   };
   t["nn.forgetful_causal_mask"] = [](const Arrays&, const Value& args) {
-    return Arrays{nn::forgetful_causal_mask(random::key(args["seed"].as_integer()), axis_of(args["KPos"]),
-                                            args["mask_prob"].as_real(), args["sample_prob"].as_flag(true))};
+    return Arrays{nn::forgetful_causal_mask(random::key(args["seed"].as_integer()),
+                                            axis_of(args["KPos"]), args["mask_prob"].as_real(),
+                                            args["sample_prob"].as_flag(true))};
   };
 }
 
 void add_losses(Table& t) {
   t["nn.cross_entropy_loss"] = [](const Arrays& in, const Value& args) {
-    return Arrays{nn::cross_entropy_loss(input(in, 0), selector_of(args["Label"]), input(in, 1), loss_options(in, args))};
+    return Arrays{nn::cross_entropy_loss(input(in, 0), selector_of(args["Label"]), input(in, 1),
+                                         loss_options(in, args))};
   };
   t["nn.cross_entropy_loss_and_log_normalizers"] = [](const Arrays& in, const Value& args) {
-    auto [loss, normalizers] = nn::cross_entropy_loss_and_log_normalizers(input(in, 0), selector_of(args["Label"]), input(in, 1));
+    auto [loss, normalizers] = nn::cross_entropy_loss_and_log_normalizers(
+        input(in, 0), selector_of(args["Label"]), input(in, 1));
     return Arrays{loss, normalizers};
   };
   t["nn.binary_cross_entropy_loss"] = [](const Arrays& in, const Value& args) {
-    return Arrays{nn::binary_cross_entropy_loss(input(in, 0), input(in, 1), loss_options(in, args))};
+    return Arrays{
+        nn::binary_cross_entropy_loss(input(in, 0), input(in, 1), loss_options(in, args))};
   };
 }
 
 void add_initialisers(Table& t) {
   t["nn.linear_init"] = [](const Arrays&, const Value& args) {
-    return weights_of(
-        nn::Linear::init(one_or_more(args["In"]), one_or_more(args["Out"]), random::key(args["seed"].as_integer()),
-                         {.use_bias = args["use_bias"].as_flag(true), .out_first = args["out_first"].as_flag(true)}));
+    return weights_of(nn::Linear::init(one_or_more(args["In"]), one_or_more(args["Out"]),
+                                       random::key(args["seed"].as_integer()),
+                                       {.use_bias = args["use_bias"].as_flag(true),
+                                        .out_first = args["out_first"].as_flag(true)}));
   };
   t["nn.embedding_init"] = [](const Arrays&, const Value& args) {
     const Value* scale = args.find("init_scale");
-    return Arrays{nn::Embedding::init(axis_of(args["Vocab"]), one_or_more(args["Embed"]), random::key(args["seed"].as_integer()),
+    return Arrays{nn::Embedding::init(axis_of(args["Vocab"]), one_or_more(args["Embed"]),
+                                      random::key(args["seed"].as_integer()),
                                       {.init_scale = scale ? scale->as_real() : 1})
                       .weight};
   };
   t["nn.mlp_init"] = [](const Arrays&, const Value& args) {
     Arrays out;
-    const auto mlp =
-        nn::Mlp::init(one_or_more(args["Input"]), one_or_more(args["Output"]), args["width"].as_integer(),
-                      int(args["depth"].as_integer()), random::key(args["seed"].as_integer()),
-                      {.use_bias = args["use_bias"].as_flag(true), .use_final_bias = args["use_final_bias"].as_flag(true)});
+    const auto mlp = nn::Mlp::init(one_or_more(args["Input"]), one_or_more(args["Output"]),
+                                   args["width"].as_integer(), int(args["depth"].as_integer()),
+                                   random::key(args["seed"].as_integer()),
+                                   {.use_bias = args["use_bias"].as_flag(true),
+                                    .use_final_bias = args["use_final_bias"].as_flag(true)});
     for (const nn::Linear& l : mlp.layers)
       for (const NamedArray& a : weights_of(l)) out.push_back(a);
     return out;
@@ -215,13 +249,16 @@ void add_initialisers(Table& t) {
     const Axis Block = axis_of(args["Block"]);
     const AxisSpec In = one_or_more(args["In"]), Out = one_or_more(args["Out"]);
     auto make = [&](const Key& key) { return nn::Linear::init(In, Out, key); };
-    return weights_of(
-        nn::Stacked<nn::Linear>::init(Block, make, random::split(random::key(args["seed"].as_integer()), Block)).stacked);
+    return weights_of(nn::Stacked<nn::Linear>::init(
+                          Block, make, random::split(random::key(args["seed"].as_integer()), Block))
+                          .stacked);
   };
 }
 
 }  // namespace
 
-void add_nn_ops(Table& t) { add_activations(t), add_layers(t), add_attention(t), add_losses(t), add_initialisers(t); }
+void add_nn_ops(Table& t) {
+  add_activations(t), add_layers(t), add_attention(t), add_losses(t), add_initialisers(t);
+}
 
 }  // namespace golden

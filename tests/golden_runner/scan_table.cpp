@@ -41,7 +41,8 @@ Step step_of(const std::string& name) {
     };
   if (name == "runmax_count")
     return [](const Arrays& c, const Arrays& x) {
-      return std::pair{Arrays{maximum(c.at(0), x.at(0)), c.at(1) + sum(x.at(0) > 0)}, Arrays{maximum(c.at(0), x.at(0)), c.at(1)}};
+      return std::pair{Arrays{maximum(c.at(0), x.at(0)), c.at(1) + sum(x.at(0) > 0)},
+                       Arrays{maximum(c.at(0), x.at(0)), c.at(1)}};
     };
   if (name == "resid_mlp")
     return [](const Arrays& c, const Arrays& x) {
@@ -57,7 +58,8 @@ struct LoopCall {
   AxisSelector axis;
   ScanOptions options;
   Arrays carries, rest;
-  LoopCall(const Arrays& in, const Value& args) : step(step_of(args["fn"].as_text())), axis(selector_of(args["axis"])) {
+  LoopCall(const Arrays& in, const Value& args)
+      : step(step_of(args["fn"].as_text())), axis(selector_of(args["axis"])) {
     const auto n = std::size_t(args["n_carry"].as_integer());
     if (n > in.size()) throw BadData("a scan with more carries than inputs");
     carries.assign(in.begin(), in.begin() + std::ptrdiff_t(n));
@@ -88,11 +90,15 @@ struct LinearTanh {
   NamedArray w, b;
   static LinearTanh from(const Arrays& in) { return {input(in, 1), input(in, 2)}; }
   static constexpr std::size_t inputs = 3;
-  NamedArray operator()(const NamedArray& x) const { return tanh(recur(x, w, "embed", "embed2") + b); }
+  NamedArray operator()(const NamedArray& x) const {
+    return tanh(recur(x, w, "embed", "embed2") + b);
+  }
 };
 struct PrenormMlp {
   NamedArray g, w1, b1, w2;
-  static PrenormMlp from(const Arrays& in) { return {input(in, 1), input(in, 2), input(in, 3), input(in, 4)}; }
+  static PrenormMlp from(const Arrays& in) {
+    return {input(in, 1), input(in, 2), input(in, 3), input(in, 4)};
+  }
   static constexpr std::size_t inputs = 5;
   NamedArray operator()(const NamedArray& x) const {
     const nn::LayerNorm norm{.axis = x.resolve_axis("embed"), .weight = g, .bias = {}};
@@ -100,15 +106,15 @@ struct PrenormMlp {
   }
 };
 // A block whose extra inputs are added to its result.
-template <class B>
-struct Extended {
+template <class B> struct Extended {
   B block;
   NamedArray operator()(const NamedArray& x) const { return block(x); }
-  NamedArray operator()(const NamedArray& x, const NamedArray& extra) const { return block(x) + extra; }
+  NamedArray operator()(const NamedArray& x, const NamedArray& extra) const {
+    return block(x) + extra;
+  }
 };
 // One that also emits the mean square of its result.
-template <class B>
-struct Emitting {
+template <class B> struct Emitting {
   Extended<B> block;
   template <class... Extra>
   std::pair<NamedArray, NamedArray> operator()(const NamedArray& x, const Extra&... extra) const {
@@ -118,17 +124,16 @@ struct Emitting {
 };
 
 // f(stacked blocks, x, extra inputs...)
-template <class B, class F>
-Arrays on_stacked(const Arrays& in, const Value& args, F f) {
+template <class B, class F> Arrays on_stacked(const Arrays& in, const Value& args, F f) {
   const B block = B::from(in);
   const Axis Layers = flatten(block)[0].resolve_axis(selector_of(args["Block"]));
-  const nn::Stacked<Extended<B>> stacked{{block}, Layers, ScanCheckpoint(args["checkpoint"].as_flag(false))};
+  const nn::Stacked<Extended<B>> stacked{
+      {block}, Layers, ScanCheckpoint(args["checkpoint"].as_flag(false))};
   if (in.size() > B::inputs + 1) throw Skip{"blocks with several extra inputs"};
   if (in.size() == B::inputs) return f(stacked, in[0]);
   return f(stacked, in[0], in[B::inputs]);
 }
-template <class F>
-Op stacked_op(F f) {
+template <class F> Op stacked_op(F f) {
   return [f](const Arrays& in, const Value& args) {
     const std::string& block = args["block"].as_text();
     if (block == "linear_tanh") return on_stacked<LinearTanh>(in, args, f);
@@ -154,14 +159,17 @@ void add_scan_ops(Table& t) {
   t["map"] = [](const Arrays& in, const Value& args) {
     ScanOptions options;
     options.reverse = args["reverse"].as_flag(false);
-    return Arrays{map(each_of(args["fn"].as_text()), selector_of(args["axis"]), options)(input(in, 0))};
+    return Arrays{
+        map(each_of(args["fn"].as_text()), selector_of(args["axis"]), options)(input(in, 0))};
   };
   t["associative_scan"] = [](const Arrays& in, const Value& args) {
     const std::string& name = args["fn"].as_text();
     const AxisSelector axis = selector_of(args["axis"]);
     const bool reverse = args["reverse"].as_flag(false);
     if (name == "linear") {  // b_t <- a_t b_{t-1} + b_t
-      auto combine = [](const Arrays& l, const Arrays& r) { return Arrays{r[0] * l[0], r[0] * l[1] + r[1]}; };
+      auto combine = [](const Arrays& l, const Arrays& r) {
+        return Arrays{r[0] * l[0], r[0] * l[1] + r[1]};
+      };
       return associative_scan(combine, axis, Arrays{input(in, 0), input(in, 1)}, reverse);
     }
     NamedArray (*f)(Arr, Arr) = name == "add"   ? add
@@ -171,16 +179,20 @@ void add_scan_ops(Table& t) {
                                                 : nullptr;
     if (!f) throw Skip{"associative_scan of " + name};
     return Arrays{
-        associative_scan([f](const NamedArray& a, const NamedArray& b) { return f(a, b); }, axis, input(in, 0), reverse)};
+        associative_scan([f](const NamedArray& a, const NamedArray& b) { return f(a, b); }, axis,
+                         input(in, 0), reverse)};
   };
 
-  t["stacked_fold"] = stacked_op(
-      [](const auto& stacked, const NamedArray& x, const auto&... extra) { return Arrays{stacked.fold(x, extra...)}; });
-  t["stacked_scan"] = stacked_op([]<class B>(const nn::Stacked<Extended<B>>& s, const NamedArray& x, const auto&... extra) {
-    const nn::Stacked<Emitting<B>> emitting{{s.stacked}, s.Layers, s.gradient_checkpointing};
-    auto [y, squares] = emitting.scan(x, extra...);
-    return Arrays{y, squares};
-  });
+  t["stacked_fold"] =
+      stacked_op([](const auto& stacked, const NamedArray& x, const auto&... extra) {
+        return Arrays{stacked.fold(x, extra...)};
+      });
+  t["stacked_scan"] = stacked_op(
+      []<class B>(const nn::Stacked<Extended<B>>& s, const NamedArray& x, const auto&... extra) {
+        const nn::Stacked<Emitting<B>> emitting{{s.stacked}, s.Layers, s.gradient_checkpointing};
+        auto [y, squares] = emitting.scan(x, extra...);
+        return Arrays{y, squares};
+      });
   t["stacked_unstacked"] = stacked_op([](const auto& stacked, const auto&...) {
     Arrays out;
     for (const auto& block : stacked.unstacked())

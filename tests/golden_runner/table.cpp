@@ -6,9 +6,12 @@ using namespace haliax;
 
 Arr number_of(const Value& v) {
   switch (v.kind) {
-    case Value::Kind::boolean: return Arr(v.flag);
-    case Value::Kind::integer: return Arr(v.integer);
-    default: return Arr(v.as_real());
+    case Value::Kind::boolean:
+      return Arr(v.flag);
+    case Value::Kind::integer:
+      return Arr(v.integer);
+    default:
+      return Arr(v.as_real());
   }
 }
 Arr operand(const Value& v, const Arrays& inputs) {
@@ -37,7 +40,9 @@ std::optional<DType> dtype_of(const Value& v) {
 }
 DType dtype_or(const Value& v, DType otherwise) { return dtype_of(v).value_or(otherwise); }
 const NamedArray& input(const Arrays& inputs, std::size_t i) {
-  if (i >= inputs.size()) throw BadData("the data has " + std::to_string(inputs.size()) + " inputs where more are needed");
+  if (i >= inputs.size())
+    throw BadData("the data has " + std::to_string(inputs.size()) +
+                  " inputs where more are needed");
   return inputs[i];
 }
 

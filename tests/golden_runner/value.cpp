@@ -14,9 +14,13 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return add({}); }
   bool boolean(bool b) override { return add({.kind = Value::Kind::boolean, .flag = b}); }
-  bool number_integer(std::int64_t i) override { return add({.kind = Value::Kind::integer, .integer = i, .real = double(i)}); }
+  bool number_integer(std::int64_t i) override {
+    return add({.kind = Value::Kind::integer, .integer = i, .real = double(i)});
+  }
   bool number_unsigned(std::uint64_t i) override { return number_integer(std::int64_t(i)); }
-  bool number_float(double x, const std::string&) override { return add({.kind = Value::Kind::real, .real = x}); }
+  bool number_float(double x, const std::string&) override {
+    return add({.kind = Value::Kind::real, .real = x});
+  }
   bool string(std::string& s) override { return add({.kind = Value::Kind::text, .text = s}); }
   bool binary(nlohmann::json::binary_t&) override { return false; }
   bool start_object(std::size_t) override { return open(Value::Kind::object); }
@@ -30,7 +34,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  std::vector<Value*> open_;  // the lists and objects not closed yet; only the last one grows, so the addresses hold
+  // the lists and objects not closed yet; only the last one grows, so the addresses hold
+  std::vector<Value*> open_;
 
   bool add(Value v) {
     if (open_.empty())
@@ -48,8 +53,10 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
 };
 
 [[noreturn]] void wrong(const Value& v, const char* wanted) {
-  static const char* const names[] = {"null", "a boolean", "an integer", "a number", "a text", "a list", "an object"};
-  throw BadData(std::string("the data has ") + names[int(v.kind)] + " where " + wanted + " is needed");
+  static const char* const names[] = {"null",   "a boolean", "an integer", "a number",
+                                      "a text", "a list",    "an object"};
+  throw BadData(std::string("the data has ") + names[int(v.kind)] + " where " + wanted +
+                " is needed");
 }
 
 }  // namespace
@@ -68,9 +75,15 @@ const Value& Value::at(std::size_t i) const {
   if (i >= items.size()) wrong(*this, "a longer list");
   return items[i];
 }
-const std::string& Value::as_text() const { return is(Kind::text) ? text : (wrong(*this, "a text"), text); }
-double Value::as_real() const { return is(Kind::real) || is(Kind::integer) ? real : (wrong(*this, "a number"), real); }
-std::int64_t Value::as_integer() const { return is(Kind::integer) ? integer : (wrong(*this, "an integer"), integer); }
+const std::string& Value::as_text() const {
+  return is(Kind::text) ? text : (wrong(*this, "a text"), text);
+}
+double Value::as_real() const {
+  return is(Kind::real) || is(Kind::integer) ? real : (wrong(*this, "a number"), real);
+}
+std::int64_t Value::as_integer() const {
+  return is(Kind::integer) ? integer : (wrong(*this, "an integer"), integer);
+}
 bool Value::as_flag(bool otherwise) const {
   if (is(Kind::null)) return otherwise;
   return is(Kind::boolean) ? flag : (wrong(*this, "a boolean"), flag);
@@ -80,8 +93,11 @@ Value read_json(const std::string& path) try {
   std::ifstream file(path);
   if (!file) throw BadData("cannot read " + path);
   Builder b;
-  if (!nlohmann::json::sax_parse(file, &b)) throw BadData(path + " " + (b.problem.empty() ? "is not JSON" : b.problem));
+  if (!nlohmann::json::sax_parse(file, &b))
+    throw BadData(path + " " + (b.problem.empty() ? "is not JSON" : b.problem));
   return std::move(b.root);
-} catch (const std::ios_base::failure&) { throw BadData("cannot read " + path); }
+} catch (const std::ios_base::failure&) {
+  throw BadData("cannot read " + path);
+}
 
 }  // namespace golden

@@ -1,4 +1,5 @@
-// JSON as a plain tree. The parser is included in value.cpp only, so that the tables compile quickly.
+// JSON as a plain tree. The parser is included in value.cpp only, so that the tables compile
+// quickly.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -20,7 +21,8 @@ struct Value {
   std::int64_t integer = 0;
   double real = 0;
   std::string text = {};
-  std::vector<Value> items = {};  // of a list, or of an object beside its keys, in the order of the file
+  // of a list, or of an object beside its keys, in the order of the file
+  std::vector<Value> items = {};
   std::vector<std::string> keys = {};
 
   explicit operator bool() const { return kind != Kind::null; }
@@ -28,7 +30,7 @@ struct Value {
   bool has(std::string_view key) const { return find(key) != nullptr; }
   const Value* find(std::string_view key) const;        // null if there is none
   const Value& operator[](std::string_view key) const;  // a null value if there is none
-  const Value& at(std::size_t i) const;                 // these raise BadData for another kind, or out of range
+  const Value& at(std::size_t i) const;  // these raise BadData for another kind, or out of range
   const std::string& as_text() const;
   double as_real() const;
   std::int64_t as_integer() const;

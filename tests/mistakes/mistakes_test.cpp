@@ -1,4 +1,5 @@
-// What a C++ user writes by mistake either does what it says or raises: nothing goes wrong in silence.
+// What a C++ user writes by mistake either does what it says or raises: nothing goes wrong in
+// silence.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,7 +23,9 @@ bool says(const std::string& message, std::initializer_list<std::string> words) 
   }
   return true;
 }
-std::string line(int offset = 0, int of = __builtin_LINE()) { return "mistakes_test.cpp:" + std::to_string(of + offset); }
+std::string line(int offset = 0, int of = __builtin_LINE()) {
+  return "mistakes_test.cpp:" + std::to_string(of + offset);
+}
 
 }  // namespace
 
@@ -33,7 +36,7 @@ TEST_CASE("mistakes: a single element that is known is true or false") {
   CHECK(bool(zeros({Axis("k", 1)}) < 1.));
   CHECK(bool(all(three == three)));
   int taken = 0;
-  if (one > 5. && mean(three) < 3.) ++taken;   // logical_and of two scalars
+  if (one > 5. && mean(three) < 3.) ++taken;  // logical_and of two scalars
   if (!(one > 7.)) ++taken;
   if (isnan(log(-one.astype(DType::f32)))) ++taken;
   CHECK(taken == 3);
@@ -48,11 +51,14 @@ TEST_CASE("mistakes: a single element that is known is true or false") {
 
 TEST_CASE("mistakes: an array of several elements is neither true nor false") {
   auto x = arange(N), y = arange(N) + 1;
-  CHECK(says(message_of([&] { return x > 1 ? x : y; }), {"[bool]", "3 elements (n=3)", "all(x)", "any(x)", "where", line()}));
+  CHECK(says(message_of([&] { return x > 1 ? x : y; }),
+             {"[bool]", "3 elements (n=3)", "all(x)", "any(x)", "where", line()}));
   CHECK(says(message_of([&] { return std::max(x, y); }), {"[bool]", "all(x)"}));
   CHECK(says(message_of([&] { return std::vector{x} == std::vector{y}; }), {"[bool]", "all(x)"}));
-  CHECK(says(message_of([&] { return bool(zeros({Axis("n", 0)})); }), {"[bool]", "0 elements (n=0)"}));
-  CHECK(says(message_of([&] { return bool(NamedArray()); }), {"[bool]", "empty NamedArray", "x.empty()"}));
+  CHECK(says(message_of([&] { return bool(zeros({Axis("n", 0)})); }),
+             {"[bool]", "0 elements (n=0)"}));
+  CHECK(says(message_of([&] { return bool(NamedArray()); }),
+             {"[bool]", "empty NamedArray", "x.empty()"}));
   CHECK(NamedArray().empty());
   CHECK_FALSE(x.empty());
 }
@@ -64,14 +70,19 @@ TEST_CASE("mistakes: C++ does not decide by a value that is traced") {
   };
   auto where_line = line(-3);
   auto x = arange(Axes{N, Axis("k", 2)}, {.start = 1, .dtype = DType::f32});
-  CHECK(says(message_of([&] { jit(clipped)(x); }), {"[bool]", "traced", "where(condition, a, b)", where_line}));
-  CHECK(says(message_of([&] { jit(grad([&](const NamedArray& v) { return sum(clipped(v)); }))(x); }), {"[bool]", where_line}));
-  CHECK(says(message_of([&] { vmap(clipped, N)(x); }), {"[bool]", "where(condition, a, b)", where_line}));
+  CHECK(says(message_of([&] { jit(clipped)(x); }),
+             {"[bool]", "traced", "where(condition, a, b)", where_line}));
+  CHECK(
+      says(message_of([&] { jit(grad([&](const NamedArray& v) { return sum(clipped(v)); }))(x); }),
+           {"[bool]", where_line}));
+  CHECK(says(message_of([&] { vmap(clipped, N)(x); }),
+             {"[bool]", "where(condition, a, b)", where_line}));
   CHECK(says(message_of([&] { haliax::map(clipped, N)(x); }), {"[bool]", where_line}));
   CHECK(says(message_of([&] { eval_shape(clipped, x); }), {"[bool]", where_line}));
   CHECK(clipped(x).floats() == x.floats());
   // What does not depend on arguments is known while tracing, too.
-  CHECK(jit([](const NamedArray& v) { return sum(ones({N})) > 2. ? v : v * 0.; })(x).floats() == x.floats());
+  CHECK(jit([](const NamedArray& v) { return sum(ones({N})) > 2. ? v : v * 0.; })(x).floats() ==
+        x.floats());
 }
 
 TEST_CASE("mistakes: a truth value of what was given away says so") {
@@ -105,10 +116,17 @@ TEST_CASE("mistakes: !, && and || are the logical ops") {
 TEST_CASE("mistakes: a range beyond its axis") {
   auto x = arange(Axis("pos", 5));
   auto part = [&](Slice s) { return index(x, {{"pos", s}}); };
-  for (Slice s : {Slice{3, 20}, Slice{-6}, Slice{6}, Slice{0, -6}, Slice{0, 6, 2}, Slice{6, 0, -1}, Slice{20, {}, -1}})
+  for (Slice s : {Slice{3, 20}, Slice{-6}, Slice{6}, Slice{0, -6}, Slice{0, 6, 2}, Slice{6, 0, -1},
+                  Slice{20, {}, -1}})
     CHECK(says(message_of([&] { part(s); }), {"[index]", "pos=5", "outside"}));
-  CHECK(says(message_of([&] { index(x, {{"pos", Slice{3, 20}}}); }), {"20 is outside of axis pos=5", line()}));
-  CHECK(says(message_of([&] { at_set(x, {{"pos", Slice{3, 20}}}, 1); }), {"[at_set]", "20 is outside"}));
+  CHECK(says(message_of([&] {
+               index(x, {{"pos", Slice{3, 20}}});
+             }),
+             {"20 is outside of axis pos=5", line()}));
+  CHECK(says(message_of([&] {
+               at_set(x, {{"pos", Slice{3, 20}}}, 1);
+             }),
+             {"[at_set]", "20 is outside"}));
   using Ids = std::vector<std::int64_t>;
   CHECK(part({3}).integers() == Ids{3, 4});
   CHECK(part({3, 5}).integers() == Ids{3, 4});
@@ -122,7 +140,7 @@ TEST_CASE("mistakes: a range beyond its axis") {
 TEST_CASE("mistakes: f64 and f32 are mixed" * doctest::skip()) {
   std::vector<double> data{1, 2, 3};
   auto x = array(data, N), w = ones({N});
-  (x * 2. + NamedArray(1.)).eval();   // numbers and f32 scalars take part in f64
+  (x * 2. + NamedArray(1.)).eval();  // numbers and f32 scalars take part in f64
   std::fprintf(stderr, "now\n");
   (w * x).eval();
   (x + w).eval();

@@ -1,5 +1,5 @@
-// linear_cross_entropy against full logits in f64: every option alone and in pairs, every output with cotangents of its own, in
-// chunks of all kinds.
+// linear_cross_entropy against full logits in f64: every option alone and in pairs, every output
+// with cotangents of its own, in chunks of all kinds.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -31,10 +31,15 @@ struct Data {
   Inputs inputs, wide;   // in f32, and the same values in f64
   NamedArray ids, mask;  // (tokens...)
 };
-Data make_data(const Axis& Batch, const Axis& Positions, const Axis& Hidden, const Axis& Ids, const Axis& Theirs) {
+Data make_data(const Axis& Batch, const Axis& Positions, const Axis& Hidden, const Axis& Ids,
+               const Axis& Theirs) {
   const AxisSpec tokens{Batch, Positions};
-  auto normal = [](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); };
-  auto positive = [](int seed, const AxisSpec& axes) { return random::uniform(random::key(seed), axes, 0.2, 1.5); };
+  auto normal = [](int seed, const AxisSpec& axes) {
+    return random::normal(random::key(seed), axes);
+  };
+  auto positive = [](int seed, const AxisSpec& axes) {
+    return random::uniform(random::key(seed), axes, 0.2, 1.5);
+  };
   const Inputs in{.x = normal(1, {Batch, Positions, Hidden}) * 0.5,
                   .weight = normal(2, {Ids, Hidden}),
                   .bias = normal(3, Ids),
@@ -45,16 +50,19 @@ Data make_data(const Axis& Batch, const Axis& Positions, const Axis& Hidden, con
                   .teacher_weight = normal(8, {Ids, Theirs}),
                   .gain = positive(9, Hidden)};
   auto share = [&](int seed, double p) { return random::uniform(random::key(seed), tokens) < p; };
-  auto ids = where(share(12, 0.04), ignored, random::randint(random::key(10), tokens, 0, int(Ids.size)));
+  auto ids =
+      where(share(12, 0.04), ignored, random::randint(random::key(10), tokens, 0, int(Ids.size)));
   const Inputs narrow = as(DType::f32, in);
   return {tokens, Ids, narrow, as(DType::f64, narrow), ids.eval(), share(11, 0.6).eval()};
 }
 const Data& few() {
-  static const Data d = make_data({"batch", 3}, {"position", 11}, {"embed", 8}, {"vocab", 37}, {"wide", 5});
+  static const Data d =
+      make_data({"batch", 3}, {"position", 11}, {"embed", 8}, {"vocab", 37}, {"wide", 5});
   return d;
 }
 const Data& many() {
-  static const Data d = make_data({"batch", 4}, {"position", 77}, {"embed", 24}, {"vocab", 601}, {"wide", 9});
+  static const Data d =
+      make_data({"batch", 4}, {"position", 77}, {"embed", 24}, {"vocab", 601}, {"wide", 9});
   return d;
 }
 
@@ -81,8 +89,12 @@ using Features = unsigned;
 NamedArray hidden(Features f, const Data& d, const Inputs& in) {
   return f & tied ? in.x + 0.5 * take(in.weight, Vocab, d.ids) : in.x;
 }
-NamedArray objective(Features f, const LinearCrossEntropy& r) { return f & distilled ? r.loss + mean(r.kl) : r.loss; }
-NamedArray normalised(const NamedArray& x, const NamedArray& gain) { return x * rsqrt(mean(square(x), Embed) + 0.1) * gain; }
+NamedArray objective(Features f, const LinearCrossEntropy& r) {
+  return f & distilled ? r.loss + mean(r.kl) : r.loss;
+}
+NamedArray normalised(const NamedArray& x, const NamedArray& gain) {
+  return x * rsqrt(mean(square(x), Embed) + 0.1) * gain;
+}
 
 nn::LinearCrossEntropyOptions options_of(Features f, const Data& d, const Inputs& in) {
   nn::LinearCrossEntropyOptions o;
@@ -97,10 +109,13 @@ nn::LinearCrossEntropyOptions options_of(Features f, const Data& d, const Inputs
   if (f & class_weighted) o.class_weights = in.class_weights;
   if (f & normed) o.norm = [gain = in.gain](const NamedArray& x) { return normalised(x, gain); };
   if (f & summed) o.reduction = nn::Reduction::sum;
-  if (f & distilled) o.teacher = nn::LinearHead{.x = in.teacher_x, .weight = in.teacher_weight, .Embed = Wide};
+  if (f & distilled)
+    o.teacher = nn::LinearHead{.x = in.teacher_x, .weight = in.teacher_weight, .Embed = Wide};
   return o;
 }
-const NamedArray& targets_of(Features f, const Data& d, const Inputs& in) { return f & soft_targets ? in.soft : d.ids; }
+const NamedArray& targets_of(Features f, const Data& d, const Inputs& in) {
+  return f & soft_targets ? in.soft : d.ids;
+}
 
 // The same by the book, on full logits.
 LinearCrossEntropy by_the_book(Features f, const Data& data, const Inputs& in) {
@@ -122,7 +137,9 @@ LinearCrossEntropy by_the_book(Features f, const Data& data, const Inputs& in) {
 
   LinearCrossEntropy r;
   r.losses = w * loss;
-  auto divisor = f & class_weighted && !(f & soft_targets) ? w * sum(one_hot(data.ids, data.vocab, d) * classes, Vocab) : w;
+  auto divisor = f & class_weighted && !(f & soft_targets)
+                     ? w * sum(one_hot(data.ids, data.vocab, d) * classes, Vocab)
+                     : w;
   r.total = {sum(r.losses), sum(divisor)};
   r.loss = f & summed ? r.total.sum : r.total.sum / r.total.weight;
   r.logsumexp = lse;
@@ -152,7 +169,7 @@ struct Cut {
   }
   bool small() const { return (chunk && chunk < 8) || (vocab_chunk && vocab_chunk < 8); }
 };
-const std::vector<Cut>& cuts() {   // of few()
+const std::vector<Cut>& cuts() {  // of few()
   static const std::vector<Cut> all{
       {"1 token", {}, 1, 0},
       {"7 tokens", {}, 7, 0},
@@ -201,7 +218,8 @@ double relative(const NamedArray& got, const NamedArray& want) {  // L2
   if (got.empty() || want.empty() || got.axes() != want.axes()) return INFINITY;
   auto a = got.doubles(), b = want.doubles();
   double off = 0, size = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) off += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+  for (std::size_t i = 0; i < a.size(); ++i)
+    off += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
   return size > 0 ? std::sqrt(off / size) : off > 0 ? INFINITY : 0;
 }
 
@@ -210,7 +228,8 @@ auto loss_and_gradients(Features f, const Data& d, const Cut& cut) {
     return value_and_grad([&](const Inputs& p) {
       auto o = options_of(f, d, p);
       o.walked = cut.walked, o.chunks = cut.chunks(), o.vocab_chunk = cut.vocab_chunk;
-      return objective(f, nn::linear_cross_entropy(hidden(f, d, p), p.weight, targets_of(f, d, p), Embed, Vocab, o));
+      return objective(f, nn::linear_cross_entropy(hidden(f, d, p), p.weight, targets_of(f, d, p),
+                                                   Embed, Vocab, o));
     })(in);
   });
   return run(d.inputs);
@@ -221,9 +240,10 @@ auto loss_and_gradients_by_the_book(Features f, const Data& d) {
   })(d.wide);
 }
 std::string shown(Features f) {
-  const char* const names[] = {"bias",   "mask",     "weights",     "ignore_index",  "label_smoothing",
-                               "z_loss", "soft_cap", "temperature", "class_weights", "soft targets",
-                               "norm",   "sum",      "teacher",     "tied"};
+  const char* const names[] = {
+      "bias",   "mask",     "weights",     "ignore_index",  "label_smoothing",
+      "z_loss", "soft_cap", "temperature", "class_weights", "soft targets",
+      "norm",   "sum",      "teacher",     "tied"};
   std::string s;
   for (unsigned i = 0; 1u << i <= last_feature; ++i)
     if (f >> i & 1) s += std::string(s.empty() ? "" : ", ") + names[i];
@@ -243,7 +263,8 @@ void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
     for (std::size_t k = 0; k < got.size(); ++k) {
       CAPTURE(names.paths[k]);
       bool main = names.paths[k] == "x" || names.paths[k] == "weight";
-      CHECK(relative(got[k], wanted[k]) <= (main ? most : 3e-6));  // the others are differences of near numbers
+      // the others are differences of near numbers
+      CHECK(relative(got[k], wanted[k]) <= (main ? most : 3e-6));
     }
   }
 }
@@ -263,19 +284,24 @@ TEST_CASE("linear cross entropy: as exact for a thousand tokens as for few, in a
                   (random::normal(random::key(2), {Large, Deep}) * 0.3).eval()};
   const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
   const Head wide{head.x.astype(DType::f64).eval(), head.weight.astype(DType::f64).eval()};
-  auto by_the_book = [=](const Head& h) { return nn::cross_entropy_loss(dot(h.x, h.weight, Deep), Large, targets); };
+  auto by_the_book = [=](const Head& h) {
+    return nn::cross_entropy_loss(dot(h.x, h.weight, Deep), Large, targets);
+  };
   auto want = flatten(jit([=](const Head& h) { return value_and_grad(by_the_book)(h); })(wide));
-  const std::pair<Axis, std::vector<std::int64_t>> walks[] = {{Many, {1, 7, 300, 600, 1023, 1024, 1025}},
-                                                              {Large, {7, 400, 1000, 1499, 1500}}};
+  const std::pair<Axis, std::vector<std::int64_t>> walks[] = {
+      {Many, {1, 7, 300, 600, 1023, 1024, 1025}}, {Large, {7, 400, 1000, 1499, 1500}}};
   for (auto& [walked, chunks] : walks)
     for (auto chunk : chunks) {
       CAPTURE(chunk);
       CAPTURE(std::string(walked.name.text()));
       auto loss = [=, w = walked](const Head& h) {
-        return nn::linear_cross_entropy(h.x, h.weight, targets, Deep, Large, {.walked = w, .chunks = {.chunk = chunk}}).loss;
+        return nn::linear_cross_entropy(h.x, h.weight, targets, Deep, Large,
+                                        {.walked = w, .chunks = {.chunk = chunk}})
+            .loss;
       };
       auto got = flatten(jit([=](const Head& h) { return value_and_grad(loss)(h); })(head));
-      for (std::size_t k = 0; k < got.size(); ++k) CHECK(relative(got[k], want[k]) <= (chunk < 8 ? 3e-6 : 1e-6));
+      for (std::size_t k = 0; k < got.size(); ++k)
+        CHECK(relative(got[k], want[k]) <= (chunk < 8 ? 3e-6 : 1e-6));
     }
 }
 
@@ -296,19 +322,28 @@ namespace {
 // What is asked for, each with a cotangent of its own: sums of outputs times noise.
 using Outputs = std::vector<NamedArray>;
 Outputs differentiable(const LinearCrossEntropy& r) {
-  return {r.loss, r.losses, r.logsumexp, r.log_prob, r.entropy, r.kl, r.top_logits, r.nll.sum, r.total.mean()};
+  return {r.loss, r.losses,     r.logsumexp, r.log_prob,    r.entropy,
+          r.kl,   r.top_logits, r.nll.sum,   r.total.mean()};
 }
 const char* const output_names[] = {"loss", "losses",     "logsumexp", "log_prob",     "entropy",
                                     "kl",   "top_logits", "nll",       "mean of total"};
 NamedArray with_cotangents(const Outputs& outputs, std::size_t only) {
   const NamedArray& o = outputs.at(only);
-  return sum(o * random::normal(random::key(100 + int(only)), o.axes(), DType::f64).astype(o.dtype()));
+  return sum(o *
+             random::normal(random::key(100 + int(only)), o.axes(), DType::f64).astype(o.dtype()));
 }
-nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const Inputs& p, std::size_t only) {
+nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const Inputs& p,
+                                             std::size_t only) {
   auto o = options_of(f, few(), p);
   o.walked = cut.walked, o.chunks = cut.chunks(), o.vocab_chunk = cut.vocab_chunk;
   o.teacher = nn::LinearHead{.x = p.teacher_x, .weight = p.teacher_weight, .Embed = Wide};
-  o.outputs = {.losses = true, .logsumexp = true, .log_prob = true, .ids = true, .entropy = true, .nll = true, .accuracy = true};
+  o.outputs = {.losses = true,
+               .logsumexp = true,
+               .log_prob = true,
+               .ids = true,
+               .entropy = true,
+               .nll = true,
+               .accuracy = true};
   if (std::string(output_names[only]) == "top_logits") o.outputs.top_k = 4;
   return o;
 }
@@ -322,13 +357,16 @@ TEST_CASE("linear cross entropy: every output, with any cotangents") {
   for (std::size_t k = 0; k < std::size(output_names); ++k) {
     CAPTURE(std::string(output_names[k]));
     auto want = jit([=](const Inputs& in) {
-      return value_and_grad([=](const Inputs& p) { return with_cotangents(differentiable(by_the_book(f, few(), p)), k); })(in);
+      return value_and_grad([=](const Inputs& p) {
+        return with_cotangents(differentiable(by_the_book(f, few(), p)), k);
+      })(in);
     })(wide);
     for (auto& cut : cuts()) {
       CAPTURE(std::string(cut.name));
       auto got = jit([=](const Inputs& in) {
         return value_and_grad([=](const Inputs& p) {
-          auto r = nn::linear_cross_entropy(p.x, p.weight, few().ids, Embed, Vocab, asking_for_all(f, cut, p, k));
+          auto r = nn::linear_cross_entropy(p.x, p.weight, few().ids, Embed, Vocab,
+                                            asking_for_all(f, cut, p, k));
           return std::pair{with_cotangents(differentiable(r), k), r};
         })(in);
       })(few().inputs);
@@ -347,10 +385,14 @@ TEST_CASE("linear cross entropy: every output, with any cotangents") {
 TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
   const Inputs& at = few().wide;
   const Inputs along = tree_map(
-      [seed = 200](const NamedArray& a) mutable { return random::normal(random::key(++seed), a.axes(), DType::f64).eval(); }, at);
+      [seed = 200](const NamedArray& a) mutable {
+        return random::normal(random::key(++seed), a.axes(), DType::f64).eval();
+      },
+      at);
   const double h = 1e-5;
-  for (Features f : {bias | masked | weighted | ignoring | smoothed | z_loss | class_weighted | normed | tied,
-                     bias | soft_cap | temperature | soft_targets | class_weighted | smoothed | summed})
+  for (Features f :
+       {bias | masked | weighted | ignoring | smoothed | z_loss | class_weighted | normed | tied,
+        bias | soft_cap | temperature | soft_targets | class_weighted | smoothed | summed})
     for (auto& cut : {cuts()[1], cuts()[10], cuts()[14]})
       for (std::size_t k = 0; k < std::size(output_names); ++k) {
         CAPTURE(shown(f));
@@ -358,14 +400,17 @@ TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
         CAPTURE(std::string(output_names[k]));
         auto value = [=](const Inputs& p) {
           auto o = asking_for_all(f, cut, p, k);
-          auto r = nn::linear_cross_entropy(hidden(f, few(), p), p.weight, targets_of(f, few(), p), Embed, Vocab, o);
+          auto r = nn::linear_cross_entropy(hidden(f, few(), p), p.weight, targets_of(f, few(), p),
+                                            Embed, Vocab, o);
           return with_cotangents(differentiable(r), k);
         };
         auto g = flatten(jit(grad(value))(at)), v = flatten(along);
         double slope = 0;
         for (std::size_t j = 0; j < g.size(); ++j) slope += sum(g[j] * v[j]).item();
         auto moved = [&](double by) {
-          return tree_map([=](const NamedArray& a, const NamedArray& d) { return (a + by * d).eval(); }, at, along);
+          return tree_map(
+              [=](const NamedArray& a, const NamedArray& d) { return (a + by * d).eval(); }, at,
+              along);
         };
         auto run = jit(value);
         double difference = (run(moved(h)).item() - run(moved(-h)).item()) / (2 * h);

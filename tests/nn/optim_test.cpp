@@ -35,7 +35,8 @@ struct Scalar {
   double p, m = 0, v = 0;
   void step(double g, int t, double lr, double b1, double b2, double eps, double decay) {
     m = b1 * m + (1 - b1) * g, v = b2 * v + (1 - b2) * g * g;
-    p -= lr * (m / (1 - std::pow(b1, t)) / (std::sqrt(v / (1 - std::pow(b2, t))) + eps) + decay * p);
+    p -=
+        lr * (m / (1 - std::pow(b1, t)) / (std::sqrt(v / (1 - std::pow(b2, t))) + eps) + decay * p);
   }
 };
 
@@ -43,7 +44,8 @@ struct Scalar {
 
 TEST_CASE("adamw with clipping: the formulas, and nothing for what is not trained") {
   auto optimizer =
-      optim::chain(optim::clip_by_global_norm(1), optim::adamw({.learning_rate = 0.1, .b2 = 0.95, .weight_decay = 0.01}));
+      optim::chain(optim::clip_by_global_norm(1),
+                   optim::adamw({.learning_rate = 0.1, .b2 = 0.95, .weight_decay = 0.01}));
   auto p = start();
   auto state = optimizer.init(p);
   auto& adam = std::get<0>(std::get<1>(state));
@@ -59,7 +61,8 @@ TEST_CASE("adamw with clipping: the formulas, and nothing for what is not traine
     close(optim::global_norm(g), {norm});
     auto [updates, next] = optimizer.update(g, state, p);
     p = optim::apply_updates(p, updates), state = next;
-    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01), w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01),
+    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01),
+        w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01),
         b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
     close(p.w, {w0.p, w1.p});
     close(p.b, {b.p});
@@ -75,7 +78,8 @@ TEST_CASE("a small norm is not clipped, a mask chooses what decays") {
   close(clipped.w, {0.3f, 0}, 1e-7);
   clipped = optim::clip_by_global_norm(0.25).update(g, {}, start()).first;
   close(clipped.w, {0.15, 0});
-  auto decay = optim::add_decayed_weights(0.1, [](std::string_view path, const NamedArray&) { return path == "w"; });
+  auto decay = optim::add_decayed_weights(
+      0.1, [](std::string_view path, const NamedArray&) { return path == "w"; });
   auto decayed = decay.update(g, {}, start()).first;
   close(decayed.w, {0.4, -0.2});
   close(decayed.b, {0.4});
@@ -100,7 +104,8 @@ TEST_CASE("sgd, momentum and schedules") {
   close(rate(count(20)), {1.5});
   close(rate(count(99)), {1});
 
-  auto scheduled = optim::adamw(optim::WarmupCosine{.peak = 0.1, .warmup = 2, .total = 4}, {.weight_decay = 0});
+  auto scheduled =
+      optim::adamw(optim::WarmupCosine{.peak = 0.1, .warmup = 2, .total = 4}, {.weight_decay = 0});
   auto s = scheduled.init(p);
   auto before = p.w.doubles();
   auto first = scheduled.update(grad(loss)(p), s, p);
@@ -129,19 +134,24 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
   auto adam = optim::adam({.learning_rate = 3e-3});
   auto sgd = optim::sgd({.learning_rate = 3e-3, .momentum = 0.9});
   const Axis many("many", 512);
-  auto draw = [&](int seed) { return random::normal(random::key(std::uint64_t(seed)), many).astype(DType::bf16).eval(); };
+  auto draw = [&](int seed) {
+    return random::normal(random::key(std::uint64_t(seed)), many).astype(DType::bf16).eval();
+  };
   auto check = [&](const auto& optimizer) {
     auto p = draw(0);
     auto state = optimizer.init(p);
     for (int step = 1; step < 4; ++step) {
       auto wide = [](const auto& tree) {
-        return tree_map([](const NamedArray& a) { return is_float(a.dtype()) ? a.astype(DType::f32) : a; }, tree);
+        return tree_map(
+            [](const NamedArray& a) { return is_float(a.dtype()) ? a.astype(DType::f32) : a; },
+            tree);
       };
       auto g = draw(step);
       auto [want, wide_next] = optimizer.update(wide(g), wide(state), wide(p));
       auto [got, next] = optimizer.update(g, state, p);
       CHECK(got.dtype() == DType::bf16);
-      auto near = [](const NamedArray& x, const NamedArray& y, float steps) {   // a step of the chain rounds by 1 / 256
+      // a step of the chain rounds by 1 / 256
+      auto near = [](const NamedArray& x, const NamedArray& y, float steps) {
         CHECK(max(abs(x.astype(DType::f32) - y) - abs(y) * steps / 256.f).item() <= 1e-7);
       };
       near(got, want, 2.01f);
@@ -154,7 +164,7 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
   };
   check(adam), check(sgd);
 
-  auto state = optim::scale_by_adam().init(draw(0));   // each moment keeps what it has
+  auto state = optim::scale_by_adam().init(draw(0));  // each moment keeps what it has
   state.nu = state.nu.astype(DType::f32);
   auto next = optim::scale_by_adam().update(draw(1), state, draw(0)).second;
   CHECK(next.mu.dtype() == DType::bf16);
@@ -164,9 +174,12 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
 TEST_CASE("updates with other axes than the parameters are refused") {
   const auto p = start();
   auto u = grad(loss)(p);
-  u.w = array({1}, {});   // would be added to each
+  u.w = array({1}, {});  // would be added to each
   raises([&] { return optim::apply_updates(p, u).w; },
-         {"[optim] array 0 of the params is (a=2), that of the updates (); their axes must be the same", "optim_test.cpp"});
+         {"[optim] array 0 of the params is (a=2), that of the updates (); their axes must be the "
+          "same",
+          "optim_test.cpp"});
   auto adam = optim::adam({.learning_rate = 0.5});
-  raises([&] { return adam.update(u, adam.init(p), p).first.w; }, {"[optim] array 0 of the moments is (a=2), that of the gradients ()"});
+  raises([&] { return adam.update(u, adam.init(p), p).first.w; },
+         {"[optim] array 0 of the moments is (a=2), that of the gradients ()"});
 }

@@ -21,10 +21,22 @@ struct Linear {
   std::optional<NamedArray> bias;
   Axis in, out;
 };
-struct Attention { Linear c_attn, c_proj; float scale = 1; };
-struct Block { Attention attn; Frozen<Linear> probe; };
+struct Attention {
+  Linear c_attn, c_proj;
+  float scale = 1;
+};
+struct Block {
+  Attention attn;
+  Frozen<Linear> probe;
+};
 enum class Mode { train, test };
-struct Config { int layers = 2; double epsilon = 1e-5; std::string name = "gpt"; Mode mode = Mode::test; bool bias = true; };
+struct Config {
+  int layers = 2;
+  double epsilon = 1e-5;
+  std::string name = "gpt";
+  Mode mode = Mode::test;
+  bool bias = true;
+};
 struct NoFields {};
 struct Model {
   Linear wte;
@@ -54,8 +66,8 @@ Model model() {
 }
 
 struct Wide {
-  NamedArray f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20, f21, f22, f23, f24,
-      f25, f26, f27, f28, f29, f30, last_one;
+  NamedArray f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18,
+      f19, f20, f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, last_one;
 };
 
 class Private {
@@ -94,12 +106,21 @@ template <class T> bool same_statics(const T& a, const T& b) {
 
 template <class T> struct One { T value; };
 template <class T> bool told_apart(const T& a, const T& b) {
-  return same_statics(One<T>{a}, One<T>{a}) && same_statics(One<T>{b}, One<T>{b}) && !same_statics(One<T>{a}, One<T>{b});
+  return same_statics(One<T>{a}, One<T>{a}) && same_statics(One<T>{b}, One<T>{b}) &&
+         !same_statics(One<T>{a}, One<T>{b});
 }
 
 // Kinds of fields that make counting them hard.
-struct NoDefault { AxisSelector axis; NamedArray weight; Opaque opaque; };
-struct Defaults { Opaque opaque = Opaque(3); NamedArray weight; const int width = 4; };
+struct NoDefault {
+  AxisSelector axis;
+  NamedArray weight;
+  Opaque opaque;
+};
+struct Defaults {
+  Opaque opaque = Opaque(3);
+  NamedArray weight;
+  const int width = 4;
+};
 struct Optionals {
   std::optional<int> a;
   std::optional<Axis> b;
@@ -107,21 +128,55 @@ struct Optionals {
   std::optional<Linear> d;
   AxisSelection e;
 };
-struct Recursive { NamedArray value; std::vector<Recursive> children; };
-struct Stateless { decltype([](int x) { return x + 1; }) f; std::nullptr_t none = nullptr; NamedArray weight; };
-struct Flags { std::vector<bool> flags; std::vector<std::string> words; std::array<float, 3> numbers; };
-struct HasArray { int numbers[3]; NamedArray weight; };
-struct BigArray { NamedArray weight; float numbers[100]; };
-struct Derived : Linear { NamedArray more; };
-struct EmptyBase : NoFields { NamedArray weight; };
+struct Recursive {
+  NamedArray value;
+  std::vector<Recursive> children;
+};
+struct Stateless {
+  decltype([](int x) { return x + 1; }) f;
+  std::nullptr_t none = nullptr;
+  NamedArray weight;
+};
+struct Flags {
+  std::vector<bool> flags;
+  std::vector<std::string> words;
+  std::array<float, 3> numbers;
+};
+struct HasArray {
+  int numbers[3];
+  NamedArray weight;
+};
+struct BigArray {
+  NamedArray weight;
+  float numbers[100];
+};
+struct Derived : Linear {
+  NamedArray more;
+};
+struct EmptyBase : NoFields {
+  NamedArray weight;
+};
 struct TooMany {
-  int a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9;
+  int a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, c0, c1, c2,
+      c3, c4, c5, c6, c7, c8, c9;
   NamedArray x, y, z;
 };
-struct Ctor { Ctor() {} NamedArray weight; };
-struct Virtual { virtual ~Virtual() = default; NamedArray weight; };
-class Inherits : public Private { using Private::Private; NamedArray forgotten; };
-struct NoEquals { static constexpr bool is_static = true; int x; };
+struct Ctor {
+  Ctor() {}
+  NamedArray weight;
+};
+struct Virtual {
+  virtual ~Virtual() = default;
+  NamedArray weight;
+};
+class Inherits : public Private {
+  using Private::Private;
+  NamedArray forgotten;
+};
+struct NoEquals {
+  static constexpr bool is_static = true;
+  int x;
+};
 using Strings = std::vector<std::string>;
 
 }  // namespace
@@ -130,13 +185,17 @@ template <> inline constexpr bool haliax::is_static<Opaque> = true;
 
 TEST_CASE("tree: paths go through structs, vectors, optionals, pairs, tuples and Frozen") {
   Model m = model();
-  CHECK(tree_paths(m) == Strings{"wte.weight", "wte.bias", "blocks.0.attn.c_attn.weight", "blocks.0.attn.c_proj.weight",
-                                 "blocks.0.probe.weight", "blocks.0.probe.bias", "head.0", "head.1.weight", "rest.0", "rest.2.0",
-                                 "rest.2.1", "mask"});
+  CHECK(tree_paths(m) == Strings{"wte.weight", "wte.bias", "blocks.0.attn.c_attn.weight",
+                                 "blocks.0.attn.c_proj.weight", "blocks.0.probe.weight",
+                                 "blocks.0.probe.bias", "head.0", "head.1.weight", "rest.0",
+                                 "rest.2.0", "rest.2.1", "mask"});
   m.extra = m.blocks[0];
   CHECK(tree_paths(m)[12] == "extra.attn.c_attn.weight");
-  struct Outer { Block blocks; } outer;
-  CHECK(tree_paths(outer) == Strings{"blocks.attn.c_attn.weight", "blocks.attn.c_proj.weight", "blocks.probe.weight"});
+  struct Outer {
+    Block blocks;
+  } outer;
+  CHECK(tree_paths(outer) ==
+        Strings{"blocks.attn.c_attn.weight", "blocks.attn.c_proj.weight", "blocks.probe.weight"});
   CHECK(tree_paths(leaf(1)) == Strings{""});
   CHECK(tree_paths(std::pair(leaf(1), linear(2))) == Strings{"0", "1.weight"});
   CHECK(tree_paths(NoFields{}).empty());
@@ -150,7 +209,7 @@ TEST_CASE("tree: arrays come in the order of the fields, and know whether they a
   CHECK(w.paths.empty());
   CHECK(w.statics.empty());
   for (int i = 0; i < 12; ++i) CHECK(same(*w.arrays[i], leaf(i)));
-  CHECK(w.arrays[0] == &m.wte.weight);   // the arrays themselves, no copies
+  CHECK(w.arrays[0] == &m.wte.weight);  // the arrays themselves, no copies
   CHECK(w.frozen == std::vector<bool>{0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1});
   CHECK(walk_of(Frozen{std::pair(Frozen{leaf(0)}, leaf(1))}).frozen == std::vector<bool>{1, 1});
   Walk two;
@@ -184,12 +243,13 @@ TEST_CASE("tree: flatten and unflatten") {
   Model n = unflatten(m, other);
   CHECK(same(n.blocks[0].probe->weight, leaf(24)));
   CHECK(same(std::get<2>(n.rest)[1], leaf(30)));
-  CHECK(same(m.wte.weight, leaf(0)));   // modules are values
+  CHECK(same(m.wte.weight, leaf(0)));  // modules are values
   CHECK(n.wte.in == Axis("in", 2));
   other.pop_back();
-  CHECK_THROWS_WITH_AS(
-      unflatten(m, other),
-      doctest::Contains("] the tree has 12 arrays, but 11 were given; the trees must have the same structure; tree_test.cpp:"), Error);
+  CHECK_THROWS_WITH_AS(unflatten(m, other),
+                       doctest::Contains("] the tree has 12 arrays, but 11 were given; the trees "
+                                         "must have the same structure; tree_test.cpp:"),
+                       Error);
 }
 
 TEST_CASE("tree: map and for_each") {
@@ -198,8 +258,10 @@ TEST_CASE("tree: map and for_each") {
   CHECK(same(second.weight, leaf(2)));
   CHECK(same(*second.bias, leaf(3)));
   CHECK(same(tree_map([](const NamedArray&) { return NamedArray(); }, a).weight, NamedArray()));
-  CHECK_THROWS_AS(tree_map([](const NamedArray& x, const NamedArray&) { return x; }, a, none), Error);
-  CHECK_THROWS_AS(tree_map([](const NamedArray& x, const NamedArray&) { return x; }, none, a), Error);
+  CHECK_THROWS_AS(tree_map([](const NamedArray& x, const NamedArray&) { return x; }, a, none),
+                  Error);
+  CHECK_THROWS_AS(tree_map([](const NamedArray& x, const NamedArray&) { return x; }, none, a),
+                  Error);
 
   std::string seen;
   Frozen<Linear> frozen{a};

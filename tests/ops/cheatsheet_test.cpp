@@ -1,4 +1,5 @@
-// The C++ column of docs/cheatsheet.md, compiled and run; tests/house_test.py checks that what the page shows stands here.
+// The C++ column of docs/cheatsheet.md, compiled and run; tests/house_test.py checks that what the
+// page shows stands here.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -68,7 +69,8 @@ TEST_CASE("docs/cheatsheet.md: arrays and ops") {
     auto y = random::normal(random::key(2), {Axis("a", 2), Axis("b", 3)}), z = y;
     CHECK(names(max(x, {"a", "b"})) == Names{"c"});
     CHECK(std_dev(x).item() == doctest::Approx(std::sqrt(mean(square(x - mean(x))).item())));
-    CHECK(same(dot({x, y, z}, {"a", "b"}, {.out_axes = Names{"c", ellipsis}}), sum(x * y * z, {"a", "b"})));
+    CHECK(same(dot({x, y, z}, {"a", "b"}, {.out_axes = Names{"c", ellipsis}}),
+               sum(x * y * z, {"a", "b"})));
     CHECK(names(broadcast_axis(x, Batch)) == Names{"batch", "a", "b", "c"});
     CHECK(names(rearrange(x, {"b", ellipsis, "a"})) == Names{"b", "c", "a"});
     CHECK(names(rearrange(x, Names{"b", ellipsis, "a"})) == Names{"b", "c", "a"});
@@ -77,14 +79,16 @@ TEST_CASE("docs/cheatsheet.md: arrays and ops") {
     CHECK(flatten_axes(x, {"a", "b"}, "ab").axes() == Axes{{"ab", 6}, {"c", 4}});
   }
   {
-    auto y = random::normal(random::key(2), {Axis("a", 2), Axis("b", 3)}), x = rearrange(y, {"b", "a"});
+    auto y = random::normal(random::key(2), {Axis("a", 2), Axis("b", 3)}),
+         x = rearrange(y, {"b", "a"});
     CHECK(same(rearrange(x, y.axes()), y));
   }
   {
     auto x = random::normal(random::key(1), {Axis("a", 4), Axis("h", 6)});
     CHECK(names(x.rename({{"a", "b"}})) == Names{"b", "h"});
     x = rename(x, "a", "batch");
-    CHECK(rearrange(x, "... (h: a b) -> ... a b", {{"a", Axis("a", 2)}}).axes() == Axes{Batch, {"a", 2}, {"b", 3}});
+    CHECK(rearrange(x, "... (h: a b) -> ... a b", {{"a", Axis("a", 2)}}).axes() ==
+          Axes{Batch, {"a", 2}, {"b", 3}});
   }
   {
     auto x = random::normal(random::key(1), {{"b", 2}, {"s", 3}, {"d", 4}});
@@ -115,7 +119,9 @@ TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
     auto i = NamedArray(1).astype(DType::i32);
     CHECK(same(index(x, {{"pos", ds(i, Axis("pos", 4))}}), slice(x, "pos", 1, 4)));
     auto pairs = broadcast_axis(x, Axis("batch", 2));
-    auto same_part = [&](const NamedArray& x) { return x[{{"batch", 0}, {"pos", ds(i, Axis("pos", 4))}}]; };
+    auto same_part = [&](const NamedArray& x) {
+      return x[{{"batch", 0}, {"pos", ds(i, Axis("pos", 4))}}];
+    };
     CHECK(same(same_part(pairs), slice(x, "pos", 1, 4)));
   }
   CHECK(same(take(x, "vocab", ids), index(x, {{"vocab", ids}})));
@@ -132,7 +138,9 @@ TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
     auto x = y;
     x += y;
     CHECK(same(x, y * 2));
-    struct Model { NamedArray w; } model{x};
+    struct Model {
+      NamedArray w;
+    } model{x};
     std::ostringstream out;
     out << x << model << summary(model);
     CHECK(out.str().find("f32 (pos=6, vocab=5)") != std::string::npos);
@@ -146,7 +154,8 @@ TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
     auto x = random::normal(random::key(3), {Batch, Embed});
     auto logits = dot(x, head, Embed);
     CHECK(nn::cross_entropy_loss(logits, Vocab, ids).item() ==
-          doctest::Approx(nn::linear_cross_entropy(x, head, ids, Embed, Vocab).loss.item()).epsilon(1e-5));
+          doctest::Approx(nn::linear_cross_entropy(x, head, ids, Embed, Vocab).loss.item())
+              .epsilon(1e-5));
   }
   auto KPos = Pos.alias("key_position");
   CHECK(sum(nn::causal_mask(Pos, KPos)).item() == 21);
@@ -159,18 +168,21 @@ TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
   auto [k1, k2] = random::split<2>(key);
   auto keys = random::split(key, Layers);
   CHECK(!same(random::normal(k1, Pos), random::normal(k2, Pos)));
-  CHECK(names(vmap([](const Key& k) { return random::normal(k, Pos); }, Layers)(keys)) == Names{"layers", "pos"});
+  CHECK(names(vmap([](const Key& k) { return random::normal(k, Pos); }, Layers)(keys)) ==
+        Names{"layers", "pos"});
 }
 
 TEST_CASE("docs/cheatsheet.md: modules and transforms") {
-  struct Mlp { nn::Linear up; };
+  struct Mlp {
+    nn::Linear up;
+  };
   const Axis In("in", 3), Out("out", 4);
   auto k = random::key(0);
   const Mlp mlp{nn::Linear::init(In, Out, k, {.use_bias = false})};
   CHECK(tree_paths(mlp) == std::vector<std::string>{"up.weight"});
 
   auto keys = random::split(k, Layers);
-  auto make = [](const Key& key) { return Block::init(key); };   // make(key) -> Block
+  auto make = [](const Key& key) { return Block::init(key); };  // make(key) -> Block
   auto blocks = nn::Stacked<Block>::init(Layers, make, keys);
   auto x = random::normal(k, {Batch, Embed});
   CHECK(blocks.fold(x, arange(Layers), keys).axes() == x.axes());
@@ -184,7 +196,9 @@ TEST_CASE("docs/cheatsheet.md: modules and transforms") {
     auto f = [](const NamedArray& total, const NamedArray& x) { return total + x; };
     auto init = zeros(Embed), xs = random::normal(k, {Pos, Embed});
     CHECK(same(fold(f, Pos)(init, xs), sum(xs, Pos)));
-    auto both = [=](const NamedArray& total, const NamedArray& x) { return std::pair{f(total, x), total}; };
+    auto both = [=](const NamedArray& total, const NamedArray& x) {
+      return std::pair{f(total, x), total};
+    };
     CHECK(same(scan(both, Pos)(init, xs).second, cumsum(xs, Pos) - xs));
     CHECK(same(map([](const NamedArray& x) { return tanh(x); }, Pos)(xs), tanh(xs)));
   }
@@ -201,7 +215,8 @@ TEST_CASE("docs/cheatsheet.md: modules and transforms") {
 
     auto optimizer = optim::adamw({.learning_rate = 1e-3});
     auto [updates, state] = optimizer.update(g, optimizer.init(model), model);
-    CHECK(same(optim::apply_updates(model, updates).up.weight, model.up.weight + updates.up.weight));
+    CHECK(
+        same(optim::apply_updates(model, updates).up.weight, model.up.weight + updates.up.weight));
     auto halved = optim::chain(optim::Scale{-0.5});
     CHECK(same(halved.update(g, halved.init(model), model).first.up.weight, -0.5 * g.up.weight));
     CHECK(Policy("p=f32,c=bf16").cast_to_compute(model).up.weight.dtype() == DType::bf16);
@@ -240,10 +255,12 @@ TEST_CASE("docs/cheatsheet.md: sharding") {
   const Mesh mesh = Mesh{{{"data", -1}, {"model", 2}}};
   const Mapping m{{"batch", "data"}}, params{{"embed", "data"}}, compute = m;
   CHECK(same(named_jit(f, {.mesh = mesh, .axis_resources = m})(x), tanh(x)));
-  auto apart = named_jit(f, {.donate = {0}, .mesh = mesh, .axis_resources = m, .in = params, .out = params});
+  auto apart =
+      named_jit(f, {.donate = {0}, .mesh = mesh, .axis_resources = m, .in = params, .out = params});
   CHECK(same(apart((x + 0.).eval()), tanh(x)));
   CHECK(same(fsdp(f, params, compute, {.mesh = mesh})(x), tanh(x)));
-  CHECK(to_string(Mapping{{"batch", {"replica", "data"}}, {"mlp", "model"}}) == "{batch: replica+data, mlp: model}");
+  CHECK(to_string(Mapping{{"batch", {"replica", "data"}}, {"mlp", "model"}}) ==
+        "{batch: replica+data, mlp: model}");
   CHECK(same(shard_map(f, {.mesh = mesh, .axis_resources = m})(x), tanh(x)));
   {
     auto sum_of = [](const NamedArray& x) { return psum(x, "data"); };

@@ -1,4 +1,5 @@
-// Wrong calls raise one kind of exception that says which op, what is wrong with which array, the likely name, and where.
+// Wrong calls raise one kind of exception that says which op, what is wrong with which array, the
+// likely name, and where.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -17,13 +18,17 @@ namespace {
 const Axis Batch("batch", 4), Embed("embed", 8), Mlp("mlp", 16);
 
 // All the words in the message, and that it begins with the op and ends with the place.
-void check_message(const std::string& message, const char* op, std::initializer_list<const char*> words, int line) {
+void check_message(const std::string& message, const char* op,
+                   std::initializer_list<const char*> words, int line) {
   CAPTURE(message);
   CHECK(message.rfind("[" + std::string(op) + "] ", 0) == 0);
-  for (auto* w : words) CHECK_MESSAGE(message.find(w) != std::string::npos, "it does not say " << std::string(w));
-  CHECK_MESSAGE(message.find("errors_test.cpp:" + std::to_string(line)) != std::string::npos, "it does not say line " << line);
+  for (auto* w : words)
+    CHECK_MESSAGE(message.find(w) != std::string::npos, "it does not say " << std::string(w));
+  CHECK_MESSAGE(message.find("errors_test.cpp:" + std::to_string(line)) != std::string::npos,
+                "it does not say line " << line);
 }
-#define CHECK_ERROR(op, call, ...) check_message(message_of([&] { (void)(call); }), op, {__VA_ARGS__}, __LINE__)
+#define CHECK_ERROR(op, call, ...) \
+  check_message(message_of([&] { (void)(call); }), op, {__VA_ARGS__}, __LINE__)
 
 struct Block {
   nn::Linear up;
@@ -33,13 +38,16 @@ struct Block {
 
 TEST_CASE("errors: sizes, and both arrays") {
   auto x = zeros({Batch, Embed}), w = zeros({Embed.resize(9), Mlp});
-  CHECK_ERROR("dot", dot(x, w, "embed"), "embed", "8", "9", "(batch=4, embed=8)", "(embed=9, mlp=16)");
+  CHECK_ERROR("dot", dot(x, w, "embed"), "embed", "8", "9", "(batch=4, embed=8)",
+              "(embed=9, mlp=16)");
   CHECK_ERROR("add", x + w, "embed", "8", "9");
-  CHECK_ERROR("multiply", x * zeros({Batch, Mlp}), "cannot broadcast", "(batch=4, embed=8)", "(batch=4, mlp=16)", "mlp");
+  CHECK_ERROR("multiply", x * zeros({Batch, Mlp}), "cannot broadcast", "(batch=4, embed=8)",
+              "(batch=4, mlp=16)", "mlp");
   CHECK_ERROR("sum", sum(x, Axis("embed", 7)), "embed", "8", "7");
   CHECK_ERROR("array", array({1, 2, 3}, Batch), "3 values", "(batch=4)");
   CHECK_ERROR("concatenate", concatenate("batch", {x, zeros({Batch, Embed.resize(7)})}), "embed");
-  CHECK_ERROR("unflatten_axis", unflatten_axis(x, "embed", {{"heads", 3}, {"size", 2}}), "embed=8", "(heads=3, size=2)");
+  CHECK_ERROR("unflatten_axis", unflatten_axis(x, "embed", {{"heads", 3}, {"size", 2}}), "embed=8",
+              "(heads=3, size=2)");
   CHECK_ERROR("where", where(zeros({Batch}, DType::boolean), x, zeros({Mlp})), "mlp");
 }
 
@@ -62,11 +70,18 @@ TEST_CASE("errors: an axis of another size is told by the op that was called") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("glu", nn::glu(x, Axis("embed", 6)), "(batch=4, embed=8)", "not 6");
   auto whole = [](const NamedArray& part) { return sum(part); };
-  CHECK_ERROR("chunked_reduce", chunked_reduce(Axis("batch", 6), {.chunk = 2}, whole)(x), "(batch=4, embed=8)", "not 6");
-  auto on_mesh = [&](auto f) { return shard_map(f, {.mesh = Mesh{{{"data", 1}}}, .axis_resources = Mapping{}})(x); };
+  CHECK_ERROR("chunked_reduce", chunked_reduce(Axis("batch", 6), {.chunk = 2}, whole)(x),
+              "(batch=4, embed=8)", "not 6");
+  auto on_mesh = [&](auto f) {
+    return shard_map(f, {.mesh = Mesh{{{"data", 1}}}, .axis_resources = Mapping{}})(x);
+  };
   const Axis Six("batch", 6);
-  CHECK_ERROR("all_gather", on_mesh([=](const NamedArray& part) { return all_gather(part, Six, "data"); }), "not 6");
-  CHECK_ERROR("psum_scatter", on_mesh([=](const NamedArray& part) { return psum_scatter(part, Six, "data"); }), "not 6");
+  CHECK_ERROR("all_gather",
+              on_mesh([=](const NamedArray& part) { return all_gather(part, Six, "data"); }),
+              "not 6");
+  CHECK_ERROR("psum_scatter",
+              on_mesh([=](const NamedArray& part) { return psum_scatter(part, Six, "data"); }),
+              "not 6");
 }
 
 TEST_CASE("errors: dtypes and values") {
@@ -105,7 +120,8 @@ TEST_CASE("errors: empty arrays, names and shapes that cannot be") {
   CHECK_ERROR("dtype", dtype_of("float33"), "did you mean float32?");
   CHECK_ERROR("policy", Policy("p=f32,c=bf17"), "no dtype is called bf17");
   CHECK_ERROR("concat_axes", concat_axes({Batch}, {Batch}), "batch");
-  CHECK_ERROR("from_bytes", from_bytes(std::vector<std::byte>(7), DType::f32, Axis("n", 2)), "7 bytes");
+  CHECK_ERROR("from_bytes", from_bytes(std::vector<std::byte>(7), DType::f32, Axis("n", 2)),
+              "7 bytes");
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("sum", sum(x, {"embed", "embed"}), "given twice");
   CHECK_ERROR("dot", dot(x, x, {"embed", "embed"}), "given twice");
@@ -128,7 +144,8 @@ TEST_CASE("errors: what is made and transformed says where, too") {
   CHECK_ERROR("random.normal", random::normal(Key{zeros(Axis("key_word", 2))}, Batch), "two u32");
   CHECK_ERROR("random.permutation", random::permutation(Key(), Batch), "empty");
   auto draw = [](const Key& k, const AxisSpec& axes) { return random::normal(k, axes); };
-  CHECK_ERROR("eliminate_axes", random::generate_sharded(draw, "embd")(key, {Batch, Embed}), "did you mean embed?");
+  CHECK_ERROR("eliminate_axes", random::generate_sharded(draw, "embd")(key, {Batch, Embed}),
+              "did you mean embed?");
   CHECK_ERROR("linear", nn::Linear::init(Embed, Embed, key), "both in (embed=8) and in (embed=8)");
   CHECK_ERROR("random.truncated_normal", nn::Linear::init(Embed, Mlp, Key()), "empty");
   CHECK_ERROR("random.truncated_normal", nn::Embedding::init(Embed, Mlp, Key()), "empty");
@@ -137,14 +154,19 @@ TEST_CASE("errors: what is made and transformed says where, too") {
   CHECK_ERROR("activation", nn::activation("relux"), "did you mean relu?");
   CHECK_ERROR("glu", nn::glu(zeros(Axis("n", 3)), "n"), "even");
   auto block = [](const Key& k) { return Block{nn::Linear::init(Embed, Mlp, k)}; };
-  CHECK_ERROR("vmap", nn::Stacked<Block>::init(Batch, block, random::split(key, Embed.alias("batch"))), "8", "4");
-  CHECK_ERROR("vmap", vmap([](const NamedArray& v) { return v; }, "emb")(x), "no argument has axis emb");
-  CHECK_ERROR("eval", vmap([](const NamedArray& v) { return v * v.item(); }, "embed")(x), "inside vmap over embed");
+  CHECK_ERROR("vmap",
+              nn::Stacked<Block>::init(Batch, block, random::split(key, Embed.alias("batch"))), "8",
+              "4");
+  CHECK_ERROR("vmap", vmap([](const NamedArray& v) { return v; }, "emb")(x),
+              "no argument has axis emb");
+  CHECK_ERROR("eval", vmap([](const NamedArray& v) { return v * v.item(); }, "embed")(x),
+              "inside vmap over embed");
   CHECK_ERROR("eval", jit([](const NamedArray& v) { return v * v.floats()[0]; })(x), "inside jit");
   CHECK_ERROR("checkpoint", ScanCheckpoint("nestd"), "did you mean nested?");
   CHECK_ERROR("eval", eval_shape([](const NamedArray& v) { return v; }, x).floats(), "no");
   auto trees = std::vector<NamedArray>{x, x};
-  auto one = std::vector<NamedArray>{x}, odd = std::vector<NamedArray>{x, zeros({Batch, Embed.resize(9)})};
+  auto one = std::vector<NamedArray>{x},
+       odd = std::vector<NamedArray>{x, zeros({Batch, Embed.resize(9)})};
   auto adam = optim::adamw();
   auto state = adam.init(trees);
   CHECK_ERROR("optim", adam.update(one, state, one), "2 moments, but 1 gradients");
@@ -162,7 +184,8 @@ TEST_CASE("errors: the place is the caller's, and inside a model also the module
   CHECK(text.find("embed") != std::string::npos);
   CHECK(text.find("errors_test.cpp:" + std::to_string(line)) != std::string::npos);
   Block block{layer};
-  auto inside = message_of([&] { grad([&](const Block& b, const NamedArray& v) { return sum(b.up(v)); })(block, x); });
+  auto inside = message_of(
+      [&] { grad([&](const Block& b, const NamedArray& v) { return sum(b.up(v)); })(block, x); });
   CAPTURE(inside);
   CHECK(inside.find("in up") != std::string::npos);
 }
@@ -170,14 +193,17 @@ TEST_CASE("errors: the place is the caller's, and inside a model also the module
 TEST_CASE("errors: an op used in a trace names its line, not the transform's") {
   auto x = zeros({Batch, Embed});
   int line = 0;
-  auto bad = [&](const NamedArray& v) { line = __LINE__; return sum(v, "emb"); };
+  auto bad = [&](const NamedArray& v) {
+    line = __LINE__;
+    return sum(v, "emb");
+  };
   auto place = [&] { return "errors_test.cpp:" + std::to_string(line); };
   CHECK(message_of([&] { vmap(bad, "batch")(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { grad(bad)(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { jit(bad)(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { map(bad, "batch")(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { checkpoint(bad)(x); }).find(place()) != std::string::npos);
-  CHECK(sum(ones({Batch, Embed})).item() == 32);          // nothing is left behind
+  CHECK(sum(ones({Batch, Embed})).item() == 32);  // nothing is left behind
 }
 
 TEST_CASE("errors: the messages of docs/errors.md") {
@@ -195,9 +221,11 @@ TEST_CASE("errors: the messages of docs/errors.md") {
   const auto x = zeros({Batch, Embed}), w = zeros({Embed, Mlp4});
   auto raised = [&] {
     std::string all;
-    for (auto& text : {message_of([&] { dot(x, w, "embd"); }), message_of([&] { x + zeros(Axis("embed", 4)); }),
-                       message_of([&] {
-                         jit([](const Model& m, const NamedArray& y) { return m.blocks.mlp.up(y); })(model, zeros({Batch, Mlp4}));
+    for (auto& text : {message_of([&] { dot(x, w, "embd"); }),
+                       message_of([&] { x + zeros(Axis("embed", 4)); }), message_of([&] {
+                         jit([](const Model& m, const NamedArray& y) {
+                           return m.blocks.mlp.up(y);
+                         })(model, zeros({Batch, Mlp4}));
                        }),
                        message_of([&] {
                          NamedArray kept;
@@ -210,7 +238,9 @@ TEST_CASE("errors: the messages of docs/errors.md") {
   std::stringstream page;
   page << std::ifstream(golden_dir() + "/../../docs/errors.md").rdbuf();
   const std::regex place("[a-z_]+\\.cpp:[0-9]+");
-  auto without_places = [&](const std::string& text) { return std::regex_replace(text, place, "HERE"); };
+  auto without_places = [&](const std::string& text) {
+    return std::regex_replace(text, place, "HERE");
+  };
   const auto want = without_places(raised());
   CAPTURE(want);
   CHECK(without_places(page.str()).find("```\n" + want + "```") != std::string::npos);

@@ -1,5 +1,6 @@
-// More than 2^31 elements: positions and counts are i64 where i32 is too small. What is planned is looked at always; what runs on
-// 2.2 billion elements (2 to 5 GB, but 21 GB to roll by an array), with HALIAX_LARGE=1.
+// More than 2^31 elements: positions and counts are i64 where i32 is too small. What is planned is
+// looked at always; what runs on 2.2 billion elements (2 to 5 GB, but 21 GB to roll by an array),
+// with HALIAX_LARGE=1.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -20,13 +21,16 @@ bool is_large_run() { return std::getenv("HALIAX_LARGE") != nullptr; }
 }  // namespace
 
 TEST_CASE("large: positions and counts are i64 where i32 is too small, and i32 elsewhere") {
-  auto bits = shape(Big, DType::boolean), bytes = shape({Row, Big}, DType::i8), fewer = shape(Most, DType::u8);
+  auto bits = shape(Big, DType::boolean), bytes = shape({Row, Big}, DType::i8),
+       fewer = shape(Most, DType::u8);
   CHECK(arange(Big).dtype() == DType::i64);
   CHECK(arange(Most).dtype() == DType::i32);
   CHECK(arange({Axis("a", 1 << 16), Axis("b", 1 << 15)}).dtype() == DType::i32);
   CHECK(arange({Axis("a", 1 << 16), Axis("b", (1 << 15) + 1)}).dtype() == DType::i64);
-  CHECK(arange(Row, {.start = 3e9}).integers() == std::vector<std::int64_t>{3000000000, 3000000001, 3000000002});
-  CHECK(arange(Row, {.step = 2e9, .dtype = DType::f32}).doubles() == std::vector<double>{0, 2e9, 4e9});
+  CHECK(arange(Row, {.start = 3e9}).integers() ==
+        std::vector<std::int64_t>{3000000000, 3000000001, 3000000002});
+  CHECK(arange(Row, {.step = 2e9, .dtype = DType::f32}).doubles() ==
+        std::vector<double>{0, 2e9, 4e9});
   CHECK(arange(Row, {.start = 3e9, .dtype = DType::u32}).integers()[2] == 3000000002);
   for (auto& f : {argmax, argmin}) {
     CHECK(f(bytes, Big).dtype() == DType::i64);
@@ -45,15 +49,20 @@ TEST_CASE("large: positions and counts are i64 where i32 is too small, and i32 e
   CHECK(cumsum(bits, Big).dtype() == DType::i64);
   CHECK(cumsum(fewer, Most).dtype() == DType::u32);
   CHECK(prod(bits).dtype() == DType::i32);
-  CHECK(argmax(flatten_axes(shape({Axis("a", 1 << 16), Axis("b", 1 << 16)}, DType::i8), {"a", "b"}, "flat"), "flat").dtype() ==
-        DType::i64);
+  CHECK(argmax(flatten_axes(shape({Axis("a", 1 << 16), Axis("b", 1 << 16)}, DType::i8), {"a", "b"},
+                            "flat"),
+               "flat")
+            .dtype() == DType::i64);
 }
 
 TEST_CASE("large: what is asked for in a dtype that is too small raises") {
   auto bits = shape(Big, DType::boolean);
-  raises([&] { return arange(Big, {.dtype = DType::i32}); }, {"[arange] 0 to 2199999999 do not fit in i32", "large_test.cpp"});
-  raises([&] { return arange(Row, {.start = -1, .dtype = DType::u8}); }, {"[arange] -1 to 1 do not fit in u8"});
-  raises([&] { return arange(Row, {.start = 2147483646, .dtype = DType::i32}); }, {"2147483648 do not fit in i32"});
+  raises([&] { return arange(Big, {.dtype = DType::i32}); },
+         {"[arange] 0 to 2199999999 do not fit in i32", "large_test.cpp"});
+  raises([&] { return arange(Row, {.start = -1, .dtype = DType::u8}); },
+         {"[arange] -1 to 1 do not fit in u8"});
+  raises([&] { return arange(Row, {.start = 2147483646, .dtype = DType::i32}); },
+         {"2147483648 do not fit in i32"});
   raises([&] { return sum(bits, Big, {.dtype = DType::i32}); },
          {"[sum] 2200000000 bools of (big=2200000000) may be more than i32 can count", "i64"});
   CHECK(sum(bits, Big, {.dtype = DType::u32}).dtype() == DType::u32);
@@ -65,7 +74,8 @@ TEST_CASE("large: programs over such an axis are planned and verified") {
   auto x = shape(Big, DType::i8), rows = shape({Axis("a", 50000), Axis("b", 50000)}, DType::i8);
   auto start = zeros(Axes{}, DType::i64);
   auto plans = [&](auto f, const NamedArray& v) {
-    for (auto* backend : {"cpu", "reference"}) CHECK(jit(f, {.backend = backend}).plan(v, start).peak_bytes >= 0);
+    for (auto* backend : {"cpu", "reference"})
+      CHECK(jit(f, {.backend = backend}).plan(v, start).peak_bytes >= 0);
   };
   using In = const NamedArray&;
   plans([](In v, In) { return argmax(v, Big) + argmin(v, {}); }, x);
@@ -81,23 +91,29 @@ TEST_CASE("large: programs over such an axis are planned and verified") {
   // Chunk by chunk, and cut: the index of the loop and the start of a block count as far.
   auto by_chunks = [](In v, In) {
     return chunked_reduce(Big, {.chunk = 1 << 20}, [](In w) {
-      return std::tuple(sum(w > 0), argmax(w, Big), top_k(w, Big, 2).second, sum(where(arange(Big) % 5 == 0, w, 0)));
+      return std::tuple(sum(w > 0), argmax(w, Big), top_k(w, Big, 2).second,
+                        sum(where(arange(Big) % 5 == 0, w, 0)));
     })(v);
   };
   plans(by_chunks, x);
   const Mesh mesh{{{"data", 3}}};
-  auto cut = named_jit([=](In v) { return std::tuple(by_chunks(v, v), argmax(v, Big), sum(v > 0), top_k(v, Big, 2), argsort(v, Big)); },
-                       {.mesh = mesh, .axis_resources = Mapping{{"big", "data"}}});
+  auto cut = named_jit(
+      [=](In v) {
+        return std::tuple(by_chunks(v, v), argmax(v, Big), sum(v > 0), top_k(v, Big, 2),
+                          argsort(v, Big));
+      },
+      {.mesh = mesh, .axis_resources = Mapping{{"big", "data"}}});
   CHECK(cut.plan(x).peak_bytes > 0);
   // Positions over two axes, each of which i32 could count.
-  auto flat = named_jit([](In v) { return argmax(v); }, {.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .strict = true});
+  auto flat = named_jit([](In v) { return argmax(v); },
+                        {.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .strict = true});
   CHECK(flat.plan(rows).program.find("out0, 8 bytes") != std::string::npos);
 }
 
 // ---- on real elements ----
 TEST_CASE("large: 2.2 billion elements" * doctest::skip(!is_large_run())) {
   const auto far = Big.size - 3;
-  auto x = (arange(Big) >= far).eval();   // (big), bool: three at the end
+  auto x = (arange(Big) >= far).eval();  // (big), bool: three at the end
   CHECK(sum(x).item() == 3);
   CHECK(sum(!x).item() == double(far));
   CHECK(mean(x.astype(DType::f32), {}, {.where = !x}).item() == 0);
@@ -105,10 +121,13 @@ TEST_CASE("large: 2.2 billion elements" * doctest::skip(!is_large_run())) {
   using Ids = std::vector<std::int64_t>;
   auto start = array(Ids{far - 1}, Axis("k", 1));
   CHECK(slice(x, Big, sum(start), 2).integers() == Ids{0, 1});
-  CHECK(take(x, Big, array(Ids{0, far, -1, far + 3}, Axis("k", 4))).integers() == Ids{0, 1, 1, 1});   // outside: true
+  // outside: true
+  CHECK(take(x, Big, array(Ids{0, far, -1, far + 3}, Axis("k", 4))).integers() == Ids{0, 1, 1, 1});
   CHECK(sum(at_set(x, {{"big", array(Ids{far - 1, 5}, Axis("k", 2))}}, true)).item() == 5);
   CHECK(argmax(roll(x, sum(start) + 1, Big), {}).item() == double(2 * far % Big.size));
-  auto by_chunks = chunked_reduce(Big, {.chunk = 1 << 24}, [](const NamedArray& w) { return std::pair(sum(!w), argmax(w, Big)); })(x);
+  auto by_chunks = chunked_reduce(Big, {.chunk = 1 << 24}, [](const NamedArray& w) {
+    return std::pair(sum(!w), argmax(w, Big));
+  })(x);
   CHECK(by_chunks.first.item() == double(far));
   CHECK(by_chunks.second.item() == double(far));
   CHECK(sum(slice(arange(Big), Big, far, 3) - far).item() == 3);

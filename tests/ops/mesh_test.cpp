@@ -1,5 +1,6 @@
-// Every op by its entry, on meshes: each of its axes cut by one mesh axis and by two, into blocks that are uneven or empty, also
-// of inputs whose sums are pending; value and gradient are those of one device.
+// Every op by its entry, on meshes: each of its axes cut by one mesh axis and by two, into blocks
+// that are uneven or empty, also of inputs whose sums are pending; value and gradient are those of
+// one device.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace {
 
 using Function = std::function<Leaves(In)>;
 const Mesh mesh{{{"data", 2}, {"model", 3}}};
-const Axis Parts("parts", 3);   // of a sum that makes an input
+const Axis Parts("parts", 3);  // of a sum that makes an input
 
 // The axes of inputs and result that can be cut.
 std::set<std::string> names_of(const Entry& e) {
@@ -33,25 +34,30 @@ std::set<std::string> names_of(const Entry& e) {
 
 // Nothing, or how they differ: by `allowed` of the largest value.
 std::string wrong(const NamedArray& got, const NamedArray& want, double allowed) {
-  if (auto text = difference(got, want, INFINITY); !text.empty() || got.empty()) return text;   // in all but finite values
+  // in all but finite values
+  if (auto text = difference(got, want, INFINITY); !text.empty() || got.empty()) return text;
   auto a = got.doubles(), b = want.doubles();
   double largest = 0;
   for (double v : b)
     if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
   for (std::size_t i = 0; i < a.size(); ++i)
     if (std::isfinite(b[i]) && std::abs(a[i] - b[i]) > allowed * largest)
-      return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " + std::to_string(b[i]);
+      return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " +
+             std::to_string(b[i]);
   return "";
 }
 
-// Floats that the devices add up, or cumulate block by block, may come in another order than on one device.
+// Floats that the devices add up, or cumulate block by block, may come in another order than on one
+// device.
 bool reorders(const JitReport& report, const Entry& e) {
   auto& moves = report.collectives;
-  return e.name.find("cum") != e.name.npos ||
-         std::any_of(moves.begin(), moves.end(), [](auto& m) { return m.kind.find("reduce") != m.kind.npos; });
+  return e.name.find("cum") != e.name.npos || std::any_of(moves.begin(), moves.end(), [](auto& m) {
+           return m.kind.find("reduce") != m.kind.npos;
+         });
 }
 
-void check(const Entry& e, const Function& f, const Leaves& x, const Leaves& want, const Mapping& m, const std::string& what) {
+void check(const Entry& e, const Function& f, const Leaves& x, const Leaves& want, const Mapping& m,
+           const std::string& what) {
   std::string problem;
   try {
     auto step = named_jit(f, {.mesh = mesh, .axis_resources = m});
@@ -61,8 +67,11 @@ void check(const Entry& e, const Function& f, const Leaves& x, const Leaves& wan
       problem = wrong(got.at(k), want[k], exact ? 0 : 1e-5);
       if (!problem.empty()) problem = "array " + std::to_string(k) + ": " + problem;
     }
-  } catch (const Error& error) { problem = error.what(); }
-  CHECK_MESSAGE(problem.empty(), e.name << ", " << what << ", by " << to_string(m) << ": " << problem);
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  CHECK_MESSAGE(problem.empty(),
+                e.name << ", " << what << ", by " << to_string(m) << ": " << problem);
 }
 
 // (parts, ...): what adds up to x, to the bit and in any order, or of bools the terms of an `or`.
@@ -78,7 +87,8 @@ void check_all(const Entry& e, const Function& f, const std::string& what) {
   auto x = inputs_of(e);
   auto want = jit(f)(x);
   for (auto name : names_of(e))
-    for (auto& along : std::vector<std::vector<std::string>>{{"data"}, {"model"}, {"model", "data"}})
+    for (auto& along :
+         std::vector<std::vector<std::string>>{{"data"}, {"model"}, {"model", "data"}})
       check(e, f, x, want, Mapping::of({{Name(name), along}}), what);
 
   if (x.empty()) return;
@@ -90,33 +100,41 @@ void check_all(const Entry& e, const Function& f, const std::string& what) {
     return f(sums);
   };
   check(e, of_sums, terms, want, {{"parts", "data"}}, what);
-  for (auto name : names_of(e)) check(e, of_sums, terms, want, {{"parts", "data"}, {Name(name), "model"}}, what);
+  for (auto name : names_of(e))
+    check(e, of_sums, terms, want, {{"parts", "data"}, {Name(name), "model"}}, what);
 }
 
 }  // namespace
 
 TEST_CASE("every op on a mesh: the value of one device") {
-  for (auto& e : all_entries()) check_all(e, [&](In x) { return Leaves{e.f(x)}; }, "value");
+  for (auto& e : all_entries())
+    check_all(
+        e, [&](In x) { return Leaves{e.f(x)}; }, "value");
 }
 
 TEST_CASE("every op on a mesh: the gradient of one device") {
   for (auto& e : all_entries())
-    if (differentiable(e)) check_all(e, [&](In x) { return grad(Loss{e.f})(x); }, "gradient");
+    if (differentiable(e))
+      check_all(
+          e, [&](In x) { return grad(Loss{e.f})(x); }, "gradient");
 }
 
-TEST_CASE("a position that is pending is added up before it is read, however small what is picked there") {
+TEST_CASE(
+    "a position that is pending is added up before it is read, however small what is picked "
+    "there") {
   auto x = array(std::vector<float>{10, 70, 30, 20, 50}, Axis("n", 5)).eval();
   auto terms = array(std::vector<std::int32_t>{1, 1, 1, 0}, Axis("t", 4)).eval();
   auto pick = [](const NamedArray& x, const NamedArray& t) {
     return std::pair{slice(x, "n", sum(t, "t"), 1), slice(x, "n", max(t, "t"), 1)};
   };
-  auto [at_sum, at_max] = named_jit(pick, {.mesh = mesh, .axis_resources = Mapping{{"t", "data"}}})(x, terms);
+  auto [at_sum, at_max] =
+      named_jit(pick, {.mesh = mesh, .axis_resources = Mapping{{"t", "data"}}})(x, terms);
   CHECK(at_sum.item() == 20);
   CHECK(at_max.item() == 70);
 }
 
 TEST_CASE("the largest and the least of blocks, some of which are empty, in every dtype") {
-  const Axis N("n", 4), One("one", 1);   // one is cut for devices that have none of it
+  const Axis N("n", 4), One("one", 1);  // one is cut for devices that have none of it
   auto both = [](const NamedArray& x) {
     bool flags = x.dtype() == DType::boolean;
     return std::pair{flags ? any(x, "one") : max(x, "one"), flags ? all(x, "one") : min(x, "one")};
@@ -124,10 +142,14 @@ TEST_CASE("the largest and the least of blocks, some of which are empty, in ever
   for (int k = 0; k <= int(DType::boolean); ++k) {
     auto d = DType(k);
     auto small = array({1., 0, 3, 2}, {N, One}).astype(d).eval(), other = small;
-    if (d != DType::boolean) other = (is_float(d) || is_signed(d) ? small - full({}, 100, d) : bitwise_not(small)).eval();
+    if (d != DType::boolean)
+      other = (is_float(d) || is_signed(d) ? small - full({}, 100, d) : bitwise_not(small)).eval();
     for (auto& x : {small, other})
       for (auto* backend : {"cpu", "reference"}) {
-        auto step = named_jit(both, {.backend = backend, .mesh = mesh, .axis_resources = Mapping{{"one", "data"}}, .out = Mapping{}});
+        auto step = named_jit(both, {.backend = backend,
+                                     .mesh = mesh,
+                                     .axis_resources = Mapping{{"one", "data"}},
+                                     .out = Mapping{}});
         auto [most, least] = step(x);
         CHECK_MESSAGE(difference(most, at(x, "one", 0), 0) == "", name_of(d) << " " << backend);
         CHECK_MESSAGE(difference(least, at(x, "one", 0), 0) == "", name_of(d) << " " << backend);
@@ -141,7 +163,8 @@ TEST_CASE("every op is cut on a mesh: each entry has an axis, and each primitive
     CHECK_MESSAGE(!names_of(e).empty(), e.name << " has no axis that a mesh could cut");
     if (!names_of(e).empty()) reached.merge(primitives_of(e.f(inputs_of(e))));
   }
-  for (auto* op : prim::all_ops()) CHECK_MESSAGE(reached.count(op), "no entry that a mesh cuts makes the primitive " << op->name);
+  for (auto* op : prim::all_ops())
+    CHECK_MESSAGE(reached.count(op), "no entry that a mesh cuts makes the primitive " << op->name);
 }
 
 }  // namespace ops_test

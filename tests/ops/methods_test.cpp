@@ -11,8 +11,10 @@ namespace {
 using Values = std::vector<float>;
 using Ids = std::vector<std::int64_t>;
 const Axis A("a", 2), B("b", 3), K("k", 2);
-NamedArray x() { return array({1, 2, 3, 4, 5, 6}, {A, B}); }   // (a, b)
-std::string line(int offset = 0, int of = __builtin_LINE()) { return "methods_test.cpp:" + std::to_string(of + offset); }
+NamedArray x() { return array({1, 2, 3, 4, 5, 6}, {A, B}); }  // (a, b)
+std::string line(int offset = 0, int of = __builtin_LINE()) {
+  return "methods_test.cpp:" + std::to_string(of + offset);
+}
 bool same(const NamedArray& p, const NamedArray& q) {
   return p.axes() == q.axes() && p.dtype() == q.dtype() && p.doubles() == q.doubles();
 }
@@ -70,7 +72,8 @@ TEST_CASE("methods are the functions of their names") {
   CHECK(same(v.updated_slice({{"b", arange(Axis("one", 1)).sum()}}, zeros({A, B.resize(1)})),
              updated_slice(v, {{"b", arange(Axis("one", 1)).sum()}}, zeros({A, B.resize(1)}))));
   CHECK(same(v.unbind("a")[1], unbind(v, "a")[1]));
-  CHECK(same(v.split("b", {B.resize(1), B.alias("c").resize(2)})[1], split(v, "b", {B.resize(1), B.alias("c").resize(2)})[1]));
+  CHECK(same(v.split("b", {B.resize(1), B.alias("c").resize(2)})[1],
+             split(v, "b", {B.resize(1), B.alias("c").resize(2)})[1]));
   CHECK(same(+v, v));
 }
 
@@ -85,8 +88,10 @@ TEST_CASE("a method's error names the line that called it") {
   CHECK(has(message_of([&] { v.slice("b", 2, 2); }), line()));
   CHECK(has(message_of([&] { v.unflatten_axis("b", {A, A.alias("d")}); }), line()));
   CHECK(has(message_of([&] { NamedArray().sum(); }), line()));
-  for (auto& said : {message_of([&] { NamedArray().axes(); }), message_of([&] { NamedArray().dtype(); }),
-                     message_of([&] { NamedArray().nbytes(); }), message_of([&] { (void)NamedArray().has_axis("a"); })})
+  for (auto& said :
+       {message_of([&] { NamedArray().axes(); }), message_of([&] { NamedArray().dtype(); }),
+        message_of([&] { NamedArray().nbytes(); }),
+        message_of([&] { (void)NamedArray().has_axis("a"); })})
     CHECK(has(said, "methods_test.cpp:"));
 }
 
@@ -95,20 +100,20 @@ TEST_CASE("+= and its kin give the handle another array") {
   auto row = array({1, 2, 3}, B);
   v += row;
   CHECK(same(v, x() + row));
-  CHECK(same(other, x()));   // other handles keep what they hold
+  CHECK(same(other, x()));  // other handles keep what they hold
   v -= 1, v *= 2., v /= row;
   CHECK(same(v, (x() + row - 1) * 2. / row));
   auto n = arange(B);
   n %= 2, n |= 4, n &= 5, n ^= 1;
   CHECK(n.integers() == Ids{5, 4, 5});
   NamedArray total = 0.;
-  for (auto& part : x().unbind("a")) total += part;   // () grows to (b)
+  for (auto& part : x().unbind("a")) total += part;  // () grows to (b)
   CHECK(same(total, x().sum("a")));
   auto narrow = zeros(B, DType::bf16);
   narrow += 1.5;
   CHECK(narrow.dtype() == DType::bf16);
   narrow += ones(B);
-  CHECK(narrow.dtype() == DType::f32);   // as narrow + ones has
+  CHECK(narrow.dtype() == DType::f32);  // as narrow + ones has
   CHECK(has(message_of([&] { v += ones(K); }), line()));
   CHECK(has(message_of([&] { v += NamedArray(); }), "[add]"));
   auto f = [](const NamedArray& w) {
@@ -133,7 +138,10 @@ TEST_CASE("brackets index by name and number, a part, or other arrays") {
   CHECK(same(v[{{A, 0}, {"b", Slice{1}}}], array({2, 3}, B.resize(2))));
   CHECK(same(v[Indices{{"a", 1}}], v[{"a", 1}]));
   CHECK(has(message_of([&] { v[{"c", 1}]; }), line()));
-  CHECK(has(message_of([&] { v[{"b", 3}]; }), "[index] position 3 is outside of axis b=3; " + line()));
+  CHECK(has(message_of([&] {
+              v[{"b", 3}];
+            }),
+            "[index] position 3 is outside of axis b=3; " + line()));
   CHECK(has(message_of([&] { v[{{"a", 1}, {"b", Slice{0, 4}}}]; }), "4 is outside of axis b=3; "));
   CHECK(has(message_of([&] { v[{Axis("b", 4), 1}]; }), "axis b has size 3"));
   CHECK(has(message_of([&] { v[{{"b", 1}, {"b", 2}}]; }), "twice"));

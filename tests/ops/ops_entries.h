@@ -1,4 +1,5 @@
-// One entry for each op: what it is called with, and what must come out. The driver in ops_test.cpp does the rest.
+// One entry for each op: what it is called with, and what must come out. The driver in ops_test.cpp
+// does the rest.
 #pragma once
 #include <set>
 #include <string>
@@ -30,14 +31,15 @@ inline Sample whole(const char* axes, int low, int high, DType dtype = DType::i3
 }
 inline Sample mask(const char* axes) { return {axes, 0, 2, DType::boolean}; }
 
-// How often the op can be differentiated at the example; checked against differences. Integers and bools have no derivative.
+// How often the op can be differentiated at the example; checked against differences. Integers and
+// bools have no derivative.
 enum class Smooth { none, once, twice };
 
 struct Entry {
-  std::string name;                       // as declared in haliax/ops.h, perhaps with a word about the variant
+  std::string name;  // as declared in haliax/ops.h, perhaps with a word about the variant
   std::vector<Sample> in;
   NamedArray (*f)(In x);
-  std::string axes;                       // of the result, in this order
+  std::string axes;  // of the result, in this order
   DType dtype = DType::f32;
   Smooth smooth = Smooth::twice;
 };
@@ -49,17 +51,18 @@ Entries creation_entries();
 Entries reduction_entries();
 Entries shape_entries();
 Entries picking_entries();
-Entries primitive_entries();              // what no public op makes alone
+Entries primitive_entries();  // what no public op makes alone
 Entries all_entries();
 
 // ---- for all drivers (ops_test.cpp) ----
-Leaves inputs_of(const Entry&, std::size_t shift = 0, DType floats = DType::f32);   // another shift, other values
+// another shift, other values
+Leaves inputs_of(const Entry&, std::size_t shift = 0, DType floats = DType::f32);
 bool differentiable(const Entry&);
 // A weighted sum of the result: a loss whose gradient tells the positions apart.
 struct Loss {
   NamedArray (*f)(In);
   NamedArray operator()(In x) const;
 };
-std::set<const Op*> primitives_of(const NamedArray&);   // of its graph, loop bodies included
+std::set<const Op*> primitives_of(const NamedArray&);  // of its graph, loop bodies included
 
 }  // namespace ops_test

@@ -1,5 +1,6 @@
-// Every op by its entry: the cpu backend against the reference, dtype and axes, derivatives against differences, vmap against a
-// loop, jit against eager evaluation; and nothing may escape these checks.
+// Every op by its entry: the cpu backend against the reference, dtype and axes, derivatives against
+// differences, vmap against a loop, jit against eager evaluation; and nothing may escape these
+// checks.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ Axes axes_of(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     Name name(text.substr(i++, 1));
     std::int64_t size = 0;
-    while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]))) size = 10 * size + (text[i++] - '0');
+    while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])))
+      size = 10 * size + (text[i++] - '0');
     out.push_back({name, size});
   }
   return out;
@@ -40,14 +42,16 @@ std::vector<double> values_of(const Sample& s, std::size_t seed) {
   return out;
 }
 NamedArray array_of(const Sample& s, std::size_t seed, DType floats = DType::f32) {
-  return array(std::span<const double>(values_of(s, seed)), axes_of(s.axes)).astype(is_float(s.dtype) ? floats : s.dtype);
+  return array(std::span<const double>(values_of(s, seed)), axes_of(s.axes))
+      .astype(is_float(s.dtype) ? floats : s.dtype);
 }
 
 }  // namespace
 
 Leaves inputs_of(const Entry& e, std::size_t shift, DType floats) {
   Leaves out;
-  for (std::size_t k = 0; k < e.in.size(); ++k) out.push_back(array_of(e.in[k], k + shift, floats).eval());
+  for (std::size_t k = 0; k < e.in.size(); ++k)
+    out.push_back(array_of(e.in[k], k + shift, floats).eval());
   return out;
 }
 bool differentiable(const Entry& e) {
@@ -77,12 +81,14 @@ std::set<const Op*> primitives_of(const NamedArray& y) {
 }
 
 namespace {
-void check_near(const NamedArray& got, const NamedArray& want, double tolerance, const std::string& what) {
+void check_near(const NamedArray& got, const NamedArray& want, double tolerance,
+                const std::string& what) {
   auto wrong = difference(got, want, tolerance);
   CHECK_MESSAGE(wrong.empty(), what << ": " << wrong);
 }
 
-// The sum of the loss's gradients, weighted: its gradient is the second derivative along the weights.
+// The sum of the loss's gradients, weighted: its gradient is the second derivative along the
+// weights.
 struct Slope {
   Loss loss;
   NamedArray operator()(In x) const {
@@ -122,14 +128,16 @@ template <class F> void check_gradient(const F& f, const Leaves& x, const std::s
       };
       double want = (shifted(h) - shifted(-h)) / (2 * h);
       if (!is_near(got[i], want, 2e-7)) {
-        FAIL_CHECK(what << " by input " << k << ", position " << i << ": " << got[i] << ", not " << want);
+        FAIL_CHECK(what << " by input " << k << ", position " << i << ": " << got[i] << ", not "
+                        << want);
         break;
       }
     }
   }
 }
 
-// Inputs for three positions of a new axis, first or last in memory; `shared`: the first input is the same for all.
+// Inputs for three positions of a new axis, first or last in memory; `shared`: the first input is
+// the same for all.
 void check_vmap(const Entry& e, bool shared) {
   const Axis V("v", 3);
   std::vector<Leaves> each;
@@ -140,11 +148,14 @@ void check_vmap(const Entry& e, bool shared) {
   Leaves mapped;
   for (std::size_t k = 0; k < e.in.size(); ++k) {
     auto all = stack(V, {each[0][k], each[1][k], each[2][k]});
-    mapped.push_back(shared && k == 0 ? each[0][0] : k % 2 ? rearrange(all, Names{ellipsis, "v"}) : all);
+    mapped.push_back(shared && k == 0 ? each[0][0]
+                     : k % 2          ? rearrange(all, Names{ellipsis, "v"})
+                                      : all);
   }
   std::vector<NamedArray> values;
   for (auto& x : each) values.push_back(e.f(x));
-  check_near(vmap(e.f, V)(mapped), stack(V, values), 1e-5, shared ? "vmap with a shared input" : "vmap");
+  check_near(vmap(e.f, V)(mapped), stack(V, values), 1e-5,
+             shared ? "vmap with a shared input" : "vmap");
 
   if (!differentiable(e)) return;
   auto g = vmap(grad(Loss{e.f}), V)(mapped);
@@ -154,7 +165,8 @@ void check_vmap(const Entry& e, bool shared) {
       auto one = grad(Loss{e.f})(x)[k];
       if (!one.empty()) want.push_back(one);
     }
-    check_near(g[k], want.empty() ? NamedArray() : stack(V, want), 1e-5, "vmap of the gradient by input " + std::to_string(k));
+    check_near(g[k], want.empty() ? NamedArray() : stack(V, want), 1e-5,
+               "vmap of the gradient by input " + std::to_string(k));
   }
 }
 
@@ -168,8 +180,8 @@ TEST_CASE("every op: dtype, axes, and the cpu backend against the reference") {
     CHECK(y.dtype() == e.dtype);
     CHECK(to_string(y.axes()) == to_string(axes_of(e.axes)));
     check_near(jit(e.f)(x), y, 0, e.name + ", jit against eager");
-    check_near(jit(e.f, {.backend = "cpu"})(x), jit(e.f, {.backend = "reference"})(x), is_float(e.dtype) ? 2e-6 : 0,
-        e.name + ", cpu against reference");
+    check_near(jit(e.f, {.backend = "cpu"})(x), jit(e.f, {.backend = "reference"})(x),
+               is_float(e.dtype) ? 2e-6 : 0, e.name + ", cpu against reference");
   }
 }
 
@@ -203,18 +215,20 @@ TEST_CASE("every op: vmap over many positions on the cpu backend against the ref
       x.push_back(array_of(all, k));
     }
     auto f = vmap(e.f, "v");
-    check_near(jit(f, {.backend = "cpu"})(x), jit(f, {.backend = "reference"})(x), is_float(e.dtype) ? 1e-5 : 0, e.name);
+    check_near(jit(f, {.backend = "cpu"})(x), jit(f, {.backend = "reference"})(x),
+               is_float(e.dtype) ? 1e-5 : 0, e.name);
   }
 }
 
 TEST_CASE("reductions of a broadcast array are those of the stored one") {
   const Axis A("a", 2), B("b", 3), One("one", 1), None("none", 0);
   auto x = array(std::vector<double>{2, -3}, A);
-  std::vector<NamedArray> broadcasts{broadcast_axis(x, B), broadcast_axis(x, {B, One}), full({A, B}, -2., DType::f64),
-                                     broadcast_axis(x, One)};
+  std::vector<NamedArray> broadcasts{broadcast_axis(x, B), broadcast_axis(x, {B, One}),
+                                     full({A, B}, -2., DType::f64), broadcast_axis(x, One)};
   for (auto& lazy : broadcasts) {
     auto stored = array(std::span<const double>(lazy.doubles()), lazy.axes());
-    for (auto& over : {AxisSelection(), AxisSelection(lazy.axes()[0]), AxisSelection(lazy.axes().back())}) {
+    for (auto& over :
+         {AxisSelection(), AxisSelection(lazy.axes()[0]), AxisSelection(lazy.axes().back())}) {
       for (auto f : {sum, mean, prod, haliax::max, haliax::min})
         CHECK(difference(f(lazy, over, {}), f(stored, over, {}), 1e-14) == "");
       CHECK(difference(var(lazy, over), var(stored, over), 1e-14) == "");
@@ -230,9 +244,11 @@ TEST_CASE("reductions of a broadcast array are those of the stored one") {
 
 TEST_CASE("every primitive is reached by an entry, and has a gradient or is listed") {
   const std::set<std::string> no_gradient{
-      "bitcast", "stop_gradient", "sign", "floor", "ceil", "round", "trunc", "logical_not", "bitwise_not", "isfinite", "isnan",
-      "isinf", "floor_div", "nextafter", "less", "less_equal", "equal", "not_equal", "bitwise_and", "bitwise_or", "bitwise_xor",
-      "left_shift", "right_shift", "threefry0", "threefry1", "threefry_xor", "argmax", "argmin", "argsort"};
+      "bitcast",     "stop_gradient", "sign",        "floor",      "ceil",        "round",
+      "trunc",       "logical_not",   "bitwise_not", "isfinite",   "isnan",       "isinf",
+      "floor_div",   "nextafter",     "less",        "less_equal", "equal",       "not_equal",
+      "bitwise_and", "bitwise_or",    "bitwise_xor", "left_shift", "right_shift", "threefry0",
+      "threefry1",   "threefry_xor",  "argmax",      "argmin",     "argsort"};
   std::set<const Op*> reached;
   for (auto& e : all_entries()) reached.merge(primitives_of(e.f(inputs_of(e))));
   std::set<std::string> names;
@@ -242,7 +258,9 @@ TEST_CASE("every primitive is reached by an entry, and has a gradient or is list
     CHECK_MESSAGE(names.insert(name).second, "two primitives are called " << name);
     CHECK_MESSAGE(reached.count(op), "no entry makes the primitive " << name);
     CHECK_MESSAGE(bool(op->grad) != bool(no_gradient.count(name)),
-        "the primitive " << name << (op->grad ? " is listed, but has a gradient" : " has no gradient and is not listed"));
+                  "the primitive " << name
+                                   << (op->grad ? " is listed, but has a gradient"
+                                                : " has no gradient and is not listed"));
   }
   for (auto& n : no_gradient) CHECK_MESSAGE(names.count(n), "there is no primitive " << n);
 }
@@ -252,10 +270,11 @@ TEST_CASE("every public op has an entry") {
   REQUIRE(header);
   std::set<std::string> entries;
   for (auto& e : all_entries()) entries.insert(e.name.substr(0, e.name.find(' ')));
-  const std::regex declared(R"(([a-z_0-9]+)\((?:Arr\b|const Axis|std::initializer_list<Arr>|std::string_view))");
+  const std::regex declared(
+      R"(([a-z_0-9]+)\((?:Arr\b|const Axis|std::initializer_list<Arr>|std::string_view))");
   std::size_t count = 0;
   for (std::string line; std::getline(header, line);) {
-    if (line.rfind("inline", 0) == 0) continue;   // the operators
+    if (line.rfind("inline", 0) == 0) continue;  // the operators
     line = line.substr(0, line.find("//"));
     for (std::sregex_iterator i(line.begin(), line.end(), declared), end; i != end; ++i, ++count)
       CHECK_MESSAGE(entries.count((*i)[1]), "no entry for " << (*i)[1]);

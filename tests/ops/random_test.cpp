@@ -1,4 +1,5 @@
-// Keys and draws: known answers, keys along an axis, vmap and scan over keys, bounds, empty keys. The golden group has more.
+// Keys and draws: known answers, keys along an axis, vmap and scan over keys, bounds, empty keys.
+// The golden group has more.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,7 +14,9 @@ namespace {
 
 const Axis A("a", 3), B("b", 5);
 using Ints = std::vector<std::int64_t>;
-NamedArray floats(std::initializer_list<double> v) { return array(v, Axis("a", std::int64_t(v.size()))); }
+NamedArray floats(std::initializer_list<double> v) {
+  return array(v, Axis("a", std::int64_t(v.size())));
+}
 
 }  // namespace
 
@@ -21,15 +24,18 @@ TEST_CASE("random: known answers for seed 0, as JAX gives them") {
   auto k = random::key(0);
   CHECK(k.words.integers() == Ints{0, 0});
   CHECK(random::key(2147483653).words.integers() == Ints{0, 2147483653});
-  CHECK(random::split(k, Axis("s", 3)).words.integers() == Ints{1797259609, 2579123966, 928981903, 3453687069, 4146024105,
-      2718843009});
+  CHECK(random::split(k, Axis("s", 3)).words.integers() ==
+        Ints{1797259609, 2579123966, 928981903, 3453687069, 4146024105, 2718843009});
   CHECK(random::fold_in(k, 17).words.integers() == Ints{2763999920, 494843597});
-  CHECK(random::bits(k, Axis("a", 7)).integers() == Ints{4070199207, 4202968722, 1427181096, 2012915765, 2447653815, 710830403,
-      1332275837});
-  CHECK(difference(random::uniform(k, Axis("a", 4)), floats({0.9476670026779175, 0.9785798788070679, 0.33229148387908936,
-      0.46866846084594727}), 0) == "");
-  CHECK(difference(random::normal(k, Axis("a", 3)), floats({1.622642159461975, 2.0252647399902344, -0.4335944354534149}),
-      1e-5) == "");
+  CHECK(random::bits(k, Axis("a", 7)).integers() ==
+        Ints{4070199207, 4202968722, 1427181096, 2012915765, 2447653815, 710830403, 1332275837});
+  CHECK(difference(random::uniform(k, Axis("a", 4)),
+                   floats({0.9476670026779175, 0.9785798788070679, 0.33229148387908936,
+                           0.46866846084594727}),
+                   0) == "");
+  CHECK(difference(random::normal(k, Axis("a", 3)),
+                   floats({1.622642159461975, 2.0252647399902344, -0.4335944354534149}),
+                   1e-5) == "");
   Ints randint = random::randint(k, {{"a", 2}, {"b", 3}, {"c", 5}}, 0, 97).integers();
   CHECK(Ints(randint.begin(), randint.begin() + 8) == Ints{54, 13, 74, 61, 7, 21, 93, 61});
   Ints coins = random::bernoulli(k, {A, B}, 0.5).integers();
@@ -49,8 +55,10 @@ TEST_CASE("random: split gives the same keys one by one, as an array and as a li
   CHECK(difference(rows[2], third.words, 0) == "");
   CHECK(random::split(k, 3)[2].words.integers() == third.words.integers());
   CHECK(first.words.integers() != second.words.integers());
-  CHECK_THROWS_WITH_AS(random::split(along, B), doctest::Contains("array of keys over (a=3)"), Error);
-  CHECK(difference(random::key(first.words.rename({{key_word, "word"}})).words, first.words, 0) == "");
+  CHECK_THROWS_WITH_AS(random::split(along, B), doctest::Contains("array of keys over (a=3)"),
+                       Error);
+  CHECK(difference(random::key(first.words.rename({{key_word, "word"}})).words, first.words, 0) ==
+        "");
 }
 
 TEST_CASE("random: under vmap and scan each key draws from position 0") {
@@ -63,9 +71,11 @@ TEST_CASE("random: under vmap and scan each key draws from position 0") {
   CHECK(difference(map(draw, "a")(keys), want, 0) == "");
   CHECK(difference(jit(vmap(draw, "a"))(keys), want, 0) == "");
   // One key for all positions: the same numbers everywhere.
-  auto shared = vmap([&](const NamedArray& x) { return random::uniform(random::key(1), B) + x; }, "a")(zeros(A));
+  auto shared = vmap([&](const NamedArray& x) { return random::uniform(random::key(1), B) + x; },
+                     "a")(zeros(A));
   CHECK(difference(shared, broadcast_axis(random::uniform(random::key(1), B), A), 0) == "");
-  CHECK_THROWS_WITH_AS(random::uniform(keys, B), doctest::Contains("array of keys over (a=3)"), Error);
+  CHECK_THROWS_WITH_AS(random::uniform(keys, B), doctest::Contains("array of keys over (a=3)"),
+                       Error);
 }
 
 TEST_CASE("random: uniform and its bounds") {
@@ -76,16 +86,19 @@ TEST_CASE("random: uniform and its bounds") {
   CHECK(*std::max_element(u.begin(), u.end()) < 1);
   CHECK(mean(random::uniform(k, n)).item() == doctest::Approx(0.5).epsilon(0.05));
   auto low = floats({-1, 0, 10}), high = floats({0, 5, 11});
-  auto v = random::uniform(k, {A, n}, low, high);        // bounds broadcast by name
+  auto v = random::uniform(k, {A, n}, low, high);  // bounds broadcast by name
   CHECK(all(v >= low).item() == 1);
   CHECK(all(v < high).item() == 1);
   CHECK(difference(random::uniform(k, n, 3., 3.), full(n, 3.), 0) == "");
-  for (auto d : {DType::f64, DType::f16, DType::bf16}) CHECK(random::uniform(k, n, 0., 1., d).dtype() == d);
+  for (auto d : {DType::f64, DType::f16, DType::bf16})
+    CHECK(random::uniform(k, n, 0., 1., d).dtype() == d);
   CHECK(all(random::uniform(k, n, 0., 1., DType::bf16) < 1).item() == 1);
   CHECK_THROWS_WITH_AS(random::uniform(k, n, low), doctest::Contains("axis a"), Error);
-  CHECK_THROWS_WITH_AS(random::uniform(k, n, 0., 1., DType::i32), doctest::Contains("draws are floats, not i32"), Error);
+  CHECK_THROWS_WITH_AS(random::uniform(k, n, 0., 1., DType::i32),
+                       doctest::Contains("draws are floats, not i32"), Error);
   auto g = grad([&](const NamedArray& h) { return sum(random::uniform(k, {A, n}, low, h)); })(high);
-  CHECK(difference(g, sum(random::uniform(k, {A, n}), "n"), 1e-4) == "");   // bounds have gradients
+  // bounds have gradients
+  CHECK(difference(g, sum(random::uniform(k, {A, n}), "n"), 1e-4) == "");
 }
 
 TEST_CASE("random: the other samplers stay where they belong") {
@@ -101,7 +114,8 @@ TEST_CASE("random: the other samplers stay where they belong") {
   CHECK(i.dtype() == DType::i32);
   CHECK(min(i).item() == -3);
   CHECK(max(i).item() == 3);
-  CHECK(mean(random::bernoulli(k, n, 0.25).astype(DType::f32)).item() == doctest::Approx(0.25).epsilon(0.15));
+  CHECK(mean(random::bernoulli(k, n, 0.25).astype(DType::f32)).item() ==
+        doctest::Approx(0.25).epsilon(0.15));
   CHECK(sum(random::bernoulli(k, n, 0.)).item() == 0);
   CHECK(sum(random::bernoulli(k, n, 1.)).item() == 2000);
   auto p = random::permutation(k, n).integers();
@@ -120,18 +134,26 @@ TEST_CASE("random: an empty key stands for no randomness") {
   CHECK(!random::split(none, A));
   CHECK(!random::fold_in(none, 3));
   CHECK_THROWS_WITH_AS(random::normal(none, A), doctest::Contains("the key is empty"), Error);
-  auto doubled = vmap([](const Key& k, const NamedArray& x) { return k ? x : x * 2; }, "a")(none, ones(A));
+  auto doubled =
+      vmap([](const Key& k, const NamedArray& x) { return k ? x : x * 2; }, "a")(none, ones(A));
   CHECK(difference(doubled, full(A, 2.), 0) == "");
 }
 
 TEST_CASE("random: refusals") {
-  CHECK_THROWS_WITH_AS(random::key(array({1, 2}, Axis(key_word, 2))), doctest::Contains("u32, not f32"), Error);
+  CHECK_THROWS_WITH_AS(random::key(array({1, 2}, Axis(key_word, 2))),
+                       doctest::Contains("u32, not f32"), Error);
   CHECK_THROWS_WITH_AS(random::key(array(std::vector<std::uint32_t>{1, 2, 3}, Axis("word", 3))),
-      doctest::Contains("[random.key]"), Error);
-  CHECK_THROWS_WITH_AS(random::split(random::key(0), -1), doctest::Contains("cannot make -1 keys"), Error);
-  CHECK_THROWS_WITH_AS(random::fold_in(random::key(0), 1.5), doctest::Contains("[random.fold_in] 1.5"), Error);
-  CHECK_THROWS_WITH_AS(random::bits(random::key(0), A, DType::i32), doctest::Contains("not i32"), Error);
-  CHECK_THROWS_WITH_AS(random::bernoulli(random::key(0), A, 1.5), doctest::Contains("not in [0, 1]"), Error);
-  CHECK_THROWS_WITH_AS(random::randint(random::key(0), A, 0, 1.5), doctest::Contains("not an integer"), Error);
-  CHECK_THROWS_WITH_AS(random::categorical(random::key(0), zeros(A), "aa"), doctest::Contains("did you mean a?"), Error);
+                       doctest::Contains("[random.key]"), Error);
+  CHECK_THROWS_WITH_AS(random::split(random::key(0), -1), doctest::Contains("cannot make -1 keys"),
+                       Error);
+  CHECK_THROWS_WITH_AS(random::fold_in(random::key(0), 1.5),
+                       doctest::Contains("[random.fold_in] 1.5"), Error);
+  CHECK_THROWS_WITH_AS(random::bits(random::key(0), A, DType::i32), doctest::Contains("not i32"),
+                       Error);
+  CHECK_THROWS_WITH_AS(random::bernoulli(random::key(0), A, 1.5),
+                       doctest::Contains("not in [0, 1]"), Error);
+  CHECK_THROWS_WITH_AS(random::randint(random::key(0), A, 0, 1.5),
+                       doctest::Contains("not an integer"), Error);
+  CHECK_THROWS_WITH_AS(random::categorical(random::key(0), zeros(A), "aa"),
+                       doctest::Contains("did you mean a?"), Error);
 }

@@ -1,4 +1,5 @@
-// The code of docs/checkpoints.md, compiled and run; tests/house_test.py checks that what the page shows stands here.
+// The code of docs/checkpoints.md, compiled and run; tests/house_test.py checks that what the page
+// shows stands here.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -38,7 +39,8 @@ auto step = jit(
     [](const Training& t, const NamedArray& ids) {
       auto keys = random::split<2>(t.key);
       auto noisy = [&](const Model& m) {
-        return nn::next_token_loss("position", Vocab, m(ids) + random::normal(keys[0], {Batch, Pos, Vocab}) * 0.01, ids);
+        return nn::next_token_loss(
+            "position", Vocab, m(ids) + random::normal(keys[0], {Batch, Pos, Vocab}) * 0.01, ids);
       };
       auto [loss, grads] = value_and_grad(noisy)(t.model);
       auto [updates, state] = optim::adamw().update(grads, t.state, t.model);
@@ -48,7 +50,8 @@ auto step = jit(
 
 Training train(const std::string& folder, const std::string& tokens_file, std::int64_t steps) {
   auto training = init();
-  TokenLoader batches(Tokens({tokens_file}, DType::u16), Batch, Pos, {.key = random::key(1), .vocab = 256});
+  TokenLoader batches(Tokens({tokens_file}, DType::u16), Batch, Pos,
+                      {.key = random::key(1), .vocab = 256});
   Checkpoints checkpoints(folder, {.keep = 3});
   std::int64_t done = 0;
   if (auto found = latest_checkpoint(folder, training)) {
@@ -74,7 +77,8 @@ TEST_CASE("the programs of docs/checkpoints.md") {
   tokens.close();
   train(folder, tokens_file, 10);
   train(folder, tokens_file, 20);
-  auto resumed = train(folder, tokens_file, 30), at_once = train(temporary / "other", tokens_file, 30);
+  auto resumed = train(folder, tokens_file, 30),
+       at_once = train(temporary / "other", tokens_file, 30);
   CHECK(checkpoint_steps(folder) == std::vector<std::int64_t>{10, 20, 30});
   auto a = flatten(resumed), b = flatten(at_once);
   for (std::size_t k = 0; k < a.size(); ++k) CHECK(a[k].bytes() == b[k].bytes());
@@ -87,7 +91,8 @@ TEST_CASE("the programs of docs/checkpoints.md") {
   CHECK(placement(loaded.state.model.head.weight)->mapping == params);
 
   std::filesystem::current_path(temporary.path);
-  write_one_file(folder, 20, "model.safetensors", "model.");  // the arrays of the field `model`, without the prefix
+  // the arrays of the field `model`, without the prefix
+  write_one_file(folder, 20, "model.safetensors", "model.");
   auto model = from_state_dict(read_safetensors("model.safetensors"), Model::init(random::key(5)));
   std::filesystem::current_path("/");
   CHECK(model.head.weight.bytes() == loaded.state.model.head.weight.bytes());

@@ -1,5 +1,5 @@
-// Context parallelism: the positions of a text are cut, and blocks of keys and values go round. It is what one
-// device makes; what is sent, and what memory it takes, is counted.
+// Context parallelism: the positions of a text are cut, and blocks of keys and values go round. It
+// is what one device makes; what is sent, and what memory it takes, is counted.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using namespace haliax;
 
 namespace {
 
-using Parts = std::array<NamedArray, 3>;   // queries, keys, values (heads, pos, d)
+using Parts = std::array<NamedArray, 3>;  // queries, keys, values (heads, pos, d)
 using Masked = std::function<NamedArray(const Axis& Pos, const Axis& KPos)>;
 
 const Axis Heads{"heads", 2}, D{"d", 8};
@@ -32,7 +32,8 @@ auto all_of(const Masked& mask) {
   return [=](const Parts& p) {
     auto loss = [&](const Parts& p) {
       auto Pos = p[0].resolve_axis("pos"), KPos = Pos.alias("key_pos");
-      auto y = nn::dot_product_attention(KPos, "d", p[0], rename(p[1], Pos, KPos), rename(p[2], Pos, KPos), {.mask = mask(Pos, KPos)});
+      auto y = nn::dot_product_attention(KPos, "d", p[0], rename(p[1], Pos, KPos),
+                                         rename(p[2], Pos, KPos), {.mask = mask(Pos, KPos)});
       return std::pair{sum(sin(y)), y};
     };
     auto [out, g] = value_and_grad(loss)(p);
@@ -40,7 +41,10 @@ auto all_of(const Masked& mask) {
   };
 }
 JitOptions cut(int devices, std::optional<std::int64_t> budget = 0) {
-  return {.mesh = Mesh{{{"context", devices}}}, .axis_resources = Mapping{{"pos", "context"}}, .ring = true, .scores_budget = budget};
+  return {.mesh = Mesh{{{"context", devices}}},
+          .axis_resources = Mapping{{"pos", "context"}},
+          .ring = true,
+          .scores_budget = budget};
 }
 void agree(const Leaves& got, const Leaves& want) {
   REQUIRE(got.size() == want.size());
@@ -67,8 +71,9 @@ TEST_CASE("context: keys and values go round, and nothing else of that size") {
       (c.kind == "ring" ? keys : gradients) += c.bytes * c.turns;
       CHECK(c.turns == doctest::Approx(devices - 1));
     }
-    CHECK(keys == doctest::Approx(4 * block * (devices - 1)));        // of keys and values, forward and backward
-    CHECK(gradients == doctest::Approx(2 * block * (devices - 1)));   // of their gradients
+    // of keys and values, forward and backward
+    CHECK(keys == doctest::Approx(4 * block * (devices - 1)));
+    CHECK(gradients == doctest::Approx(2 * block * (devices - 1)));  // of their gradients
   }
 }
 
@@ -82,20 +87,28 @@ TEST_CASE("context: keys of a long text go round without being asked, as all els
   };
   const auto asked = report(true), usual = report(false);
   CHECK(usual.sent_bytes == asked.sent_bytes);
-  for (auto& c : usual.collectives) CHECK(c.bytes <= double(2 * Heads.size * D.size * 4 * Pos.size / 4));   // keys and values in one
+  // keys and values in one
+  for (auto& c : usual.collectives)
+    CHECK(c.bytes <= double(2 * Heads.size * D.size * 4 * Pos.size / 4));
   auto rings = [](auto& c) { return c.kind == "ring"; };
   CHECK(std::count_if(usual.collectives.begin(), usual.collectives.end(), rings) == 2);
 }
 
-TEST_CASE("context: where gathers are refused that nobody asked for, keys go round, whatever else would send less") {
+TEST_CASE(
+    "context: where gathers are refused that nobody asked for, keys go round, whatever else would "
+    "send less") {
   const Axis Pos{"pos", 96}, KPos = Pos.alias("key_pos"), L{"layers", 2};
   auto layers = [=](const NamedArray& x, const NamedArray& w) {
-    return fold([=](const NamedArray& x, const NamedArray& w) {
-      auto k = rename(x * w, Pos, KPos);
-      return x + nn::dot_product_attention(KPos, "d", x, k, k, {.mask = causal(Pos, KPos)});
-    }, L)(x, w);
+    return fold(
+        [=](const NamedArray& x, const NamedArray& w) {
+          auto k = rename(x * w, Pos, KPos);
+          return x + nn::dot_product_attention(KPos, "d", x, k, k, {.mask = causal(Pos, KPos)});
+        },
+        L)(x, w);
   };
-  auto slope = [=](const NamedArray& x, const NamedArray& w) { return grad([=](const NamedArray& x) { return sum(sin(layers(x, w))); })(x); };
+  auto slope = [=](const NamedArray& x, const NamedArray& w) {
+    return grad([=](const NamedArray& x) { return sum(sin(layers(x, w))); })(x);
+  };
   auto o = cut(4);
   o.ring = false;
   auto usual = named_jit(slope, o);
@@ -104,28 +117,35 @@ TEST_CASE("context: where gathers are refused that nobody asked for, keys go rou
   auto x = parts(Pos)[0], w = random::normal(random::key(4), {L, D}).eval();
   agree({usual(x, w), strict(x, w)}, {jit(slope)(x, w), jit(slope)(x, w)});
   auto gathers = [](const JitReport& r) {
-    return std::count_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather"; });
+    return std::count_if(r.collectives.begin(), r.collectives.end(),
+                         [](auto& c) { return c.kind == "all-gather"; });
   };
   CHECK(gathers(usual.report()) > 0);
   CHECK(gathers(strict.report()) == 0);
   CHECK(usual.report().sent_bytes < strict.report().sent_bytes);
 }
 
-TEST_CASE("context: a ring that is asked for is left where it takes gathers that nobody asked for, and these are refused") {
+TEST_CASE(
+    "context: a ring that is asked for is left where it takes gathers that nobody asked for, and "
+    "these are refused") {
   const Axis Pos{"pos", 16}, KPos = Pos.alias("key_pos"), Embed{"embed", 8};
-  auto draw = [](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
+  auto draw = [](int seed, const Axes& axes) {
+    return random::normal(random::key(seed), axes).eval();
+  };
   const Parts p{draw(1, {Pos, Embed}), draw(2, {Embed, Heads, D}), draw(3, {Embed, Heads, D})};
   auto f = [=](const Parts& p) {
     auto q = dot(p[0], p[1], Embed) * 0.3f, k = rename(dot(p[0], p[2], Embed) * 0.3f, Pos, KPos);
     return nn::dot_product_attention(KPos, D, q, k, sin(k), {.mask = nn::causal_mask(Pos, KPos)});
   };
   JitOptions o = cut(3, 1000);
-  o.mesh = Mesh{{{"context", 3}, {"model", 2}}}, o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
+  o.mesh = Mesh{{{"context", 3}, {"model", 2}}},
+  o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   for (bool ring : {false, true}) {
     o.ring = ring, o.strict = true;
     auto strict = named_jit(f, o);
     agree({strict(p)}, {jit(f)(p)});
-    CHECK(strict.report().explain.find("keys are gathered, as pos=16 does not divide by 3 devices") != std::string::npos);
+    CHECK(strict.report().explain.find(
+              "keys are gathered, as pos=16 does not divide by 3 devices") != std::string::npos);
   }
 }
 
@@ -134,12 +154,13 @@ TEST_CASE("context: of one head that a mesh axis cuts, a device has none, and st
   auto p = parts(Pos, One);
   for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();
   auto o = cut(3);
-  o.mesh = Mesh{{{"context", 3}, {"model", 2}}}, o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
+  o.mesh = Mesh{{{"context", 3}, {"model", 2}}},
+  o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   agree(named_jit(all_of(causal), o)(p), jit(all_of(causal))(p));
 }
 
-// Draws say how the mapping cuts them, and f32 scores widen queries and keys before a block of these comes: neither makes a block
-// of scores whole.
+// Draws say how the mapping cuts them, and f32 scores widen queries and keys before a block of
+// these comes: neither makes a block of scores whole.
 TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memory than without") {
   enum class Kind { plain, drops, widens };
   auto slopes = [](Kind kind) {
@@ -147,9 +168,13 @@ TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memo
       auto loss = [=](const Parts& p) {
         auto Pos = p[0].resolve_axis("pos"), KPos = Pos.alias("key_pos");
         auto q = p[0], k = rename(p[1], Pos, KPos), v = rename(p[2], Pos, KPos);
-        if (kind == Kind::widens) q = q.astype(DType::bf16).astype(DType::f32), k = k.astype(DType::bf16).astype(DType::f32);
+        if (kind == Kind::widens)
+          q = q.astype(DType::bf16).astype(DType::f32),
+          k = k.astype(DType::bf16).astype(DType::f32);
         auto weights = softmax(where(causal(Pos, KPos), dot(q, k, "d"), -1e9f), KPos);
-        if (kind == Kind::drops) weights = where(random::uniform(random::key(5), weights.axes()) < 0.8f, weights / 0.8f, 0.f);
+        if (kind == Kind::drops)
+          weights =
+              where(random::uniform(random::key(5), weights.axes()) < 0.8f, weights / 0.8f, 0.f);
         return sum(sin(dot(weights, v, KPos)));
       };
       auto [value, g] = value_and_grad(loss)(p);
@@ -167,10 +192,12 @@ TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memo
     CAPTURE(int(kind));
     auto p = parts(Short);
     agree(named_jit(slopes(kind), cut(4))(p), jit(slopes(kind), {.scores_budget = most_bytes})(p));
-    auto bytes = named_jit(slopes(kind), cut(4, std::nullopt)).plan(kind == Kind::widens ? narrow(parts(Long)) : parts(Long)).arena_bytes;
+    auto bytes = named_jit(slopes(kind), cut(4, std::nullopt))
+                     .plan(kind == Kind::widens ? narrow(parts(Long)) : parts(Long))
+                     .arena_bytes;
     if (kind == Kind::plain) plain = bytes;
     CHECK(bytes <= 2 * plain);
-    CHECK(bytes < Heads.size * Long.size / 4 * Long.size / 4 * 4);   // of a block of scores
+    CHECK(bytes < Heads.size * Long.size / 4 * Long.size / 4 * 4);  // of a block of scores
   }
 }
 
@@ -178,24 +205,33 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
   const Axis Pos{"pos", 96};
   const int devices = 4;
   auto p = parts(Pos);
-  auto window = [](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) - arange(KPos) < 7); };
+  auto window = [](auto& Pos, auto& KPos) {
+    return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) - arange(KPos) < 7);
+  };
   auto blocks_sent = [&](const Masked& mask) {
     auto f = named_jit(all_of(mask), cut(devices));
     agree(f(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
-    for (auto& c : f.report().collectives) CHECK(c.at_most == (c.kind == "ring" || c.kind == "reduce-scatter"));
+    for (auto& c : f.report().collectives)
+      CHECK(c.at_most == (c.kind == "ring" || c.kind == "reduce-scatter"));
     CHECK(f.report().explain.find("at most") != std::string::npos);
     const auto before = exchanged_bytes();
     f(p);
-    return double(exchanged_bytes() - before) / double(Heads.size * D.size * 4 * Pos.size / devices);
+    return double(exchanged_bytes() - before) /
+           double(Heads.size * D.size * 4 * Pos.size / devices);
   };
-  // Forward, the first block is asked for before it is known what its turn would change. Each is keys and values; backward the
-  // gradients of both go back.
+  // Forward, the first block is asked for before it is known what its turn would change. Each is
+  // keys and values; backward the gradients of both go back.
   const int all = devices * (devices - 1), first = devices;
-  CHECK(blocks_sent([](auto& Pos, auto& KPos) { return ones({Pos, KPos}, DType::boolean); }) == 6 * all);
-  CHECK(blocks_sent(window) == 2 * first + 4 * (devices - 1));   // all but the first device see of the block before
-  CHECK(blocks_sent(causal) == 2 * (first + 3) + 4 * 6);         // of 0, 1, 2, 3 blocks before
+  CHECK(blocks_sent([](auto& Pos, auto& KPos) {
+          return ones({Pos, KPos}, DType::boolean);
+        }) == 6 * all);
+  // all but the first device see of the block before
+  CHECK(blocks_sent(window) == 2 * first + 4 * (devices - 1));
+  CHECK(blocks_sent(causal) == 2 * (first + 3) + 4 * 6);  // of 0, 1, 2, 3 blocks before
   // Rows of the first device that see nothing see all keys alike: it wants all.
-  auto blind = [](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) > 5); };
+  auto blind = [](auto& Pos, auto& KPos) {
+    return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) > 5);
+  };
   CHECK(blocks_sent(blind) == 2 * (first + 3 + 2) + 4 * (6 + 3));
 }
 
@@ -206,12 +242,13 @@ TEST_CASE("context: bf16 goes round forward and backward, its gradients in f32, 
   const int devices = 4;
   auto f = named_jit(all_of(causal), cut(devices));
   auto got = f(p), want = jit(all_of(causal), {.scores_budget = most_bytes})(p);
-  for (std::size_t k = 0; k < want.size(); ++k) CHECK(max(abs(got[k] - want[k])).item() <= 1e-2 * (1 + max(abs(want[k])).item()));
+  for (std::size_t k = 0; k < want.size(); ++k)
+    CHECK(max(abs(got[k] - want[k])).item() <= 1e-2 * (1 + max(abs(want[k])).item()));
   const double block = double(Heads.size * D.size * 2 * Pos.size / devices);
   double keys = 0, gradients = 0;
   const auto report = f.report();
   for (auto& c : report.collectives) {
-    if (c.kind == "all-reduce") continue;                           // of the loss
+    if (c.kind == "all-reduce") continue;  // of the loss
     CHECK(c.at_most);
     CHECK((c.kind == "ring" || c.kind == "reduce-scatter"));
     (c.kind == "ring" ? keys : gradients) += c.bytes * c.turns;
@@ -222,7 +259,8 @@ TEST_CASE("context: bf16 goes round forward and backward, its gradients in f32, 
 
 TEST_CASE("context: a part whose length is a prime number is not walked position by position") {
   const auto report = named_jit(all_of(causal), cut(3)).plan(parts(Axis{"pos", 3 * 683}));
-  auto queries = std::find_if(report.chunked.begin(), report.chunked.end(), [](auto& c) { return c.axis == "pos"; });
+  auto queries = std::find_if(report.chunked.begin(), report.chunked.end(),
+                              [](auto& c) { return c.axis == "pos"; });
   REQUIRE(queries != report.chunked.end());
   CHECK(queries->chunk == 683);
 }
@@ -231,9 +269,13 @@ TEST_CASE("context: what is asked of a mask makes nothing infinite") {
   const Axis Pos{"pos", 24};
   auto p = parts(Pos);
   const Masked masks[] = {
-      causal, [](auto& Pos, auto& KPos) { return broadcast_axis(arange(Pos), KPos) < arange(KPos); },
-      [](auto& Pos, auto& KPos) { return broadcast_axis(arange(KPos) > 18, Pos); },    // no device but the last sees its own
-      [](auto& Pos, auto& KPos) { return (arange(KPos) < 3) & (broadcast_axis(arange(Pos), KPos) > 2); }};
+      causal,
+      [](auto& Pos, auto& KPos) { return broadcast_axis(arange(Pos), KPos) < arange(KPos); },
+      // no device but the last sees its own
+      [](auto& Pos, auto& KPos) { return broadcast_axis(arange(KPos) > 18, Pos); },
+      [](auto& Pos, auto& KPos) {
+        return (arange(KPos) < 3) & (broadcast_axis(arange(Pos), KPos) > 2);
+      }};
   for (auto& mask : masks) {
     auto want = jit(all_of(mask), {.scores_budget = most_bytes})(p);
     test::Nans nans;
@@ -276,16 +318,26 @@ TEST_CASE("context: where blocks of all heads would be large, they come head by 
 TEST_CASE("context: any attention, with heads cut too") {
   const Axis Pos{"pos", 72};
   auto p = parts(Pos);
-  auto position = [](const Axis& Pos, const Axis& KPos) { return broadcast_axis(arange(Pos), KPos); };
+  auto position = [](const Axis& Pos, const Axis& KPos) {
+    return broadcast_axis(arange(Pos), KPos);
+  };
   const Masked masks[] = {
-      [](auto& Pos, auto& KPos) { return ones({Pos, KPos}, DType::boolean); },
-      [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) - arange(KPos) < 7); },
-      [&](auto& Pos, auto& KPos) { return floor_divide(position(Pos, KPos), 20) == floor_divide(arange(KPos), 20); },
-      [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) > 5); },   // some see nothing
+      [](auto& Pos, auto& KPos) {
+        return ones({Pos, KPos}, DType::boolean);
+      },
+      [&](auto& Pos, auto& KPos) {
+        return causal(Pos, KPos) & (position(Pos, KPos) - arange(KPos) < 7);
+      },
+      [&](auto& Pos, auto& KPos) {
+        return floor_divide(position(Pos, KPos), 20) == floor_divide(arange(KPos), 20);
+      },
+      // some see nothing
+      [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) > 5); },
   };
   for (auto& mask : masks) {
     JitOptions o = cut(2);
-    o.mesh = Mesh{{{"context", 2}, {"model", 2}}}, o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
+    o.mesh = Mesh{{{"context", 2}, {"model", 2}}},
+    o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
     agree(named_jit(all_of(mask), o)(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
   }
 }
@@ -297,11 +349,14 @@ TEST_CASE("context: an order of positions in which all devices have as much to d
   CHECK(sort(order, "pos").doubles() == arange(Pos).doubles());
   auto at = order.doubles();
   CHECK(at[0] == 0);
-  CHECK(at[512] == 2048 - 512);   // the first device has the first part of four, and the last
+  CHECK(at[512] == 2048 - 512);  // the first device has the first part of four, and the last
   CHECK(at[1024] == 512);
 
-  // Where a text lies so, the mask goes by positions; what comes out is what the text gives, in this order.
-  auto mask = [&](const Axis& Pos, const Axis& KPos) { return broadcast_axis(order, KPos) >= rename(order, Pos, KPos); };
+  // Where a text lies so, the mask goes by positions; what comes out is what the text gives, in
+  // this order.
+  auto mask = [&](const Axis& Pos, const Axis& KPos) {
+    return broadcast_axis(order, KPos) >= rename(order, Pos, KPos);
+  };
   auto p = parts(Pos);
   Parts reordered;
   for (std::size_t k = 0; k < p.size(); ++k) reordered[k] = take(p[k], "pos", order);
@@ -312,12 +367,16 @@ TEST_CASE("context: an order of positions in which all devices have as much to d
 
   double made = 0;
   for (auto& s : profile(f, reordered).steps) made += s.flops;
-  CHECK(made / (devices * f.report().flops) < 0.6);   // of the products of all positions with all
+  CHECK(made / (devices * f.report().flops) < 0.6);  // of the products of all positions with all
 }
 
 TEST_CASE("context: a GPT-2 whose positions are cut trains as on one device") {
   const Axis Vocab{"vocab", 24}, Batch{"batch", 4};
-  const gpt2::Gpt2Config config{.seq_len = 16, .hidden_dim = 16, .num_layers = 2, .num_heads = 4, .mlp_scale = 2,
+  const gpt2::Gpt2Config config{.seq_len = 16,
+                                .hidden_dim = 16,
+                                .num_layers = 2,
+                                .num_heads = 4,
+                                .mlp_scale = 2,
                                 .gradient_checkpointing = ScanCheckpoint(true)};
   const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
   auto step = [&](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) {
@@ -325,7 +384,8 @@ TEST_CASE("context: a GPT-2 whose positions are cut trains as on one device") {
       return nn::next_token_loss("position", "vocab", m(ids, random::key(2), false), ids);
     };
     auto [l, g] = value_and_grad(loss)(m);
-    return std::pair{l, tree_map([](const NamedArray& w, const NamedArray& g) { return w - 0.1f * g; }, m, g)};
+    return std::pair{
+        l, tree_map([](const NamedArray& w, const NamedArray& g) { return w - 0.1f * g; }, m, g)};
   };
   auto losses = [&](auto f) {
     auto m = gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0));
@@ -338,13 +398,17 @@ TEST_CASE("context: a GPT-2 whose positions are cut trains as on one device") {
   };
   auto want = losses(jit(step));
   for (auto& [mesh, mapping] : {std::pair{Mesh{{{"context", 4}}}, Mapping{{"position", "context"}}},
-                                std::pair{Mesh{{{"data", 2}, {"context", 2}}}, Mapping{{"batch", "data"}, {"position", "context"}}}}) {
+                                std::pair{Mesh{{{"data", 2}, {"context", 2}}},
+                                          Mapping{{"batch", "data"}, {"position", "context"}}}}) {
     JitOptions o{.mesh = mesh, .axis_resources = mapping, .ring = true, .scores_budget = 0};
     auto f = named_jit(step, o);
     auto got = losses(f);
-    for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
+    for (std::size_t i = 0; i < want.size(); ++i)
+      CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
     auto sent = f.report().collectives;
     CHECK(std::any_of(sent.begin(), sent.end(), [](auto& c) { return c.kind == "ring"; }));
-    CHECK(std::none_of(sent.begin(), sent.end(), [](auto& c) { return c.kind == "all-gather" && c.axes.find("key_position") != c.axes.npos; }));
+    CHECK(std::none_of(sent.begin(), sent.end(), [](auto& c) {
+      return c.kind == "all-gather" && c.axes.find("key_position") != c.axes.npos;
+    }));
   }
 }

@@ -1,4 +1,5 @@
-// FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is asserted to the byte.
+// FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is
+// asserted to the byte.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -10,13 +11,19 @@ using namespace haliax;
 
 namespace {
 
-const testing::Gpt2 gpt({.seq_len = 16, .hidden_dim = 32, .num_layers = 4, .num_heads = 4, .tied = false}, 96,
-                        16);  // so many tokens that it is cheaper to move weights than activations
+const testing::Gpt2 gpt(
+    {.seq_len = 16, .hidden_dim = 32, .num_layers = 4, .num_heads = 4, .tied = false}, 96,
+    // so many tokens that it is cheaper to move weights than activations
+    16);
 
-auto gradients(const testing::Model& m, const NamedArray& ids) {  // inside the loss the batch is cut, and the weights are whole
-  return value_and_grad(testing::under(Mapping{{"batch", "data"}}, testing::next_token_loss))(m, ids);
+// inside the loss the batch is cut, and the weights are whole
+auto gradients(const testing::Model& m, const NamedArray& ids) {
+  return value_and_grad(testing::under(Mapping{{"batch", "data"}}, testing::next_token_loss))(m,
+                                                                                              ids);
 }
-JitOptions on_two() { return {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}}; }
+JitOptions on_two() {
+  return {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}};
+}
 
 }  // namespace
 
@@ -26,7 +33,8 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
   const auto step = named_jit(gradients, on_two());
   step(model, ids);
 
-  // On a ring of two, gathering or reduce-scattering n bytes sends n / 2, and an all-reduce twice that.
+  // On a ring of two, gathering or reduce-scattering n bytes sends n / 2, and an all-reduce twice
+  // that.
   double forward = 0, backward = 0, scattered = 0, reduced = 4, layer = 0;  // 4: the loss
   Walk w = walk_of(model, {.paths = true});
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
@@ -37,9 +45,10 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
       reduced += bytes;
       continue;
     }
-    // Gathered again for the gradient, in layers: weights, and the bias of the attention's result, to which the residual is added
-    // again.
-    const bool in_layer = a.has_axis("layers"), again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
+    // Gathered again for the gradient, in layers: weights, and the bias of the attention's result,
+    // to which the residual is added again.
+    const bool in_layer = a.has_axis("layers"),
+               again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
     forward += bytes / 2, scattered += bytes / 2;
     if (in_layer && again) backward += bytes / 2;
     if (in_layer) layer += bytes / double(gpt.config.num_layers);
@@ -51,7 +60,8 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
     CAPTURE(s.axes);
     if (s.kind == "all-gather") {
       gathered += s.bytes * s.turns;
-      CHECK(s.bytes <= layer / 2);  // small ones go together: one layer's weights, or a table, never the model
+      // small ones go together: one layer's weights, or a table, never the model
+      CHECK(s.bytes <= layer / 2);
       CHECK(s.axes.find("layers") == std::string::npos);
       CHECK(s.axes.find("batch") == std::string::npos);  // weights move, activations stay
     }
@@ -69,7 +79,8 @@ TEST_CASE("proof: fsdp needs less on each device than one device does, and gives
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     const auto a = got[k].doubles(), b = want[k].doubles();
-    for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(std::abs(a[i] - b[i]) <= 1e-6 * std::max(1., std::abs(b[i])));
+    for (std::size_t i = 0; i < a.size(); ++i)
+      REQUIRE(std::abs(a[i] - b[i]) <= 1e-6 * std::max(1., std::abs(b[i])));
   }
   CHECK(two.report().peak_bytes < one.report().peak_bytes);
 }
@@ -94,7 +105,8 @@ Blocks blocks(int n) {
 NamedArray block(const NamedArray& h, const NamedArray& up, const NamedArray& down) {
   return h + dot(tanh(dot(h, up, "embed")), down, "hidden");
 }
-Blocks each_of(const Blocks& a, const Blocks& b, const std::function<NamedArray(const NamedArray&, const NamedArray&)>& f) {
+Blocks each_of(const Blocks& a, const Blocks& b,
+               const std::function<NamedArray(const NamedArray&, const NamedArray&)>& f) {
   Blocks out;
   for (std::size_t k = 0; k < a.up.size(); ++k)
     out.up.push_back(f(a.up[k], b.up[k])), out.down.push_back(f(a.down[k], b.down[k]));
@@ -115,9 +127,11 @@ auto descent(bool remade, int microbatches = 1) {
       return each_of(so_far, gradient(b, part, remade), [](auto& a, auto& g) { return a + g; });
     };
     const Axis micro{"micro", microbatches}, rows = x.resolve_axis("batch");
-    auto g = microbatches == 1 ? gradient(b, x, remade)
-                               : fold(turn, micro)(each_of(b, b, [](auto& w, auto&) { return zeros_like(w); }),
-                                                   unflatten_axis(x, "batch", {rows.resize(rows.size / microbatches), micro}));
+    auto g = microbatches == 1
+                 ? gradient(b, x, remade)
+                 : fold(turn, micro)(
+                       each_of(b, b, [](auto& w, auto&) { return zeros_like(w); }),
+                       unflatten_axis(x, "batch", {rows.resize(rows.size / microbatches), micro}));
     return each_of(b, g, [](auto& w, auto& g) { return w - 0.1 * g; });
   };
 }
@@ -138,9 +152,13 @@ TEST_CASE("proof: fsdp of layers written out holds a few whole weights and gradi
   for (int n : {6, 12}) {
     CAPTURE(n);
     const auto b = eval_shape([&] { return blocks(n); });
-    const double each = kWeight / 2;  // what gathering or scattering one sends; no weight is small
-    const double model = 2 * n * each, stream = 512. * 512 * 4, hidden = 512. * 2048 * 4;  // kept of each block, on one device
-    auto report = [&](bool remade, bool regather) { return named_jit(descent(remade), by_two(regather)).plan(b, x); };
+    // what gathering or scattering one sends; no weight is small
+    const double each = kWeight / 2;
+    // kept of each block, on one device
+    const double model = 2 * n * each, stream = 512. * 512 * 4, hidden = 512. * 2048 * 4;
+    auto report = [&](bool remade, bool regather) {
+      return named_jit(descent(remade), by_two(regather)).plan(b, x);
+    };
 
     // The backward pass reads all but the first again. Of those as many as 32 MiB hold wait for it.
     auto r = report(false, true);
@@ -150,14 +168,17 @@ TEST_CASE("proof: fsdp of layers written out holds a few whole weights and gradi
     CHECK(once.sent_bytes == model + model);
     CHECK(once.peak_bytes > 2 * n * kWeight);
 
-    // Made again block by block, each is gathered twice, and gradients are scattered when there are 32 MiB of them.
+    // Made again block by block, each is gathered twice, and gradients are scattered when there are
+    // 32 MiB of them.
     auto remade = report(true, true);
     CHECK(remade.sent_bytes == model + model + model);
     CHECK(remade.peak_bytes < n * stream + (8 + 4) * kWeight);
   }
 }
 
-TEST_CASE("proof: fsdp of a gradient written by hand gathers as one by grad: what waits for long is gathered again") {
+TEST_CASE(
+    "proof: fsdp of a gradient written by hand gathers as one by grad: what waits for long is "
+    "gathered again") {
   const int n = 12;
   auto by_hand = [](const Blocks& b, const NamedArray& x) {
     std::vector<NamedArray> h{x}, y;
@@ -179,7 +200,8 @@ TEST_CASE("proof: fsdp of a gradient written by hand gathers as one by grad: wha
   const auto x = eval_shape([] { return zeros({Rows, Wide}); });
   auto gathered = [&](const auto& f) {
     double bytes = 0;
-    for (auto& c : named_jit(f, by_two()).plan(b, x).collectives) bytes += c.kind == "all-gather" ? c.bytes * c.turns : 0;
+    for (auto& c : named_jit(f, by_two()).plan(b, x).collectives)
+      bytes += c.kind == "all-gather" ? c.bytes * c.turns : 0;
     return bytes;
   };
   CHECK(gathered(by_hand) == (2 * n + 2 * n - 1 - 8) * kWeight / 2);
@@ -209,21 +231,26 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, holds as little")
     const int n = 12;
     const auto b = eval_shape([&] { return blocks(n); });
     const auto r = named_jit(descent(remade, 4), by_two()).plan(b, x);
-    // Eight weights are whole all the time; the others are gathered twice in a turn. Each gradient is scattered in each.
+    // Eight weights are whole all the time; the others are gathered twice in a turn. Each gradient
+    // is scattered in each.
     CHECK(r.sent_bytes == 8 * each + (2 * n - 8) * 2 * turns * each + 2 * n * turns * each);
-    const double stream = 512. * 512 * 4, hidden = 512. * 2048 * 4, parts = 2 * 2 * n * each;  // and their sums
+    // and their sums
+    const double stream = 512. * 512 * 4, hidden = 512. * 2048 * 4, parts = 2 * 2 * n * each;
     CHECK(r.peak_bytes < parts + n * (stream + (remade ? 0 : hidden)) + (8 + 8 + 3) * kWeight);
   }
   // A loss beside the loop reads them too: from gathers of its own.
   const auto b = eval_shape([] { return blocks(12); });
   auto options = by_two();
   options.out = Mappings::of_each({Mapping{{"embed", "data"}}, Mapping{}});
-  auto with_loss = [](const Blocks& b, const NamedArray& x) { return std::pair{descent(false, 4)(b, x), loss_of(b, x)}; };
+  auto with_loss = [](const Blocks& b, const NamedArray& x) {
+    return std::pair{descent(false, 4)(b, x), loss_of(b, x)};
+  };
   const auto r = named_jit(with_loss, options).plan(b, x);
   CHECK(r.sent_bytes == 8 * each + 16 * (2 * turns + 1) * each + 24 * turns * each + 4);
   CHECK(r.peak_bytes < named_jit(descent(false, 4), by_two()).plan(b, x).peak_bytes + 5 * kWeight);
   const auto few = eval_shape([] { return blocks(4); });  // 32 MiB
-  CHECK(named_jit(descent(false, 4), by_two()).plan(few, x).sent_bytes == 8 * each + 8 * turns * each);
+  CHECK(named_jit(descent(false, 4), by_two()).plan(few, x).sent_bytes ==
+        8 * each + 8 * turns * each);
 }
 
 TEST_CASE("proof: fsdp of layers written out, in microbatches, gives the same") {
@@ -242,21 +269,31 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, gives the same") 
 }
 
 TEST_CASE("proof: what a loop over positions or chunks reads in every turn is gathered before it") {
-  const Axis position{"position", 32}, state{"embed", 2048}, same{"state", 2048}, vocab{"vocab", 8192}, rows{"batch", 256};
+  const Axis position{"position", 32}, state{"embed", 2048}, same{"state", 2048},
+      vocab{"vocab", 8192}, rows{"batch", 256};
   const auto x = eval_shape([&] { return zeros({rows, position, state}); });
   const Mapping parameters{{"embed", "data"}}, inside{{"batch", "data"}};
-  const JitOptions options{
-      .mesh = Mesh{{{"data", 2}}}, .axis_resources = inside, .in = Mappings::of_each({parameters, inside}), .out = parameters};
+  const JitOptions options{.mesh = Mesh{{{"data", 2}}},
+                           .axis_resources = inside,
+                           .in = Mappings::of_each({parameters, inside}),
+                           .out = parameters};
   SUBCASE("recurrent") {
-    struct Cell { NamedArray in, again, out; };
-    const auto w = eval_shape([&] { return Cell{zeros({state, same}), zeros({state, same}), zeros({state, same})}; });
+    struct Cell {
+      NamedArray in, again, out;
+    };
+    const auto w = eval_shape([&] {
+      return Cell{zeros({state, same}), zeros({state, same}), zeros({state, same})};
+    });
     auto step = [&](const Cell& c, const NamedArray& x) {
       auto loss = [&](const Cell& c) {
         auto turn = [&](const NamedArray& h, const NamedArray& x) {
-          auto s = tanh(dot(x, c.in, "embed") + dot(rename(h, {{"state", "embed"}}), c.again, "embed"));
+          auto s =
+              tanh(dot(x, c.in, "embed") + dot(rename(h, {{"state", "embed"}}), c.again, "embed"));
           return tanh(dot(rename(s, {{"state", "embed"}}), c.out, "embed"));
         };
-        return mean(square(fold(turn, position, {.checkpoint = ScanCheckpoint(true)})(zeros({rows, same}), x))).scalar();
+        return mean(square(fold(turn, position, {.checkpoint = ScanCheckpoint(true)})(
+                        zeros({rows, same}), x)))
+            .scalar();
       };
       return grad(loss)(c);
     };
@@ -264,12 +301,17 @@ TEST_CASE("proof: what a loop over positions or chunks reads in every turn is ga
       if (c.kind == "all-gather") CHECK(c.turns == 1);
   }
   SUBCASE("two heads in chunks") {
-    struct Heads { NamedArray scale, a, b; };
-    const auto w = eval_shape([&] { return Heads{ones({state}), zeros({state, vocab}), zeros({state, vocab})}; });
+    struct Heads {
+      NamedArray scale, a, b;
+    };
+    const auto w = eval_shape([&] {
+      return Heads{ones({state}), zeros({state, vocab}), zeros({state, vocab})};
+    });
     auto step = [&](const Heads& w, const NamedArray& x) {
       auto loss = [&](const Heads& w) {
         auto of = [&](const NamedArray& x) {
-          return sum(logsumexp(dot(x, w.a, "embed"), "vocab") + logsumexp(dot(x, w.b, "embed"), "vocab"));
+          return sum(logsumexp(dot(x, w.a, "embed"), "vocab") +
+                     logsumexp(dot(x, w.b, "embed"), "vocab"));
         };
         return chunked_reduce("position", {.chunk = 4}, of)(x * w.scale).scalar();
       };
@@ -283,10 +325,14 @@ TEST_CASE("proof: what a loop over positions or chunks reads in every turn is ga
 TEST_CASE("proof: in a loop over layers a weight is gathered once for each pass, however large") {
   const Axis layers{"layers", 4}, wide{"embed", 2048}, hidden{"hidden", 8192}, rows{"batch", 65536};
   const auto x = eval_shape([&] { return zeros({rows, wide}); });
-  const auto b = eval_shape([&] { return Blocks{{zeros({layers, wide, hidden})}, {zeros({layers, hidden, wide})}}; });
+  const auto b = eval_shape([&] {
+    return Blocks{{zeros({layers, wide, hidden})}, {zeros({layers, hidden, wide})}};
+  });
   auto step = [&](const Blocks& b, const NamedArray& x) {
     auto loss = [&](const Blocks& m) {
-      return mean(square(fold(block, layers, {.checkpoint = ScanCheckpoint(true)})(x, m.up[0], m.down[0]))).scalar();
+      return mean(square(fold(block, layers, {.checkpoint = ScanCheckpoint(true)})(x, m.up[0],
+                                                                                   m.down[0])))
+          .scalar();
     };
     return grad(loss)(b);
   };

@@ -1,4 +1,5 @@
-// GPT-2 with a cache gives the tokens that it gives without one, and a step holds no copy of the cache.
+// GPT-2 with a cache gives the tokens that it gives without one, and a step holds no copy of the
+// cache.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,10 +15,11 @@ namespace {
 const Axis Vocab{"vocab", 90};
 
 struct Out {
-  NamedArray logits;                             // (vocab) of the last token that counts
+  NamedArray logits;  // (vocab) of the last token that counts
   nn::KVCache cache;
 };
-Out logits_of(const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const nn::KVCache& cache, const NamedArray& count) {
+Out logits_of(const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const nn::KVCache& cache,
+              const NamedArray& count) {
   auto [hidden, next] = m.hidden_states(ids, cache, count);
   return {dot(at(hidden, "position", count - 1), m.head(), "embed"), next};
 }
@@ -26,15 +28,20 @@ Out logits_of(const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const nn::K
 
 TEST_CASE("generate: GPT-2 with a cache draws the tokens that it draws without one") {
   for (bool scaled : {false, true}) {
-    gpt2::Gpt2Config c{.seq_len = 40, .hidden_dim = 32, .num_layers = 3, .num_heads = 4, .initializer_range = 0.4};
+    gpt2::Gpt2Config c{
+        .seq_len = 40, .hidden_dim = 32, .num_layers = 3, .num_heads = 4, .initializer_range = 0.4};
     c.tied = !scaled, c.scale_by_inverse_layer_idx = scaled, c.upcast_attention = scaled;
-    auto model = jit([&](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); })(random::key(3));
-    auto prefill = jit([](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count) {
-      return logits_of(m, ids, m.cache(DType::f32), count);
-    });
-    auto decode = jit([](const gpt2::Gpt2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
-      return logits_of(m, broadcast_axis(id, Axis("position", 1)), cache, ones({}, DType::i32));
-    }, {.donate = {2}});
+    auto model =
+        jit([&](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); })(random::key(3));
+    auto prefill =
+        jit([](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count) {
+          return logits_of(m, ids, m.cache(DType::f32), count);
+        });
+    auto decode = jit(
+        [](const gpt2::Gpt2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
+          return logits_of(m, broadcast_axis(id, Axis("position", 1)), cache, ones({}, DType::i32));
+        },
+        {.donate = {2}});
     auto whole = jit([](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) { return m(ids); });
 
     std::vector<std::int32_t> text{7, 11, 3};
@@ -55,11 +62,12 @@ TEST_CASE("generate: GPT-2 with a cache draws the tokens that it draws without o
       last = decode(model, id, last.cache);
     }
     std::sort(seen.begin(), seen.end());
-    CHECK(std::unique(seen.begin(), seen.end()) - seen.begin() > 3);   // or the tokens would say nothing
+    // or the tokens would say nothing
+    CHECK(std::unique(seen.begin(), seen.end()) - seen.begin() > 3);
     CHECK(max(abs(last.cache.lengths - 40)).item() == 0);
 
     auto r = decode.compile(model, ones({}, DType::i32), model.cache(DType::f32));
-    CHECK(r.peak_bytes < 8192);                  // a cache takes 30,720 bytes
+    CHECK(r.peak_bytes < 8192);  // a cache takes 30,720 bytes
     CHECK(r.not_donated.empty());
   }
 }

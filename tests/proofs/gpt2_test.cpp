@@ -1,6 +1,7 @@
-// GPT-2 trained four ways, and all of them at once, against what Haliax computes: logits, loss, gradients, 20 AdamW steps, final
-// weights, greedy tokens. On the cpu backend every case in every way; on the reference backend, which is slow, one case in all
-// ways at once, for a few steps (the golden runner does the plain ones).
+// GPT-2 trained four ways, and all of them at once, against what Haliax computes: logits, loss,
+// gradients, 20 AdamW steps, final weights, greedy tokens. On the cpu backend every case in every
+// way; on the reference backend, which is slow, one case in all ways at once, for a few steps (the
+// golden runner does the plain ones).
 #include <doctest/doctest.h>
 
 #include "golden_runner/gpt2.h"
@@ -8,7 +9,8 @@
 
 namespace {
 
-void passes(const golden::Group& g, const golden::Value& c, const golden::Variant& v, const char* backend) {
+void passes(const golden::Group& g, const golden::Value& c, const golden::Variant& v,
+            const char* backend) {
   CAPTURE(c["id"].as_text());
   CAPTURE(std::string(v.name));
   CAPTURE(std::string(backend));

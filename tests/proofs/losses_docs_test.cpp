@@ -1,4 +1,5 @@
-// The code of docs/losses.md, compiled and run; tests/house_test.py checks that what the page shows stands here.
+// The code of docs/losses.md, compiled and run; tests/house_test.py checks that what the page shows
+// stands here.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,12 +19,12 @@ namespace {
 // Axes by name: every program runs on a few tokens, and is planned for many.
 const AxisSelector Embed("embed"), Vocab("vocab"), Codes("codes"), Pos("position");
 struct Inputs {
-  NamedArray x, other_x;                  // (batch, position, embed)
-  NamedArray head, codes_head, teacher;   // (vocab, embed), (codes, embed), (vocab, embed)
-  NamedArray teacher_x, reference;        // (batch, position, embed), (batch)
+  NamedArray x, other_x;                 // (batch, position, embed)
+  NamedArray head, codes_head, teacher;  // (vocab, embed), (codes, embed), (vocab, embed)
+  NamedArray teacher_x, reference;       // (batch, position, embed), (batch)
 };
 struct Targets {
-  NamedArray ids, other_ids, codes, is_text;   // (batch, position)
+  NamedArray ids, other_ids, codes, is_text;  // (batch, position)
 };
 struct Sizes {
   std::int64_t batch, position, embed, vocab;
@@ -31,18 +32,25 @@ struct Sizes {
 std::pair<Inputs, Targets> make(const Sizes& s, DType d) {
   const Axis Batch("batch", s.batch), Position("position", s.position);
   const Axis E("embed", s.embed), V("vocab", s.vocab), C("codes", s.vocab / 2);
-  auto normal = [=](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes, DType::f64).astype(d); };
-  auto drawn = [&](int seed, std::int64_t below) { return random::randint(random::key(seed), {Batch, Position}, 0, int(below)); };
+  auto normal = [=](int seed, const AxisSpec& axes) {
+    return random::normal(random::key(seed), axes, DType::f64).astype(d);
+  };
+  auto drawn = [&](int seed, std::int64_t below) {
+    return random::randint(random::key(seed), {Batch, Position}, 0, int(below));
+  };
   const AxisSpec hidden{Batch, Position, E};
-  return {{normal(1, hidden), normal(2, hidden), normal(3, {V, E}), normal(4, {C, E}), normal(5, {V, E}), normal(6, hidden),
-           normal(7, Batch)},
+  return {{normal(1, hidden), normal(2, hidden), normal(3, {V, E}), normal(4, {C, E}),
+           normal(5, {V, E}), normal(6, hidden), normal(7, Batch)},
           {drawn(8, V.size), drawn(9, V.size), drawn(10, C.size), drawn(11, 3) > 0}};
 }
-NamedArray losses_by_the_book(const NamedArray& x, const NamedArray& head, const AxisSelector& Ids, const NamedArray& ids) {
+NamedArray losses_by_the_book(const NamedArray& x, const NamedArray& head, const AxisSelector& Ids,
+                              const NamedArray& ids) {
   return nn::cross_entropy_loss(dot(x, head, Embed), Ids, ids, {.reduction = nn::Reduction::none});
 }
 template <class F> auto with_gradients(F f) {
-  return jit([=](const Inputs& in, const Targets& t) { return value_and_grad([=](const Inputs& p) { return f(p, t); })(in); });
+  return jit([=](const Inputs& in, const Targets& t) {
+    return value_and_grad([=](const Inputs& p) { return f(p, t); })(in);
+  });
 }
 
 // The value and the gradients are those of the book, cut as the default budget of 32 MiB says.
@@ -53,14 +61,16 @@ template <class F, class G> void check_values(F f, G by_the_book) {
 }
 // The plan for so many tokens that their logits do not fit the budget.
 constexpr Sizes many{128, 32, 64, 32768};
-template <class F> JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contractions) {
+template <class F>
+JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contractions) {
   const Threads two(2);
   auto shapes = eval_shape([=] { return make(sizes, DType::f32); });
   auto report = with_gradients(f).plan(shapes.first, shapes.second);
   REQUIRE(!report.chunked.empty());
-  CHECK(report.chunked.back().form == form);   // of the innermost
+  CHECK(report.chunked.back().form == form);  // of the innermost
   CAPTURE(report.explain);
-  CHECK(report.chunked[0].why.find(": " + std::to_string(contractions) + " contractions, ") != std::string::npos);
+  CHECK(report.chunked[0].why.find(": " + std::to_string(contractions) + " contractions, ") !=
+        std::string::npos);
   CHECK(report.arena_bytes <= 32 << 20);
   return report;
 }
@@ -71,17 +81,19 @@ std::string page() {
   return text.str();
 }
 
-
 }  // namespace
 
 TEST_CASE("docs/losses.md: a loss") {
   auto program = [](const Inputs& in, const Targets& t) {
     auto &x = in.x, &head = in.head, &ids = t.ids;
-    auto r = nn::linear_cross_entropy(x, head, ids, Embed, Vocab);   // x (batch, position, embed), head (vocab, embed)
-    auto loss = r.loss;                                              // the mean over all tokens
+    // x (batch, position, embed), head (vocab, embed)
+    auto r = nn::linear_cross_entropy(x, head, ids, Embed, Vocab);
+    auto loss = r.loss;  // the mean over all tokens
     return loss;
   };
-  check_values(program, [](const Inputs& in, const Targets& t) { return mean(losses_by_the_book(in.x, in.head, Vocab, t.ids)); });
+  check_values(program, [](const Inputs& in, const Targets& t) {
+    return mean(losses_by_the_book(in.x, in.head, Vocab, t.ids));
+  });
   check_plan(program, many, "sweep", 3);
 }
 
@@ -92,8 +104,10 @@ TEST_CASE("docs/losses.md: two heads") {
   auto program = [](const Inputs& in, const Targets& t) {
     const Model model{in.head, in.codes_head};
     auto &x = in.x, &words = t.ids, &codes = t.codes, &is_text = t.is_text;
-    auto text = nn::linear_cross_entropy(x, model.text_head, words, Embed, Vocab, {.mask = is_text});
-    auto audio = nn::linear_cross_entropy(x, model.audio_head, codes, Embed, Codes, {.mask = ~is_text});
+    auto text =
+        nn::linear_cross_entropy(x, model.text_head, words, Embed, Vocab, {.mask = is_text});
+    auto audio =
+        nn::linear_cross_entropy(x, model.audio_head, codes, Embed, Codes, {.mask = ~is_text});
     auto loss = (text.total + audio.total).mean();
     return loss;
   };
@@ -101,23 +115,27 @@ TEST_CASE("docs/losses.md: two heads") {
     return mean(where(t.is_text, losses_by_the_book(in.x, in.head, Vocab, t.ids),
                       losses_by_the_book(in.x, in.codes_head, Codes, t.codes)));
   });
-  CHECK(check_plan(program, many, "sweep", 3).chunked.size() > 1);   // each has a walk of its own
+  CHECK(check_plan(program, many, "sweep", 3).chunked.size() > 1);  // each has a walk of its own
 }
 
 TEST_CASE("docs/losses.md: distillation") {
   auto program = [](const Inputs& in, const Targets& t) {
-    auto &x = in.x, &head = in.head, &ids = t.ids, &teacher_x = in.teacher_x, &teacher_head = in.teacher;
-    auto r = nn::linear_cross_entropy(x, head, ids, Embed, Vocab,
-                                       {.temperature = 2, .teacher = nn::LinearHead{teacher_x, teacher_head, Embed}});
+    auto &x = in.x, &head = in.head, &ids = t.ids, &teacher_x = in.teacher_x,
+         &teacher_head = in.teacher;
+    auto r = nn::linear_cross_entropy(
+        x, head, ids, Embed, Vocab,
+        {.temperature = 2, .teacher = nn::LinearHead{teacher_x, teacher_head, Embed}});
     auto loss = r.loss + mean(r.kl);
     return loss;
   };
   check_values(program, [](const Inputs& in, const Targets& t) {
     auto logits = dot(in.x, in.head, Embed) / 2.;
-    auto log_p = log_softmax(logits, Vocab), log_t = log_softmax(dot(in.teacher_x, in.teacher, Embed) / 2., Vocab);
-    return nn::cross_entropy_loss(logits, Vocab, t.ids) + mean(sum(exp(log_t) * (log_t - log_p), Vocab));
+    auto log_p = log_softmax(logits, Vocab),
+         log_t = log_softmax(dot(in.teacher_x, in.teacher, Embed) / 2., Vocab);
+    return nn::cross_entropy_loss(logits, Vocab, t.ids) +
+           mean(sum(exp(log_t) * (log_t - log_p), Vocab));
   });
-  check_plan(program, many, "sweep", 6);   // three with each head
+  check_plan(program, many, "sweep", 6);  // three with each head
 }
 
 TEST_CASE("docs/losses.md: DPO") {
@@ -125,13 +143,17 @@ TEST_CASE("docs/losses.md: DPO") {
   auto program = [=](const Inputs& in, const Targets& t) {
     auto &x = in.x, &head = in.head, &ids = t.ids, &reference = in.reference;
     const nn::LinearCrossEntropyOptions o{.outputs = {.log_prob = true}};
-    auto rejected = nn::linear_cross_entropy(in.other_x, head, t.other_ids, Embed, Vocab, o).log_prob;
-    auto chosen = nn::linear_cross_entropy(x, head, ids, Embed, Vocab, {.outputs = {.log_prob = true}}).log_prob;
+    auto rejected =
+        nn::linear_cross_entropy(in.other_x, head, t.other_ids, Embed, Vocab, o).log_prob;
+    auto chosen =
+        nn::linear_cross_entropy(x, head, ids, Embed, Vocab, {.outputs = {.log_prob = true}})
+            .log_prob;
     auto loss = -mean(nn::log_sigmoid(beta * (sum(chosen, Pos) - sum(rejected, Pos) - reference)));
     return loss;
   };
   check_values(program, [=](const Inputs& in, const Targets& t) {
-    auto gain = losses_by_the_book(in.other_x, in.head, Vocab, t.other_ids) - losses_by_the_book(in.x, in.head, Vocab, t.ids);
+    auto gain = losses_by_the_book(in.other_x, in.head, Vocab, t.other_ids) -
+                losses_by_the_book(in.x, in.head, Vocab, t.ids);
     return mean(log1p(exp(beta * (in.reference - sum(gain, Pos)))));
   });
   check_plan(program, many, "sweep", 6);
@@ -146,7 +168,8 @@ TEST_CASE("docs/losses.md: a contrastive loss") {
       auto images = flatten_axes(in.x, {"batch", "position"}, Images);
       auto texts = flatten_axes(in.other_x, {"batch", "position"}, Texts);
       const double scale = 0.3;
-      auto loss = [=](const NamedArray& images, const NamedArray& texts) {   // (images, embed), (texts, embed)
+      // (images, embed), (texts, embed)
+      auto loss = [=](const NamedArray& images, const NamedArray& texts) {
         auto similarity = dot(images, texts, Embed) * scale;
         auto paired = broadcast_axis(arange(Images), Texts) == arange(Texts);
         return mean(logsumexp(similarity, Texts)) + mean(logsumexp(similarity, Images)) -
@@ -164,13 +187,18 @@ TEST_CASE("docs/losses.md: what explain prints and the plans of its table") {
   const auto text = page();
   const Threads two(2);
   struct Head {
-    NamedArray x, w;   // (tokens, embed), (vocab, embed)
+    NamedArray x, w;  // (tokens, embed), (vocab, embed)
   };
-  auto planned = [](std::int64_t tokens, std::int64_t embed, std::int64_t vocab, const nn::LinearCrossEntropyOptions& o) {
+  auto planned = [](std::int64_t tokens, std::int64_t embed, std::int64_t vocab,
+                    const nn::LinearCrossEntropyOptions& o) {
     const Axis Tokens("tokens", tokens), E("embed", embed), V("vocab", vocab);
-    auto shapes = eval_shape([=] { return std::pair{Head{zeros({Tokens, E}), zeros({V, E})}, zeros(Tokens, DType::i32)}; });
+    auto shapes = eval_shape([=] {
+      return std::pair{Head{zeros({Tokens, E}), zeros({V, E})}, zeros(Tokens, DType::i32)};
+    });
     auto step = [=](const Head& h, const NamedArray& ids) {
-      return value_and_grad([=](const Head& p) { return nn::linear_cross_entropy(p.x, p.w, ids, Embed, Vocab, o).loss; })(h);
+      return value_and_grad([=](const Head& p) {
+        return nn::linear_cross_entropy(p.x, p.w, ids, Embed, Vocab, o).loss;
+      })(h);
     };
     return jit(step).plan(shapes.first, shapes.second);
   };
@@ -181,10 +209,12 @@ TEST_CASE("docs/losses.md: what explain prints and the plans of its table") {
   const auto printed = explained({.chunks = {.chunk = 64}}) + explained({});
   CAPTURE(printed);
   // Scratch of matrix products is the machine's.
-  auto without_scratch = [](const std::string& s) { return std::regex_replace(s, std::regex("[0-9.]+ MiB of"), "some MiB of"); };
+  auto without_scratch = [](const std::string& s) {
+    return std::regex_replace(s, std::regex("[0-9.]+ MiB of"), "some MiB of");
+  };
   CHECK(without_scratch(text).find("```\n" + without_scratch(printed) + "```") != text.npos);
 
-  auto large = planned(16384, 256, 153600, {});   // whose logits are 10 GB
+  auto large = planned(16384, 256, 153600, {});  // whose logits are 10 GB
   CHECK(large.argument_bytes + large.peak_bytes < 1 << 29);
 
   const std::map<std::string, std::string> rows{{"as is", "all logits"},
@@ -197,16 +227,22 @@ TEST_CASE("docs/losses.md: what explain prints and the plans of its table") {
                                                 {"chunked by tokens", "by tokens"},
                                                 {"chunked by vocabulary", "by vocabulary"}};
   const chunked_loss::Sizes sizes;
-  auto shapes = eval_shape([&] { return std::pair{chunked_loss::make_parameters(sizes), chunked_loss::make_ids(sizes)}; });
+  auto shapes = eval_shape([&] {
+    return std::pair{chunked_loss::make_parameters(sizes), chunked_loss::make_ids(sizes)};
+  });
   for (auto& way : chunked_loss::methods(sizes)) {
     if (way.name == "chunked by budget") continue;
     CAPTURE(way.name);
-    auto step = [&](const chunked_loss::Parameters& p, const NamedArray& ids) { return value_and_grad(way.loss)(p, ids); };
+    auto step = [&](const chunked_loss::Parameters& p, const NamedArray& ids) {
+      return value_and_grad(way.loss)(p, ids);
+    };
     auto report = jit(step).plan(shapes.first, shapes.second);
     const auto start = "| " + rows.at(way.name) + " | ";
     auto row = text.find(start);
     REQUIRE(row != text.npos);
-    CHECK(std::abs(std::stod(text.substr(row + start.size())) - double(report.peak_bytes) / (1 << 20)) < 2);
-    CHECK(text.substr(row, text.find('\n', row) - row).ends_with(" | " + std::to_string(report.contractions) + " |"));
+    CHECK(std::abs(std::stod(text.substr(row + start.size())) -
+                   double(report.peak_bytes) / (1 << 20)) < 2);
+    CHECK(text.substr(row, text.find('\n', row) - row)
+              .ends_with(" | " + std::to_string(report.contractions) + " |"));
   }
 }

@@ -29,7 +29,8 @@ std::int64_t arena_of(const Leaves& results) {
   return c.program->arena_bytes;
 }
 Parameters parameters() {
-  return {random::normal(random::key(1), {Tokens, Embed}).eval(), random::normal(random::key(2), {Vocab, Embed}).eval()};
+  return {random::normal(random::key(1), {Tokens, Embed}).eval(),
+          random::normal(random::key(2), {Vocab, Embed}).eval()};
 }
 NamedArray targets() { return random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval(); }
 
@@ -41,13 +42,17 @@ TEST_CASE("proof: a chunked loss holds one chunk of logits, forward and backward
   for (std::int64_t chunk : {32, 64, 60}) {
     CAPTURE(chunk);
     auto loss = [=](const Parameters& q) {
-      return mean(nn::chunked_cross_entropy(q.x, q.w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = chunk}}));
+      return mean(nn::chunked_cross_entropy(q.x, q.w, ids, Embed, Vocab, Tokens,
+                                            {.chunks = {.chunk = chunk}}));
     };
     const auto logits = padded(chunk * Vocab.size * 4), losses = padded(Tokens.size * 4);
     CHECK(arena_of({loss(p)}) == logits + losses);
-    CHECK(arena_of(flatten(value_and_grad(loss)(p))) == logits + losses);  // the gradient of the logits lies over them
+    // the gradient of the logits lies over them
+    CHECK(arena_of(flatten(value_and_grad(loss)(p))) == logits + losses);
   }
-  auto whole = [=](const Parameters& q) { return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids); };
+  auto whole = [=](const Parameters& q) {
+    return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids);
+  };
   CHECK(arena_of(flatten(value_and_grad(whole)(p))) >= Tokens.size * Vocab.size * 4);
 }
 
@@ -55,16 +60,19 @@ TEST_CASE("proof: with scratch, still no buffer of tokens x vocab") {
   const auto ids = targets();
   const auto step = jit([=](const Parameters& p) {
     return value_and_grad([=](const Parameters& q) {
-      return mean(nn::chunked_cross_entropy(q.x, q.w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = 32}}));
+      return mean(nn::chunked_cross_entropy(q.x, q.w, ids, Embed, Vocab, Tokens,
+                                            {.chunks = {.chunk = 32}}));
     })(p);
   });
   step(parameters());
   CHECK(step.report().arena_bytes < Tokens.size * Vocab.size * 4 / 2);
 }
 
-TEST_CASE("proof: a loop over layers keeps the weights that a product reads, and no exp is made twice") {
+TEST_CASE(
+    "proof: a loop over layers keeps the weights that a product reads, and no exp is made twice") {
   const Axis Layers("layers", 3), Pos("pos", 16), Size("d", 8);
-  auto x = random::normal(random::key(1), {Pos, Size}).eval(), w = random::normal(random::key(2), {Layers, Size}).eval();
+  auto x = random::normal(random::key(1), {Pos, Size}).eval(),
+       w = random::normal(random::key(2), {Layers, Size}).eval();
   auto attend = [](const NamedArray& x, const NamedArray& w) {
     auto y = x * w, keys = rename(y, "pos", "key");
     return dot(softmax(dot(y, keys, "d"), "key"), keys, "key");
@@ -89,7 +97,9 @@ TEST_CASE("proof: checkpointed loops keep less") {
     auto layer = [=](const NamedArray& c, const NamedArray& l) {
       return rename(tanh(dot(tanh(c) * c, l, "embed")), {{"out", "embed"}});
     };
-    auto loss = [=](const NamedArray& v) { return sum(fold(layer, Layers, {.checkpoint = policy})(x, v)); };
+    auto loss = [=](const NamedArray& v) {
+      return sum(fold(layer, Layers, {.checkpoint = policy})(x, v));
+    };
     planned[i++] = arena_of({grad(loss)(w)});
   }
   const std::int64_t carry = Batch.size * E.size * 4;
@@ -111,12 +121,14 @@ TEST_CASE("proof: donated, AdamW updates in place: nothing is planned but two nu
   const auto step = jit(update, {.donate = {0, 1}}), copying = jit(update);
   const Parameters g{(p.x * 1.).eval(), (p.w * 1.).eval()};
   copying(p, state, g);
-  step(Parameters{(p.x * 2.).eval(), (p.w * 2.).eval()}, tree_map([](const NamedArray& a) { return (a + a).eval(); }, state), g);
+  step(Parameters{(p.x * 2.).eval(), (p.w * 2.).eval()},
+       tree_map([](const NamedArray& a) { return (a + a).eval(); }, state), g);
   CHECK(step.report().not_donated.empty());
   CHECK(step.report().arena_bytes == 2 * 64);  // the two bias corrections
   CHECK(step.report().peak_bytes == 2 * 64);
   const auto weights = (Tokens.size + Vocab.size) * Embed.size * 4;
-  CHECK(copying.report().peak_bytes == 2 * 64 + 3 * weights + 4);  // weights, both moments, the count
+  // weights, both moments, the count
+  CHECK(copying.report().peak_bytes == 2 * 64 + 3 * weights + 4);
 }
 
 TEST_CASE("proof: the process grows by the plan and little else") {
@@ -125,7 +137,8 @@ TEST_CASE("proof: the process grows by the plan and little else") {
   const Axis Batch{"batch", 8}, Words{"vocab", 512};
   auto model = gpt2::Gpt2LMHeadModel::init(Words, config, random::key(0));
   model = tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, model);
-  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Words.size)).eval();
+  const auto ids =
+      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Words.size)).eval();
   const auto optimizer = optim::adamw();
   auto state = optimizer.init(model);
   state = tree_map([](const NamedArray& a) { return a.empty() ? a : (a + a).eval(); }, state);

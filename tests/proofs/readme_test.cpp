@@ -1,4 +1,5 @@
-// The code of README.md, compiled and run; tests/house_test.py checks that what README shows stands here.
+// The code of README.md, compiled and run; tests/house_test.py checks that what README shows stands
+// here.
 #include <doctest/doctest.h>
 
 #include <haliax/haliax.h>
@@ -20,16 +21,19 @@ struct FeedForward {
   NamedArray operator()(const NamedArray& x) const { return x + down(nn::gelu(up(norm(x)))); }
 };
 
-auto loss(const FeedForward& model, const NamedArray& x, const NamedArray& y) { return mean(square(model(x) - y)); }
+auto loss(const FeedForward& model, const NamedArray& x, const NamedArray& y) {
+  return mean(square(model(x) - y));
+}
 
 auto make_step(JitOptions options = {}) {
   auto optimizer = optim::adamw({.learning_rate = 1e-2});
-  auto step = [=](const FeedForward& model, const auto& state, const NamedArray& x, const NamedArray& y) {
+  auto step = [=](const FeedForward& model, const auto& state, const NamedArray& x,
+                  const NamedArray& y) {
     auto [l, grads] = value_and_grad(loss)(model, x, y);
     auto [updates, next] = optimizer.update(grads, state, model);
     return std::tuple(optim::apply_updates(model, updates), next, l);
   };
-  return std::pair(optimizer, named_jit(step, options));   // traced once, compiled once
+  return std::pair(optimizer, named_jit(step, options));  // traced once, compiled once
 }
 
 TEST_CASE("the model of README.md learns, on one device and on a mesh") {
@@ -37,7 +41,8 @@ TEST_CASE("the model of README.md learns, on one device and on a mesh") {
   auto key = random::key(0);
   auto x = random::normal(key, {Batch, Embed}), y = roll(x, 1, Embed);
 
-  // Batches cut along one axis of the mesh, hidden units along the other: the same model, the same step.
+  // Batches cut along one axis of the mesh, hidden units along the other: the same model, the same
+  // step.
   Mesh mesh{{{"data", 2}, {"model", 2}}};
   Mapping mapping{{"batch", "data"}, {"mlp", "model"}};
   std::vector<double> finals;
@@ -63,16 +68,22 @@ TEST_CASE("the model of README.md learns, on one device and on a mesh") {
 TEST_CASE("the short programs of the documents") {
   const Axis Batch("batch", 2), Pos("position", 4), Embed("embed", 3);
   auto w = random::normal(random::key(1), Embed);
-  auto example = [&](const NamedArray& x) { return sum(x * w); };   // x (position, embed) -> a number
+  // x (position, embed) -> a number
+  auto example = [&](const NamedArray& x) { return sum(x * w); };
   auto x = ones({Batch, Pos, Embed});
   CHECK(vmap(example, Batch)(x).axes() == Axes{Batch});
 
-  auto running = scan([](const NamedArray& total, const NamedArray& row) { return std::pair{total + row, total}; }, Pos);
+  auto running = scan(
+      [](const NamedArray& total, const NamedArray& row) {
+        return std::pair{total + row, total};
+      },
+      Pos);
   auto [total, before] = running(zeros({Batch, Embed}), x);
   CHECK(total.floats() == std::vector<float>(6, 4));
   CHECK(to_string(before.axes()) == "(position=4, batch=2, embed=3)");
 
-  auto walked = chunked_reduce(Pos, {.chunk = 3}, [](const NamedArray& part) { return mean(part); })(x);
+  auto walked =
+      chunked_reduce(Pos, {.chunk = 3}, [](const NamedArray& part) { return mean(part); })(x);
   CHECK(walked.item() == 1);
 
   try {

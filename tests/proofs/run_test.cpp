@@ -38,16 +38,17 @@ struct Ready {
 const gpt2::Gpt2Config config{.seq_len = 32, .hidden_dim = 48, .num_layers = 3, .num_heads = 3};
 const Axis Vocab{"vocab", 130}, Batch{"batch", 3};
 
-template <class T>
-T made(const T& tree) {
+template <class T> T made(const T& tree) {
   return tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, tree);
 }
 // One training step with dropout and a chunked loss: everything that has a kernel of its own.
 template <class State, class Optimizer>
-auto train(const gpt2::Gpt2LMHeadModel& m, const State& s, const NamedArray& ids, const Optimizer& optimizer) {
+auto train(const gpt2::Gpt2LMHeadModel& m, const State& s, const NamedArray& ids,
+           const Optimizer& optimizer) {
   auto [loss, g] = value_and_grad([](const gpt2::Gpt2LMHeadModel& q, const NamedArray& i) {
     auto x = q.hidden_states(i, random::key(7), false);
-    return mean(nn::chunked_cross_entropy(x, q.head(), i, "embed", "vocab", "position", {.chunks = {.chunk = 10}}));
+    return mean(nn::chunked_cross_entropy(x, q.head(), i, "embed", "vocab", "position",
+                                          {.chunks = {.chunk = 10}}));
   })(m, ids);
   auto [updates, next] = optimizer.update(g, s, m);
   return std::tuple(loss, optim::apply_updates(m, updates), next);
@@ -58,9 +59,12 @@ auto train(const gpt2::Gpt2LMHeadModel& m, const State& s, const NamedArray& ids
 TEST_CASE("proof: a step without contractions allocates nothing") {
   const Axis A{"a", 300}, B{"b", 70};
   const auto optimizer = optim::adamw();
-  const auto w = random::normal(random::key(1), {A, B}).eval(), x = random::normal(random::key(2), {A, B}).eval();
+  const auto w = random::normal(random::key(1), {A, B}).eval(),
+             x = random::normal(random::key(2), {A, B}).eval();
   const auto state = made(optimizer.init(w));
-  const auto g = grad([=](const NamedArray& v) { return mean(square(softmax(nn::gelu(v * x), B) - standardize(x, B))); })(w);
+  const auto g = grad([=](const NamedArray& v) {
+    return mean(square(softmax(nn::gelu(v * x), B) - standardize(x, B)));
+  })(w);
   const auto [updates, next] = optimizer.update(g, state, w);
   Ready step(flatten(std::pair{optim::apply_updates(w, updates), next}));
   step.run();
@@ -69,7 +73,8 @@ TEST_CASE("proof: a step without contractions allocates nothing") {
 
 TEST_CASE("proof: a GPT-2 training step allocates nothing but what oneDNN allocates itself") {
   const auto model = made(gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0)));
-  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size)).eval();
+  const auto ids =
+      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size)).eval();
   const auto optimizer = optim::adamw();
   Ready step(flatten(train(model, made(optimizer.init(model)), ids, optimizer)));
   step.run();
@@ -86,8 +91,8 @@ TEST_CASE("proof: the same bits for 1, 2 and 4 threads") {
     auto model = made(gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0)));
     auto state = optimizer.init(model);
     const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
-    const auto step = jit(
-        [=](const gpt2::Gpt2LMHeadModel& m, const decltype(state)& s, const NamedArray& i) { return train(m, s, i, optimizer); });
+    const auto step = jit([=](const gpt2::Gpt2LMHeadModel& m, const decltype(state)& s,
+                              const NamedArray& i) { return train(m, s, i, optimizer); });
     NamedArray loss;
     for (int i = 0; i < 3; ++i) std::tie(loss, model, state) = step(model, state, ids);
     std::vector<std::vector<std::byte>> got;

@@ -1,5 +1,6 @@
-// The GPT-2 of examples/gpt2, trained in the ways that a mesh is used: what changes is the mapping alone. Plain, and with all at
-// once that training adds: layers made again in the backward pass, the loss in chunks, gradients summed over microbatches.
+// The GPT-2 of examples/gpt2, trained in the ways that a mesh is used: what changes is the mapping
+// alone. Plain, and with all at once that training adds: layers made again in the backward pass,
+// the loss in chunks, gradients summed over microbatches.
 #include <doctest/doctest.h>
 
 #include "examples/gpt2/model.h"
@@ -22,7 +23,8 @@ struct Way {
   bool regather = true;
 };
 const std::vector<Way>& ways() {
-  const Mesh data{{{"data", 8}}}, model{{{"model", 8}}}, both{{{"data", 2}, {"model", 4}}}, tall{{{"data", 4}, {"model", 2}}};
+  const Mesh data{{{"data", 8}}}, model{{{"model", 8}}}, both{{{"data", 2}, {"model", 4}}},
+      tall{{{"data", 4}, {"model", 2}}};
   const std::vector<std::string> tuple{"data", "model"};
   static const std::vector<Way> all{
       {"data parallel", data, {}, {{"batch", "data"}}},
@@ -33,7 +35,10 @@ const std::vector<Way>& ways() {
        model,
        {{"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}},
        {{"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}}},
-      {"tensor parallel", model, {{"mlp", "model"}, {"heads", "model"}}, {{"mlp", "model"}, {"heads", "model"}}},
+      {"tensor parallel",
+       model,
+       {{"mlp", "model"}, {"heads", "model"}},
+       {{"mlp", "model"}, {"heads", "model"}}},
       {"sequence parallel", model, {{"embed", "model"}}, {{"position", "model"}}},
       {"FSDP over both", tall, {{"embed", tuple}}, {{"batch", tuple}}},
       {"FSDP and tensor parallel",
@@ -49,11 +54,13 @@ struct Extras {
   int microbatches = 1;
 };
 
-NamedArray loss_of(const Model& m, const NamedArray& ids, const Key& key, const Mapping* inside, bool chunked) {
+NamedArray loss_of(const Model& m, const NamedArray& ids, const Key& key, const Mapping* inside,
+                   bool chunked) {
   std::optional<axis_mapping> scope;
   if (inside) scope.emplace(*inside);
   if (!chunked) return nn::next_token_loss("position", "vocab", m(ids, key, false), ids);
-  return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids, "embed", "vocab",
+  return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids,
+                                    "embed", "vocab",
                                     {.walked = "position", .chunks = {.chunk = 3}})
       .loss;
 }
@@ -67,7 +74,8 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
                                 .gradient_checkpointing = ScanCheckpoint(extras.checkpoint)};
   Model model = Model::init(Vocab, config, random::key(0));
   const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
-  const auto optimizer = optim::chain(optim::ClipByGlobalNorm{1.}, optim::ScaleByAdam{}, optim::Scale{-1e-2});
+  const auto optimizer =
+      optim::chain(optim::ClipByGlobalNorm{1.}, optim::ScaleByAdam{}, optim::Scale{-1e-2});
   auto state = optimizer.init(model);
   const Axis Micro("micro", extras.microbatches);
 
@@ -85,7 +93,8 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
         return unflatten(sums, all);
       };
       auto none = Sums(zeros({}), tree_map([](const NamedArray& x) { return zeros_like(x); }, m));
-      std::tie(l, grads) = fold(turn, Micro)(none, unflatten_axis(ids, Batch, {Batch.resize(Batch.size / Micro.size), Micro}));
+      std::tie(l, grads) = fold(turn, Micro)(
+          none, unflatten_axis(ids, Batch, {Batch.resize(Batch.size / Micro.size), Micro}));
     }
     auto [updates, next] = optimizer.update(grads, s, m);
     return std::tuple(l, optim::apply_updates(m, updates), next);
@@ -103,7 +112,8 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
     return out;
   }
   auto at = way->state.value_or(way->parameters);
-  JitOptions options{.mesh = way->mesh, .axis_resources = way->parameters, .regather = way->regather};
+  JitOptions options{
+      .mesh = way->mesh, .axis_resources = way->parameters, .regather = way->regather};
   options.in = Mappings::of_each({way->parameters, at, way->inside, Mapping{}});
   options.out = Mappings::of_each({std::nullopt, way->parameters, at});
   auto f = named_jit(step, options);
@@ -114,7 +124,8 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
 }
 
 void agree(const Extras& extras, std::size_t every = 1) {
-  const auto want = losses(nullptr, {.microbatches = extras.microbatches});  // masks are drawn for each microbatch
+  // masks are drawn for each microbatch
+  const auto want = losses(nullptr, {.microbatches = extras.microbatches});
   for (std::size_t n = 0; n < ways().size(); n += every) {
     auto& way = ways()[n];
     CAPTURE(std::string(way.name));
@@ -129,6 +140,8 @@ void agree(const Extras& extras, std::size_t every = 1) {
 }  // namespace
 
 TEST_CASE("proof: 20 losses of gpt2 are the unsharded ones under every mapping") { agree({}); }
-TEST_CASE("proof: 20 losses of gpt2 are the unsharded ones with checkpoints, the chunked loss and microbatches") {
+TEST_CASE(
+    "proof: 20 losses of gpt2 are the unsharded ones with checkpoints, the chunked loss and "
+    "microbatches") {
   agree({.checkpoint = true, .chunked = true, .microbatches = 2}, 2);
 }

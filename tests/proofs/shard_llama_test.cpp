@@ -1,6 +1,6 @@
-// A Llama on four devices, in all ways that examples/llama compares: its hidden states whole or cut between layers, what is gathered
-// for a layer kept or gathered again, collectives beside the work or not. 100 steps each: elsewhere memory that gathers shared
-// by mistake has shown only then.
+// A Llama on four devices, in all ways that examples/llama compares: its hidden states whole or cut
+// between layers, what is gathered for a layer kept or gathered again, collectives beside the work
+// or not. 100 steps each: elsewhere memory that gathers shared by mistake has shown only then.
 #include <doctest/doctest.h>
 
 #include <regex>
@@ -27,7 +27,7 @@ double difference(const llama::Trained& a, const llama::Trained& b) {
   REQUIRE(a.losses.size() == b.losses.size());
   for (std::size_t i = 0; i < a.losses.size(); ++i) {
     const double d = std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]);
-    worst = d <= worst ? worst : d;              // and NaN stays
+    worst = d <= worst ? worst : d;  // and NaN stays
   }
   return worst;
 }
@@ -43,9 +43,13 @@ std::int64_t kept_by_layers(const JitReport& r, std::int64_t bytes) {
   const auto lines = lines_of(r.program);
   for (auto& line : lines) {
     std::smatch slot;
-    if (!std::regex_search(line, slot, std::regex("^slot (\\d+): " + std::to_string(bytes) + " bytes"))) continue;
+    if (!std::regex_search(line, slot,
+                           std::regex("^slot (\\d+): " + std::to_string(bytes) + " bytes")))
+      continue;
     auto used = [&](const std::string& turn) {
-      return std::any_of(lines.begin(), lines.end(), [&](auto& l) { return l.find("%" + slot[1].str() + "+" + turn) != l.npos; });
+      return std::any_of(lines.begin(), lines.end(), [&](auto& l) {
+        return l.find("%" + slot[1].str() + "+" + turn) != l.npos;
+      });
     };
     n += used("i0*") && used("i1*");
   }
@@ -62,14 +66,17 @@ TEST_CASE("proof: 100 losses of a llama are those of one device in every mode") 
     CHECK(difference(llama::train(on_mesh(small(), mode)), one) <= 1e-5);
   }
 }
-TEST_CASE("proof: gradients of a llama in bf16 are summed in f32, and its losses stay near those of one device") {
+TEST_CASE(
+    "proof: gradients of a llama in bf16 are summed in f32, and its losses stay near those of one "
+    "device") {
   auto run = small();
   run.policy = "p=f32,c=bf16,r=f32";
   const auto one = llama::train(run);
   for (auto& mode : llama::modes()) {
     if (mode.overlap) continue;
     CAPTURE(mode.name);
-    // 1e-2 and 1.5e-2, 2.6e-2 where products go by AMX, which takes their terms in another order; 5e-2 where sums are bf16
+    // 1e-2 and 1.5e-2, 2.6e-2 where products go by AMX, which takes their terms in another order;
+    // 5e-2 where sums are bf16
     CHECK(difference(llama::train(on_mesh(run, mode)), one) <= 3e-2);
     auto narrow = run;
     narrow.policy = "p=f32,c=bf16";
@@ -95,11 +102,11 @@ TEST_CASE("proof: what a llama sends and keeps in each mode") {
       if (c.kind == "all-gather") bytes += c.bytes * c.turns;
     return std::int64_t(bytes);
   };
-  const auto part = stream * 3 / 4;              // of the hidden states, that a device sends to gather them
+  const auto part = stream * 3 / 4;  // of the hidden states, that a device sends to gather them
   CHECK(gathers(plans[0]) == 0);
   CHECK(gathers(plans[2]) == 0);
-  // Two in a layer, one before the head; in the backward pass one for each contraction that ends a layer's half; and, again,
-  // those of the forward pass.
+  // Two in a layer, one before the head; in the backward pass one for each contraction that ends a
+  // layer's half; and, again, those of the forward pass.
   CHECK(gathers(plans[4]) == (6 * layers + 1) * part);
   CHECK(gathers(plans[6]) == (4 * layers + 1) * part);
   CHECK(plans[4].peak_bytes < plans[6].peak_bytes);
@@ -112,7 +119,7 @@ TEST_CASE("proof: memory over time is what is planned, step by step") {
     auto run = small();
     run.config.Layers.size = layers;
     for (auto& mode : llama::modes()) {
-      if (layers > 2 && mode.kept) continue;     // written out
+      if (layers > 2 && mode.kept) continue;  // written out
       CAPTURE(mode.name);
       CAPTURE(layers);
       const auto plan = llama::planned(on_mesh(run, mode));
@@ -127,7 +134,8 @@ TEST_CASE("proof: memory over time is what is planned, step by step") {
     }
   }
 }
-TEST_CASE("proof: gradients of a llama are scattered as they are made, though they lie transposed") {
+TEST_CASE(
+    "proof: gradients of a llama are scattered as they are made, though they lie transposed") {
   auto run = small();
   run.mesh = Mesh{{{"data", 4}}};
   const auto plan = llama::planned(run);
@@ -136,11 +144,13 @@ TEST_CASE("proof: gradients of a llama are scattered as they are made, though th
   for (auto& line : lines) {
     if (line.find("reduce_scatter") == line.npos || line.find(" to %") == line.npos) continue;
     const auto summed = line.substr(0, line.find(" to %"));
-    const std::regex slot("%(\\d+)[^%]*\\[(\\d+ )+1\\]");   // of several dims, of which embed, which is cut, is the last in memory
+    // of several dims, of which embed, which is cut, is the last in memory
+    const std::regex slot("%(\\d+)[^%]*\\[(\\d+ )+1\\]");
     for (std::sregex_iterator s(summed.begin(), summed.end(), slot), end; s != end; ++s, ++seen) {
       const auto name = "%" + (*s)[1].str();
       for (auto& other : lines) {
-        const bool packs = other.find(" copy ") != other.npos && std::regex_search(other, std::regex(" to " + name + "\\b"));
+        const bool packs = other.find(" copy ") != other.npos &&
+                           std::regex_search(other, std::regex(" to " + name + "\\b"));
         CHECK_MESSAGE(!packs, other);
       }
     }

@@ -1,5 +1,5 @@
-// A language model's loss in chunks, on meshes: the loss and the gradients of the embedding and of the head are those of whole
-// logits on one device, tied and untied.
+// A language model's loss in chunks, on meshes: the loss and the gradients of the embedding and of
+// the head are those of whole logits on one device, tied and untied.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,15 +13,19 @@ using namespace haliax;
 
 namespace {
 
-const Axis Batch{"batch", 8}, Pos{"position", 12}, Embed{"embed", 16}, Mlp{"mlp", 24}, Vocab{"vocab", 40}, Odd{"vocab", 37};
+const Axis Batch{"batch", 8}, Pos{"position", 12}, Embed{"embed", 16}, Mlp{"mlp", 24},
+    Vocab{"vocab", 40}, Odd{"vocab", 37};
 
 struct Parameters {
   NamedArray embedding, up, down;
   std::optional<NamedArray> head;  // none: tied
 };
 Parameters drawn(const Axis& Vocab, bool tied) {
-  auto draw = [](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); };
-  Parameters p{draw(1, {Vocab, Embed}) * 0.5, draw(2, {Embed, Mlp}) * 0.25, draw(3, {Mlp, Embed}) * 0.2, {}};
+  auto draw = [](int seed, const AxisSpec& axes) {
+    return random::normal(random::key(seed), axes);
+  };
+  Parameters p{
+      draw(1, {Vocab, Embed}) * 0.5, draw(2, {Embed, Mlp}) * 0.25, draw(3, {Mlp, Embed}) * 0.2, {}};
   if (!tied) p.head = draw(4, {Vocab, Embed}) * 0.3;
   return p;
 }
@@ -44,7 +48,10 @@ const std::vector<Way> ways{
     {"data parallel", data, {}, {{"batch", "data"}}},
     {"FSDP", data, {{"embed", "data"}}, {{"batch", "data"}}},
     {"FSDP by the vocabulary", data, {{"vocab", "data"}, {"mlp", "data"}}, {{"batch", "data"}}},
-    {"tensor parallel", model, {{"mlp", "model"}, {"vocab", "model"}}, {{"mlp", "model"}, {"vocab", "model"}}},
+    {"tensor parallel",
+     model,
+     {{"mlp", "model"}, {"vocab", "model"}},
+     {{"mlp", "model"}, {"vocab", "model"}}},
     {"tensor parallel by the features", model, {{"embed", "model"}}, {{"embed", "model"}}},
     {"sequence parallel", model, {}, {{"position", "model"}}},
     {"sequence parallel, parameters cut", model, {{"embed", "model"}}, {{"position", "model"}}},
@@ -52,7 +59,10 @@ const std::vector<Way> ways{
      both,
      {{"embed", "data"}, {"mlp", "model"}, {"vocab", "model"}},
      {{"batch", "data"}, {"mlp", "model"}, {"vocab", "model"}}},
-    {"FSDP and sequence parallel", both, {{"embed", "data"}}, {{"batch", "data"}, {"position", "model"}}},
+    {"FSDP and sequence parallel",
+     both,
+     {{"embed", "data"}},
+     {{"batch", "data"}, {"position", "model"}}},
 };
 
 void close(const NamedArray& got, const NamedArray& want) {
@@ -75,11 +85,13 @@ TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untie
   for (auto& vocab : {Vocab, Odd})
     for (bool tied : {true, false}) {
       const auto p = drawn(vocab, tied);
-      const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(vocab.size)), next = roll(ids, -1, Pos);
+      const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(vocab.size)),
+                 next = roll(ids, -1, Pos);
       const auto want = flatten(jit(value_and_grad(whole_loss))(p, ids, next));
       int turn = 0;
       for (auto& way : ways) {
-        const Cut cuts[] = {{"position", 5, 0}, {{"batch", "position"}, 16, 0}, {"position", 3, 16}};
+        const Cut cuts[] = {
+            {"position", 5, 0}, {{"batch", "position"}, 16, 0}, {"position", 3, 16}};
         const auto& cut = cuts[std::size_t(turn++ % 3)];
         CAPTURE(std::string(way.name));
         CAPTURE(tied);
@@ -87,8 +99,11 @@ TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untie
         CAPTURE(cut.chunk);
         auto loss = [&](const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
           axis_mapping scope(way.inside);
-          return nn::linear_cross_entropy(hidden(p, ids), p.head ? *p.head : p.embedding, targets, Embed, "vocab",
-                                          {.walked = cut.walked, .chunks = {.chunk = cut.chunk}, .vocab_chunk = cut.vocab_chunk})
+          return nn::linear_cross_entropy(hidden(p, ids), p.head ? *p.head : p.embedding, targets,
+                                          Embed, "vocab",
+                                          {.walked = cut.walked,
+                                           .chunks = {.chunk = cut.chunk},
+                                           .vocab_chunk = cut.vocab_chunk})
               .loss;
         };
         JitOptions options{.mesh = way.mesh, .axis_resources = way.parameters};
@@ -104,7 +119,8 @@ TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untie
 
 TEST_CASE("proof: chunks are cut from each device's own part: no token moves, whatever is walked") {
   const auto p = drawn(Vocab, true);
-  const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)), next = roll(ids, -1, Pos);
+  const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
+             next = roll(ids, -1, Pos);
   for (auto& inside : {Mapping{{"batch", "data"}}, Mapping{{"position", "data"}}}) {
     auto sent = [&](const AxisSelection& walked, std::int64_t chunk) {
       auto loss = [&](const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
@@ -131,12 +147,14 @@ TEST_CASE("proof: chunks are cut from each device's own part: no token moves, wh
 
 TEST_CASE("proof: a mask sends nothing: no token goes to another device to be walked earlier") {
   const auto p = drawn(Vocab, true);
-  const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)), next = roll(ids, -1, Pos);
+  const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
+             next = roll(ids, -1, Pos);
   const auto mask = (random::uniform(random::key(6), {Batch, Pos}) < 0.4).eval();
-  const auto want = flatten(jit(value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& targets) {
-    auto logits = dot(hidden(q, i), q.embedding, Embed);
-    return nn::cross_entropy_loss(logits, "vocab", targets, {.where = mask});
-  }))(p, ids, next));
+  const auto want = flatten(
+      jit(value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& targets) {
+        auto logits = dot(hidden(q, i), q.embedding, Embed);
+        return nn::cross_entropy_loss(logits, "vocab", targets, {.where = mask});
+      }))(p, ids, next));
   for (auto& way : ways)
     for (AxisSelection walked : {AxisSelection("position"), AxisSelection({"batch", "position"})}) {
       CAPTURE(std::string(way.name));
@@ -145,7 +163,8 @@ TEST_CASE("proof: a mask sends nothing: no token goes to another device to be wa
           axis_mapping scope(way.inside);
           nn::LinearCrossEntropyOptions o{.walked = walked, .chunks = {.chunk = 5}};
           if (masked) o.mask = mask;
-          return nn::linear_cross_entropy(hidden(q, i), q.embedding, targets, Embed, "vocab", o).loss;
+          return nn::linear_cross_entropy(hidden(q, i), q.embedding, targets, Embed, "vocab", o)
+              .loss;
         };
         JitOptions options{.mesh = way.mesh, .axis_resources = way.parameters};
         options.in = Mappings::of_each({way.parameters, way.inside, way.inside});
@@ -159,23 +178,29 @@ TEST_CASE("proof: a mask sends nothing: no token goes to another device to be wa
 }
 
 TEST_CASE("proof: a vocabulary that devices share is cut once more only if it must be") {
-  auto shape = [](const AxisSpec& axes, DType d = DType::f32) { return eval_shape([&] { return zeros(axes, d); }); };
+  auto shape = [](const AxisSpec& axes, DType d = DType::f32) {
+    return eval_shape([&] { return zeros(axes, d); });
+  };
   const Axis Many("vocab", 65536), Tokens("tokens", 256), Wide("embed", 256);
   for (bool shared : {false, true}) {
     const Mapping inside = shared ? Mapping{{"vocab", "model"}} : Mapping{};
     auto loss = [&](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
       axis_mapping scope(inside);
-      return nn::linear_cross_entropy(x, head, ids, Wide, Many, {.walked = Tokens, .chunks = {.memory = 4 << 20}}).loss;
+      return nn::linear_cross_entropy(x, head, ids, Wide, Many,
+                                      {.walked = Tokens, .chunks = {.memory = 4 << 20}})
+          .loss;
     };
     auto f = named_jit(value_and_grad(loss), {.mesh = model, .axis_resources = inside});
     const auto r = f.plan(shape({Many, Wide}), shape({Tokens, Wide}), shape(Tokens, DType::i32));
-    bool tiled = std::any_of(r.chunked.begin(), r.chunked.end(), [](auto& c) { return c.axis == "vocab"; });
+    bool tiled =
+        std::any_of(r.chunked.begin(), r.chunked.end(), [](auto& c) { return c.axis == "vocab"; });
     CHECK(r.loops > 0);
     CHECK(tiled == !shared);
   }
 }
 
-TEST_CASE("proof: of targets that each device has whole, no device makes more than meets its logits") {
+TEST_CASE(
+    "proof: of targets that each device has whole, no device makes more than meets its logits") {
   const Axis batch{"batch", 64}, vocab{"vocab", 4096};
   const double logits = 64. * 12 * 4096 * 4 / 8;  // bytes, on one device
   auto picked = [&](const NamedArray& logits, const NamedArray& ids) {
@@ -189,13 +214,16 @@ TEST_CASE("proof: of targets that each device has whole, no device makes more th
   const auto w = eval_shape([&] { return zeros({vocab, Embed}); });
   auto peak = [&](auto loss, const Mapping& mapping) {
     auto step = [=](const NamedArray& w, const NamedArray& x, const NamedArray& ids) {
-      return value_and_grad([&](const NamedArray& w) { return loss(dot(auto_sharded(x), w, Embed), ids); })(w);
+      return value_and_grad(
+          [&](const NamedArray& w) { return loss(dot(auto_sharded(x), w, Embed), ids); })(w);
     };
     const auto in = Mappings::of_each({mapping, Mapping{}, Mapping{}});
-    return double(
-        named_jit(step, {.mesh = Mesh{{{"all", 8}}}, .axis_resources = mapping, .in = in}).plan(w, x, ids).peak_bytes);
+    return double(named_jit(step, {.mesh = Mesh{{{"all", 8}}}, .axis_resources = mapping, .in = in})
+                      .plan(w, x, ids)
+                      .peak_bytes);
   };
   CHECK(peak(hot, {{"batch", "all"}}) < 1.4 * logits);
   CHECK(peak(picked, {{"batch", "all"}}) < 2.4 * logits);  // ones at the targets are an array
-  for (auto& loss : {peak(hot, {{"vocab", "all"}}), peak(picked, {{"vocab", "all"}})}) CHECK(loss < 2.4 * logits);
+  for (auto& loss : {peak(hot, {{"vocab", "all"}}), peak(picked, {{"vocab", "all"}})})
+    CHECK(loss < 2.4 * logits);
 }

@@ -1,4 +1,5 @@
-// Planning for meshes that are not here: a GPT of 32 layers and 6.9 billion parameters on 2048 devices.
+// Planning for meshes that are not here: a GPT of 32 layers and 6.9 billion parameters on 2048
+// devices.
 #include <doctest/doctest.h>
 
 #include "support/gpt2.h"
@@ -13,22 +14,26 @@ TEST_CASE("proof: a training step on 2048 devices is planned in a moment, with l
                            .num_heads = 32,
                            .gradient_checkpointing = ScanCheckpoint(true)},
                           50304, 512);
-  const Mapping parameters{{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}},
+  const Mapping parameters{
+      {"embed", "data"}, {"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}},
       inside{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}};
   auto chunked = [](const testing::Model& m, const NamedArray& ids) {
-    return nn::linear_next_token_loss("position", m.hidden_states(ids), m.head(), ids, "embed", "vocab", {.walked = "position"})
+    return nn::linear_next_token_loss("position", m.hidden_states(ids), m.head(), ids, "embed",
+                                      "vocab", {.walked = "position"})
         .loss;
   };
   JitReport report;
   const auto grown = peak_growth_of([&] {
-    report = testing::plan_training(gpt, Mesh{{{"data", 256}, {"model", 8}}}, parameters, inside, {}, chunked);
+    report = testing::plan_training(gpt, Mesh{{{"data", 256}, {"model", 8}}}, parameters, inside,
+                                    {}, chunked);
   });
   CHECK(report.trace_s + report.compile_s < (sanitized ? 20 : 2));
   CHECK(grown > 0);
   CHECK(grown < std::int64_t(1) << 30);
   CHECK(report.sent_bytes > 0);
 
-  // What a device holds: weights and the two moments, 12 bytes each, cut as far as they are mapped; its rows of ids.
+  // What a device holds: weights and the two moments, 12 bytes each, cut as far as they are mapped;
+  // its rows of ids.
   double bytes = 4;  // the number of the step
   const auto model = eval_shape([&] { return gpt.init(); });
   Walk w = walk_of(model, {.paths = true});
@@ -56,11 +61,13 @@ TEST_CASE("proof: what a rank plans of 4096 devices takes as long as what it pla
   const Mapping parameters{{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
       inside{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}};
   auto seconds = [&](int data, int model) {
-    const auto r = testing::plan_training(gpt, Mesh{{{"data", data}, {"model", model}}}, parameters, inside, {});
+    const auto r = testing::plan_training(gpt, Mesh{{{"data", data}, {"model", model}}}, parameters,
+                                          inside, {});
     return r.trace_s + r.compile_s;
   };
-  double many = 1e9, few = 1e9;                  // in turn: whoever else uses the machine slows both
-  for (int again = 0; again < 3; ++again) few = std::min(few, seconds(4, 2)), many = std::min(many, seconds(512, 8));
+  double many = 1e9, few = 1e9;  // in turn: whoever else uses the machine slows both
+  for (int again = 0; again < 3; ++again)
+    few = std::min(few, seconds(4, 2)), many = std::min(many, seconds(512, 8));
   CHECK(many < (sanitized ? 30 : 3));
   CHECK(many < (sanitized ? 4 : 1.5) * few);
 }

@@ -1,6 +1,6 @@
-// Sharded = unsharded: programs, meshes and mappings drawn at random. Numbers that no sum of floats has touched are the same bit
-// for bit, all others to 1e-6 of the value's scale. A failure prints its seed; HALIAX_SEED=n runs that one alone,
-// and tells what moves.
+// Sharded = unsharded: programs, meshes and mappings drawn at random. Numbers that no sum of floats
+// has touched are the same bit for bit, all others to 1e-6 of the value's scale. A failure prints
+// its seed; HALIAX_SEED=n runs that one alone, and tells what moves.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,13 +25,12 @@ class Dice {
   int below(std::size_t n) { return int(next_() % n); }
   int between(int low, int high) { return low + below(std::size_t(high - low + 1)); }
   bool chance(int percent) { return below(100) < percent; }
-  template <class T>
-  const T& one_of(const std::vector<T>& list) {
+  template <class T> const T& one_of(const std::vector<T>& list) {
     return list[std::size_t(below(list.size()))];
   }
-  template <class T>
-  std::vector<T> shuffled(std::vector<T> list) {
-    for (std::size_t k = list.size(); k > 1; --k) std::swap(list[k - 1], list[std::size_t(below(k))]);
+  template <class T> std::vector<T> shuffled(std::vector<T> list) {
+    for (std::size_t k = list.size(); k > 1; --k)
+      std::swap(list[k - 1], list[std::size_t(below(k))]);
     return list;
   }
 
@@ -41,7 +40,8 @@ class Dice {
 
 struct Value {
   NamedArray x;
-  bool exact;  // no sum of floats below: the same bits however it is cut, so it may decide what is picked
+  // no sum of floats below: the same bits however it is cut, so it may decide what is picked
+  bool exact;
 };
 struct Trace {
   std::string text;  // what was drawn, step by step
@@ -51,7 +51,8 @@ struct Trace {
 // Steps drawn one after the other, each on values that are there.
 class Maker {
  public:
-  Maker(Dice& dice, Trace& trace, std::vector<Value> floats, std::vector<NamedArray> ids, int depth = 0)
+  Maker(Dice& dice, Trace& trace, std::vector<Value> floats, std::vector<NamedArray> ids,
+        int depth = 0)
       : dice(dice), trace(trace), floats(std::move(floats)), ids(std::move(ids)), depth(depth) {}
 
   void run(int steps) {
@@ -80,25 +81,46 @@ class Maker {
   int depth;
 
   static const std::vector<std::pair<const char*, Make>>& kinds() {
-    static const std::vector<std::pair<const char*, Make>> all{
-        {"point", &Maker::point},         {"point", &Maker::point},       {"pair", &Maker::pair},
-        {"pair", &Maker::pair},           {"dot", &Maker::product},       {"dot", &Maker::product},
-        {"reduce", &Maker::reduced},      {"reduce", &Maker::reduced},    {"norm", &Maker::normed},
-        {"running", &Maker::running},     {"order", &Maker::ordered},     {"choice", &Maker::choice},
-        {"pick", &Maker::picked},         {"place", &Maker::placed},      {"turn", &Maker::turned},
-        {"rename", &Maker::renamed},      {"flatten", &Maker::flat},      {"split", &Maker::split},
-        {"join", &Maker::joined},         {"move", &Maker::moved},        {"cut", &Maker::cut},
-        {"mask", &Maker::masked},         {"draw", &Maker::drawn},        {"scan", &Maker::scanned},
-        {"vmap", &Maker::mapped},         {"gradient", &Maker::gradient}, {"constrain", &Maker::pinned},
-        {"count", &Maker::counted},       {"layers", &Maker::layered},    {"loss", &Maker::loss},
-        {"broadcast", &Maker::broadcast}, {"turns", &Maker::each}};
+    static const std::vector<std::pair<const char*, Make>> all{{"point", &Maker::point},
+                                                               {"point", &Maker::point},
+                                                               {"pair", &Maker::pair},
+                                                               {"pair", &Maker::pair},
+                                                               {"dot", &Maker::product},
+                                                               {"dot", &Maker::product},
+                                                               {"reduce", &Maker::reduced},
+                                                               {"reduce", &Maker::reduced},
+                                                               {"norm", &Maker::normed},
+                                                               {"running", &Maker::running},
+                                                               {"order", &Maker::ordered},
+                                                               {"choice", &Maker::choice},
+                                                               {"pick", &Maker::picked},
+                                                               {"place", &Maker::placed},
+                                                               {"turn", &Maker::turned},
+                                                               {"rename", &Maker::renamed},
+                                                               {"flatten", &Maker::flat},
+                                                               {"split", &Maker::split},
+                                                               {"join", &Maker::joined},
+                                                               {"move", &Maker::moved},
+                                                               {"cut", &Maker::cut},
+                                                               {"mask", &Maker::masked},
+                                                               {"draw", &Maker::drawn},
+                                                               {"scan", &Maker::scanned},
+                                                               {"vmap", &Maker::mapped},
+                                                               {"gradient", &Maker::gradient},
+                                                               {"constrain", &Maker::pinned},
+                                                               {"count", &Maker::counted},
+                                                               {"layers", &Maker::layered},
+                                                               {"loss", &Maker::loss},
+                                                               {"broadcast", &Maker::broadcast},
+                                                               {"turns", &Maker::each}};
     return all;
   }
 
   // ---- what a step works on ----
   const Value& any() {  // the newer the likelier
     auto n = floats.size();
-    return dice.chance(60) ? floats[n - 1 - std::size_t(dice.below(std::min<std::size_t>(n, 3)))] : dice.one_of(floats);
+    return dice.chance(60) ? floats[n - 1 - std::size_t(dice.below(std::min<std::size_t>(n, 3)))]
+                           : dice.one_of(floats);
   }
   const Value* exact() {
     std::vector<const Value*> all;
@@ -148,15 +170,24 @@ class Maker {
     auto v = any();
     auto& x = v.x;
     switch (dice.below(v.exact ? 9 : 7)) {
-      case 0: return Value{tanh(x), v.exact};
-      case 1: return Value{nn::gelu(x), v.exact};
-      case 2: return Value{x * 0.5, v.exact};
-      case 3: return Value{-x, v.exact};
-      case 4: return Value{exp(-square(x)), v.exact};
-      case 5: return Value{sin(x) + 0.25, v.exact};
-      case 6: return Value{rsqrt(1. + square(x)), v.exact};
-      case 7: return Value{abs(x), true};
-      default: return Value{x.astype(DType::bf16).astype(DType::f32), true};
+      case 0:
+        return Value{tanh(x), v.exact};
+      case 1:
+        return Value{nn::gelu(x), v.exact};
+      case 2:
+        return Value{x * 0.5, v.exact};
+      case 3:
+        return Value{-x, v.exact};
+      case 4:
+        return Value{exp(-square(x)), v.exact};
+      case 5:
+        return Value{sin(x) + 0.25, v.exact};
+      case 6:
+        return Value{rsqrt(1. + square(x)), v.exact};
+      case 7:
+        return Value{abs(x), true};
+      default:
+        return Value{x.astype(DType::bf16).astype(DType::f32), true};
     }
   }
   Made pair() {
@@ -166,13 +197,20 @@ class Maker {
     auto y = *p;
     bool exact = v.exact && y.exact;
     switch (dice.below(exact ? 7 : 5)) {
-      case 0: return Value{(v.x + y.x) * 0.5, exact};
-      case 1: return Value{(y.x - v.x) * 0.5, exact};
-      case 2: return Value{v.x * tanh(y.x), exact};
-      case 3: return Value{v.x / (1. + square(y.x)), exact};
-      case 4: return Value{v.x + y.x * 0.25, exact};
-      case 5: return Value{maximum(v.x, y.x), true};
-      default: return Value{where(greater(v.x, y.x), v.x, y.x * 0.5), true};
+      case 0:
+        return Value{(v.x + y.x) * 0.5, exact};
+      case 1:
+        return Value{(y.x - v.x) * 0.5, exact};
+      case 2:
+        return Value{v.x * tanh(y.x), exact};
+      case 3:
+        return Value{v.x / (1. + square(y.x)), exact};
+      case 4:
+        return Value{v.x + y.x * 0.25, exact};
+      case 5:
+        return Value{maximum(v.x, y.x), true};
+      default:
+        return Value{where(greater(v.x, y.x), v.x, y.x * 0.5), true};
     }
   }
   Made product() {
@@ -189,11 +227,16 @@ class Maker {
     auto over = some(v.x);
     if (over.empty()) return {};
     switch (dice.below(v.exact ? 9 : 6)) {
-      case 0: return Value{mean(v.x, over), false};
-      case 1: return Value{sum(v.x, over) * (1 / points(over)), false};
-      case 2: return Value{logsumexp(v.x, over), false};
-      case 3: return Value{var(v.x, over), false};
-      case 4: return Value{prod(tanh(v.x), over), false};
+      case 0:
+        return Value{mean(v.x, over), false};
+      case 1:
+        return Value{sum(v.x, over) * (1 / points(over)), false};
+      case 2:
+        return Value{logsumexp(v.x, over), false};
+      case 3:
+        return Value{var(v.x, over), false};
+      case 4:
+        return Value{prod(tanh(v.x), over), false};
       case 5: {
         auto* m = exact();
         if (!m || !fits(v.x, m->x)) return {};
@@ -201,27 +244,37 @@ class Maker {
           if (!v.x.has_axis(a.name)) return {};
         return Value{mean(v.x, over, {.where = greater(m->x, 0.)}), false};
       }
-      case 6: return Value{max(v.x, over), true};
-      case 7: return Value{min(v.x, over), true};
-      default: return Value{any_of(greater(v.x, 1.), over), true};
+      case 6:
+        return Value{max(v.x, over), true};
+      case 7:
+        return Value{min(v.x, over), true};
+      default:
+        return Value{any_of(greater(v.x, 1.), over), true};
     }
   }
-  static NamedArray any_of(const NamedArray& x, const Axes& over) { return haliax::any(x, over).astype(DType::f32); }
+  static NamedArray any_of(const NamedArray& x, const Axes& over) {
+    return haliax::any(x, over).astype(DType::f32);
+  }
   Made normed() {
     auto v = this->any();
     auto over = some(v.x);
     if (over.empty()) return {};
     switch (dice.below(3)) {
-      case 0: return Value{softmax(v.x, over), false};
-      case 1: return Value{log_softmax(v.x, over) * 0.2, false};
-      default: return Value{standardize(v.x, over, 0.3), false};
+      case 0:
+        return Value{softmax(v.x, over), false};
+      case 1:
+        return Value{log_softmax(v.x, over) * 0.2, false};
+      default:
+        return Value{standardize(v.x, over, 0.3), false};
     }
   }
   Made running() {
     auto v = this->any();
     auto a = axis(v.x);
     if (!a) return {};
-    return Value{dice.chance(70) ? cumsum(v.x, *a) * (1 / double(std::max<std::int64_t>(a->size, 1))) : cumprod(tanh(v.x), *a),
+    return Value{dice.chance(70)
+                     ? cumsum(v.x, *a) * (1 / double(std::max<std::int64_t>(a->size, 1)))
+                     : cumprod(tanh(v.x), *a),
                  false};
   }
   Made ordered() {
@@ -250,7 +303,8 @@ class Maker {
     if (i.ndim() == 0) return Value{one_hot(i % 5, Axis("t", 5)), true};
     auto a = *axis(i);
     if (dice.chance(50)) ids.push_back(dice.chance(50) ? sum(i, a) : cumsum(i, a));
-    return Value{ids.back().astype(DType::f32) * 0.02, false};  // a sum that is pending may be scaled term by term
+    // a sum that is pending may be scaled term by term
+    return Value{ids.back().astype(DType::f32) * 0.02, false};
   }
   Made picked() {
     auto v = this->any();
@@ -261,7 +315,8 @@ class Maker {
       if (b.name != a->name && v.x.has_axis(b.name) && v.x.axis_size(b.name) != b.size) return {};
     bool paired = false;  // the index and the array share an axis
     for (auto& b : i.axes()) paired |= v.x.has_axis(b.name);
-    return Value{paired || dice.chance(70) ? take(v.x, *a, i) : index(v.x, {{a->name, i}}), v.exact};
+    return Value{paired || dice.chance(70) ? take(v.x, *a, i) : index(v.x, {{a->name, i}}),
+                 v.exact};
   }
   Made placed() {
     auto v = this->any();
@@ -277,7 +332,11 @@ class Maker {
     auto at = dice.between(0, int(a->size) - n);
     auto part = tanh(slice(v.x, *a, dice.between(0, int(a->size) - n), n));
     if (dice.chance(50)) return Value{at_set(v.x, {{a->name, Slice{at, at + n}}}, part), v.exact};
-    return Value{updated_slice(v.x, {{a->name, arange(Axis("one", 1)).astype(DType::i32).unbind("one")[0] + at}}, part), v.exact};
+    return Value{
+        updated_slice(v.x,
+                      {{a->name, arange(Axis("one", 1)).astype(DType::i32).unbind("one")[0] + at}},
+                      part),
+        v.exact};
   }
   Made turned() {
     auto v = this->any();
@@ -305,7 +364,9 @@ class Maker {
       if (a->size > n && a->size % n == 0) {
         Axis outer(a->name, n), inner(fresh(v.x), a->size / n);
         return Value{
-            unflatten_axis(v.x, *a, dice.chance(50) ? Axes{outer, inner} : Axes{outer.resize(inner.size), inner.resize(n)}),
+            unflatten_axis(v.x, *a,
+                           dice.chance(50) ? Axes{outer, inner}
+                                           : Axes{outer.resize(inner.size), inner.resize(n)}),
             v.exact};
       }
     return {};
@@ -321,7 +382,8 @@ class Maker {
     auto other = v;
     for (auto& p : floats) {
       bool same = p.x.ndim() == v.x.ndim();
-      for (auto& b : p.x.axes()) same &= v.x.has_axis(b.name) && (b.name == a->name || v.x.axis_size(b.name) == b.size);
+      for (auto& b : p.x.axes())
+        same &= v.x.has_axis(b.name) && (b.name == a->name || v.x.axis_size(b.name) == b.size);
       if (same && dice.chance(50)) other = p;
     }
     if (dice.chance(20)) return stack_of(v);
@@ -333,12 +395,18 @@ class Maker {
     auto a = axis(v.x);
     if (!a || a->size == 0) return {};
     switch (dice.below(6)) {
-      case 0: return Value{roll(v.x, dice.between(-3, 3), *a), v.exact};
-      case 1: return Value{pad(v.x, {{a->name, {dice.between(0, 3), dice.between(0, 3)}}}, 0.5), v.exact};
-      case 2: return Value{flip(v.x, *a), v.exact};
-      case 3: return Value{repeat(v.x, *a, 2), v.exact};
-      case 4: return Value{tile(v.x, {{a->name, 2}}), v.exact};
-      default: return Value{roll(v.x, sum(dice.one_of(ids)), *a), v.exact};
+      case 0:
+        return Value{roll(v.x, dice.between(-3, 3), *a), v.exact};
+      case 1:
+        return Value{pad(v.x, {{a->name, {dice.between(0, 3), dice.between(0, 3)}}}, 0.5), v.exact};
+      case 2:
+        return Value{flip(v.x, *a), v.exact};
+      case 3:
+        return Value{repeat(v.x, *a, 2), v.exact};
+      case 4:
+        return Value{tile(v.x, {{a->name, 2}}), v.exact};
+      default:
+        return Value{roll(v.x, sum(dice.one_of(ids)), *a), v.exact};
     }
   }
   Made cut() {
@@ -348,17 +416,22 @@ class Maker {
     auto n = dice.between(1, int(a->size));
     auto from = dice.between(0, int(a->size) - n);
     switch (dice.below(4)) {
-      case 0: return Value{slice(v.x, *a, from, n), v.exact};
-      case 1: return Value{slice(v.x, *a, sum(dice.one_of(ids)) % int(a->size), n), v.exact};
-      case 2: return Value{index(v.x, {{a->name, Slice{from, {}, dice.between(1, 3)}}}), v.exact};
-      default: return Value{unbind(v.x, *a)[std::size_t(from)], v.exact};
+      case 0:
+        return Value{slice(v.x, *a, from, n), v.exact};
+      case 1:
+        return Value{slice(v.x, *a, sum(dice.one_of(ids)) % int(a->size), n), v.exact};
+      case 2:
+        return Value{index(v.x, {{a->name, Slice{from, {}, dice.between(1, 3)}}}), v.exact};
+      default:
+        return Value{unbind(v.x, *a)[std::size_t(from)], v.exact};
     }
   }
   Made masked() {
     auto v = this->any();
     auto a = axis(v.x);
     if (!a) return {};
-    auto at = dice.chance(50) ? arange(*a) : rename(arange(Axis("other", a->size)), "other", a->name);
+    auto at =
+        dice.chance(50) ? arange(*a) : rename(arange(Axis("other", a->size)), "other", a->name);
     return Value{where(less(at, dice.between(0, int(a->size))), v.x, v.x * 0.25), v.exact};
   }
   Made drawn() {
@@ -366,10 +439,15 @@ class Maker {
     auto key = random::fold_in(random::key(dice.below(1000)), dice.below(10));
     auto axes = AxisSpec(dice.shuffled(v.x.axes()));
     switch (dice.below(5)) {
-      case 0: return Value{random::normal(key, axes), true};
-      case 1: return Value{v.x * random::bernoulli(key, axes, 0.7).astype(DType::f32), v.exact};
-      case 2: return Value{v.x * random::uniform(key, axes), v.exact};
-      case 3: ids.push_back(random::randint(key, axes, 0, 9)); return Value{ids.back().astype(DType::f32) * 0.1, true};
+      case 0:
+        return Value{random::normal(key, axes), true};
+      case 1:
+        return Value{v.x * random::bernoulli(key, axes, 0.7).astype(DType::f32), v.exact};
+      case 2:
+        return Value{v.x * random::uniform(key, axes), v.exact};
+      case 3:
+        ids.push_back(random::randint(key, axes, 0, 9));
+        return Value{ids.back().astype(DType::f32) * 0.1, true};
       default: {
         auto a = axis(v.x);
         if (!a) return {};
@@ -405,14 +483,20 @@ class Maker {
     auto other = this->any().x;
     bool joins = fits(v.x, other) && !other.has_axis(a->name);
     for (auto& b : other.axes()) joins &= v.x.has_axis(b.name);
-    auto f = [=](const NamedArray& x) { return joins ? tanh(x) * other : softmax(x * 2., Axes(x.axes())); };
+    auto f = [=](const NamedArray& x) {
+      return joins ? tanh(x) * other : softmax(x * 2., Axes(x.axes()));
+    };
     if (dice.chance(50)) return Value{haliax::map(f, *a)(v.x), false};
     auto start = zeros(AxisSpec(f(at(v.x, *a, 0)).axes()));
     auto position = arange(*a).astype(DType::f32) * 0.1;
-    auto add = [=](const NamedArray& sum, const NamedArray& x, const NamedArray& i) { return sum + f(x) * cos(i); };
+    auto add = [=](const NamedArray& sum, const NamedArray& x, const NamedArray& i) {
+      return sum + f(x) * cos(i);
+    };
     return Value{fold(add, *a)(start, v.x, position) * (1 / double(a->size)), false};
   }
-  const char* policy() { return dice.one_of(std::vector<const char*>{"none", "carries", "nested"}); }
+  const char* policy() {
+    return dice.one_of(std::vector<const char*>{"none", "carries", "nested"});
+  }
   // Layers: weights with an axis of their own, and a residual stream.
   Made layered() {
     auto v = this->any();
@@ -445,7 +529,8 @@ class Maker {
   Made mapped() {
     auto v = this->any();
     auto a = axis(v.x);
-    if (!a || depth > 1 || a->size == 0 || a->name.text() > "layers") return {};  // names that the steps give away
+    // names that the steps give away
+    if (!a || depth > 1 || a->size == 0 || a->name.text() > "layers") return {};
     bool exact = false;
     auto out = vmap(
         [&](const NamedArray& x) {
@@ -464,7 +549,8 @@ class Maker {
       auto made = steps_on(v, x, 2).x;
       return sum(square(made)) * (1 / std::max(1., double(made.size())));
     };
-    auto g = dice.chance(50) ? grad(f)(v.x) : grad([&](const NamedArray& x) { return checkpoint(f)(x); })(v.x);
+    auto g = dice.chance(50) ? grad(f)(v.x)
+                             : grad([&](const NamedArray& x) { return checkpoint(f)(x); })(v.x);
     return Value{g * std::sqrt(double(v.x.size())), false};
   }
   Made pinned() {
@@ -485,7 +571,9 @@ class Maker {
       if (b.name != a->name) tokens.push_back(b);
     auto targets = random::randint(random::key(8), tokens, 0, int(vocab.size));
     auto walked = dice.one_of(tokens);
-    return Value{nn::chunked_cross_entropy(v.x, w, targets, *a, vocab, walked, {.chunks = {.chunk = dice.between(1, 4)}}) * 0.3,
+    return Value{nn::chunked_cross_entropy(v.x, w, targets, *a, vocab, walked,
+                                           {.chunks = {.chunk = dice.between(1, 4)}}) *
+                     0.3,
                  false};
   }
 };
@@ -501,15 +589,17 @@ struct Drawn {
 
   explicit Drawn(unsigned n) : seed(n) {
     Dice dice(seed * 2 + 1);
-    static const std::vector<Mesh> meshes{
-        {{{"x", 2}}},           {{{"x", 3}}},           {{{"x", 4}}}, {{{"x", 2}, {"y", 2}}},
-        {{{"x", 2}, {"y", 3}}}, {{{"x", 4}, {"y", 2}}}, {{{"x", 8}}}, {{{"x", 2}, {"y", 2}, {"z", 2}}}};
+    static const std::vector<Mesh> meshes{{{{"x", 2}}},           {{{"x", 3}}},
+                                          {{{"x", 4}}},           {{{"x", 2}, {"y", 2}}},
+                                          {{{"x", 2}, {"y", 3}}}, {{{"x", 4}, {"y", 2}}},
+                                          {{{"x", 8}}},           {{{"x", 2}, {"y", 2}, {"z", 2}}}};
     mesh = dice.one_of(meshes);
     auto size = [&] { return dice.one_of(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 4, 6, 8, 12}); };
     const Axes all{{"a", size()}, {"b", size()}, {"c", size()}, {"d", size()}};
     auto drawn_mapping = [&] {
       std::vector<Mapping::Entry> m;
-      const Names names{"a", "b", "c", "d", "a", "b", "c", "d", "layers", "hidden", "vocab", "r", "s", "t"};
+      const Names names{"a", "b",      "c",      "d",     "a", "b", "c",
+                        "d", "layers", "hidden", "vocab", "r", "s", "t"};
       for (auto& axis : dice.shuffled(mesh.axes())) {
         if (dice.chance(25)) continue;
         auto name = dice.one_of(names);
@@ -530,9 +620,13 @@ struct Drawn {
       some.resize(std::size_t(dice.between(1, 3)));
       return AxisSpec(some);
     };
-    for (int k = dice.between(1, 2); k > 0; --k) p.push_back(random::normal(random::key(++key), axes()));
-    if (dice.chance(40)) p.push_back(random::normal(random::key(++key), {Axis("layers", 3), all[0], Axis("hidden", 5)}) * 0.3);
-    for (int k = dice.between(1, 2); k > 0; --k) x.push_back(random::normal(random::key(++key), axes()));
+    for (int k = dice.between(1, 2); k > 0; --k)
+      p.push_back(random::normal(random::key(++key), axes()));
+    if (dice.chance(40))
+      p.push_back(
+          random::normal(random::key(++key), {Axis("layers", 3), all[0], Axis("hidden", 5)}) * 0.3);
+    for (int k = dice.between(1, 2); k > 0; --k)
+      x.push_back(random::normal(random::key(++key), axes()));
     ids.push_back(random::randint(random::key(++key), axes(), 0, 12));
     trains = dice.chance(50), steps = dice.between(3, 9);
   }
@@ -572,7 +666,8 @@ struct Drawn {
 
 std::string difference(const NamedArray& got, const NamedArray& want, bool exact) {
   if (got.empty() && want.empty()) return "";
-  if (got.axes() != want.axes()) return haliax::to_string(got.axes()) + ", not " + haliax::to_string(want.axes());
+  if (got.axes() != want.axes())
+    return haliax::to_string(got.axes()) + ", not " + haliax::to_string(want.axes());
   if (exact && got.bytes() == want.bytes()) return "";
   auto a = got.doubles(), b = want.doubles();
   double scale = 1;
@@ -581,8 +676,9 @@ std::string difference(const NamedArray& got, const NamedArray& want, bool exact
   for (std::size_t i = 0; i < a.size(); ++i) {
     bool same = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
     if (!same && (exact || !(std::abs(a[i] - b[i]) <= 1e-6 * scale)))
-      return "position " + std::to_string(i) + " of " + haliax::to_string(want.axes()) + ": " + std::to_string(a[i]) + ", not " +
-             std::to_string(b[i]) + ", a difference of " + std::to_string((a[i] - b[i]) * 1e6) + " millionths";
+      return "position " + std::to_string(i) + " of " + haliax::to_string(want.axes()) + ": " +
+             std::to_string(a[i]) + ", not " + std::to_string(b[i]) + ", a difference of " +
+             std::to_string((a[i] - b[i]) * 1e6) + " millionths";
   }
   return "";
 }
@@ -590,9 +686,8 @@ std::string difference(const NamedArray& got, const NamedArray& want, bool exact
 // Nothing, or how sharded differs from unsharded.
 std::string disagreement(const Drawn& d, bool tells) {
   Trace trace;
-  auto f = [&](const std::vector<NamedArray>& p, const std::vector<NamedArray>& x, const std::vector<NamedArray>& ids) {
-    return d.run(p, x, ids, trace);
-  };
+  auto f = [&](const std::vector<NamedArray>& p, const std::vector<NamedArray>& x,
+               const std::vector<NamedArray>& ids) { return d.run(p, x, ids, trace); };
   std::string about;
   try {
     const std::string backend = d.seed % 8 == 0 ? "reference" : "cpu";
@@ -603,11 +698,12 @@ std::string disagreement(const Drawn& d, bool tells) {
     for (auto& v : d.p) about += ", parameter " + haliax::to_string(v.axes());
     for (auto& v : d.x) about += ", data " + haliax::to_string(v.axes());
     for (auto& v : d.ids) about += ", ids " + haliax::to_string(v.axes());
-    about += "; parameters " + to_string(d.parameters) + " data " + to_string(d.data) + " inside " + to_string(d.inside) +
-             " results " + to_string(d.results);
+    about += "; parameters " + to_string(d.parameters) + " data " + to_string(d.data) + " inside " +
+             to_string(d.inside) + " results " + to_string(d.results);
     if (tells) std::puts(about.c_str());
     JitOptions options{.backend = backend, .mesh = d.mesh, .axis_resources = d.inside};
-    options.in = Mappings::of_each({d.parameters, d.data, d.data}), options.out = Mappings(d.results);
+    options.in = Mappings::of_each({d.parameters, d.data, d.data}),
+    options.out = Mappings(d.results);
     options.regather = d.seed % 2 == 0, options.overlap = d.seed % 3 == 0;
     auto sharded = named_jit(f, options);
     auto got = sharded(d.p, d.x, d.ids);
@@ -615,7 +711,9 @@ std::string disagreement(const Drawn& d, bool tells) {
     for (std::size_t k = 0; k < want.size(); ++k)
       if (auto how = difference(got[k], want[k], exact[k]); !how.empty())
         return "result " + std::to_string(k) + ": " + how + "\n" + about;
-  } catch (const std::exception& e) { return std::string(e.what()) + "\n" + about; }
+  } catch (const std::exception& e) {
+    return std::string(e.what()) + "\n" + about;
+  }
   return "";
 }
 

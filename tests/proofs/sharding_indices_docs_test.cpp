@@ -24,7 +24,8 @@ struct Row {
 // Sent by a device, as a part of x; all lie cut, and so does what comes out.
 double part_of(const Row& r, int devices, bool strict = false) {
   const bool by_ids = !r.y.axes().empty();
-  const Mapping cut = by_ids ? Mapping{{"n", "data"}, {"b", "data"}} : Mapping{{"n", "data"}};   // strict: none that no array has
+  // strict: none that no array has
+  const Mapping cut = by_ids ? Mapping{{"n", "data"}, {"b", "data"}} : Mapping{{"n", "data"}};
   auto in = [&](const A& a) { return a.axes().empty() ? Mapping{} : cut; };
   auto step = named_jit(r.f, {.mesh = Mesh{{{"data", devices}}},
                               .axis_resources = Mapping{},
@@ -37,7 +38,8 @@ A sum_by(const A& y, const A& u) { return sum(square(y) * u); }
 
 std::vector<Row> rows() {
   const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400), Part("n", 400);
-  auto x = zeros({N}), table = zeros({T, M}), ids = zeros({B}, DType::i32), few = zeros({Few}, DType::i32);
+  auto x = zeros({N}), table = zeros({T, M}), ids = zeros({B}, DType::i32),
+       few = zeros({Few}, DType::i32);
   auto rows = zeros({B, M}), some = zeros({Few, M}), part = zeros({Part, M});
   auto pick = [](const A& x, const A& i, const A&) { return take(x, "n", i); };
   auto add = [](const A& x, const A& i, const A& u) { return at_add(x, {{"n", Index(i)}}, u); };
@@ -45,26 +47,46 @@ std::vector<Row> rows() {
       {"`sort`", [](const A& x, const A&, const A&) { return sort(x, "n"); }, x},
       {"`argsort`", [](const A& x, const A&, const A&) { return argsort(x, "n"); }, x},
       {"`roll` by an array", [](const A& x, const A& by, const A&) { return roll(x, by, "n"); }, x},
-      {"`random::permutation`", [](const A& x, const A&, const A&) { return random::permutation(random::key(0), x, "n"); }, x},
+      {"`random::permutation`",
+       [](const A& x, const A&, const A&) { return random::permutation(random::key(0), x, "n"); },
+       x},
       {"`take`", pick, table, ids},
-      {"its gradient alone", [](const A& x, const A& i, const A& u) { return at_add(zeros(x.axes()), {{"n", Index(i)}}, u); }, table, ids,
-       rows},
-      {"`take` and its gradient", [](const A& x, const A& i, const A& u) {
+      {"its gradient alone",
+       [](const A& x, const A& i, const A& u) {
+         return at_add(zeros(x.axes()), {{"n", Index(i)}}, u);
+       },
+       table, ids, rows},
+      {"`take` and its gradient",
+       [](const A& x, const A& i, const A& u) {
          return grad([&](const A& x) { return sum_by(take(x, "n", i), u); })(x);
-       }, table, ids, rows},
+       },
+       table, ids, rows},
       {"`at_add`", add, table, ids, rows},
-      {"`at_set`", [](const A& x, const A& i, const A& u) { return at_set(x, {{"n", Index(i)}}, u); }, table, ids, rows},
+      {"`at_set`",
+       [](const A& x, const A& i, const A& u) {
+         return at_set(x, {{"n", Index(i)}}, u);
+       },
+       table, ids, rows},
       {"`take` by 400 ids", pick, table, few},
       {"`at_add` by 400 ids", add, table, few, some},
-      {"`slice` of 400 from an array", [](const A& x, const A& at, const A&) { return slice(x, "n", at, 400); }, table},
-      {"`updated_slice` of 400 at an array", [](const A& x, const A& at, const A& u) { return updated_slice(x, {{"n", at}}, u); },
+      {"`slice` of 400 from an array",
+       [](const A& x, const A& at, const A&) { return slice(x, "n", at, 400); }, table},
+      {"`updated_slice` of 400 at an array",
+       [](const A& x, const A& at, const A& u) {
+         return updated_slice(x, {{"n", at}}, u);
+       },
        table, zeros({}, DType::i32), part},
-      {"`at_set` of `Slice{5, 405}`", [](const A& x, const A&, const A& u) { return at_set(x, {{"n", Slice{5, 405}}}, u); }, table,
-       zeros({}, DType::i32), part},
+      {"`at_set` of `Slice{5, 405}`",
+       [](const A& x, const A&, const A& u) {
+         return at_set(x, {{"n", Slice{5, 405}}}, u);
+       },
+       table, zeros({}, DType::i32), part},
       {"`top_k`, 100", [](const A& x, const A&, const A&) { return top_k(x, "n", 100).first; }, x},
-      {"`top_k` and its gradient, 100", [](const A& x, const A&, const A&) {
+      {"`top_k` and its gradient, 100",
+       [](const A& x, const A&, const A&) {
          return grad([](const A& x) { return sum(square(top_k(x, "n", 100).first)); })(x);
-       }, x},
+       },
+       x},
   };
 }
 
@@ -74,7 +96,8 @@ TEST_CASE("docs/sharding.md: what is sent along a cut axis") {
   std::ifstream file(golden_dir() + "/../../docs/sharding.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};
   for (auto& r : rows()) {
-    auto line = fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} |", r.what, part_of(r, 2), part_of(r, 3), part_of(r, 4));
+    auto line = fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} |", r.what, part_of(r, 2),
+                            part_of(r, 3), part_of(r, 4));
     CHECK_MESSAGE(page.find(line) != page.npos, line);
   }
 }
@@ -88,7 +111,8 @@ TEST_CASE("docs/sharding.md: what strict refuses along a cut axis") {
     for (int devices : {2, 3, 4}) {
       try {
         auto sent = fmt::format("`take` on 2 is then {:.3f}.", part_of(r, devices, true));
-        if (devices == 2 && std::string(r.what) == "`take`") CHECK_MESSAGE(page.find(sent) != page.npos, sent);
+        if (devices == 2 && std::string(r.what) == "`take`")
+          CHECK_MESSAGE(page.find(sent) != page.npos, sent);
       } catch (const Error& e) {
         const std::string why = e.what();
         CHECK_MESSAGE(why.find("and nobody asked for it") != why.npos, why);

@@ -1,6 +1,6 @@
-// The four training scripts of the introduction to Levanter, as it writes them: data parallel, fully sharded, that with mixed
-// precision, and tensor parallel. A loss of one example, mapped over the batch with a key for each, its compute mapping entered
-// inside.
+// The four training scripts of the introduction to Levanter, as it writes them: data parallel,
+// fully sharded, that with mixed precision, and tensor parallel. A loss of one example, mapped over
+// the batch with a key for each, its compute mapping entered inside.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -24,49 +24,59 @@ sharding::Sizes sizes(double dropout) {
           Axis("vocab", 96),
           Axis("batch", 8)};
 }
-Ran on_mesh(const Layout& layout, double dropout = 0, int steps = 1) { return sharding::run(layout, sizes(dropout), steps); }
+Ran on_mesh(const Layout& layout, double dropout = 0, int steps = 1) {
+  return sharding::run(layout, sizes(dropout), steps);
+}
 
 // The same loss without vmap: of each example, then of all.
-NamedArray loss_at_once(const Layout& layout, const sharding::Model& model, const NamedArray& ids, const Key&) {
+NamedArray loss_at_once(const Layout& layout, const sharding::Model& model, const NamedArray& ids,
+                        const Key&) {
   std::optional<axis_mapping> scope;
   if (layout.compute) scope.emplace(*layout.compute);
   auto Pos = ids.resolve_axis("position");
   auto y = layout.policy.cast_to_output(layout.policy.cast_to_compute(model)(ids, {}, false));
-  auto losses =
-      nn::cross_entropy_loss(y, "vocab", roll(ids, -1, Pos), {.reduction_axis = Pos, .where = arange(Pos) < Pos.size - 1});
+  auto losses = nn::cross_entropy_loss(
+      y, "vocab", roll(ids, -1, Pos), {.reduction_axis = Pos, .where = arange(Pos) < Pos.size - 1});
   return mean(losses, "batch");
 }
-std::int64_t local_bytes(const Ran& r, const Layout& layout) {  // of the parameters, on one device
+// of the parameters, on one device
+std::int64_t local_bytes(const Ran& r, const Layout& layout) {
   std::int64_t n = 0;
   use_mesh mesh(*layout.mesh);
   for (auto& leaf : flatten(r.model)) {
     std::int64_t mine = leaf.nbytes();
-    for (auto& a : leaf.axes()) mine /= physical_axis_size(a, layout.params.value_or(Mapping{})).value_or(1);
+    for (auto& a : leaf.axes())
+      mine /= physical_axis_size(a, layout.params.value_or(Mapping{})).value_or(1);
     n += mine;
   }
   return n;
 }
 
 // The same with the head inside the loss, in chunks of positions: no logits are held.
-NamedArray chunked_loss(const Layout& layout, const sharding::Model& model, const NamedArray& input_ids, const Key& keys) {
+NamedArray chunked_loss(const Layout& layout, const sharding::Model& model,
+                        const NamedArray& input_ids, const Key& keys) {
   auto one = [&](const sharding::Model& given, const NamedArray& ids, const Key& key) {
     std::optional<axis_mapping> scope;
     if (layout.compute) scope.emplace(*layout.compute);
     auto m = layout.policy.cast_to_compute(given);
-    return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids, "embed", "vocab",
+    return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids,
+                                      "embed", "vocab",
                                       {.chunks = {.chunk = 5}, .logit_dtype = layout.policy.output})
         .loss;
   };
   return mean(vmap(one, "batch")(model, input_ids, keys), "batch");
 }
 // The mean over two microbatches, one after the other.
-NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model, const NamedArray& input_ids, const Key& keys) {
+NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model,
+                            const NamedArray& input_ids, const Key& keys) {
   const Axis Micro("micro", 2), Part("batch", input_ids.axis_size("batch") / 2);
   auto split = [&](const NamedArray& x) { return unflatten_axis(x, "batch", {Part, Micro}); };
   auto turn = [&](const NamedArray& sum, const NamedArray& ids, const NamedArray& words) {
     return sum + sharding::train_batch_loss(layout, model, ids, random::key(words));
   };
-  return fold(turn, Micro, {.checkpoint = "carries"})(NamedArray(0.), split(input_ids), split(keys.words)) / 2.;
+  return fold(turn, Micro, {.checkpoint = "carries"})(NamedArray(0.), split(input_ids),
+                                                      split(keys.words)) /
+         2.;
 }
 
 struct Checked {
@@ -82,7 +92,8 @@ Checked check(const Layout& layout, double tolerance) {
   CHECK(sharded.losses.back() < sharded.losses.front());
   CHECK(sharded.step.traces == 1);
 
-  // Each device holds and makes its part of parameters and optimiser alone, and nobody sends any of it.
+  // Each device holds and makes its part of parameters and optimiser alone, and nobody sends any of
+  // it.
   const auto mine = local_bytes(sharded, layout);
   CHECK(sharded.init.sent_bytes == 0);
   CHECK(sharded.state.sent_bytes == 0);
@@ -114,22 +125,27 @@ TEST_CASE("overview: data parallel, fully sharded, and that with mixed precision
 
   const auto mixed = check(sharding::mixed_precision(), 1e-2);
   CHECK(mixed.mine == fsdp.mine);
-  CHECK(mixed.ran.step.sent_bytes < 0.51 * fsdp.ran.step.sent_bytes);  // half as wide, but for the loss
+  // half as wide, but for the loss
+  CHECK(mixed.ran.step.sent_bytes < 0.51 * fsdp.ran.step.sent_bytes);
 }
 TEST_CASE("overview: tensor parallel") {
   const auto tp = check(sharding::tensor_parallel(2), 1e-5);
   CHECK(tp.ran.init.peak_bytes < on_mesh(sharding::data_parallel()).init.peak_bytes / 4);
 }
-TEST_CASE("overview: layers made again, the loss in chunks, microbatches: the losses of one device") {
+TEST_CASE(
+    "overview: layers made again, the loss in chunks, microbatches: the losses of one device") {
   auto small = sizes(0.1);
-  auto losses = [&](const Layout& layout, sharding::BatchLoss loss) { return sharding::run(layout, small, 2, loss).losses; };
+  auto losses = [&](const Layout& layout, sharding::BatchLoss loss) {
+    return sharding::run(layout, small, 2, loss).losses;
+  };
   auto agree = [&](sharding::BatchLoss loss, const std::vector<Layout>& layouts) {
     const auto want = losses(sharding::one_device(), loss);
     for (auto& layout : layouts) {
       CAPTURE(layout.name);
       const auto got = losses(layout, loss);
       for (std::size_t i = 0; i < want.size(); ++i)
-        CHECK(got[i] == doctest::Approx(want[i]).epsilon(layout.name == "mixed precision" ? 1e-2 : 1e-5));
+        CHECK(got[i] ==
+              doctest::Approx(want[i]).epsilon(layout.name == "mixed precision" ? 1e-2 : 1e-5));
     }
   };
   agree(chunked_loss, {sharding::fully_sharded(), sharding::tensor_parallel(2)});

@@ -34,7 +34,9 @@ Layer layer() {
 auto step_on(const Mesh& mesh, Mapping parameters, Mapping inside) {
   auto step = [inside](const Layer& w, const NamedArray& x) {
     axis_mapping scope(inside);
-    auto loss = [&](const Layer& w) { return mean(square(dot({tanh(dot({auto_sharded(x), w.up}, Embed)), w.down}, Mlp))); };
+    auto loss = [&](const Layer& w) {
+      return mean(square(dot({tanh(dot({auto_sharded(x), w.up}, Embed)), w.down}, Mlp)));
+    };
     auto [value, g] = value_and_grad(loss)(w);
     return std::pair(value, Layer{w.up - 0.1 * g.up, w.down - 0.1 * g.down});
   };
@@ -44,7 +46,8 @@ auto step_on(const Mesh& mesh, Mapping parameters, Mapping inside) {
 // Losses and bytes are those of the same mesh as threads; what is sent is what was planned.
 int traffic() {
   const int n = devices();
-  const Mesh mesh = n % 2 ? Mesh{{{"data", n}, {"model", 1}}} : Mesh{{{"data", n / 2}, {"model", 2}}};
+  const Mesh mesh =
+      n % 2 ? Mesh{{{"data", n}, {"model", 1}}} : Mesh{{{"data", n / 2}, {"model", 2}}};
   const std::pair<Mapping, Mapping> layouts[] = {
       {{}, {{"batch", "data"}}},
       {{{"embed", "data"}}, {{"batch", "data"}}},
@@ -65,7 +68,7 @@ int traffic() {
         w = std::move(next);
         losses.push_back(loss.item());
       }
-      const auto all = w.up.doubles();           // and the last step has ended
+      const auto all = w.up.doubles();  // and the last step has ended
       sent += double(cuda::asked().sent - cards_before) / 5;
       losses.insert(losses.end(), all.begin(), all.end());
       report = step.report();
@@ -81,18 +84,23 @@ int traffic() {
     }();
     set_devices(n / rank_count());
     auto tell = [&](bool good, const char* what) {
-      if (!good) fmt::print("rank {}: parameters {}, inside {}: {}\n", this_rank(), parameters, inside, what), ++wrong;
+      if (!good)
+        fmt::print("rank {}: parameters {}, inside {}: {}\n", this_rank(), parameters, inside,
+                   what),
+            ++wrong;
     };
     tell(mine == theirs, "not the bits of threads");
-    tell(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes, "other planned bytes");
+    tell(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes,
+         "other planned bytes");
     // All that left a rank, of one device each; the plan says what a device sends on average.
     Axis Rank{"rank", rank_count()};
     auto total = named_jit([=](const NamedArray& x) { return sum(x, Rank); },
                            {.mesh = mesh, .axis_resources = Mapping{{"rank", {"data", "model"}}}});
     std::vector<float> own(std::size_t(rank_count()), 0.f);
     own[std::size_t(this_rank())] = float(sent);
-    const auto all = total(array(own, {Rank})).item();   // each rank's device holds its own number
-    if (n == rank_count()) tell(std::abs(all - here.sent_bytes * n) <= 8. * n, "what was sent is not what was planned");
+    const auto all = total(array(own, {Rank})).item();  // each rank's device holds its own number
+    if (n == rank_count())
+      tell(std::abs(all - here.sent_bytes * n) <= 8. * n, "what was sent is not what was planned");
   }
   fmt::print("rank {}: {} wrong\n", this_rank(), wrong);
   return wrong ? 1 : 0;
@@ -104,14 +112,22 @@ int memory() {
   const Mesh mesh{{{"data", devices()}}};
   const Mapping parameters{{"in", "data"}}, inside{{"rows", "data"}};
   const JitOptions on_mesh{.mesh = mesh, .axis_resources = parameters};
-  auto init = named_jit([=](const Key& key) { return Layer{random::normal(key, {In, Hidden}), random::normal(key, {Hidden, In})}; }, on_mesh);
-  auto step = named_jit([=](const Layer& w, const Key& key) {
-    axis_mapping scope(inside);
-    const auto x = random::normal(key, {Rows, In});
-    auto loss = [&](const Layer& w) { return mean(square(dot({tanh(dot({x, w.up}, In)), w.down}, Hidden))); };
-    auto [value, g] = value_and_grad(loss)(w);
-    return std::pair(value, Layer{w.up - 0.1 * g.up, w.down - 0.1 * g.down});
-  }, {.donate = {0}, .mesh = mesh, .axis_resources = parameters});
+  auto init = named_jit(
+      [=](const Key& key) {
+        return Layer{random::normal(key, {In, Hidden}), random::normal(key, {Hidden, In})};
+      },
+      on_mesh);
+  auto step = named_jit(
+      [=](const Layer& w, const Key& key) {
+        axis_mapping scope(inside);
+        const auto x = random::normal(key, {Rows, In});
+        auto loss = [&](const Layer& w) {
+          return mean(square(dot({tanh(dot({x, w.up}, In)), w.down}, Hidden)));
+        };
+        auto [value, g] = value_and_grad(loss)(w);
+        return std::pair(value, Layer{w.up - 0.1 * g.up, w.down - 0.1 * g.down});
+      },
+      {.donate = {0}, .mesh = mesh, .axis_resources = parameters});
   auto w = init(random::key(1));
   for (int i = 0; i < 3; ++i) {
     auto [loss, next] = step(w, random::key(std::uint64_t(i)));
@@ -124,7 +140,8 @@ int memory() {
   while (std::getline(status, line))
     if (line.starts_with("VmHWM:")) most = std::atof(line.c_str() + 6) / 1024;
   const auto report = step.report();
-  fmt::print("rank {}: planned {:.1f} MiB, held {:.1f} MiB\n", this_rank(), double(report.argument_bytes + report.peak_bytes) / (1 << 20), most);
+  fmt::print("rank {}: planned {:.1f} MiB, held {:.1f} MiB\n", this_rank(),
+             double(report.argument_bytes + report.peak_bytes) / (1 << 20), most);
   return 0;
 }
 
@@ -135,32 +152,43 @@ int arrays() {
   const auto positions = arange(Axis{"batch", 2 * devices() + 1});
   const auto [y, total] = named_jit([](const NamedArray& x) { return std::pair(x * 2, sum(x)); },
                                     {.axis_resources = Mapping{{"batch", "data"}}})(positions);
-  if (this_rank() == 0) fmt::print("total {}\n", total.item());   // each has all of it
+  if (this_rank() == 0) fmt::print("total {}\n", total.item());  // each has all of it
   auto& x = y;
   // docs/clusters.md shows this.
-  for (auto& shard : local_shards(x))   // without a word to other ranks
-    fmt::print("device {} of rank {}: {} from {}\n", shard.device, this_rank(), shard.value.axes(), shard.start);
+  for (auto& shard : local_shards(x))  // without a word to other ranks
+    fmt::print("device {} of rank {}: {} from {}\n", shard.device, this_rank(), shard.value.axes(),
+               shard.start);
   if (!on_any_rank(this_rank() == rank_count() - 1) || on_any_rank(false)) return 1;
   const auto all = y.integers();
-  fmt::print("rank {}: {} of {} right\n", this_rank(), std::count_if(all.begin(), all.end(), [&, k = 0](auto v) mutable { return v == 2 * k++; }), all.size());
+  fmt::print(
+      "rank {}: {} of {} right\n", this_rank(),
+      std::count_if(all.begin(), all.end(), [&, k = 0](auto v) mutable { return v == 2 * k++; }),
+      all.size());
   return 0;
 }
 
-// Two folders are written side by side, and read meanwhile: what ranks say about one is not taken for what they say about another.
+// Two folders are written side by side, and read meanwhile: what ranks say about one is not taken
+// for what they say about another.
 int folders(const std::string& in) {
   const Mesh mesh{{{"data", -1}}};
   use_mesh on(mesh);
   const JitOptions by_batch{.axis_resources = Mapping{{"batch", "data"}}};
-  auto x = named_jit([](const Key& k) { return random::normal(k, {Batch, Axis{"embed", 1 << 14}}); }, by_batch)(random::key(1));
+  auto x = named_jit(
+      [](const Key& k) {
+        return random::normal(k, {Batch, Axis{"embed", 1 << 14}});
+      },
+      by_batch)(random::key(1));
   const auto next = named_jit([](const NamedArray& x) { return x * 1.5; }, by_batch);
   Checkpoints last(in + "/last"), best(in + "/best");
   for (int step = 1; step <= 12; ++step) {
     last.save(step, x), best.save(step, x);
-    if (step % 4 == 0 && latest_checkpoint(in + "/last", x)->step < step - 1) throw Error("[test] an old one");
+    if (step % 4 == 0 && latest_checkpoint(in + "/last", x)->step < step - 1)
+      throw Error("[test] an old one");
     x = next(x);
   }
   last.wait(), best.wait();
-  fmt::print("rank {}: {} and {} are there\n", this_rank(), checkpoint_steps(in + "/last"), checkpoint_steps(in + "/best"));
+  fmt::print("rank {}: {} and {} are there\n", this_rank(), checkpoint_steps(in + "/last"),
+             checkpoint_steps(in + "/best"));
   return 0;
 }
 
@@ -172,7 +200,7 @@ int fault(const std::string& how) {
   auto step = named_jit([](const NamedArray& x) { return std::pair(sum(x), x * 2.); });
   for (int i = 0; i < 6; ++i) {
     auto [s, y] = step(x);
-    (void)s.item();                              // cards may be behind
+    (void)s.item();  // cards may be behind
     if (i == 3 && this_rank() == 1) {
       if (how == "killed") kill(getpid(), SIGKILL);
       if (how == "stopped") kill(getpid(), SIGSTOP);
@@ -180,7 +208,8 @@ int fault(const std::string& how) {
       if (how == "raises") throw Error("[data] the disk is full");
       if (how == "ends") return 0;
       if (how == "reads") (void)y.floats();
-      if (how == "opens") Checkpoints alone(std::filesystem::temp_directory_path() / "haliax-ranks-test");
+      if (how == "opens")
+        Checkpoints alone(std::filesystem::temp_directory_path() / "haliax-ranks-test");
       if (how == "calls") (void)named_jit([](const NamedArray& x) { return x * sum(x); })(x);
     }
     x = y;
@@ -188,10 +217,12 @@ int fault(const std::string& how) {
   fmt::print("rank {}: nothing went wrong\n", this_rank());
   return 0;
 }
-// Where a rank sees no more cards than there are for each, they are its own, or others see the same.
+// Where a rank sees no more cards than there are for each, they are its own, or others see the
+// same.
 int cards(const std::string& whose) {
   const int each = devices() / rank_count();
-  cuda::set_simulated_cards(whose == "few" ? 2 * each - 1 : each, whose == "own" ? this_rank() * each : 0);
+  cuda::set_simulated_cards(whose == "few" ? 2 * each - 1 : each,
+                            whose == "own" ? this_rank() * each : 0);
   return fault("");
 }
 int differs(const std::string& what) {
@@ -199,11 +230,15 @@ int differs(const std::string& what) {
   if (what == "environment" && other) ::setenv("HALIAX_SCORES", "1000", 1);
   const int n = devices();
   const Mesh mesh = what == "mesh" && other ? Mesh{{{"model", n}}} : Mesh{{{"data", n}}};
-  const Mapping mapping = what == "mapping" && other ? Mapping{{"embed", mesh.axes()[0].first.c_str()}} : Mapping{{"batch", mesh.axes()[0].first.c_str()}};
-  const auto x = random::normal(random::key(1), {Batch, Embed}, what == "dtype" && other ? DType::bf16 : DType::f32);
+  const Mapping mapping = what == "mapping" && other
+                              ? Mapping{{"embed", mesh.axes()[0].first.c_str()}}
+                              : Mapping{{"batch", mesh.axes()[0].first.c_str()}};
+  const auto x = random::normal(random::key(1), {Batch, Embed},
+                                what == "dtype" && other ? DType::bf16 : DType::f32);
   const double factor = what == "program" && other ? 3 : 2;
-  (void)named_jit([=](const NamedArray& x) { return factor > 2 ? sum(x * x, Batch) : sum(x * factor, Batch); },
-                  {.mesh = mesh, .axis_resources = mapping})(x);
+  (void)named_jit(
+      [=](const NamedArray& x) { return factor > 2 ? sum(x * x, Batch) : sum(x * factor, Batch); },
+      {.mesh = mesh, .axis_resources = mapping})(x);
   return 0;
 }
 
@@ -219,9 +254,12 @@ int main(int argc, char** argv) {
     if (what == "fault") return fault(how);
     if (what == "cards") return cards(how);
     if (what == "differs") return differs(how);
-    throw Error("[test] ranks traffic|arrays|memory|folders IN|fault HOW|cards own|same|few|differs WHAT");
+    throw Error(
+        "[test] ranks traffic|arrays|memory|folders IN|fault HOW|cards own|same|few|differs WHAT");
   } catch (const std::exception& e) {
-    std::printf("rank %s: %s\n", std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0", e.what());
+    std::printf("rank %s: %s\n",
+                std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0",
+                e.what());
     std::fflush(stdout);
     return 1;
   }

@@ -1,4 +1,5 @@
-// What goes wrong with the files of checkpoints, in each way: the last whole one loads, and nobody loads half a state.
+// What goes wrong with the files of checkpoints, in each way: the last whole one loads, and nobody
+// loads half a state.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -27,7 +28,8 @@ using namespace haliax;
 using namespace haliax::testing;
 namespace fs = std::filesystem;
 
-// ---- disks that are full, and processes that are killed: this program's write, fsync, mkdir and rename ----
+// ---- disks that are full, and processes that are killed: this program's write, fsync, mkdir and
+// rename ----
 namespace {
 
 struct DiskFault {
@@ -42,7 +44,9 @@ std::atomic<long> disk_calls{0};
 DiskFault* fault_now() {
   ++disk_calls;
   auto* f = of_this_thread ? of_this_thread : of_all.load();
-  return f && f->kind != DiskFault::none && __atomic_sub_fetch(&f->calls, 1, __ATOMIC_RELAXED) < 0 ? f : nullptr;
+  return f && f->kind != DiskFault::none && __atomic_sub_fetch(&f->calls, 1, __ATOMIC_RELAXED) < 0
+             ? f
+             : nullptr;
 }
 int failed(const DiskFault& f) {
   if (f.kind == DiskFault::killed) kill(getpid(), SIGKILL);
@@ -73,7 +77,9 @@ int mkdir(const char* path, mode_t mode) noexcept {
 }
 int unlinkat(int folder, const char* path, int flags) noexcept {
   auto* f = fault_now();
-  return f && f->kind == DiskFault::killed ? failed(*f) : int(syscall(SYS_unlinkat, folder, path, flags));  // a full disk lets go
+  // a full disk lets go
+  return f && f->kind == DiskFault::killed ? failed(*f)
+                                           : int(syscall(SYS_unlinkat, folder, path, flags));
 }
 }
 
@@ -83,11 +89,12 @@ std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }
-void spill(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes; }
+void spill(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
 
 // What latest_checkpoint warns of, on stderr.
-template <class F>
-std::string warnings_of(const F& f) {
+template <class F> std::string warnings_of(const F& f) {
   std::fflush(stderr);
   Folder folder(memory_folder());
   auto path = folder / "stderr";
@@ -116,10 +123,12 @@ struct TwoSaved {
     bytes[1] = bytes_of_all(second);
     saves.wait();
   }
-  // The second is refused, for this reason; the first is what is loaded instead, with a warning that names the other.
+  // The second is refused, for this reason; the first is what is loaded instead, with a warning
+  // that names the other.
   void check_second_is_refused(const char* reason) {
     auto like = second;
-    raises([&] { load_checkpoint(run, 2, like); }, {"[load_checkpoint]", "step-00000002 is damaged", reason});
+    raises([&] { load_checkpoint(run, 2, like); },
+           {"[load_checkpoint]", "step-00000002 is damaged", reason});
     auto warned = warnings_of([&] {
       auto got = latest_checkpoint(run, like);
       REQUIRE(got.has_value());
@@ -144,9 +153,11 @@ struct TwoSaved {
 
 }  // namespace
 
-TEST_CASE("files of checkpoints: one is missing, is cut short or has too much, was swapped, or is none") {
+TEST_CASE(
+    "files of checkpoints: one is missing, is cut short or has too much, was swapped, or is none") {
   TwoSaved saved;
-  const auto state = saved.step(2) / "state.safetensors", manifest = saved.step(2) / "manifest.json";
+  const auto state = saved.step(2) / "state.safetensors",
+             manifest = saved.step(2) / "manifest.json";
   const auto good_state = slurp(state), good_manifest = slurp(manifest);
   const auto restore = [&] { spill(state, good_state), spill(manifest, good_manifest); };
   fs::remove(state);
@@ -155,16 +166,19 @@ TEST_CASE("files of checkpoints: one is missing, is cut short or has too much, w
   fs::remove(manifest);
   saved.check_second_is_refused("there is no manifest.json");
   for (auto [path, good] : {std::pair(state, good_state), std::pair(manifest, good_manifest)})
-    for (std::size_t size : {std::size_t(0), std::size_t(1), good.size() / 2, good.size() - 1, good.size() + 1}) {
+    for (std::size_t size :
+         {std::size_t(0), std::size_t(1), good.size() / 2, good.size() - 1, good.size() + 1}) {
       CAPTURE(size);
       restore();
       spill(path, size > good.size() ? good + "x" : good.substr(0, size));
-      saved.check_second_is_refused(path == state ? "bytes, and " : "manifest.json is not as it was written");
+      saved.check_second_is_refused(path == state ? "bytes, and "
+                                                  : "manifest.json is not as it was written");
     }
   restore();
   spill(state, slurp(saved.step(1) / "state.safetensors"));
-  saved.check_second_is_refused("header is not as it was written (checksum)");  // which says the step
-  auto data = good_state;                                                       // the same header, data of the other
+  // which says the step
+  saved.check_second_is_refused("header is not as it was written (checksum)");
+  auto data = good_state;  // the same header, data of the other
   auto other = slurp(saved.step(1) / "state.safetensors");
   std::copy(other.end() - 200, other.end(), data.end() - 200);
   restore();
@@ -203,7 +217,8 @@ TEST_CASE("files of checkpoints: any bit that is flipped is found") {
   CHECK(saved.loads() == 2);
 }
 
-TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no trace, and goes away") {
+TEST_CASE(
+    "files of checkpoints: a full disk raises at the next save, leaves no trace, and goes away") {
   TwoSaved saved;
   auto third = saved.second;
   trained(third, step_on(layouts()[0]), 1);
@@ -212,7 +227,8 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
   const long calls = disk_calls;
   CHECK(calls > 5);
   fs::remove_all(saved.step(3));
-  for (long n = 0; n + 1 < calls; ++n) {  // the last call makes the name last: what fails then has been saved
+  // the last call makes the name last: what fails then has been saved
+  for (long n = 0; n + 1 < calls; ++n) {
     CAPTURE(n);
     Checkpoints saves(saved.run, {.keep = 0});
     DiskFault full{DiskFault::full, n, 100};
@@ -225,7 +241,8 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
     CHECK(has(text, "No space left on device"));
     CHECK(has(text, "checkpoint_faults_test"));
     CHECK(saved.loads() == 2);
-    for (auto& e : fs::directory_iterator(saved.run)) CHECK_FALSE(e.path().filename().string().starts_with(".saving"));
+    for (auto& e : fs::directory_iterator(saved.run))
+      CHECK_FALSE(e.path().filename().string().starts_with(".saving"));
   }
   fs::remove_all(saved.step(3));
   Checkpoints saves(saved.run, {.keep = 0});
@@ -233,7 +250,8 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
   of_all = &full;
   saves.save(3, third);
   auto goes_well = [&] { return __atomic_load_n(&full.calls, __ATOMIC_RELAXED) >= 0; };
-  while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || goes_well()) std::this_thread::yield();
+  while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || goes_well())
+    std::this_thread::yield();
   of_all = nullptr;
   raises([&] { saves.save(3, third); }, {"[Checkpoints]", "No space left on device"});
   saves.save(4, third);  // told once
@@ -241,7 +259,9 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
   CHECK(checkpoint_steps(saved.run) == std::vector<std::int64_t>{1, 2, 4});
 }
 
-TEST_CASE("files of checkpoints: whenever a save is killed, the last whole one loads, and the next job saves") {
+TEST_CASE(
+    "files of checkpoints: whenever a save is killed, the last whole one loads, and the next job "
+    "saves") {
   TwoSaved saved;
   auto third = saved.second;
   trained(third, step_on(layouts()[0]), 1);
@@ -270,11 +290,13 @@ TEST_CASE("files of checkpoints: whenever a save is killed, the last whole one l
     // The next job sweeps up, and saves.
     { Checkpoints(saved.run, {.keep = 0}).save(9, saved.first); }
     CHECK(latest_checkpoint(saved.run, saved.first)->step == 9);
-    for (auto& e : fs::directory_iterator(saved.run)) CHECK_FALSE(e.path().filename().string().starts_with(".s"));
+    for (auto& e : fs::directory_iterator(saved.run))
+      CHECK_FALSE(e.path().filename().string().starts_with(".s"));
     fs::remove_all(fs::path(saved.run) / "step-00000009");
     fs::remove_all(saved.step(3));
     if (!WIFSIGNALED(status)) break;
-    if (!fs::exists(saved.step(1))) fs::create_directory(saved.step(1)), fs::copy(saved.step(2), saved.step(1));
+    if (!fs::exists(saved.step(1)))
+      fs::create_directory(saved.step(1)), fs::copy(saved.step(2), saved.step(1));
   }
   CHECK(killed > 8);
   CHECK(killed == n);
@@ -303,8 +325,7 @@ struct Ranks {
     return g;
   }
   // f(group) of each; what they raise, by rank.
-  template <class F>
-  std::vector<std::string> run(const F& f) {
+  template <class F> std::vector<std::string> run(const F& f) {
     std::vector<std::string> errors((std::size_t(count)));
     std::vector<std::thread> threads;
     for (int r = 0; r < count; ++r)
@@ -319,9 +340,12 @@ struct Ranks {
 bool no_errors(const std::vector<std::string>& errors) {
   return std::all_of(errors.begin(), errors.end(), [](auto& e) { return e.empty(); });
 }
-const Shards* blocks_of(const NamedArray& a) { return dynamic_cast<const Shards*>(a.node()->value->pieces()); }
+const Shards* blocks_of(const NamedArray& a) {
+  return dynamic_cast<const Shards*>(a.node()->value->pieces());
+}
 
-// Does a process have the blocks of its devices, and no others, and do they hold what the whole array holds there?
+// Does a process have the blocks of its devices, and no others, and do they hold what the whole
+// array holds there?
 void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessGroup& group) {
   auto* s = blocks_of(got);
   REQUIRE(s != nullptr);
@@ -360,10 +384,12 @@ TEST_CASE("processes: each writes its blocks once, and any others, or one, load 
   std::int64_t bytes = 0, there = 0;
   for (auto& a : flatten(t)) bytes += a.nbytes();
   for (int r = 1; r <= 4; ++r) {
-    auto file = read_safetensors(folder / ("run/step-00000002/state-0000" + std::to_string(r) + "-of-00004.safetensors").c_str());
+    auto file = read_safetensors(
+        folder /
+        ("run/step-00000002/state-0000" + std::to_string(r) + "-of-00004.safetensors").c_str());
     for (auto& tensor : file.tensors) there += std::int64_t(tensor.data.size());
-    CHECK(
-        file.find("model.blocks.1.up.weight[mlp=" + std::string(r % 2 ? "0:6" : "6:12") + ",embed=" + (r < 3 ? "0:4]" : "4:8]")));
+    CHECK(file.find("model.blocks.1.up.weight[mlp=" + std::string(r % 2 ? "0:6" : "6:12") +
+                    ",embed=" + (r < 3 ? "0:4]" : "4:8]")));
   }
   CHECK(there == bytes);
   CHECK(bytes_of_all(load_checkpoint(folder / "run", 2, born(all[0])).state) == bytes_of_all(t));
@@ -391,16 +417,20 @@ TEST_CASE("processes: each reads the bytes of its part") {
   const std::int64_t all = 8 << 20;
   Folder folder(memory_folder());
   Mesh mesh{{{"data", 4}}};
-  auto born_on = [&](const char* axis) { return named_jit(make, {.mesh = mesh, .axis_resources = Mapping{{axis, "data"}}})(); };
+  auto born_on = [&](const char* axis) {
+    return named_jit(make, {.mesh = mesh, .axis_resources = Mapping{{axis, "data"}}})();
+  };
   auto by_rows = born_on("rows"), by_columns = born_on("columns");
   Ranks four(4);
   auto save = [&](int step, const Large& l) {
-    CHECK(no_errors(four.run([&](const ProcessGroup& g) { Checkpoints(folder / "run", {.group = &g}).save(step, l); })));
+    CHECK(no_errors(four.run(
+        [&](const ProcessGroup& g) { Checkpoints(folder / "run", {.group = &g}).save(step, l); })));
   };
   auto most_read = [&](int step, const Large& like) {
     std::vector<std::int64_t> bytes(4);
     CHECK(no_errors(four.run([&](const ProcessGroup& g) {
-      bytes[std::size_t(g.rank)] = load_checkpoint(folder / "run", step, like, {.group = &g}).bytes_read;
+      bytes[std::size_t(g.rank)] =
+          load_checkpoint(folder / "run", step, like, {.group = &g}).bytes_read;
     })));
     return *std::max_element(bytes.begin(), bytes.end());
   };
@@ -415,7 +445,9 @@ TEST_CASE("processes: each reads the bytes of its part") {
   CHECK(load_checkpoint(folder / "run", 1, by_columns).bytes_read == all);
 }
 
-TEST_CASE("processes: what goes wrong in one is told by all, and what is damaged for one is passed over by all") {
+TEST_CASE(
+    "processes: what goes wrong in one is told by all, and what is damaged for one is passed over "
+    "by all") {
   auto t = born(layouts()[2]);
   Folder folder(memory_folder());
   Ranks four(4);
@@ -441,15 +473,19 @@ TEST_CASE("processes: what goes wrong in one is told by all, and what is damaged
   spill(one, bytes);
   std::vector<std::int64_t> steps(4);
   auto warned = warnings_of([&] {
-    CHECK(no_errors(four.run(
-        [&](const ProcessGroup& g) { steps[std::size_t(g.rank)] = latest_checkpoint(folder / "run", t, {.group = &g})->step; })));
+    CHECK(no_errors(four.run([&](const ProcessGroup& g) {
+      steps[std::size_t(g.rank)] = latest_checkpoint(folder / "run", t, {.group = &g})->step;
+    })));
   });
   CHECK(steps == std::vector<std::int64_t>(4, 1));
-  CHECK(has(warned, "step-00000003 is damaged and passed over: process 3: state-00004-of-00004.safetensors"));
+  CHECK(
+      has(warned,
+          "step-00000003 is damaged and passed over: process 3: state-00004-of-00004.safetensors"));
   // Files of two processes, of the same size, in each other's place.
   fs::rename(one, one.string() + ".x");
   fs::rename(fs::path(folder / "run") / "step-00000003/state-00001-of-00004.safetensors", one);
-  fs::rename(one.string() + ".x", fs::path(folder / "run") / "step-00000003/state-00001-of-00004.safetensors");
+  fs::rename(one.string() + ".x",
+             fs::path(folder / "run") / "step-00000003/state-00001-of-00004.safetensors");
   CHECK(has(message_of([&] { load_checkpoint(folder / "run", 3, t); }), "is damaged"));
 
   auto others = four.run([&](const ProcessGroup& g) {
@@ -459,5 +495,6 @@ TEST_CASE("processes: what goes wrong in one is told by all, and what is damaged
     else
       saves.save(4, t);
   });
-  for (auto& text : others) CHECK(has(text, "process 3 saves another state or step than process 0"));
+  for (auto& text : others)
+    CHECK(has(text, "process 3 saves another state or step than process 0"));
 }

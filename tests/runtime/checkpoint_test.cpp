@@ -22,7 +22,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const Shards* blocks_of(const NamedArray& a) { return dynamic_cast<const Shards*>(a.node()->value->pieces()); }
+const Shards* blocks_of(const NamedArray& a) {
+  return dynamic_cast<const Shards*>(a.node()->value->pieces());
+}
 bool is_put_together(const NamedArray& a) { return a.node()->value->on_host(); }
 struct Large {
   NamedArray first, second;
@@ -62,7 +64,9 @@ TEST_CASE("checkpoints: of one process a file is what to_state_dict gives") {
   CHECK(bytes_of_all(got.state) == bytes_of_all(t));
 }
 
-TEST_CASE("checkpoints: any mesh loads what any other has saved, and nothing is put together on the way") {
+TEST_CASE(
+    "checkpoints: any mesh loads what any other has saved, and nothing is put together on the "
+    "way") {
   Folder folder(memory_folder());
   int step = 0;
   for (auto& from : layouts()) {
@@ -105,7 +109,9 @@ TEST_CASE("checkpoints: shapes are enough to load into, on the mesh in scope") {
   CHECK(bytes_of_all(got) == bytes_of_all(born(one)));
 }
 
-TEST_CASE("checkpoints: 2 steps and 2 after a resume are 4: the same bits on the same mesh, 1e-6 on another") {
+TEST_CASE(
+    "checkpoints: 2 steps and 2 after a resume are 4: the same bits on the same mesh, 1e-6 on "
+    "another") {
   const auto all = layouts();
   std::vector<decltype(step_on(all[0]))> step;
   std::vector<Training> likes;
@@ -118,7 +124,7 @@ TEST_CASE("checkpoints: 2 steps and 2 after a resume are 4: the same bits on the
     const auto rest = trained(t, step[from], 2);
     const auto wanted = bytes_of_all(t);
     for (std::size_t to = 0; to < all.size(); ++to) {
-      if (to != from && from != 0 && from != 2) continue;   // each to itself, these two to all
+      if (to != from && from != 0 && from != 2) continue;  // each to itself, these two to all
       CAPTURE(all[from].name);
       CAPTURE(all[to].name);
       auto resumed = latest_checkpoint(folder / "run", likes[to]);
@@ -127,9 +133,10 @@ TEST_CASE("checkpoints: 2 steps and 2 after a resume are 4: the same bits on the
       auto again = trained(resumed->state, step[to], 2);
       if (from == to) CHECK(again == rest);
       if (from == to) CHECK(bytes_of_all(resumed->state) == wanted);
-      for (std::size_t i = 0; i < rest.size(); ++i) CHECK(std::abs(again[i] - rest[i]) <= 1e-6 * std::abs(rest[i]));
+      for (std::size_t i = 0; i < rest.size(); ++i)
+        CHECK(std::abs(again[i] - rest[i]) <= 1e-6 * std::abs(rest[i]));
     }
-    CHECK(step[from].report().traces == 1);   // what is loaded lies as what was there
+    CHECK(step[from].report().traces == 1);  // what is loaded lies as what was there
   }
 }
 
@@ -143,13 +150,15 @@ TEST_CASE("checkpoints: steps that are donated what is being saved do not change
     std::vector<std::vector<std::vector<std::byte>>> wanted;
     for (int i = 0; i < 6; ++i) {
       saves.save(i, t);
-      auto copy = tree_map([](const NamedArray& a) { return from_bytes(a.bytes(), a.dtype(), a.axes()); }, t);
+      auto copy = tree_map(
+          [](const NamedArray& a) { return from_bytes(a.bytes(), a.dtype(), a.axes()); }, t);
       wanted.push_back(bytes_of_all(copy));
       trained(t, step, 3);
     }
     saves.wait();
     for (int i = 0; i < 6; ++i)
-      CHECK(bytes_of_all(load_checkpoint(folder / "run", i, born(layout)).state) == wanted[std::size_t(i)]);
+      CHECK(bytes_of_all(load_checkpoint(folder / "run", i, born(layout)).state) ==
+            wanted[std::size_t(i)]);
   }
 }
 
@@ -188,8 +197,8 @@ TEST_CASE("checkpoints: one of another model is refused, and the first ten diffe
       [&] {
         load_checkpoint(folder / "run", 1, Other{t.model, t.key});
       },
-      {"[load_checkpoint]", "is of another model", "keys.words is missing; did you mean key.words?", "state.0.mu.norm",
-       "is left over", "more; checkpoint_test.cpp:"});
+      {"[load_checkpoint]", "is of another model", "keys.words is missing; did you mean key.words?",
+       "state.0.mu.norm", "is left over", "more; checkpoint_test.cpp:"});
   auto narrow = t;
   narrow.model = tree_map([](const NamedArray& a) { return a.astype(DType::bf16); }, t.model);
   narrow.model.norm.weight = ones({Mlp});
@@ -208,7 +217,8 @@ TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
   first->save(1, t);
   first->wait();
   raises([&] { Checkpoints(folder / "run"); },
-         {"[Checkpoints]", "is written by another job (process ", "give this one another folder", "checkpoint_test"});
+         {"[Checkpoints]", "is written by another job (process ", "give this one another folder",
+          "checkpoint_test"});
   CHECK(latest_checkpoint(folder / "run", t)->step == 1);  // reading needs no right to write
   first = nullptr;
   int ready[2];
@@ -251,25 +261,32 @@ TEST_CASE("checkpoints: what cannot be saved") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
   std::ofstream(folder / "file") << "text";
-  raises([&] { Checkpoints(folder / "file"); }, {"[Checkpoints]", "file cannot be made", "checkpoint_test"});
-  raises([&] { Checkpoints(folder / "file/inside"); }, {"[Checkpoints]", "inside cannot be made: Not a directory"});
+  raises([&] { Checkpoints(folder / "file"); },
+         {"[Checkpoints]", "file cannot be made", "checkpoint_test"});
+  raises([&] { Checkpoints(folder / "file/inside"); },
+         {"[Checkpoints]", "inside cannot be made: Not a directory"});
   Checkpoints saves(folder / "run");
   raises([&] { saves.save(-1, t); }, {"[Checkpoints] step -1 is negative", "checkpoint_test"});
   struct Twice {
     Net a, b;
   };
   Checkpoints same(folder / "same", {.names = {{"a", "m"}, {"b", "m"}}});
-  raises([&] { same.save(1, Twice{t.model, t.model}); }, {"[Checkpoints] two arrays are called m.", "checkpoint_test"});
-  raises([&] { jit([&](const Net& m) { return saves.save(1, m), m.norm(ones({Embed})); })(t.model); },
-         {"jit"});  // no values there
+  raises(
+      [&] {
+        same.save(1, Twice{t.model, t.model});
+      },
+      {"[Checkpoints] two arrays are called m.", "checkpoint_test"});
+  raises(
+      [&] { jit([&](const Net& m) { return saves.save(1, m), m.norm(ones({Embed})); })(t.model); },
+      {"jit"});  // no values there
   CHECK(checkpoint_steps(folder / "run").empty());
 }
 
 TEST_CASE("checkpoints: a folder that may not be written") {
   Folder folder(memory_folder());
   fs::create_directory(folder / "run");
-  fs::permissions(folder / "run",
-                  fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  fs::permissions(folder / "run", fs::perms::owner_read | fs::perms::owner_exec |
+                                      fs::perms::others_read | fs::perms::others_exec);
   fs::permissions(folder.path, fs::perms::all);
   auto child = fork();
   if (child == 0) {
@@ -287,20 +304,25 @@ TEST_CASE("checkpoints: one file of all") {
   Folder folder(memory_folder());
   auto t = born(layouts()[2]);
   Checkpoints(folder / "run").save(1, t);
-  CHECK(read_safetensors(folder / "run/step-00000001/state.safetensors").find("model.blocks.1.up.weight[mlp=6:12,embed=0:4]"));
+  CHECK(read_safetensors(folder / "run/step-00000001/state.safetensors")
+            .find("model.blocks.1.up.weight[mlp=6:12,embed=0:4]"));
   write_one_file(folder / "run", 1, folder / "all.safetensors");
   write_safetensors(folder / "wanted.safetensors", to_state_dict(t));
-  auto all = read_safetensors(folder / "all.safetensors"), wanted = read_safetensors(folder / "wanted.safetensors");
+  auto all = read_safetensors(folder / "all.safetensors"),
+       wanted = read_safetensors(folder / "wanted.safetensors");
   REQUIRE(all.tensors.size() == wanted.tensors.size());
   for (auto& w : wanted.tensors) {
     CHECK(all.at(w.name).data == w.data);
     CHECK(all.at(w.name).shape == w.shape);
   }
   write_one_file(folder / "run", 1, folder / "model.safetensors", "model.");
-  auto model = from_state_dict(read_safetensors(folder / "model.safetensors"), Net::init(random::key(3)));
+  auto model =
+      from_state_dict(read_safetensors(folder / "model.safetensors"), Net::init(random::key(3)));
   CHECK(bytes_of_all(model) == bytes_of_all(t.model));
-  raises([&] { write_one_file(folder / "run", 1, folder / "x", "mdel."); }, {"[write_one_file]", "begins with mdel."});
-  raises([&] { write_one_file(folder / "run", 2, folder / "x"); }, {"[write_one_file]", "no checkpoint of step 2"});
+  raises([&] { write_one_file(folder / "run", 1, folder / "x", "mdel."); },
+         {"[write_one_file]", "begins with mdel."});
+  raises([&] { write_one_file(folder / "run", 2, folder / "x"); },
+         {"[write_one_file]", "no checkpoint of step 2"});
   CHECK_FALSE(fs::exists(folder / "x"));
 }
 
@@ -308,7 +330,8 @@ TEST_CASE("checkpoints: what saving and loading hold beside the state") {
   const Axis Rows("rows", 4096), Columns("columns", 2048);  // 32 MiB each
   const std::int64_t mib = 1 << 20, each = 32 * mib, slack = 6 * mib;
   auto make = [&] {
-    return Large{random::normal(random::key(0), {Rows, Columns}), random::normal(random::key(1), {Rows, Columns})};
+    return Large{random::normal(random::key(0), {Rows, Columns}),
+                 random::normal(random::key(1), {Rows, Columns})};
   };
   Folder folder(memory_folder());
   Mesh mesh{{{"data", 4}}};
@@ -316,16 +339,19 @@ TEST_CASE("checkpoints: what saving and loading hold beside the state") {
   auto t = named_jit(make, {.mesh = mesh, .axis_resources = cut})();
   Checkpoints saves(folder / "run");
   auto save = [&] { saves.save(1, t), saves.wait(); };
-  CHECK(peak_growth_of(save) < slack * resident_per_byte);  // blocks are written from where they lie
-  auto step = named_jit([](const Large& l) { return tree_map([](const NamedArray& a) { return a * 0.5; }, l); },
-                        {.donate = {0}, .mesh = mesh, .axis_resources = cut});
+  // blocks are written from where they lie
+  CHECK(peak_growth_of(save) < slack * resident_per_byte);
+  auto step = named_jit(
+      [](const Large& l) { return tree_map([](const NamedArray& a) { return a * 0.5; }, l); },
+      {.donate = {0}, .mesh = mesh, .axis_resources = cut});
   t = step(t);
   auto and_step = [&] {
     saves.save(2, t);
     t = step(t);
     saves.wait();
   };
-  CHECK(peak_growth_of(and_step) < (2 * each + slack) * resident_per_byte);  // one copy of the state
+  // one copy of the state
+  CHECK(peak_growth_of(and_step) < (2 * each + slack) * resident_per_byte);
   t = {};
   use_mesh here(mesh);
   axis_mapping mapping(cut);

@@ -21,10 +21,10 @@ namespace {
 const Axis Batch("batch", 8), Pos("position", 4);
 using Ids = std::vector<std::int64_t>;
 
-template <class T>
-std::string write(const std::string& path, std::vector<T> tokens) {
+template <class T> std::string write(const std::string& path, std::vector<T> tokens) {
   std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(tokens.data()), std::streamsize(tokens.size() * sizeof(T)));
+      .write(reinterpret_cast<const char*>(tokens.data()),
+             std::streamsize(tokens.size() * sizeof(T)));
   return path;
 }
 std::vector<std::uint16_t> counted(int n, int from = 0) {
@@ -38,7 +38,8 @@ Ids firsts(TokenLoader& loader, int batches) {
   for (int i = 0; i < batches; ++i) {
     auto ids = loader.next().integers();
     for (std::size_t k = 0; k < ids.size(); k += std::size_t(Pos.size)) {
-      for (std::size_t j = 1; j < std::size_t(Pos.size); ++j) CHECK(ids[k + j] == ids[k] + std::int64_t(j));
+      for (std::size_t j = 1; j < std::size_t(Pos.size); ++j)
+        CHECK(ids[k + j] == ids[k] + std::int64_t(j));
       out.push_back(ids[k]);
     }
   }
@@ -103,7 +104,8 @@ TEST_CASE("data: each example once in an epoch, in another order in each, from a
   TokenLoader windows(tokens, Batch, Pos, {.stride = 1});
   CHECK(windows.examples() == 39 + 20);
   CHECK(firsts(windows, 1) == Ids{0, 1, 2, 3, 4, 5, 6, 7});
-  CHECK(TokenLoader(Tokens::of_bytes("abcd"), {"batch", 1}, Pos).next().integers() == Ids{'a', 'b', 'c', 'd'});
+  CHECK(TokenLoader(Tokens::of_bytes("abcd"), {"batch", 1}, Pos).next().integers() ==
+        Ids{'a', 'b', 'c', 'd'});
 }
 
 TEST_CASE("data: every mesh has the same batches, and reads only the rows of its devices") {
@@ -118,7 +120,8 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
   Mesh four{{{"data", 2}, {"model", 2}}}, three{{{"data", 3}}};
   const Mapping by_batch{{"batch", "data"}};
   for (auto& mesh : {four, three}) {
-    TokenLoader loader(tokens, Batch, Pos, {.key = random::key(3), .mesh = mesh, .axis_resources = by_batch});
+    TokenLoader loader(tokens, Batch, Pos,
+                       {.key = random::key(3), .mesh = mesh, .axis_resources = by_batch});
     for (int i = 0; i < 4; ++i) {
       loader.seek(i * 8);
       auto batch = loader.next();
@@ -129,7 +132,9 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
     CHECK(loader.tokens_read() == 4 * 32);
   }
   TokenLoader both(tokens, Batch, Pos,
-                   {.key = random::key(3), .mesh = four, .axis_resources = Mapping{{"batch", "data"}, {"position", "model"}}});
+                   {.key = random::key(3),
+                    .mesh = four,
+                    .axis_resources = Mapping{{"batch", "data"}, {"position", "model"}}});
   CHECK(both.next().integers() == wanted[0]);
   {
     use_mesh mesh(four);
@@ -146,7 +151,9 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
   ProcessGroup second;
   second.rank = 1, second.count = 2;
   second.rank_of = [](const Mesh&, int device) { return device / 2; };
-  TokenLoader half(tokens, Batch, Pos, {.key = random::key(3), .mesh = four, .axis_resources = by_batch, .group = &second});
+  TokenLoader half(
+      tokens, Batch, Pos,
+      {.key = random::key(3), .mesh = four, .axis_resources = by_batch, .group = &second});
   auto batch = half.next();
   auto* s = dynamic_cast<const Shards*>(batch.node()->value->pieces());
   REQUIRE(s != nullptr);
@@ -169,10 +176,13 @@ TEST_CASE("data: .npy files and raw ones of each width") {
     CHECK(loader.examples() == 10);
     CHECK(firsts(loader, 1) == Ids{0, 4, 8, 12, 16, 20, 24, 28});
   }
-  TokenLoader wide(Tokens({write(folder / "wide.bin", std::vector<std::uint32_t>{70000, 70001, 70002, 70003})}, DType::u32),
-                   {"batch", 1}, Pos);
+  TokenLoader wide(
+      Tokens({write(folder / "wide.bin", std::vector<std::uint32_t>{70000, 70001, 70002, 70003})},
+             DType::u32),
+      {"batch", 1}, Pos);
   CHECK(wide.next().integers() == Ids{70000, 70001, 70002, 70003});
-  raises([&] { Tokens({npy("f.npy", DType::f32)}); }, {"[Tokens]", "f.npy holds f32, and tokens are u8, u16", "data_test.cpp"});
+  raises([&] { Tokens({npy("f.npy", DType::f32)}); },
+         {"[Tokens]", "f.npy holds f32, and tokens are u8, u16", "data_test.cpp"});
   write_npy(folder / "two.npy", to_tensor(zeros({Batch, Pos}, DType::i32)));
   raises([&] { Tokens({folder / "two.npy"}); }, {"[Tokens]", "two.npy has 2 axes", "ravel"});
   std::filesystem::resize_file(folder / "two.npy", 150);
@@ -181,30 +191,38 @@ TEST_CASE("data: .npy files and raw ones of each width") {
 
 TEST_CASE("data: files that are too short, and tokens beyond the vocabulary") {
   Folder folder(memory_folder());
-  raises([&] { Tokens({folder / "none.bin"}); }, {"[Tokens]", "none.bin cannot be opened: No such file", "data_test.cpp"});
+  raises([&] { Tokens({folder / "none.bin"}); },
+         {"[Tokens]", "none.bin cannot be opened: No such file", "data_test.cpp"});
   raises([&] { Tokens({folder.path.string()}); }, {"[Tokens]", "is not a regular file"});
   raises([&] { Tokens(std::vector<std::string>()); }, {"[Tokens] no file"});
-  raises([&] { Tokens({write<std::uint8_t>(folder / "empty.bin", {})}); }, {"[Tokens]", "empty.bin is empty"});
+  raises([&] { Tokens({write<std::uint8_t>(folder / "empty.bin", {})}); },
+         {"[Tokens]", "empty.bin is empty"});
   raises(
       [&] {
         Tokens({write<std::uint8_t>(folder / "odd.bin", {1, 2, 3})});
       },
       {"[Tokens]", "odd.bin has 3 bytes, which is no whole number of u16"});
-  raises([&] { Tokens({folder / "odd.bin"}, DType::f32); }, {"[Tokens] raw tokens are u8, u16 or u32, not f32"});
+  raises([&] { Tokens({folder / "odd.bin"}, DType::f32); },
+         {"[Tokens] raw tokens are u8, u16 or u32, not f32"});
   Tokens few({write(folder / "few.bin", counted(3))});
   raises([&] { TokenLoader(few, Batch, Pos); },
-         {"[TokenLoader] an example takes 4 tokens, but the longest of 1 files has 3", "position=4", "data_test.cpp"});
+         {"[TokenLoader] an example takes 4 tokens, but the longest of 1 files has 3", "position=4",
+          "data_test.cpp"});
   Tokens tokens({write(folder / "some.bin", counted(40))});
-  raises([&] { TokenLoader(tokens, Batch, Pos, {.stride = -1}); }, {"[TokenLoader] a stride of -1"});
+  raises([&] { TokenLoader(tokens, Batch, Pos, {.stride = -1}); },
+         {"[TokenLoader] a stride of -1"});
   raises([&] { TokenLoader(tokens, Batch, Pos, {.key = random::split(random::key(0), Batch)}); },
          {"[TokenLoader] the order has one key"});
   TokenLoader loader(tokens, {"batch", 2}, Pos, {.vocab = 9});
   CHECK(loader.next().integers() == Ids{0, 1, 2, 3, 4, 5, 6, 7});
   for (int i = 0; i < 2; ++i)  // the position stays
-    raises([&] { loader.next(); }, {"[TokenLoader] token 9 of ", "some.bin is 9, and the vocabulary has 9", "data_test.cpp"});
+    raises([&] { loader.next(); }, {"[TokenLoader] token 9 of ",
+                                    "some.bin is 9, and the vocabulary has 9", "data_test.cpp"});
   CHECK(loader.position() == 2);
   raises([&] { loader.seek(-1); }, {"[TokenLoader] position -1 is negative"});
-  TokenLoader huge(Tokens({write(folder / "huge.bin", std::vector<std::uint32_t>{1, 2, 3, 1u << 31})}, DType::u32), {"batch", 1},
-                   Pos);
+  TokenLoader huge(
+      Tokens({write(folder / "huge.bin", std::vector<std::uint32_t>{1, 2, 3, 1u << 31})},
+             DType::u32),
+      {"batch", 1}, Pos);
   raises([&] { huge.next(); }, {"token 3 of", "is 2147483648, and tokens are below 2147483648"});
 }

@@ -19,7 +19,7 @@ namespace {
 const Axis Batch("batch", 4), Embed("embed", 2);
 Lines lines;
 std::mutex lock;
-struct Caught {   // what is printed while this lives
+struct Caught {  // what is printed while this lives
   Caught() {
     lines.clear();
     debug::set_output([](std::string_view line) {
@@ -69,7 +69,8 @@ TEST_CASE("print is in order and once in each turn of a loop, whatever is read")
     debug::print("after {}", out);
     return v;
   };
-  const Lines wanted{"before", text(number(0)), text(number(1)), text(number(2)), text(number(3)), "after " + text(number(6))};
+  const Lines wanted{"before",        text(number(0)), text(number(1)),
+                     text(number(2)), text(number(3)), "after " + text(number(6))};
   jit(f)(x);
   CHECK(lines == wanted);
   lines.clear(), jit(f, {.backend = "reference"})(x);
@@ -164,21 +165,30 @@ TEST_CASE("outside of jit what is printed comes once and in order, however resul
   struct Read {
     const char* name;
     void (*of)(const NamedArray& last, const NamedArray& each);
-  } reads[] = {{"the carry", [](const NamedArray& last, const NamedArray&) { CHECK(last.item() == 6); }},
-               {"each", [](const NamedArray&, const NamedArray& each) { CHECK(each.floats()[3] == 6); }},
-               {"one after the other", [](const NamedArray& last, const NamedArray& each) {
-                  CHECK(each.floats()[3] == 6);
-                  CHECK(last.item() == 6);
-                  CHECK(sum(each + last).item() == 36);
-                }},
-               {"both at once", [](const NamedArray& last, const NamedArray& each) { eval(std::vector{last, each}); }},
-               {"part of what is made of them", [](const NamedArray& last, const NamedArray& each) {
-                  auto y = each * last, z = sum(y) + 1.;
-                  CHECK(z.item() == 73);
-                  CHECK(y.floats()[1] == 12);
-                }}};
-  const Lines turns{"before", "turn " + text(number(0)), "turn " + text(number(1)), "turn " + text(number(2)),
-                    "turn " + text(number(3)), "behind"};
+  } reads[] = {
+      {"the carry", [](const NamedArray& last, const NamedArray&) { CHECK(last.item() == 6); }},
+      {"each", [](const NamedArray&, const NamedArray& each) { CHECK(each.floats()[3] == 6); }},
+      {"one after the other",
+       [](const NamedArray& last, const NamedArray& each) {
+         CHECK(each.floats()[3] == 6);
+         CHECK(last.item() == 6);
+         CHECK(sum(each + last).item() == 36);
+       }},
+      {"both at once",
+       [](const NamedArray& last, const NamedArray& each) {
+         eval(std::vector{last, each});
+       }},
+      {"part of what is made of them", [](const NamedArray& last, const NamedArray& each) {
+         auto y = each * last, z = sum(y) + 1.;
+         CHECK(z.item() == 73);
+         CHECK(y.floats()[1] == 12);
+       }}};
+  const Lines turns{"before",
+                    "turn " + text(number(0)),
+                    "turn " + text(number(1)),
+                    "turn " + text(number(2)),
+                    "turn " + text(number(3)),
+                    "behind"};
   for (std::string backend : {"cpu", "reference"}) {
     set_default_backend(backend);
     for (auto& read : reads) {
@@ -211,13 +221,14 @@ TEST_CASE("outside of jit what is printed comes once and in order, however resul
 TEST_CASE("outside of jit nothing is computed again because it is printed") {
   Caught caught;
   static std::atomic<int> ran;
-  static const auto layer = custom_op({.name = "layer",
-                                       .along = {AxisRule::whole},
-                                       .cpu = {[](Strided<const float> x, Strided<float> y) {
-                                         ++ran;
-                                         for (std::int64_t i = 0; i < x.size(); ++i) y(i) = x(i) / 2;
-                                       }},
-                                       .grad = [](const CustomCall& c) { return std::vector{c.g / 2.}; }});
+  static const auto layer =
+      custom_op({.name = "layer",
+                 .along = {AxisRule::whole},
+                 .cpu = {[](Strided<const float> x, Strided<float> y) {
+                   ++ran;
+                   for (std::int64_t i = 0; i < x.size(); ++i) y(i) = x(i) / 2;
+                 }},
+                 .grad = [](const CustomCall& c) { return std::vector{c.g / 2.}; }});
   const auto x = (arange(Batch) * 1.).eval();
   constexpr int layers = 6;
   auto net = [](NamedArray h) {
@@ -233,7 +244,7 @@ TEST_CASE("outside of jit nothing is computed again because it is printed") {
     return ran.load();
   };
   CHECK(runs([&] { return net(x).item(); }) == layers);
-  for (bool other_threads : {false, true}) {   // with which a graph is compiled in another way
+  for (bool other_threads : {false, true}) {  // with which a graph is compiled in another way
     CAPTURE(other_threads);
     if (other_threads) std::thread([&] { net(x).item(); }).join();
     CHECK(runs([&] {
@@ -273,7 +284,7 @@ TEST_CASE("what raises outside of jit is not run a second time") {
                                            throw Error("[refuses] as ever");
                                          }}});
   auto x = (arange(Batch) * 1.).eval();
-  auto kept = exp(x * 3.), other = sum(kept * x);   // made on the way, and still referred to
+  auto kept = exp(x * 3.), other = sum(kept * x);  // made on the way, and still referred to
   auto y = refuses(kept + other, "batch");
   CHECK(error_of([&] { return y.floats(); }) == "[refuses] as ever");
   CHECK(ran == 1);
@@ -283,10 +294,12 @@ TEST_CASE("what raises outside of jit is not run a second time") {
 TEST_CASE("threads print each for itself, in order, whatever they share") {
   Caught caught;
   auto x = arange(Batch) * 1., shared = tanh(x);
-  const auto [last, each] = scan([](const NamedArray& c, const NamedArray& v) {
-    debug::print("shared {}", v);
-    return std::pair(c + v, v * 2.);
-  }, "batch")(number(0), shared);
+  const auto [last, each] = scan(
+      [](const NamedArray& c, const NamedArray& v) {
+        debug::print("shared {}", v);
+        return std::pair(c + v, v * 2.);
+      },
+      "batch")(number(0), shared);
   auto compiled = jit([](const NamedArray& v, const NamedArray& by) {
     debug::print("{}", by);
     return v * by;
@@ -307,7 +320,7 @@ TEST_CASE("threads print each for itself, in order, whatever they share") {
   CHECK(wrong == 0);
   int of_shared = 0;
   std::vector<Lines> by(threads);
-  std::vector<Lines> wanted(threads);   // each thread's, in its order
+  std::vector<Lines> wanted(threads);  // each thread's, in its order
   for (int t = 0; t < threads; ++t)
     for (int k = 0; k < steps; ++k) {
       wanted[std::size_t(t)].push_back(text(number(t)) + " " + text(number(k)));
@@ -315,7 +328,8 @@ TEST_CASE("threads print each for itself, in order, whatever they share") {
     }
   for (auto& line : lines) {
     of_shared += line.starts_with("shared");
-    for (std::size_t t = 0; t < threads; ++t) by[t].insert(by[t].end(), std::count(wanted[t].begin(), wanted[t].end(), line) > 0, line);
+    for (std::size_t t = 0; t < threads; ++t)
+      by[t].insert(by[t].end(), std::count(wanted[t].begin(), wanted[t].end(), line) > 0, line);
   }
   CHECK(of_shared == 4);
   CHECK(lines.size() == std::size_t(4 + threads * steps * 2));
@@ -324,8 +338,18 @@ TEST_CASE("threads print each for itself, in order, whatever they share") {
 
 TEST_CASE("what print and check refuse") {
   auto x = arange(Batch) * 1.;
-  raises([&] { debug::print("{} {}", x); return 0; }, {"[print] the text has 2 places for values, {}, and there are 1 values"});
-  raises([&] { debug::check(x, "no"); return 0; }, {"[check] the condition is f32, not bool"});
+  raises(
+      [&] {
+        debug::print("{} {}", x);
+        return 0;
+      },
+      {"[print] the text has 2 places for values, {}, and there are 1 values"});
+  raises(
+      [&] {
+        debug::check(x, "no");
+        return 0;
+      },
+      {"[check] the condition is f32, not bool"});
   auto chunks = [&] {
     return chunked_reduce("batch", {}, [](const NamedArray& v) {
       debug::print("{}", v);
@@ -338,15 +362,19 @@ TEST_CASE("what print and check refuse") {
 TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   test::Nans nans;
   auto x = arange(Batch) * 1.;
-  raises([&] { return log(x).floats(); }, {"[log] makes inf out of finite numbers; debug_test.cpp:"});
-  raises([&] { return cumsum(x * 1e38, Batch).floats(); }, {"[cumsum] makes inf out of finite numbers; debug_test.cpp:"});
+  raises([&] { return log(x).floats(); },
+         {"[log] makes inf out of finite numbers; debug_test.cpp:"});
+  raises([&] { return cumsum(x * 1e38, Batch).floats(); },
+         {"[cumsum] makes inf out of finite numbers; debug_test.cpp:"});
   raises([&] { return jit([](const NamedArray& v) { return sum(sqrt(v - 1.)) * 2.; })(x); },
          {"[sqrt] makes NaN out of finite numbers; debug_test.cpp:"});
   auto f = [](const NamedArray& v) {
-    return fold([](const NamedArray& c, const NamedArray& a) { return c + exp(a * 100.); }, "batch")(number(0), v);
+    return fold([](const NamedArray& c, const NamedArray& a) { return c + exp(a * 100.); },
+                "batch")(number(0), v);
   };
   for (auto* backend : {"cpu", "reference"})
-    raises([&] { return jit(f, {.backend = backend})(x); }, {"[exp] makes inf out of finite numbers; debug_test.cpp:"});
+    raises([&] { return jit(f, {.backend = backend})(x); },
+           {"[exp] makes inf out of finite numbers; debug_test.cpp:"});
   // What is infinite already, and what was written so, passes; a mask of -inf is no mistake.
   auto masked = [](const NamedArray& v) { return softmax(where(v > 1., v, -1. / 0.), "batch"); };
   CHECK(jit(masked)(x).floats()[0] == 0);
@@ -354,7 +382,8 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   CHECK(jit([](const NamedArray& v) { return max(v / 2.) + 1.; })(infinite).item() > 1e30);
   Mesh mesh{{{"data", 2}}};
   const Mapping mapping{{"batch", "data"}};
-  auto on_mesh = named_jit([](const NamedArray& v) { return log(v); }, {.mesh = mesh, .axis_resources = mapping});
+  auto on_mesh = named_jit([](const NamedArray& v) { return log(v); },
+                           {.mesh = mesh, .axis_resources = mapping});
   raises([&] { return on_mesh(x); }, {"[log] makes inf"});
   struct Layer {
     nn::Linear up;
@@ -362,12 +391,16 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   };
   const Axis Mlp("mlp", 2);
   Layer layer{nn::Linear::init(Batch, Mlp, random::key(0))};
-  raises([&] { return jit([](const Layer& l, const NamedArray& v) { return l(v); })(layer, x * 0.); }, {"[log] makes inf"});
+  raises(
+      [&] { return jit([](const Layer& l, const NamedArray& v) { return l(v); })(layer, x * 0.); },
+      {"[log] makes inf"});
   // In a layer, of which module; outside of jit, too.
   layer.up = nn::Linear::init(Batch, Mlp, random::key(1), {.init_scale = 1e38});
-  raises([&] { return layer.up(x + 1e3).floats(); }, {"[dot] makes inf", ", in a layer whose weight was made at debug_test.cpp:"});
+  raises([&] { return layer.up(x + 1e3).floats(); },
+         {"[dot] makes inf", ", in a layer whose weight was made at debug_test.cpp:"});
   (void)summary(layer);
-  raises([&] { return layer.up(x + 1e3).floats(); }, {"[dot] makes inf", "debug_test.cpp:", ", in up"});
+  raises([&] { return layer.up(x + 1e3).floats(); },
+         {"[dot] makes inf", "debug_test.cpp:", ", in up"});
 }
 
 TEST_CASE("what docs/inspect.md shows") {
@@ -381,5 +414,9 @@ TEST_CASE("what docs/inspect.md shows") {
   auto last = jit([&](const NamedArray& xs) { return fold(step, "time")(zeros(Embed), xs); });
   last(ones({Axis("time", 3), Embed}));
   CHECK(lines.size() == 3);
-  raises([&] { return last(ones({Axis("time", 3), Embed}) * 1000.); }, {"[check] the state saturates; debug_test.cpp:"});
+  raises(
+      [&] {
+        return last(ones({Axis("time", 3), Embed}) * 1000.);
+      },
+      {"[check] the state saturates; debug_test.cpp:"});
 }

@@ -1,4 +1,5 @@
-// Values on devices that share no memory with the host: when they are brought there and back, and which copies are valid.
+// Values on devices that share no memory with the host: when they are brought there and back, and
+// which copies are valid.
 #include <doctest/doctest.h>
 
 #include <thread>
@@ -21,24 +22,29 @@ struct Since {
   explicit Since(int d = 0) : device(d), at(apart::counts(d)) {}
   apart::Counts operator()() const {
     auto now = apart::counts(device);
-    return {now.runs - at.runs, now.puts - at.puts, now.gets - at.gets, now.copies - at.copies, now.bytes - at.bytes};
+    return {now.runs - at.runs, now.puts - at.puts, now.gets - at.gets, now.copies - at.copies,
+            now.bytes - at.bytes};
   }
   int device;
   apart::Counts at;
 };
-struct Backend {   // the default one, for the length of a test
+struct Backend {  // the default one, for the length of a test
   explicit Backend(const char* name) { set_default_backend(name); }
   ~Backend() { set_default_backend(before); }
   std::string before = default_backend();
 };
-NamedArray counted(const Axis& a, double from = 0) {   // on the host
+NamedArray counted(const Axis& a, double from = 0) {  // on the host
   Backend cpu("cpu");
   return (arange(a, {.dtype = DType::f32}) + from).eval();
 }
 NamedArray twice(const NamedArray& x) { return x * 2.; }
 NamedArray next(const NamedArray& x) { return x + 1.; }
-auto on(const char* backend, NamedArray (*f)(const NamedArray&)) { return jit(f, {.backend = backend}); }
-auto giving(const char* backend, NamedArray (*f)(const NamedArray&)) { return jit(f, {.donate = {0}, .backend = backend}); }
+auto on(const char* backend, NamedArray (*f)(const NamedArray&)) {
+  return jit(f, {.backend = backend});
+}
+auto giving(const char* backend, NamedArray (*f)(const NamedArray&)) {
+  return jit(f, {.donate = {0}, .backend = backend});
+}
 // A value that lies on both, and is read on both.
 NamedArray on_both(double from) {
   auto x = counted(N, from);
@@ -48,14 +54,16 @@ NamedArray on_both(double from) {
 
 }  // namespace
 
-TEST_CASE("memory of a device: arguments go there once, results come back when they are read, once") {
+TEST_CASE(
+    "memory of a device: arguments go there once, results come back when they are read, once") {
   auto x = counted(N), w = counted(N, 1);
-  auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; }, {.backend = "apart"});
+  auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
+               {.backend = "apart"});
   Since since;
   for (int k = 0; k < 10; ++k) f(x, w);
   CHECK(since().puts == 2);
   CHECK(since().runs == 10);
-  auto y = f(f(x, w), w);                        // nothing comes back on the way
+  auto y = f(f(x, w), w);  // nothing comes back on the way
   CHECK(since().gets == 0);
   CHECK(y.doubles() == Doubles{2, 7, 22, 53});
   CHECK(y.floats()[2] == 22);
@@ -83,7 +91,7 @@ TEST_CASE("memory of a device: donated on one side, an array has no old value on
         CAPTURE(second);
         CAPTURE(read);
         auto x = on_both(10);
-        auto y = giving(first, next)(x);         // written over in the memory of x there
+        auto y = giving(first, next)(x);  // written over in the memory of x there
         if (read) CHECK(y.doubles() == Doubles{11, 12, 13, 14});
         auto z = giving(second, twice)(y);
         if (read) CHECK(z.doubles() == Doubles{22, 24, 26, 28});
@@ -94,10 +102,12 @@ TEST_CASE("memory of a device: donated on one side, an array has no old value on
       }
 }
 
-TEST_CASE("memory of a device: a donated array's memory is taken over there; what others read is copied there") {
+TEST_CASE(
+    "memory of a device: a donated array's memory is taken over there; what others read is copied "
+    "there") {
   auto f = giving("apart", next);
   auto x = on("apart", next)(counted(N));
-  f(on("apart", next)(counted(N)));              // traced, with an arena
+  f(on("apart", next)(counted(N)));  // traced, with an arena
   Since since;
   for (int k = 0; k < 5; ++k) x = f(x);
   CHECK(since().copies == 0);
@@ -136,9 +146,10 @@ TEST_CASE("memory of a device: an error that is found late names the call, and s
   const auto line = std::to_string(__LINE__ - 1);
   auto x = counted(N), y = f(x);
   apart::plant_error(0, "planted");
-  auto bad = f(x);                               // returns
-  const auto want = "[apart] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
-                    ": planted; it runs nothing more";
+  auto bad = f(x);  // returns
+  const auto want =
+      "[apart] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
+      ": planted; it runs nothing more";
   CHECK(error_of([&] { return bad.doubles(); }) == want);
   CHECK(error_of([&] { return f(x); }) == want);
   CHECK(error_of([&] { return y.doubles(); }) == want);
@@ -149,7 +160,8 @@ TEST_CASE("memory of a device: an error that is found late names the call, and s
   apart::plant_error(0, "planted");
   auto z = (x * 3.).eval();
   const auto of_eval = std::to_string(__LINE__ - 1);
-  CHECK(has(error_of([&] { return z.doubles(); }), "in the call of eval at device_memory_test.cpp:" + of_eval));
+  CHECK(has(error_of([&] { return z.doubles(); }),
+            "in the call of eval at device_memory_test.cpp:" + of_eval));
   apart::plant_error(0, nullptr);
 }
 
@@ -169,17 +181,20 @@ TEST_CASE("memory of a device: prints are in order, and done when the call is") 
   f(f(x));
   CHECK(want.size() == 4);
   CHECK(lines == want);
-  auto checked = jit([](const NamedArray& x) {
-    debug::check(sum(x) < 5., "too much");
-    return x;
-  }, {.backend = "apart"});
+  auto checked = jit(
+      [](const NamedArray& x) {
+        debug::check(sum(x) < 5., "too much");
+        return x;
+      },
+      {.backend = "apart"});
   CHECK(has(error_of([&] { return checked(x); }), "[check] too much"));
-  CHECK(f(x).doubles()[3] == 6);                 // that was no fault of the device
+  CHECK(f(x).doubles()[3] == 6);  // that was no fault of the device
   debug::set_output(nullptr);
 }
 
 TEST_CASE("memory of a device: two threads, on one device and from one to the other") {
-  auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; }, {.backend = "apart"});
+  auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
+               {.backend = "apart"});
   auto w = counted(Axis("n", 1000), 1);
   std::vector<std::thread> threads;
   std::vector<std::string> wrong(4);
@@ -189,7 +204,8 @@ TEST_CASE("memory of a device: two threads, on one device and from one to the ot
         for (int i = 0; i < 100; ++i) {
           auto x = f(counted(Axis("n", 1000), k), w);
           x = giving("apart", next)(x);
-          if (x.doubles()[999] != (999 + k) * 1000. + 2) throw Error("[test] " + std::to_string(x.doubles()[999]));
+          if (x.doubles()[999] != (999 + k) * 1000. + 2)
+            throw Error("[test] " + std::to_string(x.doubles()[999]));
         }
         return 0;
       });
@@ -198,27 +214,36 @@ TEST_CASE("memory of a device: two threads, on one device and from one to the ot
   CHECK(wrong == std::vector<std::string>(4));
 }
 
-TEST_CASE("memory of devices: on a mesh blocks go to each device once, and stay there from call to call") {
+TEST_CASE(
+    "memory of devices: on a mesh blocks go to each device once, and stay there from call to "
+    "call") {
   const Mesh two{{{"data", 2}}};
-  auto w = random::normal(random::key(1), {Batch, Embed}), x = random::normal(random::key(2), {Batch, Embed});
+  auto w = random::normal(random::key(1), {Batch, Embed}),
+       x = random::normal(random::key(2), {Batch, Embed});
   auto wants = w.doubles(), xs = x.doubles();
   for (bool donate : {false, true}) {
     CAPTURE(donate);
-    auto f = named_jit([](const NamedArray& w, const NamedArray& x) { return std::pair{w * 0.5 + x, sum(w)}; },
-                       {.donate = donate ? std::vector{0} : std::vector<int>{}, .backend = "apart", .mesh = two,
-                        .axis_resources = Mapping{{"embed", "data"}}});
+    auto f = named_jit(
+        [](const NamedArray& w, const NamedArray& x) {
+          return std::pair{w * 0.5 + x, sum(w)};
+        },
+        {.donate = donate ? std::vector{0} : std::vector<int>{},
+         .backend = "apart",
+         .mesh = two,
+         .axis_resources = Mapping{{"embed", "data"}}});
     Since since(1);
     auto mine = (w + 0.).eval();
     auto [y, total] = f(mine, x);
     f(f(y, x).first, x);
-    CHECK(since().puts == (donate ? 1 : 2));     // mine, and x the first time
+    CHECK(since().puts == (donate ? 1 : 2));  // mine, and x the first time
     CHECK(since().gets == 0);
     auto again = f(donate ? f(w + 0., x).first : y, x);
     auto got = again.first.doubles();
     CHECK(since().gets == 1);
     CHECK(again.first.doubles() == got);
     CHECK(since().gets == 1);
-    for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx((wants[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      CHECK(got[i] == doctest::Approx((wants[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
     double sum_of_w = 0;
     for (auto v : wants) sum_of_w += v;
     CHECK(total.item() == doctest::Approx(sum_of_w));
@@ -229,27 +254,39 @@ TEST_CASE("memory of devices: on a mesh blocks go to each device once, and stay 
 
 TEST_CASE("memory of devices: more of a mesh than of the backend") {
   Devices many(100);
-  auto f = named_jit(twice, {.backend = "apart", .mesh = Mesh{{{"data", 65}}}, .axis_resources = Mapping{{"n", "data"}}});
-  raises([&] { return f(counted(N)); }, {"[named_jit] the mesh (data=65) has 65 devices, and backend apart has 64; "
-                                         "JitOptions::backend or HALIAX_BACKEND sets another", "device_memory_test.cpp"});
+  auto f = named_jit(
+      twice,
+      {.backend = "apart", .mesh = Mesh{{{"data", 65}}}, .axis_resources = Mapping{{"n", "data"}}});
+  raises([&] { return f(counted(N)); },
+         {"[named_jit] the mesh (data=65) has 65 devices, and backend apart has 64; "
+          "JitOptions::backend or HALIAX_BACKEND sets another",
+          "device_memory_test.cpp"});
   CHECK_NOTHROW(f.plan(counted(N)));
 }
 
 TEST_CASE("memory of a device: loops, chunks, and what wants memory of the host") {
   auto x = random::normal(random::key(3), {Batch, Embed}).eval();
   auto loss = [](const NamedArray& x) {
-    return chunked_reduce("batch", {.chunk = 2}, [](const NamedArray& x) { return sum(exp(x)); })(x);
+    return chunked_reduce("batch", {.chunk = 2},
+                          [](const NamedArray& x) { return sum(exp(x)); })(x);
   };
   auto walk = [](const NamedArray& x) {
-    return fold([](const NamedArray& sum, const NamedArray& row) { return sum * 0.5 + row; }, "batch")(zeros(Embed), x);
+    return fold([](const NamedArray& sum, const NamedArray& row) { return sum * 0.5 + row; },
+                "batch")(zeros(Embed), x);
   };
   CHECK(jit(loss, {.backend = "apart"})(x).item() == doctest::Approx(jit(loss)(x).item()));
   CHECK(jit(walk, {.backend = "apart"})(x).doubles() == jit(walk)(x).doubles());
   static const CustomFunction mine = custom_op({
       .name = "mine",
       .along = {AxisRule::whole},
-      .cpu = {[](Strided<const float> x, Strided<float> y) { for (std::int64_t i = 0; i < x.size(); ++i) y(i) = x(i); }},
+      .cpu = {[](Strided<const float> x, Strided<float> y) {
+        for (std::int64_t i = 0; i < x.size(); ++i) y(i) = x(i);
+      }},
   });
-  raises([&] { return jit([](const NamedArray& x) { return mine(x, "n"); }, {.backend = "apart"})(counted(N)); },
-         {"[mine] backend apart cannot run it", "device_memory_test.cpp"});
+  raises(
+      [&] {
+        return jit([](const NamedArray& x) { return mine(x, "n"); },
+                   {.backend = "apart"})(counted(N));
+      },
+      {"[mine] backend apart cannot run it", "device_memory_test.cpp"});
 }

@@ -1,5 +1,5 @@
-// Loops without jit: what is kept when a value is read, and what is not. docs/eager.md shows some; tests/house_test.py checks that
-// what the page shows stands here.
+// Loops without jit: what is kept when a value is read, and what is not. docs/eager.md shows some;
+// tests/house_test.py checks that what the page shows stands here.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,11 +20,13 @@ const Axis B("batch", 8), In("in", 6), Out("out", 3), Layers("layers", 3), Hidde
 // Nodes that are not yet computed, below all arrays of the trees.
 template <class... T> std::size_t pending(const T&... trees) {
   Nodes roots, out;
-  ((roots = [&] {
-     for (auto& a : flatten(trees))
-       if (!a.empty()) roots.push_back(a.node());
-     return roots;
-   }()), ...);
+  ((roots =
+        [&] {
+          for (auto& a : flatten(trees))
+            if (!a.empty()) roots.push_back(a.node());
+          return roots;
+        }()),
+   ...);
   walk(roots, [&](const NodePtr& n, Nodes& todo) {
     if (n->value) return;
     out.push_back(n);
@@ -48,22 +50,28 @@ struct Model {
       auto [u, d] = random::split<2>(k);
       return Block{nn::Linear::init(Hidden, wide, u), nn::Linear::init(wide, Hidden, d)};
     };
-    return {nn::Linear::init(In, Hidden, a), nn::Stacked<Block>::init(Layers, block, random::split(b, Layers)),
+    return {nn::Linear::init(In, Hidden, a),
+            nn::Stacked<Block>::init(Layers, block, random::split(b, Layers)),
             nn::Linear::init(Hidden, Out, c)};
   }
   NamedArray operator()(const NamedArray& x) const { return out(blocks.fold(in(x))); }
 };
-NamedArray plain(const Model& m, const NamedArray& x, const NamedArray& y) { return mean(square(m(x) - y)); }
+NamedArray plain(const Model& m, const NamedArray& x, const NamedArray& y) {
+  return mean(square(m(x) - y));
+}
 
-// The nodes that step `at` computes when its loss is read, before or after the update, and those that are left behind.
+// The nodes that step `at` computes when its loss is read, before or after the update, and those
+// that are left behind.
 template <class Loss, class Optimizer>
-std::vector<std::size_t> sizes(const Loss& loss_of, const Optimizer& optimizer, bool read_first, const std::vector<int>& at) {
+std::vector<std::size_t> sizes(const Loss& loss_of, const Optimizer& optimizer, bool read_first,
+                               const std::vector<int>& at) {
   auto model = Model::init(random::key(0));
   auto state = optimizer.init(model);
   NamedArray total = 0.;
   std::vector<std::size_t> out;
   for (int i = 0; i <= at.back(); ++i) {
-    auto x = random::normal(random::key(2 * i), {B, In}).eval(), y = random::normal(random::key(2 * i + 1), {B, Out}).eval();
+    auto x = random::normal(random::key(2 * i), {B, In}).eval(),
+         y = random::normal(random::key(2 * i + 1), {B, Out}).eval();
     auto [loss, g] = value_and_grad([&](const Model& m) { return loss_of(m, x, y); })(model);
     if (read_first) loss.eval();
     auto [updates, next] = optimizer.update(g, state, model);
@@ -77,7 +85,8 @@ std::vector<std::size_t> sizes(const Loss& loss_of, const Optimizer& optimizer, 
   return out;
 }
 template <class Loss, class Optimizer>
-void check_constant(const Loss& loss, const Optimizer& optimizer, const std::vector<int>& at = {10, 16}) {
+void check_constant(const Loss& loss, const Optimizer& optimizer,
+                    const std::vector<int>& at = {10, 16}) {
   for (bool read_first : {false, true}) {
     CAPTURE(read_first);
     auto s = sizes(loss, optimizer, read_first, at);
@@ -91,7 +100,7 @@ double seconds_of_this_thread() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
-struct Unverified {   // the verifier takes most of the time of a small step
+struct Unverified {  // the verifier takes most of the time of a small step
   Unverified() { setenv("HALIAX_VERIFY", "0", 1); }
   ~Unverified() { setenv("HALIAX_VERIFY", "1", 1); }
 };
@@ -101,23 +110,36 @@ struct Unverified {   // the verifier takes most of the time of a small step
 TEST_CASE("eager: a training loop that reads its loss alone computes as much at each step") {
   check_constant(plain, optim::adamw());
   check_constant(plain, optim::sgd({.momentum = 0.9}));
-  check_constant(plain, optim::chain(optim::ClipByGlobalNorm{1.0}, optim::ScaleByAdam{}, optim::Scale{-1e-3}));
+  check_constant(
+      plain, optim::chain(optim::ClipByGlobalNorm{1.0}, optim::ScaleByAdam{}, optim::Scale{-1e-3}));
 }
 
 TEST_CASE("eager: the same with checkpoints, chunks and a backward of one's own") {
-  check_constant([](const Model& m, const NamedArray& x, const NamedArray& y) { return checkpoint(plain)(m, x, y); }, optim::adamw());
-  check_constant([](const Model& m, const NamedArray& x, const NamedArray& y) {
-    auto shallow = [](const Model& q, const NamedArray& x, const NamedArray& y) { return mean(square(q.out(q.in(x)) - y)); };
-    auto rest = [](const nn::Linear& l) { return mean(square(l.weight)) + mean(square(*l.bias)); };
-    return chunked_reduce(B, {.chunk = 3}, shallow)(m, x, y) + rest(m.blocks.stacked.up) + rest(m.blocks.stacked.down);
-  }, optim::adamw(), {7, 8});
-  auto twice = custom_vjp([](const NamedArray& v) { return v * 2.; },
-                          [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g * 2.}; });
-  check_constant([&](const Model& m, const NamedArray& x, const NamedArray& y) { return twice(plain(m, x, y)); }, optim::adamw());
+  check_constant([](const Model& m, const NamedArray& x,
+                    const NamedArray& y) { return checkpoint(plain)(m, x, y); },
+                 optim::adamw());
+  check_constant(
+      [](const Model& m, const NamedArray& x, const NamedArray& y) {
+        auto shallow = [](const Model& q, const NamedArray& x, const NamedArray& y) {
+          return mean(square(q.out(q.in(x)) - y));
+        };
+        auto rest = [](const nn::Linear& l) {
+          return mean(square(l.weight)) + mean(square(*l.bias));
+        };
+        return chunked_reduce(B, {.chunk = 3}, shallow)(m, x, y) + rest(m.blocks.stacked.up) +
+               rest(m.blocks.stacked.down);
+      },
+      optim::adamw(), {7, 8});
+  auto twice = custom_vjp(
+      [](const NamedArray& v) { return v * 2.; },
+      [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g * 2.}; });
+  check_constant([&](const Model& m, const NamedArray& x,
+                     const NamedArray& y) { return twice(plain(m, x, y)); },
+                 optim::adamw());
 }
 
 TEST_CASE("eager: memory stays as it is") {
-  const Axis n("n", 1 << 18);                             // 1 MiB
+  const Axis n("n", 1 << 18);  // 1 MiB
   auto x = ones(n).eval();
   std::int64_t first = 0;
   for (int i = 0; i < 100; ++i) {
@@ -133,7 +155,8 @@ TEST_CASE("eager: of a thousand steps the last is as fast as the tenth, in the s
   const auto optimizer = optim::adamw({.learning_rate = 1e-3});
   auto model = Model::init(random::key(0));
   auto state = optimizer.init(model);
-  const auto x = random::normal(random::key(1), {B, In}).eval(), y = random::normal(random::key(2), {B, Out}).eval();
+  const auto x = random::normal(random::key(1), {B, In}).eval(),
+             y = random::normal(random::key(2), {B, Out}).eval();
   std::vector<double> seconds;
   std::vector<std::size_t> nodes;
   std::int64_t memory = 0;
@@ -149,11 +172,15 @@ TEST_CASE("eager: of a thousand steps the last is as fast as the tenth, in the s
   }
   CHECK(nodes[999] == nodes[10]);
   CHECK(resident_bytes() - memory < 2 << 20);
-  auto best = [&](int from, int to) { return *std::min_element(seconds.begin() + from, seconds.begin() + to); };
+  auto best = [&](int from, int to) {
+    return *std::min_element(seconds.begin() + from, seconds.begin() + to);
+  };
   CHECK(best(950, 1000) < 1.3 * best(10, 60));
 }
 
-TEST_CASE("eager: what is computed on the way is remembered where it is still referred to, and only there") {
+TEST_CASE(
+    "eager: what is computed on the way is remembered where it is still referred to, and only "
+    "there") {
   auto x = arange(In, {.dtype = DType::f32}).eval();
   auto y = exp(x), z = sum(y * 3.);
   z.eval();
@@ -161,25 +188,28 @@ TEST_CASE("eager: what is computed on the way is remembered where it is still re
   CHECK(y.node()->in.empty());
   auto view = y.rename({{"in", "other"}});
   auto w = exp(exp(x) * 2.);
-  sum(w.rename({{"in", "other"}})).eval();                // a view is none: what it is of
+  sum(w.rename({{"in", "other"}})).eval();  // a view is none: what it is of
   CHECK(w.node()->value);
   CHECK(!view.node()->value);
   // What would have to be stored for this alone, and is much larger than all else, is not.
   const Axis a("a", 4500), b("b", 4500);
-  auto from = random::uniform(random::key(0), a).eval(), to = random::uniform(random::key(1), b).eval();
-  auto d = broadcast_axis(from, b) - to;                  // 77 MiB
+  auto from = random::uniform(random::key(0), a).eval(),
+       to = random::uniform(random::key(1), b).eval();
+  auto d = broadcast_axis(from, b) - to;  // 77 MiB
   CHECK(max(d * d, {a, b}).item() <= 1);
   CHECK(!d.node()->value);
 }
 
 TEST_CASE("eager: nothing forgets how it was made while there may be a gradient to take by it") {
   auto x = arange(In, {.dtype = DType::f32}).eval();
-  auto [y, pull] = vjp([](const NamedArray& v) {
-    auto square = v * v;
-    CHECK(sum(square).item() == 55);                      // read, where the function is being differentiated
-    CHECK(v.floats()[5] == 5);
-    return square * 2.;
-  }, x);
+  auto [y, pull] = vjp(
+      [](const NamedArray& v) {
+        auto square = v * v;
+        CHECK(sum(square).item() == 55);  // read, where the function is being differentiated
+        CHECK(v.floats()[5] == 5);
+        return square * 2.;
+      },
+      x);
   CHECK(sum(y).item() == 110);
   CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
   CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
@@ -187,15 +217,15 @@ TEST_CASE("eager: nothing forgets how it was made while there may be a gradient 
 
 TEST_CASE("docs/eager.md") {
   auto x = arange(In, {.dtype = DType::f32}).eval();
-  auto y = exp(x * 2.);        // nothing runs
-  auto z = sum(y * y);         // nothing runs
-  double total = z.item();     // one program runs: it makes z, and y, which is remembered too
+  auto y = exp(x * 2.);     // nothing runs
+  auto z = sum(y * y);      // nothing runs
+  double total = z.item();  // one program runs: it makes z, and y, which is remembered too
   CHECK(total > 0);
   CHECK(y.node()->value);
   NamedArray average = x, steps = 0.;
   for (int i = 0; i < 3; ++i) average = average * 0.9 + x * 0.1, steps = steps + 1.;
   std::vector<NamedArray> now{average, steps};
-  eval(now);                   // both from here on are values
+  eval(now);  // both from here on are values
   CHECK(average.node()->value);
   CHECK(steps.item() == 3);
 }

@@ -32,7 +32,7 @@ TEST_CASE("what is not computed yet is computed") {
 }
 
 TEST_CASE("matrices become arrays") {
-  Eigen::MatrixXd m(2, 3);   // column-major
+  Eigen::MatrixXd m(2, 3);  // column-major
   m << 1, 2, 3, 4, 5, 6;
   auto a = from_eigen(m, R, C);
   CHECK(a.dtype() == DType::f64);
@@ -47,12 +47,16 @@ TEST_CASE("matrices become arrays") {
 
 TEST_CASE("what does not fit raises") {
   auto a = array({1, 2, 3, 4, 5, 6}, {R, C});
-  CHECK_THROWS_WITH_AS((void)as_matrix<double>(a, R, C), doctest::Contains("[host_view] the array is f32, not f64; astype"), Error);
-  CHECK_THROWS_WITH_AS((void)as_matrix<float>(a, R, "colum"), doctest::Contains("did you mean column?"), Error);
+  CHECK_THROWS_WITH_AS((void)as_matrix<double>(a, R, C),
+                       doctest::Contains("[host_view] the array is f32, not f64; astype"), Error);
+  CHECK_THROWS_WITH_AS((void)as_matrix<float>(a, R, "colum"),
+                       doctest::Contains("did you mean column?"), Error);
   CHECK_THROWS_WITH_AS((void)as_matrix<float>(a, R, "row"), doctest::Contains("twice"), Error);
-  CHECK_THROWS_WITH_AS((void)as_vector<float>(a, R), doctest::Contains("1 axes are asked for, but the array has (row=2"), Error);
+  CHECK_THROWS_WITH_AS((void)as_vector<float>(a, R),
+                       doctest::Contains("1 axes are asked for, but the array has (row=2"), Error);
   CHECK_THROWS_WITH_AS((void)as_vector<float>(NamedArray(), R), doctest::Contains("empty"), Error);
-  CHECK_THROWS_WITH_AS((void)from_eigen(Eigen::MatrixXf::Zero(2, 2), R, C), doctest::Contains("axis column"), Error);
+  CHECK_THROWS_WITH_AS((void)from_eigen(Eigen::MatrixXf::Zero(2, 2), R, C),
+                       doctest::Contains("axis column"), Error);
 }
 
 TEST_CASE("fmt prints arrays, axes and dtypes") {

@@ -14,14 +14,16 @@ namespace {
 
 // What the case below says under that environment: variables and values as a shell takes them.
 std::string said_with(const std::string& environment) {
-  return output_of("env " + environment + " /proc/" + std::to_string(getpid()) + "/exe --no-skip -tc='environment: a process'");
+  return output_of("env " + environment + " /proc/" + std::to_string(getpid()) +
+                   "/exe --no-skip -tc='environment: a process'");
 }
 
 }  // namespace
 
 TEST_CASE("environment: a process" * doctest::skip()) {
   const Axis N("n", 3);
-  std::printf("says: %s.\n", error_of([&] { return sum(exp(ones(N))).item() + devices(); }).c_str());
+  std::printf("says: %s.\n",
+              error_of([&] { return sum(exp(ones(N))).item() + devices(); }).c_str());
 }
 
 TEST_CASE("environment: a value that is not allowed is named, with what is") {
@@ -31,9 +33,17 @@ TEST_CASE("environment: a value that is not allowed is named, with what is") {
     const char* allowed;
   };
   const std::vector<Variable> all{
-      {"HALIAX_DEVICES", {"eight", "0", "-2", "8x", "99999999999"}, {"4", "''"}, "a number from 1 to 16777216; environment_test.cpp:"},
-      {"HALIAX_THREADS", {"all", "0", "-1", "2.5", "5000"}, {"2", "''"}, "a number from 1 to 1024; environment_test.cpp:"},
-      {"HALIAX_SCORES", {"many", "-2", "1e9", "64MiB"}, {"-1", "0", "1000", "''"},
+      {"HALIAX_DEVICES",
+       {"eight", "0", "-2", "8x", "99999999999"},
+       {"4", "''"},
+       "a number from 1 to 16777216; environment_test.cpp:"},
+      {"HALIAX_THREADS",
+       {"all", "0", "-1", "2.5", "5000"},
+       {"2", "''"},
+       "a number from 1 to 1024; environment_test.cpp:"},
+      {"HALIAX_SCORES",
+       {"many", "-2", "1e9", "64MiB"},
+       {"-1", "0", "1000", "''"},
        "a number from -1 to 4611686018427387904; environment_test.cpp:"},
       {"HALIAX_NANS", {"yes", "2"}, {"0", "1", "''"}, "0 or 1; environment_test.cpp:"},
       {"HALIAX_VERIFY", {"on"}, {"0", "1", "''"}, "0 or 1; environment_test.cpp:"},
@@ -43,7 +53,8 @@ TEST_CASE("environment: a value that is not allowed is named, with what is") {
     for (std::string value : v.bad) {
       auto said = said_with(v.name + ("=" + value));
       CAPTURE(said);
-      CHECK(has(said, "says: [environment] " + std::string(v.name) + " is " + value + "; it must be " + v.allowed));
+      CHECK(has(said, "says: [environment] " + std::string(v.name) + " is " + value +
+                          "; it must be " + v.allowed));
     }
     for (std::string value : v.good) {
       auto said = said_with(v.name + ("=" + value));
@@ -56,16 +67,21 @@ TEST_CASE("environment: a value that is not allowed is named, with what is") {
 TEST_CASE("environment: names of backends, folders") {
   auto said = said_with("HALIAX_BACKEND=gpu");
   CAPTURE(said);
-  CHECK(has(said, "says: [backend] there is no backend gpu (as HALIAX_BACKEND says); did you mean cpu?; there are cpu and reference, "));
+  CHECK(has(said,
+            "says: [backend] there is no backend gpu (as HALIAX_BACKEND says); did you mean cpu?; "
+            "there are cpu and reference, "));
   CHECK(has(said, "; environment_test.cpp:"));
   CHECK(has(said_with("HALIAX_BACKEND=reference"), "says: ."));
   said = said_with("HALIAX_BACKEND=cuda-sim HALIAX_CACHE=/proc/none");
   CAPTURE(said);
-  CHECK(has(said, "says: [environment] HALIAX_CACHE is /proc/none; it must be a folder, or one that can be made ("));
+  CHECK(has(said,
+            "says: [environment] HALIAX_CACHE is /proc/none; it must be a folder, or one that can "
+            "be made ("));
 }
 
 TEST_CASE("environment: what was set in the code holds, whatever the environment says") {
-  auto said = output_of("env HALIAX_DEVICES=eight /proc/" + std::to_string(getpid()) + "/exe --no-skip -tc='environment: set'");
+  auto said = output_of("env HALIAX_DEVICES=eight /proc/" + std::to_string(getpid()) +
+                        "/exe --no-skip -tc='environment: set'");
   CAPTURE(said);
   CHECK(has(said, "devices: 4\n"));
 }

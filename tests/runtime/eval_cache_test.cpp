@@ -1,4 +1,5 @@
-// Graphs of equal structure, evaluated again: planned once, and each time with its own arrays, numbers and lines.
+// Graphs of equal structure, evaluated again: planned once, and each time with its own arrays,
+// numbers and lines.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -19,8 +20,12 @@ template <class F> std::uint64_t planned(const F& f) {
   f();
   return evaluations_planned() - before;
 }
-NamedArray step(const NamedArray& x, const NamedArray& w, double by) { return dot(x * by, w, "m") + sum(x, "m"); }
-NamedArray draw(int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); }
+NamedArray step(const NamedArray& x, const NamedArray& w, double by) {
+  return dot(x * by, w, "m") + sum(x, "m");
+}
+NamedArray draw(int seed, const Axes& axes) {
+  return random::normal(random::key(seed), axes).eval();
+}
 
 }  // namespace
 
@@ -34,12 +39,14 @@ TEST_CASE("evaluated again: a graph with other arrays is planned once") {
             auto y = step(x, w, 2.).eval();
             CHECK(max(abs(y - wanted(x, w))).item() < 1e-6);
           }
-        }) <= 2);   // and that of the check
+        }) <= 2);  // and that of the check
 }
 
 TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, make another graph") {
   auto x = draw(1, {N}), y = draw(2, {N});
-  auto added = [](const NamedArray& a, const NamedArray& b, double by) { return (a * by + b).doubles(); };
+  auto added = [](const NamedArray& a, const NamedArray& b, double by) {
+    return (a * by + b).doubles();
+  };
   auto first = x.doubles(), second = y.doubles();
   auto agree = [&](const std::vector<double>& got, auto want) {
     for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(want(i)));
@@ -51,7 +58,8 @@ TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, mak
     agree(added(y, y, 2.), [&](auto i) { return 3 * second[i]; });
     agree(added(x, y, 3.), [&](auto i) { return 3 * first[i] + second[i]; });
     agree(added(x.astype(DType::f64), y, 2.), [&](auto i) { return 2 * first[i] + second[i]; });
-    agree(added(rename(x, "n", "m"), rename(y, "n", "m"), 2.), [&](auto i) { return 2 * first[i] + second[i]; });
+    agree(added(rename(x, "n", "m"), rename(y, "n", "m"), 2.),
+          [&](auto i) { return 2 * first[i] + second[i]; });
   }
 }
 
@@ -67,16 +75,20 @@ TEST_CASE("evaluated again: numbers and positions that were read before are thei
   }
   for (std::int64_t start : {0, 3, 7}) {
     auto at = arange(N, {.start = double(start)}).eval();
-    CHECK((at + 1).integers() == std::vector<std::int64_t>{start + 1, start + 2, start + 3, start + 4, start + 5, start + 6});
+    CHECK((at + 1).integers() == std::vector<std::int64_t>{start + 1, start + 2, start + 3,
+                                                           start + 4, start + 5, start + 6});
   }
 }
 
-// Some ops, the same ones for each `shape`, with numbers that are others for each `numbers`; `read` may evaluate what is made.
+// Some ops, the same ones for each `shape`, with numbers that are others for each `numbers`; `read`
+// may evaluate what is made.
 template <class Read> NamedArray random_values(int shape, int numbers, const Read& read) {
   std::mt19937 ops(shape), drawn(shape + 1000 * numbers);
   auto pick = [&](std::size_t count) { return std::size_t(ops() % count); };
   auto number = [&] { return double(drawn() % 7) - 2; };
-  auto positions = [&] { return read(arange(N, {.start = number(), .step = 1 + number() * number()})); };
+  auto positions = [&] {
+    return read(arange(N, {.start = number(), .step = 1 + number() * number()}));
+  };
   auto scalar = [&] { return read(NamedArray(number())); };
   std::vector<NamedArray> all{positions().astype(DType::f32), read(full(N, number()))};
   for (int i = 0; i < 8; ++i) {
@@ -84,19 +96,25 @@ template <class Read> NamedArray random_values(int shape, int numbers, const Rea
     auto made = [&] {
       switch (pick(8)) {
         case 0: {
-          auto by = scalar();                    // drawn first, whoever computes
+          auto by = scalar();  // drawn first, whoever computes
           return x * by + scalar();
         }
-        case 1: return x + positions();
-        case 2: return take(x, "n", read(clip(positions(), 0, 5)));
+        case 1:
+          return x + positions();
+        case 2:
+          return take(x, "n", read(clip(positions(), 0, 5)));
         case 3: {
           auto at = positions();
           return where(at < scalar(), x, y);
         }
-        case 4: return sin(x * y);
-        case 5: return x + random::normal(random::key(std::uint64_t(number() + 3)), {N});
-        case 6: return grad([&, k = scalar()](const NamedArray& t) { return sum(sin(t * k) * y); })(x);
-        default: return maximum(x, read(full(N, number())));
+        case 4:
+          return sin(x * y);
+        case 5:
+          return x + random::normal(random::key(std::uint64_t(number() + 3)), {N});
+        case 6:
+          return grad([&, k = scalar()](const NamedArray& t) { return sum(sin(t * k) * y); })(x);
+        default:
+          return maximum(x, read(full(N, number())));
       }
     };
     auto z = made();
@@ -113,7 +131,9 @@ TEST_CASE("evaluated again: random ops with values that were read, or not, among
           if (which() % often == 0) x.eval();
           return x;
         });
-        auto want = jit([&](const NamedArray& none) { return random_values(shape, numbers, [](const NamedArray& x) { return x; }) + none; })(zeros({}));
+        auto want = jit([&](const NamedArray& none) {
+          return random_values(shape, numbers, [](const NamedArray& x) { return x; }) + none;
+        })(zeros({}));
         CAPTURE(shape);
         CHECK(max(abs(got - want)).item() <= 1e-4 * (1 + max(abs(want)).item()));
       }
@@ -129,23 +149,39 @@ TEST_CASE("evaluated again: gradients and vmap are planned once") {
     CHECK(planned([&] {
             for (auto& x : xs) got.push_back(f(w, x).eval());
           }) == 1);
-    for (std::size_t i = 0; i < xs.size(); ++i) CHECK(max(abs(got[i] - jitted(w, xs[i]))).item() < 1e-6);
+    for (std::size_t i = 0; i < xs.size(); ++i)
+      CHECK(max(abs(got[i] - jitted(w, xs[i]))).item() < 1e-6);
   };
   agree([=](const NamedArray& w, const NamedArray& x) { return grad(loss)(w, x); });
-  agree([=](const NamedArray& w, const NamedArray& x) { return value_and_grad(loss)(w, x).second * 2.f; });
-  agree([=](const NamedArray& w, const NamedArray& x) { return grad([=](const NamedArray& w) { return sum(square(grad(loss)(w, x))); })(w); });
-  agree([](const NamedArray& w, const NamedArray& x) { return vmap([&](const NamedArray& row) { return softmax(row * x, "m"); }, "n")(w); });
-  agree([=](const NamedArray& w, const NamedArray& x) {   // hidden names of two depths, in one order or the other
-    auto inner = [&](const NamedArray& row) { return vmap([&](const NamedArray& e) { return e * sum(row); }, "m")(row) * x; };
+  agree([=](const NamedArray& w, const NamedArray& x) {
+    return value_and_grad(loss)(w, x).second * 2.f;
+  });
+  agree([=](const NamedArray& w, const NamedArray& x) {
+    return grad([=](const NamedArray& w) { return sum(square(grad(loss)(w, x))); })(w);
+  });
+  agree([](const NamedArray& w, const NamedArray& x) {
+    return vmap([&](const NamedArray& row) { return softmax(row * x, "m"); }, "n")(w);
+  });
+  // hidden names of two depths, in one order or the other
+  agree([=](const NamedArray& w, const NamedArray& x) {
+    auto inner = [&](const NamedArray& row) {
+      return vmap([&](const NamedArray& e) { return e * sum(row); }, "m")(row) * x;
+    };
     return vmap(inner, "n")(w) + grad(loss)(w, x);
   });
 }
 
-TEST_CASE("evaluated again: a number and a line are part of the program, a number that is an array is not") {
+TEST_CASE(
+    "evaluated again: a number and a line are part of the program, a number that is an array is "
+    "not") {
   auto x = draw(1, {N});
-  CHECK(planned([&] { for (int i = 2; i < 12; ++i) (x * double(i)).eval(); }) == 10);
-  CHECK(planned([&] { for (int i = 2; i < 12; ++i) (x * array({double(i)}, {})).eval(); }) == 1);
-  auto on_two_lines = [&] {                      // not inside of CHECK, which is one line
+  CHECK(planned([&] {
+          for (int i = 2; i < 12; ++i) (x * double(i)).eval();
+        }) == 10);
+  CHECK(planned([&] {
+          for (int i = 2; i < 12; ++i) (x * array({double(i)}, {})).eval();
+        }) == 1);
+  auto on_two_lines = [&] {  // not inside of CHECK, which is one line
     for (int i = 0; i < 5; ++i) {
       exp(x).eval();
       exp(x).eval();
@@ -170,12 +206,14 @@ TEST_CASE("evaluated again: what is known already is read, not made again") {
 TEST_CASE("evaluated again: functions of the user's own, loops and more than are remembered") {
   auto x = draw(1, {M, N});
   for (int again = 0; again < 2; ++again) {
-    auto total = fold([](const NamedArray& sum, const NamedArray& row) { return sum + row; }, M)(zeros(N), x);
+    auto total = fold([](const NamedArray& sum, const NamedArray& row) { return sum + row; }, M)(
+        zeros(N), x);
     CHECK(max(abs(total - sum(x, "m"))).item() < 1e-5);
   }
   auto row = take(x, "n", 0);
   auto one = row.doubles();
-  for (int i = 0; i < 200; ++i) CHECK((row * double(i)).doubles()[1] == doctest::Approx(one[1] * i));
+  for (int i = 0; i < 200; ++i)
+    CHECK((row * double(i)).doubles()[1] == doctest::Approx(one[1] * i));
 }
 
 TEST_CASE("evaluated again: by several threads at once") {

@@ -1,4 +1,5 @@
-// What a report says of a program on a mesh: collectives and their causes, memory by purpose, time; and what strict refuses.
+// What a report says of a program on a mesh: collectives and their causes, memory by purpose, time;
+// and what strict refuses.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,16 +14,19 @@ using testing::plan_training;
 
 namespace {
 
-const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
+const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}},
+    tp{{"mlp", "model"}, {"heads", "model"}};
 const Mesh data8{{{"data", 8}}}, model8{{{"model", 8}}};
 
-const testing::Gpt2 small({.seq_len = 32, .hidden_dim = 64, .num_layers = 3, .num_heads = 8}, 96, 16);
+const testing::Gpt2 small({.seq_len = 32, .hidden_dim = 64, .num_layers = 3, .num_heads = 8}, 96,
+                          16);
 double bytes_of(const JitReport& r, const std::string& purpose) {
   for (auto& m : r.memory)
     if (m.purpose == purpose) return double(m.bytes);
   return 0;
 }
-// What a program sums over devices, call by call: the parameters whose gradients these are, and how many other arrays.
+// What a program sums over devices, call by call: the parameters whose gradients these are, and how
+// many other arrays.
 struct Summed {
   std::multiset<std::string> gradients = {};
   int others = 0;
@@ -58,7 +62,9 @@ void says(const std::string& text, const std::string& what) {
 }  // namespace
 
 TEST_CASE("explain: every collective says what moves, how often, and for what") {
-  auto r = plan_training(small, data8, fs, dp, {.speed = {.flops = 1e12, .links = {{.bytes_per_s = 1e9, .latency_s = 1e-6}}}});
+  auto r =
+      plan_training(small, data8, fs, dp,
+                    {.speed = {.flops = 1e12, .links = {{.bytes_per_s = 1e9, .latency_s = 1e-6}}}});
   REQUIRE(!r.collectives.empty());
   double bytes = 0, calls = 0, seconds = 0;
   bool seen = false;
@@ -85,7 +91,8 @@ TEST_CASE("explain: every collective says what moves, how often, and for what") 
   CHECK(calls == r.calls);
   CHECK(seconds == doctest::Approx(r.sending_s));
   CHECK(r.compute_s == r.flops / 1e12);
-  // Six floating-point operations for each parameter of a matrix and each token, and the attention's scores; one device of eight.
+  // Six floating-point operations for each parameter of a matrix and each token, and the
+  // attention's scores; one device of eight.
   CHECK(r.flops > 6. * 3 * 12 * 64 * 64 * 16 * 32 / 8);
   CHECK(r.flops < 1.5 * 6. * (3 * 12 * 64 * 64 + 96 * 64) * 16 * 32 / 8);
 }
@@ -111,7 +118,8 @@ TEST_CASE("explain: sums of gradients are named by their parameters") {
   says(r.explain, "  gradient of ");
   // Sums of activations are none.
   CHECK(summed(plan_training(small, model8, tp, tp)).gradients.empty());
-  // Where devices share the update of what is whole everywhere, they send each other what has become of it.
+  // Where devices share the update of what is whole everywhere, they send each other what has
+  // become of it.
   const auto optimizer = optim::adamw();
   auto zero1 = [=](const NamedArray& x, const nn::Linear& m, const auto& state) {
     auto grads = grad([&](const nn::Linear& m) { return sum(square(m(x))); })(m);
@@ -133,7 +141,10 @@ const Axis Many{"batch", 16}, In{"in", 8}, Out{"out", 12};
 struct Net {
   NamedArray up, down, bias, scale, top;  // scale: a number
 };
-Net net() { return {zeros({In, Out}), zeros({Out, In}), zeros(Out), zeros({}), zeros({Out, Axis("classes", 4)})}; }
+Net net() {
+  return {zeros({In, Out}), zeros({Out, In}), zeros(Out), zeros({}),
+          zeros({Out, Axis("classes", 4)})};
+}
 NamedArray net_loss(const Net& w, const NamedArray& x) {
   auto h = dot(x, w.up, In) + w.bias;
   auto center = mean(h, "batch");  // no gradient, though the bias takes it on
@@ -144,7 +155,8 @@ NamedArray net_loss(const Net& w, const NamedArray& x) {
 
 }  // namespace
 
-TEST_CASE("explain: gradients are known where they are returned, added to parameters, or added up") {
+TEST_CASE(
+    "explain: gradients are known where they are returned, added to parameters, or added up") {
   const Mapping batch{{"batch", "data"}};
   const auto x = zeros({Many, In});
   auto loss = [&](const Net& w, const NamedArray& x) {
@@ -154,7 +166,9 @@ TEST_CASE("explain: gradients are known where they are returned, added to parame
   auto sgd = [](const NamedArray& w, const NamedArray& g) { return w - 0.1 * g; };
   for (auto& params : {Mapping{}, Mapping{{"in", "data"}}}) {
     auto check = [&](int others, auto step) {
-      const JitOptions options{.mesh = Mesh{{{"data", 4}}}, .axis_resources = params, .in = Mappings::of_each({params, batch})};
+      const JitOptions options{.mesh = Mesh{{{"data", 4}}},
+                               .axis_resources = params,
+                               .in = Mappings::of_each({params, batch})};
       const auto r = named_jit(step, options).plan(net(), x);
       CAPTURE(r.explain);
       const auto sums = summed(r);
@@ -215,7 +229,10 @@ NamedArray layer(const NamedArray& w, const NamedArray& x) { return tanh(dot(x, 
 template <class F, class... A> JitReport of_rows(F step, const A&... whole) {
   std::vector<std::optional<Mapping>> in(sizeof...(A), Mapping{});
   in.push_back(by_rows);
-  return named_jit(step, {.mesh = data8, .axis_resources = by_rows, .in = Mappings(in), .out = Mappings(Mapping{})})
+  return named_jit(step, {.mesh = data8,
+                          .axis_resources = by_rows,
+                          .in = Mappings(in),
+                          .out = Mappings(Mapping{})})
       .plan(whole..., zeros({Rows, Wide}));
 }
 std::string arrays(const JitReport& r) {
@@ -228,7 +245,9 @@ std::string arrays(const JitReport& r) {
 
 TEST_CASE("explain: a sum that serves several parameters names them") {
   auto step = [](auto weight) {
-    return [=](const Pair& p, const NamedArray& x) { return grad([&](const Pair& q) { return mean(layer(weight(q), x)); })(p); };
+    return [=](const Pair& p, const NamedArray& x) {
+      return grad([&](const Pair& q) { return mean(layer(weight(q), x)); })(p);
+    };
   };
   auto of = [&](auto weight) { return arrays(of_rows(step(weight), pair_of())); };
   CHECK(of([](const Pair& p) { return p.a + p.b; }) == "gradient of a and b");
@@ -236,7 +255,8 @@ TEST_CASE("explain: a sum that serves several parameters names them") {
   CHECK(of([](const Pair& p) { return p.a * exp(p.b); }) == "gradient of a and b");
   // Two products of the same rows and the same cotangent.
   auto apart = [](const Pair& p, const NamedArray& x) {
-    return grad([&](const Pair& q) { return mean(tanh(dot(x, q.a, Wide) + dot(x, q.b, Wide))); })(p);
+    return grad([&](const Pair& q) { return mean(tanh(dot(x, q.a, Wide) + dot(x, q.b, Wide))); })(
+        p);
   };
   CHECK(arrays(of_rows(apart, pair_of())) == "gradient of a and b");
   // In what a parameter and its adapter make, neither of which is the product.
@@ -246,7 +266,8 @@ TEST_CASE("explain: a sum that serves several parameters names them") {
   const Axis Rank{"rank", 48};
   const Adapted adapter{zeros({Wide, Rank}), zeros({Rank, Narrow})};
   auto adapt = [&](const Adapted& p, const NamedArray& frozen, const NamedArray& x) {
-    return grad([&](const Adapted& q) { return mean(layer(frozen + dot(q.left, q.right, "rank"), x)); })(p);
+    return grad(
+        [&](const Adapted& q) { return mean(layer(frozen + dot(q.left, q.right, "rank"), x)); })(p);
   };
   CHECK(arrays(of_rows(adapt, adapter, zeros({Wide, Narrow}))) == "gradient of left and right");
   // Of many the first.
@@ -271,12 +292,17 @@ TEST_CASE("explain: parameters of several arguments are told apart") {
     nn::Linear up;
   };
   const Layered m{nn::Linear::init(Wide, Narrow, random::key(0))};
-  auto both = [](const Layered& m, const Layered& n, const NamedArray& x) { return m.up(x) + n.up(x); };
+  auto both = [](const Layered& m, const Layered& n, const NamedArray& x) {
+    return m.up(x) + n.up(x);
+  };
   auto cut = Mapping{{"wide", "data"}};
-  auto r = named_jit(both, {.mesh = data8, .axis_resources = by_rows, .in = Mappings::of_each({cut, cut, by_rows})})
+  auto r = named_jit(both, {.mesh = data8,
+                            .axis_resources = by_rows,
+                            .in = Mappings::of_each({cut, cut, by_rows})})
                .plan(m, m, zeros({Rows, Wide}));
   CHECK(arrays(r) == "argument 1: up.weight, argument 0: up.weight");
-  says(r.explain, "  argument 1: up.weight (narrow=32, wide=96) and 1 more  dot; explain_test.cpp:");
+  says(r.explain,
+       "  argument 1: up.weight (narrow=32, wide=96) and 1 more  dot; explain_test.cpp:");
   says(r.explain, ", in argument 1: up ");
   // Where paths differ they say it all.
   auto one = [](const Pair& p, const Deep& q, const NamedArray& x) {
@@ -292,14 +318,17 @@ TEST_CASE("explain: a gradient is one wherever it goes") {
   };
   auto of = [&](auto step) { return arrays(of_rows(step, deep)); };
   // A part of the gradients, alone or beside other things.
-  CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down; }) == "gradient of down.a, gradient of down.b");
-  CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down.b; }) == "gradient of down.b");
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down; }) ==
+        "gradient of down.a, gradient of down.b");
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down.b; }) ==
+        "gradient of down.b");
   struct Told {
     Pair gradients;
     NamedArray number;
   };
-  CHECK(of([&](const Deep& p, const NamedArray& x) { return Told{grad(loss)(p, x).up, zeros({})}; }) ==
-        "gradient of up.a, gradient of up.b");
+  CHECK(of([&](const Deep& p, const NamedArray& x) {
+          return Told{grad(loss)(p, x).up, zeros({})};
+        }) == "gradient of up.a, gradient of up.b");
   // By a part of the parameters.
   CHECK(of([&](const Deep& p, const NamedArray& x) {
           return grad([&](const Pair& down) { return loss(Deep{p.up, down}, x); })(p.down);
@@ -313,26 +342,37 @@ TEST_CASE("explain: a gradient is one wherever it goes") {
     return grad([&](const Deep& q) { return sum(dot(x, q.up.a, Wide)); })(p).up;
   };
   CHECK(of(linear) == "gradient of up.a");
-  // What follows tells nothing: each is added to the other's parameter, or only their norm is returned.
-  CHECK(of([&](const Deep& p, const NamedArray& x) { return p.down.a - 0.1 * grad(loss)(p, x).up.a; }) == "gradient of up.a");
-  CHECK(of([&](const Deep& p, const NamedArray& x) { return sum(square(grad(loss)(p, x).up.b)); }) == "gradient of up.b");
+  // What follows tells nothing: each is added to the other's parameter, or only their norm is
+  // returned.
+  CHECK(of([&](const Deep& p, const NamedArray& x) {
+          return p.down.a - 0.1 * grad(loss)(p, x).up.a;
+        }) == "gradient of up.a");
+  CHECK(of([&](const Deep& p, const NamedArray& x) {
+          return sum(square(grad(loss)(p, x).up.b));
+        }) == "gradient of up.b");
   // In a loop over layers, and example by example.
   const Axis Layers{"layers", 4};
   auto stacked = [&](const Pair& p, const NamedArray& x) {
-    auto step = [](const NamedArray& h, const NamedArray& w) { return layer(w, h).rename({{"narrow", "wide"}}); };
+    auto step = [](const NamedArray& h, const NamedArray& w) {
+      return layer(w, h).rename({{"narrow", "wide"}});
+    };
     return grad([&](const NamedArray& a) { return mean(fold(step, Layers)(x, a)); })(p.a);
   };
   const Pair square_ones{zeros({Layers, Wide, Narrow.resize(96)}), zeros({})};
   CHECK(arrays(of_rows(stacked, square_ones)) == "gradient of a");
   auto mapped = [](const Deep& p, const NamedArray& x) {
-    auto one = [](const Pair& q, const NamedArray& x) { return sum(tanh(dot(x, q.a, Wide) + q.b)); };
+    auto one = [](const Pair& q, const NamedArray& x) {
+      return sum(tanh(dot(x, q.a, Wide) + q.b));
+    };
     auto each = vmap([&](const NamedArray& x) { return grad(one)(p.down, x); }, "rows")(x);
     return Pair{mean(each.a, "rows"), mean(each.b, "rows")};
   };
   CHECK(arrays(of_rows(mapped, Deep{pair_of(), {zeros({Wide, Narrow}), zeros({Narrow})}})) ==
         "gradient of down.a, gradient of down.b");
   // A sum of what no gradient was taken by is none, whatever it is added to.
-  CHECK(of([&](const Deep& p, const NamedArray& x) { return p.up.a + dot(x, layer(p.up.b, x), "rows"); }) == "dot");
+  CHECK(of([&](const Deep& p, const NamedArray& x) {
+          return p.up.a + dot(x, layer(p.up.b, x), "rows");
+        }) == "dot");
 }
 
 TEST_CASE("explain: what an op that constrains its result sends is sent for that op") {
@@ -343,19 +383,27 @@ TEST_CASE("explain: what an op that constrains its result sends is sent for that
   };
   auto product = [](const NamedArray& x) { return dot(x, x.rename({{"wide", "narrow"}}), "rows"); };
   CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(product(x)); }) == "dot");
-  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(einsum("{rows wide} -> wide", {x})); }) == "einsum");
-  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(auto_sharded(sum(x, "rows"))); }) == "shard");
-  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(shard(sum(x, "rows"), Mapping{})); }) == "shard");
+  CHECK(cause([&](const Pair&, const NamedArray& x) {
+          return tanh(einsum("{rows wide} -> wide", {x}));
+        }) == "einsum");
+  CHECK(cause([&](const Pair&, const NamedArray& x) {
+          return tanh(auto_sharded(sum(x, "rows")));
+        }) == "shard");
+  CHECK(cause([&](const Pair&, const NamedArray& x) {
+          return tanh(shard(sum(x, "rows"), Mapping{}));
+        }) == "shard");
 }
 
 TEST_CASE("explain: memory by purpose makes the planned peak") {
-  for (auto& [mesh, params, inside] : {std::tuple{data8, fs, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
+  for (auto& [mesh, params, inside] :
+       {std::tuple{data8, fs, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
     auto r = plan_training(small, mesh, params, inside);
     std::int64_t sum = 0;
     for (auto& m : r.memory) sum += m.bytes;
     CHECK(sum == r.argument_bytes + r.peak_bytes);
     CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
-    CHECK(bytes_of(r, "parameters") + bytes_of(r, "optimiser") + bytes_of(r, "inputs") == double(r.argument_bytes));
+    CHECK(bytes_of(r, "parameters") + bytes_of(r, "optimiser") + bytes_of(r, "inputs") ==
+          double(r.argument_bytes));
     CHECK(bytes_of(r, "activations") > 0);
   }
 }
@@ -376,8 +424,10 @@ TEST_CASE("explain: without a mesh the memory of one device, and no collectives"
     const auto r = f.plan(model, state, ids);
     CHECK(explain(f) == r.explain);
     says(r.explain, "on one device, no collectives\n\nmemory at the peak\nparameters ");
-    for (auto* purpose : {"\noptimiser ", "\ninputs ", "\ngradients ", "\nactivations "}) says(r.explain, purpose);
-    says(r.explain, "158272 parameters x 16 bytes (values, gradients, optimiser): 2.53 MB on one device\n");
+    for (auto* purpose : {"\noptimiser ", "\ninputs ", "\ngradients ", "\nactivations "})
+      says(r.explain, purpose);
+    says(r.explain,
+         "158272 parameters x 16 bytes (values, gradients, optimiser): 2.53 MB on one device\n");
     std::int64_t sum = 0;
     for (auto& m : r.memory) sum += m.bytes;
     CHECK(sum == r.argument_bytes + r.peak_bytes);
@@ -388,31 +438,41 @@ TEST_CASE("explain: without a mesh the memory of one device, and no collectives"
   auto called = jit([](const NamedArray& x) { return x + 1.; });
   called(zeros({Axis("batch", 8)}));
   CHECK(explain(called) ==
-        "on one device, no collectives\n\nmemory at the peak\ninputs              32 B\nresults             32 B\n"
+        "on one device, no collectives\n\nmemory at the peak\ninputs              32 B\nresults    "
+        "         32 B\n"
         "in all              64 B\n");
 }
 
 TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
-  const testing::Gpt2 xl(
-      {.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25, .gradient_checkpointing = true}, 50257, 8);
+  const testing::Gpt2 xl({.seq_len = 1024,
+                          .hidden_dim = 1600,
+                          .num_layers = 48,
+                          .num_heads = 25,
+                          .gradient_checkpointing = true},
+                         50257, 8);
   auto r = plan_training(xl, data8, fs, dp);
   const double count = 1557611200;
-  // Biases without the axis that is cut are whole everywhere, and so is, until it is reduced, the gradient of the table.
+  // Biases without the axis that is cut are whole everywhere, and so is, until it is reduced, the
+  // gradient of the table.
   const double biases = 48 * (3 + 4) * 1600 * 4, table = 50257. * 1600 * 4;
   CHECK(bytes_of(r, "parameters") == (4 * count + 7 * biases) / 8);
   CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
   CHECK(bytes_of(r, "gradients") >= bytes_of(r, "parameters"));
   CHECK(bytes_of(r, "gradients") <= 1.1 * bytes_of(r, "parameters") + table);
   says(r.explain,
-       "1.558 billion parameters x 16 bytes (values, gradients, optimiser): 24.9 GB on one device, 3.12 GB on each of 8");
+       "1.558 billion parameters x 16 bytes (values, gradients, optimiser): 24.9 GB on one device, "
+       "3.12 GB on each of 8");
 }
 
 TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
   Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32};
   auto x = zeros({Batch, Embed}), w = zeros({Embed, Mlp});
   auto options = [&](std::vector<std::optional<Mapping>> in, Mapping inside, bool strict) {
-    return JitOptions{
-        .mesh = Mesh{{{"model", 2}}}, .axis_resources = inside, .in = Mappings(in), .out = Mappings(inside), .strict = strict};
+    return JitOptions{.mesh = Mesh{{{"model", 2}}},
+                      .axis_resources = inside,
+                      .in = Mappings(in),
+                      .out = Mappings(inside),
+                      .strict = strict};
   };
   const Mapping rows{{"batch", "model"}}, columns{{"mlp", "model"}};
   int line = 0;
@@ -421,49 +481,66 @@ TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
     return dot(x, w, "embed");
   };
   // The product's columns are cut, and so are the rows of x: by the same mesh axis.
-  auto text = error_of([&] { named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w); });
-  says(text, "[strict] dot gathers input (batch=8, embed=16) over model, 256 bytes sent per device, and nobody asked for it");
+  auto text = error_of([&] {
+    named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w);
+  });
+  says(text,
+       "[strict] dot gathers input (batch=8, embed=16) over model, 256 bytes sent per device, and "
+       "nobody asked for it");
   says(text, "explain_test.cpp:" + std::to_string(line));
   auto report = named_jit(both_cut, options({rows, columns}, columns, false)).plan(x, w);
   REQUIRE(report.collectives.size() == 1);
   CHECK(report.collectives[0].asked == "");
   says(report.explain, "NOBODY");
   // By hand it is asked for, by a result too, and of a parameter by the mapping of the computation.
-  auto by_hand = [&](const NamedArray& x, const NamedArray& w) { return dot(shard(x, {}), w, "embed"); };
-  CHECK(named_jit(by_hand, options({rows, columns}, columns, true)).plan(x, w).collectives.at(0).asked == "constraint");
+  auto by_hand = [&](const NamedArray& x, const NamedArray& w) {
+    return dot(shard(x, {}), w, "embed");
+  };
+  CHECK(named_jit(by_hand, options({rows, columns}, columns, true))
+            .plan(x, w)
+            .collectives.at(0)
+            .asked == "constraint");
   auto same = [](const NamedArray& x) { return x + 1.; };
   CHECK(named_jit(same, options({rows}, {}, true)).plan(x).collectives.at(0).asked == "result");
 }
 
-TEST_CASE("strict: keys that are gathered are nobody's wish, though their gradient is summed and cut") {
+TEST_CASE(
+    "strict: keys that are gathered are nobody's wish, though their gradient is summed and cut") {
   Axis Pos{"pos", 64}, Keys{"key_pos", 8}, D{"d", 4}, Parts{"parts", 16};
   auto q = zeros({Pos, D}), w = zeros({Keys, D, Parts}), x = zeros({Keys, Parts});
   // Each device has some queries, and makes some keys, but needs them all.
   const Mapping queries{{"pos", "data"}}, keys{{"key_pos", "data"}};
   auto slopes = [&](const NamedArray& q, const NamedArray& w, const NamedArray& x) {
-    return grad([&](const NamedArray& w) { return sum(square(dot(q, dot(w, x, "parts"), "d"))); })(w);
+    return grad([&](const NamedArray& w) { return sum(square(dot(q, dot(w, x, "parts"), "d"))); })(
+        w);
   };
   auto options = [&](bool strict) {
-    return JitOptions{.mesh = Mesh{{{"data", 2}}}, .in = Mappings::of_each({queries, keys, keys}), .out = Mappings(keys), .strict = strict};
+    return JitOptions{.mesh = Mesh{{{"data", 2}}},
+                      .in = Mappings::of_each({queries, keys, keys}),
+                      .out = Mappings(keys),
+                      .strict = strict};
   };
   auto sent = named_jit(slopes, options(false)).plan(q, w, x).collectives;
   REQUIRE(sent.size() == 2);
-  CHECK(sent[1].kind == "reduce-scatter");   // of the gradient of keys
+  CHECK(sent[1].kind == "reduce-scatter");  // of the gradient of keys
   CHECK(sent[0].kind == "all-gather");
   CHECK(sent[0].asked == "");
   says(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
-       "[strict] dot gathers dot (key_pos=8, d=4) over data, 64 bytes sent per device, and nobody asked for it");
+       "[strict] dot gathers dot (key_pos=8, d=4) over data, 64 bytes sent per device, and nobody "
+       "asked for it");
 }
 
 TEST_CASE("strict: a mapping may not name an axis that no array has") {
   Axis Batch{"batch", 8};
   auto x = zeros({Batch});
   auto f = [](const NamedArray& x) { return x + 1.; };
-  auto options = JitOptions{.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"batch", "data"}, {"bach", "data"}}};
+  auto options = JitOptions{.mesh = Mesh{{{"data", 2}}},
+                            .axis_resources = Mapping{{"batch", "data"}, {"bach", "data"}}};
   CHECK(named_jit(f, options).plan(x).sent_bytes == 0);
   options.strict = true;
   says(error_of([&] { named_jit(f, options).plan(x); }),
-       "[strict] the mapping {batch: data, bach: data} names axis bach, which no array has; did you mean batch");
+       "[strict] the mapping {batch: data, bach: data} names axis bach, which no array has; did "
+       "you mean batch");
   auto scoped = [](const NamedArray& x) {
     axis_mapping inside(Mapping{{"hiden", "data"}});
     return x + 1.;
@@ -489,14 +566,22 @@ TEST_CASE("strict: no activation is gathered because it is smaller than a weight
     NamedArray up, down;
   };
   auto step = [](const Weights& w, const NamedArray& x) {
-    return grad([&](const Weights& v) { return sum(square(dot(nn::relu(dot(x, v.up, "embed")), v.down, "mlp"))); })(w);
+    return grad([&](const Weights& v) {
+      return sum(square(dot(nn::relu(dot(x, v.up, "embed")), v.down, "mlp")));
+    })(w);
   };
   const Weights w{zeros({Embed, Mlp}), zeros({Mlp, Embed})};
   auto plan = [&](bool strict) {
-    return named_jit(step, {.mesh = data8, .axis_resources = dp, .in = Mappings::of_each({fs, dp}), .out = Mappings(fs), .strict = strict}).plan(w, zeros({Batch, Embed}));
+    return named_jit(step, {.mesh = data8,
+                            .axis_resources = dp,
+                            .in = Mappings::of_each({fs, dp}),
+                            .out = Mappings(fs),
+                            .strict = strict})
+        .plan(w, zeros({Batch, Embed}));
   };
   auto unasked = [](const JitReport& r) {
-    return std::any_of(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather" && c.asked.empty(); });
+    return std::any_of(r.collectives.begin(), r.collectives.end(),
+                       [](auto& c) { return c.kind == "all-gather" && c.asked.empty(); });
   };
   JitReport free = plan(false), bound;
   CHECK(unasked(free));
@@ -505,15 +590,22 @@ TEST_CASE("strict: no activation is gathered because it is smaller than a weight
   CHECK(bound.sent_bytes > free.sent_bytes);
 }
 
-TEST_CASE("explain: a gradient that is summed in a wider dtype is still the gradient of its parameter") {
+TEST_CASE(
+    "explain: a gradient that is summed in a wider dtype is still the gradient of its parameter") {
   const Axis Batch("batch", 8), In("in", 4), Out("out", 4);
   struct Model {
     NamedArray w;
   };
-  auto loss = [&](const Model& m, const NamedArray& x) { return mean(square(dot(x, m.w, In)).astype(DType::f32)); };
+  auto loss = [&](const Model& m, const NamedArray& x) {
+    return mean(square(dot(x, m.w, In)).astype(DType::f32));
+  };
   for (std::optional<DType> reduce : {std::optional<DType>(), std::optional<DType>(DType::f32)}) {
     auto step = named_jit([&](const Model& m, const NamedArray& x) { return grad(loss)(m, x); },
-                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = dp, .in = Mappings(dp), .out = Mappings(Mapping()), .reduce_dtype = reduce});
+                          {.mesh = Mesh{{{"data", 2}}},
+                           .axis_resources = dp,
+                           .in = Mappings(dp),
+                           .out = Mappings(Mapping()),
+                           .reduce_dtype = reduce});
     auto r = step.plan(Model{ones({In, Out}, DType::bf16)}, ones({Batch, In}, DType::bf16));
     CHECK(summed(r).gradients == std::multiset<std::string>{"w"});
   }
@@ -530,8 +622,9 @@ TEST_CASE("strict: an axis in parts is gathered as far as the result is whole") 
         .plan(zeros({P}));
   };
   for (bool strict : {false, true}) {
-    CHECK(plan({{"a", "data"}}, strict).sent_bytes == 384);      // of p over model
-    CHECK(plan({{"b", "model"}}, strict).sent_bytes == 512);     // blocks of p are none of b: each device gets what it lacks
+    CHECK(plan({{"a", "data"}}, strict).sent_bytes == 384);  // of p over model
+    // blocks of p are none of b: each device gets what it lacks
+    CHECK(plan({{"b", "model"}}, strict).sent_bytes == 512);
     CHECK(plan(Mapping(), strict).sent_bytes == 384 * 4 * 3 / 4);  // all of it, in one call
     CHECK(plan(Mapping(), strict).calls == 1);
   }

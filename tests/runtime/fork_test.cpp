@@ -19,11 +19,12 @@ using namespace haliax;
 namespace {
 
 const Axis I("i", 64), J("j", 64);
-const Mesh& mesh = *new Mesh{{{"data", 2}, {"model", 2}}};   // never destroyed: threads that compute at exit read it
+// never destroyed: threads that compute at exit read it
+const Mesh& mesh = *new Mesh{{{"data", 2}, {"model", 2}}};
 
 // How a child that does f ends: 0, or what is wrong with it. One that hangs is ended.
 template <class F> int in_child(const F& f) {
-  std::fflush(nullptr);   // or what waits to be written is written twice
+  std::fflush(nullptr);  // or what waits to be written is written twice
   auto child = fork();
   if (child == 0) {
     alarm(60);
@@ -48,7 +49,8 @@ void compute(const Jitted<NamedArray (*)(const NamedArray&)>& f) {
   check(jit([](const NamedArray& v) { return v * 3.; })(x).floats()[2] == 6, "[test] jit");
   check(dot(ones({I, J}), ones({J, Axis("k", 64)}), J).floats()[7] == 64, "[test] dot");
   check(sum(ones({I, Axis("wide", 1 << 16)})).item() == double(64 << 16), "[test] the pool");
-  auto on_mesh = named_jit([](const NamedArray& v) { return sum(v); }, {.mesh = mesh, .axis_resources = Mapping{{"i", "data"}}});
+  auto on_mesh = named_jit([](const NamedArray& v) { return sum(v); },
+                           {.mesh = mesh, .axis_resources = Mapping{{"i", "data"}}});
   check(on_mesh(x).item() == 2016, "[test] mesh");
 }
 NamedArray doubled(const NamedArray& v) { return v * 2.; }
@@ -60,7 +62,7 @@ TEST_CASE("fork: a child uses what its parent has used") {
   auto f = jit(&doubled);
   compute(f);
   CHECK(in_child([&] { compute(f); }) == 0);
-  CHECK(in_child([&] {                                           // and its child
+  CHECK(in_child([&] {  // and its child
           if (in_child([&] { compute(f); }) != 0) throw Error("[test] the child of a child");
         }) == 0);
   CHECK(in_child([&] { set_threads(3), compute(f); }) == 0);
@@ -69,7 +71,9 @@ TEST_CASE("fork: a child uses what its parent has used") {
 
 TEST_CASE("fork: while other threads compute and trace") {
 #if defined(__SANITIZE_ADDRESS__)
-  return;   // this sanitizer's own memory is locked in the child for good, if another thread was just asking for some
+  // this sanitizer's own memory is locked in the child for good, if another thread was just asking
+  // for some
+  return;
 #endif
   Devices devices(4);
   auto f = jit(&doubled);
@@ -84,7 +88,9 @@ TEST_CASE("fork: while other threads compute and trace") {
   for (auto& t : threads) t.join();
 }
 
-TEST_CASE("fork: a function that another thread is tracing, or an array that it computes, is there for the child") {
+TEST_CASE(
+    "fork: a function that another thread is tracing, or an array that it computes, is there for "
+    "the child") {
   std::atomic<bool> inside = false, go_on = false;
   auto f = jit([&](const NamedArray& v) {
     inside = true;
@@ -106,7 +112,7 @@ TEST_CASE("exit: while threads compute, and in what runs at the end") {
   static struct AtEnd {
     NamedArray x;
     ~AtEnd() {
-      if (!x.empty() && (x * 2.).floats()[0] != 2) std::abort();   // computes after main
+      if (!x.empty() && (x * 2.).floats()[0] != 2) std::abort();  // computes after main
     }
   } at_end;
   for (int i = 0; i < 5; ++i)

@@ -1,4 +1,5 @@
-// Plain numbers as arguments of jit: traced where f takes an array; static elsewhere, and told of. The code of docs/jit.md.
+// Plain numbers as arguments of jit: traced where f takes an array; static elsewhere, and told of.
+// The code of docs/jit.md.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -28,14 +29,16 @@ struct Model {
 TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   auto x = arange(N).astype(DType::f32);
   int traces = 0;
-  auto f = jit([&](const NamedArray& v, const NamedArray& by, NamedArray more) { return ++traces, v * by + more; });
+  auto f = jit([&](const NamedArray& v, const NamedArray& by, NamedArray more) {
+    return ++traces, v * by + more;
+  });
   for (int i = 0; i < 100; ++i)
     CHECK(difference(f(x, 0.25 * i, i), x * (0.25 * i) + double(i), 1e-5) == "");
   CHECK(traces == 1);
   CHECK(f.report().traces == 1);
   CHECK(difference(f(x, NamedArray(3.), 1), x * 3. + 1., 0) == "");
   CHECK(difference(f(x, true, 1.f), x + 1., 0) == "");
-  CHECK(traces == 1);                                    // an array like those numbers shares the trace
+  CHECK(traces == 1);  // an array like those numbers shares the trace
   // Functions and std::function are seen; the result is that of f without jit, dtype included.
   auto pointer = jit(scaled);
   auto wrapped = jit(std::function<NamedArray(const NamedArray&, const NamedArray&)>(scaled));
@@ -49,7 +52,8 @@ TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   CHECK(wrapped.report().traces == 1);
   // As an argument of a plan, on a mesh, given away, and inside another trace.
   CHECK(pointer.compile(x, 7.).traces == 2);
-  auto given = jit([](const NamedArray& v, const NamedArray& by) { return v * by; }, {.donate = {1}});
+  auto given =
+      jit([](const NamedArray& v, const NamedArray& by) { return v * by; }, {.donate = {1}});
   CHECK(difference(given(x, 2.), x * 2., 0) == "");
   CHECK(difference(given(x, 3.), x * 3., 0) == "");
   CHECK(difference(jit([&](const NamedArray& v) { return pointer(v, 3.); })(x), x * 3., 0) == "");
@@ -76,12 +80,14 @@ TEST_CASE("jit: numbers are traced through what transforms make of a function th
   check(jit(chunked_reduce(N, {.chunk = 2}, f)), value);
   check(jit(vmap(f, N)), [&](double by) { return x * x * by; });
   check(jit(haliax::map(f, N)), [&](double by) { return x * x * by; });
-  check(jit(custom_vjp(f, [](const auto& in, const NamedArray&, const NamedArray&) { return in; })), value);
+  check(jit(custom_vjp(f, [](const auto& in, const NamedArray&, const NamedArray&) { return in; })),
+        value);
   check(shard_map(f, {.mesh = mesh, .axis_resources = Mapping{}}), value);
   auto both = jit(value_and_grad(f));
   for (int i = 0; i < 3; ++i) CHECK(difference(both(x, i).second, slope(i), 1e-5) == "");
   CHECK(both.report().traces == 1);
-  auto maybe = jit([](const NamedArray& v, const std::optional<NamedArray>& by) { return by ? v * *by : v; });
+  auto maybe = jit(
+      [](const NamedArray& v, const std::optional<NamedArray>& by) { return by ? v * *by : v; });
   check(maybe, [&](double by) { return x * by; });
   CHECK(difference(maybe(x, std::optional<NamedArray>()), x, 0) == "");
 }
@@ -96,7 +102,8 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   auto number = jit([](const NamedArray& v, double by, const std::string&) { return v * by; });
   number(x, 0.1, std::string("a")), number(x, 0.1, std::string("b"));
   CHECK(number.report().why == "the static argument 2 is \"b\", not \"a\"");
-  auto ops = jit([](const NamedArray& v, Arr by) { return power(v, by); });   // an op may ask what the number is
+  // an op may ask what the number is
+  auto ops = jit([](const NamedArray& v, Arr by) { return power(v, by); });
   CHECK(difference(ops(x, 2), x * x, 0) == "");
   CHECK(difference(ops(x, 3), x * x * x, 0) == "");
   CHECK(ops.report().traces == 2);
@@ -119,7 +126,8 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   CHECK(f.report().why == "argument 0: layers.0.weight is (n=4), not ()");
   m.layers[0].weight = ones(N, DType::bf16), f(m, x);
   CHECK(f.report().why == "the dtype of argument 0: layers.0.weight is bf16, not f32");
-  auto lengths = jit([](const std::vector<int>& v, const Axis& a) { return arange(a) * int(v.size()); });
+  auto lengths =
+      jit([](const std::vector<int>& v, const Axis& a) { return arange(a) * int(v.size()); });
   std::vector<int> numbers{1, 2};
   lengths(numbers, N), numbers.push_back(3), lengths(numbers, N);
   CHECK(lengths.report().why == "the static argument 0 is of 3 items, not of 2 items");
@@ -130,21 +138,27 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
 TEST_CASE("the code of docs/jit.md") {
   auto x = arange(N).astype(DType::f32);
   auto scale = jit([](const NamedArray& x, const NamedArray& by) { return x * by; });
-  for (int step = 0; step < 100; ++step) scale(x, 0.01 * step);   // one trace
+  for (int step = 0; step < 100; ++step) scale(x, 0.01 * step);  // one trace
 
   auto slower = jit([](const auto& x, auto by) { return x * by; });
-  for (int step = 0; step < 5; ++step) slower(x, 0.01 * step);    // five: `by` is a double
+  for (int step = 0; step < 5; ++step) slower(x, 0.01 * step);  // five: `by` is a double
 
-  auto decode = jit([](const NamedArray& cache, const NamedArray& keys, const NamedArray& position) {
-    auto layer = [&](const NamedArray& h, const NamedArray& c, const NamedArray& k) {   // c (position, embed): of one layer
-      auto next = updated_slice(c, {{"position", position}}, k);
-      return std::pair(h + dot(softmax(dot(next, h, "embed"), "position"), next, "position"), next);
-    };
-    return scan(layer, Axis("layers", 4))(zeros(Axis("embed", 16)), cache, keys);       // next: (layers, position, embed)
-  }, {.donate = {0}});
+  auto decode = jit(
+      [](const NamedArray& cache, const NamedArray& keys, const NamedArray& position) {
+        // c (position, embed): of one layer
+        auto layer = [&](const NamedArray& h, const NamedArray& c, const NamedArray& k) {
+          auto next = updated_slice(c, {{"position", position}}, k);
+          return std::pair(h + dot(softmax(dot(next, h, "embed"), "position"), next, "position"),
+                           next);
+        };
+        // next: (layers, position, embed)
+        return scan(layer, Axis("layers", 4))(zeros(Axis("embed", 16)), cache, keys);
+      },
+      {.donate = {0}});
 
   const Axis L("layers", 4), E("embed", 16);
-  decode(zeros({L, Axis("position", 64), E}).eval(), ones({L, E}), NamedArray(3.).astype(DType::i32));
+  decode(zeros({L, Axis("position", 64), E}).eval(), ones({L, E}),
+         NamedArray(3.).astype(DType::i32));
   CHECK(decode.report().not_donated.empty());
   CHECK(decode.report().peak_bytes < 64 * 16 * 4);
   CHECK(scale.report().traces == 1);
@@ -161,20 +175,26 @@ TEST_CASE("jit: traced for each number" * doctest::skip()) {
 }
 TEST_CASE("jit: a function that is traced for each number says so once, or raises") {
   const auto out = output_of_case("jit: traced for each number");
-  const auto at = out.find("haliax: warning: [jit] traced 8 times, each time for other static values: argument 1 (0, 0.5, ..., 3.5); "
-                           "argument 2: rate (1, 2, 0.5); a number is traced once where the function takes a NamedArray");
+  const auto at = out.find(
+      "haliax: warning: [jit] traced 8 times, each time for other static values: argument 1 (0, "
+      "0.5, ..., 3.5); "
+      "argument 2: rate (1, 2, 0.5); a number is traced once where the function takes a "
+      "NamedArray");
   CAPTURE(out);
   CHECK(at != out.npos);
   CHECK(out.find("now") < at);
   CHECK(out.find("jit_numbers_test.cpp:", at) != out.npos);
   CHECK(out.find("warning", at + 20) == out.npos);
 
-  auto strict = jit([](const NamedArray& v, double by) { return v * by; }, {.refuse_retraces = true});
+  auto strict =
+      jit([](const NamedArray& v, double by) { return v * by; }, {.refuse_retraces = true});
   for (int i = 0; i < 7; ++i) strict(arange(N), i);
-  raises([&] { return strict(arange(N), 7); }, {"[jit] traced 8 times", "argument 1 (0, 1, ..., 7)", "jit_numbers_test.cpp"});
+  raises([&] { return strict(arange(N), 7); },
+         {"[jit] traced 8 times", "argument 1 (0, 1, ..., 7)", "jit_numbers_test.cpp"});
   CHECK(difference(strict(arange(N), 6), arange(N) * 6., 1e-6) == "");
   // Shapes are no numbers: they may be many.
-  auto shapes = jit([](const NamedArray& v, double by) { return v * by; }, {.refuse_retraces = true});
+  auto shapes =
+      jit([](const NamedArray& v, double by) { return v * by; }, {.refuse_retraces = true});
   for (int i = 1; i < 12; ++i) shapes(arange(N.resize(i)), 2.);
   CHECK(shapes.report().traces == 11);
 }

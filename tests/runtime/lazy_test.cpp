@@ -17,10 +17,11 @@ using namespace haliax;
 TEST_CASE("a million chained ops build and die, and a quarter of them run, without recursion") {
   NamedArray x = zeros({{"n", 4}}, DType::f32);
   auto start = x.eval();
-  for (int i = 0; i < 250'000; ++i) x = i % 2 ? x - 0.5 : x + 1.0;   // a frame for each would not fit on any stack
+  // a frame for each would not fit on any stack
+  for (int i = 0; i < 250'000; ++i) x = i % 2 ? x - 0.5 : x + 1.0;
   CHECK(x.floats() == std::vector<float>(4, 62500.f));
   NamedArray never = start;
-  for (int i = 0; i < 1'000'000; ++i) never = never * 2;   // dies unread
+  for (int i = 0; i < 1'000'000; ++i) never = never * 2;  // dies unread
   for (int i = 0; i < 200'000; ++i) never = never * never + sin(never);
 }
 
@@ -34,7 +35,8 @@ TEST_CASE("a long chain has a gradient, and dies with it") {
   CHECK(g.doubles() == std::vector<double>(2, 20001.0));
 }
 
-// By processor time: four times as many in less than eight times of it, where 16 times is a walk over all for each.
+// By processor time: four times as many in less than eight times of it, where 16 times is a walk
+// over all for each.
 TEST_CASE("many arrays take time in proportion, evaluated at once or given out by jit") {
   const auto x = arange(Axis("n", 4), {.dtype = DType::f32}).eval();
   auto multiples = [](const NamedArray& x, int count) {
@@ -57,7 +59,8 @@ TEST_CASE("many arrays take time in proportion, evaluated at once or given out b
       f(count);
       return double(std::clock() - began) / CLOCKS_PER_SEC;
     };
-    const auto few = std::min(seconds(5000), seconds(5001));   // another number: what is equal is planned once
+    // another number: what is equal is planned once
+    const auto few = std::min(seconds(5000), seconds(5001));
     CHECK(seconds(20'000) < 8 * few);
   }
 }
@@ -69,14 +72,15 @@ TEST_CASE("equal values are one node; values are made once") {
   CHECK(exp(x * 3).node() != a.node());
   CHECK(arange(Axis("n", 4)).node() == arange(Axis("n", 4)).node());
   CHECK(arange(Axis("n", 4)).node() != arange(Axis("m", 4)).node());
-  CHECK(array({1, 2}, Axis("n", 2)).node() != array({1, 2}, Axis("n", 2)).node());   // data: never equal
+  // data: never equal
+  CHECK(array({1, 2}, Axis("n", 2)).node() != array({1, 2}, Axis("n", 2)).node());
   CHECK(!a.node()->value);
   a.eval();
   auto made = a.node()->value.get();
   REQUIRE(made);
   CHECK(b.floats()[0] == 1);
   CHECK(b.node()->value.get() == made);
-  CHECK(a.node()->in.empty());                            // a value forgets how it was made
+  CHECK(a.node()->in.empty());  // a value forgets how it was made
   auto both = std::vector{x + 1, x + 2};
   eval(both);
   CHECK(both[0].node()->value);
@@ -87,7 +91,8 @@ TEST_CASE("printing shows dtype, axes and a few values, where there can be any")
   auto x = array({1, 2, 3, 4, 5, 6}, {{"batch", 2}, {"embed", 3}});
   CHECK(x.to_string() == "NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]])");
   auto y = x * 0.5;
-  CHECK(y.to_string() == "NamedArray(f32, (batch=2, embed=3), [[0.5, 1, 1.5], [2, 2.5, 3]])");  // made to be shown
+  // made to be shown
+  CHECK(y.to_string() == "NamedArray(f32, (batch=2, embed=3), [[0.5, 1, 1.5], [2, 2.5, 3]])");
   std::string inside;
   auto show = [&](const NamedArray& v) {
     inside = v.to_string();
@@ -102,19 +107,23 @@ TEST_CASE("printing shows dtype, axes and a few values, where there can be any")
   CHECK(array(std::vector<std::int64_t>{(1LL << 53) + 1, -1, 2}, n).to_string() ==
         "NamedArray(i64, (n=3), [9007199254740993, -1, 2])");
   CHECK((zeros(n) / zeros(n)).to_string() == "NamedArray(f32, (n=3), [nan, nan, nan])");
-  CHECK((x > 3).eval().to_string() == "NamedArray(bool, (batch=2, embed=3), [[false, false, false], [true, true, true]])");
-  CHECK(arange(Axis("n", 2000)).eval().to_string() == "NamedArray(i32, (n=2000), [0, 1, 2, ..., 1997, 1998, 1999])");
+  CHECK((x > 3).eval().to_string() ==
+        "NamedArray(bool, (batch=2, embed=3), [[false, false, false], [true, true, true]])");
+  CHECK(arange(Axis("n", 2000)).eval().to_string() ==
+        "NamedArray(i32, (n=2000), [0, 1, 2, ..., 1997, 1998, 1999])");
   CHECK(NamedArray(1.5).eval().to_string() == "NamedArray(f32, (), 1.5)");
   CHECK(NamedArray().to_string() == "NamedArray()");
 }
 
 TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should") {
   Axis n("n", 5);
-  for (auto name : {"f32", "f64", "bf16", "f16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"}) {
+  for (auto name : {"f32", "f64", "bf16", "f16", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
+                    "u64", "bool"}) {
     CAPTURE(name);
     auto d = dtype_of(name);
     std::vector<std::byte> raw(std::size_t(5 * bytes_of(d)));
-    for (std::size_t i = 0; i < raw.size(); ++i) raw[i] = std::byte(d == DType::boolean ? i % 2 : (37 * i + 11) % 0x7b);
+    for (std::size_t i = 0; i < raw.size(); ++i)
+      raw[i] = std::byte(d == DType::boolean ? i % 2 : (37 * i + 11) % 0x7b);
     auto x = from_bytes(raw, d, n);
     CHECK(x.dtype() == d);
     CHECK(x.nbytes() == 5 * bytes_of(d));
@@ -124,8 +133,10 @@ TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should")
     auto small = array({0, 1, 1, 0, 1}, n).astype(d);
     CHECK(small.integers() == std::vector<std::int64_t>{0, 1, 1, 0, 1});
     CHECK(small.astype(DType::f32).floats() == std::vector<float>{0, 1, 1, 0, 1});
-    CHECK(concatenate("n", {small, small}).integers() == std::vector<std::int64_t>{0, 1, 1, 0, 1, 0, 1, 1, 0, 1});
-    if (d != DType::boolean) CHECK((small + small).integers() == std::vector<std::int64_t>{0, 2, 2, 0, 2});
+    CHECK(concatenate("n", {small, small}).integers() ==
+          std::vector<std::int64_t>{0, 1, 1, 0, 1, 0, 1, 1, 0, 1});
+    if (d != DType::boolean)
+      CHECK((small + small).integers() == std::vector<std::int64_t>{0, 2, 2, 0, 2});
   }
   CHECK(array(std::vector<std::int64_t>{1LL << 62}, Axis("n", 1)).integers()[0] == 1LL << 62);
   auto most = bitwise_not(zeros({}, DType::u64));
@@ -133,10 +144,13 @@ TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should")
   CHECK(most.integers()[0] == std::numeric_limits<std::int64_t>::max());
   CHECK(most.to_string() == "NamedArray(u64, (), 18446744073709551615)");
   CHECK(array({1e30, -1e30, std::nan("")}, Axis("n", 3)).integers() ==
-        std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), 0});
+        std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(),
+                                  std::numeric_limits<std::int64_t>::min(), 0});
   // Halves go to even.
-  CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() == std::vector<float>{1.f, 1.015625f});
-  CHECK(array({-1.7, 300.5}, Axis("n", 2)).astype(DType::i32).integers() == std::vector<std::int64_t>{-1, 300});
+  CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() ==
+        std::vector<float>{1.f, 1.015625f});
+  CHECK(array({-1.7, 300.5}, Axis("n", 2)).astype(DType::i32).integers() ==
+        std::vector<std::int64_t>{-1, 300});
 }
 
 TEST_CASE("reading: one value, no value, axes") {
@@ -151,12 +165,13 @@ TEST_CASE("reading: one value, no value, axes") {
   CHECK_THROWS_AS(NamedArray().floats(), Error);
   CHECK(zeros({{"n", 0}}).floats().empty());
   CHECK(sum(zeros({{"n", 0}})).item() == 0);
-  CHECK_THROWS_WITH_AS(zeros({{"n", 1LL << 50}}).eval(), doctest::Contains("[memory] 4503599627370496 bytes"), Error);
+  CHECK_THROWS_WITH_AS(zeros({{"n", 1LL << 50}}).eval(),
+                       doctest::Contains("[memory] 4503599627370496 bytes"), Error);
   CHECK(sum(zeros({{"n", 1LL << 50}})).item() == 0);  // never stored
 }
 
 TEST_CASE("memory: a chain of large arrays takes a few of them, and gives them back") {
-  Axis n("n", 1 << 20);                                   // 4 MiB
+  Axis n("n", 1 << 20);  // 4 MiB
   const std::int64_t mib = resident_per_byte << 20;
   auto before = resident_bytes();
   {

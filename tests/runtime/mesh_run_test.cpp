@@ -43,7 +43,7 @@ TEST_CASE("devices: sums over some axes of a mesh, in rank order, of strided arr
   CHECK(out[0] == std::vector<float>{0, 2});
   CHECK(out[1] == std::vector<float>{6, 8});
   CHECK(out[2] == out[0]);
-  const float y[4] = {1e8f, 1, -1e8f, 1};   // in rank order the first 1 is lost, the second is not
+  const float y[4] = {1e8f, 1, -1e8f, 1};  // in rank order the first 1 is lost, the second is not
   for (int again = 0; again < 20; ++again) {
     float sums[4];
     on_devices(four, [&](int d, Communicator& c) {
@@ -70,7 +70,8 @@ TEST_CASE("devices: what one raises ends all, and is what the caller gets") {
           const void* x = &in;
           void* to = &out;
           for (int k = 0; k < 5; ++k) {
-            if (d == bad && k == calls) throw Error("[test] device " + std::to_string(d) + " cannot go on");
+            if (d == bad && k == calls)
+              throw Error("[test] device " + std::to_string(d) + " cannot go on");
             auto how = sum_of(1, {0, 1});
             c.run(how, &x, &to, nullptr, 0);
           }
@@ -85,12 +86,13 @@ TEST_CASE("devices: one fails while others are in a call of their own") {
   for (int round = 1; round < 20; ++round) {
     auto text = error_of([&] {
       on_devices(four, [&](int d, Communicator& c) {
-        const bool fails = d >= 2;                 // after some small calls, while 0 and 1 are in large ones
-        std::vector<float> in(fails ? 1 : 9 << 20, 1), out = in;   // large: its pages go as soon as it does
+        const bool fails = d >= 2;  // after some small calls, while 0 and 1 are in large ones
+        // large: its pages go as soon as it does
+        std::vector<float> in(fails ? 1 : 9 << 20, 1), out = in;
         const void* x = in.data();
         void* to = out.data();
         for (int k = 0; !fails || k < 100 * round; ++k) {
-          auto how = sum_of(std::int64_t(in.size()), {1});   // of 0 and 1, and of 2 and 3
+          auto how = sum_of(std::int64_t(in.size()), {1});  // of 0 and 1, and of 2 and 3
           c.run(how, &x, &to, nullptr, 0);
           REQUIRE(out.back() == 2);
         }
@@ -109,7 +111,8 @@ TEST_CASE("devices: calls that differ are an error, and nobody waits for ever") 
         const void* x = in;
         void* to = out;
         for (int k = 0; k < calls(d); ++k) {
-          auto how = sum_of(d == 2 ? size : 1, d == 1 && size > 1 ? std::vector{0} : std::vector{0, 1});
+          auto how =
+              sum_of(d == 2 ? size : 1, d == 1 && size > 1 ? std::vector{0} : std::vector{0, 1});
           c.run(how, &x, &to, nullptr, 0);
         }
       });
@@ -138,15 +141,19 @@ TEST_CASE("devices: threads are kept from call to call") {
 
 TEST_CASE("devices: a backend that can speaks to the others itself") {
   struct Own : program::Communicator {
-    void run(const program::Collective&, const void* const*, void* const*, void*, std::int64_t) override {}
+    void run(const program::Collective&, const void* const*, void* const*, void*,
+             std::int64_t) override {}
     void fail(const char* why) override { failed = why; }
     std::string failed;
   };
   struct Device : program::Device {
     const char* name() const override { return "own"; }
     bool is_host() const override { return false; }
-    std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override { return nullptr; }
-    std::shared_ptr<program::Communicator> communicator(const program::Dims& mesh, int d, int, program::RankGroup*) override {
+    std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override {
+      return nullptr;
+    }
+    std::shared_ptr<program::Communicator> communicator(const program::Dims& mesh, int d, int,
+                                                        program::RankGroup*) override {
       std::lock_guard hold(lock);
       asked.push_back(mesh);
       return given[d] = std::make_shared<Own>();
@@ -157,10 +164,13 @@ TEST_CASE("devices: a backend that can speaks to the others itself") {
   } device;
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
   auto text = error_of([&] {
-    on_devices(mesh, [&](int d, program::Communicator& c) {
-      if (&c != device.given[d].get()) throw Error("[test] another communicator");
-      if (d == 2) throw Error("[test] so it is");
-    }, &device);
+    on_devices(
+        mesh,
+        [&](int d, program::Communicator& c) {
+          if (&c != device.given[d].get()) throw Error("[test] another communicator");
+          if (d == 2) throw Error("[test] so it is");
+        },
+        &device);
     return 0;
   });
   CHECK(text == "[test] so it is");
@@ -172,25 +182,32 @@ TEST_CASE("mesh: what a call leaves on the devices is not cut again") {
   Axis Batch{"batch", 8}, Embed{"embed", 6};
   const Mesh two{{{"data", 2}}};
   const Mapping params{{"embed", "data"}};
-  auto w = random::normal(random::key(1), {Batch, Embed});   // cut along its last axis: not in one piece
-  auto step = [](const NamedArray& w, const NamedArray& x) { return std::pair{w * 0.5 + x, sum(w)}; };
+  // cut along its last axis: not in one piece
+  auto w = random::normal(random::key(1), {Batch, Embed});
+  auto step = [](const NamedArray& w, const NamedArray& x) {
+    return std::pair{w * 0.5 + x, sum(w)};
+  };
   auto x = random::normal(random::key(2), {Batch, Embed});
   for (bool donate : {false, true}) {
     CAPTURE(donate);
-    auto f = named_jit(step, {.donate = donate ? std::vector{0} : std::vector<int>{}, .mesh = two, .axis_resources = params});
+    auto f = named_jit(step, {.donate = donate ? std::vector{0} : std::vector<int>{},
+                              .mesh = two,
+                              .axis_resources = params});
     auto mine = w + 0.;
     auto want = mine.doubles();
     auto next = f(mine, x).first;
-    CHECK(f.report().split_bytes == 2 * 8 * 6 * 4);   // both arguments, once
+    CHECK(f.report().split_bytes == 2 * 8 * 6 * 4);  // both arguments, once
     auto again = f(next, x);
-    CHECK(f.report().split_bytes == 8 * 6 * 4);       // x alone
+    CHECK(f.report().split_bytes == 8 * 6 * 4);  // x alone
     auto xs = x.doubles(), got = again.first.doubles();
     f(again.first, donate ? x : next);
     CHECK(f.report().split_bytes == (donate ? 8 * 6 * 4 : 0));
-    for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx((want[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      CHECK(got[i] == doctest::Approx((want[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
     if (donate) {
       CHECK_THROWS_AS(next.doubles(), Error);
-    } else {   // what was read on the host is still cut on the devices, and not changed by later calls
+      // what was read on the host is still cut on the devices, and not changed by later calls
+    } else {
       auto before = next.doubles();
       f(next, x);
       CHECK(f.report().split_bytes == 8 * 6 * 4);
@@ -201,7 +218,8 @@ TEST_CASE("mesh: what a call leaves on the devices is not cut again") {
 
 TEST_CASE("mesh: blocks that lie in one piece are read where they are") {
   Axis Batch{"batch", 8}, Embed{"embed", 6};
-  auto x = random::normal(random::key(1), {Batch, Embed}), w = random::normal(random::key(2), Embed);
+  auto x = random::normal(random::key(1), {Batch, Embed}),
+       w = random::normal(random::key(2), Embed);
   auto f = named_jit([](const NamedArray& x, const NamedArray& w) { return sum(x * w, "embed"); },
                      {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"batch", "data"}}});
   auto got = f(x, w).doubles();
@@ -212,9 +230,13 @@ TEST_CASE("mesh: blocks that lie in one piece are read where they are") {
 TEST_CASE("mesh: donated twice, or lent, an argument is copied first") {
   Axis Embed{"embed", 6};
   const Mesh two{{{"data", 2}}};
-  auto add = named_jit([](const NamedArray& a, const NamedArray& b) { return std::pair{a + 1., b * 2.}; },
-                       {.donate = {0, 1}, .mesh = two, .axis_resources = Mapping{{"embed", "data"}}});
-  auto make = named_jit([](const NamedArray& a) { return a + 0.; }, {.mesh = two, .axis_resources = Mapping{{"embed", "data"}}});
+  auto add = named_jit(
+      [](const NamedArray& a, const NamedArray& b) {
+        return std::pair{a + 1., b * 2.};
+      },
+      {.donate = {0, 1}, .mesh = two, .axis_resources = Mapping{{"embed", "data"}}});
+  auto make = named_jit([](const NamedArray& a) { return a + 0.; },
+                        {.mesh = two, .axis_resources = Mapping{{"embed", "data"}}});
   auto a = make(arange(Embed).astype(DType::f32));
   auto [x, y] = add(a, a);
   CHECK(x.doubles() == std::vector<double>{1, 2, 3, 4, 5, 6});

@@ -1,4 +1,5 @@
-// What overlap is for: two ranks whose messages take their time, at the step of a model of which each has a half.
+// What overlap is for: two ranks whose messages take their time, at the step of a model of which
+// each has a half.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -42,9 +43,11 @@ std::vector<Compiled> compiled(bool overlap) {
     c.options.in.push_back(sharding_for(axes, at, two, "an argument"));
     in.push_back(NamedArray(c.inputs.back()));
   };
-  argument({Layers, Embed, Mlp}, by_embed), argument({Layers, Mlp, Embed}, by_embed), argument({Batch, Embed}, by_batch);
-  auto [y, g] = value_and_grad([&](const std::pair<NamedArray, NamedArray>& w) { return loss(w.first, w.second, in[2]); })(
-      std::pair(in[0], in[1]));
+  argument({Layers, Embed, Mlp}, by_embed), argument({Layers, Mlp, Embed}, by_embed),
+      argument({Batch, Embed}, by_batch);
+  auto [y, g] = value_and_grad([&](const std::pair<NamedArray, NamedArray>& w) {
+    return loss(w.first, w.second, in[2]);
+  })(std::pair(in[0], in[1]));
   for (auto& r : {y, g.first, g.second}) {
     c.roots.push_back(r.node());
     c.options.out.push_back(sharding_for(r.node()->axes, by_embed, two, "a result"));
@@ -58,72 +61,85 @@ std::vector<Compiled> compiled(bool overlap) {
   return out;
 }
 
-// When a step ends if each call takes so long, and multiplications, one after the other, so many seconds each.
+// When a step ends if each call takes so long, and multiplications, one after the other, so many
+// seconds each.
 class Timetable {
  public:
-  Timetable(const program::Program& p, double call, double multiplication) : call_(call), multiplication_(multiplication) {
+  Timetable(const program::Program& p, double call, double multiplication)
+      : call_(call), multiplication_(multiplication) {
     done_.resize(std::size_t(p.calls));
     steps(p.steps, false);
   }
-  double now = 0, calls = 0, work = 0;   // seconds; of all calls, of all products
+  double now = 0, calls = 0, work = 0;  // seconds; of all calls, of all products
 
  private:
   void steps(const std::vector<program::Step>& all, bool last_turn) {
     for (auto& s : all) switch (s.kind) {
-      case program::Kind::loop:
-        for (std::int64_t t = 1; t <= s.loop.trips; ++t) steps(s.loop.body, s.loop.variable < 0 ? last_turn : t == s.loop.trips);
-        break;
-      case program::Kind::skip:
-        if (last_turn) return;
-        break;
-      case program::Kind::contract: {
-        auto took = program::multiplications({s}) * multiplication_;
-        now += took, work += took;
-        break;
+        case program::Kind::loop:
+          for (std::int64_t t = 1; t <= s.loop.trips; ++t)
+            steps(s.loop.body, s.loop.variable < 0 ? last_turn : t == s.loop.trips);
+          break;
+        case program::Kind::skip:
+          if (last_turn) return;
+          break;
+        case program::Kind::contract: {
+          auto took = program::multiplications({s}) * multiplication_;
+          now += took, work += took;
+          break;
+        }
+        case program::Kind::collective:
+          free_ = std::max(free_, now) + call_, calls += call_;
+          if (s.collective.call < 0)
+            now = free_;
+          else
+            done_[std::size_t(s.collective.call)] = free_;
+          break;
+        case program::Kind::finish:
+          now = std::max(now, done_[std::size_t(s.finish.call)]);
+          break;
+        default:
+          break;
       }
-      case program::Kind::collective:
-        free_ = std::max(free_, now) + call_, calls += call_;
-        if (s.collective.call < 0) now = free_;
-        else done_[std::size_t(s.collective.call)] = free_;
-        break;
-      case program::Kind::finish: now = std::max(now, done_[std::size_t(s.finish.call)]); break;
-      default: break;
-    }
   }
-  double call_, multiplication_, free_ = 0;   // free_: when the next call may begin
+  double call_, multiplication_, free_ = 0;  // free_: when the next call may begin
   std::vector<double> done_;
 };
 
 struct Ran {
-  std::vector<std::vector<Bytes>> results;   // by device
-  double seconds = 1e9;                      // the least of some steps
+  std::vector<std::vector<Bytes>> results;  // by device
+  double seconds = 1e9;                     // the least of some steps
 };
 Ran ran(const std::vector<Compiled>& devices, std::chrono::microseconds latency) {
   Ran out;
   out.results.resize(2);
   constexpr int steps = 8;
   std::atomic<int> first{0};
-  auto said = on_ranks(2, [&](Peers& peers, SimulatedRanks&) {
-    auto& mine = devices[std::size_t(peers.rank())];
-    std::vector<Bytes> arguments;
-    std::vector<Given> given;
-    for (int slot : mine.program->argument_slots) {
-      auto& memory = arguments.emplace_back(std::size_t(mine.program->slot(slot).bytes));
-      auto* x = reinterpret_cast<float*>(memory.data());
-      for (std::size_t i = 0; i < memory.size() / 4; ++i) x[i] = float(int(i * 7919 + std::size_t(slot) * 31) % 1009 - 504) / 8000.f;
-      given.push_back({nullptr, memory.data()});
-    }
-    for (int s = 0; s < steps; ++s) {
-      Peers::JointCall call(peers, "a step");
-      RankCommunicator wire(peers, call, two, peers.rank());
-      auto started = Clock::now();
-      auto made = haliax::call(mine, given, &wire);
-      auto took = std::chrono::duration<double>(Clock::now() - started).count();
-      if (peers.rank() == 0) out.seconds = std::min(out.seconds, took);
-      if (s > 0) continue;
-      for (auto& b : made) out.results[std::size_t(peers.rank())].emplace_back(b->data(), b->data() + b->bytes());
-    }
-  }, 0ms, 1 << 30, latency);
+  auto said = on_ranks(
+      2,
+      [&](Peers& peers, SimulatedRanks&) {
+        auto& mine = devices[std::size_t(peers.rank())];
+        std::vector<Bytes> arguments;
+        std::vector<Given> given;
+        for (int slot : mine.program->argument_slots) {
+          auto& memory = arguments.emplace_back(std::size_t(mine.program->slot(slot).bytes));
+          auto* x = reinterpret_cast<float*>(memory.data());
+          for (std::size_t i = 0; i < memory.size() / 4; ++i)
+            x[i] = float(int(i * 7919 + std::size_t(slot) * 31) % 1009 - 504) / 8000.f;
+          given.push_back({nullptr, memory.data()});
+        }
+        for (int s = 0; s < steps; ++s) {
+          Peers::JointCall call(peers, "a step");
+          RankCommunicator wire(peers, call, two, peers.rank());
+          auto started = Clock::now();
+          auto made = haliax::call(mine, given, &wire);
+          auto took = std::chrono::duration<double>(Clock::now() - started).count();
+          if (peers.rank() == 0) out.seconds = std::min(out.seconds, took);
+          if (s > 0) continue;
+          for (auto& b : made)
+            out.results[std::size_t(peers.rank())].emplace_back(b->data(), b->data() + b->bytes());
+        }
+      },
+      0ms, 1 << 30, latency);
   for (auto& s : said) CHECK(s == "");
   return out;
 }
@@ -132,25 +148,28 @@ Ran ran(const std::vector<Compiled>& devices, std::chrono::microseconds latency)
 
 TEST_CASE("overlap: calls that take 2 ms are hidden behind the work of a sharded step") {
   auto blocking = compiled(false), beside = compiled(true);
-  // As it is planned: with work that takes as long as the calls, as a fraction of it, and several times as long.
+  // As it is planned: with work that takes as long as the calls, as a fraction of it, and several
+  // times as long.
   const double all = program::multiplications(blocking[0].program->steps), call = 2e-3;
   const double calls = Timetable(*blocking[0].program, call, 0).calls;
   for (double share : {0.5, 1., 3.}) {
     CAPTURE(share);
-    Timetable one_by_one(*blocking[0].program, call, share * calls / all), at_once(*beside[0].program, call, share * calls / all);
+    Timetable one_by_one(*blocking[0].program, call, share * calls / all),
+        at_once(*beside[0].program, call, share * calls / all);
     CHECK(one_by_one.now == doctest::Approx(one_by_one.calls + one_by_one.work));
     CHECK(at_once.calls == doctest::Approx(one_by_one.calls));
     auto hidden = (one_by_one.now - at_once.now) / std::min(one_by_one.calls, one_by_one.work);
-    MESSAGE("work " << share << " times as long as calls: " << hidden << " of what can be hidden is");
+    MESSAGE("work " << share << " times as long as calls: " << hidden
+                    << " of what can be hidden is");
     CHECK(hidden >= 0.6);
   }
   // And as it runs; how long that takes depends on what else this machine does.
   const auto usual = haliax::threads();
-  set_threads(1);   // of each rank: both work at once
+  set_threads(1);  // of each rank: both work at once
   auto free = ran(blocking, 0us), plain = ran(blocking, 2ms), hidden = ran(beside, 2ms);
   set_threads(usual);
   CHECK(plain.results == free.results);
   CHECK(hidden.results == plain.results);
-  MESSAGE("a step: " << free.seconds * 1e3 << " ms; with slow calls " << plain.seconds * 1e3 << " ms, overlapped "
-                     << hidden.seconds * 1e3 << " ms");
+  MESSAGE("a step: " << free.seconds * 1e3 << " ms; with slow calls " << plain.seconds * 1e3
+                     << " ms, overlapped " << hidden.seconds * 1e3 << " ms");
 }

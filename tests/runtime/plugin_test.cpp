@@ -1,4 +1,5 @@
-// Backends in libraries of their own: what is said of those that cannot be used, and that nobody opens what nobody asks for.
+// Backends in libraries of their own: what is said of those that cannot be used, and that nobody
+// opens what nobody asks for.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -34,14 +35,19 @@ struct Folder {
     std::ofstream(file + ".cpp") << text;
     auto* asked = std::getenv("HALIAX_CXX");
     const std::string compiler = asked && *asked ? asked : "c++";
-    REQUIRE(std::system((compiler + " -shared -fPIC " + file + ".cpp -o " + file + ".so " + with).c_str()) == 0);
+    REQUIRE(std::system((compiler + " -shared -fPIC " + file + ".cpp -o " + file + ".so " + with)
+                            .c_str()) == 0);
   }
   fs::path at;
 };
-std::string said_of(const std::string& name) { return error_of([&] { return backend(name).name(); }); }
-std::string plugin_of(const std::string& version, const std::string& border, const std::string& device = "nullptr") {
-  return "struct P { const char *a, *b; void* (*f)(); };\nextern \"C\" const P* haliax_plugin() { static P p{\"" + version +
-         "\", \"" + border + "\", " + device + "}; return &p; }\n";
+std::string said_of(const std::string& name) {
+  return error_of([&] { return backend(name).name(); });
+}
+std::string plugin_of(const std::string& version, const std::string& border,
+                      const std::string& device = "nullptr") {
+  return "struct P { const char *a, *b; void* (*f)(); };\nextern \"C\" const P* haliax_plugin() { "
+         "static P p{\"" +
+         version + "\", \"" + border + "\", " + device + "}; return &p; }\n";
 }
 bool starts(const std::string& text, const std::string& with) { return text.starts_with(with); }
 std::string output_of(const std::string& command) {
@@ -51,7 +57,7 @@ std::string output_of(const std::string& command) {
   pclose(pipe);
   return out;
 }
-const fs::path& builds() {   // of the tree that this program is of
+const fs::path& builds() {  // of the tree that this program is of
   static const auto at = fs::canonical("/proc/self/exe").parent_path().parent_path();
   return at;
 }
@@ -61,8 +67,11 @@ const fs::path& builds() {   // of the tree that this program is of
 TEST_CASE("plugins: where one was looked for") {
   Folder folder;
   auto text = said_of("nobodys");
-  CHECK(starts(text, "[backend] there is no backend nobodys; there are cpu and reference, and no plugin libhaliax_nobodys.so in /none, " +
-                         folder.at.string() + ", " + (builds() / "tests").string() + ", " + builds().string() + ", "));
+  CHECK(starts(text,
+               "[backend] there is no backend nobodys; there are cpu and reference, and no plugin "
+               "libhaliax_nobodys.so in /none, " +
+                   folder.at.string() + ", " + (builds() / "tests").string() + ", " +
+                   builds().string() + ", "));
   CHECK(has(text, "/haliax; HALIAX_PLUGINS=FOLDER says where it lies"));
   CHECK(has(said_of("cqu"), "did you mean cpu?"));
   CHECK(has(said_of("../../x"), "there is no backend ../../x"));
@@ -75,11 +84,19 @@ TEST_CASE("plugins: of another version, of another border, or none at all") {
   folder.make("haliax_older", plugin_of("0.0.9", border));
   folder.make("haliax_other", plugin_of(version, "feed"));
   folder.make("haliax_stranger", "extern \"C\" int nothing() { return 0; }\n");
-  const auto file = [&](const char* name) { return name + (" (" + folder.at.string()) + "/libhaliax_" + name + ".so)"; };
-  const auto mine = ", and this is " + version + " (" + border + "); build both from the same sources";
-  CHECK(starts(said_of("older"), "[backend] " + file("older") + " cannot be used: it was built for haliax 0.0.9 (" + border + ")" + mine));
-  CHECK(starts(said_of("other"), "[backend] " + file("other") + " cannot be used: it was built for haliax " + version + " (feed)" + mine));
-  CHECK(starts(said_of("stranger"), "[backend] " + file("stranger") + " cannot be used: it is no plugin"));
+  const auto file = [&](const char* name) {
+    return name + (" (" + folder.at.string()) + "/libhaliax_" + name + ".so)";
+  };
+  const auto mine =
+      ", and this is " + version + " (" + border + "); build both from the same sources";
+  CHECK(starts(said_of("older"), "[backend] " + file("older") +
+                                     " cannot be used: it was built for haliax 0.0.9 (" + border +
+                                     ")" + mine));
+  CHECK(starts(said_of("other"), "[backend] " + file("other") +
+                                     " cannot be used: it was built for haliax " + version +
+                                     " (feed)" + mine));
+  CHECK(starts(said_of("stranger"),
+               "[backend] " + file("stranger") + " cannot be used: it is no plugin"));
   std::ofstream(folder.at / "libhaliax_text.so") << "no library";
   CHECK(has(said_of("text"), "cannot be used: "));
   CHECK(said_of("text").size() > file("text").size() + 30);
@@ -88,38 +105,48 @@ TEST_CASE("plugins: of another version, of another border, or none at all") {
 TEST_CASE("plugins: a library that one needs is missing") {
   Folder folder;
   folder.make("wanted", "extern \"C\" int wanted() { return 1; }\n");
-  folder.make("haliax_needy", "extern \"C\" int wanted();\n" + plugin_of("", "", "(void* (*)())&wanted"),
+  folder.make("haliax_needy",
+              "extern \"C\" int wanted();\n" + plugin_of("", "", "(void* (*)())&wanted"),
               "-L" + folder.at.string() + " -lwanted");
   fs::remove(folder.at / "libwanted.so");
-  CHECK(has(said_of("needy"), "cannot be used: it needs libwanted.so, which is not found; is the folder of libwanted.so in the "
-                              "loader's path"));
+  CHECK(has(said_of("needy"),
+            "cannot be used: it needs libwanted.so, which is not found; is the folder of "
+            "libwanted.so in the "
+            "loader's path"));
 }
 
 TEST_CASE("plugins: what one makes is asked once, and what it raises is raised") {
   Folder folder;
   const std::string version = program::library_version(), border = program::border_hash();
-  folder.make("haliax_mine", "alignas(16) static int made = 0;\nstatic void* device() { return ++made == 1 ? &made : nullptr; }\n" +
-                                 plugin_of(version, border, "device"));
+  folder.make("haliax_mine",
+              "alignas(16) static int made = 0;\nstatic void* device() { return ++made == 1 ? "
+              "&made : nullptr; }\n" +
+                  plugin_of(version, border, "device"));
   auto& first = backend("mine");
   CHECK(&backend("mine") == &first);
-  folder.make("haliax_angry", "#include <stdexcept>\nstatic void* device() { throw std::runtime_error(\"[angry] no\"); }\n" +
-                                  plugin_of(version, border, "device"));
+  folder.make("haliax_angry",
+              "#include <stdexcept>\nstatic void* device() { throw std::runtime_error(\"[angry] "
+              "no\"); }\n" +
+                  plugin_of(version, border, "device"));
   CHECK(said_of("angry") == "[angry] no");
   CHECK(said_of("angry") == "[angry] no");
 }
 
 TEST_CASE("plugins: nothing of CUDA is linked, and who does not ask for it opens nothing") {
   CHECK(jit([](const NamedArray& x) { return x + 1.; })(NamedArray(1.)).item() == 2);
-  const char* const theirs[] = {"libcuda", "libcudart", "libnvrtc", "libnccl", "libcublas", "libnvidia"};
+  const char* const theirs[] = {"libcuda", "libcudart", "libnvrtc",
+                                "libnccl", "libcublas", "libnvidia"};
   std::ostringstream maps;
   maps << std::ifstream("/proc/self/maps").rdbuf();
   for (auto* name : theirs) CHECK_MESSAGE(!has(maps.str(), name), name);
   int looked_at = 0;
-  for (auto& folder : {builds(), builds() / "examples", builds() / "tests", builds() / "tools", builds() / "bench"}) {
+  for (auto& folder : {builds(), builds() / "examples", builds() / "tests", builds() / "tools",
+                       builds() / "bench"}) {
     if (!fs::exists(folder)) continue;
     for (auto& f : fs::directory_iterator(folder)) {
       const auto name = f.path().filename().string();
-      bool is_program = f.is_regular_file() && (f.status().permissions() & fs::perms::owner_exec) != fs::perms::none;
+      bool is_program = f.is_regular_file() &&
+                        (f.status().permissions() & fs::perms::owner_exec) != fs::perms::none;
       if (!is_program || has(name, "libhaliax_cuda")) continue;
       const auto needs = output_of("ldd " + f.path().string() + " 2>&1");
       ++looked_at;

@@ -11,7 +11,7 @@
 
 using namespace haliax;
 
-namespace printed {   // a namespace of its own, as models of users have
+namespace printed {  // a namespace of its own, as models of users have
 
 struct Head {
   nn::Linear out;
@@ -25,7 +25,8 @@ struct Model {
 const Axis Embed("embed", 4), Vocab("vocab", 300);
 Model model() {
   return {nn::LayerNorm::init(Embed, {.use_bias = false}),
-          {{nn::Linear::init(Embed, Vocab, random::key(0), {.use_bias = false}), {ones(Vocab, DType::boolean)}}},
+          {{nn::Linear::init(Embed, Vocab, random::key(0), {.use_bias = false}),
+            {ones(Vocab, DType::boolean)}}},
           zeros({})};
 }
 
@@ -62,14 +63,15 @@ TEST_CASE("small things print as their text") {
   CHECK(shown(AxisSelection()) == "all");
   CHECK(shown(Mappings(Mapping{{"n", "data"}})) == "{n: data}");
   CHECK(shown(Mappings::of_each({Mapping{{"n", "data"}}, {}})) == "[{n: data}, none]");
-  CHECK(shown(Placement{Mesh{{{"data", 4}}}, Mapping{{"n", "data"}}}) == "{n: data} on Mesh(data=4)");
+  CHECK(shown(Placement{Mesh{{{"data", 4}}}, Mapping{{"n", "data"}}}) ==
+        "{n: data} on Mesh(data=4)");
   CHECK(shown(Policy("p=f32,c=bf16,o=f32,r=f32")) == "p=f32,c=bf16,o=f32,r=f32");
   CHECK(shown(Policy("bf16")) == "p=bf16,c=bf16,o=bf16");
   CHECK(shown(Arr(arange(N))) == "NamedArray(i32, (n=3), [0, 1, 2])");
   CHECK(shown(Arr(0.5)) + shown(Arr(2)) + shown(Arr(true)) == "0.52true");
-  CHECK(fmt::format("{} {} {} {}", Axes{N}, Mesh{{{"data", 4}}}, Mapping{{"n", "data"}}, random::key(1)) ==
-        "(n=3) data=4 {n: data} Key(0, 1)");
-  std::ostringstream left;   // a stream is no array to shift
+  CHECK(fmt::format("{} {} {} {}", Axes{N}, Mesh{{{"data", 4}}}, Mapping{{"n", "data"}},
+                    random::key(1)) == "(n=3) data=4 {n: data} Key(0, 1)");
+  std::ostringstream left;  // a stream is no array to shift
   left << 1 << " " << true << " " << (arange(N) << 1);
   CHECK(left.str() == "1 1 NamedArray(i32, (n=3), [0, 2, 4])");
 }
@@ -78,8 +80,10 @@ TEST_CASE("arrays that fit a line stay on one, others have a line for each row")
   CHECK(shown(arange(N) * 1.5) == "NamedArray(f32, (n=3), [0, 1.5, 3])");
   CHECK(shown(arange({Axis("a", 2), Axis("b", 20)}) * 10) ==
         "NamedArray(i32, (a=2, b=20),\n"
-        "  [[  0,  10,  20,  30,  40,  50,  60,  70,  80,  90, 100, 110, 120, 130, 140, 150, 160, 170, 180, 190],\n"
-        "   [200, 210, 220, 230, 240, 250, 260, 270, 280, 290, 300, 310, 320, 330, 340, 350, 360, 370, 380, 390]])");
+        "  [[  0,  10,  20,  30,  40,  50,  60,  70,  80,  90, 100, 110, 120, 130, 140, 150, 160, "
+        "170, 180, 190],\n"
+        "   [200, 210, 220, 230, 240, 250, 260, 270, 280, 290, 300, 310, 320, 330, 340, 350, 360, "
+        "370, 380, 390]])");
   auto text = shown(arange(Axis("a", 1000)));
   CHECK(has(text, " 500,"));
   for (std::size_t from = 0, to = 0; to != text.npos; from = to + 1) {
@@ -89,7 +93,8 @@ TEST_CASE("arrays that fit a line stay on one, others have a line for each row")
 }
 
 TEST_CASE("of more than 1000 elements the first and the last three along each axis") {
-  CHECK(shown(arange(Axis("a", 1001))) == "NamedArray(i32, (a=1001), [0, 1, 2, ..., 998, 999, 1000])");
+  CHECK(shown(arange(Axis("a", 1001))) ==
+        "NamedArray(i32, (a=1001), [0, 1, 2, ..., 998, 999, 1000])");
   CHECK(shown(arange({Axis("a", 2), Axis("b", 7), Axis("c", 100)})) ==
         "NamedArray(i32, (a=2, b=7, c=100),\n"
         "  [[[   0,    1,    2, ...,   97,   98,   99],\n"
@@ -115,14 +120,15 @@ TEST_CASE("what has no value prints as the tracer that it is") {
     text = shown(v * 2.);
     return v;
   };
-  auto f = jit(show);   auto at = line();
+  auto f = jit(show);
+  auto at = line();
   f(x);
   CHECK(text == "NamedArray(f32, (n=3, m=2), traced by jit (" + at + "))");
   vmap(show, N)(x);
   CHECK(has(text, "NamedArray(f32, (m=2), traced by vmap over n (printing_test.cpp:"));
   haliax::map(show, N)(x);
   CHECK(has(text, "(m=2), traced by scan (printing_test.cpp:"));
-  grad([&](const NamedArray& v) { return sum(show(v)); })(x);   // there are values
+  grad([&](const NamedArray& v) { return sum(show(v)); })(x);  // there are values
   CHECK(text == "NamedArray(f32, (n=3, m=2), [[2, 2], [2, 2], [2, 2]])");
   CHECK(shown(eval_shape(show, x)) == "NamedArray(f32, (n=3, m=2))");
   jit([&](const Key& k) {
@@ -136,7 +142,8 @@ TEST_CASE("what has no value prints as the tracer that it is") {
   CHECK(shown(given * 2.) == "NamedArray(f32, (n=3), made of what was donated)");
   // Printing reads: what cannot be computed raises.
   ::setenv("HALIAX_NANS", "1", 1);
-  CHECK_THROWS_WITH_AS(shown(log(ones(N) - 2.)), doctest::Contains("[log] makes NaN out of finite numbers"), Error);
+  CHECK_THROWS_WITH_AS(shown(log(ones(N) - 2.)),
+                       doctest::Contains("[log] makes NaN out of finite numbers"), Error);
   ::unsetenv("HALIAX_NANS");
   // What does not depend on arguments has a value; showing it changes nothing about the program.
   auto quiet = jit([](const NamedArray& v) { return v + arange(Axis("n", 3)) * 2.; });
@@ -161,7 +168,7 @@ TEST_CASE("a model prints a line for each array, a state too") {
   CHECK(tree_to_string(m) == tree);
   CHECK(shown(m) == tree);
   CHECK(fmt::format("{}", m) == tree);
-  CHECK(fmt::format("{}", std::vector{ones(N), zeros(N)}).size() > 40);   // as a range
+  CHECK(fmt::format("{}", std::vector{ones(N), zeros(N)}).size() > 40);  // as a range
   auto state = optim::adamw().init(m);
   auto text = shown(state);
   CHECK(has(text, "0.count "));

@@ -30,7 +30,8 @@ Model model() {
   m.up.weight.eval();
   return m;
 }
-const StepProfile* found(const Profile& p, const std::string& kind, const std::string& module = "") {
+const StepProfile* found(const Profile& p, const std::string& kind,
+                         const std::string& module = "") {
   auto is = [&](auto& s) { return s.kind == kind && (module.empty() || s.module == module); };
   auto at = std::find_if(p.steps.begin(), p.steps.end(), is);
   return at == p.steps.end() ? nullptr : &*at;
@@ -43,8 +44,8 @@ struct Traced {
   nlohmann::json file;
 };
 Traced traced(const std::string& what, const std::string& path, const std::string& read = "") {
-  auto said = output_of("HALIAX_DEVICES=2 HALIAX_PROFILE=" + path + " WHAT=" + what + " /proc/" + std::to_string(getpid()) +
-                        "/exe --no-skip -tc='profile: a process' 2>&1");
+  auto said = output_of("HALIAX_DEVICES=2 HALIAX_PROFILE=" + path + " WHAT=" + what + " /proc/" +
+                        std::to_string(getpid()) + "/exe --no-skip -tc='profile: a process' 2>&1");
   std::ifstream in(read.empty() ? path : read);
   return {said, nlohmann::json::parse(in, nullptr, false)};
 }
@@ -52,12 +53,15 @@ std::string scratch_file(const char* name) {
   return (std::filesystem::temp_directory_path() / (std::to_string(getpid()) + name)).string();
 }
 NamedArray walked(const NamedArray& x) {
-  return fold([](const NamedArray& state, const NamedArray& row) { return tanh(state + row); }, "time")(zeros(E), x);
+  return fold([](const NamedArray& state, const NamedArray& row) { return tanh(state + row); },
+              "time")(zeros(E), x);
 }
 
 }  // namespace
 
-TEST_CASE("profile: steps bear their line, module, bytes and products; what they take adds up to the call") {
+TEST_CASE(
+    "profile: steps bear their line, module, bytes and products; what they take adds up to the "
+    "call") {
   const Axis Rows("batch", 2048), Wide("hidden", 1024);
   auto layer = nn::Linear::init(E, Wide, random::key(0));
   layer.weight.eval();
@@ -94,20 +98,23 @@ TEST_CASE("profile: steps bear their line, module, bytes and products; what they
   CHECK(steps == doctest::Approx(p.steps_s));
   CHECK(kinds == doctest::Approx(p.steps_s));
   CHECK(p.steps_s <= p.wall_s);
-  CHECK(p.steps_s > p.wall_s * 0.7);             // what is left allocates the result, and makes a node of it
+  CHECK(p.steps_s > p.wall_s * 0.7);  // what is left allocates the result, and makes a node of it
   CHECK(p.machine.read > 1e8);
   CHECK(p.machine.copy > 1e8);
   std::ostringstream table;
   table << p;
-  for (auto* part : {"contract", "in up", "2048 x 1024 x 256", "a call takes", "kind", "module"}) CHECK(has(table.str(), part));
+  for (auto* part : {"contract", "in up", "2048 x 1024 x 256", "a call takes", "kind", "module"})
+    CHECK(has(table.str(), part));
 }
 
 TEST_CASE("profile: steps of turns side by side take their part of the call") {
   const Axis Heads("heads", 12), Q("q", 1024), K("k", 1024), D("d", 64);
   auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
   for (int threads : {1, 2, 3}) {
-    const Threads some(threads);                   // a plan is made for as many as there are then
-    auto attend = jit([](const NamedArray& x, const NamedArray& y) { return nn::dot_product_attention("k", "d", x, y, y); });
+    const Threads some(threads);  // a plan is made for as many as there are then
+    auto attend = jit([](const NamedArray& x, const NamedArray& y) {
+      return nn::dot_product_attention("k", "d", x, y, y);
+    });
     auto p = profile(attend, x, y);
     auto* product = found(p, "contract");
     REQUIRE(product);
@@ -176,8 +183,9 @@ TEST_CASE("profile: functions that are not jitted, and arrays that are read insi
 
 TEST_CASE("profile: all devices of a mesh are in it") {
   const Mesh mesh({{"data", 2}});
-  auto f = named_jit([](const NamedArray& x, const NamedArray& w) { return sum(dot(x, w, "embed"), "batch"); },
-                     {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}}});
+  auto f = named_jit(
+      [](const NamedArray& x, const NamedArray& w) { return sum(dot(x, w, "embed"), "batch"); },
+      {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}}});
   auto p = profile(f, ones({B, E}).eval(), ones({E, H}).eval());
   auto* product = found(p, "contract");
   REQUIRE(product);
@@ -191,7 +199,13 @@ TEST_CASE("profile: other backends say what a call takes; a trace has nothing to
   auto p = profile(f, ones(B).eval());
   CHECK(p.steps.empty());
   CHECK(p.wall_s > 0);
-  CHECK(has(error_of([&] { jit([&](const NamedArray& x) { profile(f, x); return x; })(ones(B)); }), "[profile] nothing runs inside"));
+  CHECK(has(error_of([&] {
+              jit([&](const NamedArray& x) {
+                profile(f, x);
+                return x;
+              })(ones(B));
+            }),
+            "[profile] nothing runs inside"));
 }
 
 TEST_CASE("profile: a first call counts as long as it is the only one") {
@@ -216,19 +230,26 @@ TEST_CASE("profile: what steps move") {
   using namespace program;
   Program p;
   for (auto bytes : {4000, 400, 80}) p.slots.push_back({.bytes = bytes});
-  auto view = [](int slot, DType type, Dims strides) { return View{slot, type, 0, std::move(strides), {}}; };
-  Step pick{.kind = program::Kind::gather};               // 5 rows of 20 out of 50
-  pick.gather = {{5, 20}, view(0, DType::f32, {0, 1}), view(1, DType::f32, {20, 1}), {{view(2, DType::i64, {1, 0}), 20, 50}}};
+  auto view = [](int slot, DType type, Dims strides) {
+    return View{slot, type, 0, std::move(strides), {}};
+  };
+  Step pick{.kind = program::Kind::gather};  // 5 rows of 20 out of 50
+  pick.gather = {{5, 20},
+                 view(0, DType::f32, {0, 1}),
+                 view(1, DType::f32, {20, 1}),
+                 {{view(2, DType::i64, {1, 0}), 20, 50}}};
   CHECK(traffic_of(pick, p).read == 4. * 100 + 8 * 5);
   CHECK(traffic_of(pick, p).written == 400);
-  Step windows{.kind = program::Kind::copy};              // 90 windows of 11 out of 100 numbers
+  Step windows{.kind = program::Kind::copy};  // 90 windows of 11 out of 100 numbers
   windows.copy = {{90, 11}, view(1, DType::f32, {1, 1}), view(0, DType::f32, {11, 1})};
   CHECK(traffic_of(windows, p).read == 400);
   CHECK(traffic_of(windows, p).written == 3960);
-  Step adds;                                     // x is loaded twice, and added to
+  Step adds;  // x is loaded twice, and added to
   adds.fused = {{20}, 1, {}};
-  for (int k = 0; k < 2; ++k) adds.fused.code.push_back({.code = Code::load, .view = view(1, DType::f32, {1})});
-  adds.fused.code.push_back({.code = Code::store_add, .args = {0, -1, -1, -1}, .view = view(2, DType::f32, {1})});
+  for (int k = 0; k < 2; ++k)
+    adds.fused.code.push_back({.code = Code::load, .view = view(1, DType::f32, {1})});
+  adds.fused.code.push_back(
+      {.code = Code::store_add, .args = {0, -1, -1, -1}, .view = view(2, DType::f32, {1})});
   CHECK(traffic_of(adds, p).read == 160);
   CHECK(traffic_of(adds, p).written == 80);
 }
@@ -244,26 +265,36 @@ TEST_CASE("profile: a process" * doctest::skip()) {
   }
   if (what == "turns") {
     const Threads two(2);
-    const Axis Heads("heads", 64), Q("q", 1024), K("k", 1024), D("d", 64);   // long enough for both to begin
+    // long enough for both to begin
+    const Axis Heads("heads", 64), Q("q", 1024), K("k", 1024), D("d", 64);
     auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
-    jit([](const NamedArray& x, const NamedArray& y) { return nn::dot_product_attention("k", "d", x, y, y); })(x, y);
+    jit([](const NamedArray& x, const NamedArray& y) {
+      return nn::dot_product_attention("k", "d", x, y, y);
+    })(x, y);
   }
   if (what == "masked") {
     const Axis Q("q", 512), K("k", 512), D("d", 32);
-    auto draw = [](int seed, const Axis& a, const Axis& b) { return random::normal(random::key(seed), {a, b}).eval(); };
-    jit([=](const NamedArray& q, const NamedArray& k) {
-      return nn::dot_product_attention("k", "d", q, k, k, {.mask = nn::causal_mask(Q, K)});
-    }, {.scores_budget = 0})(draw(1, Q, D), draw(2, K, D));
+    auto draw = [](int seed, const Axis& a, const Axis& b) {
+      return random::normal(random::key(seed), {a, b}).eval();
+    };
+    jit(
+        [=](const NamedArray& q, const NamedArray& k) {
+          return nn::dot_product_attention("k", "d", q, k, k, {.mask = nn::causal_mask(Q, K)});
+        },
+        {.scores_budget = 0})(draw(1, Q, D), draw(2, K, D));
   }
   if (what == "long") {
     auto f = jit([](const NamedArray& x) {
-      return fold([](const NamedArray& s, const NamedArray& r) { return tanh(s + r); }, "many")(sum(x), ones(Axis("many", 9000)));
+      return fold([](const NamedArray& s, const NamedArray& r) { return tanh(s + r); }, "many")(
+          sum(x), ones(Axis("many", 9000)));
     });
     for (int k = 0; k < 30; ++k) f(x);
   }
 }
 
-TEST_CASE("profile: HALIAX_PROFILE writes a trace in which steps lie in their loop, and that in its call") {
+TEST_CASE(
+    "profile: HALIAX_PROFILE writes a trace in which steps lie in their loop, and that in its "
+    "call") {
   auto path = scratch_file("loop.json");
   auto [said, trace] = traced("loop", path);
   std::filesystem::remove(path);
@@ -276,12 +307,14 @@ TEST_CASE("profile: HALIAX_PROFILE writes a trace in which steps lie in their lo
     if (e["ph"] == "M") continue;
     CHECK(e["ph"] == "X");
     if (e["cat"] == "loop") loop = e;
-    if (e["cat"] == "call") call = e;            // the last
+    if (e["cat"] == "call") call = e;  // the last
   }
   REQUIRE(loop.is_object());
   auto lies_in = [](const nlohmann::json& e, const nlohmann::json& around) {
-    double from = e["ts"], to = from + double(e["dur"]), first = around["ts"], last = first + double(around["dur"]);
-    return from >= first && to <= last + 0.01 && e["pid"] == around["pid"] && e["tid"] == around["tid"];
+    double from = e["ts"], to = from + double(e["dur"]), first = around["ts"],
+           last = first + double(around["dur"]);
+    return from >= first && to <= last + 0.01 && e["pid"] == around["pid"] &&
+           e["tid"] == around["tid"];
   };
   for (auto& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["cat"] == "fused" && lies_in(e, loop)) ++inside;
@@ -296,14 +329,14 @@ TEST_CASE("profile: a trace counts the products that were made, as tables do") {
   auto trace = traced("masked", path).file;
   std::filesystem::remove(path);
   REQUIRE(!trace.is_discarded());
-  double products = 0;                           // of 512 x 512 x 32
+  double products = 0;  // of 512 x 512 x 32
   for (auto& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["cat"] == "contract") {
       products += double(e["dur"]) * double(e["args"]["GFLOP/s"]) * 1e3 / (2. * 512 * 512 * 32);
       CHECK(double(e["args"]["of best"]) > 0);
     }
   CHECK(products > 1);
-  CHECK(products < 1.7);                         // causal, of two
+  CHECK(products < 1.7);  // causal, of two
 }
 
 TEST_CASE("profile: in a trace threads that run turns side by side are rows") {
@@ -311,7 +344,7 @@ TEST_CASE("profile: in a trace threads that run turns side by side are rows") {
   auto trace = traced("turns", path).file;
   std::filesystem::remove(path);
   REQUIRE(!trace.is_discarded());
-  std::map<int, double> products;                // milliseconds, by row
+  std::map<int, double> products;  // milliseconds, by row
   std::vector<std::string> names;
   nlohmann::json call, loop;
   for (auto& e : trace["traceEvents"]) {
@@ -355,8 +388,10 @@ TEST_CASE("profile: a long trace is cut off, and says so") {
 
 TEST_CASE("profile: a file that cannot be written is named, and no variable is no profile") {
   auto said = traced("", "/no/such/folder/trace.json").said;
-  CHECK(has(said, "says: [environment] HALIAX_PROFILE is /no/such/folder/trace.json; it must be a file that can be written (No such "
-                  "file or directory); profile_test.cpp:"));
+  CHECK(has(said,
+            "says: [environment] HALIAX_PROFILE is /no/such/folder/trace.json; it must be a file "
+            "that can be written (No such "
+            "file or directory); profile_test.cpp:"));
   CHECK(!has(traced("loop", "''", "/dev/null").said, "the trace is in"));
   CHECK(profiler() == nullptr);
 }

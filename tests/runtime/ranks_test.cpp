@@ -1,5 +1,5 @@
-// Ranks, as threads of this process that send each other messages: what collectives give and send, and what becomes of a rank that
-// fails. (tests/ranks_test.py runs real ones.)
+// Ranks, as threads of this process that send each other messages: what collectives give and send,
+// and what becomes of a rank that fails. (tests/ranks_test.py runs real ones.)
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -27,26 +27,31 @@ using program::Wire;
 
 namespace {
 
-struct Array {                                   // on one device
+struct Array {  // on one device
   program::Operand how;
   Bytes memory;
-  std::int64_t first = 0;                        // byte of element (0, 0, ...)
+  std::int64_t first = 0;  // byte of element (0, 0, ...)
 };
-// Any order of dims in memory, gaps, dims that run backwards; what is only read may also repeat along a dim.
+// Any order of dims in memory, gaps, dims that run backwards; what is only read may also repeat
+// along a dim.
 Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
   Array a;
   a.how.dims = dims, a.how.view.dtype = dtype;
   std::vector<std::size_t> order(dims.size());
   for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
-  if (dice() % 2) std::shuffle(order.begin(), order.end(), dice);
-  else std::reverse(order.begin(), order.end());
+  if (dice() % 2)
+    std::shuffle(order.begin(), order.end(), dice);
+  else
+    std::reverse(order.begin(), order.end());
   a.how.view.strides.resize(dims.size());
   std::int64_t stride = 1;
   for (auto d : order) {
     auto& of_dim = a.how.view.strides[d];
     of_dim = stride;
-    if (filled && dice() % 10 == 0) of_dim = 0;
-    else stride *= dims[d] + std::int64_t(dice() % 3 == 0);
+    if (filled && dice() % 10 == 0)
+      of_dim = 0;
+    else
+      stride *= dims[d] + std::int64_t(dice() % 3 == 0);
     if (dice() % 10 == 0 && dims[d] > 0) a.first -= (dims[d] - 1) * (of_dim = -of_dim);
   }
   a.memory.resize(std::size_t(std::max<std::int64_t>(stride, 1) * bytes_of(dtype)));
@@ -62,49 +67,60 @@ Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
 }
 // One collective of several devices: what each gives, and room for what it gets.
 struct Exchange {
-  std::vector<Collective> how;                   // by device
+  std::vector<Collective> how;  // by device
   std::vector<std::vector<Array>> x, out;
 };
 Dims drawn_dims(std::mt19937& dice) {
   Dims whole;
   for (auto d = 1 + dice() % 3; d > 0; --d) whole.push_back(std::int64_t(1 + dice() % 9));
   if (dice() % 6 == 0) whole.back() = 1'000 + std::int64_t(dice() % 300);
-  if (dice() % 24 == 0) whole = {70'000, 2};     // several messages
+  if (dice() % 24 == 0) whole = {70'000, 2};  // several messages
   return whole;
 }
-void add_array(Exchange& e, int device, const Dims& x, const Dims& out, DType dtype, std::mt19937& dice) {
+void add_array(Exchange& e, int device, const Dims& x, const Dims& out, DType dtype,
+               std::mt19937& dice) {
   auto d = std::size_t(device);
   e.x[d].push_back(made(x, dtype, dice, true)), e.out[d].push_back(made(out, dtype, dice, false));
   e.how[d].x.push_back(e.x[d].back().how), e.how[d].out.push_back(e.out[d].back().how);
 }
-// Every device has an array of its own size, and sends boxes of it, a step apart, to any; together they make what those have.
+// Every device has an array of its own size, and sends boxes of it, a step apart, to any; together
+// they make what those have.
 void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std::mt19937& dice) {
   const int n = mesh.devices();
   const auto dtype = DType(dice() % 13);
   const auto rows = std::int64_t(1 + dice() % 40), columns = std::int64_t(1 + dice() % 9);
-  std::vector<std::int64_t> got(std::size_t(n), 0);   // positions of the results that are taken
+  std::vector<std::int64_t> got(std::size_t(n), 0);  // positions of the results that are taken
   std::vector<std::tuple<int, int, program::Parcel, program::Parcel>> all;
   for (int from = 0; from < n; ++from)
     for (int to : group_of(mesh, over, from))
       for (auto parcels = dice() % 3; parcels > 0; --parcels) {
         const auto step = std::int64_t(1 + dice() % 3), start = std::int64_t(dice()) % rows;
         const Dims dims{1 + std::int64_t(dice()) % ((rows - start + step - 1) / step), columns};
-        all.push_back({from, to, {to, 0, {start, 0}, dims, {step, 1}}, {from, 0, {got[std::size_t(to)], 0}, dims, {1, 1}}});
+        all.push_back({from,
+                       to,
+                       {to, 0, {start, 0}, dims, {step, 1}},
+                       {from, 0, {got[std::size_t(to)], 0}, dims, {1, 1}}});
         got[std::size_t(to)] += dims[0];
       }
-  for (int d = 0; d < n; ++d) add_array(e, d, {rows, columns}, {std::max<std::int64_t>(got[std::size_t(d)], 1), columns}, dtype, dice);
+  for (int d = 0; d < n; ++d)
+    add_array(e, d, {rows, columns}, {std::max<std::int64_t>(got[std::size_t(d)], 1), columns},
+              dtype, dice);
   for (auto& [from, to, sent, received] : all)
-    e.how[std::size_t(from)].sends.push_back(sent), e.how[std::size_t(to)].receives.push_back(received);
+    e.how[std::size_t(from)].sends.push_back(sent),
+        e.how[std::size_t(to)].receives.push_back(received);
   const auto spares = program::Spares(dice() % 3);
   if (spares == program::Spares::nothing) return;
   for (int k = 0; k < n; ++k) {
     const auto d = std::size_t(k);
     Array flag{{{}, {0, DType::boolean, 0, {}, {}}}, {std::byte(dice() % 2)}};
     e.x[d].push_back(flag), e.how[d].x.push_back(flag.how), e.how[d].spares = spares;
-    for (auto& a : e.out[d]) std::fill(a.memory.begin(), a.memory.end(), std::byte(77));   // what is left out stays so
+    // what is left out stays so
+    for (auto& a : e.out[d]) std::fill(a.memory.begin(), a.memory.end(), std::byte(77));
   }
 }
-bool takes_part(const Exchange& e, int device) { return e.x[std::size_t(device)].back().memory[0] != std::byte(0); }
+bool takes_part(const Exchange& e, int device) {
+  return e.x[std::size_t(device)].back().memory[0] != std::byte(0);
+}
 Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   Exchange e;
   const int n = mesh.devices();
@@ -128,8 +144,10 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
       const auto at = std::int64_t(std::find(group.begin(), group.end(), d) - group.begin());
       Dims block = whole;
       block[dim] = std::clamp<std::int64_t>(whole[dim] - at * step, 0, step);
-      e.how[std::size_t(d)].dim.push_back(int(dim)), e.how[std::size_t(d)].size.push_back(whole[dim]);
-      add_array(e, d, wire == Wire::all_gather ? block : whole, wire == Wire::reduce_scatter ? block : whole, dtype, dice);
+      e.how[std::size_t(d)].dim.push_back(int(dim)),
+          e.how[std::size_t(d)].size.push_back(whole[dim]);
+      add_array(e, d, wire == Wire::all_gather ? block : whole,
+                wire == Wire::reduce_scatter ? block : whole, dtype, dice);
     }
   }
   return e;
@@ -137,7 +155,8 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
 // What the devices get, one element after the other.
 std::byte* element(Array& a, const Dims& at) {
   auto offset = a.first;
-  for (std::size_t d = 0; d < at.size(); ++d) offset += at[d] * a.how.view.strides[d] * bytes_of(a.how.view.dtype);
+  for (std::size_t d = 0; d < at.size(); ++d)
+    offset += at[d] * a.how.view.strides[d] * bytes_of(a.how.view.dtype);
   return a.memory.data() + offset;
 }
 template <class F> void each_point(const Dims& dims, F f) {
@@ -152,12 +171,20 @@ void fold_in(program::Monoid m, DType dtype, scalar::Value& sum, scalar::Value v
   const bool wide = dtype == DType::f64;
   auto number = [&](double x) { return wide ? x : double(float(x)); };
   switch (m) {
-    case program::Monoid::sum: sum = {number(sum.real + v.real), std::int64_t(std::uint64_t(sum.whole) + std::uint64_t(v.whole))}; return;
-    case program::Monoid::prod: sum = {number(sum.real * v.real), std::int64_t(std::uint64_t(sum.whole) * std::uint64_t(v.whole))}; return;
+    case program::Monoid::sum:
+      sum = {number(sum.real + v.real),
+             std::int64_t(std::uint64_t(sum.whole) + std::uint64_t(v.whole))};
+      return;
+    case program::Monoid::prod:
+      sum = {number(sum.real * v.real),
+             std::int64_t(std::uint64_t(sum.whole) * std::uint64_t(v.whole))};
+      return;
     case program::Monoid::max:
     case program::Monoid::min:
       if (scalar::is_nan(dtype, sum)) return;
-      if (scalar::is_nan(dtype, v) || (m == program::Monoid::max ? scalar::less(dtype, sum, v) : scalar::less(dtype, v, sum))) sum = v;
+      if (scalar::is_nan(dtype, v) ||
+          (m == program::Monoid::max ? scalar::less(dtype, sum, v) : scalar::less(dtype, v, sum)))
+        sum = v;
   }
 }
 void by_elements(Exchange& e, const Mesh& mesh) {
@@ -172,14 +199,17 @@ void by_elements(Exchange& e, const Mesh& mesh) {
       auto& sent = sends[next[got.device]++];
       const bool other = got.device != device;
       if (other && how.spares == program::Spares::unread && !takes_part(e, device)) continue;
-      const bool zeros = other && how.spares == program::Spares::zeros && !takes_part(e, got.device);
+      const bool zeros =
+          other && how.spares == program::Spares::zeros && !takes_part(e, got.device);
       each_point(got.dims, [&](const Dims& i) {
         Dims from = sent.start, to = got.start;
         for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], to[d] += i[d];
         auto* at = element(e.out[std::size_t(device)][0], to);
         const auto width = std::size_t(bytes_of(how.out[0].view.dtype));
-        if (zeros) std::memset(at, 0, width);
-        else std::memcpy(at, element(e.x[std::size_t(got.device)][0], from), width);
+        if (zeros)
+          std::memset(at, 0, width);
+        else
+          std::memcpy(at, element(e.x[std::size_t(got.device)][0], from), width);
       });
     }
     for (std::size_t k = 0; how.wire != Wire::exchange && k < how.out.size(); ++k) {
@@ -197,7 +227,8 @@ void by_elements(Exchange& e, const Mesh& mesh) {
         }
         if (how.wire == Wire::reduce_scatter) from[dim] += mine * step;
         auto sum = scalar::load(dtype, element(x(0), from));
-        for (std::int64_t g = 1; g < std::int64_t(group.size()); ++g) fold_in(how.monoid, dtype, sum, scalar::load(dtype, element(x(g), from)));
+        for (std::int64_t g = 1; g < std::int64_t(group.size()); ++g)
+          fold_in(how.monoid, dtype, sum, scalar::load(dtype, element(x(g), from)));
         scalar::store(dtype, to, sum);
       });
     }
@@ -217,10 +248,16 @@ std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
     auto& how = e.how[std::size_t(d)];
     const auto others = std::int64_t(group_of(mesh, how.over, d).size()) - 1;
     for (std::size_t k = 0; k < how.x.size(); ++k) {
-      auto bytes = [&](const program::Operand& o) { return program::points(o.dims) * bytes_of(o.view.dtype); };
-      if (how.wire == Wire::all_gather) sum += others * bytes(how.x[k]);
-      else if (how.wire == Wire::reduce_scatter) sum += bytes(how.x[k]) - bytes(how.out[k]);
-      else sum += d == group_of(mesh, how.over, d)[0] ? 2 * others * bytes(how.x[k]) : 0;   // of the group
+      auto bytes = [&](const program::Operand& o) {
+        return program::points(o.dims) * bytes_of(o.view.dtype);
+      };
+      if (how.wire == Wire::all_gather)
+        sum += others * bytes(how.x[k]);
+      else if (how.wire == Wire::reduce_scatter)
+        sum += bytes(how.x[k]) - bytes(how.out[k]);
+      // of the group
+      else
+        sum += d == group_of(mesh, how.over, d)[0] ? 2 * others * bytes(how.x[k]) : 0;
     }
   }
   return sum;
@@ -228,8 +265,11 @@ std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
 
 }  // namespace
 
-TEST_CASE("ranks: collectives have the bits of threads and of sums by element, and send what a ring sends") {
-  const Mesh meshes[] = {Mesh{{{"a", 2}}}, Mesh{{{"a", 3}}}, Mesh{{{"a", 2}, {"b", 2}}}, Mesh{{{"a", 2}, {"b", 3}}}, Mesh{{{"a", 5}}}};
+TEST_CASE(
+    "ranks: collectives have the bits of threads and of sums by element, and send what a ring "
+    "sends") {
+  const Mesh meshes[] = {Mesh{{{"a", 2}}}, Mesh{{{"a", 3}}}, Mesh{{{"a", 2}, {"b", 2}}},
+                         Mesh{{{"a", 2}, {"b", 3}}}, Mesh{{{"a", 5}}}};
   std::mt19937 dice(7);
   for (int round = 0; round < 120; ++round) {
     const auto& mesh = meshes[std::size_t(round) % std::size(meshes)];
@@ -241,26 +281,29 @@ TEST_CASE("ranks: collectives have the bits of threads and of sums by element, a
       for (int d = 0; d < mesh.devices(); ++d)
         for (std::size_t k = 0; k < e.out[std::size_t(d)].size(); ++k) {
           auto& how = e.how[std::size_t(d)];
-          INFO("round ", round, ", wire ", int(how.wire), ", monoid ", int(how.monoid), ", array ", k, ": ",
-               name_of(how.out[k].view.dtype));
+          INFO("round ", round, ", wire ", int(how.wire), ", monoid ", int(how.monoid), ", array ",
+               k, ": ", name_of(how.out[k].view.dtype));
           REQUIRE(e.out[std::size_t(d)][k].memory == wanted.out[std::size_t(d)][k].memory);
         }
     };
     same(threads);
-    const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;   // devices a rank
+    const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;  // devices a rank
     std::atomic<std::int64_t> sent = 0;
-    const auto said = on_ranks(mesh.devices() / each, [&](Peers& peers, SimulatedRanks&) {
-      Peers::JointCall call(peers, "a test");
-      std::vector<std::thread> devices;
-      for (int k = 0; k < each; ++k)
-        devices.emplace_back([&, k] {
-          const int d = peers.rank() * each + k;
-          RankCommunicator c(peers, call, mesh, d);
-          run(got, d, c);
-        });
-      for (auto& t : devices) t.join();
-      sent += peers.sent_bytes();
-    }, 0ms, round % 3 ? 1 << 30 : 1 << 15);
+    const auto said = on_ranks(
+        mesh.devices() / each,
+        [&](Peers& peers, SimulatedRanks&) {
+          Peers::JointCall call(peers, "a test");
+          std::vector<std::thread> devices;
+          for (int k = 0; k < each; ++k)
+            devices.emplace_back([&, k] {
+              const int d = peers.rank() * each + k;
+              RankCommunicator c(peers, call, mesh, d);
+              run(got, d, c);
+            });
+          for (auto& t : devices) t.join();
+          sent += peers.sent_bytes();
+        },
+        0ms, round % 3 ? 1 << 30 : 1 << 15);
     for (auto& s : said) REQUIRE(s == "");
     same(got);
     if (each == 1 && got.how[0].wire != Wire::exchange) REQUIRE(sent == ring_bytes(got, mesh));
@@ -282,13 +325,16 @@ TEST_CASE("ranks: one that raises is named by all others") {
 }
 
 TEST_CASE("ranks: one that falls silent is named") {
-  const auto said = on_ranks(3, [](Peers& peers, SimulatedRanks& carrier) {
-    carrier.silent = peers.rank() == 1;
-    for (;;) {
-      peers.check();
-      std::this_thread::sleep_for(1ms);
-    }
-  }, 2s);
+  const auto said = on_ranks(
+      3,
+      [](Peers& peers, SimulatedRanks& carrier) {
+        carrier.silent = peers.rank() == 1;
+        for (;;) {
+          peers.check();
+          std::this_thread::sleep_for(1ms);
+        }
+      },
+      2s);
   for (int r : {0, 2}) CHECK(has(said[std::size_t(r)], "rank 1 has said nothing for 2"));
 }
 
@@ -300,16 +346,19 @@ TEST_CASE("ranks: calls that differ, and a rank that has ended") {
     auto one = drawn(two, dice), other = drawn(two, dice);
     for (auto* e : {&one, &other})
       for (auto& c : e->how) c.wire = Wire::all_reduce, c.out = c.x;
-    for (std::size_t d = 0; d < 2; ++d) one.out[d] = one.x[d], other.out[d] = other.x[d], other.how[d].monoid = program::Monoid::prod;
+    for (std::size_t d = 0; d < 2; ++d)
+      one.out[d] = one.x[d], other.out[d] = other.x[d], other.how[d].monoid = program::Monoid::prod;
     for (auto& c : one.how) c.monoid = program::Monoid::sum;
     const auto said = on_ranks(2, [&](Peers& peers, SimulatedRanks&) {
       const bool second = peers.rank() == 1;
       if (second && how == "ended") return;
-      Peers::JointCall call(peers, second && how == "other call" ? "jit at b.cpp:2" : "jit at a.cpp:1");
+      Peers::JointCall call(peers,
+                            second && how == "other call" ? "jit at b.cpp:2" : "jit at a.cpp:1");
       RankCommunicator c(peers, call, two, peers.rank());
       run(second ? other : one, peers.rank(), c);
     });
-    CHECK(has(said[0], how == "ended" ? "[ranks] rank 1 has ended, and rank 0 waits for it at jit at a.cpp:1 (call 1); all ranks make"
+    CHECK(has(said[0], how == "ended" ? "[ranks] rank 1 has ended, and rank 0 waits for it at jit "
+                                        "at a.cpp:1 (call 1); all ranks make"
                                       : "makes another call than rank"));
   }
 }
@@ -318,12 +367,17 @@ TEST_CASE("ranks: all say what they are about to do, and what differs is named")
   const auto said = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
     Peers::JointCall call(peers, "a first call");
     peers.agree({{"version", "1"}, {"mesh", "data=3"}, {"plan", "17", false}});
-    peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"}, {"plan", std::to_string(peers.rank()), false}});
+    peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"},
+                 {"plan", std::to_string(peers.rank()), false}});
   });
-  for (auto& s : said) CHECK(s == "[ranks] rank 1 has another plan than rank 0; all ranks run the same program, with the same arguments and environment");
+  for (auto& s : said)
+    CHECK(s ==
+          "[ranks] rank 1 has another plan than rank 0; all ranks run the same program, with the "
+          "same arguments and environment");
   const auto shown = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
     Peers::JointCall call(peers, "a first call");
     peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"}});
   });
-  for (auto& s : shown) CHECK(has(s, "rank 2 has another mesh than rank 0: data=2, and not data=3; all ranks run"));
+  for (auto& s : shown)
+    CHECK(has(s, "rank 2 has another mesh than rank 0: data=2, and not data=3; all ranks run"));
 }

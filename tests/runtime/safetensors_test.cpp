@@ -21,8 +21,10 @@ namespace fs = std::filesystem;
 namespace {
 
 template <class T>
-Tensor tensor(std::string name, DType dtype, std::vector<std::int64_t> shape, std::vector<T> values) {
-  Tensor t{std::move(name), dtype, std::move(shape), std::vector<std::byte>(values.size() * sizeof(T))};
+Tensor tensor(std::string name, DType dtype, std::vector<std::int64_t> shape,
+              std::vector<T> values) {
+  Tensor t{std::move(name), dtype, std::move(shape),
+           std::vector<std::byte>(values.size() * sizeof(T))};
   if (!values.empty()) std::memcpy(t.data.data(), values.data(), t.data.size());
   return t;
 }
@@ -54,7 +56,8 @@ std::string file_with(const std::string& header, std::size_t data_bytes) {
   return out + header + std::string(data_bytes, '\1');
 }
 
-// What reading these bytes says, or "" if they are fine. Whatever is read must be consistent in itself.
+// What reading these bytes says, or "" if they are fine. Whatever is read must be consistent in
+// itself.
 std::string complaint(const std::string& path, const std::string& bytes) {
   spill(path, bytes);
   try {
@@ -69,7 +72,9 @@ std::string complaint(const std::string& path, const std::string& bytes) {
   }
 }
 
-bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool mentions(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 std::string write_complaint(const std::string& path, const TensorFile& file) {
   try {
@@ -87,7 +92,7 @@ TEST_CASE("safetensors: what was written is read again") {
   const std::string path = folder / "a.safetensors";
   const TensorFile wrote = small();
   write_safetensors(path, wrote);
-  CHECK(folder.files() == 1);   // nothing temporary stays
+  CHECK(folder.files() == 1);  // nothing temporary stays
 
   const TensorFile read = read_safetensors(path);
   REQUIRE(read.tensors.size() == wrote.tensors.size());
@@ -99,9 +104,11 @@ TEST_CASE("safetensors: what was written is read again") {
   }
   CHECK(read.metadata == wrote.metadata);
   CHECK(read.find("absent") == nullptr);
-  CHECK_THROWS_WITH_AS(read.at("h.0.wight"),
-                       doctest::Contains("[read_safetensors] there is no tensor h.0.wight; did you mean h.0.weight?; safetensors"),
-                       Error);
+  CHECK_THROWS_WITH_AS(
+      read.at("h.0.wight"),
+      doctest::Contains(
+          "[read_safetensors] there is no tensor h.0.wight; did you mean h.0.weight?; safetensors"),
+      Error);
 
   // Writing again gives the same bytes, whatever the order of the tensors.
   const std::string again = folder / "b.safetensors";
@@ -114,7 +121,10 @@ TEST_CASE("safetensors: every dtype keeps its name and size") {
   TensorFile file;
   for (int d = 0; d <= int(DType::boolean); ++d) {
     const DType dtype{std::uint8_t(d)};
-    file.tensors.push_back({std::string(name_of(dtype)), dtype, {2}, std::vector<std::byte>(2 * std::size_t(bytes_of(dtype)))});
+    file.tensors.push_back({std::string(name_of(dtype)),
+                            dtype,
+                            {2},
+                            std::vector<std::byte>(2 * std::size_t(bytes_of(dtype)))});
   }
   write_safetensors(folder / "a", file);
   const TensorFile read = read_safetensors(folder / "a");
@@ -153,7 +163,7 @@ TEST_CASE("safetensors: corruption is refused or harmless") {
   write_safetensors(folder / "whole", small());
   const std::string whole = slurp(folder / "whole"), broken = folder / "broken";
   int refused = 0;
-  for (std::size_t i = 0; i < whole.size(); ++i) {   // every bit
+  for (std::size_t i = 0; i < whole.size(); ++i) {  // every bit
     for (int bit = 0; bit < 8; ++bit) {
       std::string bytes = whole;
       bytes[i] = char(bytes[i] ^ (1 << bit));
@@ -162,9 +172,10 @@ TEST_CASE("safetensors: corruption is refused or harmless") {
   }
   CHECK(refused > int(whole.size()));
   std::mt19937 random(7);
-  for (int round = 0; round < 3000; ++round) {   // several bytes, by what a header is made of
+  for (int round = 0; round < 3000; ++round) {  // several bytes, by what a header is made of
     std::string bytes = whole;
-    for (int n = 0; n < 1 + round % 6; ++n) bytes[random() % bytes.size()] = "0123456789{}[]\",:-e.\0\xff"[random() % 23];
+    for (int n = 0; n < 1 + round % 6; ++n)
+      bytes[random() % bytes.size()] = "0123456789{}[]\",:-e.\0\xff"[random() % 23];
     complaint(broken, bytes);
   }
 }
@@ -174,33 +185,43 @@ TEST_CASE("safetensors: a wrong header is refused with the tensor's name") {
   const auto says = [&](const std::string& header, std::size_t data_bytes) {
     return complaint(folder / "x", file_with(header, data_bytes));
   };
-  const auto one = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
-    return R"({"wte": {"dtype": ")" + dtype + R"(", "shape": )" + shape + R"(, "data_offsets": )" + offsets + "}}";
+  const auto one = [](const std::string& dtype, const std::string& shape,
+                      const std::string& offsets) {
+    return R"({"wte": {"dtype": ")" + dtype + R"(", "shape": )" + shape + R"(, "data_offsets": )" +
+           offsets + "}}";
   };
   const std::string wte = ": tensor wte ";
   CHECK(says(one("F32", "[2, 2]", "[0, 16]"), 16) == "");
   CHECK(says("{}", 0) == "");
 
-  CHECK(mentions(says(one("F32", "[2, 2]", "[0, 16]"), 15), wte + "ends at byte 16 of the data, but there are only 15"));
-  CHECK(mentions(says(one("F32", "[2, 3]", "[0, 16]"), 16), wte + "has 16 bytes of data, but its shape and dtype F32 need 24"));
-  CHECK(mentions(says(one("F8_E4M3", "[4]", "[0, 4]"), 4), wte + "has dtype F8_E4M3, which is not supported"));
+  CHECK(mentions(says(one("F32", "[2, 2]", "[0, 16]"), 15),
+                 wte + "ends at byte 16 of the data, but there are only 15"));
+  CHECK(mentions(says(one("F32", "[2, 3]", "[0, 16]"), 16),
+                 wte + "has 16 bytes of data, but its shape and dtype F32 need 24"));
+  CHECK(mentions(says(one("F8_E4M3", "[4]", "[0, 4]"), 4),
+                 wte + "has dtype F8_E4M3, which is not supported"));
   CHECK(mentions(says(one("F32", "[-1]", "[0, 4]"), 4), wte + "has a shape"));
   CHECK(mentions(says(one("F32", "[1.0]", "[0, 4]"), 4), wte + "has a shape"));
   CHECK(mentions(says(one("F32", "4", "[0, 4]"), 4), wte + "has a shape"));
-  CHECK(mentions(says(one("F32", "[4294967296, 4294967296, 4]", "[0, 0]"), 0), wte + "has a shape that is too large"));
+  CHECK(mentions(says(one("F32", "[4294967296, 4294967296, 4]", "[0, 0]"), 0),
+                 wte + "has a shape that is too large"));
   CHECK(mentions(says(one("F32", "[18446744073709551615]", "[0, 0]"), 0), wte + "has a shape"));
-  CHECK(mentions(says(one("F32", "[9223372036854775807]", "[0, 0]"), 0), wte + "has a shape that is too large"));
+  CHECK(mentions(says(one("F32", "[9223372036854775807]", "[0, 0]"), 0),
+                 wte + "has a shape that is too large"));
   CHECK(mentions(says(one("F32", "[1]", "[4, 0]"), 4), wte + "has data_offsets"));
   CHECK(mentions(says(one("F32", "[1]", "[0, 4, 8]"), 4), wte + "has data_offsets"));
   CHECK(mentions(says(one("F32", "[1]", "[4, 8]"), 8), wte + "leaves a hole of 4 bytes"));
   CHECK(mentions(says(R"({"wte": 3})", 0), wte + "is described by"));
   CHECK(mentions(says(R"({"wte": {"dtype": "F32"}})", 0), wte + "is described by"));
-  CHECK(mentions(says(R"({"wte": {"dtype": 1, "shape": [], "data_offsets": [0, 4]}})", 4), wte + "is described by"));
+  CHECK(mentions(says(R"({"wte": {"dtype": 1, "shape": [], "data_offsets": [0, 4]}})", 4),
+                 wte + "is described by"));
   CHECK(mentions(says(R"({"a\n\u0007b": 3})", 0), "tensor a??b is described"));
 
   const std::string part = R"({"dtype": "I8", "shape": [4], "data_offsets": )";
-  CHECK(mentions(says(R"({"a": )" + part + R"([0, 4]}, "wte": )" + part + "[2, 6]}}", 6), wte + "overlaps tensor a"));
-  CHECK(mentions(says(R"({"wte": )" + part + R"([0, 4]}, "wte": )" + part + "[4, 8]}}", 8), wte + "is in the header twice"));
+  CHECK(mentions(says(R"({"a": )" + part + R"([0, 4]}, "wte": )" + part + "[2, 6]}}", 6),
+                 wte + "overlaps tensor a"));
+  CHECK(mentions(says(R"({"wte": )" + part + R"([0, 4]}, "wte": )" + part + "[4, 8]}}", 8),
+                 wte + "is in the header twice"));
 
   CHECK(mentions(says("[1, 2]", 0), "not a JSON object"));
   CHECK(mentions(says("", 0), "not a JSON object"));
@@ -215,12 +236,16 @@ TEST_CASE("safetensors: a wrong header is refused with the tensor's name") {
 
 TEST_CASE("safetensors: what cannot be opened is named") {
   Folder folder;
-  CHECK_THROWS_WITH_AS(read_safetensors("/nowhere/at.all"),
-                       doctest::Contains("] /nowhere/at.all cannot be opened: No such file or directory; safetensors_test.cpp:"),
-                       Error);
+  CHECK_THROWS_WITH_AS(
+      read_safetensors("/nowhere/at.all"),
+      doctest::Contains(
+          "] /nowhere/at.all cannot be opened: No such file or directory; safetensors_test.cpp:"),
+      Error);
   const std::string path = folder.path.string();
-  CHECK_THROWS_WITH_AS(read_safetensors(path), doctest::Contains(("] " + path + " is not a regular file; safetensors_test.cpp:").c_str()),
-                       Error);
+  CHECK_THROWS_WITH_AS(
+      read_safetensors(path),
+      doctest::Contains(("] " + path + " is not a regular file; safetensors_test.cpp:").c_str()),
+      Error);
   CHECK(mentions(write_complaint("/nowhere/at.all", small()), "cannot be opened: No such file"));
 }
 
@@ -245,7 +270,8 @@ TEST_CASE("safetensors: a write that fails leaves the old file and nothing else"
 
   // A disk that fills up, halfway through the data.
   TensorFile large = small();
-  large.tensors.push_back(tensor<float>("large", DType::f32, {4096}, std::vector<float>(4096, 1.5f)));
+  large.tensors.push_back(
+      tensor<float>("large", DType::f32, {4096}, std::vector<float>(4096, 1.5f)));
   rlimit old{};
   getrlimit(RLIMIT_FSIZE, &old);
   const rlimit tight{8192, old.rlim_max};

@@ -1,4 +1,5 @@
-// Checkpoints that do not fit the model: what from_state_dict says, and what it takes when it is not strict.
+// Checkpoints that do not fit the model: what from_state_dict says, and what it takes when it is
+// not strict.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -18,7 +19,9 @@ struct Model {
 };
 Model model(std::int64_t layers, int seed) {
   Axis Layers("layers", layers);
-  auto block = [](const Key& key) { return Block{nn::Linear::init(Embed, Out, key, {.use_bias = false})}; };
+  auto block = [](const Key& key) {
+    return Block{nn::Linear::init(Embed, Out, key, {.use_bias = false})};
+  };
   return {random::normal(random::key(seed), {Embed}),
           nn::Stacked<Block>::init(Layers, block, random::split(random::key(seed), Layers))};
 }
@@ -63,7 +66,8 @@ TEST_CASE("state dicts: each difference raises, and is returned when asked for")
   };
   {
     auto lacking = without(file, "table");
-    CHECK(says(message_of(lacking, like), {"[from_state_dict] 1 tensor does not fit", "table is missing", "dict_test.cpp:"}));
+    CHECK(says(message_of(lacking, like),
+               {"[from_state_dict] 1 tensor does not fit", "table is missing", "dict_test.cpp:"}));
     StateMismatch found;
     auto m = taken(lacking, found);
     CHECK(found.missing == Strings{"table"});
@@ -74,14 +78,16 @@ TEST_CASE("state dicts: each difference raises, and is returned when asked for")
     auto more = file;
     more.tensors.push_back({"tabel", DType::f32, {1}, std::vector<std::byte>(4)});
     CHECK(says(message_of(more, like), {"tabel is left over"}));
-    CHECK(says(message_of(without(more, "table"), like), {"2 tensors", "table is missing; did you mean tabel?"}));
+    CHECK(says(message_of(without(more, "table"), like),
+               {"2 tensors", "table is missing; did you mean tabel?"}));
     StateMismatch found;
     CHECK(same(taken(more, found).table, saved.table));
     CHECK(found.unused == Strings{"tabel"});
   }
   {
     auto other = file;
-    for (auto& t : other.tensors) if (t.name == "table") t.shape = {1, 2};
+    for (auto& t : other.tensors)
+      if (t.name == "table") t.shape = {1, 2};
     CHECK(says(message_of(other, like), {"table has shape (1, 2), but the model wants (2)"}));
     StateMismatch found;
     CHECK(same(taken(other, found).table, like.table));
@@ -104,13 +110,17 @@ TEST_CASE("state dicts: each difference raises, and is returned when asked for")
 TEST_CASE("state dicts: layers too many or too few are named") {
   auto saved = model(3, 1);
   auto file = to_state_dict(saved);
-  CHECK(says(message_of(file, model(2, 2)), {"the file has 3 layers blocks.{}, the model 2", "blocks.2.proj.weight is left"}));
+  CHECK(says(message_of(file, model(2, 2)),
+             {"the file has 3 layers blocks.{}, the model 2", "blocks.2.proj.weight is left"}));
   auto longer = model(4, 2);
-  CHECK(says(message_of(file, longer), {"the file has 3 layers blocks.{}, the model 4", "blocks.3.proj.weight is missing"}));
+  CHECK(says(message_of(file, longer),
+             {"the file has 3 layers blocks.{}, the model 4", "blocks.3.proj.weight is missing"}));
   StateMismatch found;
   auto m = from_state_dict(file, longer, {.strict = false, .mismatch = &found});
   CHECK(found.missing == Strings{"blocks.3.proj.weight"});
-  auto layer = [](const Model& of, int i) { return at(of.blocks.stacked.proj.weight, "layers", i); };
+  auto layer = [](const Model& of, int i) {
+    return at(of.blocks.stacked.proj.weight, "layers", i);
+  };
   for (int i : {0, 1, 2}) CHECK(same(layer(m, i), layer(saved, i)));
   CHECK(same(layer(m, 3), layer(longer, 3)));
 }
@@ -124,7 +134,7 @@ TEST_CASE("state dicts: of layers alone, and of a part of a model") {
   CHECK(file.tensors[1].name == "0.weight");
   CHECK(same(from_state_dict(file, layers).stacked.weight, layers.stacked.weight));
   std::vector<nn::Linear> two{layer(random::key(1)), layer(random::key(2))};
-  auto part = to_state_dict(filter(two, "1.bias"));   // without those that are empty
+  auto part = to_state_dict(filter(two, "1.bias"));  // without those that are empty
   REQUIRE(part.tensors.size() == 1);
   CHECK(part.tensors[0].name == "1.bias");
   CHECK(from_state_dict(part, filter(two, "1.bias"))[0].weight.empty());
@@ -132,8 +142,11 @@ TEST_CASE("state dicts: of layers alone, and of a part of a model") {
 
 TEST_CASE("state dicts: the first ten differences are listed") {
   auto file = to_state_dict(model(1, 1));
-  for (int i = 10; i < 25; ++i) file.tensors.push_back({"extra" + std::to_string(i), DType::f32, {}, std::vector<std::byte>(4)});
+  for (int i = 10; i < 25; ++i)
+    file.tensors.push_back(
+        {"extra" + std::to_string(i), DType::f32, {}, std::vector<std::byte>(4)});
   auto text = message_of(file, model(1, 2));
-  CHECK(says(text, {"15 tensors do not fit", "extra10 is left over", "extra19 is left over", "and 5 more", "{.strict = false}"}));
+  CHECK(says(text, {"15 tensors do not fit", "extra10 is left over", "extra19 is left over",
+                    "and 5 more", "{.strict = false}"}));
   CHECK(text.find("extra20") == text.npos);
 }

@@ -32,7 +32,8 @@ TEST_CASE("thread pool: a worker begins with its own share, the same each time")
     haliax::parallel_for(10, 2, [&](std::int64_t block, int worker) {
       if (first[worker] >= 0) return;
       first[worker] = block;
-      for (++begun; begun.load() < 2;) std::this_thread::yield();   // nobody is done before both have begun
+      // nobody is done before both have begun
+      for (++begun; begun.load() < 2;) std::this_thread::yield();
     });
     REQUIRE(first[0].load() == 0);
     REQUIRE(first[1].load() == 5);

@@ -1,4 +1,5 @@
-// Any function from any thread, on any arrays. Under `tools/test --sanitize thread` nothing here is reported.
+// Any function from any thread, on any arrays. Under `tools/test --sanitize thread` nothing here is
+// reported.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -16,7 +17,8 @@ using namespace haliax;
 
 namespace {
 
-// f(0) ... f(n - 1), each on a thread of its own, all at once. What any of them raises, or finds wrong.
+// f(0) ... f(n - 1), each on a thread of its own, all at once. What any of them raises, or finds
+// wrong.
 template <class F> std::string at_once(int n, const F& f) {
   std::barrier start(n);
   std::mutex lock;
@@ -38,7 +40,8 @@ void must(bool holds, const char* what) {
 const Axis I("i", 64), B("batch", 4), In("in", 8), Out("out", 3);
 
 struct Batch {
-  NamedArray x = random::normal(random::key(1), {B, In}), y = random::normal(random::key(2), {B, Out});
+  NamedArray x = random::normal(random::key(1), {B, In}),
+             y = random::normal(random::key(2), {B, Out});
 };
 using Model = nn::Mlp;
 Model model_of(int seed) { return Model::init(In, Out, 16, 1, random::key(seed)); }
@@ -66,9 +69,16 @@ TEST_CASE("threads: many, each with programs of its own") {
             auto [values, at] = top_k(x, n, 2);
             must(values.floats()[0] == float(n.size - 1 + k), "the largest");
             must(sort(x * -1., n).floats()[0] == float(1 - n.size - k), "the least");
-            auto scanned = scan([](const NamedArray& c, const NamedArray& v) { return std::pair{c + v, c * v}; }, n)(NamedArray(0.), x);
-            must(scanned.first.item() == double(n.size * (n.size - 1) / 2 + k * n.size), "a sum, turn by turn");
-            must(take(x, n, array({1, 0}, Axis("two", 2)).astype(DType::i32)).floats()[0] == float(1 + k), "taken");
+            auto scanned = scan(
+                [](const NamedArray& c, const NamedArray& v) {
+                  return std::pair{c + v, c * v};
+                },
+                n)(NamedArray(0.), x);
+            must(scanned.first.item() == double(n.size * (n.size - 1) / 2 + k * n.size),
+                 "a sum, turn by turn");
+            must(take(x, n, array({1, 0}, Axis("two", 2)).astype(DType::i32)).floats()[0] ==
+                     float(1 + k),
+                 "taken");
           }
           return 0;
         }) == "");
@@ -93,12 +103,14 @@ TEST_CASE("threads: what one builds on while others read it") {
     auto x = cos(arange(I, {.dtype = DType::f32}) * double(round));
     auto y = x * 2. + 1.;
     CHECK(at_once(4, [&](int k) {
-            auto g = grad([&](const NamedArray& v) { return sum(v * v * y); })(x);   // y is in other threads' hands
+            // y is in other threads' hands
+            auto g = grad([&](const NamedArray& v) { return sum(v * v * y); })(x);
             auto z = y - double(k);
             if (k % 2) y.eval();
             auto got = z.floats();
             auto twice = (y * 2.).floats();
-            for (std::size_t i = 0; i < 64; ++i) must(std::abs(2 * (got[i] + float(k)) - twice[i]) < 1e-4, "2 y");
+            for (std::size_t i = 0; i < 64; ++i)
+              must(std::abs(2 * (got[i] + float(k)) - twice[i]) < 1e-4, "2 y");
             must(std::abs(g.floats()[0] - 2 * x.floats()[0] * y.floats()[0]) < 1e-5, "2 x y");
             return 0;
           }) == "");
@@ -110,15 +122,18 @@ TEST_CASE("threads: arrays die in other threads than they were made in") {
   CHECK(at_once(4, [&](int k) {
           for (int i = 0; i < 20; ++i) {
             NamedArray x = ones(I).eval();
-            for (int j = 0; j < 2000; ++j) x = x + 1.;       // a long chain, which nobody reads
+            for (int j = 0; j < 2000; ++j) x = x + 1.;  // a long chain, which nobody reads
             handed[std::size_t(k)] = x;
-            std::thread([x = std::move(x), next = std::move(handed[std::size_t(k)])]() mutable { next = {}; }).join();
+            std::thread([x = std::move(x), next = std::move(handed[std::size_t(k)])]() mutable {
+              next = {};
+            }).join();
           }
           return 0;
         }) == "");
 }
 
-TEST_CASE("threads: one jitted function is traced once for each kind of argument, and runs in parallel") {
+TEST_CASE(
+    "threads: one jitted function is traced once for each kind of argument, and runs in parallel") {
   std::atomic<int> traces = 0;
   auto f = jit([&](const NamedArray& x) {
     ++traces;
@@ -137,21 +152,24 @@ TEST_CASE("threads: one jitted function is traced once for each kind of argument
   CHECK(f.report().traces == 3);
 }
 
-TEST_CASE("threads: a kernel of the user's that waits for another call of the same program") {   // so they do run at once
+// so they do run at once
+TEST_CASE("threads: a kernel of the user's that waits for another call of the same program") {
   static std::atomic<int> inside;
   inside = 0;
-  static const auto wait_for_two = custom_op({.name = "wait_for_two",
-                                              .along = {AxisRule::whole},
-                                              .cpu = {[](Strided<const float> x, Strided<float> out) {
-                                                ++inside;
-                                                for (int i = 0; inside < 2 && i < 5000; ++i)
-                                                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                                                for (std::int64_t i = 0; i < x.size(0); ++i) out(i) = float(inside >= 2) + x(i);
-                                              }}});
+  static const auto wait_for_two =
+      custom_op({.name = "wait_for_two",
+                 .along = {AxisRule::whole},
+                 .cpu = {[](Strided<const float> x, Strided<float> out) {
+                   ++inside;
+                   for (int i = 0; inside < 2 && i < 5000; ++i)
+                     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                   for (std::int64_t i = 0; i < x.size(0); ++i) out(i) = float(inside >= 2) + x(i);
+                 }}});
   auto f = jit([](const NamedArray& x) { return wait_for_two(x, "i"); });
   f.compile(ones(I));
   CHECK(at_once(2, [&](int k) {
-          must(f(full(I, double(k)).astype(DType::f32)).floats()[3] == float(1 + k), "two calls at once");
+          must(f(full(I, double(k)).astype(DType::f32)).floats()[3] == float(1 + k),
+               "two calls at once");
           return 0;
         }) == "");
 }
@@ -163,11 +181,14 @@ TEST_CASE("threads: training beside training") {
     auto model = start(random::key(seed));
     auto state = optimizer.init(model);
     Batch batch;
-    auto step = jit([&](const Model& m, const decltype(state)& s, const Batch& b) {
-      auto [loss, g] = value_and_grad([](const Model& q, const Batch& c) { return loss_of(q, c); })(m, b);
-      auto [updates, next] = optimizer.update(g, s, m);
-      return std::tuple{optim::apply_updates(m, updates), next, loss};
-    }, {.donate = {0, 1}});
+    auto step = jit(
+        [&](const Model& m, const decltype(state)& s, const Batch& b) {
+          auto [loss, g] =
+              value_and_grad([](const Model& q, const Batch& c) { return loss_of(q, c); })(m, b);
+          auto [updates, next] = optimizer.update(g, s, m);
+          return std::tuple{optim::apply_updates(m, updates), next, loss};
+        },
+        {.donate = {0, 1}});
     double last = 0;
     for (int i = 0; i < steps; ++i) {
       auto [m, s, loss] = step(model, state, batch);
@@ -176,25 +197,31 @@ TEST_CASE("threads: training beside training") {
     return last;
   };
   std::vector<double> alone, beside(3);
-  for (int k = 0; k < 3; ++k) alone.push_back(train(k / 2, 8));   // the first two are equal
+  for (int k = 0; k < 3; ++k) alone.push_back(train(k / 2, 8));  // the first two are equal
   CHECK(at_once(3, [&](int k) { return beside[std::size_t(k)] = train(k / 2, 8); }) == "");
   CHECK(alone == beside);
 }
 
 TEST_CASE("threads: eager gradients, chunks, checkpoints, vmap, shared parameters") {
-  auto model = model_of(3);                                      // lazy: whoever comes first computes it
+  auto model = model_of(3);  // lazy: whoever comes first computes it
   Batch batch;
-  auto want = flatten(grad([&](const Model& m) { return loss_of(m, batch); })(model_of(3)))[0].floats();
+  auto want =
+      flatten(grad([&](const Model& m) { return loss_of(m, batch); })(model_of(3)))[0].floats();
   CHECK(at_once(4, [&](int k) {
           for (int i = 0; i < 3; ++i) {
             auto by_chunks = [&](const Model& m) {
-              return chunked_reduce(B, {.chunk = 1 + k % 2}, [](const Model& q, const Batch& b) { return loss_of(q, b); })(m, batch);
+              return chunked_reduce(B, {.chunk = 1 + k % 2}, [](const Model& q, const Batch& b) {
+                return loss_of(q, b);
+              })(m, batch);
             };
             auto kept = checkpoint([](const Model& q, const Batch& b) { return loss_of(q, b); });
-            auto g = k % 2 ? grad(by_chunks)(model) : grad([&](const Model& m) { return kept(m, batch); })(model);
+            auto g = k % 2 ? grad(by_chunks)(model)
+                           : grad([&](const Model& m) { return kept(m, batch); })(model);
             auto got = flatten(g)[0].floats();
-            for (std::size_t j = 0; j < want.size(); ++j) must(std::abs(got[j] - want[j]) < 1e-5, "the gradient");
-            auto each = vmap([&](const NamedArray& x) { return sum(model(x), Out); }, B)(batch.x).floats();
+            for (std::size_t j = 0; j < want.size(); ++j)
+              must(std::abs(got[j] - want[j]) < 1e-5, "the gradient");
+            auto each =
+                vmap([&](const NamedArray& x) { return sum(model(x), Out); }, B)(batch.x).floats();
             must(std::abs(each[0] - sum(model(batch.x), Out).floats()[0]) < 1e-4, "one by one");
           }
           return 0;
@@ -204,19 +231,25 @@ TEST_CASE("threads: eager gradients, chunks, checkpoints, vmap, shared parameter
 TEST_CASE("threads: meshes, each call with devices of its own") {
   Devices devices(4);
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
-  auto f = named_jit([](const Model& m, const Batch& b) { return grad([&](const Model& q) { return loss_of(q, b); })(m); },
-                     {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}, {"mlp", "model"}}});
-  auto want = flatten(grad([&](const Model& q) { return loss_of(q, Batch()); })(model_of(0)))[0].floats();
+  auto f = named_jit(
+      [](const Model& m, const Batch& b) {
+        return grad([&](const Model& q) { return loss_of(q, b); })(m);
+      },
+      {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}, {"mlp", "model"}}});
+  auto want =
+      flatten(grad([&](const Model& q) { return loss_of(q, Batch()); })(model_of(0)))[0].floats();
   CHECK(at_once(3, [&](int) {
           for (int i = 0; i < 5; ++i) {
             auto got = flatten(f(model_of(0), Batch()))[0].floats();
-            for (std::size_t j = 0; j < want.size(); ++j) must(std::abs(got[j] - want[j]) < 1e-5, "the gradient on a mesh");
+            for (std::size_t j = 0; j < want.size(); ++j)
+              must(std::abs(got[j] - want[j]) < 1e-5, "the gradient on a mesh");
           }
           return 0;
         }) == "");
-  auto shards = named_jit([](const NamedArray& x) { return x * 2.; },
-                          {.mesh = mesh, .axis_resources = Mapping{{"i", "data"}}})(arange(I, {.dtype = DType::f32}));
-  CHECK(at_once(4, [&](int) {                                    // put together by one of them
+  auto shards = named_jit(
+      [](const NamedArray& x) { return x * 2.; },
+      {.mesh = mesh, .axis_resources = Mapping{{"i", "data"}}})(arange(I, {.dtype = DType::f32}));
+  CHECK(at_once(4, [&](int) {  // put together by one of them
           must(shards.floats()[5] == 10, "2 i");
           return 0;
         }) == "");
@@ -230,8 +263,10 @@ TEST_CASE("threads: an array is donated to one call; the others get the error, o
     std::atomic<int> given = 0, read = 0, refused = 0;
     CHECK(at_once(4, [&](int k) {
             try {
-              if (k < 2) must(f(x).floats()[9] == 10, "i + 1"), ++given;
-              else must((k == 2 ? x : x * 1.).floats()[9] == 9, "i"), ++read;
+              if (k < 2)
+                must(f(x).floats()[9] == 10, "i + 1"), ++given;
+              else
+                must((k == 2 ? x : x * 1.).floats()[9] == 9, "i"), ++read;
             } catch (const Error& e) {
               must(has(e.what(), "was donated to the call of jit"), e.what());
               ++refused;
@@ -245,9 +280,11 @@ TEST_CASE("threads: an array is donated to one call; the others get the error, o
 
 TEST_CASE("threads: functions that are traced may wait for other threads") {
   auto x = ones(I).eval();
-  auto elsewhere = [&] {                                         // what a lock held around the function would stop for ever
+  auto elsewhere = [&] {  // what a lock held around the function would stop for ever
     double got = 0;
-    std::thread([&] { got = sum(exp(ones({I, Axis("n", 2)}) * 0.), I).floats()[0] + (x + 1.).eval().floats()[0]; }).join();
+    std::thread([&] {
+      got = sum(exp(ones({I, Axis("n", 2)}) * 0.), I).floats()[0] + (x + 1.).eval().floats()[0];
+    }).join();
     return got;
   };
   auto f = [&](const NamedArray& v) { return v * elsewhere(); };
@@ -256,10 +293,16 @@ TEST_CASE("threads: functions that are traced may wait for other threads") {
   CHECK(checkpoint(f)(x).floats()[0] == 66);
   CHECK(grad([&](const NamedArray& v) { return sum(f(v)); })(x).floats()[0] == 66);
   CHECK(jvp(f, x, x).second.floats()[0] == 66);
-  CHECK(scan([&](const NamedArray& c, const NamedArray& v) { return std::pair{c, f(v)}; }, I)(NamedArray(0.), x).second.floats()[0] == 66);
+  CHECK(scan(
+            [&](const NamedArray& c, const NamedArray& v) {
+              return std::pair{c, f(v)};
+            },
+            I)(NamedArray(0.), x)
+            .second.floats()[0] == 66);
   CHECK(chunked_reduce(I, {.chunk = 8}, f)(x).floats()[0] == 66);
   CHECK(eval_shape(f, x).size() == 64);
-  auto by_hand = custom_vjp([](const NamedArray& v) { return v * 1.; }, [&](const auto&, const auto&, const NamedArray& g) { return f(g); });
+  auto by_hand = custom_vjp([](const NamedArray& v) { return v * 1.; },
+                            [&](const auto&, const auto&, const NamedArray& g) { return f(g); });
   CHECK(grad([&](const NamedArray& v) { return sum(by_hand(v)); })(x).floats()[0] == 66);
 }
 
@@ -273,11 +316,12 @@ TEST_CASE("threads: what a kernel of the user's throws on a worker reaches the c
                                            }
                                          }}});
   const Axis Many("many", 4096);
-  auto x = broadcast_axis(arange(I, {.dtype = DType::f32}), Many), bad = x + 20. * (arange(Many) % 64. == 63.);
+  auto x = broadcast_axis(arange(I, {.dtype = DType::f32}), Many),
+       bad = x + 20. * (arange(Many) % 64. == 63.);
   for (auto* backend : {"cpu", "reference"}) {
     auto f = jit([](const NamedArray& v) { return refuses(v, "i"); }, {.backend = backend});
     CHECK(error_of([&] { return f(bad); }) == "[refuses] no 77");
-    CHECK(f(x).floats()[7] == 7);                                // and the next call is none the worse for it
+    CHECK(f(x).floats()[7] == 7);  // and the next call is none the worse for it
   }
   CHECK(error_of([&] { return refuses(bad, "i").eval(); }) == "[refuses] no 77");
   Devices devices(4);

@@ -1,4 +1,5 @@
-// A leaked tracer says that it is one, of which function, and where it got out; errors of trees, files and backends name a line.
+// A leaked tracer says that it is one, of which function, and where it got out; errors of trees,
+// files and backends name a line.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -13,7 +14,9 @@ namespace {
 
 const Axis N("n", 4), M("m", 3);
 NamedArray leaked;
-std::string line(int offset = 0, int of = __builtin_LINE()) { return "tracers_test.cpp:" + std::to_string(of + offset); }
+std::string line(int offset = 0, int of = __builtin_LINE()) {
+  return "tracers_test.cpp:" + std::to_string(of + offset);
+}
 
 NamedArray keep(const NamedArray& v) {
   leaked = v * 2.;
@@ -24,27 +27,34 @@ const std::string made = line(-3);
 // "... it was made at MADE inside BY ... ; READ"
 void left(const std::string& message, const std::string& by, const std::string& read) {
   CAPTURE(message);
-  CHECK(has(message, "[eval] this array is a tracer that has left its function: it was made at " + made + " inside " + by));
+  CHECK(has(message, "[eval] this array is a tracer that has left its function: it was made at " +
+                         made + " inside " + by));
   CHECK(has(message, "return it from that function; " + read));
 }
 
 }  // namespace
 
-TEST_CASE("tracers: one that has left jit names the line of jit, where it was made and where it is read") {
+TEST_CASE(
+    "tracers: one that has left jit names the line of jit, where it was made and where it is "
+    "read") {
   auto x = ones(N);
-  auto f = jit(keep);   auto at = line();
+  auto f = jit(keep);
+  auto at = line();
   f(x);
   left(message_of([&] { leaked.floats(); }), "jit (" + at + ")", line());
-  left(message_of([&] { sum(leaked + 1.).item(); }), "jit (" + at + ")", line());   // what left, not what was made of it
+  // what left, not what was made of it
+  left(message_of([&] { sum(leaked + 1.).item(); }), "jit (" + at + ")", line());
   left(message_of([&] { eval(std::vector{leaked}); }), "jit (" + at + ")", line());
-  CHECK(has(message_of([&] { (void)bool(sum(leaked) > 1.); }), "a tracer that has left its function"));
+  CHECK(has(message_of([&] { (void)bool(sum(leaked) > 1.); }),
+            "a tracer that has left its function"));
   CHECK(has(leaked.to_string(), "left behind by jit (" + at));
-  auto g = jit([](const NamedArray& v) { return v + leaked; });   auto at_g = line();
+  auto g = jit([](const NamedArray& v) { return v + leaked; });
+  auto at_g = line();
   left(message_of([&] { g(x); }), "jit (" + at + ")", at_g);
   left(message_of([&] { f(leaked); }), "jit (" + at + ")", at);
   CHECK(g.report().traces == 1);
   leaked = x;
-  CHECK(g(x).floats() == std::vector<float>(4, 2));   // works after what went wrong
+  CHECK(g(x).floats() == std::vector<float>(4, 2));  // works after what went wrong
   jit(grad([](const NamedArray& v) { return sum(keep(v)); }))(x);
   left(message_of([&] { leaked.floats(); }), "jit (" + line(-1) + ")", line());
   set_devices(2);
@@ -60,43 +70,57 @@ TEST_CASE("tracers: of vmap, scan, shapes and checkpoints") {
   CHECK(has(message_of([&] { (leaked + x).floats(); }), "inside vmap over n"));
   haliax::map(keep, N, {.at = SourceLocation::current()})(x);
   left(message_of([&] { leaked.floats(); }), "scan (" + line(-1) + ")", line());
-  jit([](const NamedArray& v) { return v * 3.; })(x);   // none of it is live here
-  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v + leaked; })(x); }), "a tracer that has left"));
+  jit([](const NamedArray& v) { return v * 3.; })(x);  // none of it is live here
+  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v + leaked; })(x); }),
+            "a tracer that has left"));
   eval_shape(keep, x);
   left(message_of([&] { leaked.floats(); }), "eval_shape", line());
   CHECK(has(message_of([&] { eval_shape(keep, x).floats(); }), "eval_shape has made it"));
   checkpoint(keep)(x);
   left(message_of([&] { leaked.floats(); }), "checkpoint (" + line(-1) + ")", line());
-  grad([](const NamedArray& v) { return sum(keep(v)); })(x);   // what is computed at once has values
+  // what is computed at once has values
+  grad([](const NamedArray& v) { return sum(keep(v)); })(x);
   CHECK(leaked.floats()[0] == 2);
   leaked = {};
 }
 
 TEST_CASE("tracers: what a scan leaves behind is no value of the next one over that axis") {
   auto x = array({1, 2, 3, 4}, N);
-  auto other = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);   // its slices are equal, and alive all the time
+  // its slices are equal, and alive all the time
+  auto other = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
   CHECK(haliax::map(keep, N)(x).floats() == x.floats());
   auto at = line(-1);
   auto left_in = [&](auto f, std::string where) {
     auto said = message_of(f);
     CAPTURE(said);
-    CHECK(has(said, "[scan] the function reads a tracer that has left its function: it was made at " + made + " inside scan (" + at +
-                        ") and has a value only there"));
+    CHECK(
+        has(said, "[scan] the function reads a tracer that has left its function: it was made at " +
+                      made + " inside scan (" + at + ") and has a value only there"));
     CHECK(has(said, "return it from that function; " + where));
   };
   auto reads = [](const NamedArray& v) { return v + leaked; };
   left_in([&] { return haliax::map(reads, N)(x); }, line());
-  left_in([&] { return fold([](const NamedArray& c, const NamedArray&) { return c + leaked; }, N)(NamedArray(0.), x); }, line());
-  left_in([&] { return jit([&](const NamedArray& v) { return haliax::map(reads, N)(v); })(x); }, line());
-  left_in([&] { return grad([&](const NamedArray& v) { return sum(haliax::map(reads, N)(v)); })(x); }, line());
+  left_in(
+      [&] {
+        return fold([](const NamedArray& c, const NamedArray&) { return c + leaked; }, N)(
+            NamedArray(0.), x);
+      },
+      line());
+  left_in([&] { return jit([&](const NamedArray& v) { return haliax::map(reads, N)(v); })(x); },
+          line());
+  left_in(
+      [&] { return grad([&](const NamedArray& v) { return sum(haliax::map(reads, N)(v)); })(x); },
+      line());
   auto nested = [&](const NamedArray& v) { return v * haliax::map(reads, M)(ones(M)); };
   left_in([&] { return haliax::map(nested, N)(x); }, line());
   // One over another axis does not take it either, and what is read of it says where it is from.
   left(message_of([&] { haliax::map(reads, M)(ones(M)).floats(); }), "scan (" + at + ")", line());
-  haliax::map([&](const NamedArray& v) {
-    left(message_of([&] { leaked.floats(); }), "scan (" + at + ")", line());
-    return v;
-  }, N)(x);
+  haliax::map(
+      [&](const NamedArray& v) {
+        left(message_of([&] { leaked.floats(); }), "scan (" + at + ")", line());
+        return v;
+      },
+      N)(x);
   // A turn's own values are new in each scan, though they equal others.
   leaked = {};
   auto again = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
@@ -110,17 +134,25 @@ TEST_CASE("tracers: what a scan leaves behind is no value of the next one over t
   NamedArray carried;
   auto turn = [&](const NamedArray& c, const NamedArray& a) { return carried = c, c + a; };
   fold(turn, N)(NamedArray(0.), x);
-  CHECK(has(message_of([&] { fold([&](const NamedArray& c, const NamedArray&) { return c + carried; }, N)(NamedArray(0.), x); }),
+  CHECK(has(message_of([&] {
+              fold([&](const NamedArray& c, const NamedArray&) { return c + carried; }, N)(
+                  NamedArray(0.), x);
+            }),
             "a tracer that has left its function"));
 }
 
 TEST_CASE("tracers: inside of the function the message says so") {
   auto x = array({1, 2, 3, 4}, N);
-  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v * v.floats()[0]; })(x); }), "a value is asked for inside jit ("));
-  CHECK(has(message_of([&] { vmap([](const NamedArray& v) { return v * v.item(); }, N)(x); }), "inside vmap over n ("));
-  CHECK(has(message_of([&] { haliax::map([](const NamedArray& v) { return v * v.item(); }, N)(x); }), "inside scan ("));
+  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v * v.floats()[0]; })(x); }),
+            "a value is asked for inside jit ("));
+  CHECK(has(message_of([&] { vmap([](const NamedArray& v) { return v * v.item(); }, N)(x); }),
+            "inside vmap over n ("));
+  CHECK(
+      has(message_of([&] { haliax::map([](const NamedArray& v) { return v * v.item(); }, N)(x); }),
+          "inside scan ("));
   auto nested = jit([](const NamedArray& v) {
-    return vmap([&](const NamedArray& one) { return one * sum(v).item(); }, N)(v);   // an argument of jit, inside vmap
+    // an argument of jit, inside vmap
+    return vmap([&](const NamedArray& one) { return one * sum(v).item(); }, N)(v);
   });
   CHECK(has(message_of([&] { nested(x); }), "a value is asked for inside jit ("));
 }
@@ -128,7 +160,9 @@ TEST_CASE("tracers: inside of the function the message says so") {
 TEST_CASE("tracers: errors that had no line") {
   CHECK(has(message_of([&] { set_default_backend("gpu"); }), "there is no backend gpu"));
   CHECK(has(message_of([&] { set_default_backend("gpu"); }), line()));
-  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v; }, {.backend = "cpi"})(ones(N)); }), line()));
+  CHECK(has(
+      message_of([&] { jit([](const NamedArray& v) { return v; }, {.backend = "cpi"})(ones(N)); }),
+      line()));
   CHECK(has(message_of([&] { read_safetensors("/nowhere/x"); }), line()));
   CHECK(has(message_of([&] { write_safetensors("/nowhere/x", {}); }), line()));
   CHECK(has(message_of([&] { TensorFile().at("w"); }), line()));
@@ -136,11 +170,18 @@ TEST_CASE("tracers: errors that had no line") {
   CHECK(has(message_of([&] { read_npz("/nowhere/x"); }), line()));
   CHECK(has(message_of([&] { write_npy("/nowhere/x", to_tensor(ones(N))); }), line()));
   CHECK(has(message_of([&] { write_npz("/nowhere/x", {{to_tensor(ones(N))}, {}}); }), line()));
-  CHECK(has(message_of([&] { set_devices(0); return 0; }), line()));
+  CHECK(has(message_of([&] {
+              set_devices(0);
+              return 0;
+            }),
+            line()));
   CHECK(has(message_of([&] { Mesh{{{"data", 2}}}.size("model"); }), line()));
   auto l = nn::Linear::init(N, M, random::key(0));
   CHECK(has(message_of([&] { from_state_dict(TensorFile(), l); }), line()));
-  CHECK(has(message_of([&] { from_state_dict(TensorFile(), l, StateNames{{"weight", "w"}}); }), line()));
+  CHECK(has(message_of([&] {
+              from_state_dict(TensorFile(), l, StateNames{{"weight", "w"}});
+            }),
+            line()));
   CHECK(has(message_of([&] { to_state_dict(std::pair(l, l), {{"0", ""}, {"1", ""}}); }), line()));
   CHECK(has(message_of([&] { NamedArray().axes(); }), line()));
   Jitted<NamedArray(const NamedArray&)> none;
@@ -149,26 +190,34 @@ TEST_CASE("tracers: errors that had no line") {
   CHECK(has(message_of([&] { none.report(); }), line()));
   CHECK(has(message_of([&] { StaticFunction<NamedArray(Arr)>()(1.); }), line()));
   for (int count : {-1, 2000}) CHECK(has(message_of([&] { set_threads(count); }), line()));
-  CHECK(message_of([&] { set_threads(2000); }).find("[set_threads] there cannot be 2000 threads, but 1 to 1024, or 0") == 0);
+  CHECK(message_of([&] {
+          set_threads(2000);
+        }).find("[set_threads] there cannot be 2000 threads, but 1 to 1024, or 0") == 0);
 }
 
 TEST_CASE("tracers: threads cannot be set by what runs on them") {
-  static const auto sets = custom_op({.name = "sets", .along = {AxisRule::whole}, .cpu = {[](Strided<const float>, Strided<float>) {
-                                        set_threads(2);
-                                      }}});
+  static const auto sets =
+      custom_op({.name = "sets",
+                 .along = {AxisRule::whole},
+                 .cpu = {[](Strided<const float>, Strided<float>) { set_threads(2); }}});
   const auto set_at = line(-2);
   auto said = message_of([&] { sets(ones({M, N}), "n").eval(); });
   CAPTURE(said);
-  CHECK(said.find("[set_threads] is called by a function that runs on these threads; call it outside") == 0);
+  CHECK(said.find(
+            "[set_threads] is called by a function that runs on these threads; call it outside") ==
+        0);
   CHECK(has(said, set_at));
 }
 
-TEST_CASE("tracers: a conversion to bool, which is not told where it stands, says behind which call") {
+TEST_CASE(
+    "tracers: a conversion to bool, which is not told where it stands, says behind which call") {
   NamedArray none;
   (void)ones(N);
   const auto before = line(-1);
   CHECK(message_of([&] { return bool(none); }) ==
-        "[bool] an empty NamedArray is neither true nor false; x.empty() asks whether there is an array; after the call at " + before);
+        "[bool] an empty NamedArray is neither true nor false; x.empty() asks whether there is an "
+        "array; after the call at " +
+            before);
   CHECK(has(message_of([&] { return !none; }), "after the call at " + before));
   auto traced = message_of([&] {
     return jit([&](const NamedArray& v) {
@@ -194,10 +243,13 @@ TEST_CASE("tracers: a layer that is called outside of grad and jit says which on
   CHECK(has(said, "[linear] axis n is not in the input (m=3)"));
   CHECK(has(said, line(-2) + ", in a layer whose weight was made at " + made_at));
   // What jit has made knows its path.
-  auto init = jit([](const Key& k) { return Model{nn::Linear::init(N, M, k), nn::Linear::init(M, N, k)}; });
+  auto init = jit([](const Key& k) {
+    return Model{nn::Linear::init(N, M, k), nn::Linear::init(M, N, k)};
+  });
   auto m = init(random::key(0));
   CHECK(has(message_of([&] { m.down(ones(N)); }), line() + ", in down"));
-  auto step = jit([](const Model& model, const NamedArray& x) { return std::tuple(model, sum(model.up(x))); });
+  auto step = jit(
+      [](const Model& model, const NamedArray& x) { return std::tuple(model, sum(model.up(x))); });
   auto [after, loss] = step(m, ones(N));
   CHECK(has(message_of([&, &trained = after] { trained.down(ones(N)); }), line() + ", in down"));
 }
@@ -217,13 +269,11 @@ TEST_CASE("tracers: whatever sees a model as a whole makes its layers known") {
 
   auto loss = [](const Net& n) { return sum(n.a.up(ones(N))); };
   Net kept;
-  std::function<void(const Net&)> seen_by[] = {[](const Net& n) { optim::adamw().init(n); },
-                                              [](const Net& n) { summary(n); },
-                                              [](const Net& n) { tree_to_string(n); },
-                                              [](const Net& n) { trainable(n, "up"); },
-                                              [&](const Net& n) { grad(loss)(n); },
-                                              [&](const Net& n) { jit(loss)(n); },
-                                              [&](const Net& n) { jit(loss).plan(n); }};
+  std::function<void(const Net&)> seen_by[] = {
+      [](const Net& n) { optim::adamw().init(n); }, [](const Net& n) { summary(n); },
+      [](const Net& n) { tree_to_string(n); },      [](const Net& n) { trainable(n, "up"); },
+      [&](const Net& n) { grad(loss)(n); },         [&](const Net& n) { jit(loss)(n); },
+      [&](const Net& n) { jit(loss).plan(n); }};
   for (auto& see : seen_by) {
     const Net n = made();
     see(n);
@@ -231,7 +281,8 @@ TEST_CASE("tracers: whatever sees a model as a whole makes its layers known") {
     kept = n;
   }
   CHECK(has(where(from_state_dict(to_state_dict(made()), made()).b.up), ", in b.up"));
-  // An update stays where it was; a part of another tree is still known by what both paths end with.
+  // An update stays where it was; a part of another tree is still known by what both paths end
+  // with.
   auto updated = optim::apply_updates(kept, kept);
   CHECK(has(where(updated.a.down), ", in a.down"));
   eval(flatten(updated));

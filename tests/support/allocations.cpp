@@ -29,13 +29,14 @@ namespace {
 std::atomic<long> all{0}, by_onednn{0};
 std::atomic<bool> counting{false};
 thread_local long until_failure = -1;  // allocations; negative: none fails
-thread_local bool inside = false;  // backtrace may allocate
+thread_local bool inside = false;      // backtrace may allocate
 
 // Where a shared oneDNN lies; null if it is linked into the program.
 const void* onednn() {
   Dl_info info{}, own{};
   void* f = dlsym(RTLD_DEFAULT, "dnnl_primitive_execute");
-  if (!f || !dladdr(f, &info) || !dladdr(reinterpret_cast<void*>(&count_allocations), &own) || info.dli_fbase == own.dli_fbase)
+  if (!f || !dladdr(f, &info) || !dladdr(reinterpret_cast<void*>(&count_allocations), &own) ||
+      info.dli_fbase == own.dli_fbase)
     return nullptr;
   return info.dli_fbase;
 }

@@ -16,7 +16,9 @@ struct Cache {
     if (auto* b = std::getenv("HALIAX_CACHE")) before = b;
     ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
   }
-  ~Cache() { before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1); }
+  ~Cache() {
+    before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1);
+  }
 };
 
 }  // namespace haliax::testing

@@ -20,5 +20,7 @@ struct Folder {
   }
   ~Folder() { std::filesystem::remove_all(path); }
   std::string operator/(const char* name) const { return (path / name).string(); }
-  std::size_t files() const { return std::size_t(std::distance(std::filesystem::directory_iterator(path), {})); }
+  std::size_t files() const {
+    return std::size_t(std::distance(std::filesystem::directory_iterator(path), {}));
+  }
 };

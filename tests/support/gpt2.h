@@ -1,4 +1,5 @@
-// The GPT-2 of examples/gpt2 without dropout, and its training step, for tests that plan it or train it on meshes.
+// The GPT-2 of examples/gpt2 without dropout, and its training step, for tests that plan it or
+// train it on meshes.
 #pragma once
 #include <utility>
 #include <vector>
@@ -16,27 +17,31 @@ struct Gpt2 {
   gpt2::Gpt2Config config = {};
   Axis Vocab, Batch;
 
-  Gpt2(gpt2::Gpt2Config c, std::int64_t vocab, std::int64_t batch) : config(c), Vocab("vocab", vocab), Batch("batch", batch) {
+  Gpt2(gpt2::Gpt2Config c, std::int64_t vocab, std::int64_t batch)
+      : config(c), Vocab("vocab", vocab), Batch("batch", batch) {
     config.embed_pdrop = config.attn_pdrop = config.resid_pdrop = 0;
   }
   Model init() const { return Model::init(Vocab, config, random::key(0)); }
-  NamedArray ids() const { return random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size)); }
+  NamedArray ids() const {
+    return random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  }
 };
 
 inline NamedArray next_token_loss(const Model& m, const NamedArray& ids) {
   return nn::next_token_loss("position", "vocab", m(ids), ids);
 }
 // loss(model, ids) under a mapping of its own.
-template <class Loss>
-auto under(const Mapping& inside, Loss loss) {
+template <class Loss> auto under(const Mapping& inside, Loss loss) {
   return [=](const Model& m, const NamedArray& ids) {
     axis_mapping compute(inside);
     return loss(m, ids);
   };
 }
-// Of a step of AdamW whose parameters and state lie as `params` says and whose loss is computed under `inside`: what it takes.
+// Of a step of AdamW whose parameters and state lie as `params` says and whose loss is computed
+// under `inside`: what it takes.
 template <class Loss = decltype(&next_token_loss)>
-JitReport plan_training(const Gpt2& g, const Mesh& mesh, const Mapping& params, const Mapping& inside, JitOptions options = {},
+JitReport plan_training(const Gpt2& g, const Mesh& mesh, const Mapping& params,
+                        const Mapping& inside, JitOptions options = {},
                         Loss loss = next_token_loss) {
   const auto optimizer = optim::adamw();
   auto step = [=](const Model& model, const auto& state, const NamedArray& ids) {
@@ -49,7 +54,8 @@ JitReport plan_training(const Gpt2& g, const Mesh& mesh, const Mapping& params, 
     return std::tuple(m, optimizer.init(m), g.ids());
   });
   options.donate = {0, 1}, options.mesh = mesh, options.axis_resources = params;
-  options.in = Mappings::of_each({params, params, inside}), options.out = Mappings::of_each({std::nullopt, params, params});
+  options.in = Mappings::of_each({params, params, inside}),
+  options.out = Mappings::of_each({std::nullopt, params, params});
   return named_jit(step, options).plan(model, state, ids);
 }
 

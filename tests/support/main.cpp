@@ -16,11 +16,13 @@ bool haliax::test::updates() { return asked_to_update; }
 bool haliax::test::is_child = false;
 #if defined(__SANITIZE_ADDRESS__)
 // The sanitizer's library asks it by name.
-extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() { return haliax::test::is_child; }
+extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() {
+  return haliax::test::is_child;
+}
 #endif
 
 int main(int argc, char** argv) {
-  setenv("HALIAX_VERIFY", "1", 0);   // behind every pass, unless somebody says otherwise
+  setenv("HALIAX_VERIFY", "1", 0);  // behind every pass, unless somebody says otherwise
   for (int i = 1; i < argc; ++i) asked_to_update |= std::strcmp(argv[i], "--update") == 0;
   return doctest::Context(argc, argv).run();
 }

@@ -17,12 +17,14 @@ inline bool is_near(double a, double b, double tolerance) {
 inline std::string difference(const NamedArray& got, const NamedArray& want, double tolerance) {
   if (got.empty() != want.empty()) return want.empty() ? "an array, not an empty one" : "empty";
   if (got.empty()) return "";
-  if (got.dtype() != want.dtype()) return std::string(name_of(got.dtype())) + ", not " + std::string(name_of(want.dtype()));
+  if (got.dtype() != want.dtype())
+    return std::string(name_of(got.dtype())) + ", not " + std::string(name_of(want.dtype()));
   if (got.axes() != want.axes()) return to_string(got.axes()) + ", not " + to_string(want.axes());
   auto a = got.doubles(), b = want.doubles();
   for (std::size_t i = 0; i < a.size(); ++i)
     if (!is_near(a[i], b[i], tolerance))
-      return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " + std::to_string(b[i]);
+      return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " +
+             std::to_string(b[i]);
   return "";
 }
 

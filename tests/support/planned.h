@@ -24,9 +24,10 @@ inline Sharding cut(Name a, const Cut& c) {
   return s;
 }
 // What the planner makes of n, wanted so, is right; then the first version of that kind is damaged.
-inline std::string damaged(const NodePtr& n, const std::vector<PartitionInput>& inputs, const Sharding& wanted, const Mesh& mesh,
-                           partitioning::Version::Kind kind,
-                           const std::function<void(partitioning::Version&, partitioning::Plan&)>& damage) {
+inline std::string damaged(
+    const NodePtr& n, const std::vector<PartitionInput>& inputs, const Sharding& wanted,
+    const Mesh& mesh, partitioning::Version::Kind kind,
+    const std::function<void(partitioning::Version&, partitioning::Plan&)>& damage) {
   using namespace partitioning;
   const std::vector<Sharding> out{wanted};
   const PartitionOptions options;
@@ -34,7 +35,8 @@ inline std::string damaged(const NodePtr& n, const std::vector<PartitionInput>& 
   Planner planner(whole, options, inputs, out);
   auto p = best(whole, planner, false);
   CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
-  auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
+  auto v = std::find_if(p.versions.begin(), p.versions.end(),
+                        [&](auto& v) { return v.live && v.kind == kind; });
   REQUIRE(v != p.versions.end());
   damage(*v, p);
   return message_of([&] { verify(p, whole, "a pass"); });

@@ -9,7 +9,8 @@ namespace haliax::testing {
 namespace {
 
 // Where the points of dims lie, the last fastest: the strides of a view from number `first` on.
-std::vector<std::ptrdiff_t> places(const program::Dims& dims, const program::View& v, std::size_t first) {
+std::vector<std::ptrdiff_t> places(const program::Dims& dims, const program::View& v,
+                                   std::size_t first) {
   std::vector<std::ptrdiff_t> out{0};
   for (std::size_t d = 0; d < dims.size(); ++d) {
     std::vector<std::ptrdiff_t> finer;
@@ -21,15 +22,18 @@ std::vector<std::ptrdiff_t> places(const program::Dims& dims, const program::Vie
 }
 std::vector<double> doubles(const Bytes& bytes, DType dtype) {
   std::vector<double> out;
-  for (std::size_t i = 0; i < bytes.size(); i += std::size_t(bytes_of(dtype))) out.push_back(scalar::load(dtype, &bytes[i]).real);
+  for (std::size_t i = 0; i < bytes.size(); i += std::size_t(bytes_of(dtype)))
+    out.push_back(scalar::load(dtype, &bytes[i]).real);
   return out;
 }
 }  // namespace
 
 Bytes product(const program::Contract& c, const Bytes& a_bytes, const Bytes& b_bytes, Bytes out) {
   const auto m_at = c.batch.size(), n_at = m_at + c.m.size(), k_at = n_at + c.n.size();
-  const auto a = doubles(a_bytes, c.a.dtype), b = doubles(b_bytes, c.b.dtype), start = doubles(out, c.out.dtype);
-  const auto a_batch = places(c.batch, c.a, 0), b_batch = places(c.batch, c.b, 0), out_batch = places(c.batch, c.out, 0);
+  const auto a = doubles(a_bytes, c.a.dtype), b = doubles(b_bytes, c.b.dtype),
+             start = doubles(out, c.out.dtype);
+  const auto a_batch = places(c.batch, c.a, 0), b_batch = places(c.batch, c.b, 0),
+             out_batch = places(c.batch, c.out, 0);
   const auto a_m = places(c.m, c.a, m_at), out_m = places(c.m, c.out, m_at);
   const auto b_n = places(c.n, c.b, n_at), out_n = places(c.n, c.out, n_at);
   const auto a_k = places(c.k, c.a, k_at), b_k = places(c.k, c.b, k_at);
@@ -41,7 +45,8 @@ Bytes product(const program::Contract& c, const Bytes& a_bytes, const Bytes& b_b
         const auto at = std::size_t(c.out.offset + out_batch[x] + out_m[i] + out_n[j]);
         double sum = c.accumulate ? start[at] : 0;
         for (std::size_t k = 0; k < a_k.size(); ++k) sum += row[a_k[k]] * column[b_k[k]];
-        scalar::store(c.out.dtype, &out[at * std::size_t(bytes_of(c.out.dtype))], scalar::rounded(c.out.dtype, {sum, 0}));
+        scalar::store(c.out.dtype, &out[at * std::size_t(bytes_of(c.out.dtype))],
+                      scalar::rounded(c.out.dtype, {sum, 0}));
       }
   return out;
 }

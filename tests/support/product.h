@@ -1,4 +1,5 @@
-// The oracle of large products: summed in f64, in a small part of the time that the reference backend takes.
+// The oracle of large products: summed in f64, in a small part of the time that the reference
+// backend takes.
 #pragma once
 #include <cstddef>
 #include <vector>

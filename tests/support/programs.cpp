@@ -1,4 +1,5 @@
-// What large arrays are filled and compared with, compiled at the level of the library, as tests are not optimised.
+// What large arrays are filled and compared with, compiled at the level of the library, as tests
+// are not optimised.
 #include "support/programs.h"
 
 #include <cmath>
@@ -13,8 +14,10 @@ double Random::normal() { return std::normal_distribution<double>()(engine_); }
 
 void Case::fill(Bytes& bytes, DType dtype) {
   for (std::size_t i = 0; i < bytes.size(); i += static_cast<std::size_t>(bytes_of(dtype)))
-    scalar::store(dtype, &bytes[i],
-                  scalar::rounded(dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
+    scalar::store(
+        dtype, &bytes[i],
+        scalar::rounded(
+            dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
 }
 
 std::string difference(DType dtype, const Bytes& got, const Bytes& want, double tol) {
@@ -24,7 +27,8 @@ std::string difference(DType dtype, const Bytes& got, const Bytes& want, double 
                                    std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
                                 : x.whole == y.whole;
     if (!same)
-      return std::string(name_of(dtype)) + " element " + std::to_string(i / static_cast<std::size_t>(bytes_of(dtype))) + ": " +
+      return std::string(name_of(dtype)) + " element " +
+             std::to_string(i / static_cast<std::size_t>(bytes_of(dtype))) + ": " +
              (is_float(dtype) ? std::to_string(x.real) + " for " + std::to_string(y.real)
                               : std::to_string(x.whole) + " for " + std::to_string(y.whole));
   }

@@ -1,4 +1,5 @@
-// Programs made by hand, for tests of backends: random operands in any layout, and what the reference makes of them.
+// Programs made by hand, for tests of backends: random operands in any layout, and what the
+// reference makes of them.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -29,18 +30,22 @@ struct AlignedDelete {
   void operator()(void* p) const { ::operator delete(p, std::align_val_t(64)); }
 };
 using Aligned = std::unique_ptr<void, AlignedDelete>;
-inline Aligned aligned_bytes(std::size_t n) { return Aligned(::operator new(n, std::align_val_t(64))); }
-inline constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i8,  DType::i16,    DType::i32,
-                                DType::i64, DType::u8,  DType::u16,  DType::u32, DType::u64, DType::boolean};
+inline Aligned aligned_bytes(std::size_t n) {
+  return Aligned(::operator new(n, std::align_val_t(64)));
+}
+inline constexpr DType all_dtypes[] = {
+    DType::f32, DType::f64, DType::bf16, DType::f16, DType::i8,  DType::i16,    DType::i32,
+    DType::i64, DType::u8,  DType::u16,  DType::u32, DType::u64, DType::boolean};
 
 class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}
-  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n)); }
+  std::int64_t below(std::int64_t n) {
+    return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n));
+  }
   double normal();
   bool coin() { return below(2) == 0; }
-  template <class T>
-  const T& pick(const std::vector<T>& from) {
+  template <class T> const T& pick(const std::vector<T>& from) {
     return from[static_cast<std::size_t>(below(static_cast<std::int64_t>(from.size())))];
   }
 
@@ -48,7 +53,9 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-inline Box bytes_between(void* to, const void* from, std::size_t n) { return {{std::int64_t(n)}, 1, to, {1}, from, {1}}; }
+inline Box bytes_between(void* to, const void* from, std::size_t n) {
+  return {{std::int64_t(n)}, 1, to, {1}, from, {1}};
+}
 
 // A program with arguments and results only, and what goes in.
 struct Case {
@@ -64,15 +71,17 @@ struct Case {
     s.home = result ? Home::result : Home::argument;
     s.index = result ? program.results++ : program.arguments++;
     program.slots.push_back(s);
-    (result ? program.result_slots : program.argument_slots).push_back(static_cast<int>(program.slots.size()) - 1);
+    (result ? program.result_slots : program.argument_slots)
+        .push_back(static_cast<int>(program.slots.size()) - 1);
     Bytes bytes(static_cast<std::size_t>(s.bytes));
     fill(bytes, dtype);
     (result ? results : arguments).push_back(bytes);
     (result ? result_dtypes : argument_dtypes).push_back(dtype);
     return static_cast<int>(program.slots.size()) - 1;
   }
-  void fill(Bytes&, DType);                     // with numbers around 0
-  // A view of dims with a random layout, over a slot of its own. Broadcast dims only where they are read.
+  void fill(Bytes&, DType);  // with numbers around 0
+  // A view of dims with a random layout, over a slot of its own. Broadcast dims only where they are
+  // read.
   enum Layout { dense, permuted, gaps, negative, broadcast };
   View view(bool result, DType dtype, const Dims& dims, Layout layout) {
     View v;
@@ -81,7 +90,8 @@ struct Case {
     std::vector<std::size_t> order;
     for (std::size_t d = 0; d < dims.size(); ++d) order.push_back(d);
     if (layout == permuted || layout == gaps)
-      std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(random.below(1 << 30))));
+      std::shuffle(order.begin(), order.end(),
+                   std::mt19937(static_cast<unsigned>(random.below(1 << 30))));
     std::int64_t next = 1, low = 0, high = 0;
     for (std::size_t i = order.size(); i-- > 0;) {
       const std::size_t d = order[i];
@@ -106,8 +116,9 @@ struct Case {
   std::vector<Bytes> run(Device& device, std::vector<Bytes>* arguments_after = nullptr) const {
     auto executable = device.compile(std::make_shared<const Program>(program));
     std::vector<Bytes> in = arguments, out = results;
-    if (!device.is_host()) return run_there(device, *executable, std::move(in), std::move(out), arguments_after);
-    std::vector<Aligned> aligned;                // as what devices are given is
+    if (!device.is_host())
+      return run_there(device, *executable, std::move(in), std::move(out), arguments_after);
+    std::vector<Aligned> aligned;  // as what devices are given is
     auto placed = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
       for (auto& b : all) {
@@ -120,13 +131,15 @@ struct Case {
     const auto in_pointers = placed(in), out_pointers = placed(out);
     const auto arena = aligned_bytes(std::size_t(program.arena_bytes));
     executable->run(in_pointers, out_pointers, arena.get(), nullptr);
-    for (std::size_t k = 0; k < out.size(); ++k) std::memcpy(out[k].data(), out_pointers[k], out[k].size());
-    for (std::size_t k = 0; k < in.size(); ++k) std::memcpy(in[k].data(), in_pointers[k], in[k].size());
+    for (std::size_t k = 0; k < out.size(); ++k)
+      std::memcpy(out[k].data(), out_pointers[k], out[k].size());
+    for (std::size_t k = 0; k < in.size(); ++k)
+      std::memcpy(in[k].data(), in_pointers[k], in[k].size());
     if (arguments_after) *arguments_after = in;
     return out;
   }
-  std::vector<Bytes> run_there(Device& device, Executable& executable, std::vector<Bytes> in, std::vector<Bytes> out,
-                               std::vector<Bytes>* arguments_after) const {
+  std::vector<Bytes> run_there(Device& device, Executable& executable, std::vector<Bytes> in,
+                               std::vector<Bytes> out, std::vector<Bytes>* arguments_after) const {
     std::vector<Memory> kept;
     auto there = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
@@ -140,15 +153,21 @@ struct Case {
     const auto in_there = there(in), out_there = there(out);
     const auto arena = device.take(program.arena_bytes, 0);
     executable.run(in_there, out_there, arena.get(), nullptr);
-    for (std::size_t k = 0; k < out.size(); ++k) device.get(bytes_between(out[k].data(), out_there[k], out[k].size()), 0);
-    for (std::size_t k = 0; k < in.size(); ++k) device.get(bytes_between(in[k].data(), in_there[k], in[k].size()), 0);
+    for (std::size_t k = 0; k < out.size(); ++k)
+      device.get(bytes_between(out[k].data(), out_there[k], out[k].size()), 0);
+    for (std::size_t k = 0; k < in.size(); ++k)
+      device.get(bytes_between(in[k].data(), in_there[k], in[k].size()), 0);
     if (arguments_after) *arguments_after = std::move(in);
     return out;
   }
 };
 
 inline double tolerance(DType dtype) {
-  return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 2e-5 : dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 0;
+  return dtype == DType::f64    ? 1e-12
+         : dtype == DType::f32  ? 2e-5
+         : dtype == DType::bf16 ? 2e-2
+         : dtype == DType::f16  ? 3e-3
+                                : 0;
 }
 // Empty when near enough.
 std::string difference(DType, const Bytes& got, const Bytes& want, double tol);
@@ -157,13 +176,16 @@ inline bool tests_cuda() {
   const char* name = std::getenv("HALIAX_BACKEND");
   return name && std::string(name) == "cuda-sim";
 }
-inline std::unique_ptr<Device> tested_device() { return tests_cuda() ? cuda::make_simulated_device() : cpu::make_cpu_device(); }
+inline std::unique_ptr<Device> tested_device() {
+  return tests_cuda() ? cuda::make_simulated_device() : cpu::make_cpu_device();
+}
 inline void compare(const Case& c, double scale = 1) {
   auto reference_device = reference::make_reference_device();
   const auto got = c.run(*tested_device()), want = c.run(*reference_device);
-  if (tests_cuda()) scale *= 2;   // sums are rounded in another order
+  if (tests_cuda()) scale *= 2;  // sums are rounded in another order
   for (std::size_t r = 0; r < want.size(); ++r) {
-    const std::string text = difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r]));
+    const std::string text =
+        difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r]));
     INFO("result ", r);
     CHECK(text == "");
   }
@@ -211,19 +233,71 @@ inline Instr constant(DType dtype, double number, bool inner = false) {
 }
 inline Dims random_dims(Random& random, int most, std::int64_t largest) {
   Dims dims;
-  for (std::int64_t d = 1 + random.below(most); d > 0; --d) dims.push_back(1 + random.below(largest));
-  auto points = [&] { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); };
-  while (points() > 1 << 16) *std::max_element(dims.begin(), dims.end()) /= 2;  // the reference is slow
+  for (std::int64_t d = 1 + random.below(most); d > 0; --d)
+    dims.push_back(1 + random.below(largest));
+  auto points = [&] {
+    return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>());
+  };
+  // the reference is slow
+  while (points() > 1 << 16) *std::max_element(dims.begin(), dims.end()) /= 2;
   return dims;
 }
 
-// clang-format off
-inline const std::vector<double> special = {
-    0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2.5, 3.5, 1e-3, -1e-3, 1e-7, 1e-30, -1e-30, 1e-40, 20, -20, 80, -80, 88.7, 89.5, -87.5,
-    -103.9, -105, 1e4, -1e4, 1e30, -1e30, 3e38, 127.9, 255, 256, -129, 65504, 70000, 2147483647, -2147483648., 4294967295.,
-    1e19, -1e19, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
-    std::numeric_limits<double>::quiet_NaN(), 0.999999, -0.999999, 0.7, 0.35, -0.35, 0.3465, 5.9, 9.1, -9.1, 1.5, -1.5, 2.5};
-// clang-format on
+inline const std::vector<double> special = {0.0,
+                                            -0.0,
+                                            1,
+                                            -1,
+                                            0.5,
+                                            -0.5,
+                                            2,
+                                            -2.5,
+                                            3.5,
+                                            1e-3,
+                                            -1e-3,
+                                            1e-7,
+                                            1e-30,
+                                            -1e-30,
+                                            1e-40,
+                                            20,
+                                            -20,
+                                            80,
+                                            -80,
+                                            88.7,
+                                            89.5,
+                                            -87.5,
+                                            -103.9,
+                                            -105,
+                                            1e4,
+                                            -1e4,
+                                            1e30,
+                                            -1e30,
+                                            3e38,
+                                            127.9,
+                                            255,
+                                            256,
+                                            -129,
+                                            65504,
+                                            70000,
+                                            2147483647,
+                                            -2147483648.,
+                                            4294967295.,
+                                            1e19,
+                                            -1e19,
+                                            std::numeric_limits<double>::infinity(),
+                                            -std::numeric_limits<double>::infinity(),
+                                            std::numeric_limits<double>::quiet_NaN(),
+                                            0.999999,
+                                            -0.999999,
+                                            0.7,
+                                            0.35,
+                                            -0.35,
+                                            0.3465,
+                                            5.9,
+                                            9.1,
+                                            -9.1,
+                                            1.5,
+                                            -1.5,
+                                            2.5};
 
 inline void put_special(Case& c, std::size_t argument, std::size_t turn) {
   const DType dtype = c.argument_dtypes[argument];
@@ -231,7 +305,8 @@ inline void put_special(Case& c, std::size_t argument, std::size_t turn) {
   const std::size_t n = bytes.size() / static_cast<std::size_t>(bytes_of(dtype));
   for (std::size_t i = 0; i < n; ++i) {
     const double x = special[(i / turn) % special.size()];
-    scalar::store(dtype, &bytes[i * static_cast<std::size_t>(bytes_of(dtype))], scalar::cast({x, 0}, DType::f64, dtype));
+    scalar::store(dtype, &bytes[i * static_cast<std::size_t>(bytes_of(dtype))],
+                  scalar::cast({x, 0}, DType::f64, dtype));
   }
 }
 
@@ -262,7 +337,8 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
   };
   for (int k = 0; k < 3; ++k) {
     const bool in = has_inner && (k == 0 || random.coin());
-    values.push_back(push(in ? load(c.any_view(false, dtype, dims), true) : load(outer_view(false))));
+    values.push_back(
+        push(in ? load(c.any_view(false, dtype, dims), true) : load(outer_view(false))));
   }
   values.push_back(push(constant(dtype, 0.5 + static_cast<double>(random.below(3)))));
   for (int k = 0; k < length; ++k) {
@@ -280,16 +356,19 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
     const int a = random.pick(values), b = random.pick(values), d = random.pick(values);
     const bool in = inner(a) || inner(b) || inner(d);
     if (what == Code::select) {
-      const int test = push(op(Code::less, DType::boolean, {values[0], values[1]}, inner(values[0]) || inner(values[1])));
+      const int test = push(op(Code::less, DType::boolean, {values[0], values[1]},
+                               inner(values[0]) || inner(values[1])));
       values.push_back(push(op(what, dtype, {test, a, b}, in || inner(test))));
     } else if (what == Code::fma) {
       values.push_back(push(op(what, dtype, {a, b, d}, in)));
-    } else if (what == Code::neg || what == Code::abs || what == Code::tanh || what == Code::sin || what == Code::erf) {
+    } else if (what == Code::neg || what == Code::abs || what == Code::tanh || what == Code::sin ||
+               what == Code::erf) {
       values.push_back(push(op(what, dtype, {a}, inner(a))));
     } else {
       values.push_back(push(op(what, dtype, {a, b}, inner(a) || inner(b))));
     }
-    if (is_float(dtype) && what == Code::mul) values.back() = push(op(Code::tanh, dtype, {values.back()}, inner(values.back())));
+    if (is_float(dtype) && what == Code::mul)
+      values.back() = push(op(Code::tanh, dtype, {values.back()}, inner(values.back())));
   }
   if (has_inner) {
     values.push_back(push(op(Code::add, dtype, {values.back(), values[0]}, true)));
@@ -297,7 +376,8 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
     const int sum = push(op(Code::reduce_max, dtype, {values.back()}));
     push(store(outer_view(true), sum, false, random.coin() ? Code::store : Code::store_max));
   } else {
-    push(store(outer_view(true), values.back(), false, random.coin() ? Code::store : Code::store_add));
+    push(store(outer_view(true), values.back(), false,
+               random.coin() ? Code::store : Code::store_add));
   }
   auto& f = c.add(Kind::fused).fused;
   f.dims = dims;
@@ -306,8 +386,8 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
 }
 
 // A contraction of operands that lie densely, or anyhow.
-inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out, bool accumulate, bool dense,
-                            std::optional<DType> in_b = {}) {
+inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out,
+                            bool accumulate, bool dense, std::optional<DType> in_b = {}) {
   auto& k_step = c.add(Kind::contract).contract;
   k_step.batch = batch, k_step.m = m, k_step.n = n, k_step.k = k;
   k_step.accumulate = accumulate;
@@ -317,7 +397,8 @@ inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType i
       if (has) dims.insert(dims.end(), d.begin(), d.end());
     };
     add(m, has_m), add(n, has_n), add(k, has_k);
-    View v = c.view(result, dtype, dims, dense ? Case::dense : static_cast<Case::Layout>(c.random.below(3)));
+    View v = c.view(result, dtype, dims,
+                    dense ? Case::dense : static_cast<Case::Layout>(c.random.below(3)));
     Dims strides(v.strides.begin(), v.strides.begin() + static_cast<std::ptrdiff_t>(batch.size()));
     std::size_t at = batch.size();
     auto spread = [&](const Dims& d, bool has) {

@@ -13,7 +13,8 @@
 
 namespace haliax::testing {
 
-// The simulation's functions, for a test to put others in their places. As long as the process lives.
+// The simulation's functions, for a test to put others in their places. As long as the process
+// lives.
 inline cuda::Api& faulty() {
   static auto& all = *new std::vector<std::unique_ptr<cuda::Api>>;
   return *all.emplace_back(std::make_unique<cuda::Api>(cuda::simulated()));
@@ -43,8 +44,8 @@ inline std::vector<float> floats_of(const Bytes& x) {
 }
 
 // What a program gives when the texts of its kernels are changed; or what is said.
-inline std::pair<std::vector<Bytes>, std::string> planted(const Case& c, std::function<std::string(std::string)> change,
-                                                          const char* words = "") {
+inline std::pair<std::vector<Bytes>, std::string> planted(
+    const Case& c, std::function<std::string(std::string)> change, const char* words = "") {
   static auto& plant = *new std::function<std::string(std::string)>;
   plant = std::move(change);
   auto& api = faulty();
@@ -52,7 +53,8 @@ inline std::pair<std::vector<Bytes>, std::string> planted(const Case& c, std::fu
     std::vector<cuda::Kernel> changed;
     for (auto& k : all) {
       auto text = k.text;
-      for (std::size_t at = 0; (at = text.find(k.name, at)) != std::string::npos;) text.replace(at, k.name.size(), "NAME");
+      for (std::size_t at = 0; (at = text.find(k.name, at)) != std::string::npos;)
+        text.replace(at, k.name.size(), "NAME");
       changed.push_back(cuda::named(plant(text)));
     }
     return cuda::simulated().compile(d, changed);
@@ -63,40 +65,45 @@ inline std::pair<std::vector<Bytes>, std::string> planted(const Case& c, std::fu
   return out;
 }
 // The n-th of what is looked for, behind the first of `behind`, becomes this.
-inline std::string changed(std::string text, const std::string& what, const std::string& by, int n = 0,
-                           const std::string& behind = "") {
+inline std::string changed(std::string text, const std::string& what, const std::string& by,
+                           int n = 0, const std::string& behind = "") {
   auto at = text.find(what, text.find(behind));
   for (; n > 0; --n) at = text.find(what, at + 1);
   REQUIRE(at != text.npos);
   return text.replace(at, what.size(), by);
 }
 
-// A program for each device of a mesh, with scratch as the device asks for it; what goes in, and the results.
-inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& mesh, const std::vector<Case>& cases,
-                                                   int times = 1) {
+// A program for each device of a mesh, with scratch as the device asks for it; what goes in, and
+// the results.
+inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& mesh,
+                                                   const std::vector<Case>& cases, int times = 1) {
   std::vector<std::vector<Bytes>> out(cases.size());
-  on_devices(mesh, [&](int d, Communicator& c) {
-    auto& of = cases[std::size_t(d)];
-    auto p = std::make_shared<Program>(of.program);
-    p->device = p->number = d, p->called = "jit at mesh.cpp:1";
-    for (auto& [name, size] : mesh.axes()) p->mesh.push_back(size);
-    for (auto& s : p->steps) {
-      s.scratch_bytes = device.scratch_bytes(s, 0), s.scratch = p->arena_bytes;
-      p->arena_bytes += aligned(s.scratch_bytes);
-    }
-    auto executable = device.compile(p);
-    std::vector<Memory> kept;
-    auto there = [&](const std::vector<Bytes>& all) {
-      std::vector<void*> at;
-      for (auto& b : all) kept.push_back(put(device, b, d)), at.push_back(kept.back().get());
-      return at;
-    };
-    const auto in = there(of.arguments), results = there(of.results);
-    const auto arena = device.take(p->arena_bytes, d);
-    for (int k = 0; k < times; ++k) executable->run(in, results, arena.get(), &c);
-    for (std::size_t k = 0; k < of.results.size(); ++k)
-      out[std::size_t(d)].push_back(get(device, kept[of.arguments.size() + k], of.results[k].size(), d));
-  }, &device);
+  on_devices(
+      mesh,
+      [&](int d, Communicator& c) {
+        auto& of = cases[std::size_t(d)];
+        auto p = std::make_shared<Program>(of.program);
+        p->device = p->number = d, p->called = "jit at mesh.cpp:1";
+        for (auto& [name, size] : mesh.axes()) p->mesh.push_back(size);
+        for (auto& s : p->steps) {
+          s.scratch_bytes = device.scratch_bytes(s, 0), s.scratch = p->arena_bytes;
+          p->arena_bytes += aligned(s.scratch_bytes);
+        }
+        auto executable = device.compile(p);
+        std::vector<Memory> kept;
+        auto there = [&](const std::vector<Bytes>& all) {
+          std::vector<void*> at;
+          for (auto& b : all) kept.push_back(put(device, b, d)), at.push_back(kept.back().get());
+          return at;
+        };
+        const auto in = there(of.arguments), results = there(of.results);
+        const auto arena = device.take(p->arena_bytes, d);
+        for (int k = 0; k < times; ++k) executable->run(in, results, arena.get(), &c);
+        for (std::size_t k = 0; k < of.results.size(); ++k)
+          out[std::size_t(d)].push_back(
+              get(device, kept[of.arguments.size() + k], of.results[k].size(), d));
+      },
+      &device);
   return out;
 }
 

@@ -32,13 +32,14 @@ struct Post {
     Bytes text;
     Clock::time_point arrives;
   };
-  Clock::duration latency = {};   // of data
+  Clock::duration latency = {};  // of data
   std::mutex lock;
-  std::map<std::pair<int, int>, std::deque<Letter>> boxes;   // by channel and receiver
+  std::map<std::pair<int, int>, std::deque<Letter>> boxes;  // by channel and receiver
 };
 class SimulatedRanks final : public program::Ranks {
  public:
-  SimulatedRanks(Post& post, int rank, int count, int tags) : post_(post), rank_(rank), count_(count), tags_(tags) {}
+  SimulatedRanks(Post& post, int rank, int count, int tags)
+      : post_(post), rank_(rank), count_(count), tags_(tags) {}
   int rank() const override { return rank_; }
   int count() const override { return count_; }
   std::string where() const override { return "here"; }
@@ -54,16 +55,19 @@ class SimulatedRanks final : public program::Ranks {
   }
   Message receive(Channel c, int from, int tag, void* data, std::int64_t bytes) override {
     std::lock_guard hold(post_.lock);
-    return {wanted_.emplace_back(std::make_unique<Wanted>(Wanted{c, from, tag, data, bytes})).get()};
+    return {
+        wanted_.emplace_back(std::make_unique<Wanted>(Wanted{c, from, tag, data, bytes})).get()};
   }
   bool done(Message& m) override {
     if (!m.handle) return true;
     auto& w = *static_cast<Wanted*>(m.handle);
     std::lock_guard hold(post_.lock);
     auto& box = post_.boxes[{int(w.channel), rank_}];
-    auto found = std::find_if(box.begin(), box.end(), [&](auto& l) { return l.from == w.from && l.tag == w.tag; });
+    auto found = std::find_if(box.begin(), box.end(),
+                              [&](auto& l) { return l.from == w.from && l.tag == w.tag; });
     if (found == box.end() || Clock::now() < found->arrives) return false;
-    if (std::int64_t(found->text.size()) != w.bytes) throw Error("[ranks] a message of another length");
+    if (std::int64_t(found->text.size()) != w.bytes)
+      throw Error("[ranks] a message of another length");
     if (w.bytes > 0) std::memcpy(w.data, found->text.data(), found->text.size());
     box.erase(found);
     std::erase_if(wanted_, [&](auto& its) { return its.get() == &w; });
@@ -73,11 +77,12 @@ class SimulatedRanks final : public program::Ranks {
   std::optional<Envelope> waiting(Channel c, int from, int tag) override {
     std::lock_guard hold(post_.lock);
     for (auto& l : post_.boxes[{int(c), rank_}])
-      if ((from < 0 || l.from == from) && (tag < 0 || l.tag == tag)) return Envelope{l.from, l.tag, std::int64_t(l.text.size())};
+      if ((from < 0 || l.from == from) && (tag < 0 || l.tag == tag))
+        return Envelope{l.from, l.tag, std::int64_t(l.text.size())};
     return {};
   }
   void leave(bool) override {}
-  std::atomic<bool> silent = false;                           // nothing leaves any more
+  std::atomic<bool> silent = false;  // nothing leaves any more
 
  private:
   struct Wanted {
@@ -88,13 +93,14 @@ class SimulatedRanks final : public program::Ranks {
   };
   Post& post_;
   int rank_, count_, tags_;
-  std::vector<std::unique_ptr<Wanted>> wanted_;   // that has not come yet
+  std::vector<std::unique_ptr<Wanted>> wanted_;  // that has not come yet
 };
 
 // f(its peers, its carrier) on each of n ranks at once; gives what each raised.
-inline std::vector<std::string> on_ranks(int n, const std::function<void(Peers&, SimulatedRanks&)>& f,
-                                  std::chrono::milliseconds patience = 0ms, int tags = 1 << 30,
-                                  Clock::duration latency = {}) {
+inline std::vector<std::string> on_ranks(int n,
+                                         const std::function<void(Peers&, SimulatedRanks&)>& f,
+                                         std::chrono::milliseconds patience = 0ms,
+                                         int tags = 1 << 30, Clock::duration latency = {}) {
   Post post;
   post.latency = latency;
   std::vector<std::string> said(static_cast<std::size_t>(n));

@@ -1,4 +1,5 @@
-// A small training whose state has all that a checkpoint must bring back: layers, moments, a count, a key that each step uses up.
+// A small training whose state has all that a checkpoint must bring back: layers, moments, a count,
+// a key that each step uses up.
 #pragma once
 #include <cstring>
 #include <string>
@@ -24,7 +25,8 @@ struct Net {
       auto [k_up, k_down] = random::split<2>(k);
       return Block{nn::Linear::init(Embed, Mlp, k_up), nn::Linear::init(Mlp, Embed, k_down)};
     };
-    return {nn::Stacked<Block>::init(Layers, block, random::split(key, Layers)), nn::LayerNorm::init(Embed)};
+    return {nn::Stacked<Block>::init(Layers, block, random::split(key, Layers)),
+            nn::LayerNorm::init(Embed)};
   }
   NamedArray operator()(const NamedArray& x) const { return norm(blocks.fold(x)); }
 };
@@ -47,12 +49,13 @@ struct Layout {
   bool on_mesh() const { return !mesh.axes().empty(); }
 };
 inline std::vector<Layout> layouts() {
-  return {{"one device"},
-          {"data=4", Mesh{{{"data", 4}}}, {{"embed", "data"}}},
-          {"data=2,model=2", Mesh{{{"data", 2}, {"model", 2}}}, {{"embed", "data"}, {"mlp", "model"}}},
-          {"data=3", Mesh{{{"data", 3}}}, {{"embed", "data"}}},  // blocks of 3, 3 and 2
-          {"layers", Mesh{{{"stage", 2}, {"model", 2}}}, {{"layers", "stage"}}},
-          {"copies", Mesh{{{"data", 2}}}, Mapping{}}};
+  return {
+      {"one device"},
+      {"data=4", Mesh{{{"data", 4}}}, {{"embed", "data"}}},
+      {"data=2,model=2", Mesh{{{"data", 2}, {"model", 2}}}, {{"embed", "data"}, {"mlp", "model"}}},
+      {"data=3", Mesh{{{"data", 3}}}, {{"embed", "data"}}},  // blocks of 3, 3 and 2
+      {"layers", Mesh{{{"stage", 2}, {"model", 2}}}, {{"layers", "stage"}}},
+      {"copies", Mesh{{{"data", 2}}}, Mapping{}}};
 }
 
 inline Training born(const Layout& l) {
@@ -70,12 +73,12 @@ inline auto step_on(const Layout& l) {
     return std::pair(Training{optim::apply_updates(t.model, updates), state, next}, l);
   };
   using Step = Jitted<std::pair<Training, NamedArray>(const Training&)>;
-  return l.on_mesh() ? Step(named_jit(step, {.donate = {0}, .mesh = l.mesh, .axis_resources = l.params}))
-                     : Step(jit(step, {.donate = {0}}));
+  return l.on_mesh()
+             ? Step(named_jit(step, {.donate = {0}, .mesh = l.mesh, .axis_resources = l.params}))
+             : Step(jit(step, {.donate = {0}}));
 }
 // The losses of so many steps.
-template <class Step>
-std::vector<double> trained(Training& t, const Step& step, int steps) {
+template <class Step> std::vector<double> trained(Training& t, const Step& step, int steps) {
   std::vector<double> losses;
   for (int i = 0; i < steps; ++i) {
     auto [next, loss] = step(t);
@@ -85,8 +88,7 @@ std::vector<double> trained(Training& t, const Step& step, int steps) {
   return losses;
 }
 // The bytes of all arrays, in the order of the tree. It puts arrays together.
-template <class T>
-std::vector<std::vector<std::byte>> bytes_of_all(const T& tree) {
+template <class T> std::vector<std::vector<std::byte>> bytes_of_all(const T& tree) {
   std::vector<std::vector<std::byte>> out;
   for (auto& a : flatten(tree)) out.push_back(a.empty() ? std::vector<std::byte>() : a.bytes());
   return out;

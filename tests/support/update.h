@@ -2,6 +2,7 @@
 
 namespace haliax::test {
 
-bool updates();   // was this program called with --update: are files of expected text to be written anew?
+// was this program called with --update: are files of expected text to be written anew?
+bool updates();
 
 }  // namespace haliax::test

@@ -9,19 +9,26 @@ TEST_CASE("associative_scan: each result has the axes of its operand, in their o
   Axis Time("time", 5), Embed("embed", 3);
   using Pair = std::pair<NamedArray, NamedArray>;
   auto a = sin(arange(Axes{Time, Embed}) * 0.7), b = cos(arange(Axes{Embed, Time}) * 0.3);
-  auto left_first = [](const Pair& l, const Pair& r) { return Pair{l.first * r.first, l.second * r.first + r.second}; };
-  auto right_first = [](const Pair& l, const Pair& r) { return Pair{r.first * l.first, r.first * l.second + r.second}; };
+  auto left_first = [](const Pair& l, const Pair& r) {
+    return Pair{l.first * r.first, l.second * r.first + r.second};
+  };
+  auto right_first = [](const Pair& l, const Pair& r) {
+    return Pair{r.first * l.first, r.first * l.second + r.second};
+  };
   auto turned = [](const Pair& l, const Pair& r) {
     return Pair{rearrange(l.first * r.first, Names{"embed", "time"}),
                 rearrange(l.second * r.first + r.second, Names{"time", "embed"})};
   };
-  auto both = [](const NamedArray& c, const NamedArray& x, const NamedArray& y) { return std::pair{c * x + y, c * x + y}; };
+  auto both = [](const NamedArray& c, const NamedArray& x, const NamedArray& y) {
+    return std::pair{c * x + y, c * x + y};
+  };
   auto check = [&](auto f) {
     for (bool reverse : {false, true}) {
       auto walk = [&](const Pair& p) { return associative_scan(f, "time", p, reverse); };
       auto want = scan(both, "time", {.reverse = reverse})(zeros({Embed}), a, b).second;
       auto twice = vmap(walk, "copy")(Pair{stack("copy", {a, a}), b});
-      for (auto& r : {walk({a, b}), jit(walk)(Pair{a, b}), Pair{at(twice.first, "copy", 1), at(twice.second, "copy", 1)}}) {
+      for (auto& r : {walk({a, b}), jit(walk)(Pair{a, b}),
+                      Pair{at(twice.first, "copy", 1), at(twice.second, "copy", 1)}}) {
         CHECK_EQ(to_string(r.first.axes()), "(time=5, embed=3)");
         CHECK_EQ(to_string(r.second.axes()), "(embed=3, time=5)");
         CHECK(max(abs(r.second - want)).item() < 1e-6);

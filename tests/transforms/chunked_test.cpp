@@ -1,4 +1,5 @@
-// chunked_reduce gives what f gives on the whole arrays, whatever the chunk; what it cannot cut it refuses by name.
+// chunked_reduce gives what f gives on the whole arrays, whatever the chunk; what it cannot cut it
+// refuses by name.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -15,7 +16,9 @@ namespace {
 
 const Axis Tokens{"tokens", 11}, Batch{"batch", 4}, Embed{"embed", 3}, Vocab{"vocab", 6};
 
-NamedArray normal(int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes, DType::f64); }
+NamedArray normal(int seed, const AxisSpec& axes) {
+  return random::normal(random::key(seed), axes, DType::f64);
+}
 
 void same(const Leaves& got, const Leaves& want, double tolerance = 1e-12) {
   REQUIRE(got.size() == want.size());
@@ -33,8 +36,8 @@ NamedArray summed(const Leaves& outputs) {
   }
   return sum_of_all;
 }
-// f(arrays) -> arrays in chunks of 1, 4, 11 and 20 positions, from either end, jitted, against f itself: values, and gradients
-// where f has them.
+// f(arrays) -> arrays in chunks of 1, 4, 11 and 20 positions, from either end, jitted, against f
+// itself: values, and gradients where f has them.
 using Cutting = std::function<void(const ChunkOptions&)>;
 void for_all_cuts(const Cutting& check) {
   for (bool reverse : {false, true})
@@ -44,8 +47,7 @@ void for_all_cuts(const Cutting& check) {
       check({.chunk = chunk, .reverse = reverse});
     }
 }
-template <class F, class... A>
-void agrees(const AxisSelection& axes, F f, const A&... args) {
+template <class F, class... A> void agrees(const AxisSelection& axes, F f, const A&... args) {
   auto want = flatten(f(args...));
   for_all_cuts([&](const ChunkOptions& how) {
     auto run = jit([=](const A&... a) { return chunked_reduce(axes, how, f)(a...); });
@@ -58,18 +60,21 @@ void agrees_with_gradients(const AxisSelection& axes, F f, const A&... args) {
   agrees(axes, f, args...);
   auto gradients = [](auto g) {
     return [=](const std::tuple<A...>& in) {
-      return value_and_grad([=](const std::tuple<A...>& t) { return summed(flatten(std::apply(g, t))); })(in);
+      return value_and_grad(
+          [=](const std::tuple<A...>& t) { return summed(flatten(std::apply(g, t))); })(in);
     };
   };
   auto want = flatten(jit(gradients(f))(std::tuple(args...)));
-  for_all_cuts(
-      [&](const ChunkOptions& how) { same(flatten(jit(gradients(chunked_reduce(axes, how, f)))(std::tuple(args...))), want); });
+  for_all_cuts([&](const ChunkOptions& how) {
+    same(flatten(jit(gradients(chunked_reduce(axes, how, f)))(std::tuple(args...))), want);
+  });
 }
-template <class F>
-std::string message(F f) {
+template <class F> std::string message(F f) {
   try {
     f();
-  } catch (const Error& e) { return e.what(); }
+  } catch (const Error& e) {
+    return e.what();
+  }
   return "";
 }
 
@@ -93,19 +98,25 @@ TEST_CASE("chunked: folds, stacks, and what follows a fold") {
 
 TEST_CASE("chunked: softmax and logsumexp over the walked axis itself stream") {
   auto f = [](const NamedArray& x) {
-    return std::vector<NamedArray>{logsumexp(x, "tokens"), argmax(x, "tokens"), softmax(x, "tokens"), var(x, "tokens")};
+    return std::vector<NamedArray>{logsumexp(x, "tokens"), argmax(x, "tokens"),
+                                   softmax(x, "tokens"), var(x, "tokens")};
   };
   agrees("tokens", f, normal(1, {Tokens, Embed}) * 30.);
 }
 
 TEST_CASE("chunked: several axes, the first outermost") {
-  auto f = [](const NamedArray& x) { return std::vector<NamedArray>{sum(square(x)), max(x, "tokens"), x + 1.}; };
+  auto f = [](const NamedArray& x) {
+    return std::vector<NamedArray>{sum(square(x)), max(x, "tokens"), x + 1.};
+  };
   agrees_with_gradients({"batch", "tokens"}, f, normal(1, {Batch, Tokens, Embed}));
   agrees_with_gradients({"tokens", "batch"}, f, normal(1, {Batch, Tokens, Embed}));
-  // The chunk counts positions of all of them together, the last axis first; or there is one for each.
+  // The chunk counts positions of all of them together, the last axis first; or there is one for
+  // each.
   auto x = normal(1, {Batch, Tokens, Embed});
   auto chunks_of = [&](ChunkOptions how) {
-    auto run = jit([=](const NamedArray& a) { return chunked_reduce({"batch", "tokens"}, how, f)(a); });
+    auto run = jit([=](const NamedArray& a) {
+      return chunked_reduce({"batch", "tokens"}, how, f)(a);
+    });
     run(x);
     std::vector<std::pair<std::string, std::int64_t>> out;
     for (auto& c : run.report().chunked) out.push_back({c.axis, c.chunk});
@@ -121,19 +132,24 @@ TEST_CASE("chunked: several axes, the first outermost") {
 TEST_CASE("chunked: every fold, and what stands after it") {
   auto f = [](const NamedArray& x) {
     auto y = x + 0.5 * square(x);  // (tokens, embed)
-    return std::vector<NamedArray>{sum(y, "tokens"),    mean(y),
-                                   max(y, "tokens"),    min(y, "tokens"),
-                                   prod(x, "tokens"),   logsumexp(y, "tokens"),
-                                   var(y, "tokens"),    sqrt(mean(square(y))),
-                                   tanh(max(y)) * 2.,   max(y) - min(y),
-                                   dot(y, x, "tokens"), take(y, "tokens", arange(Axis("picked", 3)) * 4)};
+    return std::vector<NamedArray>{
+        sum(y, "tokens"),    mean(y),
+        max(y, "tokens"),    min(y, "tokens"),
+        prod(x, "tokens"),   logsumexp(y, "tokens"),
+        var(y, "tokens"),    sqrt(mean(square(y))),
+        tanh(max(y)) * 2.,   max(y) - min(y),
+        dot(y, x, "tokens"), take(y, "tokens", arange(Axis("picked", 3)) * 4)};
   };
   agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
   auto g = [](const NamedArray& x) {
     auto [largest, where] = top_k(x, "tokens", 3, "top");
-    return std::vector<NamedArray>{
-        argmax(x, "tokens"),  argmin(x, "tokens"), any(x > 1., "tokens"), all(x > -1., "tokens"), largest, where,
-        sum(x > 0., "tokens")};
+    return std::vector<NamedArray>{argmax(x, "tokens"),
+                                   argmin(x, "tokens"),
+                                   any(x > 1., "tokens"),
+                                   all(x > -1., "tokens"),
+                                   largest,
+                                   where,
+                                   sum(x > 0., "tokens")};
   };
   agrees("tokens", g, normal(1, {Tokens, Embed}));
 }
@@ -143,11 +159,14 @@ TEST_CASE("chunked: of equals the first is found, and NaN, from whichever end th
     return std::vector<NamedArray>{argmax(x, "tokens"), argmin(x, "tokens"), max(x, "tokens")};
   };
   agrees("tokens", find, (arange(Tokens) % 3).astype(DType::f32));
-  agrees("tokens", find, where((arange(Tokens) == 4) | (arange(Tokens) == 7), NAN, arange(Tokens).astype(DType::f64)));
+  agrees(
+      "tokens", find,
+      where((arange(Tokens) == 4) | (arange(Tokens) == 7), NAN, arange(Tokens).astype(DType::f64)));
   agrees("tokens", find, full({Tokens, Embed}, -INFINITY));
 }
 
-TEST_CASE("chunked: a reduction of one's own, by an init and a combine, goes on from chunk to chunk") {
+TEST_CASE(
+    "chunked: a reduction of one's own, by an init and a combine, goes on from chunk to chunk") {
   struct Moments {  // count, mean, sum of squared differences: combined without cancellation
     NamedArray n, mean, m2;
   };
@@ -164,9 +183,10 @@ TEST_CASE("chunked: a reduction of one's own, by an init and a combine, goes on 
   auto x = normal(1, {Tokens, Embed}), w = normal(2, {Vocab, Embed});
   agrees_with_gradients("tokens", variance, x, w);
   auto by_the_book = var(dot(x, w, "embed"), "tokens");
-  CHECK(difference(chunked_reduce("tokens", {.chunk = 4}, variance)(x, w)[0], by_the_book, 1e-12) == "");
-  // It does not even have to be associative: a linear recurrence, from either end, with all its states, and what a second pass
-  // does with them.
+  CHECK(difference(chunked_reduce("tokens", {.chunk = 4}, variance)(x, w)[0], by_the_book, 1e-12) ==
+        "");
+  // It does not even have to be associative: a linear recurrence, from either end, with all its
+  // states, and what a second pass does with them.
   for (bool reverse : {false, true}) {
     auto f = [=](const NamedArray& v, const NamedArray& u) {
       auto step = [](const NamedArray& state, const NamedArray& now, const NamedArray& position) {
@@ -174,23 +194,27 @@ TEST_CASE("chunked: a reduction of one's own, by an init and a combine, goes on 
         return std::pair{next, next * now};
       };
       auto y = dot(v, u, "embed");
-      auto [last, states] =
-          scan(step, "tokens", {.reverse = reverse})(zeros(Vocab, DType::f64), y, arange(Tokens).astype(DType::f64));
-      auto again = fold([](const NamedArray& state, const NamedArray& s) { return 0.5 * state + s; }, "tokens")(
-          zeros(Vocab, DType::f64), states - mean(states, "tokens"));
+      auto [last, states] = scan(step, "tokens", {.reverse = reverse})(
+          zeros(Vocab, DType::f64), y, arange(Tokens).astype(DType::f64));
+      auto again =
+          fold([](const NamedArray& state, const NamedArray& s) { return 0.5 * state + s; },
+               "tokens")(zeros(Vocab, DType::f64), states - mean(states, "tokens"));
       return std::vector<NamedArray>{last, states, again, sum(states * y, "tokens")};
     };
     agrees_with_gradients("tokens", f, x, w);
   }
   // One state at a time is alive, and one chunk of what goes in.
   const Axis Many{"tokens", 4096};
-  auto run =
-      jit([=](const NamedArray& v, const NamedArray& u) { return chunked_reduce("tokens", {.chunk = 16}, variance)(v, u); });
+  auto run = jit([=](const NamedArray& v, const NamedArray& u) {
+    return chunked_reduce("tokens", {.chunk = 16}, variance)(v, u);
+  });
   CHECK(run.compile(normal(1, {Many, Embed}), w).arena_bytes < 64 * Vocab.size * 8);
 }
 
 TEST_CASE("chunked: a draw inside is the slice of the whole draw") {
-  auto f = [](const NamedArray& x) { return x * random::uniform(random::key(5), {Tokens, Embed}, 0., 1., DType::f64); };
+  auto f = [](const NamedArray& x) {
+    return x * random::uniform(random::key(5), {Tokens, Embed}, 0., 1., DType::f64);
+  };
   agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
   auto dropped = [](const NamedArray& x) {  // by two axes, and under vmap
     auto one = [](const NamedArray& a, const Key& k) {
@@ -206,7 +230,8 @@ TEST_CASE("chunked: a draw inside is the slice of the whole draw") {
 TEST_CASE("chunked: an Axis that f captured is the whole one") {
   auto f = [](const NamedArray& x) {
     auto position = arange(Tokens).astype(DType::f64);
-    return std::vector<NamedArray>{x * position / double(Tokens.size), x + zeros({Tokens, Embed}, DType::f64),
+    return std::vector<NamedArray>{x * position / double(Tokens.size),
+                                   x + zeros({Tokens, Embed}, DType::f64),
                                    sum(where(arange(Tokens) < 7, x, 0.), "tokens"),
                                    sum(one_hot(arange(Tokens) % 3, Embed, DType::f64) * x),
                                    dot(x, cos(arange(Tokens).astype(DType::f64)), "tokens")};
@@ -217,71 +242,99 @@ TEST_CASE("chunked: an Axis that f captured is the whole one") {
 TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside of it") {
   auto w = normal(2, {Batch, Embed, Embed.alias("out")}), x = normal(1, {Tokens, Embed}),
        batched = normal(3, {Batch, Tokens, Embed});
-  auto layer = [](const NamedArray& a, const NamedArray& u) { return tanh(dot(a, u, "embed")).rename({{"out", "embed"}}); };
-  auto agree = [&](auto with) {  // with(options; none: f as it is) -> a function of (w, x, batched)
+  auto layer = [](const NamedArray& a, const NamedArray& u) {
+    return tanh(dot(a, u, "embed")).rename({{"out", "embed"}});
+  };
+  // with(options; none: f as it is) -> a function of (w, x, batched)
+  auto agree = [&](auto with) {
     auto run = [&](auto f) {
       using P = std::tuple<NamedArray, NamedArray, NamedArray>;
-      return flatten(
-          jit([=](const P& p) { return value_and_grad([=](const P& q) { return std::apply(f, q); })(p); })(P{w, x, batched}));
+      return flatten(jit([=](const P& p) {
+        return value_and_grad([=](const P& q) { return std::apply(f, q); })(p);
+      })(P{w, x, batched}));
     };
     auto want = run(with(std::nullopt));
     for (std::int64_t chunk : {1, 4, 11})
       for (bool reverse : {false, true}) {
         CAPTURE(chunk);
-        same(run(with(std::optional(ChunkOptions{.chunk = chunk, .reverse = reverse}))), want, 1e-11);
+        same(run(with(std::optional(ChunkOptions{.chunk = chunk, .reverse = reverse}))), want,
+             1e-11);
       }
   };
   using Options = std::optional<ChunkOptions>;
   auto cut = [](const Options& o, auto f) {
     return [=](const auto&... a) { return o ? chunked_reduce("tokens", *o, f)(a...) : f(a...); };
   };
-  auto each = [=](const NamedArray& a, const NamedArray& u) { return logsumexp(layer(a, u), "embed"); };  // (tokens)
+  // (tokens)
+  auto each = [=](const NamedArray& a, const NamedArray& u) {
+    return logsumexp(layer(a, u), "embed");
+  };
   for (const char* policy : {"none", "carries", "nested"})
     for (bool reverse : {false, true})
       agree([=](const Options& o) {  // a loop around; what is carried is a sum over tokens
         return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
-          auto step = [=](const NamedArray& s, const NamedArray& v) { return s + mean(cut(o, each)(a * (1. + s), v)); };
-          return fold(step, "batch", {.checkpoint = policy, .reverse = reverse})(NamedArray(0.).astype(DType::f64), u);
+          auto step = [=](const NamedArray& s, const NamedArray& v) {
+            return s + mean(cut(o, each)(a * (1. + s), v));
+          };
+          return fold(step, "batch", {.checkpoint = policy, .reverse = reverse})(
+              NamedArray(0.).astype(DType::f64), u);
         };
       });
-  agree([=](const Options& o) {  // two axes in every turn of a map; the cotangent is the same number in all turns, or the same array
+  // two axes in every turn of a map; the cotangent is the same number in all turns, or the same
+  // array
+  agree([=](const Options& o) {
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray& b) {
       auto rows = b.rename({{"batch", "row"}});
-      auto both = [=](const NamedArray& v) { return o ? chunked_reduce({"row", "tokens"}, *o, each)(rows, v) : each(rows, v); };
+      auto both = [=](const NamedArray& v) {
+        return o ? chunked_reduce({"row", "tokens"}, *o, each)(rows, v) : each(rows, v);
+      };
       auto of_turns = map(both, "batch")(u);  // (batch, row, tokens)
       return sum(of_turns) + sum(square(sum(of_turns * sum(a, "embed"), "batch")));
     };
   });
   agree([=](const Options& o) {  // a loop inside
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
-      return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) { return fold(layer, "batch")(t, v); })(a, u)));
+      return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) {
+        return fold(layer, "batch")(t, v);
+      })(a, u)));
     };
   });
   agree([=](const Options& o) {  // a loop inside, in the turns of another
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
-      auto row = [=](const NamedArray& a) { return cut(o, [=](const NamedArray& t, const NamedArray& v) { return fold(layer, "batch")(t, v); })(a, u); };
+      auto row = [=](const NamedArray& a) {
+        return cut(o, [=](const NamedArray& t, const NamedArray& v) {
+          return fold(layer, "batch")(t, v);
+        })(a, u);
+      };
       return sum(square(map(row, "batch")(b)));
     };
   });
-  agree([=](const Options& o) {  // a region inside a region along the same axis, which reads what f captured
+  // a region inside a region along the same axis, which reads what f captured
+  agree([=](const Options& o) {
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray& b) {
-      auto inner = [=](const NamedArray& t, const NamedArray& v) { return each(t, v) * sum(a, "embed"); };
+      auto inner = [=](const NamedArray& t, const NamedArray& v) {
+        return each(t, v) * sum(a, "embed");
+      };
       return sum(cut(o, cut(o ? std::optional(ChunkOptions{.chunk = 2}) : o, inner))(b, u));
     };
   });
   agree([=](const Options& o) {  // vmap around, jit around that
-    return
-        [=](const NamedArray& u, const NamedArray&, const NamedArray& b) { return sum(jit(vmap(cut(o, each), "batch"))(b, u)); };
+    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
+      return sum(jit(vmap(cut(o, each), "batch"))(b, u));
+    };
   });
   agree([=](const Options& o) {  // vmap inside
-    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) { return sum(cut(o, vmap(each, "batch"))(b, u)); };
+    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
+      return sum(cut(o, vmap(each, "batch"))(b, u));
+    };
   });
   agree([=](const Options& o) {  // checkpoint around, and inside
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       return sum(square(checkpoint(cut(o, checkpoint(each)))(tanh(b), u)));
     };
   });
-  agree([=](const Options& o) {  // a region inside a region, along another axis and along the same
+  // a region inside a region, along another axis and along the same
+  agree([=](const Options& o) {
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       auto inner = [=](const NamedArray& t, const NamedArray& v) {
         return o ? chunked_reduce("batch", {.chunk = 3}, each)(t, v) : each(t, v);
@@ -322,8 +375,8 @@ TEST_CASE("chunked: forms: one sweep with three contractions, or the chunk made 
     CAPTURE(int(form));
     auto f = jit([=](const std::pair<NamedArray, NamedArray>& p) {
       return value_and_grad([=](const std::pair<NamedArray, NamedArray>& q) {
-        return mean(
-            nn::chunked_cross_entropy(q.first, q.second, ids, Embed, Vocab, Even, {.chunks = {.chunk = 4, .form = form}}));
+        return mean(nn::chunked_cross_entropy(q.first, q.second, ids, Embed, Vocab, Even,
+                                              {.chunks = {.chunk = 4, .form = form}}));
       })(p);
     });
     f(std::pair{x, w});
@@ -336,13 +389,16 @@ TEST_CASE("chunked: running totals go on from chunk to chunk, and their gradient
   auto x = normal(1, {Tokens, Embed}).eval();
   auto check = [&](const char* what, auto f) {
     CAPTURE(std::string(what));
-    auto loss = [&](auto g) { return value_and_grad([=](const NamedArray& a) { return sum(sin(g(a)) * a); }); };
+    auto loss = [&](auto g) {
+      return value_and_grad([=](const NamedArray& a) { return sum(sin(g(a)) * a); });
+    };
     auto [value, gradient] = loss(f)(x);
     for (bool reverse : {false, true})
       for (int chunk : {1, 4, 11})
         for (bool on_mesh : {false, true}) {
           JitOptions on;
-          if (on_mesh) on = {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"tokens", "data"}}};
+          if (on_mesh)
+            on = {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"tokens", "data"}}};
           auto chunked = chunked_reduce("tokens", {.chunk = chunk, .reverse = reverse}, f);
           auto got = named_jit(loss(chunked), on)(x);
           CHECK(difference(got.first, value, 1e-12) == "");
@@ -350,17 +406,25 @@ TEST_CASE("chunked: running totals go on from chunk to chunk, and their gradient
         }
   };
   check("cumsum", [](const NamedArray& a) { return cumsum(a, "tokens"); });
-  check("one of another", [](const NamedArray& a) { return cumsum(cumsum(a, "tokens") * a, "tokens"); });
-  check("of what needs two sweeps", [](const NamedArray& a) { return cumsum(softmax(a, "tokens"), "tokens"); });
-  check("before a sweep", [](const NamedArray& a) { return softmax(cumsum(a, "tokens"), "tokens"); });
-  auto product = jit(chunked_reduce("tokens", {.chunk = 4}, [](const NamedArray& a) { return cumprod(a, "tokens"); }))(x);
+  check("one of another",
+        [](const NamedArray& a) { return cumsum(cumsum(a, "tokens") * a, "tokens"); });
+  check("of what needs two sweeps",
+        [](const NamedArray& a) { return cumsum(softmax(a, "tokens"), "tokens"); });
+  check("before a sweep",
+        [](const NamedArray& a) { return softmax(cumsum(a, "tokens"), "tokens"); });
+  auto product = jit(chunked_reduce("tokens", {.chunk = 4},
+                                    [](const NamedArray& a) { return cumprod(a, "tokens"); }))(x);
   CHECK(difference(product, cumprod(x, "tokens"), 1e-12) == "");
-  check("beside a position", [](const NamedArray& a) { return cumsum(a, "tokens") * argmax(a, "tokens"); });
+  check("beside a position",
+        [](const NamedArray& a) { return cumsum(a, "tokens") * argmax(a, "tokens"); });
 }
 
 TEST_CASE("chunked: what f captures is as before outside of it") {
   const auto b = normal(7, {Tokens}), x = normal(8, {Tokens});
-  auto f = [&](const NamedArray& q) { return chunked_reduce("tokens", {.chunk = 4}, [&](const NamedArray& q) { return tanh(q) * b; })(q); };
+  auto f = [&](const NamedArray& q) {
+    return chunked_reduce("tokens", {.chunk = 4},
+                          [&](const NamedArray& q) { return tanh(q) * b; })(q);
+  };
   auto whole = [&](const NamedArray& q) { return tanh(q) * b; };
   auto both = [](auto g, auto before) {
     auto h = [=](const NamedArray& x) { return sum(sin(g(before(x)))); };
@@ -371,9 +435,12 @@ TEST_CASE("chunked: what f captures is as before outside of it") {
     same({got.first, got.second}, {want.first, want.second}, 1e-11);
   };
   for (auto& op : std::vector<std::function<NamedArray(const NamedArray&)>>{
-           [&](const NamedArray& x) { return sort(x * b, "tokens"); }, [&](const NamedArray& x) { return roll(x * b, 2, "tokens"); }})
+           [&](const NamedArray& x) { return sort(x * b, "tokens"); },
+           [&](const NamedArray& x) { return roll(x * b, 2, "tokens"); }})
     check(op, op);
-  CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() < 1e-11);   // a call before
+  // a call before
+  CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() <
+        1e-11);
 }
 
 TEST_CASE("chunked: results made of captured arrays alone, with gradients") {
@@ -397,23 +464,32 @@ TEST_CASE("chunked: results made of captured arrays alone, with gradients") {
 TEST_CASE("chunked: calls in a row along one axis, and a contraction along it behind them") {
   const auto y = normal(9, {Embed, Tokens}), w = normal(10, {Tokens, Embed.alias("out")});
   auto plain = [](const NamedArray& q) { return tanh(q) * q; };
-  auto chunks = [=](const NamedArray& q) { return chunked_reduce("tokens", {.chunk = 2}, plain)(q); };
+  auto chunks = [=](const NamedArray& q) {
+    return chunked_reduce("tokens", {.chunk = 2}, plain)(q);
+  };
   auto slope = [&](auto g, auto before, bool made_again) {
     auto one = [=](const NamedArray& q) { return made_again ? checkpoint(g)(q) : g(q); };
-    return grad([=](const NamedArray& q) { return sum(sin(dot(one(before(one(q))) + one(q), w, "tokens"))); })(y);
+    return grad([=](const NamedArray& q) {
+      return sum(sin(dot(one(before(one(q))) + one(q), w, "tokens")));
+    })(y);
   };
   for (bool made_again : {false, true}) {
-    auto same_slope = [&](auto before) { same({slope(chunks, before, made_again)}, {slope(plain, before, made_again)}, 1e-11); };
+    auto same_slope = [&](auto before) {
+      same({slope(chunks, before, made_again)}, {slope(plain, before, made_again)}, 1e-11);
+    };
     same_slope([](const NamedArray& q) { return q; });
     same_slope([](const NamedArray& q) { return sin(q) * 2.; });
     same_slope([=](const NamedArray& q) { return chunks(cos(q)); });
   }
   const auto v = normal(11, {Tokens}), b = normal(12, {Tokens});
   using Two = std::pair<NamedArray, NamedArray>;
-  auto shifted = [&](bool walks) {                 // of a captured array, whose gradient is that of the loss alone
+  // of a captured array, whose gradient is that of the loss alone
+  auto shifted = [&](bool walks) {
     return grad([=](const Two& in) {
       auto add = [&](const NamedArray& q) { return q + in.second; };
-      auto once = [=](const NamedArray& q) { return walks ? chunked_reduce("tokens", {.chunk = 2}, add)(q) : add(q); };
+      auto once = [=](const NamedArray& q) {
+        return walks ? chunked_reduce("tokens", {.chunk = 2}, add)(q) : add(q);
+      };
       return sum(square(once(once(in.first))));
     })(Two{v, b});
   };
@@ -423,12 +499,15 @@ TEST_CASE("chunked: calls in a row along one axis, and a contraction along it be
 
 TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
   auto x = normal(1, {Tokens, Embed});
-  auto refused = [&](auto f) { return message([&] { chunked_reduce("tokens", {.chunk = 4}, f)(x); }); };
+  auto refused = [&](auto f) {
+    return message([&] { chunked_reduce("tokens", {.chunk = 4}, f)(x); });
+  };
   for (auto& text :
        {refused([](const NamedArray& a) { return sort(a, "tokens"); }),
         refused([](const NamedArray& a) { return argsort(a, "tokens"); }),
         refused([](const NamedArray& a) { return slice(a, "tokens", 1, 4); }),
-        refused([](const NamedArray& a) { return flip(a, "tokens"); }), refused([](const NamedArray& a) {
+        refused([](const NamedArray& a) { return flip(a, "tokens"); }),
+        refused([](const NamedArray& a) {
           return flatten_axes(a, {"tokens", "embed"}, "flat");
         }),
         refused([](const NamedArray& a) {
@@ -438,15 +517,16 @@ TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
           return dot(a, rename(a, {{"tokens", "others"}}), "embed");
         }),
         refused([](const NamedArray& a) {  // each turn reads all positions
-          return fold([=](const NamedArray& c, const NamedArray& v) { return c + v * sum(a * v); }, "tokens")(
-              zeros(Embed, DType::f64), a);
+          return fold([=](const NamedArray& c, const NamedArray& v) { return c + v * sum(a * v); },
+                      "tokens")(zeros(Embed, DType::f64), a);
         }),
         refused([](const NamedArray& a) {  // what is carried has all positions
-          return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens")(a.rename({{"tokens", "t"}}), a);
+          return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens")(
+              a.rename({{"tokens", "t"}}), a);
         }),
         refused([](const NamedArray& a) {  // positions in groups
-          return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens", {.unroll = 4})(
-              zeros(Embed, DType::f64), a);
+          return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens",
+                      {.unroll = 4})(zeros(Embed, DType::f64), a);
         }),
         refused([](const NamedArray& a) { return roll(a, 1, "tokens"); })}) {
     CAPTURE(text);
@@ -454,25 +534,36 @@ TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
     CHECK(text.find("tokens=11") != std::string::npos);
     CHECK(text.find("chunked_test.cpp") != std::string::npos);
   }
-  CHECK(refused([](const NamedArray& a) { return sort(a, "tokens"); }).find("sort needs all positions at once") !=
+  CHECK(refused([](const NamedArray& a) {
+          return sort(a, "tokens");
+        }).find("sort needs all positions at once") != std::string::npos);
+  CHECK(refused([](const NamedArray& a) { return roll(a, 1, "tokens"); }).find("mixes positions") !=
         std::string::npos);
-  CHECK(refused([](const NamedArray& a) { return roll(a, 1, "tokens"); }).find("mixes positions") != std::string::npos);
   auto same = [](const NamedArray& a) { return a; };
-  CHECK(message([&] { chunked_reduce("words", {.chunk = 4}, same)(x); }).find("words") != std::string::npos);
-  CHECK(message([&] { chunked_reduce("tokens", {.chunk = -1}, same)(x); }).find("positive") != std::string::npos);
+  CHECK(message([&] { chunked_reduce("words", {.chunk = 4}, same)(x); }).find("words") !=
+        std::string::npos);
+  CHECK(message([&] { chunked_reduce("tokens", {.chunk = -1}, same)(x); }).find("positive") !=
+        std::string::npos);
   auto squares = [](const NamedArray& a) {
     return sum(square(dot(a, a.rename({{"embed", "other"}}), {})));
   };  // (tokens, embed, other)
-  CHECK(message([&] { chunked_reduce("tokens", {.memory = 8}, squares)(x); }).find("8 allowed") != std::string::npos);
-  CHECK(message([&] { chunked_reduce("tokens", {.chunk = 0}, same)(x); }).find("positive") != std::string::npos);
-  CHECK(message([&] { chunked_reduce("token", {.chunk = 4}, same)(x); }).find("did you mean tokens") != std::string::npos);
+  CHECK(message([&] { chunked_reduce("tokens", {.memory = 8}, squares)(x); }).find("8 allowed") !=
+        std::string::npos);
+  CHECK(message([&] { chunked_reduce("tokens", {.chunk = 0}, same)(x); }).find("positive") !=
+        std::string::npos);
+  CHECK(message([&] {
+          chunked_reduce("token", {.chunk = 4}, same)(x);
+        }).find("did you mean tokens") != std::string::npos);
 }
 
 TEST_CASE("chunked: calls of the same kind, one after another, before anybody reads a value") {
   auto x = normal(1, {Tokens, Embed}).eval(), w = normal(2, {Vocab, Embed}).eval();
-  auto logits = [](const NamedArray& a, const NamedArray& b) { return sum(square(sin(dot(a, b, Embed)))); };
-  for (const ChunkOptions& o : {ChunkOptions{}, ChunkOptions{.chunk = 4}, ChunkOptions{.chunk = 11}}) {
-    auto steps = [&](auto loss) {   // of gradient descent by w, which f captures or is given
+  auto logits = [](const NamedArray& a, const NamedArray& b) {
+    return sum(square(sin(dot(a, b, Embed))));
+  };
+  for (const ChunkOptions& o :
+       {ChunkOptions{}, ChunkOptions{.chunk = 4}, ChunkOptions{.chunk = 11}}) {
+    auto steps = [&](auto loss) {  // of gradient descent by w, which f captures or is given
       return [=](const NamedArray& start) {
         auto p = start;
         for (int k = 0; k < 3; ++k) p = p - 0.1 * grad(loss)(p);
@@ -481,19 +572,28 @@ TEST_CASE("chunked: calls of the same kind, one after another, before anybody re
     };
     auto whole = steps([&](const NamedArray& p) { return logits(x, p); })(w);
     auto given = steps([&](const NamedArray& p) {
-      return chunked_reduce("tokens", o, [=](const NamedArray& a, const NamedArray& b) { return logits(a, b); })(x, p);
+      return chunked_reduce("tokens", o, [=](const NamedArray& a, const NamedArray& b) {
+        return logits(a, b);
+      })(x, p);
     });
-    auto captured = steps([&](const NamedArray& p) { return chunked_reduce("tokens", o, [=](const NamedArray& a) { return logits(a, p); })(x); });
+    auto captured = steps([&](const NamedArray& p) {
+      return chunked_reduce("tokens", o, [=](const NamedArray& a) { return logits(a, p); })(x);
+    });
     same(given(w), whole);
     same(captured(w), whole);
     same(jit(given)(w), whole);
     same(jit(captured)(w), whole);
-    // An argument that hangs on an earlier value, or on its gradient; what mixes positions between two calls.
+    // An argument that hangs on an earlier value, or on its gradient; what mixes positions between
+    // two calls.
     auto chunked = chunked_reduce("tokens", o, [](const NamedArray& a) { return sum(square(a)); });
     auto plain = [](const NamedArray& a) { return sum(square(a)); };
-    auto ascent = [&](auto loss) { return [=](const NamedArray& a) { return loss(a + 0.3 * loss(a) + 0.1 * grad(loss)(a)); }; };
+    auto ascent = [&](auto loss) {
+      return [=](const NamedArray& a) { return loss(a + 0.3 * loss(a) + 0.1 * grad(loss)(a)); };
+    };
     same(Leaves{grad(ascent(chunked))(x)}, Leaves{grad(ascent(plain))(x)});
-    auto rolled = [&](auto loss) { return [=](const NamedArray& a) { return loss(roll(a + loss(a), 1, "tokens") * a); }; };
+    auto rolled = [&](auto loss) {
+      return [=](const NamedArray& a) { return loss(roll(a + loss(a), 1, "tokens") * a); };
+    };
     same(Leaves{grad(rolled(chunked))(x)}, Leaves{grad(rolled(plain))(x)});
   }
 }
@@ -501,9 +601,10 @@ TEST_CASE("chunked: calls of the same kind, one after another, before anybody re
 TEST_CASE("chunked_reduce: ids of any dtype pick, where the table is cut too") {
   const Axis Bytes{"bytes", 256};
   auto table = normal(1, {Bytes, Embed}), place = arange(Tokens);
-  for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64, DType::u64}) {
+  for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64,
+                  DType::u64}) {
     CAPTURE(std::string(name_of(d)));
-    auto ids = (place * (d == DType::i8 ? 11 : 25)).astype(d).eval();   // up to 110, or 250
+    auto ids = (place * (d == DType::i8 ? 11 : 25)).astype(d).eval();  // up to 110, or 250
     auto pick = [=](const NamedArray& w) { return take(w, Bytes, ids); };
     auto by_hand = take(table, Bytes, ids.astype(DType::i32)).eval();
     CHECK(difference(chunked_reduce(Bytes, {.chunk = 7}, pick)(table), by_hand, 0) == "");
@@ -511,7 +612,8 @@ TEST_CASE("chunked_reduce: ids of any dtype pick, where the table is cut too") {
     two.axis_resources = Mapping{{"bytes", "data"}};
     CHECK(difference(named_jit(pick, two)(table), by_hand, 0) == "");
     auto squares = [=](const NamedArray& w) { return sum(square(pick(w))); };
-    CHECK(difference(named_jit([=](const NamedArray& w) { return grad(squares)(w); }, two)(table), grad(squares)(table), 1e-13) == "");
+    CHECK(difference(named_jit([=](const NamedArray& w) { return grad(squares)(w); }, two)(table),
+                     grad(squares)(table), 1e-13) == "");
   }
 }
 
@@ -520,12 +622,17 @@ TEST_CASE("chunked_reduce: tiles take labels of any dtype") {
   auto x = normal(1, {P, Embed}), w = normal(2, {V, Embed});
   auto loss = [=](DType d, nn::LinearCrossEntropyOptions o) {
     auto ids = (arange(P) * 10).astype(d).eval();
-    return value_and_grad([=](const NamedArray& q) { return nn::linear_cross_entropy(q, w, ids, Embed, V, o).loss; })(x);
+    return value_and_grad([=](const NamedArray& q) {
+      return nn::linear_cross_entropy(q, w, ids, Embed, V, o).loss;
+    })(x);
   };
   auto [want, by_x] = loss(DType::i32, {});
-  for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64, DType::u64}) {
+  for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64,
+                  DType::u64}) {
     CAPTURE(std::string(name_of(d)));
-    for (auto& o : {nn::LinearCrossEntropyOptions{.chunks = {.chunk = 4}, .vocab_chunk = 64}, {.walked = V, .chunks = {.chunk = 64}}, {.chunks = {.chunk = 5}}}) {
+    for (auto& o : {nn::LinearCrossEntropyOptions{.chunks = {.chunk = 4}, .vocab_chunk = 64},
+                    {.walked = V, .chunks = {.chunk = 64}},
+                    {.chunks = {.chunk = 5}}}) {
       auto [got, g] = loss(d, o);
       CHECK(difference(got, want, 1e-12) == "");
       CHECK(difference(g, by_x, 1e-12) == "");

@@ -17,7 +17,9 @@ NamedArray down(const NamedArray& x) { return square(x) - 3.; }
 NamedArray either(const NamedArray& flag, const NamedArray& x) { return cond(flag, up, down)(x); }
 
 // As text: so that a program can be asked what it leaves out.
-std::string program_of(const NamedArray& flag) { return jit(either).compile(flag, values({Embed})).program; }
+std::string program_of(const NamedArray& flag) {
+  return jit(either).compile(flag, values({Embed})).program;
+}
 
 }  // namespace
 
@@ -34,16 +36,23 @@ TEST_CASE("cond gives what its side gives") {
 }
 
 TEST_CASE("one side runs") {
-  auto program = program_of(NamedArray(1.) > 0.);   // two turns, each of which ends before it computes
-  auto first = program.find("skip the rest unless"), second = program.find("skip the rest unless", first + 1);
-  CHECK((first < program.find(" exp ") && program.find(" exp ") < second && second < program.find(" sub ")));
-  // What a side raises by check it raises only where it runs; what it captures it reads in its turn, too.
+  // two turns, each of which ends before it computes
+  auto program = program_of(NamedArray(1.) > 0.);
+  auto first = program.find("skip the rest unless"),
+       second = program.find("skip the rest unless", first + 1);
+  CHECK((first < program.find(" exp ") && program.find(" exp ") < second &&
+         second < program.find(" sub ")));
+  // What a side raises by check it raises only where it runs; what it captures it reads in its
+  // turn, too.
   auto x = values({Embed});
   auto checked = [&](const NamedArray& flag) {
-    return cond(flag, [&] {
-      debug::check(x > 100., "too small");
-      return x;
-    }, [&] { return x * 2.; })();
+    return cond(
+        flag,
+        [&] {
+          debug::check(x > 100., "too small");
+          return x;
+        },
+        [&] { return x * 2.; })();
   };
   CHECK(difference(jit(checked)(NamedArray(1.) < 0.), x * 2., 1e-6) == "");
   raises([&] { return jit(checked)(NamedArray(1.) > 0.); }, {"[check] too small"});
@@ -59,7 +68,8 @@ TEST_CASE("sides give trees, and may give what they were given") {
   auto [p, q] = jit(swap)(any(a > 100.), a, b);
   CHECK(difference(p, b, 0) == "");
   CHECK(difference(q, a, 0) == "");
-  auto constants = cond(any(a > -2.), [] { return arange(Embed); }, [] { return zeros(Embed, DType::i32); })();
+  auto constants = cond(
+      any(a > -2.), [] { return arange(Embed); }, [] { return zeros(Embed, DType::i32); })();
   CHECK(difference(constants, arange(Embed), 0) == "");
 }
 
@@ -69,7 +79,9 @@ TEST_CASE("the gradient of cond is that of the side that runs") {
   for (bool on : {true, false}) {
     auto flag = NamedArray(on ? 1. : -1.) > 0.;
     auto wanted = grad([&](const NamedArray& w) { return sum((on ? up(w) : down(w)) * w); })(x);
-    auto g = [&](const NamedArray& f, const NamedArray& w) { return grad([&](const NamedArray& v) { return loss(f, v); })(w); };
+    auto g = [&](const NamedArray& f, const NamedArray& w) {
+      return grad([&](const NamedArray& v) { return loss(f, v); })(w);
+    };
     CHECK(difference(g(flag, x), wanted, 1e-6) == "");
     CHECK(difference(jit(g)(flag, x), wanted, 1e-6) == "");
     auto twice = grad([&](const NamedArray& w) { return sum(g(flag, w)); })(x);
@@ -78,7 +90,9 @@ TEST_CASE("the gradient of cond is that of the side that runs") {
   // The root of what is negative is not made: its gradient does not spoil the other side's.
   auto guarded = [](const NamedArray& w) {
     auto s = sum(w);
-    return cond(s > 0., [](const NamedArray& v) { return sqrt(v); }, [](const NamedArray& v) { return v * 0.; })(s);
+    return cond(
+        s > 0., [](const NamedArray& v) { return sqrt(v); },
+        [](const NamedArray& v) { return v * 0.; })(s);
   };
   CHECK(difference(grad(guarded)(x - 100.), zeros(Embed), 0) == "");
 }
@@ -87,16 +101,19 @@ TEST_CASE("under vmap cond picks position by position") {
   auto x = values({Batch, Embed});
   auto f = [](const NamedArray& row) { return either(sum(row) > 0., row); };
   CHECK(difference(vmap(f, "batch")(x), where(sum(x, "embed") > 0., up(x), down(x)), 1e-6) == "");
-  CHECK(difference(jit(vmap(f, "batch"))(x), where(sum(x, "embed") > 0., up(x), down(x)), 1e-6) == "");
-  auto one = any(x > 100.);   // the flag has not the mapped axis: still one side runs
-  CHECK(difference(vmap([&](const NamedArray& row) { return either(one, row); }, "batch")(x), down(x), 1e-6) == "");
+  CHECK(difference(jit(vmap(f, "batch"))(x), where(sum(x, "embed") > 0., up(x), down(x)), 1e-6) ==
+        "");
+  auto one = any(x > 100.);  // the flag has not the mapped axis: still one side runs
+  CHECK(difference(vmap([&](const NamedArray& row) { return either(one, row); }, "batch")(x),
+                   down(x), 1e-6) == "");
 }
 
 TEST_CASE("cond in a loop, a loop in cond") {
   auto x = values({Batch, Embed});
   auto turn = [](const NamedArray& c, const NamedArray& row) {
-    return cond(sum(row) > 0., [](const NamedArray& a, const NamedArray& b) { return a + b; },
-                [](const NamedArray& a, const NamedArray& b) { return a * .5 - b; })(c, row);
+    return cond(
+        sum(row) > 0., [](const NamedArray& a, const NamedArray& b) { return a + b; },
+        [](const NamedArray& a, const NamedArray& b) { return a * .5 - b; })(c, row);
   };
   auto rows = x.unbind("batch");
   auto wanted = zeros(Embed);
@@ -106,14 +123,17 @@ TEST_CASE("cond in a loop, a loop in cond") {
   CHECK(difference(jit(folded)(x), wanted, 1e-6) == "");
   auto loss = [&](const NamedArray& v) { return sum(square(folded(v))); };
   auto by_where = [&](const NamedArray& v) {
-    auto pick = [](const NamedArray& c, const NamedArray& row) { return where(sum(row) > 0., c + row, c * .5 - row); };
+    auto pick = [](const NamedArray& c, const NamedArray& row) {
+      return where(sum(row) > 0., c + row, c * .5 - row);
+    };
     return sum(square(fold(pick, "batch")(zeros(Embed), v)));
   };
   CHECK(difference(jit(grad(loss))(x), grad(by_where)(x), 1e-5) == "");
   auto inside = [&](const NamedArray& flag, const NamedArray& v) {
     auto running = [](const NamedArray& c, const NamedArray& row) { return c + square(row); };
-    return cond(flag, [&](const NamedArray& a) { return fold(running, "batch")(zeros(Embed), a); },
-                [](const NamedArray& a) { return max(a, "batch"); })(v);
+    return cond(
+        flag, [&](const NamedArray& a) { return fold(running, "batch")(zeros(Embed), a); },
+        [](const NamedArray& a) { return max(a, "batch"); })(v);
   };
   CHECK(difference(jit(inside)(any(x > 100.), x), max(x, "batch"), 1e-6) == "");
   CHECK(difference(jit(inside)(any(x > 0.), x), sum(square(x), "batch"), 1e-6) == "");
@@ -125,8 +145,9 @@ TEST_CASE("cond on a mesh") {
   auto x = values({Batch, Embed}), w = values({Embed});
   auto step = [](const NamedArray& m, const NamedArray& v) {
     auto loss = [&](const NamedArray& a) {
-      return cond(sum(v) > 0., [](const NamedArray& p, const NamedArray& q) { return mean(up(p * q)); },
-                  [](const NamedArray& p, const NamedArray& q) { return sum(down(p + q)); })(a, v);
+      return cond(
+          sum(v) > 0., [](const NamedArray& p, const NamedArray& q) { return mean(up(p * q)); },
+          [](const NamedArray& p, const NamedArray& q) { return sum(down(p + q)); })(a, v);
     };
     return value_and_grad(loss)(m);
   };
@@ -157,25 +178,28 @@ TEST_CASE("switch_ runs the side of a number") {
 
 TEST_CASE("while_loop ends by itself, and has a gradient") {
   const Axis Turns("turns", 50);
-  auto doubled = [&](const NamedArray& x) {   // until it is 100 or more
-    return while_loop([](const NamedArray& v) { return v < 100.; }, [](const NamedArray& v) { return v * 2.; }, Turns)(x);
+  auto doubled = [&](const NamedArray& x) {  // until it is 100 or more
+    return while_loop([](const NamedArray& v) { return v < 100.; },
+                      [](const NamedArray& v) { return v * 2.; }, Turns)(x);
   };
   CHECK(doubled(NamedArray(3.)).item() == 192);
   CHECK(jit(doubled)(NamedArray(3.)).item() == 192);
   CHECK(jit(doubled)(NamedArray(500.)).item() == 500);
   CHECK(jit(grad(doubled))(NamedArray(3.)).item() == 64);
   auto few = [](const NamedArray& x) {
-    return while_loop([](const NamedArray& v) { return v < 100.; }, [](const NamedArray& v) { return v * 2.; },
-                      Axis("turns", 3))(x);
+    return while_loop([](const NamedArray& v) { return v < 100.; },
+                      [](const NamedArray& v) { return v * 2.; }, Axis("turns", 3))(x);
   };
   CHECK(few(NamedArray(3.)).item() == 24);
 }
 
 TEST_CASE("what cond and switch_ refuse") {
   auto x = values({Embed});
-  raises([&] { return cond(x > 0., up, down)(x); }, {"[cond] what decides has axes (embed=3)", "where", "control_test.cpp"});
+  raises([&] { return cond(x > 0., up, down)(x); },
+         {"[cond] what decides has axes (embed=3)", "where", "control_test.cpp"});
   raises([&] { return cond(sum(x), up, down)(x); }, {"[cond] what decides is f32, not bool"});
-  raises([&] { return switch_(sum(x), up, down)(x); }, {"[switch_] what decides is f32, not an integer", "control_test.cpp"});
+  raises([&] { return switch_(sum(x), up, down)(x); },
+         {"[switch_] what decides is f32, not an integer", "control_test.cpp"});
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return sum(v); })(x); },
          {"[cond] one side gives f32 (embed=3) where another gives f32 ()"});
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return v > 0.; })(x); },
@@ -185,7 +209,8 @@ TEST_CASE("what cond and switch_ refuse") {
 TEST_CASE("cond in chunks: each chunk runs one side, backward too") {
   auto x = values({Batch, Embed});
   auto f = [](const NamedArray& v, const NamedArray& flag) {
-    return chunked_reduce("batch", {.chunk = 3}, [&](const NamedArray& rows) { return sum(either(flag, rows)); })(v);
+    return chunked_reduce("batch", {.chunk = 3},
+                          [&](const NamedArray& rows) { return sum(either(flag, rows)); })(v);
   };
   for (bool on : {true, false}) {
     auto flag = NamedArray(on ? 1. : -1.) > 0.;

@@ -1,6 +1,6 @@
-// Ops of a user's own: that need a whole axis, that map, that fold, that make an axis. Each is compared with the same in ordinary
-// ops under every transform, on meshes, on both backends. docs/custom_op.md shows some; tests/house_test.py checks that what the
-// page shows stands here.
+// Ops of a user's own: that need a whole axis, that map, that fold, that make an axis. Each is
+// compared with the same in ordinary ops under every transform, on meshes, on both backends.
+// docs/custom_op.md shows some; tests/house_test.py checks that what the page shows stands here.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,7 +25,8 @@ const CustomFunction rank_of = custom_op({
     .cpu = {[](Strided<const float> x, Strided<std::int32_t> rank) {
       for (std::int64_t i = 0; i < x.size(); ++i) {
         rank(i) = 0;
-        for (std::int64_t j = 0; j < x.size(); ++j) rank(i) += x(j) < x(i) || (x(j) == x(i) && j < i);
+        for (std::int64_t j = 0; j < x.size(); ++j)
+          rank(i) += x(j) < x(i) || (x(j) == x(i) && j < i);
       }
     }},
 });
@@ -63,7 +64,8 @@ const CustomFunction smoothed = custom_op({
 const CustomFunction clipped = custom_op({
     .name = "clipped",
     .cpu = {[](Strided<const float> x, Strided<const float> w, Strided<float> y) {
-      for (std::int64_t i = 0; i < x.size(); ++i) y(i) = std::abs(x(i)) < 1 ? x(i) * (x(i) * x(i) - w(i)) : 0;
+      for (std::int64_t i = 0; i < x.size(); ++i)
+        y(i) = std::abs(x(i)) < 1 ? x(i) * (x(i) * x(i) - w(i)) : 0;
     }},
     .grad = [](const CustomCall& c) -> std::vector<NamedArray> {
       auto &x = c.in[0], &w = c.in[1];
@@ -131,14 +133,16 @@ NamedArray middle(const NamedArray& x) {
 }
 NamedArray as_float(const NamedArray& x) { return x.astype(DType::f32); }
 const Case cases[] = {
-    {"rank", [](In x) { return as_float(rank_of(x[0], "n")); }, [](In x) { return as_float(argsort(argsort(x[0], "n"), "n")); },
-     false, "rank needs all positions at once"},
-    {"smoothed", [](In x) { return smoothed(x[0], "n"); }, [](In x) { return by_matrix(x[0]); }, true,
-     "smoothed needs all positions at once"},
+    {"rank", [](In x) { return as_float(rank_of(x[0], "n")); },
+     [](In x) { return as_float(argsort(argsort(x[0], "n"), "n")); }, false,
+     "rank needs all positions at once"},
+    {"smoothed", [](In x) { return smoothed(x[0], "n"); }, [](In x) { return by_matrix(x[0]); },
+     true, "smoothed needs all positions at once"},
     {"median", [](In x) { return median(x[0], "n"); }, [](In x) { return middle(x[0]); }, false,
      "median needs all positions at once"},
     {"max_abs", [](In x) { return max_abs(x[0], "n"); }, [](In x) { return max(abs(x[0]), "n"); }},
-    {"max_abs of an expression", [](In x) { return max_abs(x[0] * x[1], N); }, [](In x) { return max(abs(x[0] * x[1]), "n"); }},
+    {"max_abs of an expression", [](In x) { return max_abs(x[0] * x[1], N); },
+     [](In x) { return max(abs(x[0] * x[1]), "n"); }},
     {"clipped",
      [](In x) {
        return clipped({x[0], x[1]});
@@ -160,7 +164,8 @@ const Case cases[] = {
 };
 
 std::vector<NamedArray> inputs() {
-  std::vector<NamedArray> x{random::normal(random::key(1), {B, N, C}), random::normal(random::key(2), {N, C}),
+  std::vector<NamedArray> x{random::normal(random::key(1), {B, N, C}),
+                            random::normal(random::key(2), {N, C}),
                             random::randint(random::key(3), {B, N}, -1, 5)};
   eval(x);
   return x;
@@ -208,7 +213,9 @@ void same(const Leaves& got, const Leaves& want, const std::string& what) {
 // How a function of arrays is run: f in, f under a transform out.
 using Transform = std::function<Leaves(const Function&, bool smooth, In)>;
 std::vector<std::pair<std::string, Transform>> transforms() {
-  auto all = [](const Function& f, bool smooth) { return [=](In x) { return all_of(f, smooth, x); }; };
+  auto all = [](const Function& f, bool smooth) {
+    return [=](In x) { return all_of(f, smooth, x); };
+  };
   auto inside = [](auto wrap) {  // f seen through a transform that gives back the same function
     return [=](const Function& f, bool smooth, In x) {
       Function g = [=](In y) { return wrap(f, y); };
@@ -219,7 +226,11 @@ std::vector<std::pair<std::string, Transform>> transforms() {
       {"eager", [=](const Function& f, bool smooth, In x) { return all(f, smooth)(x); }},
       {"jit", [=](const Function& f, bool smooth, In x) { return jit(all(f, smooth))(x); }},
       {"vmap over b", inside([](const Function& f, In y) {
-         return vmap([&](const NamedArray& x, const NamedArray& ids) { return f({x, y[1], ids}); }, "b")(y[0], y[2]);
+         return vmap(
+             [&](const NamedArray& x, const NamedArray& ids) {
+               return f({x, y[1], ids});
+             },
+             "b")(y[0], y[2]);
        })},
       {"vmap over c and b", inside([](const Function& f, In y) {
          return vmap(vmap(
@@ -230,7 +241,11 @@ std::vector<std::pair<std::string, Transform>> transforms() {
                      "c")(y[0], y[1], y[2]);
        })},
       {"scan over b", inside([](const Function& f, In y) {
-         return map([&](const NamedArray& x, const NamedArray& ids) { return f({x, y[1], ids}); }, AxisSelector("b"))(y[0], y[2]);
+         return map(
+             [&](const NamedArray& x, const NamedArray& ids) {
+               return f({x, y[1], ids});
+             },
+             AxisSelector("b"))(y[0], y[2]);
        })},
       {"checkpoint", inside([](const Function& f, In y) {
          return checkpoint([&](const NamedArray& x) { return f({x, y[1], y[2]}); })(y[0]);
@@ -251,7 +266,8 @@ TEST_CASE("custom ops are their equals in ordinary ops, under every transform") 
     auto x = inputs();
     for (auto& c : cases) {
       auto want = all_of(c.plain, c.smooth, x);
-      for (auto& [how, run] : transforms()) same(run(c.custom, c.smooth, x), want, c.name + ", " + how + ", " + name);
+      for (auto& [how, run] : transforms())
+        same(run(c.custom, c.smooth, x), want, c.name + ", " + how + ", " + name);
     }
   }
 }
@@ -260,13 +276,15 @@ TEST_CASE("custom ops in chunks of their axis: folded, cut, or refused by name")
   auto x = inputs();
   for (auto& c : cases) {
     Function chunked = [&](In y) {
-      return chunked_reduce("n", {.chunk = 3}, [&](const NamedArray& a, const NamedArray& w, const NamedArray& ids) {
-        return c.custom({a, w, ids});
-      })(y[0], y[1], y[2]);
+      return chunked_reduce("n", {.chunk = 3},
+                            [&](const NamedArray& a, const NamedArray& w, const NamedArray& ids) {
+                              return c.custom({a, w, ids});
+                            })(y[0], y[1], y[2]);
     };
     auto step = jit([&](In y) { return all_of(chunked, c.smooth, y); });
     if (c.refused) {
-      raises([&] { return step(x); }, {"[chunked_reduce]", c.refused, "over the walked axis n=7", "custom_op_test.cpp"});
+      raises([&] { return step(x); },
+             {"[chunked_reduce]", c.refused, "over the walked axis n=7", "custom_op_test.cpp"});
     } else {
       same(step(x), all_of(c.plain, c.smooth, x), c.name + ", chunks of n by 3");
       CHECK(step.report().loops > 0);
@@ -290,10 +308,14 @@ TEST_CASE("custom ops on six meshes: mapped, folded and gathered by their rule a
       for (auto& mesh : meshes) {
         std::vector<Mapping> mappings{{{"n", "data"}}, {{"b", "data"}}, {{"c", "data"}}};
         if (mesh.axes().size() > 1)
-          mappings = {{{"n", "data"}, {"b", "model"}}, {{"n", {"model", "data"}}}, {{"b", "data"}, {"c", "model"}}};
+          mappings = {{{"n", "data"}, {"b", "model"}},
+                      {{"n", {"model", "data"}}},
+                      {{"b", "data"}, {"c", "model"}}};
         for (auto& m : mappings) {
-          auto step = named_jit([&](In y) { return all_of(c.custom, c.smooth, y); }, {.mesh = mesh, .axis_resources = m});
-          same(step(x), want, c.name + " on " + to_string(mesh) + " by " + to_string(m) + ", " + name);
+          auto step = named_jit([&](In y) { return all_of(c.custom, c.smooth, y); },
+                                {.mesh = mesh, .axis_resources = m});
+          same(step(x), want,
+               c.name + " on " + to_string(mesh) + " by " + to_string(m) + ", " + name);
         }
       }
     }
@@ -316,28 +338,34 @@ TEST_CASE("custom ops on a mesh: what their rule lets stay cut sends nothing") {
   CHECK(sent(cases[5], by_n, by_n) == "");
   CHECK(sent(cases[3], by_n, {}) == "all-reduce ");
   CHECK(sent(cases[7], by_n, {}) == "all-reduce ");
-  CHECK(sent(cases[0], by_n, by_n) == "all-to-all all-to-all ");  // the cut moves to another axis, and back
-  auto line = named_jit([](const NamedArray& y) { return rank_of(y, "n"); }, {.mesh = mesh, .axis_resources = by_n});
+  // the cut moves to another axis, and back
+  CHECK(sent(cases[0], by_n, by_n) == "all-to-all all-to-all ");
+  auto line = named_jit([](const NamedArray& y) { return rank_of(y, "n"); },
+                        {.mesh = mesh, .axis_resources = by_n});
   line(at(at(x[0], "b", 0), "c", 0));
   REQUIRE(line.report().collectives.size() == 1);
   CHECK(line.report().collectives[0].kind == "all-gather");
 }
 
-TEST_CASE("custom ops: what a mesh has still to sum goes through one that is linear, and no other") {
+TEST_CASE(
+    "custom ops: what a mesh has still to sum goes through one that is linear, and no other") {
   Devices four(4);
   const Mesh mesh{{{"data", 4}}};
   auto x = inputs()[0];
   auto run = [&](const CustomFunction& op) {
     auto f = [&](const NamedArray& y) { return sum(op(sum(y, "b"), "n"), "n"); };
-    auto step = named_jit(f, {.mesh = mesh, .axis_resources = Mapping{{"b", "data"}}, .out = Mappings(Mapping{})});
+    auto step = named_jit(
+        f, {.mesh = mesh, .axis_resources = Mapping{{"b", "data"}}, .out = Mappings(Mapping{})});
     CHECK(difference(step(x), f(x), 1e-5) == "");
     REQUIRE(step.report().collectives.size() == 1);
     return step.report().collectives[0].bytes;
   };
-  auto plain = custom_op({.name = "smoothed", .along = {AxisRule::whole}, .cpu = {[](Strided<const float> a, Strided<float> y) {
-                                                                            for (std::int64_t i = 0; i < a.size(); ++i)
-                                                                              y(i) = a(i) + (i ? y(i - 1) / 2 : 0);
-                                                                          }}});
+  auto plain = custom_op({.name = "smoothed",
+                          .along = {AxisRule::whole},
+                          .cpu = {[](Strided<const float> a, Strided<float> y) {
+                            for (std::int64_t i = 0; i < a.size(); ++i)
+                              y(i) = a(i) + (i ? y(i - 1) / 2 : 0);
+                          }}});
   const double ring = 2 * 3 / 4.;  // of what is summed on four devices
   CHECK(run(smoothed) == ring * double(C.size * 4));
   CHECK(run(plain) == ring * double(N.size * C.size * 4));
@@ -367,8 +395,9 @@ TEST_CASE("custom ops in what a scan carries, over a donated argument, and of lo
   }
   Devices three(3);
   const Mapping by_c{{"c", "data"}};
-  auto local = shard_map([](const NamedArray& y) { return psum(max_abs(y, "n"), "data"); },
-                         {.mesh = Mesh{{{"data", 3}}}, .in = Mappings(by_c), .out = Mappings(Mapping{})});
+  auto local =
+      shard_map([](const NamedArray& y) { return psum(max_abs(y, "n"), "data"); },
+                {.mesh = Mesh{{{"data", 3}}}, .in = Mappings(by_c), .out = Mappings(Mapping{})});
   CHECK(difference(at(local(x), "c", 0), sum(max(abs(x), "n"), "c"), 1e-5) == "");
 }
 
@@ -378,7 +407,8 @@ TEST_CASE("custom ops: any strides, any dtype they say, any size") {
   for (auto* name : {"cpu", "reference"}) {
     Backend backend(name);
     auto f = jit([](const NamedArray& y) {
-      return std::vector{rank_of(flip(slice(y, "wide", 7, 9), "wide"), "wide"), rank_of(at(y, "n", 2), "wide")};
+      return std::vector{rank_of(flip(slice(y, "wide", 7, 9), "wide"), "wide"),
+                         rank_of(at(y, "n", 2), "wide")};
     });
     auto plain = jit([](const NamedArray& y) {
       auto order = [](const NamedArray& z) { return argsort(argsort(z, "wide"), "wide"); };
@@ -400,7 +430,8 @@ TEST_CASE("custom ops: equal calls are one node, two ops are two, also if they l
   auto x = inputs()[0];
   auto make = [] {
     return custom_op({.name = "twice", .cpu = {[](Strided<const float> a, Strided<float> y) {
-                                         for (std::int64_t i = 0; i < a.size(); ++i) y(i) = 2 * a(i);
+                                         for (std::int64_t i = 0; i < a.size(); ++i)
+                                           y(i) = 2 * a(i);
                                        }}});
   };
   auto one = make(), other = make();
@@ -415,23 +446,48 @@ TEST_CASE("custom ops say what is wrong with a call, where it is written") {
   const auto line = "custom_op_test.cpp:" + std::to_string(__LINE__ + 1);
   const auto wrong = error_of([&] { return rank_of(x[0], "nn"); });
   CHECK(wrong == "[rank] axis nn is not in (b=5, n=7, c=3); did you mean n?; " + line);
-  raises([&] { return rank_of(x[0], Axis("n", 8)); }, {"[rank] axis n has size 7 in (b=5, n=7, c=3), not 8"});
+  raises([&] { return rank_of(x[0], Axis("n", 8)); },
+         {"[rank] axis n has size 7 in (b=5, n=7, c=3), not 8"});
   raises([&] { return rank_of(x[0]); }, {"[rank] goes along 1 axis, and the call names 0"});
   raises([&] { return rank_of(x[2], "n"); }, {"[rank] takes f32, not i32; cast with astype"});
   raises([&] { return smoothed(x[2], "n"); }, {"[smoothed] takes f32 or f64, not i32"});
-  raises([&] { return histogram({x[0], x[0]}, {"n", Bin}); }, {"[histogram] takes (i32, f32), not (f32, f32)"});
+  raises(
+      [&] {
+        return histogram({x[0], x[0]}, {"n", Bin});
+      },
+      {"[histogram] takes (i32, f32), not (f32, f32)"});
   raises([&] { return clipped(x[0]); }, {"[clipped] takes 2 operands, and 1 is given"});
-  raises([&] { return histogram({x[2]}, {"n", Bin}); }, {"[histogram] takes 2 operands, and 1 is given"});
+  raises(
+      [&] {
+        return histogram({x[2]}, {"n", Bin});
+      },
+      {"[histogram] takes 2 operands, and 1 is given"});
   raises([&] { return clipped({x[0], NamedArray()}); }, {"[clipped]", "empty NamedArray"});
   raises(
       [&] {
         return clipped({x[0], rename(x[0], {{"n", "m"}})});
       },
       {"[clipped] cannot broadcast (b=5, n=7, c=3) and (b=5, m=7, c=3)"});
-  raises([&] { return clipped({x[0], zeros(N.resize(8))}); }, {"[clipped] axis n has size 7 in", "and 8 in"});
-  raises([&] { return histogram({x[2], x[0]}, {"n", "bin"}); }, {"[histogram] makes axis bin", "give an Axis"});
-  raises([&] { return histogram({x[2], x[0]}, {"n", Axis("c", 3)}); }, {"[histogram] makes axis c, which an operand has"});
-  raises([&] { return histogram({x[2], x[0]}, {"n", "n"}); }, {"[histogram] axis n is given twice"});
+  raises(
+      [&] {
+        return clipped({x[0], zeros(N.resize(8))});
+      },
+      {"[clipped] axis n has size 7 in", "and 8 in"});
+  raises(
+      [&] {
+        return histogram({x[2], x[0]}, {"n", "bin"});
+      },
+      {"[histogram] makes axis bin", "give an Axis"});
+  raises(
+      [&] {
+        return histogram({x[2], x[0]}, {"n", Axis("c", 3)});
+      },
+      {"[histogram] makes axis c, which an operand has"});
+  raises(
+      [&] {
+        return histogram({x[2], x[0]}, {"n", "n"});
+      },
+      {"[histogram] axis n is given twice"});
   raises([&] { return median(zeros({B, Axis("n", 0)}), "n"); }, {"[median] axis n has size 0"});
 }
 
@@ -443,12 +499,13 @@ TEST_CASE("custom ops: a gradient may have the axes of the other operands, which
         out() = 0;
         for (std::int64_t i = 0; i < x.size(); ++i) out() += x(i) * x(i) * w(i);
       }},
-      .grad = [](const CustomCall& c) -> std::vector<NamedArray> {   // of w too by all of x's axes
+      .grad = [](const CustomCall& c) -> std::vector<NamedArray> {  // of w too by all of x's axes
         return {2 * c.g * c.in[0] * c.in[1], c.g * square(c.in[0])};
       },
   });
   auto x = inputs()[0];
-  for (const Axes& axes : {Axes{}, Axes{C}, Axes{N}, Axes{C, N}, Axes{B, N, C}}) {   // of w: n is folded, and may be x's alone
+  // of w: n is folded, and may be x's alone
+  for (const Axes& axes : {Axes{}, Axes{C}, Axes{N}, Axes{C, N}, Axes{B, N, C}}) {
     auto w = broadcast_to(full({}, 0.5f), axes);
     auto custom = [&](const NamedArray& v) { return sum(square(fold({x, v}, "n"))); };
     auto plain = [&](const NamedArray& v) { return sum(square(sum(square(x) * v, "n"))); };
@@ -460,35 +517,51 @@ TEST_CASE("custom ops: a gradient may have the axes of the other operands, which
 TEST_CASE("custom ops say what is wrong with a gradient, and name the call") {
   auto x = inputs()[0];
   auto with = [](auto g) {
-    return custom_op(
-        {.name = "odd", .along = {AxisRule::whole}, .cpu = {[](Strided<const float>, Strided<float>) {}}, .grad = g});
+    return custom_op({.name = "odd",
+                      .along = {AxisRule::whole},
+                      .cpu = {[](Strided<const float>, Strided<float>) {}},
+                      .grad = g});
   };
-  auto extra = with([](const CustomCall& c) -> std::vector<NamedArray> { return {broadcast_axis(c.g, Axis("m", 2))}; });
-  auto size = with([](const CustomCall& c) -> std::vector<NamedArray> { return {slice(c.g, "n", 0, 3)}; });
+  auto extra = with([](const CustomCall& c) -> std::vector<NamedArray> {
+    return {broadcast_axis(c.g, Axis("m", 2))};
+  });
+  auto size =
+      with([](const CustomCall& c) -> std::vector<NamedArray> { return {slice(c.g, "n", 0, 3)}; });
   auto many = with([](const CustomCall& c) -> std::vector<NamedArray> { return {c.g, c.g}; });
-  auto of = [&](const CustomFunction& f) { return [&] { return grad([&](const NamedArray& y) { return sum(f(y, "n")); })(x); }; };
+  auto of = [&](const CustomFunction& f) {
+    return [&] { return grad([&](const NamedArray& y) { return sum(f(y, "n")); })(x); };
+  };
   raises(of(extra),
-         {"[odd] the gradient of operand 0 has axis m, which neither an operand nor the result", "custom_op_test.cpp"});
+         {"[odd] the gradient of operand 0 has axis m, which neither an operand nor the result",
+          "custom_op_test.cpp"});
   raises(of(size), {"[odd] axis n has size 3 in the gradient of operand 0 and 7 in the call"});
   raises(of(many), {"[odd] its gradient gives 2 arrays for 1 operands"});
   raises(of(median), {"[median] has no gradient", "custom_op_test.cpp"});
-  CHECK(difference(grad([](const NamedArray& y) { return sum(y + stop_gradient(median(y, "n"))); })(x), ones({B, N, C}), 0) ==
-        "");
+  CHECK(difference(
+            grad([](const NamedArray& y) { return sum(y + stop_gradient(median(y, "n"))); })(x),
+            ones({B, N, C}), 0) == "");
 }
 
 TEST_CASE("custom ops say what is wrong with themselves") {
   auto kernel = [](Strided<const float>, Strided<float>) {};
   auto two = [](Strided<const float>, Strided<const float>, Strided<float>) {};
   auto any = [](Strided<const float>, Strided<bool>) {};
-  raises([&] { return custom_op({.cpu = {kernel}}); }, {"[custom_op] an op needs a name", "custom_op_test.cpp"});
+  raises([&] { return custom_op({.cpu = {kernel}}); },
+         {"[custom_op] an op needs a name", "custom_op_test.cpp"});
   raises([&] { return custom_op({.name = "a"}); }, {"[custom_op] a has no kernel"});
-  raises([&] { return custom_op({.name = "a", .cpu = {kernel, two}}); }, {"kernels of a take different numbers of operands"});
   raises(
       [&] {
-        return custom_op({.name = "a", .along = {AxisRule::reduce_max, AxisRule::reduce_sum}, .cpu = {kernel}});
+        return custom_op({.name = "a", .cpu = {kernel, two}});
+      },
+      {"kernels of a take different numbers of operands"});
+  raises(
+      [&] {
+        return custom_op(
+            {.name = "a", .along = {AxisRule::reduce_max, AxisRule::reduce_sum}, .cpu = {kernel}});
       },
       {"a folds by two monoids"});
-  raises([&] { return custom_op({.name = "a", .along = {AxisRule::reduce_sum}, .cpu = {any}}); }, {"a sums bools"});
+  raises([&] { return custom_op({.name = "a", .along = {AxisRule::reduce_sum}, .cpu = {any}}); },
+         {"a sums bools"});
   raises([&] { return custom_op({.name = "a", .cpu = {kernel}, .linear = {1}}); },
          {"a is said to be linear in operand 1, and takes 1"});
 }
@@ -496,10 +569,13 @@ TEST_CASE("custom ops say what is wrong with themselves") {
 TEST_CASE("custom ops: a backend that cannot run them says so") {
   struct Elsewhere : program::Device {
     const char* name() const override { return "elsewhere"; }
-    std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override { return nullptr; }
+    std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override {
+      return nullptr;
+    }
   } device;
   auto x = inputs()[0];
-  auto rank = lower({rank_of(x, "n").node()}, {}, {}, {}), sorted = lower({sort(x, "n").node()}, {}, {}, {});
+  auto rank = lower({rank_of(x, "n").node()}, {}, {}, {}),
+       sorted = lower({sort(x, "n").node()}, {}, {}, {});
   CHECK(has(to_string(*rank.program), "rank [5 3][7]"));
   CHECK_NOTHROW(ask_scratch(*sorted.program, device, 1));
   raises(

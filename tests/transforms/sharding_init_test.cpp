@@ -1,4 +1,5 @@
-// Parameters are born sharded: an init on a mesh makes the part of each device alone, with the numbers of every other mesh.
+// Parameters are born sharded: an init on a mesh makes the part of each device alone, with the
+// numbers of every other mesh.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,14 +16,14 @@ const Axis Vocab{"vocab", 13};
 Model make() { return Model::init(Vocab, config, random::key(5)); }
 
 // Bytes of a tree on the first device, which has the largest blocks.
-template <class T>
-std::int64_t local_bytes(const T& tree, const Mapping& m, const Mesh& mesh) {
+template <class T> std::int64_t local_bytes(const T& tree, const Mapping& m, const Mesh& mesh) {
   std::int64_t n = 0;
   use_mesh here(mesh);
   for (auto& leaf : flatten(tree)) {
     if (leaf.empty()) continue;
     std::int64_t mine = bytes_of(leaf.dtype());
-    for (auto& a : leaf.axes()) mine *= round_axis_for_partitioning(a, m).size / physical_axis_size(a, m).value_or(1);
+    for (auto& a : leaf.axes())
+      mine *= round_axis_for_partitioning(a, m).size / physical_axis_size(a, m).value_or(1);
     n += mine;
   }
   return n;
@@ -30,14 +31,17 @@ std::int64_t local_bytes(const T& tree, const Mapping& m, const Mesh& mesh) {
 
 }  // namespace
 
-TEST_CASE("born sharded: the same bits on every mesh, even and uneven, and no more than its part on each device") {
+TEST_CASE(
+    "born sharded: the same bits on every mesh, even and uneven, and no more than its part on each "
+    "device") {
   const auto want = flatten(make());
   const Mapping ways[] = {{{"embed", "data"}},
                           {{"vocab", "data"}, {"mlp", {"data", "model"}}},
                           {{"mlp", "model"}, {"heads", "model"}, {"embed", "data"}},
                           {{"layers", "data"}, {"head_size", "model"}},
                           {}};
-  for (auto& mesh : {Mesh{{{"data", 2}, {"model", 1}}}, Mesh{{{"data", 3}, {"model", 2}}}, Mesh{{{"data", 2}, {"model", 4}}}})
+  for (auto& mesh : {Mesh{{{"data", 2}, {"model", 1}}}, Mesh{{{"data", 3}, {"model", 2}}},
+                     Mesh{{{"data", 2}, {"model", 4}}}})
     for (auto& m : ways) {
       CAPTURE(to_string(mesh));
       CAPTURE(to_string(m));
@@ -53,7 +57,8 @@ TEST_CASE("born sharded: the same bits on every mesh, even and uneven, and no mo
 
       // Its state too, which asks for nothing but shapes.
       auto optimizer = optim::adamw();
-      auto init_state = named_jit([=](const Model& x) { return optimizer.init(x); }, {.mesh = mesh, .axis_resources = m});
+      auto init_state = named_jit([=](const Model& x) { return optimizer.init(x); },
+                                  {.mesh = mesh, .axis_resources = m});
       auto state = init_state(model);
       CHECK(init_state.report().sent_bytes == 0);
       CHECK(init_state.report().argument_bytes == local_bytes(model, m, mesh));
@@ -73,8 +78,9 @@ TEST_CASE("born sharded: planned bytes prove it, on meshes far larger than this 
     CHECK(planned.peak_bytes >= mine);
     CHECK(planned.peak_bytes < 1.02 * double(mine));
     auto optimizer = optim::adamw();
-    auto state =
-        named_jit([=](const Model& m) { return optimizer.init(m); }, {.mesh = mesh, .axis_resources = params}).plan(shapes);
+    auto state = named_jit([=](const Model& m) { return optimizer.init(m); },
+                           {.mesh = mesh, .axis_resources = params})
+                     .plan(shapes);
     CHECK(state.argument_bytes == mine);
     CHECK(state.peak_bytes >= 2 * mine);
     CHECK(state.peak_bytes < 2.02 * double(mine));
@@ -93,14 +99,19 @@ TEST_CASE("born sharded: every kind of draw, of one position after another as we
         random::randint(key, {A, B}, -5, 1000),
         random::gumbel(key, {A, B}),
         random::bits(key, {A, B}, DType::u64),
-        random::generate_sharded([](const Key& k, const AxisSpec& axes) { return random::normal(k, axes); }, A)(key, {A, B}),
-        random::generate_sharded([](const Key& k, const AxisSpec& axes) { return random::uniform(k, axes); }, B)(key, {A, B})};
+        random::generate_sharded(
+            [](const Key& k, const AxisSpec& axes) { return random::normal(k, axes); }, A)(key,
+                                                                                           {A, B}),
+        random::generate_sharded(
+            [](const Key& k, const AxisSpec& axes) { return random::uniform(k, axes); }, B)(
+            key, {A, B})};
   };
   const auto want = draws();
-  for (auto& m : {Mapping{{"a", "data"}}, Mapping{{"b", "model"}}, Mapping{{"a", {"model", "data"}}},
-                  Mapping{{"a", "model"}, {"b", "data"}}}) {
+  for (auto& m : {Mapping{{"a", "data"}}, Mapping{{"b", "model"}},
+                  Mapping{{"a", {"model", "data"}}}, Mapping{{"a", "model"}, {"b", "data"}}}) {
     CAPTURE(to_string(m));
-    auto sharded = named_jit(draws, {.mesh = Mesh{{{"data", 2}, {"model", 3}}}, .axis_resources = m});
+    auto sharded =
+        named_jit(draws, {.mesh = Mesh{{{"data", 2}, {"model", 3}}}, .axis_resources = m});
     const auto got = sharded();
     for (std::size_t k = 0; k < got.size(); ++k) {
       CAPTURE(k);
@@ -110,5 +121,6 @@ TEST_CASE("born sharded: every kind of draw, of one position after another as we
   }
   // What generate_sharded gives: each position from a key of its own.
   auto keys = random::split(key, A);
-  CHECK(want[7].floats() == vmap([&](const Key& k) { return random::normal(k, B); }, A)(keys).floats());
+  CHECK(want[7].floats() ==
+        vmap([&](const Key& k) { return random::normal(k, B); }, A)(keys).floats());
 }

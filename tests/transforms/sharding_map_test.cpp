@@ -1,4 +1,5 @@
-// shard_map: functions that see the shard of one device, and what passes between devices inside them.
+// shard_map: functions that see the shard of one device, and what passes between devices inside
+// them.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -14,11 +15,14 @@ const Axis Batch{"batch", 8}, Embed{"embed", 12};
 const Mesh four{{{"data", 4}}}, grid{{{"data", 4}, {"model", 2}}};
 const Mapping by_batch{{"batch", "data"}}, both{{"batch", "data"}, {"embed", "model"}};
 
-NamedArray normal(int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); }
+NamedArray normal(int seed, const AxisSpec& axes) {
+  return random::normal(random::key(seed), axes);
+}
 void close(const NamedArray& got, const NamedArray& want) {
   REQUIRE(got.axes() == want.axes());
   auto a = got.doubles(), b = want.doubles();
-  for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::max(1., std::abs(b[i])));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::max(1., std::abs(b[i])));
 }
 
 }  // namespace
@@ -34,11 +38,13 @@ TEST_CASE("shard_map: f sees local sizes, and what it does not sum is each devic
   close(local(x), x / sum(x * x));
   CHECK(seen == Axes{Batch.resize(2), Embed.resize(6)});
   CHECK(local.report().argument_bytes == x.nbytes() / 8);
-  CHECK(local.report().sent_bytes == 2 * (8 - 1) / 8. * 4);  // one number, over all devices at once
+  // one number, over all devices at once
+  CHECK(local.report().sent_bytes == 2 * (8 - 1) / 8. * 4);
   CHECK(placement(local(x))->mapping == both);
 
   // Each device's own mean, and that of all.
-  auto means = shard_map([](const NamedArray& v) { return v - mean(v, "batch"); }, {.mesh = four, .axis_resources = by_batch});
+  auto means = shard_map([](const NamedArray& v) { return v - mean(v, "batch"); },
+                         {.mesh = four, .axis_resources = by_batch});
   auto parts = unflatten_axis(x, "batch", {Axis("part", 4), Axis("batch", 2)});
   close(means(x), flatten_axes(parts - mean(parts, "batch"), {"part", "batch"}, "batch"));
   CHECK(means.report().sent_bytes == 0);
@@ -48,27 +54,41 @@ TEST_CASE("shard_map: sums, means, extremes, gathers and scatters over mesh axes
   auto x = normal(2, {Batch, Embed});
   for (const char* backend : {"cpu", "reference"}) {
     JitOptions on{.backend = backend, .mesh = four, .in = by_batch, .out = Mapping{}};
-    close(shard_map([](const NamedArray& v) { return psum(sum(v, "batch"), "data"); }, on)(x), sum(x, "batch"));
-    close(shard_map([](const NamedArray& v) { return pmean(mean(v, "batch"), "data"); }, on)(x), mean(x, "batch"));
-    close(shard_map([](const NamedArray& v) { return pmax(max(v, "batch"), "data"); }, on)(x), max(x, "batch"));
-    close(shard_map([](const NamedArray& v) { return pmin(min(v, "batch"), "data"); }, on)(x), min(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return psum(sum(v, "batch"), "data"); }, on)(x),
+          sum(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return pmean(mean(v, "batch"), "data"); }, on)(x),
+          mean(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return pmax(max(v, "batch"), "data"); }, on)(x),
+          max(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return pmin(min(v, "batch"), "data"); }, on)(x),
+          min(x, "batch"));
     close(shard_map([](const NamedArray& v) { return all_gather(v, "batch", "data"); }, on)(x), x);
 
     // A number that all have is summed as often as there are devices.
-    close(shard_map([](const NamedArray& v) { return psum(1., "data") * psum(sum(v), "data") + pmean(2., "data"); }, on)(x),
+    close(shard_map(
+              [](const NamedArray& v) {
+                return psum(1., "data") * psum(sum(v), "data") + pmean(2., "data");
+              },
+              on)(x),
           sum(x) * 4. + 2.);
     // Of booleans: how many.
-    CHECK(shard_map([](const NamedArray& v) { return psum(sum(v) > -1e9, "data"); }, on)(x).item() == 4);
+    CHECK(
+        shard_map([](const NamedArray& v) { return psum(sum(v) > -1e9, "data"); }, on)(x).item() ==
+        4);
   }
 
-  auto scatter = shard_map([](const NamedArray& v) { return psum_scatter(sum(v, "batch"), "embed", "data"); },
-                           {.mesh = four, .in = by_batch, .out = Mapping{{"embed", "data"}}});
+  auto scatter =
+      shard_map([](const NamedArray& v) { return psum_scatter(sum(v, "batch"), "embed", "data"); },
+                {.mesh = four, .in = by_batch, .out = Mapping{{"embed", "data"}}});
   close(scatter(x), sum(x, "batch"));
-  CHECK(scatter.report().sent_bytes == 3 / 4. * double(sum(x, "batch").nbytes()));  // half of an all-reduce
+  // half of an all-reduce
+  CHECK(scatter.report().sent_bytes == 3 / 4. * double(sum(x, "batch").nbytes()));
 
-  auto places =
-      shard_map([](const NamedArray& v) { return zeros(v.axes(), DType::i32) + axis_index("data") * 10 + axis_index("model"); },
-                {.mesh = grid, .in = both, .out = both});
+  auto places = shard_map(
+      [](const NamedArray& v) {
+        return zeros(v.axes(), DType::i32) + axis_index("data") * 10 + axis_index("model");
+      },
+      {.mesh = grid, .in = both, .out = both});
   auto at = places(x);
   CHECK(index(at, {{"batch", 0}, {"embed", 0}}).item() == 0);
   CHECK(index(at, {{"batch", 5}, {"embed", 7}}).item() == 21);
@@ -79,7 +99,8 @@ TEST_CASE("shard_map: tuples of mesh axes, in their order") {
   auto x = arange(Tokens);
   for (auto order : {std::vector<std::string>{"data", "model"}, {"model", "data"}}) {
     const Mapping m{{"tokens", order}};
-    auto first = shard_map([](const NamedArray& v) { return v - min(v); }, {.mesh = grid, .axis_resources = m});
+    auto first = shard_map([](const NamedArray& v) { return v - min(v); },
+                           {.mesh = grid, .axis_resources = m});
     CHECK(first(x).integers() == (x % 2).integers());
     auto gathered = shard_map(
         [&](const NamedArray& v) {
@@ -93,16 +114,21 @@ TEST_CASE("shard_map: tuples of mesh axes, in their order") {
 TEST_CASE("shard_map: gradients, inside and outside, and as a part of a larger function") {
   Axis Out{"out", 6};
   auto x = normal(3, {Batch, Embed}), w = normal(4, {Embed, Out});
-  auto whole = [](const NamedArray& v, const NamedArray& a) { return mean(square(tanh(dot(a, v, "embed")))); };
+  auto whole = [](const NamedArray& v, const NamedArray& a) {
+    return mean(square(tanh(dot(a, v, "embed"))));
+  };
 
   // Inside: of each device's own loss, then averaged, as one writes data parallel training by hand.
-  auto by_hand = shard_map([&](const NamedArray& v, const NamedArray& a) { return pmean(grad(whole)(v, a), "data"); },
-                           {.mesh = four, .in = by_batch, .out = Mapping{}});
+  auto by_hand = shard_map(
+      [&](const NamedArray& v, const NamedArray& a) { return pmean(grad(whole)(v, a), "data"); },
+      {.mesh = four, .in = by_batch, .out = Mapping{}});
   close(by_hand(w, x), grad(whole)(w, x));
   CHECK(by_hand.report().sent_bytes == 2 * 3 / 4. * double(w.nbytes()));
 
   // Outside: through the sum that the devices exchange.
-  auto local = [](const NamedArray& v, const NamedArray& a) { return pmean(mean(square(tanh(dot(a, v, "embed")))), "data"); };
+  auto local = [](const NamedArray& v, const NamedArray& a) {
+    return pmean(mean(square(tanh(dot(a, v, "embed")))), "data");
+  };
   auto loss = shard_map(local, {.mesh = four, .in = by_batch, .out = Mapping{}});
   auto step = [&](const NamedArray& v, const NamedArray& a) { return v - grad(loss)(v, a); };
   close(step(w, x), w - grad(whole)(w, x));  // on no mesh at all: the same numbers
@@ -119,8 +145,9 @@ TEST_CASE("shard_map: gradients, inside and outside, and as a part of a larger f
   close(vmap(norm, Many)(xs), vmap(plain, Many)(xs));
   auto running = shard_map(
       [&](const NamedArray& v) {
-        return fold([](const NamedArray& c, const NamedArray& e) { return c + psum(sum(e), "data"); }, "embed")(NamedArray(0.),
-                                                                                                                v);
+        return fold(
+            [](const NamedArray& c, const NamedArray& e) { return c + psum(sum(e), "data"); },
+            "embed")(NamedArray(0.), v);
       },
       {.mesh = four, .in = by_batch, .out = Mapping{}});
   close(running(x), sum(x));
@@ -129,7 +156,9 @@ TEST_CASE("shard_map: gradients, inside and outside, and as a part of a larger f
 TEST_CASE("shard_map: draws are each device's own, and trees come and go") {
   // Keys of each example: the same numbers as without a mesh.
   auto keys = random::split(random::key(7), Batch);
-  auto noise = [](const Key& k) { return vmap([](const Key& one) { return random::normal(one, Embed); }, "batch")(k); };
+  auto noise = [](const Key& k) {
+    return vmap([](const Key& one) { return random::normal(one, Embed); }, "batch")(k);
+  };
   auto local = shard_map(noise, {.mesh = four, .axis_resources = by_batch});
   CHECK(local(keys).floats() == noise(keys).floats());
 
@@ -151,16 +180,22 @@ TEST_CASE("shard_map: draws are each device's own, and trees come and go") {
 TEST_CASE("shard_map: mistakes") {
   auto x = normal(1, {Batch, Embed});
   auto f = [](const NamedArray& v) { return sum(v, "batch"); };
-  raises([&] { return shard_map(f, {.axis_resources = by_batch})(x); }, {"no mesh", "use_mesh", "sharding_map_test.cpp"});
+  raises([&] { return shard_map(f, {.axis_resources = by_batch})(x); },
+         {"no mesh", "use_mesh", "sharding_map_test.cpp"});
   raises([&] { return shard_map(f, {.mesh = four, .axis_resources = by_batch})(x); },
-         {"a result (embed=12)", "each device along mesh axis data", "psum or pmean", "{batch: data}"});
+         {"a result (embed=12)", "each device along mesh axis data", "psum or pmean",
+          "{batch: data}"});
   raises(
       [&] {
         return shard_map(f, {.mesh = Mesh{{{"data", 3}}}, .axis_resources = by_batch})(x);
       },
       {"batch=8 of argument 0 (batch=8, embed=12)", "3 devices", "round_axis_for_partitioning"});
-  raises([&] { return shard_map([](const NamedArray& v) { return psum(v, "dta"); }, {.mesh = four, .in = by_batch})(x); },
-         {"no axis dta", "did you mean data"});
+  raises(
+      [&] {
+        return shard_map([](const NamedArray& v) { return psum(v, "dta"); },
+                         {.mesh = four, .in = by_batch})(x);
+      },
+      {"no axis dta", "did you mean data"});
   raises([&] { return psum(x, "data"); }, {"[psum]", "no shard_map around"});
   raises([&] { return axis_index("data"); }, {"[axis_index]", "no shard_map around"});
   raises(
@@ -170,7 +205,8 @@ TEST_CASE("shard_map: mistakes") {
       },
       {"[psum_scatter]", "embed=12", "8 devices"});
   auto inner = shard_map(f, {.mesh = four, .in = by_batch, .out = Mapping{}});
-  raises([&] { return named_jit([&](const NamedArray& v) { return inner(v); }, {.mesh = grid})(x); },
-         {"mesh (data=4) is not that of the function around (data=4, model=2)"});
+  raises(
+      [&] { return named_jit([&](const NamedArray& v) { return inner(v); }, {.mesh = grid})(x); },
+      {"mesh (data=4) is not that of the function around (data=4, model=2)"});
   CHECK(current_mesh() == nullptr);
 }

@@ -1,4 +1,5 @@
-// What users get wrong about meshes, mappings and shardings: it raises where it was written, and changes nothing.
+// What users get wrong about meshes, mappings and shardings: it raises where it was written, and
+// changes nothing.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,8 +17,10 @@ namespace {
 
 const Axis Batch{"batch", 8}, Embed{"embed", 12};
 const Mesh grid{{{"data", 4}, {"model", 2}}};
-const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}}, both{{"batch", "data"}, {"embed", "data"}},
-    misspelt{{"nobody", "modle"}};  // an axis that no array has, and a mesh axis that there is not
+const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}},
+    both{{"batch", "data"}, {"embed", "data"}},
+    // an axis that no array has, and a mesh axis that there is not
+    misspelt{{"nobody", "modle"}};
 
 NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 NamedArray plus_one(const NamedArray& x) { return x + 1.; }
@@ -33,14 +36,25 @@ std::string line(int n) { return "sharding_mistakes_test.cpp:" + std::to_string(
 TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping and mesh meet") {
   const auto x = tokens();
   auto names_it = [](auto f, const char* op) {
-    raises(f, {op, "{nobody: modle}", "axis nobody to mesh axis modle", "data=4, model=2", "did you mean model",
-               "_mistakes_test.cpp"});
+    raises(f, {op, "{nobody: modle}", "axis nobody to mesh axis modle", "data=4, model=2",
+               "did you mean model", "_mistakes_test.cpp"});
   };
   // In options, strict or not, and in scope.
   for (bool strict : {false, true}) {
-    names_it([&] { return named_jit(plus_one, {.mesh = grid, .axis_resources = misspelt, .strict = strict})(x); }, "[named_jit]");
-    names_it([&] { return named_jit(plus_one, {.mesh = grid, .in = misspelt, .strict = strict})(x); }, "[named_jit]");
-    names_it([&] { return named_jit(plus_one, {.mesh = grid, .out = misspelt, .strict = strict}).plan(x); }, "[named_jit]");
+    names_it(
+        [&] {
+          return named_jit(plus_one,
+                           {.mesh = grid, .axis_resources = misspelt, .strict = strict})(x);
+        },
+        "[named_jit]");
+    names_it(
+        [&] { return named_jit(plus_one, {.mesh = grid, .in = misspelt, .strict = strict})(x); },
+        "[named_jit]");
+    names_it(
+        [&] {
+          return named_jit(plus_one, {.mesh = grid, .out = misspelt, .strict = strict}).plan(x);
+        },
+        "[named_jit]");
     names_it(
         [&] {
           axis_mapping before_the_mesh(misspelt);
@@ -48,7 +62,8 @@ TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping a
         },
         "[named_jit]");
   }
-  names_it([&] { return shard_map(plus_one, {.mesh = grid, .in = misspelt, .out = Mapping{}})(x); }, "[named_jit]");
+  names_it([&] { return shard_map(plus_one, {.mesh = grid, .in = misspelt, .out = Mapping{}})(x); },
+           "[named_jit]");
   names_it([&] { return visualize_sharding({Embed}, misspelt, grid); }, "[shard]");
   {
     use_mesh scope(grid);
@@ -60,7 +75,8 @@ TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping a
     names_it([&] { return physical_axis_name("embed", misspelt); }, "[physical_axis_name]");
     names_it([&] { return pspec_for_axis({"embed"}, misspelt); }, "[pspec_for_axis]");
   }
-  // Entered inside, around ops that it does not constrain: at its own line, with the mesh of the function around.
+  // Entered inside, around ops that it does not constrain: at its own line, with the mesh of the
+  // function around.
   int inside = 0;
   auto enters = [&](const NamedArray& x) {
     inside = __LINE__ + 1;
@@ -80,18 +96,24 @@ TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so")
   const auto x = tokens();
   const auto want = plus_one(x).floats();
   CHECK(named_jit(plus_one, {.axis_resources = misspelt})(x).floats() == want);
-  CHECK(named_jit(plus_one, {.axis_resources = Mapping{{"batch", std::nullopt}}, .strict = true})(x).floats() == want);
+  CHECK(named_jit(plus_one, {.axis_resources = Mapping{{"batch", std::nullopt}}, .strict = true})(x)
+            .floats() == want);
   raises([&] { return named_jit(plus_one, {.axis_resources = misspelt, .strict = true})(x); },
          {"[strict]", "no mesh", "{nobody: modle}", "use_mesh", "_mistakes_test.cpp"});
-  raises([&] { return named_jit(plus_one, {.in = Mappings::of_each({by_batch}), .strict = true})(x); },
-         {"no mesh", "{batch: data}"});
+  raises(
+      [&] { return named_jit(plus_one, {.in = Mappings::of_each({by_batch}), .strict = true})(x); },
+      {"no mesh", "{batch: data}"});
   axis_mapping scope(by_batch);
   CHECK(named_jit(plus_one)(x).floats() == want);
   raises([&] { return named_jit(plus_one, {.strict = true})(x); }, {"no mesh", "{batch: data}"});
   // Constraints and scopes inside as well.
   axis_mapping none{Mapping()};
-  raises([&] { return named_jit([](const NamedArray& x) { return shard(x + 1., misspelt); }, {.strict = true})(x); },
-         {"no mesh", "{nobody: modle}"});
+  raises(
+      [&] {
+        return named_jit([](const NamedArray& x) { return shard(x + 1., misspelt); },
+                         {.strict = true})(x);
+      },
+      {"no mesh", "{nobody: modle}"});
   auto scoped = [](const NamedArray& x) {
     axis_mapping inside(by_embed);
     return x + 1.;
@@ -99,7 +121,8 @@ TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so")
   raises([&] { return named_jit(scoped, {.strict = true})(x); }, {"no mesh", "{embed: data}"});
 }
 
-TEST_CASE("mistakes: two axes on one mesh axis are told with a place in the code, wherever they meet") {
+TEST_CASE(
+    "mistakes: two axes on one mesh axis are told with a place in the code, wherever they meet") {
   const auto x = tokens();
   auto says = [](auto f, const char* what, int at) {
     const auto text = error_of(f);
@@ -107,30 +130,40 @@ TEST_CASE("mistakes: two axes on one mesh axis are told with a place in the code
     CHECK(has(text, what));
     CHECK(has(text, "; " + line(at)));
   };
-  says([&] { return auto_sharded_under(both, x); }, "of tanh (batch=8, embed=12)", auto_sharded_line);
+  says([&] { return auto_sharded_under(both, x); }, "of tanh (batch=8, embed=12)",
+       auto_sharded_line);
   auto pair = [](const NamedArray& x) { return std::pair{sum(x), std::vector{x, x + 1., sum(x)}}; };
   const auto out = Mappings::of_each({std::nullopt, both});
-  says([&] { return named_jit(pair, {.mesh = grid, .out = out})(x); }, "of result 1, array 0 (batch=8, embed=12)", __LINE__);
+  says([&] { return named_jit(pair, {.mesh = grid, .out = out})(x); },
+       "of result 1, array 0 (batch=8, embed=12)", __LINE__);
   auto inner = named_jit(plus_one, {.mesh = grid, .out = both});
   const int made = __LINE__ - 1;
-  says([&] { return named_jit([=](const NamedArray& x) { return inner(x); }, {.mesh = grid})(x); }, "of add (batch=8, embed=12)",
-       made);
+  says([&] { return named_jit([=](const NamedArray& x) { return inner(x); }, {.mesh = grid})(x); },
+       "of add (batch=8, embed=12)", made);
 }
 
-TEST_CASE("mistakes: two axes of one array on one mesh axis name the array and where it was made, with a mesh or without") {
+TEST_CASE(
+    "mistakes: two axes of one array on one mesh axis name the array and where it was made, with a "
+    "mesh or without") {
   const auto x = tokens();
   const int made = __LINE__ + 1;
   const auto y = tanh(x);
   auto check = [&] {
     const auto text = error_of([&] { return shard(y, both); });
     CAPTURE(text);
-    CHECK(has(text, "[shard] axes batch and embed of tanh (batch=8, embed=12), made at " + line(made)));
+    CHECK(has(text,
+              "[shard] axes batch and embed of tanh (batch=8, embed=12), made at " + line(made)));
     CHECK(has(text, ", are both sent to mesh axis data by the mapping {batch: data, embed: data}"));
-    raises([&] { return shard(std::pair{Embed.size * 1., y}, both); }, {"axes batch and embed of tanh"});
+    raises(
+        [&] {
+          return shard(std::pair{Embed.size * 1., y}, both);
+        },
+        {"axes batch and embed of tanh"});
     axis_mapping scope(both);
     raises([&] { return auto_sharded(y); }, {"axes batch and embed of tanh"});
     raises([&] { return auto_sharded(cumsum(x, "batch")); }, {"axes batch and embed of cumsum"});
-    raises([&] { return jit([](const NamedArray& v) { return auto_sharded(v * 2.); })(x); }, {"axes batch and embed of mul"});
+    raises([&] { return jit([](const NamedArray& v) { return auto_sharded(v * 2.); })(x); },
+           {"axes batch and embed of mul"});
   };
   check();
   use_mesh mesh(grid);
@@ -141,47 +174,75 @@ TEST_CASE("mistakes: two axes of one array on one mesh axis name the array and w
   };
   auto model = Model{nn::Linear::init(Embed, Axis("mlp", 6), random::key(1))};
   auto run = [](const Model& m, const NamedArray& x) { return m.up(x); };
-  const JitOptions whole{.axis_resources = Mapping{{"batch", "data"}, {"mlp", "data"}}, .in = Mapping{}, .out = Mapping{}};
-  raises([&] { return named_jit(run, whole)(model, x); }, {"axes batch and mlp of dot (batch=8, mlp=6)", "in up"});
+  const JitOptions whole{.axis_resources = Mapping{{"batch", "data"}, {"mlp", "data"}},
+                         .in = Mapping{},
+                         .out = Mapping{}};
+  raises([&] { return named_jit(run, whole)(model, x); },
+         {"axes batch and mlp of dot (batch=8, mlp=6)", "in up"});
 }
 
 TEST_CASE("mistakes: mappings that contradict themselves") {
-  raises([] { return Mapping{{"batch", "data"}, {"embed", "model"}, {"batch", "model"}}; },
-         {"[mapping] axis batch is there twice", "_mistakes_test.cpp"});
-  raises([] { return Mapping{{"batch", {"data", "model", "data"}}}; }, {"[mapping] axis batch", "mesh axis data twice"});
+  raises(
+      [] {
+        return Mapping{{"batch", "data"}, {"embed", "model"}, {"batch", "model"}};
+      },
+      {"[mapping] axis batch is there twice", "_mistakes_test.cpp"});
+  raises(
+      [] {
+        return Mapping{{"batch", {"data", "model", "data"}}};
+      },
+      {"[mapping] axis batch", "mesh axis data twice"});
   raises([] { return Mapping{{"", "data"}}; }, {"[mapping]", "an axis has no name"});
   raises([] { return Mapping{{"batch", ""}}; }, {"[mapping] axis batch", "without a name"});
-  raises([] { return Mapping{{"batch", {"data", ""}}}; }, {"[mapping] axis batch", "without a name"});
+  raises(
+      [] {
+        return Mapping{{"batch", {"data", ""}}};
+      },
+      {"[mapping] axis batch", "without a name"});
   auto entries = by_batch.entries();
   entries.push_back({"batch", std::nullopt});
   raises([&] { return Mapping::of(entries); }, {"axis batch is there twice"});
   // What there is cannot be changed behind its checks.
-  static_assert(std::is_same_v<decltype(grid.axes()), const std::vector<std::pair<std::string, int>>&>);
+  static_assert(
+      std::is_same_v<decltype(grid.axes()), const std::vector<std::pair<std::string, int>>&>);
   static_assert(std::is_same_v<decltype(by_batch.entries()), const std::vector<Mapping::Entry>&>);
 }
 
 TEST_CASE("mistakes: as many mappings as there are arguments and results") {
   const auto x = tokens();
-  auto two = [](const NamedArray& a, const NamedArray& b) { return std::tuple{a + b, a, std::optional<NamedArray>()}; };
+  auto two = [](const NamedArray& a, const NamedArray& b) {
+    return std::tuple{a + b, a, std::optional<NamedArray>()};
+  };
   auto call = [&](JitOptions o) { return named_jit(two, std::move(o))(x, x); };
-  const Mappings one = Mappings::of_each({by_batch}), pair = Mappings::of_each({by_batch, by_embed}),
+  const Mappings one = Mappings::of_each({by_batch}),
+                 pair = Mappings::of_each({by_batch, by_embed}),
                  three = Mappings::of_each({by_batch, by_embed, {}});
   for (auto mesh : {std::optional<Mesh>(grid), std::optional<Mesh>()}) {
     raises([&] { return call({.mesh = mesh, .in = one}); },
            {"[named_jit] `in` has 1 mappings", "2 arguments", "_mistakes_test.cpp"});
-    raises([&] { return call({.mesh = mesh, .in = three}); }, {"`in` has 3 mappings", "2 arguments"});
-    raises([&] { return call({.mesh = mesh, .in = Mappings::of_each({})}); }, {"`in` has 0 mappings", "2 arguments"});
-    raises([&] { return call({.mesh = mesh, .out = pair}); }, {"`out` has 2 mappings", "3 results"});  // the last holds nothing
-    raises([&] { return named_jit(two, {.mesh = mesh, .out = one}).plan(x, x); }, {"`out` has 1 mappings", "3 results"});
+    raises([&] { return call({.mesh = mesh, .in = three}); },
+           {"`in` has 3 mappings", "2 arguments"});
+    raises([&] { return call({.mesh = mesh, .in = Mappings::of_each({})}); },
+           {"`in` has 0 mappings", "2 arguments"});
+    // the last holds nothing
+    raises([&] { return call({.mesh = mesh, .out = pair}); },
+           {"`out` has 2 mappings", "3 results"});
+    raises([&] { return named_jit(two, {.mesh = mesh, .out = one}).plan(x, x); },
+           {"`out` has 1 mappings", "3 results"});
     CHECK(std::get<0>(call({.mesh = mesh, .in = pair, .out = three})).floats() == (x + x).floats());
   }
   const JitOptions local{.mesh = grid, .in = one, .out = pair};
   raises([&] { return shard_map(plus_one, local)(x); }, {"`out` has 2 mappings", "1 results"});
-  raises([&] { return grad([&](const NamedArray& v) { return sum(shard_map(plus_one, local)(v)); })(x); },
-         {"[shard_map] `out` has 2 mappings", "1 results"});
+  raises(
+      [&] {
+        return grad([&](const NamedArray& v) { return sum(shard_map(plus_one, local)(v)); })(x);
+      },
+      {"[shard_map] `out` has 2 mappings", "1 results"});
 }
 
-TEST_CASE("mistakes: more devices than there are, where arrays are placed and after a step was compiled") {
+TEST_CASE(
+    "mistakes: more devices than there are, where arrays are placed and after a step was "
+    "compiled") {
   const auto x = tokens();
   const auto before = x.floats();
   auto step = named_jit(plus_one, {.donate = {0}, .mesh = grid, .axis_resources = by_batch});
@@ -191,7 +252,8 @@ TEST_CASE("mistakes: more devices than there are, where arrays are placed and af
     Devices four(4);
     use_mesh mesh(grid);
     raises([&] { return shard(x, by_batch); },
-           {"[shard] the mesh (data=4, model=2) has 8 devices, and there are 4", "set_devices(8)", "_mistakes_test.cpp"});
+           {"[shard] the mesh (data=4, model=2) has 8 devices, and there are 4", "set_devices(8)",
+            "_mistakes_test.cpp"});
     CHECK(x.floats() == before);
     raises([&] { return step(made); }, {"8 devices, and there are 4"});
     CHECK(made.floats() == plus_one(x).floats());  // it was not given away
@@ -204,19 +266,30 @@ TEST_CASE("mistakes: arrays that were never given a value") {
   for (bool on_mesh : {false, true}) {
     std::optional<use_mesh> mesh;
     if (on_mesh) mesh.emplace(grid);
-    raises([&] { return shard(none, by_batch); }, {"[shard]", "never given a value", "_mistakes_test.cpp"});
+    raises([&] { return shard(none, by_batch); },
+           {"[shard]", "never given a value", "_mistakes_test.cpp"});
     axis_mapping scope(by_batch);
     raises([&] { return auto_sharded(none); }, {"[auto_sharded]", "never given a value"});
   }
   const JitOptions local{.mesh = grid, .axis_resources = by_batch};
-  raises([&] { return shard_map([&](const NamedArray&) { return psum(none, "data"); }, local)(tokens()); }, {"never given a value"});
-  raises([&] { return shard_map([&](const NamedArray&) { return all_gather(none, "batch", "data"); }, local)(tokens()); },
-         {"never given a value"});
+  raises(
+      [&] {
+        return shard_map([&](const NamedArray&) { return psum(none, "data"); }, local)(tokens());
+      },
+      {"never given a value"});
+  raises(
+      [&] {
+        return shard_map([&](const NamedArray&) { return all_gather(none, "batch", "data"); },
+                         local)(tokens());
+      },
+      {"never given a value"});
 }
 
 TEST_CASE("mistakes: a link speed for a mesh axis that there is not") {
-  auto f = named_jit(plus_one, {.mesh = grid, .speed = {.links = {{.axis = "dta", .bytes_per_s = 1e9}}}});
-  raises([&] { return f.plan(tokens()); }, {"no mesh axis dta", "data, model", "did you mean data"});
+  auto f = named_jit(plus_one,
+                     {.mesh = grid, .speed = {.links = {{.axis = "dta", .bytes_per_s = 1e9}}}});
+  raises([&] { return f.plan(tokens()); },
+         {"no mesh axis dta", "data, model", "did you mean data"});
 }
 
 TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in any way") {
@@ -227,7 +300,8 @@ TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in a
   auto got = step(placed);
   CHECK(got.floats() == plus_one(x).floats());
   for (auto& gone : {placed, lent}) {
-    raises([&] { return gone.floats(); }, {"was donated to the call of jit at", "_mistakes_test.cpp"});
+    raises([&] { return gone.floats(); },
+           {"was donated to the call of jit at", "_mistakes_test.cpp"});
     raises([&] { return step(gone); }, {"was donated"});
     raises([&] { return shard(gone, by_embed).floats(); }, {"was donated"});
     raises([&] { return (gone + 1.).floats(); }, {"was donated"});
@@ -236,8 +310,11 @@ TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in a
   CHECK(got.floats() == plus_one(x).floats());
 }
 
-TEST_CASE("mistakes: an array that a function captured is not given away to it, and is missed when another took it") {
-  for (JitOptions options : {JitOptions(), JitOptions{.mesh = grid, .axis_resources = by_batch, .partition = true}}) {
+TEST_CASE(
+    "mistakes: an array that a function captured is not given away to it, and is missed when "
+    "another took it") {
+  for (JitOptions options :
+       {JitOptions(), JitOptions{.mesh = grid, .axis_resources = by_batch, .partition = true}}) {
     options.donate = {0};
     const auto x = tokens();
     const auto w = (x * 3.).eval();
@@ -255,11 +332,15 @@ TEST_CASE("mistakes: arguments that lie otherwise, or on another mesh, are laid 
   const auto want = plus_one(x).eval();
   const Mesh three{{{"data", 3}}};
   std::vector<NamedArray> given{x};
-  for (auto& [mesh, mapping] : {std::pair{grid, by_embed}, {grid, by_batch}, {three, by_embed}, {three, Mapping{}}})
-    given.push_back(named_jit([](const NamedArray& v) { return v + 0.; }, {.mesh = mesh, .axis_resources = mapping})(x));
+  for (auto& [mesh, mapping] :
+       {std::pair{grid, by_embed}, {grid, by_batch}, {three, by_embed}, {three, Mapping{}}})
+    given.push_back(named_jit([](const NamedArray& v) { return v + 0.; },
+                              {.mesh = mesh, .axis_resources = mapping})(x));
   for (bool donate : {false, true})
     for (auto& v : given) {
-      auto f = named_jit(plus_one, {.donate = donate ? std::vector{0} : std::vector<int>{}, .mesh = grid, .in = by_batch});
+      auto f = named_jit(
+          plus_one,
+          {.donate = donate ? std::vector{0} : std::vector<int>{}, .mesh = grid, .in = by_batch});
       CAPTURE(donate);
       CAPTURE(&v - given.data());
       CHECK(difference(f(v), want, 0) == "");
@@ -267,11 +348,13 @@ TEST_CASE("mistakes: arguments that lie otherwise, or on another mesh, are laid 
     }
 }
 
-TEST_CASE("mistakes: a call that fails midway leaves what was donated as it was, or gone for good") {
+TEST_CASE(
+    "mistakes: a call that fails midway leaves what was donated as it was, or gone for good") {
   if (!owns_operator_new) return;
   const auto x = tokens();
   auto f = [](const NamedArray& w, const NamedArray& x) { return w * 0.5 + sum(x * w, Embed); };
-  const std::vector<JitOptions> ways{{.backend = "reference"}, {.backend = "cpu"}, {.mesh = grid, .axis_resources = by_batch}};
+  const std::vector<JitOptions> ways{
+      {.backend = "reference"}, {.backend = "cpu"}, {.mesh = grid, .axis_resources = by_batch}};
   for (auto options : ways) {
     CAPTURE(options.backend);
     options.donate = {0};
@@ -302,26 +385,37 @@ TEST_CASE("sharding: a named_jit inside another holds to what it was told") {
   const Mesh mesh{{{"data", 4}}};
   auto x = tokens();
   auto outer = [&](JitOptions inner) {
-    return named_jit([=](const NamedArray& a) { return named_jit([](const NamedArray& b) { return b * 2.f; }, inner)(a); },
-                     {.mesh = mesh, .in = Mappings(by_batch), .out = Mappings(by_batch)}).plan(x);
+    return named_jit(
+               [=](const NamedArray& a) {
+                 return named_jit([](const NamedArray& b) { return b * 2.f; }, inner)(a);
+               },
+               {.mesh = mesh, .in = Mappings(by_batch), .out = Mappings(by_batch)})
+        .plan(x);
   };
   CHECK(outer({}).sent_bytes == 0);
   CHECK(outer({.out = Mappings(by_batch)}).sent_bytes == 0);
   raises([&] { return outer({.in = Mappings(Mapping{{"embed", "dat"}})}); }, {"dat"});
   raises([&] { return outer({.out = Mappings(both)}); }, {"batch"});
   raises([&] { return outer({.in = Mappings::of_each({by_batch, by_batch})}); }, {"2"});
-  raises([&] { return outer({.mesh = Mesh{{{"data", 2}}}}); }, {"mesh (data=2) is not that of the function around (data=4)"});
+  raises(
+      [&] {
+        return outer({.mesh = Mesh{{{"data", 2}}}});
+      },
+      {"mesh (data=2) is not that of the function around (data=4)"});
 }
 
-TEST_CASE("mistakes: reports name the op that was written, not those that it is made of by blocks") {
+TEST_CASE(
+    "mistakes: reports name the op that was written, not those that it is made of by blocks") {
   const Axis Vocab{"vocab", 64};
   const Mapping by_vocab{{"vocab", "data"}};
   const JitOptions strict{.mesh = grid, .axis_resources = by_vocab, .strict = true};
   const auto x = random::normal(random::key(3), {Vocab});
   // What their blocks tell each other is little, and no gather that nobody asked for.
-  auto gathers = [&](auto f, const std::string& op, const std::string& array, const std::string& axes) {
+  auto gathers = [&](auto f, const std::string& op, const std::string& array,
+                     const std::string& axes) {
     auto all = named_jit(f, strict).plan(x).collectives;
-    auto gather = std::find_if(all.begin(), all.end(), [](auto& c) { return c.kind == "all-gather"; });
+    auto gather =
+        std::find_if(all.begin(), all.end(), [](auto& c) { return c.kind == "all-gather"; });
     REQUIRE(gather != all.end());
     CHECK(gather->cause == op);
     CHECK(gather->array == array);
@@ -329,11 +423,16 @@ TEST_CASE("mistakes: reports name the op that was written, not those that it is 
     CHECK(gather->asked == "blocks");
     CHECK(has(gather->where, "_mistakes_test.cpp"));
   };
-  gathers([](const NamedArray& x) { return cumsum(x, "vocab"); }, "cumsum", "part of cumsum", "((blocks of vocab)=4)");
-  gathers([](const NamedArray& x) { return cumprod(x, "vocab"); }, "cumprod", "part of cumprod", "((blocks of vocab)=4)");
-  gathers([](const NamedArray& x) { return top_k(x, "vocab", 2).first; }, "top_k", "part of top_k", "(vocab=8)");
-  gathers([](const NamedArray& x) { return top_k(x, "vocab", 2); }, "top_k", "part of top_k, part of top_k", "(vocab=8), (vocab=8)");
-  // A parameter that is whole in the computation may be gathered, and so may what is made of its blocks.
+  gathers([](const NamedArray& x) { return cumsum(x, "vocab"); }, "cumsum", "part of cumsum",
+          "((blocks of vocab)=4)");
+  gathers([](const NamedArray& x) { return cumprod(x, "vocab"); }, "cumprod", "part of cumprod",
+          "((blocks of vocab)=4)");
+  gathers([](const NamedArray& x) { return top_k(x, "vocab", 2).first; }, "top_k", "part of top_k",
+          "(vocab=8)");
+  gathers([](const NamedArray& x) { return top_k(x, "vocab", 2); }, "top_k",
+          "part of top_k, part of top_k", "(vocab=8), (vocab=8)");
+  // A parameter that is whole in the computation may be gathered, and so may what is made of its
+  // blocks.
   auto ordered = [](const NamedArray& w, const NamedArray& x) {
     axis_mapping whole(by_batch);
     return grad([&](const NamedArray& w) { return sum(square(cumsum(w, "vocab")) * x); })(w);
@@ -342,16 +441,22 @@ TEST_CASE("mistakes: reports name the op that was written, not those that it is 
   options.in = Mappings::of_each({by_vocab, by_batch}), options.strict = false;
   auto r = named_jit(ordered, options).plan(x, random::normal(random::key(4), {Batch, Vocab}));
   CAPTURE(r.explain);
-  auto gather = std::find_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather"; });
+  auto gather = std::find_if(r.collectives.begin(), r.collectives.end(),
+                             [](auto& c) { return c.kind == "all-gather"; });
   REQUIRE(gather != r.collectives.end());
   CHECK(gather->array == "part of cumsum");
   CHECK(gather->asked == "parameter");
 }
 
-TEST_CASE("mistakes: strict gathers a parameter that a gradient is taken by, though none reaches it") {
-  struct Adapted { NamedArray base, a, b; };
+TEST_CASE(
+    "mistakes: strict gathers a parameter that a gradient is taken by, though none reaches it") {
+  struct Adapted {
+    NamedArray base, a, b;
+  };
   const Axis Wide{"embed", 64}, Hidden{"mlp", 128}, Rank{"rank", 4}, Rows{"batch", 256};
-  const auto model = eval_shape([&] { return Adapted{zeros({Wide, Hidden}), zeros({Wide, Rank}), zeros({Rank, Hidden})}; });
+  const auto model = eval_shape([&] {
+    return Adapted{zeros({Wide, Hidden}), zeros({Wide, Rank}), zeros({Rank, Hidden})};
+  });
   const auto x = eval_shape([&] { return zeros({Rows, Wide}); });
   const Mapping stored{{"embed", "data"}}, inside{{"batch", "data"}};
   auto step = [&](const Adapted& m, const NamedArray& x) {
@@ -360,7 +465,10 @@ TEST_CASE("mistakes: strict gathers a parameter that a gradient is taken by, tho
       return mean(square(dot(x, stop_gradient(m.base) + dot(m.a, m.b, "rank"), "embed"))).scalar();
     })(m);
   };
-  const auto r = named_jit(step, {.mesh = grid, .axis_resources = stored, .in = Mappings::of_each({stored, inside}), .strict = true})
+  const auto r = named_jit(step, {.mesh = grid,
+                                  .axis_resources = stored,
+                                  .in = Mappings::of_each({stored, inside}),
+                                  .strict = true})
                      .plan(model, x);
   CAPTURE(r.explain);
   CHECK(has(r.explain, "gradient of a and b"));

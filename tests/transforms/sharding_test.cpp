@@ -1,4 +1,5 @@
-// Meshes, mappings and scopes as users meet them: sizes, names, what is an error, what is placed where, what is traced anew.
+// Meshes, mappings and scopes as users meet them: sizes, names, what is an error, what is placed
+// where, what is traced anew.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -21,8 +22,13 @@ const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}};
 struct Layer {
   NamedArray in, out;
 };
-Layer layer() { return {random::normal(random::key(1), {Embed, Mlp}), random::normal(random::key(2), {Mlp, Embed})}; }
-NamedArray ran(const Layer& l, const NamedArray& x) { return dot(tanh(dot(x, l.in, Embed)), l.out, Mlp); }
+Layer layer() {
+  return {random::normal(random::key(1), {Embed, Mlp}),
+          random::normal(random::key(2), {Mlp, Embed})};
+}
+NamedArray ran(const Layer& l, const NamedArray& x) {
+  return dot(tanh(dot(x, l.in, Embed)), l.out, Mlp);
+}
 NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 
 }  // namespace
@@ -40,7 +46,11 @@ TEST_CASE("sharding: meshes of any number of axes, one of them as large as there
   raises([&] { return Mesh{{{"data", 0}}}; }, {"data has size 0", "sharding_test.cpp"});
   raises([&] { return Mesh{{{"data", -2}}}; }, {"size -2"});
   raises([&] { return Mesh{{{"data", -1}, {"model", -1}}}; }, {"data", "model", "both"});
-  raises([&] { return Mesh{{{"data", -1}, {"model", 3}}}; }, {"8 devices", "data=-1, model=3", "set_devices"});
+  raises(
+      [&] {
+        return Mesh{{{"data", -1}, {"model", 3}}};
+      },
+      {"8 devices", "data=-1, model=3", "set_devices"});
   raises([&] { return Mesh{{{"data", 2}, {"data", 4}}}; }, {"data is there twice"});
   raises([&] { return Mesh{{{"", 2}}}; }, {"no name"});
   raises([&] { return Mesh{{{"a", 100000}, {"b", 100000}}}; }, {"more than"});
@@ -56,7 +66,8 @@ TEST_CASE("sharding: meshes of any number of axes, one of them as large as there
 TEST_CASE("sharding: where axes are, by a mapping") {
   const Mapping m{{"batch", {"data", "model"}}, {"embed", "model"}, {"mlp", std::nullopt}};
   CHECK(to_string(m) == "{batch: data+model, embed: model, mlp: None}");
-  CHECK(to_string(pspec_for_axis({Batch, Embed, Mlp, "other"}, m)) == "P(data+model, model, None, None)");
+  CHECK(to_string(pspec_for_axis({Batch, Embed, Mlp, "other"}, m)) ==
+        "P(data+model, model, None, None)");
   CHECK(to_string(pspec_for_axis({"batch", "embed"})) == "P(None, None)");  // no mapping in scope
   CHECK(physical_axis_name("batch", m) == std::vector<std::string>{"data", "model"});
   CHECK(physical_axis_name("mlp", m).empty());
@@ -82,7 +93,9 @@ TEST_CASE("sharding: where axes are, by a mapping") {
   CHECK(round_axis_for_partitioning(Axis("embed", 5)) == Axis("embed", 6));
 }
 
-TEST_CASE("sharding: an inner mapping replaces the outer one, and threads have the scopes of their caller") {
+TEST_CASE(
+    "sharding: an inner mapping replaces the outer one, and threads have the scopes of their "
+    "caller") {
   CHECK(current_mapping() == nullptr);
   use_mesh mesh(grid);
   axis_mapping outer(by_batch);
@@ -95,7 +108,9 @@ TEST_CASE("sharding: an inner mapping replaces the outer one, and threads have t
 
   bool bare = false, captured = false;
   std::thread([&] { bare = !current_mesh() && !current_mapping(); }).join();
-  std::thread(in_scopes([&] { captured = current_mesh() && *current_mesh() == grid && *current_mapping() == by_batch; })).join();
+  std::thread(in_scopes([&] {
+    captured = current_mesh() && *current_mesh() == grid && *current_mapping() == by_batch;
+  })).join();
   CHECK(bare);
   CHECK(captured);
 
@@ -117,16 +132,20 @@ TEST_CASE("sharding: an empty mapping makes whole, no mapping leaves alone") {
   const Mesh four{{{"data", 4}}};
   auto f = [](const NamedArray& x) { return x + 1.; };
   auto sent = [&](auto constrain) {
-    auto g = named_jit([&](const NamedArray& x) { return constrain(f(x)); }, {.mesh = four, .axis_resources = by_batch});
+    auto g = named_jit([&](const NamedArray& x) { return constrain(f(x)); },
+                       {.mesh = four, .axis_resources = by_batch});
     g(tokens());
     return g.report().sent_bytes;
   };
   const double bytes = double(tokens().nbytes());
   CHECK(sent([](const NamedArray& y) { return y; }) == 0);
   CHECK(sent([](const NamedArray& y) { return auto_sharded(y); }) == 0);
-  // Gathered, and summed where it is whole; what is still cut is summed there, and only the sums are sent.
+  // Gathered, and summed where it is whole; what is still cut is summed there, and only the sums
+  // are sent.
   CHECK(sent([](const NamedArray& y) { return sum(shard(y, Mapping{}), Batch); }) == bytes * 3 / 4);
-  CHECK(sent([](const NamedArray& y) { return sum(shard(y, Mapping{{"nobody", "data"}}), Batch); }) == bytes * 3 / 4);
+  CHECK(sent([](const NamedArray& y) {
+          return sum(shard(y, Mapping{{"nobody", "data"}}), Batch);
+        }) == bytes * 3 / 4);
   CHECK(sent([](const NamedArray& y) { return sum(y, Batch); }) == bytes / 8 * 2 * 3 / 4);
 
   CHECK(shard(tokens()).node() == tokens().node());  // nothing in scope: the array itself
@@ -143,7 +162,8 @@ TEST_CASE("sharding: an empty mapping makes whole, no mapping leaves alone") {
   CHECK(whole.report().argument_bytes == x.nbytes() + 2 * layer().in.nbytes());
 }
 
-TEST_CASE("sharding: outside of a trace, shard places arrays and trees, and named_jit takes them so") {
+TEST_CASE(
+    "sharding: outside of a trace, shard places arrays and trees, and named_jit takes them so") {
   use_mesh mesh(grid);
   auto x = tokens();
   CHECK(placement(x) == nullptr);
@@ -161,7 +181,8 @@ TEST_CASE("sharding: outside of a trace, shard places arrays and trees, and name
   CHECK(step.report().argument_bytes == 2 * shared + y.nbytes() / 4);
   CHECK(placement(out) == nullptr);
   auto want = ran(l, y).floats(), got = out.floats();
-  for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
+  for (std::size_t i = 0; i < want.size(); ++i)
+    CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
 
   // What the caller says comes first.
   auto told = named_jit(ran, {.in = Mapping{}});
@@ -191,12 +212,14 @@ TEST_CASE("sharding: what is placed without a mesh takes the first it comes to")
   CHECK(placement(y) == nullptr);
   CHECK(placement(y * 2.) == nullptr);
   // What the caller says comes first, and a mapping that fits no mesh is no secret.
-  auto told = named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid, .in = Mapping{}});
+  auto told =
+      named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid, .in = Mapping{}});
   told(y);
   CHECK(told.report().argument_bytes == y.nbytes());
   auto bad = shard(x, Mapping{{"batch", "nope"}});
   const std::string what = "[shard] the mapping {batch: nope} sends axis batch to mesh axis nope";
-  for (int call = 0; call < 2; ++call) raises([&] { return step(bad); }, {what.c_str(), "sharding_test.cpp"});
+  for (int call = 0; call < 2; ++call)
+    raises([&] { return step(bad); }, {what.c_str(), "sharding_test.cpp"});
   raises([&] { return named_jit([=](const NamedArray& v) { return v * bad; }, {.mesh = grid})(x); },
          {what.c_str(), "sharding_test.cpp"});
   use_mesh mesh(grid);
@@ -238,7 +261,8 @@ TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for
     x = shard(x, by_batch);
     CHECK(traces() == 6);
     CHECK(why() == "argument 0 is placed otherwise");
-    x = shard(x * 1., Mapping{{"batch", "data"}, {"nobody", "model"}});  // the same place, said otherwise
+    // the same place, said otherwise
+    x = shard(x * 1., Mapping{{"batch", "data"}, {"nobody", "model"}});
     CHECK(traces() == 6);
     use_mesh same(Mesh{{{"data", 4}, {"model", 2}}});
     CHECK(traces() == 6);
@@ -263,18 +287,26 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
   auto run = [&](JitOptions o) { return named_jit(ran, std::move(o))(l, x); };
   // Of an argument, a result, and inside.
   raises([&] { return run({.mesh = grid, .axis_resources = both}); },
-         {"axes batch and embed of argument 1 (batch=8, embed=12)", "mesh axis data", "{batch: data, embed: data}",
-          "sharding_test.cpp"});
+         {"axes batch and embed of argument 1 (batch=8, embed=12)", "mesh axis data",
+          "{batch: data, embed: data}", "sharding_test.cpp"});
   raises([&] { return run({.mesh = grid, .in = Mapping{}, .out = both}); },
          {"axes batch and embed of result 0 (batch=8, embed=12)", "mesh axis data"});
-  raises([&] { return run({.mesh = grid, .axis_resources = both, .in = Mapping{}, .out = Mapping{}}); },
-         {"axes batch and embed of dot (batch=8, embed=12)", "by the mapping {batch: data, embed: data}",
-          "sharding_test.cpp:25"});
-  const Mapping square{{"embed", "data"}, {"mlp", "data"}};
-  raises([&] { return run({.mesh = grid, .in = square}); }, {"argument 0: in (embed=12, mlp=6)", "embed and mlp"});
   raises(
       [&] {
-        return named_jit([](const NamedArray& v) { return shard(v, Mapping{{"batch", {"data", "data"}}}); }, {.mesh = grid})(x);
+        return run({.mesh = grid, .axis_resources = both, .in = Mapping{}, .out = Mapping{}});
+      },
+      {"axes batch and embed of dot (batch=8, embed=12)",
+       "by the mapping {batch: data, embed: data}", "sharding_test.cpp:25"});
+  const Mapping square{{"embed", "data"}, {"mlp", "data"}};
+  raises([&] { return run({.mesh = grid, .in = square}); },
+         {"argument 0: in (embed=12, mlp=6)", "embed and mlp"});
+  raises(
+      [&] {
+        return named_jit(
+            [](const NamedArray& v) {
+              return shard(v, Mapping{{"batch", {"data", "data"}}});
+            },
+            {.mesh = grid})(x);
       },
       {"axis batch", "mesh axis data twice"});
   {
@@ -289,8 +321,8 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
       {"{batch: dta}", "axis batch", "mesh axis dta", "data=4, model=2", "did you mean data"});
   // More devices than there are; planning takes any number.
   Devices four(4);
-  raises([&] { return run({.mesh = grid}); },
-         {"data=4, model=2", "has 8 devices, and there are 4", "set_devices(8)", "HALIAX_DEVICES=8"});
+  raises([&] { return run({.mesh = grid}); }, {"data=4, model=2", "has 8 devices, and there are 4",
+                                               "set_devices(8)", "HALIAX_DEVICES=8"});
   auto many = named_jit(ran, {.mesh = Mesh{{{"data", 512}}}, .axis_resources = by_batch});
   CHECK(many.plan(l, x).argument_bytes == 2 * l.in.nbytes() + x.nbytes() / 8);
   set_devices(8);
@@ -307,7 +339,8 @@ TEST_CASE("sharding: two mappings, for parameters and for what is computed") {
   };
   const Mesh four{{{"data", 4}}};
   auto sharded = fsdp(step, by_embed, by_batch, {.mesh = four});
-  auto longer = named_jit(step, {.mesh = four, .axis_resources = by_batch, .in = by_embed, .out = by_embed});
+  auto longer =
+      named_jit(step, {.mesh = four, .axis_resources = by_batch, .in = by_embed, .out = by_embed});
   auto got = sharded(layer(), tokens());
   longer(layer(), tokens());
   auto r = sharded.report();
@@ -320,11 +353,16 @@ TEST_CASE("sharding: two mappings, for parameters and for what is computed") {
 }
 
 TEST_CASE("sharding: a named_jit in the trace of another brings its mapping") {
-  auto inner = named_jit([](const Layer&, const NamedArray&) { return NamedArray(current_mapping()->find("embed") ? 1. : 0.); },
-                         {.axis_resources = by_embed});
-  auto outer =
-      named_jit([&](const Layer& l, const NamedArray& x) { return inner(l, x) + (current_mapping()->find("batch") ? 10. : 0.); },
-                {.mesh = grid, .axis_resources = by_batch});
+  auto inner = named_jit(
+      [](const Layer&, const NamedArray&) {
+        return NamedArray(current_mapping()->find("embed") ? 1. : 0.);
+      },
+      {.axis_resources = by_embed});
+  auto outer = named_jit(
+      [&](const Layer& l, const NamedArray& x) {
+        return inner(l, x) + (current_mapping()->find("batch") ? 10. : 0.);
+      },
+      {.mesh = grid, .axis_resources = by_batch});
   CHECK(outer(layer(), tokens()).item() == 11);
 }
 
@@ -334,7 +372,9 @@ TEST_CASE("sharding: one mapping for each argument, and for each result") {
       [](const NamedArray& a, const NamedArray& b) {
         return std::pair{a * 2., b + 1.};
       },
-      {.mesh = two, .in = Mappings::of_each({by_batch, {}}), .out = Mappings::of_each({by_batch, by_embed})});
+      {.mesh = two,
+       .in = Mappings::of_each({by_batch, {}}),
+       .out = Mappings::of_each({by_batch, by_embed})});
   auto [a, b] = f(tokens(), tokens());
   CHECK(f.report().argument_bytes == tokens().nbytes() * 3 / 2);
   CHECK(f.report().sent_bytes == 0);
@@ -363,22 +403,27 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
         "each device holds (embed=12), all of it\n");
   // The order of mesh axes, a third axis, and a size that leaves devices without anything.
   CHECK(has(visualize_sharding(Axis("x", 8), Mapping{{"x", {"model", "data"}}}, grid), "x 1  2\n"));
-  CHECK(has(visualize_sharding({Axis("a", 2), Axis("b", 2), Axis("c", 2)}, Mapping{{"a", "x"}, {"b", "y"}, {"c", "z"}},
+  CHECK(has(visualize_sharding({Axis("a", 2), Axis("b", 2), Axis("c", 2)},
+                               Mapping{{"a", "x"}, {"b", "y"}, {"c", "z"}},
                                Mesh{{{"x", 2}, {"y", 2}, {"z", 2}}}),
             "a 0  0         1         2         3\n"));
   CHECK(has(visualize_sharding(Axis("x", 3), Mapping{{"x", "data"}}, grid), "x none  6 7\n"));
-  CHECK(visualize_sharding(Axis("x", 4096), Mapping{{"x", "data"}}, Mesh{{{"data", 2048}}}).size() < 2000);
+  CHECK(visualize_sharding(Axis("x", 4096), Mapping{{"x", "data"}}, Mesh{{{"data", 2048}}}).size() <
+        2000);
 
-  auto x = named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid, .axis_resources = by_batch})(tokens());
+  auto x = named_jit([](const NamedArray& v) { return v * 2.; },
+                     {.mesh = grid, .axis_resources = by_batch})(tokens());
   CHECK(visualize_sharding(x) == visualize_sharding({Batch, Embed}, by_batch, grid));
   CHECK(has(visualize_sharding(tokens()), "one device"));
   raises(
       [&] {
-        return visualize_sharding({Batch, Embed}, Mapping{{"batch", "data"}, {"embed", "data"}}, grid);
+        return visualize_sharding({Batch, Embed}, Mapping{{"batch", "data"}, {"embed", "data"}},
+                                  grid);
       },
       {"axes batch and embed"});
   raises([&] { return visualize_sharding(NamedArray()); }, {"empty"});
-  raises([&] { return visualize_sharding({Embed}, {}, grid, "/nowhere/at/all.svg"); }, {"cannot write /nowhere/at/all.svg"});
+  raises([&] { return visualize_sharding({Embed}, {}, grid, "/nowhere/at/all.svg"); },
+         {"cannot write /nowhere/at/all.svg"});
 
   const std::string file = "sharding_test.svg";
   visualize_sharding({Embed, Mlp}, m, grid, file);
@@ -388,7 +433,9 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
   std::remove(file.c_str());
   auto count = [&](const std::string& what) {
     int n = 0;
-    for (auto at = text.str().find(what); at != std::string::npos; at = text.str().find(what, at + 1)) ++n;
+    for (auto at = text.str().find(what); at != std::string::npos;
+         at = text.str().find(what, at + 1))
+      ++n;
     return n;
   };
   CHECK(count("<rect") == 10);  // eight blocks, the paper, the frame
@@ -402,7 +449,8 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
         "all                                                       576 B        72 B a device\n");
 }
 
-TEST_CASE("sharding: what an op picks or contracts is constrained by the mapping, what follows is not") {
+TEST_CASE(
+    "sharding: what an op picks or contracts is constrained by the mapping, what follows is not") {
   const Mesh two{{{"model", 2}}};
   const Axis Vocab{"vocab", 10};
   auto table = random::normal(random::key(4), {Vocab, Embed});
@@ -412,13 +460,17 @@ TEST_CASE("sharding: what an op picks or contracts is constrained by the mapping
     g(table, ids);
     return g.report().sent_bytes;
   };
-  // Each device picks from its rows; the mapping says that what was picked is whole, so it is summed before the batch is.
-  CHECK(sent([](const NamedArray& t, const NamedArray& i) { return sum(take(t, "vocab", i), Batch); }) ==
-        double(Batch.size * Embed.size * 4));
+  // Each device picks from its rows; the mapping says that what was picked is whole, so it is
+  // summed before the batch is.
+  CHECK(sent([](const NamedArray& t, const NamedArray& i) {
+          return sum(take(t, "vocab", i), Batch);
+        }) == double(Batch.size * Embed.size * 4));
   CHECK(sent([](const NamedArray& t, const NamedArray& i) {
           return sum(dot(t, one_hot(i, Axis("vocab", 10), DType::f32), "vocab"), Batch);
         }) == double(Batch.size * Embed.size * 4));
-  CHECK(sent([](const NamedArray& t, const NamedArray&) { return sum(sum(t * 2., "vocab"), Embed); }) == 4);
+  CHECK(sent([](const NamedArray& t, const NamedArray&) {
+          return sum(sum(t * 2., "vocab"), Embed);
+        }) == 4);
 }
 
 TEST_CASE("sharding: a rearrangement is constrained by the mapping, however it is written") {
@@ -430,7 +482,11 @@ TEST_CASE("sharding: a rearrangement is constrained by the mapping, however it i
     return g.report().sent_bytes;
   };
   const double bytes = double(tokens().nbytes());
-  CHECK(sent([](const NamedArray& x) { return tanh(x); }) == bytes / 8 * 2 * 3 / 4);  // follows: only the sums are sent
-  CHECK(sent([](const NamedArray& x) { return rearrange(x, "{batch embed} -> embed batch"); }) == bytes * 3 / 4);
-  CHECK(sent([](const NamedArray& x) { return rearrange(x, Names{"embed", "batch"}); }) == bytes * 3 / 4);
+  // follows: only the sums are sent
+  CHECK(sent([](const NamedArray& x) { return tanh(x); }) == bytes / 8 * 2 * 3 / 4);
+  CHECK(sent([](const NamedArray& x) { return rearrange(x, "{batch embed} -> embed batch"); }) ==
+        bytes * 3 / 4);
+  CHECK(sent([](const NamedArray& x) {
+          return rearrange(x, Names{"embed", "batch"});
+        }) == bytes * 3 / 4);
 }

@@ -23,16 +23,22 @@ NamedArray values(const AxisSpec& axes, double from = -1, double to = 1) {
   return array(std::span<const double>(v), axes);
 }
 
-struct Problem { NamedArray init, weight, xs; };
-Problem problem() { return {values({Embed}), values({Embed, Embed.alias("to")}), values({Time, Embed}, 0, 1)}; }
+struct Problem {
+  NamedArray init, weight, xs;
+};
+Problem problem() {
+  return {values({Embed}), values({Embed, Embed.alias("to")}), values({Time, Embed}, 0, 1)};
+}
 
 // A recurrent cell: the carry, the weight shared by all turns, and one position of xs.
-std::pair<NamedArray, NamedArray> cell(const NamedArray& c, const NamedArray& w, const NamedArray& x) {
+std::pair<NamedArray, NamedArray> cell(const NamedArray& c, const NamedArray& w,
+                                       const NamedArray& x) {
   auto next = tanh(dot(c, w, "embed").rename({{"to", "embed"}}) + x);
   return {next, next * x};
 }
 std::pair<NamedArray, NamedArray> by_scan(const Problem& p, ScanOptions options) {
-  return scan([&](const NamedArray& c, const NamedArray& x) { return cell(c, p.weight, x); }, "time", options)(p.init, p.xs);
+  return scan([&](const NamedArray& c, const NamedArray& x) { return cell(c, p.weight, x); },
+              "time", options)(p.init, p.xs);
 }
 std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
   auto rows = p.xs.unbind("time");
@@ -47,23 +53,27 @@ std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
 NamedArray loss(const std::pair<NamedArray, NamedArray>& r) {
   return sum(r.first) + sum(r.second * r.second * values({Time, Embed}, 1, 2));
 }
-void check_same(const std::string& what, const Problem& got, const Problem& want, double tolerance) {
+void check_same(const std::string& what, const Problem& got, const Problem& want,
+                double tolerance) {
   CAPTURE(what);
   CHECK(difference(got.init, want.init, tolerance) == "");
   CHECK(difference(got.weight, want.weight, tolerance) == "");
   CHECK(difference(got.xs, want.xs, tolerance) == "");
 }
 
-struct Whole {   // a block that gives all layers, not its own
+struct Whole {  // a block that gives all layers, not its own
   NamedArray own;
-  std::pair<NamedArray, NamedArray> operator()(const NamedArray& c) const { return {c, own * values({Time, Embed}, 1, 2)}; }
+  std::pair<NamedArray, NamedArray> operator()(const NamedArray& c) const {
+    return {c, own * values({Time, Embed}, 1, 2)};
+  }
 };
 
 std::vector<ScanOptions> ways() {
   std::vector<ScanOptions> out;
   for (const char* policy : {"none", "carries", "nested"})
     for (bool reverse : {false, true})
-      for (std::int64_t unroll : {1, 2, 4, 6, 100}) out.push_back({.checkpoint = policy, .reverse = reverse, .unroll = unroll});
+      for (std::int64_t unroll : {1, 2, 4, 6, 100})
+        out.push_back({.checkpoint = policy, .reverse = reverse, .unroll = unroll});
   return out;
 }
 
@@ -72,12 +82,15 @@ std::vector<ScanOptions> ways() {
 TEST_CASE("scan: an array may be taken from by the number of the turn") {
   const Axis T("t", 3), N("n", 5);
   auto x = arange({T, N}, {.dtype = DType::f32}).eval();
-  auto by_turn = [T](const NamedArray& x) { return map([&](const NamedArray& t) { return take(x, "t", t) * 2.f; }, T)(arange(T)); };
+  auto by_turn = [T](const NamedArray& x) {
+    return map([&](const NamedArray& t) { return take(x, "t", t) * 2.f; }, T)(arange(T));
+  };
   CHECK(all(jit(by_turn)(x) == x * 2.f).item() == 1);
   CHECK(all(grad([&](const NamedArray& x) { return sum(by_turn(x)); })(x) == 2.f).item() == 1);
 }
 
-TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept, unrolled or reversed") {
+TEST_CASE(
+    "scan: values, gradients, second derivatives and jvp, whatever is kept, unrolled or reversed") {
   auto p = problem();
   for (auto& o : ways()) {
     CAPTURE(int(o.checkpoint.policy));
@@ -96,7 +109,8 @@ TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept
       };
     };
     check_same("second derivative", grad(slope(f))(p), grad(slope(g))(p), 1e-11);
-    Problem t{values({Embed}, 0, 1), values({Embed, Embed.alias("to")}, 0, 1), values({Time, Embed})};
+    Problem t{values({Embed}, 0, 1), values({Embed, Embed.alias("to")}, 0, 1),
+              values({Time, Embed})};
     auto a = jvp(f, p, t), b = jvp(g, p, t);
     CHECK(difference(a.first, b.first, 1e-12) == "");
     CHECK(difference(a.second, b.second, 1e-11) == "");
@@ -105,52 +119,70 @@ TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept
   }
 }
 
-TEST_CASE("scan: unroll traces the body for so many positions, and the loop has as many turns fewer") {
+TEST_CASE(
+    "scan: unroll traces the body for so many positions, and the loop has as many turns fewer") {
   auto x = values({Time, Embed});  // six positions
   for (auto [unroll, bodies, loops] :
-       {std::tuple{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4 + 2, 0}, {5, 5 + 1, 0}, {6, 6, 0}, {9, 6, 0}}) {  // one turn is no loop
+       // one turn is no loop
+       {std::tuple{1, 1, 1},
+        {2, 2, 1},
+        {3, 3, 1},
+        {4, 4 + 2, 0},
+        {5, 5 + 1, 0},
+        {6, 6, 0},
+        {9, 6, 0}}) {
     CAPTURE(unroll);
     int traced = 0;
     auto add = [&](const NamedArray& c, const NamedArray& v) {
       ++traced;
       return sin(c) + v;
     };
-    auto f = jit([&](const NamedArray& xs) { return fold(add, "time", {.unroll = unroll})(zeros({Embed}, DType::f64), xs); });
+    auto f = jit([&](const NamedArray& xs) {
+      return fold(add, "time", {.unroll = unroll})(zeros({Embed}, DType::f64), xs);
+    });
     f(x);
     CHECK(traced == bodies);
     CHECK(f.report().loops == loops);
   }
 }
 
-TEST_CASE("scan: trees, integers in the carry, arguments without the axis, positions, nothing to walk") {
-  struct State { NamedArray total, count; };
+TEST_CASE(
+    "scan: trees, integers in the carry, arguments without the axis, positions, nothing to walk") {
+  struct State {
+    NamedArray total, count;
+  };
   auto x = values({Time, Embed});
   auto f = [](const State& s, const NamedArray& v, const NamedArray& shared) {
     return std::pair{State{s.total + v * shared, s.count + 1}, std::pair{s.total, s.count}};
   };
   auto shared = values({Embed}, 1, 2);
-  auto [last, out] = scan(f, "time")(State{zeros({Embed}, DType::f64),
-      NamedArray(array(std::vector<std::int32_t>{5}, AxisSpec{{"one", 1}}))}, x, shared);
+  auto [last, out] =
+      scan(f, "time")(State{zeros({Embed}, DType::f64),
+                            NamedArray(array(std::vector<std::int32_t>{5}, AxisSpec{{"one", 1}}))},
+                      x, shared);
   CHECK(difference(last.total, sum(x, "time") * shared, 1e-13) == "");
   CHECK(last.count.integers() == std::vector<std::int64_t>{11});
   CHECK(out.second.integers() == std::vector<std::int64_t>{5, 6, 7, 8, 9, 10});
   CHECK(difference(out.first, (cumsum(x, "time") - x) * shared, 1e-13) == "");
-  auto count = fold([](const NamedArray& c) { return c + 2; }, Axis("turn", 5))(zeros({}, DType::i32));
+  auto count =
+      fold([](const NamedArray& c) { return c + 2; }, Axis("turn", 5))(zeros({}, DType::i32));
   CHECK(count.item() == 10);
-  auto nothing = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time")(values({Embed}),
-      zeros({{"time", 0}, Embed}, DType::f64));
+  auto nothing = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time")(
+      values({Embed}), zeros({{"time", 0}, Embed}, DType::f64));
   CHECK(difference(nothing, values({Embed}), 0) == "");
   for (std::int64_t unroll : {2, 9}) {
-    auto none = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time", {.unroll = unroll})(
-        values({Embed}), zeros({{"time", 0}, Embed}, DType::f64));
+    auto none = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time",
+                     {.unroll = unroll})(values({Embed}), zeros({{"time", 0}, Embed}, DType::f64));
     CHECK(difference(none, values({Embed}), 0) == "");
   }
-  auto doubled = map([](const NamedArray& v) { return v * 2; }, "time")(rearrange(x, Names{"embed", "time"}));
+  auto doubled =
+      map([](const NamedArray& v) { return v * 2; }, "time")(rearrange(x, Names{"embed", "time"}));
   CHECK(difference(doubled, x * 2, 0) == "");
 }
 
-TEST_CASE("scan: what a body that keeps a state gives must be alike in each turn that it is called for") {
-  auto x = values({Time, Embed});   // six positions
+TEST_CASE(
+    "scan: what a body that keeps a state gives must be alike in each turn that it is called for") {
+  auto x = values({Time, Embed});  // six positions
   auto zero = zeros({Embed}, DType::f64);
   auto refused = [&](std::int64_t unroll, auto other, const std::string& what) {
     CAPTURE(unroll);
@@ -166,14 +198,23 @@ TEST_CASE("scan: what a body that keeps a state gives must be alike in each turn
     turn = 0;
     CHECK_THROWS_WITH_AS(jit(run)(), doctest::Contains("transforms_loops_test.cpp"), Error);
   };
-  for (std::int64_t unroll : {2, 4, 6, 9}) {   // in a block, in what blocks leave over, without a loop
-    refused(unroll, [](const NamedArray& v) { return rename(v, Embed, Axis("c", Embed.size)); }, "another f64 (c=");
-    refused(unroll, [](const NamedArray& v) { return slice(v, "embed", 0, 1); }, "another f64 (embed=1)");
-    refused(unroll, [](const NamedArray& v) { return v.astype(DType::f32); }, "another f32 (embed=");
+  // in a block, in what blocks leave over, without a loop
+  for (std::int64_t unroll : {2, 4, 6, 9}) {
+    refused(
+        unroll, [](const NamedArray& v) { return rename(v, Embed, Axis("c", Embed.size)); },
+        "another f64 (c=");
+    refused(
+        unroll, [](const NamedArray& v) { return slice(v, "embed", 0, 1); },
+        "another f64 (embed=1)");
+    refused(
+        unroll, [](const NamedArray& v) { return v.astype(DType::f32); }, "another f32 (embed=");
   }
-  int left = 0;   // in what blocks leave over alone
-  auto body = [&](const NamedArray& c, const NamedArray& v) { return std::pair{c + v, ++left > 4 ? sum(v) : v}; };
-  CHECK_THROWS_WITH_AS(scan(body, "time", {.unroll = 4})(zero, x), doctest::Contains("[scan] one turn gives"), Error);
+  int left = 0;  // in what blocks leave over alone
+  auto body = [&](const NamedArray& c, const NamedArray& v) {
+    return std::pair{c + v, ++left > 4 ? sum(v) : v};
+  };
+  CHECK_THROWS_WITH_AS(scan(body, "time", {.unroll = 4})(zero, x),
+                       doctest::Contains("[scan] one turn gives"), Error);
 }
 
 TEST_CASE("scan: what turns give may gain a hidden axis on the way, unrolled or not") {
@@ -181,8 +222,12 @@ TEST_CASE("scan: what turns give may gain a hidden axis on the way, unrolled or 
   for (std::int64_t unroll : {1, 2, 4, 9}) {
     CAPTURE(unroll);
     auto f = [&](const NamedArray& x) {
-      return scan([](const NamedArray& c, const NamedArray& v) { return std::pair{c + v, c}; }, "time", {.unroll = unroll})(
-                 zeros({Embed}, DType::f64), x).second;
+      return scan(
+                 [](const NamedArray& c, const NamedArray& v) {
+                   return std::pair{c + v, c};
+                 },
+                 "time", {.unroll = unroll})(zeros({Embed}, DType::f64), x)
+          .second;
     };
     CHECK(difference(vmap(f, "rows")(x), cumsum(x, "time") - x, 1e-13) == "");
   }
@@ -191,26 +236,33 @@ TEST_CASE("scan: what turns give may gain a hidden axis on the way, unrolled or 
 TEST_CASE("scan: refusals") {
   auto x = values({Time, Embed});
   auto add = [](const NamedArray& c, const NamedArray& v) { return c + v; };
-  CHECK_THROWS_WITH_AS(fold(add, "tim")(zeros({Embed}), x), doctest::Contains("did you mean time?"), Error);
-  CHECK_THROWS_WITH_AS(fold(add, Axis("time", 5))(zeros({Embed}, DType::f64), x), doctest::Contains("axis time has size 6"),
-      Error);
-  CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({Embed}), x), doctest::Contains("changes its dtype from f32 to f64"), Error);
-  CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({}, DType::f64), x), doctest::Contains("must keep its axes"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "tim")(zeros({Embed}), x), doctest::Contains("did you mean time?"),
+                       Error);
+  CHECK_THROWS_WITH_AS(fold(add, Axis("time", 5))(zeros({Embed}, DType::f64), x),
+                       doctest::Contains("axis time has size 6"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({Embed}), x),
+                       doctest::Contains("changes its dtype from f32 to f64"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({}, DType::f64), x),
+                       doctest::Contains("must keep its axes"), Error);
   CHECK_THROWS_WITH_AS(fold(add, "time", {.unroll = 0})(zeros({Embed}, DType::f64), x),
-      doctest::Contains("unroll must be at least 1"), Error);
+                       doctest::Contains("unroll must be at least 1"), Error);
   CHECK_THROWS_WITH_AS(ScanCheckpoint("nestd"), doctest::Contains("did you mean nested?"), Error);
   auto reads = [](const NamedArray& c, const NamedArray& v) { return c + v.item(); };
   CHECK_THROWS_AS(fold(reads, "time")(zeros({}, DType::f64), values({Time})), Error);
-  CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");   // still in working order
+  // still in working order
+  CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");
 }
 
 TEST_CASE("scan: what a turn gives must not have the walked axis, whichever way it is asked") {
   auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2);
   auto refused = [](auto f) {
-    raises(f, {"[scan] what a turn gives has axis time already: (time=6, embed=3); only arguments", "transforms_loops_test.cpp"});
+    raises(f, {"[scan] what a turn gives has axis time already: (time=6, embed=3); only arguments",
+               "transforms_loops_test.cpp"});
   };
   auto one = [&](const NamedArray& v) { return v * whole; };
-  auto two = [&](const NamedArray& c, const NamedArray& v) { return std::pair{c + sum(v), v * whole}; };
+  auto two = [&](const NamedArray& c, const NamedArray& v) {
+    return std::pair{c + sum(v), v * whole};
+  };
   auto zero = zeros({}, DType::f64);
   for (auto& o : ways()) {
     CAPTURE(int(o.checkpoint.policy));
@@ -220,22 +272,32 @@ TEST_CASE("scan: what a turn gives must not have the walked axis, whichever way 
     refused([&] { return jit([&](const NamedArray& xs) { return map(one, "time", o)(xs); })(x); });
   }
   refused([&] { return map([&] { return whole; }, Axis("time", 6))(); });
-  refused([&] { return map([&](const NamedArray& v) { return std::pair{v, whole * v}; }, "time")(x).first; });
+  refused([&] {
+    return map([&](const NamedArray& v) { return std::pair{v, whole * v}; }, "time")(x).first;
+  });
   refused([&] { return nn::Stacked<Whole>{{x}, Time}.scan(zero).second; });
-  CHECK(difference(map([](const NamedArray& v, const NamedArray& w) { return v * w; }, "time")(x, whole), x * whole, 1e-13) == "");
+  CHECK(difference(
+            map([](const NamedArray& v, const NamedArray& w) { return v * w; }, "time")(x, whole),
+            x * whole, 1e-13) == "");
 }
 
 TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked one's name") {
-  auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2), row = values({Time}, 0.5, 1.5);
+  auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2),
+       row = values({Time}, 0.5, 1.5);
   auto carried = [](In xs, In, In r, const ScanOptions& o) {
     return fold([&](In c, In v) { return sin(c * sum(v)) + r; }, "time", o)(r, xs);
   };
   auto between = [](In xs, In w, In r, const ScanOptions& o) {
-    auto turn = [&](In c, In v) { return c * dot(sin(dot(v * c, w, "embed")), r, "time") + sum(sin(cumsum(v * w, "time"))); };
+    auto turn = [&](In c, In v) {
+      return c * dot(sin(dot(v * c, w, "embed")), r, "time") + sum(sin(cumsum(v * w, "time")));
+    };
     return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
   };
-  auto nested = [](In xs, In w, In, const ScanOptions& o) {   // the loop inside keeps for its gradient, and the one around keeps that
-    auto turn = [&](In c, In v) { return fold([&](In d, In u) { return sin(d * sum(u * v)); }, "time", o)(c, w); };
+  // the loop inside keeps for its gradient, and the one around keeps that
+  auto nested = [](In xs, In w, In, const ScanOptions& o) {
+    auto turn = [&](In c, In v) {
+      return fold([&](In d, In u) { return sin(d * sum(u * v)); }, "time", o)(c, w);
+    };
     return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
   };
   auto check = [&](auto f) {
@@ -243,9 +305,11 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
       CAPTURE(int(o.checkpoint.policy));
       CAPTURE(o.reverse);
       CAPTURE(o.unroll);
-      ScanOptions flat{.reverse = o.reverse, .unroll = 100};   // no loop at all
+      ScanOptions flat{.reverse = o.reverse, .unroll = 100};  // no loop at all
       auto loss = [&](const ScanOptions& how) {
-        return [&, how](const std::vector<NamedArray>& in) { return sum(square(f(in[0], in[1], in[2], how))); };
+        return [&, how](const std::vector<NamedArray>& in) {
+          return sum(square(f(in[0], in[1], in[2], how)));
+        };
       };
       std::vector<NamedArray> in{x, whole, row};
       auto got = grad(loss(o))(in), want = grad(loss(flat))(in);
@@ -260,18 +324,25 @@ TEST_CASE("scan: what is walked may be read whole as well, before its slice or b
   using Cell = std::function<NamedArray(In c, In x, In xs)>;
   auto attend = [](In c, In xs) { return dot(softmax(dot(c, xs, "embed"), "time"), xs, "time"); };
   const Cell cells[] = {
-    [=](auto& c, auto& x, auto& xs) { return sin(attend(c, xs) + c + x); },
-    [=](auto& c, auto& x, auto& xs) { return sin(x + c + attend(c, xs)); },
-    [=](auto& c, auto& x, auto& xs) { return c * x + sum(xs, "time"); },
-    [=](auto& c, auto& x, auto& xs) {
-      return fold([=](const NamedArray& inner, const NamedArray& other) { return sin(inner * other + x); }, "time")(c, xs);
-    },
-    [=](auto& c, auto& x, auto& xs) { return checkpoint([=](In c, In x) { return sin(attend(c, xs) + c + x); })(c, x); },
+      [=](auto& c, auto& x, auto& xs) { return sin(attend(c, xs) + c + x); },
+      [=](auto& c, auto& x, auto& xs) { return sin(x + c + attend(c, xs)); },
+      [=](auto& c, auto& x, auto& xs) { return c * x + sum(xs, "time"); },
+      [=](auto& c, auto& x, auto& xs) {
+        return fold([=](const NamedArray& inner,
+                        const NamedArray& other) { return sin(inner * other + x); },
+                    "time")(c, xs);
+      },
+      [=](auto& c, auto& x, auto& xs) {
+        return checkpoint([=](In c, In x) { return sin(attend(c, xs) + c + x); })(c, x);
+      },
   };
   auto [init, weight, xs] = problem();
   for (auto& cell : cells)
-    for (ScanOptions o : {ScanOptions{}, ScanOptions{.checkpoint = true}, ScanOptions{.reverse = true}, ScanOptions{.unroll = 2}}) {
-      auto looped = [=](In xs) { return fold([=](In c, In x) { return cell(c, x, xs); }, "time", o)(init, xs); };
+    for (ScanOptions o : {ScanOptions{}, ScanOptions{.checkpoint = true},
+                          ScanOptions{.reverse = true}, ScanOptions{.unroll = 2}}) {
+      auto looped = [=](In xs) {
+        return fold([=](In c, In x) { return cell(c, x, xs); }, "time", o)(init, xs);
+      };
       auto by_hand = [=](In xs) {
         auto c = init;
         for (int i = 0; i < 6; ++i) c = cell(c, at(xs, "time", o.reverse ? 5 - i : i), xs);
@@ -288,9 +359,12 @@ TEST_CASE("scan: what is walked may be read whole as well, before its slice or b
 TEST_CASE("scan: nested, and under vmap and grad") {
   auto x = values({Time, Embed});
   auto inner = [](const NamedArray& c, const NamedArray& row) {
-    return fold([&](const NamedArray& d, const NamedArray& v) { return sin(d) + v * c; }, "embed")(c, row);
+    return fold([&](const NamedArray& d, const NamedArray& v) { return sin(d) + v * c; }, "embed")(
+        c, row);
   };
-  auto f = [&](const NamedArray& xs) { return fold(inner, "time")(NamedArray(full({}, 0.5, DType::f64)), xs); };
+  auto f = [&](const NamedArray& xs) {
+    return fold(inner, "time")(NamedArray(full({}, 0.5, DType::f64)), xs);
+  };
   auto g = [&](const NamedArray& xs) {
     auto c = full({}, 0.5, DType::f64);
     for (auto& row : xs.unbind("time")) {
@@ -302,12 +376,15 @@ TEST_CASE("scan: nested, and under vmap and grad") {
   };
   CHECK(difference(f(x), g(x), 1e-13) == "");
   CHECK(difference(grad(f)(x), grad(g)(x), 1e-12) == "");
-  auto second = [](auto h) { return grad([h](const NamedArray& v) { return sum(square(grad(h)(v))); }); };
+  auto second = [](auto h) {
+    return grad([h](const NamedArray& v) { return sum(square(grad(h)(v))); });
+  };
   CHECK(difference(second(f)(x), second(g)(x), 1e-11) == "");
   auto many = values({{"batch", 4}, Time, Embed});
   CHECK(difference(vmap(f, "batch")(many), vmap(g, "batch")(many), 1e-13) == "");
   CHECK(difference(vmap(grad(f), "batch")(many), vmap(grad(g), "batch")(many), 1e-12) == "");
-  // A loop over an axis that an outer loop has hidden from view already, and a loop within its own gradient.
+  // A loop over an axis that an outer loop has hidden from view already, and a loop within its own
+  // gradient.
   auto twice = [&](const NamedArray& xs) {
     auto add = [&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); };
     return fold(add, "time")(full({}, 0, DType::f64), sum(xs, "embed"));
@@ -319,40 +396,57 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
   auto x = values({Time, Embed}, 0.5, 1.5);
   auto mul = [](const NamedArray& a, const NamedArray& b) { return a * b; };
   CHECK(difference(reduce(mul, "time", x), prod(x, "time"), 1e-13) == "");
-  CHECK(difference(reduce(mul, "time", values({Embed}), x), prod(x, "time") * values({Embed}), 1e-13) == "");
+  CHECK(difference(reduce(mul, "time", values({Embed}), x), prod(x, "time") * values({Embed}),
+                   1e-13) == "");
   CHECK(difference(grad([&](const NamedArray& v) { return sum(reduce(mul, "time", v)); })(x),
-      grad([](const NamedArray& v) { return sum(prod(v, "time")); })(x), 1e-12) == "");
+                   grad([](const NamedArray& v) { return sum(prod(v, "time")); })(x), 1e-12) == "");
   for (std::int64_t n : {1, 2, 5, 6}) {
     auto part = slice(x, "time", 0, n);
     CHECK(difference(associative_scan(mul, "time", part), cumprod(part, "time"), 1e-13) == "");
-    CHECK(difference(associative_scan(mul, "time", part, true), flip(cumprod(flip(part, "time"), "time"), "time"), 1e-13) == "");
+    CHECK(difference(associative_scan(mul, "time", part, true),
+                     flip(cumprod(flip(part, "time"), "time"), "time"), 1e-13) == "");
   }
-  auto slope = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v) * values({Time, Embed}, 1, 2)); })(x); };
+  auto slope = [&](auto f) {
+    return grad([&](const NamedArray& v) { return sum(f(v) * values({Time, Embed}, 1, 2)); })(x);
+  };
   CHECK(difference(slope([&](const NamedArray& v) { return associative_scan(mul, "time", v); }),
                    slope([](const NamedArray& v) { return cumprod(v, "time"); }), 1e-12) == "");
   // Trees, and an operation that does not commute: h = a h + b.
   using Pair = std::pair<NamedArray, NamedArray>;
-  auto linear = [](const Pair& l, const Pair& r) { return Pair{l.first * r.first, l.second * r.first + r.second}; };
+  auto linear = [](const Pair& l, const Pair& r) {
+    return Pair{l.first * r.first, l.second * r.first + r.second};
+  };
   auto h = associative_scan(linear, "time", Pair{x, values({Time, Embed})}).second;
-  auto step = [](const NamedArray& c, const NamedArray& a, const NamedArray& b) { return std::pair{c * a + b, c * a + b}; };
+  auto step = [](const NamedArray& c, const NamedArray& a, const NamedArray& b) {
+    return std::pair{c * a + b, c * a + b};
+  };
   auto want = scan(step, "time")(zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
   CHECK(difference(h, want, 1e-12) == "");
-  CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"), Error);
+  CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"),
+                       Error);
   auto gone = [](const NamedArray& a, const NamedArray& b) { return sum(a + b); };
-  CHECK_THROWS_WITH_AS(associative_scan(gone, "time", x), doctest::Contains("[associative_scan] of two arrays f64"), Error);
+  CHECK_THROWS_WITH_AS(associative_scan(gone, "time", x),
+                       doctest::Contains("[associative_scan] of two arrays f64"), Error);
   auto narrow = [](const NamedArray& a, const NamedArray& b) { return (a + b).astype(DType::f32); };
-  CHECK_THROWS_WITH_AS(associative_scan(narrow, "time", x), doctest::Contains("it made f32"), Error);
+  CHECK_THROWS_WITH_AS(associative_scan(narrow, "time", x), doctest::Contains("it made f32"),
+                       Error);
   auto none = [](const NamedArray&, const NamedArray&) { return NamedArray(); };
   CHECK_THROWS_WITH_AS(associative_scan(none, "time", x), doctest::Contains("it made none"), Error);
-  auto turned = [](const NamedArray& a, const NamedArray& b) { return rearrange(a + b, Names{"embed", "time"}); };
+  auto turned = [](const NamedArray& a, const NamedArray& b) {
+    return rearrange(a + b, Names{"embed", "time"});
+  };
   CHECK(difference(associative_scan(turned, "time", x), cumsum(x, "time"), 1e-13) == "");
-  // What the function captures may vary with an axis that vmap hides, though the scanned array does not.
+  // What the function captures may vary with an axis that vmap hides, though the scanned array does
+  // not.
   auto scaled = [&](const NamedArray& s) {
-    return associative_scan([&](const NamedArray& a, const NamedArray& b) { return a + b * s; }, "time", x);
+    return associative_scan([&](const NamedArray& a, const NamedArray& b) { return a + b * s; },
+                            "time", x);
   };
   auto by = values({{"batch", 4}}), all = vmap(scaled, "batch")(by);
-  for (int i = 0; i < 4; ++i) CHECK(difference(at(all, "batch", i), scaled(at(by, "batch", i)), 1e-13) == "");
-  CHECK_THROWS_WITH_AS(reduce(mul, "tme", values({Embed}), values({Time, Embed})), doctest::Contains("transforms_loops_test.cpp"), Error);
-  CHECK_THROWS_WITH_AS(reduce(mul, "time", zeros({{"time", 0}})), doctest::Contains("[reduce] there is nothing along (time=0)"),
-                       Error);
+  for (int i = 0; i < 4; ++i)
+    CHECK(difference(at(all, "batch", i), scaled(at(by, "batch", i)), 1e-13) == "");
+  CHECK_THROWS_WITH_AS(reduce(mul, "tme", values({Embed}), values({Time, Embed})),
+                       doctest::Contains("transforms_loops_test.cpp"), Error);
+  CHECK_THROWS_WITH_AS(reduce(mul, "time", zeros({{"time", 0}})),
+                       doctest::Contains("[reduce] there is nothing along (time=0)"), Error);
 }

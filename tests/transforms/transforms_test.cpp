@@ -23,16 +23,21 @@ NamedArray values(const AxisSpec& axes, double from = -1, double to = 1, DType d
 
 struct Model {
   NamedArray weight, bias;
-  NamedArray steps;             // an integer
+  NamedArray steps;  // an integer
   std::optional<NamedArray> extra;
   Frozen<NamedArray> scale;
   int depth = 2;
 };
 Model model() {
-  return {values({In, Out}), values({Out}, 0, 1), array(std::vector<std::int32_t>{3}, Axis("one", 1)), std::nullopt,
-      {values({Out}, 1, 2)}};
+  return {values({In, Out}),
+          values({Out}, 0, 1),
+          array(std::vector<std::int32_t>{3}, Axis("one", 1)),
+          std::nullopt,
+          {values({Out}, 1, 2)}};
 }
-NamedArray predict(const Model& m, const NamedArray& x) { return tanh(dot(x, m.weight, "in") + m.bias) * *m.scale; }
+NamedArray predict(const Model& m, const NamedArray& x) {
+  return tanh(dot(x, m.weight, "in") + m.bias) * *m.scale;
+}
 NamedArray loss(const Model& m, const NamedArray& x) { return mean(square(predict(m, x))); }
 
 // The derivative of f along `tangent`, from values.
@@ -52,13 +57,17 @@ TEST_CASE("grad: the gradient has the type of the model; integers and frozen lea
   CHECK(!g.extra);
   CHECK(g.depth == 2);
   CHECK(g.weight.axes() == m.weight.axes());
-  auto by_bias = [&](const NamedArray& b) { auto n = m; n.bias = b; return loss(n, x); };
+  auto by_bias = [&](const NamedArray& b) {
+    auto n = m;
+    n.bias = b;
+    return loss(n, x);
+  };
   auto t = values({Out}, -2, 2);
   CHECK(difference(sum(g.bias * t), along(by_bias, m.bias, t), 1e-8) == "");
   m.extra = values({Out});
   auto with_extra = grad([&](const Model& n) { return sum(*n.extra * *n.extra); })(m);
   CHECK(difference(*with_extra.extra, 2 * *m.extra, 0) == "");
-  CHECK(difference(with_extra.weight, zeros_like(m.weight), 0) == "");   // not used: zeros
+  CHECK(difference(with_extra.weight, zeros_like(m.weight), 0) == "");  // not used: zeros
 }
 
 TEST_CASE("value_and_grad: values, and what is handed out beside them") {
@@ -66,7 +75,10 @@ TEST_CASE("value_and_grad: values, and what is handed out beside them") {
   auto x = values({Batch, In});
   auto [value, g] = value_and_grad(loss)(m, x);
   CHECK(difference(value, loss(m, x), 1e-14) == "");
-  auto with_aux = [](const Model& n, const NamedArray& v) { auto p = predict(n, v); return std::pair{mean(square(p)), p}; };
+  auto with_aux = [](const Model& n, const NamedArray& v) {
+    auto p = predict(n, v);
+    return std::pair{mean(square(p)), p};
+  };
   auto [both, h] = value_and_grad(with_aux)(m, x);
   CHECK(difference(both.first, value, 1e-14) == "");
   CHECK(difference(both.second, predict(m, x), 1e-14) == "");
@@ -78,13 +90,17 @@ TEST_CASE("value_and_grad: values, and what is handed out beside them") {
 
 TEST_CASE("grad: trees of any shape, and gradients by several arguments") {
   auto a = values({In}), b = values({In}, 0, 2);
-  auto f = [](const std::pair<NamedArray, std::vector<NamedArray>>& t) { return sum(t.first * t.second[0] * t.second[1]); };
+  auto f = [](const std::pair<NamedArray, std::vector<NamedArray>>& t) {
+    return sum(t.first * t.second[0] * t.second[1]);
+  };
   auto g = grad(f)(std::pair{a, std::vector{b, a}});
   CHECK(difference(g.first, a * b, 1e-14) == "");
   CHECK(difference(g.second[0], a * a, 1e-14) == "");
   CHECK(difference(g.second[1], a * b, 1e-14) == "");
   // A value that occurs twice among the arguments has a gradient for each of them.
-  auto h = grad([](const std::pair<NamedArray, NamedArray>& t) { return sum(t.first * t.first * t.second); })(std::pair{a, a});
+  auto h = grad([](const std::pair<NamedArray, NamedArray>& t) {
+    return sum(t.first * t.first * t.second);
+  })(std::pair{a, a});
   CHECK(difference(h.first, 2 * a * a, 1e-14) == "");
   CHECK(difference(h.second, a * a, 1e-14) == "");
 }
@@ -95,17 +111,20 @@ TEST_CASE("grad: third derivatives, and axes in the primal's order") {
   auto g1 = [&](const NamedArray& v) { return sum(grad(f)(v)); };
   auto g2 = [&](const NamedArray& v) { return sum(grad(g1)(v)); };
   CHECK(difference(grad(g2)(x), 24 * x, 1e-13) == "");
-  auto transposed = grad([](const NamedArray& v) { return sum(rearrange(v, Names{"out", "in"}) * values({Out, In})); })(x);
+  auto transposed = grad([](const NamedArray& v) {
+    return sum(rearrange(v, Names{"out", "in"}) * values({Out, In}));
+  })(x);
   CHECK(difference(transposed, rearrange(values({Out, In}), Names{"in", "out"}), 0) == "");
 }
 
 TEST_CASE("grad: refusals") {
   auto x = values({In});
-  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x), doctest::Contains("only a 0-d array has a gradient"),
-      Error);
-  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return argmax(v); })(x), doctest::Contains("i32, which has no gradient"),
-      Error);
-  CHECK_THROWS_WITH_AS(grad([](const NamedArray&) { return NamedArray(); })(x), doctest::Contains("gave no array"), Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x),
+                       doctest::Contains("only a 0-d array has a gradient"), Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return argmax(v); })(x),
+                       doctest::Contains("i32, which has no gradient"), Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray&) { return NamedArray(); })(x),
+                       doctest::Contains("gave no array"), Error);
 }
 
 TEST_CASE("jvp: values and derivatives along a tangent") {
@@ -115,7 +134,9 @@ TEST_CASE("jvp: values and derivatives along a tangent") {
   CHECK(difference(y, f(x), 1e-14) == "");
   CHECK(difference(d, along(f, x, t), 1e-8) == "");
   // Trees; a leaf whose tangent is empty does not move; integers have no tangent.
-  auto g = [](const std::pair<NamedArray, NamedArray>& p) { return std::pair{p.first * p.second, argmax(p.first, "in")}; };
+  auto g = [](const std::pair<NamedArray, NamedArray>& p) {
+    return std::pair{p.first * p.second, argmax(p.first, "in")};
+  };
   auto [z, e] = jvp(g, std::pair{x, x}, std::pair{t, NamedArray()});
   CHECK(difference(e.first, t * x, 1e-14) == "");
   CHECK(e.second.empty());
@@ -137,20 +158,27 @@ TEST_CASE("vjp: the pullback of a function with several results") {
 TEST_CASE("vmap: nested, over a new axis, with shared arguments") {
   auto x = values({Batch, In}), w = values({In, Out});
   auto f = [](const NamedArray& v, const NamedArray& u) {
-    CHECK(v.axes() == Axes{In});                       // the axis is out of sight
+    CHECK(v.axes() == Axes{In});  // the axis is out of sight
     return dot(v, u, "in");
   };
   CHECK(difference(vmap(f, "batch")(x, w), dot(x, w, "in"), 1e-14) == "");
   auto total = [](const NamedArray& v) { return sum(v); };
-  CHECK(difference(vmap(vmap(total, "batch"), "in")(rearrange(x, Names{"in", "batch"})), rearrange(x, Names{"in", "batch"}),
-      1e-14) == "");
-  CHECK(difference(vmap([&](const NamedArray& v) { return v; }, Axis("copy", 3))(w), broadcast_axis(w, Axis("copy", 3)),
-      0) == "");
-  CHECK_THROWS_WITH_AS(vmap(total, "heads")(x), doctest::Contains("no argument has axis heads"), Error);
+  CHECK(difference(vmap(vmap(total, "batch"), "in")(rearrange(x, Names{"in", "batch"})),
+                   rearrange(x, Names{"in", "batch"}), 1e-14) == "");
+  CHECK(difference(vmap([&](const NamedArray& v) { return v; }, Axis("copy", 3))(w),
+                   broadcast_axis(w, Axis("copy", 3)), 0) == "");
+  CHECK_THROWS_WITH_AS(vmap(total, "heads")(x), doctest::Contains("no argument has axis heads"),
+                       Error);
   CHECK_THROWS_WITH_AS(vmap(total, Axis("batch", 5))(x), doctest::Contains("size 4"), Error);
-  CHECK_THROWS_WITH_AS(vmap([](const NamedArray& v) { sum(v).item(); return v; }, "batch")(x),
-      doctest::Contains("inside vmap over batch"), Error);
-  CHECK(difference(vmap(total, "batch")(x), sum(x, "in"), 1e-14) == "");   // still in working order
+  CHECK_THROWS_WITH_AS(vmap(
+                           [](const NamedArray& v) {
+                             sum(v).item();
+                             return v;
+                           },
+                           "batch")(x),
+                       doctest::Contains("inside vmap over batch"), Error);
+  // still in working order
+  CHECK(difference(vmap(total, "batch")(x), sum(x, "in"), 1e-14) == "");
 }
 
 TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
@@ -177,20 +205,33 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
 TEST_CASE("checkpoint: the same values and gradients, with the inside made again") {
   auto x = values({In}), w = values({In}, 0, 1);
   int calls = 0;
-  auto inside = [&](const NamedArray& v) { ++calls; return sin(v * w) * exp(v); };   // w is captured
-  auto plain = [&](const std::pair<NamedArray, NamedArray>& p) { return sum(inside(p.first) * p.second); };
-  auto kept = [&](const std::pair<NamedArray, NamedArray>& p) { return sum(checkpoint(inside)(p.first) * p.second); };
+  // w is captured
+  auto inside = [&](const NamedArray& v) {
+    ++calls;
+    return sin(v * w) * exp(v);
+  };
+  auto plain = [&](const std::pair<NamedArray, NamedArray>& p) {
+    return sum(inside(p.first) * p.second);
+  };
+  auto kept = [&](const std::pair<NamedArray, NamedArray>& p) {
+    return sum(checkpoint(inside)(p.first) * p.second);
+  };
   auto a = grad(plain)(std::pair{x, w}), b = grad(kept)(std::pair{x, w});
   CHECK(difference(b.first, a.first, 1e-14) == "");
   CHECK(difference(b.second, a.second, 1e-14) == "");
   CHECK(calls == 2);
   auto by_captured = [&](auto wrap) {
-    return grad([&](const NamedArray& u) { return sum(wrap([&](const NamedArray& v) { return sin(v * u) * u; })(x)); })(w);
+    return grad([&](const NamedArray& u) {
+      return sum(wrap([&](const NamedArray& v) { return sin(v * u) * u; })(x));
+    })(w);
   };
-  CHECK(difference(by_captured([](auto f) { return checkpoint(f); }), by_captured([](auto f) { return f; }), 1e-14) == "");
-  auto twice = [&](auto f) { return grad([&](const NamedArray& v) { return sum(square(grad(f)(v))); })(x); };
+  CHECK(difference(by_captured([](auto f) { return checkpoint(f); }),
+                   by_captured([](auto f) { return f; }), 1e-14) == "");
+  auto twice = [&](auto f) {
+    return grad([&](const NamedArray& v) { return sum(square(grad(f)(v))); })(x);
+  };
   CHECK(difference(twice([&](const NamedArray& v) { return sum(checkpoint(inside)(v)); }),
-      twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
+                   twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
 }
 
 TEST_CASE("checkpoint: an array that comes in twice, or is captured too, has one gradient") {
@@ -198,28 +239,39 @@ TEST_CASE("checkpoint: an array that comes in twice, or is captured too, has one
   auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v)); })(x); };
   auto f = [](const NamedArray& a, const NamedArray& b) { return sin(a) * b; };
   auto want = by([&](const NamedArray& v) { return f(v, v); });
-  CHECK(difference(by([&](const NamedArray& v) { return checkpoint(f)(v, v); }), want, 1e-14) == "");
-  auto captured = [&](const NamedArray& v) { return checkpoint([&](const NamedArray& a) { return f(a, v); })(v); };
+  CHECK(difference(by([&](const NamedArray& v) { return checkpoint(f)(v, v); }), want, 1e-14) ==
+        "");
+  auto captured = [&](const NamedArray& v) {
+    return checkpoint([&](const NamedArray& a) { return f(a, v); })(v);
+  };
   CHECK(difference(by(captured), want, 1e-14) == "");
 }
 
 TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
   auto x = values({In});
   // Straight through: rounds, but lets gradients pass.
-  auto f = custom_vjp([](const NamedArray& v) { return round(v); },
-                      [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g}; });
+  auto f =
+      custom_vjp([](const NamedArray& v) { return round(v); },
+                 [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g}; });
   CHECK(difference(f(x), round(x), 0) == "");
-  CHECK(difference(grad([&](const NamedArray& v) { return sum(f(v) * v); })(x), round(x) + x, 1e-14) == "");
-  auto mul = custom_vjp([](const NamedArray& a, const NamedArray& b) { return std::pair{a * b, a}; },
-                        [](const auto& in, const auto& out, const auto& g) {
-                          CHECK(out.first.axes() == Axes{In});
-                          return std::tuple{g.first * std::get<1>(in) * 10, NamedArray()};   // no gradient by b
-                        });
-  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(mul(p.first, p.second).first); })(
-      std::pair{x, x + 1});
+  CHECK(difference(grad([&](const NamedArray& v) { return sum(f(v) * v); })(x), round(x) + x,
+                   1e-14) == "");
+  auto mul = custom_vjp(
+      [](const NamedArray& a, const NamedArray& b) {
+        return std::pair{a * b, a};
+      },
+      [](const auto& in, const auto& out, const auto& g) {
+        CHECK(out.first.axes() == Axes{In});
+        // no gradient by b
+        return std::tuple{g.first * std::get<1>(in) * 10, NamedArray()};
+      });
+  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) {
+    return sum(mul(p.first, p.second).first);
+  })(std::pair{x, x + 1});
   CHECK(difference(g.first, (x + 1) * 10, 1e-14) == "");
   CHECK(difference(g.second, zeros_like(x), 0) == "");
-  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }), "batch")(values({Batch, In})),
+  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }),
+                        "batch")(values({Batch, In})),
                    ones({Batch, In}, DType::f64), 0) == "");
 }
 
@@ -228,36 +280,50 @@ TEST_CASE("custom_vjp: a backward pass that goes along the axis of the fold arou
   auto x = values({In}), w = values({L, In}, 1, 2), u = values({L, In}, 2, 3);
   auto plain = [=](const NamedArray& v) { return v * sum(u, L); };
   auto by_hand = custom_vjp(plain, [=](const auto& in, const NamedArray&, const NamedArray& g) {
-    return std::tuple{fold([=](const NamedArray& c, const NamedArray& ul) { return c + g * ul; }, L)(0 * std::get<0>(in), u)};
+    return std::tuple{fold([=](const NamedArray& c, const NamedArray& ul) { return c + g * ul; },
+                           L)(0 * std::get<0>(in), u)};
   });
   auto slope = [&](auto f) {
     return grad([=](const NamedArray& v) {
-      return sum(sin(fold([=](const NamedArray& c, const NamedArray& wl) { return f(c * wl); }, L)(v, w)));
+      return sum(
+          sin(fold([=](const NamedArray& c, const NamedArray& wl) { return f(c * wl); }, L)(v, w)));
     })(x);
   };
   CHECK(difference(slope(by_hand), slope(plain), 1e-12) == "");
 }
 
-TEST_CASE("custom_vjp: what a backward captured of the body of a loop that is made again is refused by name") {
+TEST_CASE(
+    "custom_vjp: what a backward captured of the body of a loop that is made again is refused by "
+    "name") {
   const Axis L("layer", 3);
   auto x = values({In}), w = values({L, In}, 1, 2);
   auto run = [=](bool captures, const NamedArray& v) {
     auto body = [=](const NamedArray& c, const NamedArray& wl) {
       auto scale = stop_gradient(c * 2.);
-      auto by_hand = custom_vjp([](const NamedArray& a, const NamedArray& s) { return sin(a) * s; },
-                                [=](const auto& in, const NamedArray&, const NamedArray& g) {
-                                  return std::tuple{g * cos(std::get<0>(in)) * (captures ? scale : std::get<1>(in)), NamedArray()};
-                                });
+      auto by_hand = custom_vjp(
+          [](const NamedArray& a, const NamedArray& s) { return sin(a) * s; },
+          [=](const auto& in, const NamedArray&, const NamedArray& g) {
+            return std::tuple{g * cos(std::get<0>(in)) * (captures ? scale : std::get<1>(in)),
+                              NamedArray()};
+          });
       return sin(by_hand(c, scale) + wl);
     };
     return sum(sin(fold(body, L, {.checkpoint = true})(v, w)));
   };
-  auto slope = [=](bool captures) { return [=](const NamedArray& v) { return grad([=](const NamedArray& v) { return run(captures, v); })(v); }; };
-  auto second = [=](bool captures) { return grad([=](const NamedArray& v) { return sum(sin(slope(captures)(v))); }); };
+  auto slope = [=](bool captures) {
+    return [=](const NamedArray& v) {
+      return grad([=](const NamedArray& v) { return run(captures, v); })(v);
+    };
+  };
+  auto second = [=](bool captures) {
+    return grad([=](const NamedArray& v) { return sum(sin(slope(captures)(v))); });
+  };
   CHECK(difference(slope(true)(x), slope(false)(x), 1e-14) == "");
   CHECK_NOTHROW(second(false)(x));
-  CHECK_THROWS_WITH_AS(second(true)(x), doctest::Contains("[custom_vjp] the backward reads an array that it captured from the body"),
-                       Error);
+  CHECK_THROWS_WITH_AS(
+      second(true)(x),
+      doctest::Contains("[custom_vjp] the backward reads an array that it captured from the body"),
+      Error);
 }
 
 TEST_CASE("cotangents and tangents have the axes of what they belong to") {
@@ -266,18 +332,26 @@ TEST_CASE("cotangents and tangents have the axes of what they belong to") {
   auto [y, pull] = vjp(f, x);
   CHECK(difference(pull(rearrange(x, Names{"in", "batch"})), cos(x) * x, 1e-14) == "");
   CHECK(difference(pull(NamedArray()), zeros_like(x), 0) == "");
-  CHECK_THROWS_WITH_AS(pull(values({In})), doctest::Contains("[vjp] a cotangent is (in=3) and its array (batch=4, in=3)"), Error);
+  CHECK_THROWS_WITH_AS(
+      pull(values({In})),
+      doctest::Contains("[vjp] a cotangent is (in=3) and its array (batch=4, in=3)"), Error);
   CHECK_THROWS_AS(pull(values({Batch, In, Out})), Error);
   auto many = [](const NamedArray& v) { return std::vector{v, v * 2}; };
   auto pull_many = vjp(many, x).second;
   CHECK_THROWS_WITH_AS(pull_many({x}), doctest::Contains("2 arrays and its cotangent 1"), Error);
-  CHECK_THROWS_WITH_AS(jvp(f, x, values({In})), doctest::Contains("[jvp] a tangent is (in=3)"), Error);
-  auto by_hand = [&](auto backward) {
-    return grad([=](const NamedArray& v) { return sum(custom_vjp([](const NamedArray& u) { return u; }, backward)(v)); });
-  };
-  auto folded = [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{sum(g, "in")}; };
-  CHECK_THROWS_WITH_AS(by_hand(folded)(x), doctest::Contains("[custom_vjp] the cotangent of argument array 0 is (batch=4), and"),
+  CHECK_THROWS_WITH_AS(jvp(f, x, values({In})), doctest::Contains("[jvp] a tangent is (in=3)"),
                        Error);
+  auto by_hand = [&](auto backward) {
+    return grad([=](const NamedArray& v) {
+      return sum(custom_vjp([](const NamedArray& u) { return u; }, backward)(v));
+    });
+  };
+  auto folded = [](const auto&, const NamedArray&, const NamedArray& g) {
+    return std::tuple{sum(g, "in")};
+  };
+  CHECK_THROWS_WITH_AS(
+      by_hand(folded)(x),
+      doctest::Contains("[custom_vjp] the cotangent of argument array 0 is (batch=4), and"), Error);
   auto turned = [](const auto&, const NamedArray&, const NamedArray& g) {
     return std::tuple{rearrange(g * 3, Names{"in", "batch"})};
   };
@@ -287,21 +361,26 @@ TEST_CASE("cotangents and tangents have the axes of what they belong to") {
 TEST_CASE("grad: products with zeros among the factors") {
   const Axis Row("row", 5), N("n", 4);
   // No zero, one, two, three, and a product over both axes.
-  auto x = array(std::vector<double>{2, -3, .5, 4, 2, 0, .5, 4, 0, 3, 0, 4, 0, 0, 0, 4, 1, 2, 3, 0}, {Row, N});
+  auto x = array(std::vector<double>{2, -3, .5, 4, 2, 0, .5, 4, 0, 3, 0, 4, 0, 0, 0, 4, 1, 2, 3, 0},
+                 {Row, N});
   auto w = values({Row, N}, 1, 2);
   auto by_hand = [&](const NamedArray& v) {  // the running products, without prod
     auto parts = v.unbind("n");
     for (std::size_t i = 1; i < parts.size(); ++i) parts[i] = parts[i - 1] * parts[i];
     return parts;
   };
-  auto a = [&](const NamedArray& v) { return sum(prod(v, "n") * w.unbind("n")[0]) + prod(slice(v, "row", 0, 1)); };
+  auto a = [&](const NamedArray& v) {
+    return sum(prod(v, "n") * w.unbind("n")[0]) + prod(slice(v, "row", 0, 1));
+  };
   auto b = [&](const NamedArray& v) {
     return sum(by_hand(v).back() * w.unbind("n")[0]) + sum(by_hand(slice(v, "row", 0, 1)).back());
   };
   auto c = [&](const NamedArray& v) { return sum(cumprod(v, "n") * w); };
   auto d = [&](const NamedArray& v) { return sum(stack("n", by_hand(v)) * w); };
   auto slope = [](auto f) {
-    return grad([f](const NamedArray& v) { return sum(grad(f)(v) * arange(v.axes(), {.start = 1, .dtype = DType::f64})); });
+    return grad([f](const NamedArray& v) {
+      return sum(grad(f)(v) * arange(v.axes(), {.start = 1, .dtype = DType::f64}));
+    });
   };
   CHECK(difference(grad(a)(x), grad(b)(x), 1e-14) == "");
   CHECK(difference(slope(a)(x), slope(b)(x), 1e-13) == "");
@@ -310,11 +389,13 @@ TEST_CASE("grad: products with zeros among the factors") {
   CHECK(difference(grad([&](const NamedArray& v) { return c(flip(v, "n")); })(x),
                    grad([&](const NamedArray& v) { return d(flip(v, "n")); })(x), 1e-14) == "");
   for (double first : {3., 0.})
-    CHECK(grad([](const NamedArray& v) { return prod(v); })(array({first, 2, 5}, Axis("m", 3))).doubles() ==
-          std::vector<double>{10, 5 * first, 2 * first});
+    CHECK(grad([](const NamedArray& v) { return prod(v); })(array({first, 2, 5}, Axis("m", 3)))
+              .doubles() == std::vector<double>{10, 5 * first, 2 * first});
 }
 
-TEST_CASE("a node is of the backward pass alone unless forward code makes an equal one, before or after") {
+TEST_CASE(
+    "a node is of the backward pass alone unless forward code makes an equal one, before or "
+    "after") {
   Axis I{"i", 4};
   auto x = (arange(I) * 0.5).node();
   Origin line, back;
@@ -333,7 +414,8 @@ TEST_CASE("a node is of the backward pass alone unless forward code makes an equ
 }
 
 // Made before main, and in a static program before the library's own globals.
-static const auto global_slope = grad([](const NamedArray& v) { return sum(tanh(v) + square(v)); })(zeros(Axis("n", 2)));
+static const auto global_slope =
+    grad([](const NamedArray& v) { return sum(tanh(v) + square(v)); })(zeros(Axis("n", 2)));
 static const double global_value = sum(exp(zeros(Axis("n", 3)))).item();
 
 TEST_CASE("a program computes while its globals are made") {
@@ -343,11 +425,16 @@ TEST_CASE("a program computes while its globals are made") {
 
 TEST_CASE("stop_gradient and eval_shape") {
   auto x = values({In});
-  CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) == "");
-  CHECK(difference(grad([](const NamedArray& v) { return sum(stop_gradient(v * v)); })(x), zeros_like(x), 0) == "");
+  CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) ==
+        "");
+  CHECK(difference(grad([](const NamedArray& v) { return sum(stop_gradient(v * v)); })(x),
+                   zeros_like(x), 0) == "");
   auto m = model();
-  auto shape = eval_shape([](const Model& n, const NamedArray& v) { return std::pair{predict(n, v), n.steps}; }, m,
-      values({Batch, In}));
+  auto shape = eval_shape(
+      [](const Model& n, const NamedArray& v) {
+        return std::pair{predict(n, v), n.steps};
+      },
+      m, values({Batch, In}));
   CHECK(shape.first.axes() == Axes{Batch, Out});
   CHECK(shape.first.dtype() == DType::f64);
   CHECK(shape.second.dtype() == DType::i32);

@@ -1,5 +1,5 @@
-// checkpoint DIR: which checkpoints a folder has. checkpoint DIR --one FILE: one safetensors file of the arrays of one of them,
-// as Python reads it.
+// checkpoint DIR: which checkpoints a folder has. checkpoint DIR --one FILE: one safetensors file
+// of the arrays of one of them, as Python reads it.
 #include <cstdio>
 #include <string>
 
@@ -9,13 +9,16 @@
 namespace {
 
 int run(int argc, char** argv) {
-  examples::CommandLine line("Checkpoints of a training: lists them, or makes one safetensors file of one.");
+  examples::CommandLine line(
+      "Checkpoints of a training: lists them, or makes one safetensors file of one.");
   std::string folder, file, prefix;
   std::int64_t step = -1;
   line.option("folder", folder, "what Checkpoints writes into").required();
-  const auto one = line.option("--one", file, "write all arrays into this file: whole, whatever mesh has saved them");
+  const auto one = line.option(
+      "--one", file, "write all arrays into this file: whole, whatever mesh has saved them");
   line.option("--step", step, "of this step; else of the latest").not_negative().needs(one);
-  line.option("--prefix", prefix, "only arrays whose names begin so, without it: model.").needs(one);
+  line.option("--prefix", prefix, "only arrays whose names begin so, without it: model.")
+      .needs(one);
   if (auto status = line.parse(argc, argv)) return *status;
   auto steps = haliax::checkpoint_steps(folder);
   if (steps.empty()) {

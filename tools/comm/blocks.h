@@ -15,7 +15,8 @@ struct Mlp {
   nn::Linear up, down;
   static Mlp init(const Axes& a, const Key& key) {
     auto [k1, k2] = haliax::random::split<2>(key);
-    return {nn::Linear::init(a.E, a.F, k1, {.out_first = false}), nn::Linear::init(a.F, a.E, k2, {.out_first = false})};
+    return {nn::Linear::init(a.E, a.F, k1, {.out_first = false}),
+            nn::Linear::init(a.F, a.E, k2, {.out_first = false})};
   }
   NamedArray operator()(const NamedArray& x) const { return down(nn::gelu(up(x))); }
 };

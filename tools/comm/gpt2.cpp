@@ -24,7 +24,8 @@ struct Block {
   Mlp mlp;
   static Block init(const Axes& a, const Key& key) {
     auto [k1, k2] = random::split<2>(key);
-    return {nn::LayerNorm::init(a.E), Attention::init(a, k1), nn::LayerNorm::init(a.E), Mlp::init(a, k2)};
+    return {nn::LayerNorm::init(a.E), Attention::init(a, k1), nn::LayerNorm::init(a.E),
+            Mlp::init(a, k2)};
   }
   NamedArray operator()(const NamedArray& in, const Sequence& sp) const {
     auto x = in + sp.cut(attn(sp.full(ln1(in))));
@@ -40,7 +41,8 @@ struct Gpt2 {
     auto blocks = nn::Stacked<Block>::init(
         a.L, [&](const Key& k) { return Block::init(a, k); }, random::split(k3, a.L));
     blocks.gradient_checkpointing = checkpoint;
-    return {nn::Embedding::init(a.V, a.E, k1), nn::Embedding::init(a.S, a.E, k2), std::move(blocks), nn::LayerNorm::init(a.E)};
+    return {nn::Embedding::init(a.V, a.E, k1), nn::Embedding::init(a.S, a.E, k2), std::move(blocks),
+            nn::LayerNorm::init(a.E)};
   }
   // ids (batch, position) -> (batch, position, embed)
   NamedArray hidden(const NamedArray& ids, const Sequence& sp) const {
@@ -54,7 +56,8 @@ enum class Loss : std::uint8_t { plain, chunk_position, chunk_position_pinned, c
 NamedArray plain_loss(const Gpt2& m, const NamedArray& ids, const Sequence& sp) {
   auto x = m.hidden(ids, sp);
   if (sp.at) x = auto_sharded(x);
-  return nn::cross_entropy_loss(m.wte.unembed(x), m.wte.Vocab, one_hot(roll(ids, -1, "position"), m.wte.Vocab));
+  return nn::cross_entropy_loss(m.wte.unembed(x), m.wte.Vocab,
+                                one_hot(roll(ids, -1, "position"), m.wte.Vocab));
 }
 // An axis in 8 pieces: those of one size in a loop, a last, smaller one after it.
 struct Pieces {
@@ -64,7 +67,9 @@ struct Pieces {
   }
   std::int64_t looped() const { return count.size * piece.size; }
   std::int64_t rest() const { return all.size - looped(); }
-  NamedArray loop(const NamedArray& x) const { return unflatten_axis(slice(x, all, 0, looped()), all.name, {count, piece}); }
+  NamedArray loop(const NamedArray& x) const {
+    return unflatten_axis(slice(x, all, 0, looped()), all.name, {count, piece});
+  }
   NamedArray last(const NamedArray& x) const { return slice(x, all, looped(), rest()); }
 };
 // Over pieces of the positions, whose logits are made again in the backward pass.
@@ -74,9 +79,11 @@ NamedArray chunked_by_position(const Gpt2& m, const NamedArray& ids, bool pinned
   auto x = m.hidden(ids, {}), targets = roll(ids, -1, S);
   auto head = pinned ? auto_sharded(m.wte.weight) : m.wte.weight;
   auto turn = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& t) {
-    return sum + haliax::sum(nn::cross_entropy_loss(dot(x, head, "embed"), V, one_hot(t, V), {.reduction = nn::Reduction::none}));
+    return sum + haliax::sum(nn::cross_entropy_loss(dot(x, head, "embed"), V, one_hot(t, V),
+                                                    {.reduction = nn::Reduction::none}));
   };
-  auto total = fold(turn, cut.count, {.checkpoint = "carries"})(zeros({}), cut.loop(x), cut.loop(targets));
+  auto total =
+      fold(turn, cut.count, {.checkpoint = "carries"})(zeros({}), cut.loop(x), cut.loop(targets));
   if (cut.rest()) total = turn(total, cut.last(x), cut.last(targets));
   return total / double(ids.size());
 }
@@ -97,7 +104,8 @@ NamedArray chunked_by_vocab(const Gpt2& m, const NamedArray& ids) {
   };
   auto zero = zeros({ids.resolve_axis("batch"), ids.resolve_axis("position")});
   auto r = fold(turn, cut.count, {.checkpoint = "carries"})(
-      Running{auto_sharded(zero - 1e30), auto_sharded(zero), auto_sharded(zero)}, cut.loop(m.wte.weight), arange(cut.count));
+      Running{auto_sharded(zero - 1e30), auto_sharded(zero), auto_sharded(zero)},
+      cut.loop(m.wte.weight), arange(cut.count));
   if (cut.rest()) r = turn(r, cut.last(m.wte.weight), full({}, int(cut.count.size)));
   return mean(r.top + log(r.sum) - r.target);
 }
@@ -119,17 +127,21 @@ auto training_step(const Variant& v) {
   return [=](const Gpt2& model, const auto& state, const NamedArray& ids) {
     auto loss = [=](const Gpt2& params, const NamedArray& ids) {
       axis_mapping scope(v.inside);
-      auto m = v.bf16 ? tree_map([](const NamedArray& x) { return x.astype(DType::bf16); }, params) : params;
-      auto l = v.loss == Loss::plain         ? plain_loss(m, ids, v.sequence)
-               : v.loss == Loss::chunk_vocab ? chunked_by_vocab(m, ids)
-                                             : chunked_by_position(m, ids, v.loss == Loss::chunk_position_pinned);
+      auto m = v.bf16 ? tree_map([](const NamedArray& x) { return x.astype(DType::bf16); }, params)
+                      : params;
+      auto l = v.loss == Loss::plain ? plain_loss(m, ids, v.sequence)
+               : v.loss == Loss::chunk_vocab
+                   ? chunked_by_vocab(m, ids)
+                   : chunked_by_position(m, ids, v.loss == Loss::chunk_position_pinned);
       return l.astype(DType::f32);
     };
     auto [l, grads] = value_and_grad(loss)(model, ids);
-    if (v.microbatches) {  // sums of both over pieces of the batch, each a part of what a device has
+    // sums of both over pieces of the batch, each a part of what a device has
+    if (v.microbatches) {
       Axis M("micro", v.microbatches), B = ids.resolve_axis("batch");
       using Sums = std::pair<NamedArray, Gpt2>;
-      auto zero = Sums(zeros({}), tree_map([](const NamedArray& x) { return zeros_like(x); }, model));
+      auto zero =
+          Sums(zeros({}), tree_map([](const NamedArray& x) { return zeros_like(x); }, model));
       auto turn = [=](const Sums& sums, const NamedArray& ids) {
         auto more = flatten(Sums(value_and_grad(loss)(model, ids)));
         auto all = flatten(sums);
@@ -164,7 +176,8 @@ Program gpt2(const Variant& v, const Axes& a) {
   };
   const auto state = v.optimizer.value_or(v.params);
   JitOptions options{.donate = {0, 1}, .mesh = v.mesh, .axis_resources = v.params};
-  options.in = Mappings({v.params, state, v.inside}), options.out = Mappings({std::nullopt, v.params, state});
+  options.in = Mappings({v.params, state, v.inside}),
+  options.out = Mappings({std::nullopt, v.params, state});
   auto step = training_step(v);
   Program p{.name = std::string("gpt2_") + v.name,
             .mesh = v.mesh,
@@ -186,8 +199,10 @@ Program gpt2(const Variant& v, const Axes& a) {
     static std::map<std::pair<int, bool>, std::vector<double>> known;
     auto& losses = known[{steps, v.bf16}];
     if (losses.empty()) {
-      auto f = jit(training_step({.name = "", .mesh = v.mesh, .params = {}, .inside = {}, .min = 0, .bf16 = v.bf16}),
-                   {.donate = {0, 1}});
+      auto f = jit(
+          training_step(
+              {.name = "", .mesh = v.mesh, .params = {}, .inside = {}, .min = 0, .bf16 = v.bf16}),
+          {.donate = {0, 1}});
       losses = trained(f, init(), a, steps);
     }
     return losses;
@@ -199,22 +214,26 @@ Program gpt2(const Variant& v, const Axes& a) {
 
 void add_gpt2(std::vector<Program>& out, const Sizes& z) {
   const Axes a(z);
-  const double e = double(z.embed), f = double(z.mlp), hd = double(z.heads * z.head_size), v = double(z.vocab),
-               s = double(z.position), l = double(z.layers);
+  const double e = double(z.embed), f = double(z.mlp), hd = double(z.heads * z.head_size),
+               v = double(z.vocab), s = double(z.position), l = double(z.layers);
   const double T = double(z.batch) * s, act = T * e * 4;
   // Parameters: how many have which axes.
   struct Leaf {
     bool embed, mlp, heads, vocab;
     double count;
   };
-  const std::vector<Leaf> leaves{
-      {true, false, false, true, v * e},          {true, false, false, false, s * e + 2 * e + l * (4 * e + e + e)},
-      {true, false, true, false, 4 * e * hd * l}, {false, false, true, false, 3 * hd * l},
-      {true, true, false, false, 2 * e * f * l},  {false, true, false, false, f * l}};
+  const std::vector<Leaf> leaves{{true, false, false, true, v * e},
+                                 {true, false, false, false, s * e + 2 * e + l * (4 * e + e + e)},
+                                 {true, false, true, false, 4 * e * hd * l},
+                                 {false, false, true, false, 3 * hd * l},
+                                 {true, true, false, false, 2 * e * f * l},
+                                 {false, true, false, false, f * l}};
   double all = 0;
   for (auto& x : leaves) all += x.count;
-  // Over data: leaves with embed gathered and their gradients scattered, or all reduced; over model what is cut by it is smaller.
-  auto parameters = [&](bool fsdp, bool model, bool vocab, double g0, double g1, double width = 4, int regather = 0) {
+  // Over data: leaves with embed gathered and their gradients scattered, or all reduced; over model
+  // what is cut by it is smaller.
+  auto parameters = [&](bool fsdp, bool model, bool vocab, double g0, double g1, double width = 4,
+                        int regather = 0) {
     double t = 0;
     for (auto& x : leaves) {
       bool cut = model && (x.mlp || x.heads || (vocab && x.vocab));
@@ -228,22 +247,39 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
   };
   const double loss = all_reduce(4, 8), once = parameters(true, false, false, 8, 1) + loss,
                half = parameters(true, false, false, 8, 1, 2) + loss;
-  // Samples belong to the two microbatches in turn: with fewer of one than devices, they lie otherwise than the batch does.
+  // Samples belong to the two microbatches in turn: with fewer of one than devices, they lie
+  // otherwise than the batch does.
   const auto half_batch = in_blocks(z.batch / 2);
-  const double split =
-      s * 4 * lacking({{z.batch, in_blocks(z.batch), [&](auto device, auto i) { return half_batch(device, i / 2); }}});
+  const double split = s * 4 * lacking({{z.batch, in_blocks(z.batch), [&](auto device, auto i) {
+                                           return half_batch(device, i / 2);
+                                         }}});
   auto &M8d = mesh_of("8d"), &M8m = mesh_of("8m"), &M42 = mesh_of("42"), &M24 = mesh_of("24");
   const Mapping none, vm{{"vocab", "model"}}, seq{{"position", "model"}};
   auto add = [&](const Variant& variant) { out.push_back(gpt2(variant, a)); };
 
-  add({.name = "dp", .mesh = M8d, .params = none, .inside = dp, .min = all_reduce(all * 4, 8) + loss});
-  add({.name = "zero1", .mesh = M8d, .params = none, .inside = dp, .min = all_reduce(all * 4, 8) + loss, .optimizer = fs});
-  add({.name = "fsdp", .mesh = M8d, .params = fs, .inside = dp, .min = once, .min_regather = once + layers_again(4, 8, 1)});
+  add({.name = "dp",
+       .mesh = M8d,
+       .params = none,
+       .inside = dp,
+       .min = all_reduce(all * 4, 8) + loss});
+  add({.name = "zero1",
+       .mesh = M8d,
+       .params = none,
+       .inside = dp,
+       .min = all_reduce(all * 4, 8) + loss,
+       .optimizer = fs});
+  add({.name = "fsdp",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = once,
+       .min_regather = once + layers_again(4, 8, 1)});
   add({.name = "fsdp_ckpt",
        .mesh = M8d,
        .params = fs,
        .inside = dp,
-       .min = parameters(true, false, false, 8, 1, 4, 1) + loss - all_gather((v + s) * e * 4 + 2 * e * 4, 8),
+       .min = parameters(true, false, false, 8, 1, 4, 1) + loss -
+              all_gather((v + s) * e * 4 + 2 * e * 4, 8),
        .checkpoint = true});
   add({.name = "fsdp_bf16",
        .mesh = M8d,
@@ -269,14 +305,30 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
        .mesh = M8d,
        .params = fs,
        .inside = dp,
-       .min = parameters(true, false, false, 8, 1, 2, 1) + loss - all_gather((v + s + 2) * e * 2, 8),
+       .min =
+           parameters(true, false, false, 8, 1, 2, 1) + loss - all_gather((v + s + 2) * e * 2, 8),
        .bf16 = true,
        .checkpoint = true});
-  const double blocks = 4 * l * all_reduce(act, 8), vocab = 2 * all_reduce(act, 8) + all_reduce(3 * T * 4, 8);
+  const double blocks = 4 * l * all_reduce(act, 8),
+               vocab = 2 * all_reduce(act, 8) + all_reduce(3 * T * 4, 8);
   add({.name = "tp", .mesh = M8m, .params = tp, .inside = tp, .min = blocks});
-  add({.name = "tp_vocab", .mesh = M8m, .params = tp + vm, .inside = tp + vm, .min = blocks + vocab});
-  add({.name = "tp_ckpt", .mesh = M8m, .params = tp, .inside = tp, .min = blocks, .checkpoint = true});
-  add({.name = "tp_seq", .mesh = M8m, .params = tp, .inside = tp, .min = blocks, .sequence = {seq, true}});
+  add({.name = "tp_vocab",
+       .mesh = M8m,
+       .params = tp + vm,
+       .inside = tp + vm,
+       .min = blocks + vocab});
+  add({.name = "tp_ckpt",
+       .mesh = M8m,
+       .params = tp,
+       .inside = tp,
+       .min = blocks,
+       .checkpoint = true});
+  add({.name = "tp_seq",
+       .mesh = M8m,
+       .params = tp,
+       .inside = tp,
+       .min = blocks,
+       .sequence = {seq, true}});
   struct Grid {
     const char *dp, *fsdp, *vocab;
     const Mesh& mesh;
@@ -304,15 +356,30 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
          .min = (4 * l + 2) * all_reduce(act / g.g0, g.g1) + all_reduce(3 * T / g.g0 * 4, g.g1) +
                 parameters(true, true, true, g.g0, g.g1) + scalar});
   }
-  add({.name = "fsdp_chunk_pos", .mesh = M8d, .params = fs, .inside = dp, .min = once, .loss = Loss::chunk_position});
+  add({.name = "fsdp_chunk_pos",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = once,
+       .loss = Loss::chunk_position});
   add({.name = "fsdp_chunk_pos_pinned",
        .mesh = M8d,
        .params = fs,
        .inside = dp,
        .min = once,
        .loss = Loss::chunk_position_pinned});
-  add({.name = "tp_seq_nofull", .mesh = M8m, .params = tp, .inside = tp, .min = blocks, .sequence = {seq, false}});
-  add({.name = "fsdp_chunk_vocab", .mesh = M8d, .params = fs, .inside = dp, .min = once, .loss = Loss::chunk_vocab});
+  add({.name = "tp_seq_nofull",
+       .mesh = M8m,
+       .params = tp,
+       .inside = tp,
+       .min = blocks,
+       .sequence = {seq, false}});
+  add({.name = "fsdp_chunk_vocab",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = once,
+       .loss = Loss::chunk_vocab});
   add({.name = "tp_vocab_chunk_pos",
        .mesh = M8m,
        .params = tp + vm,
@@ -320,7 +387,11 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
        .min = blocks + vocab,
        .loss = Loss::chunk_position});
   const std::vector<std::string> both{"data", "model"};
-  add({.name = "hsdp_tuple_42", .mesh = M42, .params = {{"embed", both}}, .inside = {{"batch", both}}, .min = once});
+  add({.name = "hsdp_tuple_42",
+       .mesh = M42,
+       .params = {{"embed", both}},
+       .inside = {{"batch", both}},
+       .min = once});
 }
 
 }  // namespace comm

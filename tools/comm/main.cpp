@@ -1,4 +1,5 @@
-// What the library sends for the programs of tests/golden/comm: one JSON line for each. Nothing runs; the meshes are simulated.
+// What the library sends for the programs of tests/golden/comm: one JSON line for each. Nothing
+// runs; the meshes are simulated.
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -10,14 +11,8 @@
 namespace comm {
 
 Axes::Axes(const Sizes& z)
-    : B("batch", z.batch),
-      S("position", z.position),
-      E("embed", z.embed),
-      F("mlp", z.mlp),
-      H("heads", z.heads),
-      D("head_size", z.head_size),
-      V("vocab", z.vocab),
-      Q("qkv", 3),
+    : B("batch", z.batch), S("position", z.position), E("embed", z.embed), F("mlp", z.mlp),
+      H("heads", z.heads), D("head_size", z.head_size), V("vocab", z.vocab), Q("qkv", 3),
       L("layers", z.layers) {}
 
 Mapping operator+(const Mapping& a, const Mapping& b) {
@@ -26,8 +21,8 @@ Mapping operator+(const Mapping& a, const Mapping& b) {
   return Mapping::of(std::move(all));
 }
 const haliax::Mesh& mesh_of(const std::string& name) {
-  static const haliax::Mesh data{{{"data", 8}}}, model{{{"model", 8}}}, tall{{{"data", 4}, {"model", 2}}},
-      wide{{{"data", 2}, {"model", 4}}};
+  static const haliax::Mesh data{{{"data", 8}}}, model{{{"model", 8}}},
+      tall{{{"data", 4}, {"model", 2}}}, wide{{{"data", 2}, {"model", 4}}};
   return name == "8d" ? data : name == "8m" ? model : name == "42" ? tall : wide;
 }
 double lacking(const std::vector<Along>& axes) {
@@ -45,9 +40,12 @@ double lacking(const std::vector<Along>& axes) {
   }
   return all / devices;
 }
-Holds in_blocks(std::int64_t size, std::int64_t blocks, std::function<std::int64_t(std::int64_t)> coordinate) {
+Holds in_blocks(std::int64_t size, std::int64_t blocks,
+                std::function<std::int64_t(std::int64_t)> coordinate) {
   auto step = std::max<std::int64_t>(1, (size + blocks - 1) / blocks);
-  return [=](std::int64_t device, std::int64_t i) { return i / step == (coordinate ? coordinate(device) : device); };
+  return [=](std::int64_t device, std::int64_t i) {
+    return i / step == (coordinate ? coordinate(device) : device);
+  };
 }
 Holds everywhere() {
   return [](std::int64_t, std::int64_t) { return true; };
@@ -80,7 +78,9 @@ int main(int argc, char** argv) {
   line.option("--only", only, "programs whose name this regular expression finds");
   line.flag("--regather", regather, "layers gather their weights again in the backward pass");
   line.flag("--explain", explain, "list every collective, on the standard error stream");
-  line.option("--losses", losses, "train the GPT-2 programs for so many steps, on the mesh and on one device").not_negative();
+  line.option("--losses", losses,
+              "train the GPT-2 programs for so many steps, on the mesh and on one device")
+      .not_negative();
   for (auto [name, size] : {std::pair{"--batch", &z.batch},
                             {"--position", &z.position},
                             {"--embed", &z.embed},
@@ -112,12 +112,15 @@ int main(int argc, char** argv) {
         continue;
       }
       auto report = p.plan(regather);
-      row["calls"] = std::llround(report.calls), row["sent_bytes"] = std::llround(report.sent_bytes),
+      row["calls"] = std::llround(report.calls),
+      row["sent_bytes"] = std::llround(report.sent_bytes),
       row["min_bytes"] = std::llround(p.min_bytes);
       if (p.min_regather_bytes) row["min_regather_bytes"] = std::llround(*p.min_regather_bytes);
       row["peak_bytes"] = report.argument_bytes + report.peak_bytes;
       if (explain) std::cerr << p.name << "\n" << report.explain;
-    } catch (const haliax::Error& error) { row["error"] = error.what(), ++failed; }
+    } catch (const haliax::Error& error) {
+      row["error"] = error.what(), ++failed;
+    }
     std::cout << row.dump() << std::endl;
   }
   const std::string programs = losses > 0 ? "program that trains" : "program";

@@ -1,5 +1,5 @@
-// The 70 programs of tests/golden/comm: what each computes, on which mesh, under which mappings, and the least that its strategy
-// sends.
+// The 70 programs of tests/golden/comm: what each computes, on which mesh, under which mappings,
+// and the least that its strategy sends.
 #pragma once
 #include <functional>
 #include <optional>
@@ -12,21 +12,27 @@
 namespace comm {
 
 struct Sizes {
-  std::int64_t batch = 16, position = 128, embed = 128, mlp = 512, heads = 8, head_size = 16, vocab = 1024, layers = 2;
+  std::int64_t batch = 16, position = 128, embed = 128, mlp = 512, heads = 8, head_size = 16,
+               vocab = 1024, layers = 2;
 };
 struct Program {
   std::string name;
   haliax::Mesh mesh;
-  double min_bytes = 0;  // sent per device on a ring, by the named strategy: a gathered weight may be larger than what it meets
-  std::optional<double> min_regather_bytes;  // with the layers' weights gathered again in the backward pass
-  bool regathers = false;                    // min_bytes already counts that
+  // sent per device on a ring, by the named strategy: a gathered weight may be larger than what it
+  // meets
+  double min_bytes = 0;
+  // with the layers' weights gathered again in the backward pass
+  std::optional<double> min_regather_bytes;
+  bool regathers = false;  // min_bytes already counts that
   std::function<haliax::JitReport(bool regather)> plan;
-  std::function<std::vector<double>(int steps)> losses = {}, unsharded = {};  // of a training run, on the mesh and on one device
+  // of a training run, on the mesh and on one device
+  std::function<std::vector<double>(int steps)> losses = {}, unsharded = {};
 };
 std::vector<Program> programs(const Sizes&);
 
-// Bytes sent per device on a ring of g, for a buffer of n bytes. Where blocks are uneven: on average over the devices, here as in
-// what the library reports; what one sends another gets, so it is what a device gets on average, too.
+// Bytes sent per device on a ring of g, for a buffer of n bytes. Where blocks are uneven: on
+// average over the devices, here as in what the library reports; what one sends another gets, so it
+// is what a device gets on average, too.
 inline double all_reduce(double n, double g) { return 2 * (g - 1) / g * n; }
 inline double all_gather(double n, double g) { return (g - 1) / g * n; }
 inline double reduce_scatter(double n, double g) { return all_gather(n, g); }
@@ -37,10 +43,13 @@ struct Along {
   std::int64_t size;
   Holds has, wants;
 };
-// Elements that a device wants and has not, on average. No way to move them sends less, even or not.
+// Elements that a device wants and has not, on average. No way to move them sends less, even or
+// not.
 double lacking(const std::vector<Along>&);
-// Cut into `blocks` of ceil(size / blocks); the device with this number, or this coordinate, has one.
-Holds in_blocks(std::int64_t size, std::int64_t blocks = 8, std::function<std::int64_t(std::int64_t device)> coordinate = {});
+// Cut into `blocks` of ceil(size / blocks); the device with this number, or this coordinate, has
+// one.
+Holds in_blocks(std::int64_t size, std::int64_t blocks = 8,
+                std::function<std::int64_t(std::int64_t device)> coordinate = {});
 Holds everywhere();
 
 // ---- for the files that list them ----
@@ -50,7 +59,8 @@ struct Axes {
 };
 using haliax::Mapping;
 using haliax::NamedArray;
-inline const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
+inline const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}},
+    tp{{"mlp", "model"}, {"heads", "model"}};
 Mapping operator+(const Mapping&, const Mapping&);
 const haliax::Mesh& mesh_of(const std::string&);  // 8d, 8m, 42, 24
 
@@ -59,11 +69,13 @@ inline NamedArray shape(const haliax::AxisSpec& axes, haliax::DType d = haliax::
   return haliax::eval_shape([&] { return haliax::zeros(axes, d); });
 }
 struct How {
-  std::vector<std::optional<Mapping>> in, out;  // one for each argument, for each part of the result
-  Mapping inside;                               // the mapping that f sees
+  // one for each argument, for each part of the result
+  std::vector<std::optional<Mapping>> in, out;
+  Mapping inside;  // the mapping that f sees
 };
 template <class F, class... A>
-Program program(std::string name, const haliax::Mesh& mesh, How how, double min, F f, const A&... args) {
+Program program(std::string name, const haliax::Mesh& mesh, How how, double min, F f,
+                const A&... args) {
   auto plan = [=](bool regather) {
     haliax::JitOptions options{.mesh = mesh,
                                .axis_resources = how.inside,
@@ -72,10 +84,15 @@ Program program(std::string name, const haliax::Mesh& mesh, How how, double min,
                                .regather = regather};
     return haliax::named_jit(f, options).plan(args...);
   };
-  return {.name = std::move(name), .mesh = mesh, .min_bytes = min, .min_regather_bytes = {}, .plan = plan};
+  return {.name = std::move(name),
+          .mesh = mesh,
+          .min_bytes = min,
+          .min_regather_bytes = {},
+          .plan = plan};
 }
 void add_layers(std::vector<Program>&, const Sizes&);  // products, blocks, norms, embeddings
-void add_moves(std::vector<Program>&, const Sizes&);   // other shardings, what moves along an axis, random draws
+// other shardings, what moves along an axis, random draws
+void add_moves(std::vector<Program>&, const Sizes&);
 void add_gpt2(std::vector<Program>&, const Sizes&);
 
 }  // namespace comm

@@ -1,5 +1,5 @@
-// Fuzzing: what comes from outside (files, strings, sizes) is either taken or refused with an Error, and one-op programs on extreme
-// values give one answer on both backends.
+// Fuzzing: what comes from outside (files, strings, sizes) is either taken or refused with an
+// Error, and one-op programs on extreme values give one answer on both backends.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +23,12 @@ class Choices {
     return b;
   }
   std::int64_t below(std::int64_t n) { return n <= 1 ? 0 : std::int64_t(byte() | byte() << 8) % n; }
-  template <class T> const T& of(const std::vector<T>& all) { return all[std::size_t(below(std::int64_t(all.size())))]; }
-  template <class T> T any(std::initializer_list<T> all) { return all.begin()[below(std::int64_t(all.size()))]; }
+  template <class T> const T& of(const std::vector<T>& all) {
+    return all[std::size_t(below(std::int64_t(all.size())))];
+  }
+  template <class T> T any(std::initializer_list<T> all) {
+    return all.begin()[below(std::int64_t(all.size()))];
+  }
   std::string rest() {
     std::string s(left_.begin(), left_.end());
     left_ = {};
@@ -38,11 +42,12 @@ class Choices {
 
 struct Target {
   const char* name;
-  void (*run)(std::span<const std::uint8_t>);   // raises haliax::Error for what it refuses; anything else is a find
-  std::vector<std::string> seeds;               // to start from
+  // raises haliax::Error for what it refuses; anything else is a find
+  void (*run)(std::span<const std::uint8_t>);
+  std::vector<std::string> seeds;  // to start from
 };
 const std::vector<Target>& targets();
 
-void one_op(std::span<const std::uint8_t>);     // ops.cpp
+void one_op(std::span<const std::uint8_t>);  // ops.cpp
 
 }  // namespace fuzz

@@ -1,8 +1,9 @@
 // fuzz [TARGET ...] [--runs N] [--seed S] [--seconds T] [--keep FOLDER] [FILE ...]
 //
-// Runs each target (all of them, if none is named) on random changes of its seeds and of the files in tests/fuzz/TARGET, or on the
-// files alone. What is no Error is a find: its input is written to FOLDER, and belongs to tests/fuzz/TARGET once it is mended. A
-// crash leaves its input there, too. With clang, `libfuzz` is the same under libFuzzer (HALIAX_FUZZ names the target).
+// Runs each target (all of them, if none is named) on random changes of its seeds and of the files
+// in tests/fuzz/TARGET, or on the files alone. What is no Error is a find: its input is written to
+// FOLDER, and belongs to tests/fuzz/TARGET once it is mended. A crash leaves its input there, too.
+// With clang, `libfuzz` is the same under libFuzzer (HALIAX_FUZZ names the target).
 #include <csignal>
 #include <chrono>
 #include <cstdio>
@@ -43,9 +44,10 @@ const Target* now = nullptr;
 const Bytes* input = nullptr;
 char crash_file[512];
 void write_input(const char* path) {
-  if (auto* f = std::fopen(path, "wb")) std::fwrite(input->data(), 1, input->size(), f), std::fclose(f);
+  if (auto* f = std::fopen(path, "wb"))
+    std::fwrite(input->data(), 1, input->size(), f), std::fclose(f);
 }
-[[maybe_unused]] void on_signal(int signal) {   // libFuzzer has its own
+[[maybe_unused]] void on_signal(int signal) {  // libFuzzer has its own
   write_input(crash_file);
   std::fprintf(stderr, "%s: signal %d; the input is %s\n", now->name, signal, crash_file);
   std::_Exit(2);
@@ -55,15 +57,18 @@ long refused = 0;
 // Was it taken, or refused with an Error?
 bool passes(const Target& t, const Bytes& bytes, const std::string& keep) {
   now = &t, input = &bytes;
-  std::snprintf(crash_file, sizeof crash_file, "%s/%s-%016zx", keep.c_str(), t.name,
-                std::hash<std::string_view>()({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  std::snprintf(
+      crash_file, sizeof crash_file, "%s/%s-%016zx", keep.c_str(), t.name,
+      std::hash<std::string_view>()({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
   try {
     t.run(bytes);
     return true;
   } catch (const haliax::Error& e) {
     if (++refused; e.what()[0] == '[') return true;
     std::fprintf(stderr, "%s: an Error without an op: %s\n", t.name, e.what());
-  } catch (const std::exception& e) { std::fprintf(stderr, "%s: %s\n", t.name, e.what()); }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", t.name, e.what());
+  }
   write_input(crash_file);
   std::fprintf(stderr, "%s: the input is %s\n", t.name, crash_file);
   return false;
@@ -71,15 +76,44 @@ bool passes(const Target& t, const Bytes& bytes, const std::string& keep) {
 
 Bytes changed(Bytes b, std::mt19937_64& random) {
   auto below = [&](std::size_t n) { return n ? std::size_t(random() % n) : 0; };
-  static const std::string words[] = {"->", "{", "}", "(", ")", "...", ",", ":", "=", "\"", "[", "0", "-1", "99999999999999999999", "null",
-                                      "a", "b", " ", "\xff\xff\xff\xff\xff\xff\xff\x7f", "{}", "1e400", "\\u0000"};
+  static const std::string words[] = {"->",
+                                      "{",
+                                      "}",
+                                      "(",
+                                      ")",
+                                      "...",
+                                      ",",
+                                      ":",
+                                      "=",
+                                      "\"",
+                                      "[",
+                                      "0",
+                                      "-1",
+                                      "99999999999999999999",
+                                      "null",
+                                      "a",
+                                      "b",
+                                      " ",
+                                      "\xff\xff\xff\xff\xff\xff\xff\x7f",
+                                      "{}",
+                                      "1e400",
+                                      "\\u0000"};
   for (auto n = 1 + below(6); n > 0; --n) {
     auto at = below(b.size() + 1);
     switch (below(5)) {
-      case 0: if (at < b.size()) b[at] = std::uint8_t(random()); break;
-      case 1: if (at < b.size()) b[at] ^= std::uint8_t(1 << below(8)); break;
-      case 2: b.erase(b.begin() + std::ptrdiff_t(at), b.begin() + std::ptrdiff_t(at + below(b.size() - at + 1))); break;
-      case 3: b.insert(b.begin() + std::ptrdiff_t(at), std::uint8_t(random())); break;
+      case 0:
+        if (at < b.size()) b[at] = std::uint8_t(random());
+        break;
+      case 1:
+        if (at < b.size()) b[at] ^= std::uint8_t(1 << below(8));
+        break;
+      case 2:
+        b.erase(b.begin() + std::ptrdiff_t(at),
+                b.begin() + std::ptrdiff_t(at + below(b.size() - at + 1)));
+        break;
+      case 3:
+        b.insert(b.begin() + std::ptrdiff_t(at), std::uint8_t(random()));
+        break;
       default: {
         auto& w = words[below(std::size(words))];
         b.insert(b.begin() + std::ptrdiff_t(at), w.begin(), w.end());
@@ -99,9 +133,14 @@ Bytes changed(Bytes b, std::mt19937_64& random) {
   for (auto& s : seeds) finds += !passes(t, s, o.keep), ++runs;
   std::mt19937_64 random(std::uint64_t(o.seed) * 1000003);
   const auto start = std::chrono::steady_clock::now();
-  auto past = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > o.seconds; };
+  auto past = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >
+           o.seconds;
+  };
   for (; runs < o.runs && !past() && finds < 5; ++runs) {
-    auto bytes = std::string_view(t.name) == "ops" ? Bytes(200) : changed(seeds[random() % seeds.size()], random);
+    auto bytes = std::string_view(t.name) == "ops"
+                     ? Bytes(200)
+                     : changed(seeds[random() % seeds.size()], random);
     if (std::string_view(t.name) == "ops" || random() % 8 == 0)
       for (auto& b : bytes) b = std::uint8_t(random());
     finds += !passes(t, bytes, o.keep);
@@ -113,11 +152,12 @@ Bytes changed(Bytes b, std::mt19937_64& random) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const Target* target = find(std::getenv("HALIAX_FUZZ") ? std::getenv("HALIAX_FUZZ") : "safetensors");
+  static const Target* target =
+      find(std::getenv("HALIAX_FUZZ") ? std::getenv("HALIAX_FUZZ") : "safetensors");
   if (!target) std::fprintf(stderr, "HALIAX_FUZZ names no target\n"), std::_Exit(1);
   try {
     target->run({data, size});
-  } catch (const haliax::Error& e) {   // anything else goes on, and libFuzzer keeps the input
+  } catch (const haliax::Error& e) {  // anything else goes on, and libFuzzer keeps the input
     if (e.what()[0] != '[') throw;
   }
   return 0;
@@ -128,15 +168,23 @@ int main(int argc, char** argv) {
   Options o;
   for (int k = 1; k < argc; ++k) {
     const std::string a = argv[k], value = k + 1 < argc ? argv[k + 1] : "";
-    if (a == "--runs") o.runs = std::atol(value.c_str()), ++k;
-    else if (a == "--seed") o.seed = std::atol(value.c_str()), ++k;
-    else if (a == "--seconds") o.seconds = std::atof(value.c_str()), ++k;
-    else if (a == "--keep") o.keep = value, ++k;
-    else if (auto* t = find(a)) o.targets.push_back(t);
-    else if (std::filesystem::exists(a)) o.files.push_back(a);
-    else return std::fprintf(stderr, "%s is no target, and no file\n", a.c_str()), 1;
+    if (a == "--runs")
+      o.runs = std::atol(value.c_str()), ++k;
+    else if (a == "--seed")
+      o.seed = std::atol(value.c_str()), ++k;
+    else if (a == "--seconds")
+      o.seconds = std::atof(value.c_str()), ++k;
+    else if (a == "--keep")
+      o.keep = value, ++k;
+    else if (auto* t = find(a))
+      o.targets.push_back(t);
+    else if (std::filesystem::exists(a))
+      o.files.push_back(a);
+    else
+      return std::fprintf(stderr, "%s is no target, and no file\n", a.c_str()), 1;
   }
-  if (o.targets.empty()) for (auto& t : fuzz::targets()) o.targets.push_back(&t);
+  if (o.targets.empty())
+    for (auto& t : fuzz::targets()) o.targets.push_back(&t);
   for (int signal : {SIGSEGV, SIGABRT, SIGFPE, SIGILL, SIGBUS}) std::signal(signal, on_signal);
   long finds = 0;
   for (auto* t : o.targets) {

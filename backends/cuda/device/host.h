@@ -1,19 +1,22 @@
-// CUDA's words for the host's compiler: kernels that are simulated. Threads that wait for each other are fibers (sim/fibers.cpp);
-// others run one after the other.
+// CUDA's words for the host's compiler: kernels that are simulated. Threads that wait for each
+// other are fibers (sim/fibers.cpp); others run one after the other.
 #pragma once
 
 extern "C" {
-float expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), cbrtf(float),
-    asinf(float), acosf(float), atanf(float), sinhf(float), coshf(float), tanhf(float), asinhf(float), acoshf(float),
-    atanhf(float), erff(float), erfcf(float), lgammaf(float), tgammaf(float), log10f(float), logbf(float), nearbyintf(float),
-    roundf(float), floorf(float), ceilf(float), rintf(float), truncf(float), fabsf(float), fmodf(float, float),
-    powf(float, float), atan2f(float, float), copysignf(float, float), nextafterf(float, float), fmaf(float, float, float);
-double exp(double), exp2(double), expm1(double), log(double), log2(double), log1p(double), sqrt(double), cbrt(double),
-    asin(double), acos(double), atan(double), sinh(double), cosh(double), tanh(double), asinh(double), acosh(double),
-    atanh(double), erf(double), erfc(double), lgamma(double), tgamma(double), log10(double), logb(double), nearbyint(double),
-    round(double), floor(double), ceil(double), rint(double), trunc(double), fabs(double), fmod(double, double),
-    pow(double, double), atan2(double, double), copysign(double, double), nextafter(double, double),
-    fma(double, double, double);
+float expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float),
+    sqrtf(float), cbrtf(float), asinf(float), acosf(float), atanf(float), sinhf(float),
+    coshf(float), tanhf(float), asinhf(float), acoshf(float), atanhf(float), erff(float),
+    erfcf(float), lgammaf(float), tgammaf(float), log10f(float), logbf(float), nearbyintf(float),
+    roundf(float), floorf(float), ceilf(float), rintf(float), truncf(float), fabsf(float),
+    fmodf(float, float), powf(float, float), atan2f(float, float), copysignf(float, float),
+    nextafterf(float, float), fmaf(float, float, float);
+double exp(double), exp2(double), expm1(double), log(double), log2(double), log1p(double),
+    sqrt(double), cbrt(double), asin(double), acos(double), atan(double), sinh(double),
+    cosh(double), tanh(double), asinh(double), acosh(double), atanh(double), erf(double),
+    erfc(double), lgamma(double), tgamma(double), log10(double), logb(double), nearbyint(double),
+    round(double), floor(double), ceil(double), rint(double), trunc(double), fabs(double),
+    fmod(double, double), pow(double, double), atan2(double, double), copysign(double, double),
+    nextafter(double, double), fma(double, double, double);
 }
 
 #define __global__
@@ -30,8 +33,8 @@ struct HaliaxThread {
   void (*wait_for_block)();
   unsigned long long (*from_lane)(unsigned long long value, int lane);
 };
-// Asked of the simulation, so that a library of kernels has no memory of its own for each thread of the host: there are hundreds
-// of them, and the leak checker of g++ 12 loses its way in that.
+// Asked of the simulation, so that a library of kernels has no memory of its own for each thread of
+// the host: there are hundreds of them, and the leak checker of g++ 12 loses its way in that.
 static HaliaxThread* (*haliax_find_thread)() __attribute__((const));
 extern "C" void haliax_find_thread_by(HaliaxThread* (*find)()) { haliax_find_thread = find; }
 #define haliax_thread (haliax_find_thread())
@@ -41,21 +44,21 @@ extern "C" void haliax_find_thread_by(HaliaxThread* (*find)()) { haliax_find_thr
 #define gridDim_x (haliax_thread->blocks)
 inline void __syncthreads() { haliax_thread->wait_for_block(); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned runs) {   // api.h, begin_if
+// api.h, begin_if
+extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned runs) {
   *reinterpret_cast<unsigned*>(handle) = runs;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-template <class T>
-inline T __shfl_sync(unsigned, T v, int lane) {
+template <class T> inline T __shfl_sync(unsigned, T v, int lane) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
   using Bits = unsigned long long;
   if constexpr (sizeof(T) == 8)
     return __builtin_bit_cast(T, haliax_thread->from_lane(__builtin_bit_cast(Bits, v), lane));
   else
-    return __builtin_bit_cast(T, unsigned(haliax_thread->from_lane(__builtin_bit_cast(unsigned, v), lane)));
+    return __builtin_bit_cast(
+        T, unsigned(haliax_thread->from_lane(__builtin_bit_cast(unsigned, v), lane)));
 }
-template <class T>
-inline T __shfl_xor_sync(unsigned all, T v, int by) {
+template <class T> inline T __shfl_xor_sync(unsigned all, T v, int by) {
   return __shfl_sync(all, v, int(threadIdx_x & 31) ^ by);
 }
 inline unsigned __ballot_sync(unsigned all, bool x) {

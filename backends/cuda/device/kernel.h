@@ -1,5 +1,5 @@
-// What generated kernels are made of: elements as they lie in memory and as numbers, codes, folds across threads. It stands
-// behind std.h, base/half.h and base/arithmetic.h.
+// What generated kernels are made of: elements as they lie in memory and as numbers, codes, folds
+// across threads. It stands behind std.h, base/half.h and base/arithmetic.h.
 #pragma once
 
 #ifndef HALIAX_SHARED  // CUDA itself
@@ -16,7 +16,7 @@ namespace haliax::kernel {
 
 using Word = long long;  // an argument: an address, a number, or the bits of one
 
-// ---- elements: how they lie in memory, and the numbers that they are ----------------------------------------------------------
+// ---- elements: how they lie in memory, and the numbers that they are ----
 struct bf16 {
   std::uint16_t bits;
 };
@@ -25,18 +25,10 @@ struct f16 {
 };
 template <class S>
 inline constexpr bool is_narrow = std::is_same_v<S, bf16> || std::is_same_v<S, f16>;
-template <class S, bool narrow>
-struct NumberOf {
-  using type = S;
-};
-template <class S>
-struct NumberOf<S, true> {
-  using type = float;
-};
-template <class S>
-using Number = typename NumberOf<S, is_narrow<S>>::type;
-template <class S>
-inline constexpr bool is_float = std::is_floating_point_v<Number<S>>;
+template <class S, bool narrow> struct NumberOf { using type = S; };
+template <class S> struct NumberOf<S, true> { using type = float; };
+template <class S> using Number = typename NumberOf<S, is_narrow<S>>::type;
+template <class S> inline constexpr bool is_float = std::is_floating_point_v<Number<S>>;
 
 // On the host by hand; on a card by one instruction, which makes one NaN of all.
 #ifdef haliax_thread
@@ -60,8 +52,7 @@ inline float of_f16(std::uint16_t bits) {
   return out;
 }
 #endif
-template <class S>
-inline S element(Number<S> x) {
+template <class S> inline S element(Number<S> x) {
   if constexpr (std::is_same_v<S, bf16>)
     return {bf16_bits(x)};
   else if constexpr (std::is_same_v<S, f16>)
@@ -69,8 +60,7 @@ inline S element(Number<S> x) {
   else
     return x;
 }
-template <class S>
-inline Number<S> number(S x) {
+template <class S> inline Number<S> number(S x) {
   if constexpr (std::is_same_v<S, bf16>)
     return from_bf16(x.bits);
   else if constexpr (std::is_same_v<S, f16>)
@@ -79,18 +69,15 @@ inline Number<S> number(S x) {
     return x;
 }
 // Integers below 32 bits, and bools, are computed in 32.
-template <class T>
-inline auto wide(T x) {
+template <class T> inline auto wide(T x) {
   if constexpr (sizeof(T) >= 4)
     return x;
   else
     return std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>(x);
 }
-template <class S>
-using Wide = decltype(wide(Number<S>()));
+template <class S> using Wide = decltype(wide(Number<S>()));
 // What an instruction of this dtype gives: rounded, or wrapped around.
-template <class S, class T>
-inline Number<S> result(T x) {
+template <class S, class T> inline Number<S> result(T x) {
   if constexpr (is_narrow<S>)
     return number(element<S>(float(x)));
   else if constexpr (std::is_same_v<S, bool>)
@@ -98,8 +85,7 @@ inline Number<S> result(T x) {
   else
     return Number<S>(x);
 }
-template <class S>
-inline Number<S> constant(Word w) {  // by its bits
+template <class S> inline Number<S> constant(Word w) {  // by its bits
   if constexpr (std::is_same_v<S, double>)
     return std::bit_cast<double>(w);
   else if constexpr (is_float<S>)
@@ -107,8 +93,7 @@ inline Number<S> constant(Word w) {  // by its bits
   else
     return S(w);
 }
-template <class S>
-inline Word bits(Number<S> x) {
+template <class S> inline Word bits(Number<S> x) {
   auto e = element<S>(x);
   if constexpr (sizeof(S) == 8)
     return std::bit_cast<Word>(e);
@@ -119,8 +104,7 @@ inline Word bits(Number<S> x) {
   else
     return std::bit_cast<std::uint8_t>(e);
 }
-template <class S>
-inline Number<S> of_bits(Word w) {
+template <class S> inline Number<S> of_bits(Word w) {
   if constexpr (sizeof(S) == 8)
     return number(std::bit_cast<S>(w));
   else if constexpr (sizeof(S) == 4)
@@ -130,8 +114,7 @@ inline Number<S> of_bits(Word w) {
   else
     return number(std::bit_cast<S>(std::uint8_t(w)));
 }
-template <class To, class From>
-inline Number<To> cast(Number<From> x) {
+template <class To, class From> inline Number<To> cast(Number<From> x) {
   if constexpr (std::is_same_v<To, From>) {
     return x;
   } else if constexpr (std::is_same_v<To, bool> || is_float<To> || !is_float<From>) {
@@ -140,94 +123,74 @@ inline Number<To> cast(Number<From> x) {
     return scalar::saturate<std::uint64_t>(x);
   } else {
     auto v = scalar::saturate<std::int64_t>(x);
-    constexpr auto low = std::int64_t(std::numeric_limits<To>::min()), high = std::int64_t(std::numeric_limits<To>::max());
+    constexpr auto low = std::int64_t(std::numeric_limits<To>::min()),
+                   high = std::int64_t(std::numeric_limits<To>::max());
     return To(v < low ? low : v > high ? high : v);
   }
 }
 
-// ---- codes whose operands are wide numbers; a number of the instruction's dtype is made of what comes out
-// ----------------------
-template <class T>
-inline T add(T x, T y) {
+// ---- codes whose operands are wide numbers; a number of the instruction's dtype is made of what
+// comes out
+// ----------------------------------------
+template <class T> inline T add(T x, T y) {
   if constexpr (std::is_floating_point_v<T>)
     return x + y;
   else
     return T(std::make_unsigned_t<T>(x) + std::make_unsigned_t<T>(y));
 }
-template <class T>
-inline T sub(T x, T y) {
+template <class T> inline T sub(T x, T y) {
   if constexpr (std::is_floating_point_v<T>)
     return x - y;
   else
     return T(std::make_unsigned_t<T>(x) - std::make_unsigned_t<T>(y));
 }
-template <class T>
-inline T mul(T x, T y) {
+template <class T> inline T mul(T x, T y) {
   if constexpr (std::is_floating_point_v<T>)
     return x * y;
   else
     return T(std::make_unsigned_t<T>(x) * std::make_unsigned_t<T>(y));
 }
-template <class T>
-inline T fma(T x, T y, T z) {
+template <class T> inline T fma(T x, T y, T z) {
   if constexpr (std::is_floating_point_v<T>)
     return std::fma(x, y, z);
   else
     return add(mul(x, y), z);
 }
-template <class T>
-inline T abs(T x) {
+template <class T> inline T abs(T x) {
   if constexpr (std::is_floating_point_v<T>)
     return std::fabs(x);
   else
     return x < 0 ? scalar::negate(x) : x;
 }
-template <class T>
-inline T power(T x, T y) {
+template <class T> inline T power(T x, T y) {
   if constexpr (std::is_floating_point_v<T>)
     return std::pow(x, y);
   else
     return scalar::power(x, y);
 }
-template <class T>
-inline bool is_nan(T x) {
-  return x != x;
-}
-template <class T>
-inline bool is_finite(T x) {
+template <class T> inline bool is_nan(T x) { return x != x; }
+template <class T> inline bool is_finite(T x) {
   if constexpr (std::is_floating_point_v<T>)
     return x - x == 0;
   else
     return true;
 }
-template <class T>
-inline bool is_inf(T x) {
+template <class T> inline bool is_inf(T x) {
   if constexpr (std::is_floating_point_v<T>)
     return std::fabs(x) == std::numeric_limits<T>::infinity();
   else
     return false;
 }
-template <class T>
-inline T erfinv(T x) {
-  return T(scalar::erfinv(x));
-}
-template <class T>
-inline T log1p(T x) {
+template <class T> inline T erfinv(T x) { return T(scalar::erfinv(x)); }
+template <class T> inline T log1p(T x) {
   if constexpr (std::is_same_v<T, double>)
     return std::log1p(x);
   else
     return scalar::log1p(x);
 }
-template <class T>
-inline T digamma(T x) {
-  return T(scalar::digamma(double(x)));
-}
-template <class T>
-inline T rsqrt(T x) {
-  return 1 / std::sqrt(x);
-}
-template <class S>
-inline Number<S> nextafter(Number<S> x, Number<S> y) {
+template <class T> inline T digamma(T x) { return T(scalar::digamma(double(x))); }
+template <class T> inline T rsqrt(T x) { return 1 / std::sqrt(x); }
+template <class S> inline Number<S> nextafter(Number<S> x, Number<S> y) {
   if constexpr (!is_narrow<S>) {
     return std::nextafter(x, y);
   } else {
@@ -239,31 +202,21 @@ inline Number<S> nextafter(Number<S> x, Number<S> y) {
 
 inline std::uint32_t xor_of(scalar::Words w) { return w.a ^ w.b; }
 
-// ---- views --------------------------------------------------------------------------------------------------------------------
-template <class S>
-inline Number<S> load(Word base, long long at) {
+// ---- views ----
+template <class S> inline Number<S> load(Word base, long long at) {
   return number(reinterpret_cast<const S*>(base)[at]);
 }
-template <class S>
-inline void store(Word base, long long at, Number<S> x) {
+template <class S> inline void store(Word base, long long at, Number<S> x) {
   reinterpret_cast<S*>(base)[at] = element<S>(x);
 }
-// ---- elements that lie side by side: one access, up to 16 bytes, where all of them are there and the address allows; else one
-// by one ----
-template <int n, class S>
-struct alignas(n * sizeof(S)) Few {
-  S at[n];
-};
-template <int n, class I>
-inline I few_chunks(I points) {
-  return (points + n - 1) / n;
-}
-template <int n, class I>
-inline int few_there(I left) {  // how many of the next n
+// ---- elements that lie side by side: one access, up to 16 bytes, where all of them are there and
+// the address allows; else one by one ----
+template <int n, class S> struct alignas(n * sizeof(S)) Few { S at[n]; };
+template <int n, class I> inline I few_chunks(I points) { return (points + n - 1) / n; }
+template <int n, class I> inline int few_there(I left) {  // how many of the next n
   return left < n ? int(left) : n;
 }
-template <int n, class S>
-inline bool at_once(Word from, int there) {
+template <int n, class S> inline bool at_once(Word from, int there) {
   return there >= n && (unsigned(from) & unsigned(n * sizeof(S) - 1)) == 0;
 }
 template <int n, class S>
@@ -291,25 +244,26 @@ template <int n, class S, class F>
 inline void update_few(Word base, long long at, const Few<n, S>& x, int there, F f) {
   auto all = load_few<n, S>(base, at, there);
 #pragma unroll
-  for (int k = 0; k < n; ++k) all.at[k] = element<S>(result<S>(f(wide(number(all.at[k])), wide(number(x.at[k])))));
+  for (int k = 0; k < n; ++k)
+    all.at[k] = element<S>(result<S>(f(wide(number(all.at[k])), wide(number(x.at[k])))));
   store_few(base, at, all, there);
 }
 // A scalar in memory that moves a view.
-template <class S>
-inline long long term(Word at, Word limit) {
+template <class S> inline long long term(Word at, Word limit) {
   auto i = (long long)(*reinterpret_cast<const S*>(at));
   return i < 0 ? 0 : i > limit ? limit : i;
 }
-// A position that an id names: counted from the end where it is negative, a u64 never. Outside of the axis: -1, or the nearest.
-template <class S>
-inline long long position(Word base, long long at, Word size, bool clamps) {
+// A position that an id names: counted from the end where it is negative, a u64 never. Outside of
+// the axis: -1, or the nearest.
+template <class S> inline long long position(Word base, long long at, Word size, bool clamps) {
   auto id = (long long)(reinterpret_cast<const S*>(base)[at]);
   if (id < 0) id = std::is_same_v<S, std::uint64_t> ? size : id + size;
   if (clamps && size > 0) return id < 0 ? 0 : id >= size ? size - 1 : id;
   return id < 0 || id >= size ? -1 : id;
 }
 
-// Of several launches in one: which of the records, `step` words each, has this block. A record begins with its first block.
+// Of several launches in one: which of the records, `step` words each, has this block. A record
+// begins with its first block.
 inline unsigned record_of(const Word* records, unsigned step, unsigned count, unsigned block) {
   unsigned low = 0, high = count;
   while (high - low > 1) {
@@ -319,41 +273,27 @@ inline unsigned record_of(const Word* records, unsigned step, unsigned count, un
   return low;
 }
 
-// ---- folds --------------------------------------------------------------------------------------------------------------------
+// ---- folds ----
 struct Sum {
-  template <class T>
-  T operator()(T x, T y) const {
-    return add(x, y);
-  }
+  template <class T> T operator()(T x, T y) const { return add(x, y); }
 };
 struct Prod {
-  template <class T>
-  T operator()(T x, T y) const {
-    return mul(x, y);
-  }
+  template <class T> T operator()(T x, T y) const { return mul(x, y); }
 };
 struct Max {
-  template <class T>
-  T operator()(T x, T y) const {
-    return scalar::max(x, y);
-  }
+  template <class T> T operator()(T x, T y) const { return scalar::max(x, y); }
 };
 struct Min {
-  template <class T>
-  T operator()(T x, T y) const {
-    return scalar::min(x, y);
-  }
+  template <class T> T operator()(T x, T y) const { return scalar::min(x, y); }
 };
 // The first position of the extreme; a NaN wins.
-template <class T>
-struct Best {
+template <class T> struct Best {
   T value;
   long long at;
 };
 struct First {
   bool largest;
-  template <class T>
-  Best<T> operator()(Best<T> x, Best<T> y) const {
+  template <class T> Best<T> operator()(Best<T> x, Best<T> y) const {
     bool nan = is_nan(x.value), other = is_nan(y.value);
     bool better = nan || other ? nan && !other : largest ? x.value > y.value : x.value < y.value;
     bool same = nan == other && (nan || x.value == y.value);
@@ -362,31 +302,26 @@ struct First {
 };
 
 // From the lane whose number differs in these bits.
-template <class T>
-inline T exchanged(T x, int by) {
+template <class T> inline T exchanged(T x, int by) {
   if constexpr (sizeof(T) >= 4)
     return __shfl_xor_sync(0xffffffffu, x, by);
   else
     return T(__shfl_xor_sync(0xffffffffu, int(x), by));
 }
-template <class T>
-inline Best<T> exchanged(Best<T> x, int by) {
+template <class T> inline Best<T> exchanged(Best<T> x, int by) {
   return {exchanged(x.value, by), exchanged(x.at, by)};
 }
-template <class T>
-inline T from_lane(T x, int lane) {
-  return __shfl_sync(0xffffffffu, x, lane);
-}
+template <class T> inline T from_lane(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 inline unsigned lanes_where(bool x) { return __ballot_sync(0xffffffffu, x); }
 inline int first_of(unsigned lanes) { return __ffs(int(lanes)) - 1; }
 // Which of so many parts has this offset: equal ones are in one, others are spread over all.
 inline long long part_of(long long at, Word parts) {
-  return (long long)((std::uint64_t(at) * 0x9e3779b97f4a7c15ull >> 32) * std::uint64_t(parts) >> 32);
+  return (long long)((std::uint64_t(at) * 0x9e3779b97f4a7c15ull >> 32) * std::uint64_t(parts) >>
+                     32);
 }
-// Over `group` threads (a power of 2) that stand side by side, in an order that does not depend on anything else. All get it.
-// `shared`: room for one T of each warp.
-template <int group, class T, class F>
-inline T folded(T x, F f, unsigned char* shared) {
+// Over `group` threads (a power of 2) that stand side by side, in an order that does not depend on
+// anything else. All get it. `shared`: room for one T of each warp.
+template <int group, class T, class F> inline T folded(T x, F f, unsigned char* shared) {
   for (int by = 1; by < group && by < 32; by *= 2) x = f(x, exchanged(x, by));
   if constexpr (group > 32) {
     constexpr unsigned warps = group / 32;

@@ -1,16 +1,20 @@
-// Products of matrices by one block of 256 threads, in tiles of 64 x 64 of the result: their operands' tiles are brought to shared
-// memory, the next ones while these are multiplied. Narrow floats are multiplied by mma.sync, all else by fused multiply-adds.
+// Products of matrices by one block of 256 threads, in tiles of 64 x 64 of the result: their
+// operands' tiles are brought to shared memory, the next ones while these are multiplied. Narrow
+// floats are multiplied by mma.sync, all else by fused multiply-adds.
 #pragma once
 
 namespace haliax::kernel {
 
-// Element (line, term) at line * `line` + term * `term` elements from `at`; of a result, (row, column).
+// Element (line, term) at line * `line` + term * `term` elements from `at`; of a result, (row,
+// column).
 struct Side {
   Word at;
-  int line, term;                                          // no element is 2^30 elements or further away
+  int line, term;  // no element is 2^30 elements or further away
 };
-inline constexpr int rows = 64, columns = 64;              // of a tile of the result: lines of the operands' tiles
-inline constexpr int stage_bytes = 2 * (rows + columns) * 40 * 2;  // of shared memory, for both operands twice
+// of a tile of the result: lines of the operands' tiles
+inline constexpr int rows = 64, columns = 64;
+// of shared memory, for both operands twice
+inline constexpr int stage_bytes = 2 * (rows + columns) * 40 * 2;
 
 // The same number, of which the compiler does not know where it comes from.
 inline Word hidden(Word x) {
@@ -26,16 +30,19 @@ inline int hidden(int x) {
   return x;
 }
 
-// c (16, 8) += a (16, 16) b (16, 8) by a warp, each of whose lanes has some elements of each, two narrow ones in a word.
+// c (16, 8) += a (16, 16) b (16, 8) by a warp, each of whose lanes has some elements of each, two
+// narrow ones in a word.
 #ifndef haliax_thread
 template <class E>
 inline void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   if constexpr (std::is_same_v<E, bf16>)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -47,29 +54,29 @@ inline void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4], const std:
     const std::uint32_t *a, *b;
   } mine[32];
   const unsigned lane = threadIdx_x % 32;
-  auto* all = reinterpret_cast<Shown*>(haliax_thread->from_lane(reinterpret_cast<unsigned long long>(mine), 0));
+  auto* all = reinterpret_cast<Shown*>(
+      haliax_thread->from_lane(reinterpret_cast<unsigned long long>(mine), 0));
   all[lane] = {a, b};
   haliax_thread->from_lane(0, 0);
-  auto half = [](std::uint32_t word, unsigned k) { return number(std::bit_cast<E>(std::uint16_t(word >> 16 * (k % 2)))); };
+  auto half = [](std::uint32_t word, unsigned k) {
+    return number(std::bit_cast<E>(std::uint16_t(word >> 16 * (k % 2))));
+  };
   for (unsigned i = 0; i < 4; ++i) {
     const unsigned row = lane / 4, down = i / 2, column = lane % 4 * 2 + i % 2;
     float sum = 0;
     for (unsigned k = 0; k < 16; ++k)
-      sum += half(all[row * 4 + k % 8 / 2].a[down + k / 8 * 2], k) * half(all[column * 4 + k % 8 / 2].b[k / 8], k);
+      sum += half(all[row * 4 + k % 8 / 2].a[down + k / 8 * 2], k) *
+             half(all[column * 4 + k % 8 / 2].b[k / 8], k);
     c[i] += sum;
   }
   haliax_thread->from_lane(0, 0);
 }
 #endif
 
-template <class E, int n>
-struct alignas(sizeof(E) * n) Several {
-  E x[n];
-};
-// A thread's part of a tile (lines, terms): n elements side by side, along the lines or the terms. What lies outside of the operand
-// is 0. There may be more threads than parts.
-template <class W, class E, int all_lines, int depth, int n>
-struct Part {
+template <class E, int n> struct alignas(sizeof(E) * n) Several { E x[n]; };
+// A thread's part of a tile (lines, terms): n elements side by side, along the lines or the terms.
+// What lies outside of the operand is 0. There may be more threads than parts.
+template <class W, class E, int all_lines, int depth, int n> struct Part {
   Several<W, n> all;
   bool along_terms, there = threadIdx_x < all_lines * depth / n;
   int slow, fast;
@@ -81,11 +88,13 @@ struct Part {
   int term(int j) const { return along_terms ? fast + j : slow; }
   void fetch(const Side& s, int first_line, int first_term, int lines, int terms) {
     if (!there) return;
-    const auto at = s.at + (long long)((first_line + line(0)) * s.line + (first_term + term(0)) * s.term) * int(sizeof(E));
+    const auto at =
+        s.at + (long long)((first_line + line(0)) * s.line + (first_term + term(0)) * s.term) *
+                   int(sizeof(E));
     if constexpr (std::is_same_v<W, E>) {
       constexpr int bytes = sizeof(E) * n;
-      if ((along_terms ? s.term : s.line) == 1 && at % bytes == 0 && first_line + line(n - 1) < lines &&
-          first_term + term(n - 1) < terms) {
+      if ((along_terms ? s.term : s.line) == 1 && at % bytes == 0 &&
+          first_line + line(n - 1) < lines && first_term + term(n - 1) < terms) {
         all = *reinterpret_cast<const Several<E, n>*>(at);
         return;
       }
@@ -101,66 +110,63 @@ struct Part {
         all.x[j] = j < left ? wide(cast<W, E>(load<E>(from, 0))) : W(0);
     }
   }
-  template <class Sum>
-  void put(W* stage) const {
+  template <class Sum> void put(W* stage) const {
     if (!there) return;
     auto* to = stage + Sum::template at<all_lines>(line(0), term(0));
     if (along_terms == Sum::by_lines) {
       *reinterpret_cast<Several<W, n>*>(to) = all;
     } else {
-      constexpr int step = Sum::by_lines ? Sum::template at<all_lines>(1, 0) : Sum::template at<all_lines>(0, 1);
+      constexpr int step =
+          Sum::by_lines ? Sum::template at<all_lines>(1, 0) : Sum::template at<all_lines>(0, 1);
       for (int j = 0; j < n; ++j) to[j * step] = all.x[j];
     }
   }
 };
 
 // What a thread sums up, of a tile of the result.
-template <class E>
-struct NarrowSums {                                        // by mma.sync: warps of 16 rows and 32 columns
+template <class E> struct NarrowSums {  // by mma.sync: warps of 16 rows and 32 columns
   using Stage = E;
   static constexpr int depth = 32, each = 8;
-  static constexpr bool by_lines = true;                   // terms of a line lie side by side
-  static constexpr int pitch = 40;                         // no two lanes meet in a bank
+  static constexpr bool by_lines = true;  // terms of a line lie side by side
+  static constexpr int pitch = 40;        // no two lanes meet in a bank
   static constexpr int elements(int lines) { return lines * pitch; }
   float c[4][4];
-  int row = int(threadIdx_x) / 32 % 4 * 16, column = int(threadIdx_x) / 128 * 32, lane = int(threadIdx_x) % 32;
-  template <int>
-  static constexpr int at(int line, int term) {
-    return line * pitch + term;
-  }
+  int row = int(threadIdx_x) / 32 % 4 * 16, column = int(threadIdx_x) / 128 * 32,
+      lane = int(threadIdx_x) % 32;
+  template <int> static constexpr int at(int line, int term) { return line * pitch + term; }
   void clear() {
     for (auto& some : c)
       for (auto& x : some) x = 0;
   }
   void add(const E* a, const E* b, bool there) {
-    if (!there) return;                                    // the whole warp
+    if (!there) return;  // the whole warp
     for (int k = 0; k < depth; k += 16) {
       auto two = [&](const E* from, int line, int term) {
-        return *reinterpret_cast<const std::uint32_t*>(from + at<0>(line + lane / 4, k + term + lane % 4 * 2));
+        return *reinterpret_cast<const std::uint32_t*>(
+            from + at<0>(line + lane / 4, k + term + lane % 4 * 2));
       };
-      const std::uint32_t x[4] = {two(a, row, 0), two(a, row + 8, 0), two(a, row, 8), two(a, row + 8, 8)};
+      const std::uint32_t x[4] = {two(a, row, 0), two(a, row + 8, 0), two(a, row, 8),
+                                  two(a, row + 8, 8)};
       for (int j = 0; j < 4; ++j) {
         const std::uint32_t y[2] = {two(b, column + 8 * j, 0), two(b, column + 8 * j, 8)};
         multiply_tile<E>(c[j], x, y);
       }
     }
   }
-  template <class F>
-  void each_sum(const F& f) const {
+  template <class F> void each_sum(const F& f) const {
     for (int j = 0; j < 4; ++j)
-      for (int i = 0; i < 4; ++i) f(row + lane / 4 + i / 2 * 8, column + 8 * j + lane % 4 * 2 + i % 2, c[j][i]);
+      for (int i = 0; i < 4; ++i)
+        f(row + lane / 4 + i / 2 * 8, column + 8 * j + lane % 4 * 2 + i % 2, c[j][i]);
   }
 };
-template <class T>
-struct Sums {                                              // 4 rows and 4 columns of each thread
+template <class T> struct Sums {  // 4 rows and 4 columns of each thread
   using Stage = T;
   static constexpr int depth = sizeof(T) > 4 ? 8 : 16, each = depth / 4;
-  static constexpr bool by_lines = false;                  // terms lie side by side, line by line
+  static constexpr bool by_lines = false;  // terms lie side by side, line by line
   static constexpr int elements(int lines) { return depth * (lines + 4); }
   T c[4][4];
   int row = int(threadIdx_x) / 16 * 4, column = int(threadIdx_x) % 16 * 4;
-  template <int lines>
-  static constexpr int at(int line, int term) {
+  template <int lines> static constexpr int at(int line, int term) {
     return term * (lines + 4) + line;
   }
   void clear() {
@@ -169,30 +175,34 @@ struct Sums {                                              // 4 rows and 4 colum
   }
   void add(const T* a, const T* b, bool there) {
     if (!there) return;
-    T some[4][4] = {};                                     // sums of few terms are summed: less is lost
+    T some[4][4] = {};  // sums of few terms are summed: less is lost
     for (int k = 0; k < depth; ++k)
       for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 4; ++j) some[i][j] = kernel::fma(a[at<rows>(row + i, k)], b[at<columns>(column + j, k)], some[i][j]);
+        for (int j = 0; j < 4; ++j)
+          some[i][j] =
+              kernel::fma(a[at<rows>(row + i, k)], b[at<columns>(column + j, k)], some[i][j]);
     for (int i = 0; i < 4; ++i)
       for (int j = 0; j < 4; ++j) c[i][j] = kernel::add(c[i][j], some[i][j]);
   }
-  template <class F>
-  void each_sum(const F& f) const {
+  template <class F> void each_sum(const F& f) const {
     for (int i = 0; i < 4; ++i)
       for (int j = 0; j < 4; ++j) f(row + i, column + j, c[i][j]);
   }
 };
 
-// out (m, n) = (adds ? out : 0) + a (m, k) b (k, n), rounded once. a: lines are its rows; b: its columns. S: the dtype of the
-// result. stage: stage_bytes of shared memory.
+// out (m, n) = (adds ? out : 0) + a (m, k) b (k, n), rounded once. a: lines are its rows; b: its
+// columns. S: the dtype of the result. stage: stage_bytes of shared memory.
 template <class A, class B, class S, bool adds>
-__noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k, unsigned char* stage) {
-  constexpr bool narrow = std::is_same_v<A, B> && is_narrow<A> && (is_narrow<S> || std::is_same_v<S, float>);
+__noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k,
+                                unsigned char* stage) {
+  constexpr bool narrow =
+      std::is_same_v<A, B> && is_narrow<A> && (is_narrow<S> || std::is_same_v<S, float>);
   using Sum = std::conditional_t<narrow, NarrowSums<A>, Sums<Wide<S>>>;
   using W = typename Sum::Stage;
-  constexpr int depth = Sum::depth, of_a = Sum::elements(rows), of_both = of_a + Sum::elements(columns);
+  constexpr int depth = Sum::depth, of_a = Sum::elements(rows),
+                of_both = of_a + Sum::elements(columns);
   static_assert(2 * of_both * sizeof(W) <= stage_bytes);
-  auto* staged = reinterpret_cast<W*>(stage);              // a, b of even steps, a, b of odd ones
+  auto* staged = reinterpret_cast<W*>(stage);  // a, b of even steps, a, b of odd ones
   Sum sums;
   Part<W, A, rows, depth, Sum::each> x(a);
   Part<W, B, columns, depth, Sum::each> y(b);
@@ -205,7 +215,8 @@ __noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k, u
         auto* to = staged + (first / depth % 2 ? of_both : 0);
         x.template put<Sum>(to), y.template put<Sum>(to + of_a);
         __syncthreads();
-        if (first + depth < k) x.fetch(a, row, first + depth, m, k), y.fetch(b, column, first + depth, n, k);
+        if (first + depth < k)
+          x.fetch(a, row, first + depth, m, k), y.fetch(b, column, first + depth, n, k);
         sums.add(to, to + of_a, there);
       }
       sums.each_sum([&](int i, int j, auto sum) {
@@ -214,7 +225,7 @@ __noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k, u
         if constexpr (adds) sum = kernel::add(wide(load<S>(out.at, at)), sum);
         store<S>(out.at, at, result<S>(sum));
       });
-      __syncthreads();                                     // what was staged is read
+      __syncthreads();  // what was staged is read
     }
 }
 

@@ -1,6 +1,8 @@
-// Rows as tiles: a block of 256 threads makes 64 rows by 32 columns twice at a time. Warp w has rows 16 * (w % 4) and on, of the
-// columns of half w / 4. What is multiplied is staged in shared memory as it lies, element by element of its contiguous dim; the
-// tiles themselves are registers: of a tile t, element t[j][e] is at row strip + lane / 4 + 8 * (e / 2), column 8 * j + lane % 4 * 2
+// Rows as tiles: a block of 256 threads makes 64 rows by 32 columns twice at a time. Warp w has
+// rows 16 * (w % 4) and on, of the columns of half w / 4. What is multiplied is staged in shared
+// memory as it lies, element by element of its contiguous dim; the tiles themselves are registers:
+// of a tile t, element t[j][e] is at row strip + lane / 4 + 8 * (e / 2), column 8 * j + lane % 4 *
+// 2
 // + e % 2, as mma.sync has it. Only narrow floats.
 #pragma once
 
@@ -9,32 +11,36 @@ namespace haliax::kernel {
 inline constexpr int tile_columns = 32, tile_rows = 64;
 using Tile = float[4][4];
 
-// Which columns a block of threads goes through: those of blocks of `width` columns that are wanted, 32 at a time.
+// Which columns a block of threads goes through: those of blocks of `width` columns that are
+// wanted, 32 at a time.
 struct Walk {
-  unsigned long long wanted;                               // of 64 blocks
+  unsigned long long wanted;  // of 64 blocks
   int width, all;
   struct At {
-    int column, block, end;                                // of the block; behind the last one: all of them
-    int there() const { return end - column < tile_columns ? end - column : tile_columns; }   // columns of a tile
+    int column, block, end;  // of the block; behind the last one: all of them
+    // columns of a tile
+    int there() const { return end - column < tile_columns ? end - column : tile_columns; }
   };
-  int columns() const {                                    // in all
+  int columns() const {  // in all
     const int blocks = (all + width - 1) / width;
     const auto mine = blocks < 64 ? wanted & ((1ull << blocks) - 1) : wanted;
-    return int(__popcll(mine)) * width - ((wanted >> (blocks - 1) & 1) != 0 ? blocks * width - all : 0);
+    return int(__popcll(mine)) * width -
+           ((wanted >> (blocks - 1) & 1) != 0 ? blocks * width - all : 0);
   }
   At from(int block) const {
     while (block * width < all && (wanted >> block & 1) == 0) ++block;
     const int column = block * width;
-    return column >= all ? At{all, block, all} : At{column, block, column + width < all ? column + width : all};
+    return column >= all ? At{all, block, all}
+                         : At{column, block, column + width < all ? column + width : all};
   }
   At behind(const At& t) const {
-    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.block, t.end} : from(t.block + 1);
+    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.block, t.end}
+                                           : from(t.block + 1);
   }
 };
 // A narrow float as it is rounded, and two of them in a word.
 #ifndef haliax_thread
-template <class E>
-inline std::uint32_t packed(float low, float high) {
+template <class E> inline std::uint32_t packed(float low, float high) {
   std::uint32_t out;
   if constexpr (std::is_same_v<E, bf16>)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
@@ -42,8 +48,7 @@ inline std::uint32_t packed(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
 }
-template <class E>
-inline float narrowed(float x) {
+template <class E> inline float narrowed(float x) {
   if constexpr (std::is_same_v<E, bf16>) return std::bit_cast<float>(packed<E>(0, x));
   float out;
   asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(out) : "f"(x));
@@ -57,14 +62,10 @@ struct Larger {
   }
 };
 #else
-template <class E>
-inline std::uint32_t packed(float low, float high) {
+template <class E> inline std::uint32_t packed(float low, float high) {
   return element<E>(low).bits | std::uint32_t(element<E>(high).bits) << 16;
 }
-template <class E>
-inline float narrowed(float x) {
-  return number(element<E>(x));
-}
+template <class E> inline float narrowed(float x) { return number(element<E>(x)); }
 using Larger = Max;
 #endif
 // exp in two instructions: of x in [-87, 88] within (2 + |x|) 2^-23 of itself, and 0 below that.
@@ -85,38 +86,50 @@ inline bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 #ifndef haliax_thread
 struct Copies {
   void add(void* to, Word from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+        "l"(from)
+        : "memory");
   }
   void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 };
 #else
-struct Copies {                                            // made when they are waited for, and not before
-  struct { void* to; Word from; } all[160];
+struct Copies {  // made when they are waited for, and not before
+  struct {
+    void* to;
+    Word from;
+  } all[160];
   int count = 0;
   void add(void* to, Word from) { all[count++] = {to, from}; }
   void wait() {
-    for (; count > 0; --count) __builtin_memcpy(all[count - 1].to, reinterpret_cast<const void*>(all[count - 1].from), 16);
+    for (; count > 0; --count)
+      __builtin_memcpy(all[count - 1].to, reinterpret_cast<const void*>(all[count - 1].from), 16);
   }
 };
 #endif
 
-// Lines and terms of an operand, staged: along (a line's terms lie side by side) or across. `terms` is a multiple of 16.
-template <class E, bool along, int lines, int terms>
-struct Staged {
+// Lines and terms of an operand, staged: along (a line's terms lie side by side) or across. `terms`
+// is a multiple of 16.
+template <class E, bool along, int lines, int terms> struct Staged {
   static constexpr int fast = along ? terms : lines, slow = along ? lines : terms;
-  static constexpr int pitch = fast + 8;                   // eight lines of 16 bytes meet in no bank
+  static constexpr int pitch = fast + 8;  // eight lines of 16 bytes meet in no bank
   static constexpr int elements = slow * pitch;
   static constexpr bool is_along = along;
   using Element = E;
   E* at;
-  static constexpr int place(int line, int term) { return along ? line * pitch + term : term * pitch + line; }
-  // The box (lines, terms) of the operand from its first element on; what is not there is 0. far: it lies in the card's memory.
-  template <bool far>
-  void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
+  static constexpr int place(int line, int term) {
+    return along ? line * pitch + term : term * pitch + line;
+  }
+  // The box (lines, terms) of the operand from its first element on; what is not there is 0. far:
+  // it lies in the card's memory.
+  template <bool far> void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
     constexpr int chunks = fast / 8;
-    const int fast_there = along ? terms_there : lines_there, slow_there = along ? lines_there : terms_there;
-    const int fast_step = along ? s.term : s.line, slow_step = (along ? s.line : s.term) * int(sizeof(E));
-    const bool wide = fast_step == 1 && s.at % 16 == 0 && slow_step % 16 == 0 && fast_there % 8 == 0;
+    const int fast_there = along ? terms_there : lines_there,
+              slow_there = along ? lines_there : terms_there;
+    const int fast_step = along ? s.term : s.line,
+              slow_step = (along ? s.line : s.term) * int(sizeof(E));
+    const bool wide =
+        fast_step == 1 && s.at % 16 == 0 && slow_step % 16 == 0 && fast_there % 8 == 0;
 #pragma unroll
     for (int first = 0; first < slow * chunks; first += 256) {
       const int k = first + int(threadIdx_x), i = k / chunks, j = k % chunks * 8;
@@ -132,31 +145,33 @@ struct Staged {
 #pragma unroll 1
         for (int e = 0; e < 8; ++e)
           to[e] = i < slow_there && j + e < fast_there
-                      ? *reinterpret_cast<const E*>(s.at + i * slow_step + (j + e) * fast_step * int(sizeof(E)))
+                      ? *reinterpret_cast<const E*>(s.at + i * slow_step +
+                                                    (j + e) * fast_step * int(sizeof(E)))
                       : element<E>(0);
       }
     }
   }
 };
 
-// Where tiles of an operand's lines come from: of each tile, a thread brings 16 bytes, or some. far: from the card's memory.
-template <class To, bool far>
-struct Source {
+// Where tiles of an operand's lines come from: of each tile, a thread brings 16 bytes, or some.
+// far: from the card's memory.
+template <class To, bool far> struct Source {
   static constexpr int chunks = To::fast / 8, parts = (To::slow * chunks + 255) / 256;
   using E = typename To::Element;
   Side side;
   int terms;
-  bool wide;                                               // what is there lies as it is staged, 16 bytes at a time
+  bool wide;  // what is there lies as it is staged, 16 bytes at a time
   Source(const Side& s, int terms_there) : side(s), terms(terms_there) {
     const int step = (To::is_along ? s.line : s.term) * int(sizeof(E));
-    wide = (To::is_along ? s.term : s.line) == 1 && s.at % 16 == 0 && step % 16 == 0 && terms % 8 == 0;
+    wide =
+        (To::is_along ? s.term : s.line) == 1 && s.at % 16 == 0 && step % 16 == 0 && terms % 8 == 0;
   }
   // Two tiles that begin with these lines, at `at` and behind it.
   void bring(Copies& copies, E* at, const int (&first)[2], const int (&there)[2]) const {
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
-      const int k = p * 256 + int(threadIdx_x), i = k / chunks, j = k % chunks * 8, line = To::is_along ? i : j,
-                term = To::is_along ? j : i;
+      const int k = p * 256 + int(threadIdx_x), i = k / chunks, j = k % chunks * 8,
+                line = To::is_along ? i : j, term = To::is_along ? j : i;
       if (To::slow * chunks % 256 != 0 && k >= To::slow * chunks) return;
       const bool mine = wide && term < terms;
       const auto from = side.at + (line * side.line + term * side.term) * int(sizeof(E));
@@ -165,18 +180,23 @@ struct Source {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         const bool one = mine && line + (To::is_along ? 1 : 8) <= there[t];
-        if (one) copy(copies, to + t * To::elements, from + (long long)(first[t] * side.line) * int(sizeof(E)));
+        if (one)
+          copy(copies, to + t * To::elements,
+               from + (long long)(first[t] * side.line) * int(sizeof(E)));
         all &= one;
       }
       if (all) continue;
 #pragma unroll 1
-      for (int n = 0; n < 16; ++n) {                       // of both tiles
-        const int t = n / 8, e = n % 8, l = line + (To::is_along ? 0 : e), k = term + (To::is_along ? e : 0);
+      for (int n = 0; n < 16; ++n) {  // of both tiles
+        const int t = n / 8, e = n % 8, l = line + (To::is_along ? 0 : e),
+                  k = term + (To::is_along ? e : 0);
         const int lines = t ? there[1] : there[0], before = t ? first[1] : first[0];
         if (lines == 0 || (mine && line + (To::is_along ? 1 : 8) <= lines)) continue;
         to[t * To::elements + e] =
             l < lines && k < terms
-                ? *reinterpret_cast<const E*>(side.at + (long long)((before + l) * side.line + k * side.term) * int(sizeof(E)))
+                ? *reinterpret_cast<const E*>(
+                      side.at +
+                      (long long)((before + l) * side.line + k * side.term) * int(sizeof(E)))
                 : element<E>(0);
       }
     }
@@ -189,43 +209,51 @@ struct Source {
   }
 };
 
-// Elements of a lane of an operand (16, 16) from this place on: of a (rows, terms), or of two b side by side (terms, columns).
-// by_terms: those lie side by side.
+// Elements of a lane of an operand (16, 16) from this place on: of a (rows, terms), or of two b
+// side by side (terms, columns). by_terms: those lie side by side.
 template <class E, bool of_a, bool by_terms>
 inline void fragment(std::uint32_t (&f)[4], const E* staged, int place, int pitch) {
   const int lane = int(threadIdx_x) % 32;
 #ifndef haliax_thread
   const int i = lane / 8, line = (of_a ? i % 2 : i / 2) * 8, term = (of_a ? i / 2 : i % 2) * 8;
   place += by_terms ? (line + lane % 8) * pitch + term : (term + lane % 8) * pitch + line;
-  const unsigned at = unsigned(__cvta_generic_to_shared(staged)) + unsigned(place) * unsigned(sizeof(E));
+  const unsigned at =
+      unsigned(__cvta_generic_to_shared(staged)) + unsigned(place) * unsigned(sizeof(E));
   if constexpr (by_terms)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                 : "r"(at)
+                 : "memory");
   else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                 : "r"(at)
+                 : "memory");
 #else
   for (int i = 0; i < 4; ++i) {
-    const int line = (of_a ? i % 2 : i / 2) * 8 + lane / 4, term = (of_a ? i / 2 : i % 2) * 8 + lane % 4 * 2;
-    auto one = [&](int t) { return std::uint32_t(staged[place + (by_terms ? line * pitch + t : t * pitch + line)].bits); };
+    const int line = (of_a ? i % 2 : i / 2) * 8 + lane / 4,
+              term = (of_a ? i / 2 : i % 2) * 8 + lane % 4 * 2;
+    auto one = [&](int t) {
+      return std::uint32_t(staged[place + (by_terms ? line * pitch + t : t * pitch + line)].bits);
+    };
     f[i] = one(term) | one(term + 1) << 16;
   }
 #endif
 }
 template <class E>
-inline void multiply_two(float (&x)[4], float (&y)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[4]) {
+inline void multiply_two(float (&x)[4], float (&y)[4], const std::uint32_t (&a)[4],
+                         const std::uint32_t (&b)[4]) {
   const std::uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
   multiply_tile<E>(x, a, first), multiply_tile<E>(y, a, second);
 }
 
 // A warp's 16 rows of an operand (64, depth), in registers.
-template <class E, int depth>
-struct Held {
+template <class E, int depth> struct Held {
   std::uint32_t f[depth / 16][4];
-  template <class X>
-  void load(const X& x, int strip) {
+  template <class X> void load(const X& x, int strip) {
 #pragma unroll
-    for (int k = 0; k < depth / 16; ++k) fragment<E, true, X::is_along>(f[k], x.at, x.place(strip, 16 * k), X::pitch);
+    for (int k = 0; k < depth / 16; ++k)
+      fragment<E, true, X::is_along>(f[k], x.at, x.place(strip, 16 * k), X::pitch);
   }
 };
 // tile = x (16 rows, depth) y (32 columns, depth)^T
@@ -243,14 +271,12 @@ inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
     }
 }
 // Is a tile of a result there as a whole, with any two elements side by side in one access?
-template <class S>
-inline bool in_pairs(const Side& out, bool whole) {
+template <class S> inline bool in_pairs(const Side& out, bool whole) {
   constexpr int bytes = 2 * sizeof(S);
   return whole && out.term == 1 && out.at % bytes == 0 && out.line % 2 == 0;
 }
 // What a warp sums up over columns: 16 rows of a result (rows, depth).
-template <class E, int depth>
-struct RowSums {
+template <class E, int depth> struct RowSums {
   float c[depth / 8][4];
   void clear() {
     for (auto& some : c)
@@ -260,13 +286,13 @@ struct RowSums {
     for (auto& some : c)
       for (int e = 0; e < 4; ++e) some[e] *= by[e / 2];
   }
-  template <class Y>                                       // += tile (16, 32) y (32, depth)
+  template <class Y>  // += tile (16, 32) y (32, depth)
   void add(const Tile& tile, const Y& y) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const auto &x = tile[2 * k], &next = tile[2 * k + 1];
-      const std::uint32_t a[4] = {packed<E>(x[0], x[1]), packed<E>(x[2], x[3]), packed<E>(next[0], next[1]),
-                                  packed<E>(next[2], next[3])};
+      const std::uint32_t a[4] = {packed<E>(x[0], x[1]), packed<E>(x[2], x[3]),
+                                  packed<E>(next[0], next[1]), packed<E>(next[2], next[3])};
 #pragma unroll
       for (int d = 0; d < depth / 16; ++d) {
         std::uint32_t b[4];
@@ -275,12 +301,12 @@ struct RowSums {
       }
     }
   }
-  // Both halves of the columns are summed up, and stored: out (rows, terms), += where `adds`. room: 64 * depth floats, which nobody
-  // uses any more.
-  template <class S, bool adds>
-  void store_to(Side out, int rows_there, int terms, float* room) {
+  // Both halves of the columns are summed up, and stored: out (rows, terms), += where `adds`. room:
+  // 64 * depth floats, which nobody uses any more.
+  template <class S, bool adds> void store_to(Side out, int rows_there, int terms, float* room) {
     // Hidden: what follows from it would else lie in registers from the kernel's beginning on.
-    const int thread = hidden(int(threadIdx_x)), warp = thread / 32, lane = thread % 32, strip = warp % 4;
+    const int thread = hidden(int(threadIdx_x)), warp = thread / 32, lane = thread % 32,
+              strip = warp % 4;
     __syncthreads();
     if (warp >= 4)
       for (int d = 0; d < depth / 8; ++d)
@@ -291,7 +317,8 @@ struct RowSums {
       const Word at = out.at + ((16 * strip + lane / 4) * out.line + lane % 4 * 2) * int(sizeof(S));
       for (int d = 0; d < depth / 8; ++d)
         for (int h = 0; h < 2; ++h) {
-          auto& two = *reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 8 * d) * int(sizeof(S)));
+          auto& two =
+              *reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 8 * d) * int(sizeof(S)));
           float sum[2];
           for (int e = 0; e < 2; ++e) {
             sum[e] = c[d][2 * h + e] + room[((d * 4 + 2 * h + e) * 4 + strip) * 32 + lane];
@@ -314,26 +341,25 @@ struct RowSums {
 };
 
 // Tiles of all warps as they are multiplied over rows: (64 rows, 2 * 32 columns).
-template <class E>
-using Together = Staged<E, true, tile_rows, 2 * tile_columns>;
-template <class E>
-inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
+template <class E> using Together = Staged<E, true, tile_rows, 2 * tile_columns>;
+template <class E> inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
   const int lane = int(threadIdx_x) % 32;
   for (int j = 0; j < 4; ++j)
     for (int e = 0; e < 2; ++e)
-      *reinterpret_cast<std::uint32_t*>(to.at + to.place(strip + lane / 4 + 8 * e, half * tile_columns + 8 * j + lane % 4 * 2)) =
+      *reinterpret_cast<std::uint32_t*>(
+          to.at + to.place(strip + lane / 4 + 8 * e, half * tile_columns + 8 * j + lane % 4 * 2)) =
           packed<E>(tile[j][2 * e], tile[j][2 * e + 1]);
 }
-// out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns, of the tile whose first element is at
-// out, and each second 16 of the terms. What lies there is loaded before the warps wait for each other's tiles.
-template <class E, int depth, class S, bool adds>
-struct OverRows {
+// out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns, of the
+// tile whose first element is at out, and each second 16 of the terms. What lies there is loaded
+// before the warps wait for each other's tiles.
+template <class E, int depth, class S, bool adds> struct OverRows {
   static constexpr int parts = (depth / 16 + 1) / 2;
   float c[parts][2][4];
   // Where two elements side by side are, of a tile that is there as a whole.
-  template <class F>
-  static void each_pair(const Side& out, const F& f) {
-    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, term = 16 * (warp / 4) + lane % 4 * 2;
+  template <class F> static void each_pair(const Side& out, const F& f) {
+    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32,
+              term = 16 * (warp / 4) + lane % 4 * 2;
     const Word at = out.at + ((warp % 2 * 16 + lane / 4) * out.line + term) * int(sizeof(S));
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
@@ -342,11 +368,14 @@ struct OverRows {
       for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          f(p, j, 2 * h, reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 32 * p + 8 * j) * int(sizeof(S))));
+          f(p, j, 2 * h,
+            reinterpret_cast<Several<S, 2>*>(at +
+                                             (8 * h * out.line + 32 * p + 8 * j) * int(sizeof(S))));
     }
   }
   template <class F>
-  static void each_two(const Side& out, int columns_there, int terms, const F& f) {   // two elements side by side
+  // two elements side by side
+  static void each_two(const Side& out, int columns_there, int terms, const F& f) {
     const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
 #pragma unroll
     for (int p = 0; p < parts; ++p)
@@ -354,9 +383,11 @@ struct OverRows {
       for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int column = warp % 2 * 16 + lane / 4 + 8 * h, term = 16 * (warp / 4 + 2 * p) + 8 * j + lane % 4 * 2;
+          const int column = warp % 2 * 16 + lane / 4 + 8 * h,
+                    term = 16 * (warp / 4 + 2 * p) + 8 * j + lane % 4 * 2;
           if (column < columns_there && term < terms)
-            f(p, j, 2 * h, out.at + (column * out.line + term * out.term) * int(sizeof(S)), term + 1 < terms);
+            f(p, j, 2 * h, out.at + (column * out.line + term * out.term) * int(sizeof(S)),
+              term + 1 < terms);
         }
   }
   void load(const Side& out, int columns_there, int terms) {
@@ -374,8 +405,7 @@ struct OverRows {
       if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
     });
   }
-  template <class X>
-  void add(const Together<E>& tiles, const X& x) {
+  template <class X> void add(const Together<E>& tiles, const X& x) {
     const int warp = int(threadIdx_x) / 32, strip = warp % 4 * 16;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -384,7 +414,7 @@ struct OverRows {
 #pragma unroll
       for (int p = 0; p < parts; ++p) {
         const int d = warp / 4 + 2 * p;
-        if (d >= depth / 16) continue;                     // the whole warp
+        if (d >= depth / 16) continue;  // the whole warp
         std::uint32_t b[4];
         fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
         multiply_two<E>(c[p][0], c[p][1], a, b);
@@ -412,8 +442,7 @@ inline unsigned long long block_flags(Word at, long long step, int count) {
   return out;
 }
 // What both halves have folded of a row, and four lanes of each: room for two T a row.
-template <class T, class F>
-inline void fold_lanes(T (&x)[2], F f, T* room) {
+template <class T, class F> inline void fold_lanes(T (&x)[2], F f, T* room) {
   const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
   for (int h = 0; h < 2; ++h) {
     x[h] = f(x[h], exchanged(x[h], 1));

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t stack_bytes = 64 << 10;
 constexpr unsigned warp = 32;
 
-// ---- switching: callee-saved registers only where we know them, else what the system has -------------------------------------
+// ---- switching: callee-saved registers only where we know them, else what the system has ----
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 extern "C" void haliax_switch_fiber(void** from, void* to);
 asm(R"(
@@ -40,7 +40,8 @@ haliax_switch_fiber:
 struct Registers {
   void* top = nullptr;
   void begin(std::byte* stack, void (*entry)()) {
-    auto** p = reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + stack_bytes) & ~std::uintptr_t(15));
+    auto** p = reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + stack_bytes) &
+                                        ~std::uintptr_t(15));
     *--p = nullptr;  // where entry would return to: it never does
     *--p = reinterpret_cast<void*>(entry);
     for (int k = 0; k < 6; ++k) *--p = nullptr;
@@ -53,19 +54,22 @@ struct Registers {
   ucontext_t context = {};
   void begin(std::byte* stack, void (*entry)()) {
     getcontext(&context);
-    context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = stack_bytes, context.uc_link = nullptr;
+    context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = stack_bytes,
+    context.uc_link = nullptr;
     makecontext(&context, entry, 0);
   }
   void go_to(Registers& to) { swapcontext(&context, &to.context); }
 };
 #endif
 
-// The address sanitizer must know on which stack a thread is: it keeps frames that others may still point to beside each.
+// The address sanitizer must know on which stack a thread is: it keeps frames that others may still
+// point to beside each.
 #if defined(__SANITIZE_ADDRESS__)
 class Place {
  public:
   void begin(std::byte* stack, void (*entry)()) {
-    __asan_unpoison_memory_region(stack, stack_bytes);   // frames of a thread that is done have left marks
+    // frames of a thread that is done have left marks
+    __asan_unpoison_memory_region(stack, stack_bytes);
     bottom_ = stack, size_ = stack_bytes, frames_ = nullptr;
     registers_.begin(stack, entry);
   }
@@ -75,7 +79,7 @@ class Place {
     registers_.go_to(to.registers_);
     arrive();
   }
-  void arrive() {                                // who was left is told where he was
+  void arrive() {  // who was left is told where he was
     __sanitizer_finish_switch_fiber(frames_, &came_from()->bottom_, &came_from()->size_);
   }
 
@@ -101,8 +105,9 @@ struct Fiber {
   Place place;
   std::unique_ptr<std::byte[]> stack{new std::byte[stack_bytes]};
   State state = State::ready;
-  unsigned long long given = 0;     // to the other lanes
-  unsigned long long seen[2] = {};  // by turns: a fast lane may give again before a slow one has looked
+  unsigned long long given = 0;  // to the other lanes
+  // by turns: a fast lane may give again before a slow one has looked
+  unsigned long long seen[2] = {};
   int turn = 0;
 };
 
@@ -161,7 +166,8 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
   auto release = [&](unsigned from, unsigned to) {
     for (auto k = from; k < to; ++k) b.fibers[k]->state = State::ready;
   };
-  // Each warp goes as far as it comes by itself: those that need another's work, and do not wait for it, do not find it.
+  // Each warp goes as far as it comes by itself: those that need another's work, and do not wait
+  // for it, do not find it.
   std::vector<std::vector<unsigned>> warps((n + warp - 1) / warp);
   for (auto k : order) warps[k / warp].push_back(k);
   auto go_on = [&](const std::vector<unsigned>& mine, unsigned first) {
@@ -183,8 +189,9 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
     if (done == n) return;
     const auto waiting = count(0, n, State::at_block);
     if (waiting < n)
-      throw Error(fmt::format("[cuda] {} of {} threads of a block wait for all, {} for their warp, {} are done", waiting, n,
-                              count(0, n, State::at_warp), done));
+      throw Error(fmt::format(
+          "[cuda] {} of {} threads of a block wait for all, {} for their warp, {} are done",
+          waiting, n, count(0, n, State::at_warp), done));
     release(0, n);
   }
 }

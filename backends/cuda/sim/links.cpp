@@ -17,7 +17,7 @@ namespace haliax::cuda::sim {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kJoining = std::chrono::seconds(30);   // until all others have joined
+constexpr auto kJoining = std::chrono::seconds(30);  // until all others have joined
 
 // Before each parcel.
 struct Head {
@@ -31,7 +31,8 @@ struct Address {
   socklen_t size = 0;
   Address(const std::string& id, int rank) {
     const auto name = fmt::format("haliax-{}-{}", id, rank);
-    if (name.size() + 1 > sizeof at.sun_path) throw Error("[cuda-sim] the id of a communicator is too long: " + id);
+    if (name.size() + 1 > sizeof at.sun_path)
+      throw Error("[cuda-sim] the id of a communicator is too long: " + id);
     at.sun_family = AF_UNIX;
     std::memcpy(at.sun_path + 1, name.data(), name.size());
     size = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
@@ -41,7 +42,8 @@ struct Address {
 class Socket {
  public:
   explicit Socket(int fd) : fd_(fd) {
-    if (fd_ < 0) throw Error(fmt::format("[cuda-sim] there is no socket: {}", std::strerror(errno)));
+    if (fd_ < 0)
+      throw Error(fmt::format("[cuda-sim] there is no socket: {}", std::strerror(errno)));
   }
   Socket() : Socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Socket() {
@@ -62,14 +64,16 @@ template <class F> auto waited_for(const F& f, const Check& check) {
     if (auto got = f()) return *got;
     const auto waited = Clock::now() - since;
     check(waited);
-    if (waited > kJoining) throw Error("[cuda-sim] a rank waits for others to join, and they do not come");
+    if (waited > kJoining)
+      throw Error("[cuda-sim] a rank waits for others to join, and they do not come");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
 }  // namespace
 
-Links::Links(const std::string& id, int ranks, int rank, const Check& check) : links_(std::size_t(ranks)) {
+Links::Links(const std::string& id, int ranks, int rank, const Check& check)
+    : links_(std::size_t(ranks)) {
   const Socket listening;
   const Address mine(id, rank);
   if (::bind(listening.get(), mine.get(), mine.size) != 0 || ::listen(listening.get(), ranks) != 0)
@@ -85,7 +89,12 @@ Links::~Links() {
 void Links::connect_to(const std::string& id, int other, int rank, const Check& check) {
   const Address theirs(id, other);
   Socket mine;
-  waited_for([&] { return ::connect(mine.get(), theirs.get(), theirs.size) == 0 ? std::optional(true) : std::nullopt; }, check);
+  waited_for(
+      [&] {
+        return ::connect(mine.get(), theirs.get(), theirs.size) == 0 ? std::optional(true)
+                                                                     : std::nullopt;
+      },
+      check);
   const std::int32_t me = rank;
   if (::send(mine.get(), &me, sizeof me, MSG_NOSIGNAL) != sizeof me)
     throw Error(fmt::format("[cuda-sim] rank {} has gone while others join", other));
@@ -99,10 +108,15 @@ void Links::let_in(int listening, const Check& check) {
       },
       check));
   std::int32_t other = -1;
-  waited_for([&] { return ::recv(theirs.get(), &other, sizeof other, 0) == sizeof other ? std::optional(true) : std::nullopt; },
-             check);
+  waited_for(
+      [&] {
+        return ::recv(theirs.get(), &other, sizeof other, 0) == sizeof other ? std::optional(true)
+                                                                             : std::nullopt;
+      },
+      check);
   if (other < 0 || std::size_t(other) >= links_.size() || links_[std::size_t(other)].socket >= 0)
-    throw Error(fmt::format("[cuda-sim] rank {} joins, and there is no such rank, or it is there already", other));
+    throw Error(fmt::format(
+        "[cuda-sim] rank {} joins, and there is no such rank, or it is there already", other));
   links_[std::size_t(other)].socket = theirs.release();
 }
 
@@ -116,7 +130,7 @@ void Links::send(Parcel::Kind kind, int to, const void* data, std::int64_t bytes
 void Links::push(Link& l) {
   while (l.socket >= 0 && !l.out.empty()) {
     const auto n = ::send(l.socket, l.out.data(), l.out.size(), MSG_NOSIGNAL);
-    if (n <= 0) return;                          // it is full; that the other has gone is seen where it is read
+    if (n <= 0) return;  // it is full; that the other has gone is seen where it is read
     l.out.erase(0, std::size_t(n));
   }
 }
@@ -128,9 +142,12 @@ std::vector<Parcel> Links::come() {
     bool gone = false;
     for (char some[1 << 16]; l.socket >= 0 && !gone;) {
       const auto n = ::recv(l.socket, some, sizeof some, 0);
-      if (n > 0) l.in.append(some, std::size_t(n));
-      else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-      else gone = n == 0 || errno != EINTR;
+      if (n > 0)
+        l.in.append(some, std::size_t(n));
+      else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        break;
+      else
+        gone = n == 0 || errno != EINTR;
     }
     std::size_t at = 0;
     for (Head head; l.in.size() - at >= sizeof head;) {
@@ -148,7 +165,8 @@ std::vector<Parcel> Links::come() {
 }
 void Links::add_to(std::vector<pollfd>& all) const {
   for (auto& l : links_)
-    if (l.socket >= 0) all.push_back({l.socket, short(l.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    if (l.socket >= 0)
+      all.push_back({l.socket, short(l.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
 }
 
 }  // namespace haliax::cuda::sim

@@ -1,5 +1,5 @@
-// What one rank of a communicator sends to ranks of other processes of this host, and gets from them: a UNIX socket to each. They
-// find each other by the id alone, as those of NCCL do.
+// What one rank of a communicator sends to ranks of other processes of this host, and gets from
+// them: a UNIX socket to each. They find each other by the id alone, as those of NCCL do.
 #pragma once
 #include <poll.h>
 
@@ -12,9 +12,10 @@
 namespace haliax::cuda::sim {
 
 struct Parcel {
-  enum class Kind : std::uint64_t { data, taken, failed, gone };   // taken: what was sent; gone: the other's process has ended
+  // taken: what was sent; gone: the other's process has ended
+  enum class Kind : std::uint64_t { data, taken, failed, gone };
   Kind kind = Kind::data;
-  int other = 0;                                 // the rank that sends it
+  int other = 0;  // the rank that sends it
   std::string bytes = {};
 };
 
@@ -26,18 +27,19 @@ class Links {
   Links(const Links&) = delete;
   // Neither waits: what does not fit into a socket goes on its way later.
   void send(Parcel::Kind, int to, const void*, std::int64_t bytes);
-  std::vector<Parcel> come();                    // since this was asked last, of each rank in the order in which it has sent them
-  void add_to(std::vector<pollfd>&) const;       // what may change
+  // since this was asked last, of each rank in the order in which it has sent them
+  std::vector<Parcel> come();
+  void add_to(std::vector<pollfd>&) const;  // what may change
 
  private:
   struct Link {
-    int socket = -1;                             // -1: it is this rank's own, or gone
+    int socket = -1;  // -1: it is this rank's own, or gone
     std::string in, out;
   };
   void connect_to(const std::string& id, int other, int rank, const Check& check);
   void let_in(int listening, const Check& check);
   void push(Link&);
-  std::vector<Link> links_;                      // by rank
+  std::vector<Link> links_;  // by rank
 };
 
 }  // namespace haliax::cuda::sim

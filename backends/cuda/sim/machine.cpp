@@ -15,15 +15,17 @@
 namespace haliax::cuda::sim {
 namespace {
 
-constexpr std::int64_t kBehind = 256;            // bytes behind each piece of memory that nobody may write
+constexpr std::int64_t kBehind = 256;  // bytes behind each piece of memory that nobody may write
 constexpr unsigned char kNobody = 0xa5;
-constexpr std::int64_t kMostWaiting = 512;       // things in queues, before whoever asks for more does some
+// things in queues, before whoever asks for more does some
+constexpr std::int64_t kMostWaiting = 512;
 constexpr auto kPatience = std::chrono::seconds(30);
-constexpr auto kLook = std::chrono::milliseconds(20);   // at ranks of other processes
-thread_local int writing = 0;                    // graphs that this thread writes down
+constexpr auto kLook = std::chrono::milliseconds(20);  // at ranks of other processes
+thread_local int writing = 0;                          // graphs that this thread writes down
 
 std::uint64_t seed() {
-  return std::uint64_t(number_asked("HALIAX_SIMSEED", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
+  return std::uint64_t(
+      number_asked("HALIAX_SIMSEED", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
 }
 std::int64_t whole(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kBehind; }
 
@@ -53,12 +55,13 @@ int Graph::add(Work w, const std::vector<int>& behind) {
   for (int b : behind) then[std::size_t(b)].push_back(n);
   return n;
 }
-Running::Running(std::shared_ptr<const Graph> g) : graph(std::move(g)), left(graph->after), met(graph->work.size()) {
+Running::Running(std::shared_ptr<const Graph> g)
+    : graph(std::move(g)), left(graph->after), met(graph->work.size()) {
   for (std::size_t k = 0; k < left.size(); ++k)
     if (left[k] == 0) ready.push_back(int(k));
 }
 
-// ---- what is asked for --------------------------------------------------------------------------------------------------------
+// ---- what is asked for ----
 Stream* Machine::make_stream(int d) {
   std::lock_guard hold(lock_);
   streams_.push_back(std::make_unique<Stream>(Stream{.device = d}));
@@ -84,7 +87,8 @@ void Machine::refuse_if_failed(int d) {
   if (!of.failed.empty()) throw Fault(of.failed);
 }
 void Machine::refuse_in_graph(const char* what) const {
-  if (writing > 0) throw Error(fmt::format("[cuda-sim] this thread writes down a graph, and {} meanwhile", what));
+  if (writing > 0)
+    throw Error(fmt::format("[cuda-sim] this thread writes down a graph, and {} meanwhile", what));
 }
 void Machine::put_in(Stream* s, std::shared_ptr<const Graph> g) {
   std::unique_lock held(lock_);
@@ -121,30 +125,33 @@ void Machine::record(Event* e, Stream* s) {
     ++e->recorded;
   }
   ask(s, {.run = [this, e = e->shared_from_this(), times = e->recorded] {
-    std::lock_guard hold(lock_);
-    e->done = std::max(e->done, times), e->came = std::chrono::steady_clock::now();
-  }});
+        std::lock_guard hold(lock_);
+        e->done = std::max(e->done, times), e->came = std::chrono::steady_clock::now();
+      }});
 }
 void Machine::follow(Stream* s, Event* e) {
   {
     std::lock_guard hold(lock_);
     if (e->graph) {
-      if (s->graph && s->graph != e->graph) throw Error("[cuda-sim] a stream follows an event of another graph");
+      if (s->graph && s->graph != e->graph)
+        throw Error("[cuda-sim] a stream follows an event of another graph");
       if (!s->graph) e->graph->streams.push_back(s), s->tips.clear();
       s->graph = e->graph;
       for (int n : e->nodes)
         if (std::count(s->tips.begin(), s->tips.end(), n) == 0) s->tips.push_back(n);
       return;
     }
-    if (s->graph) throw Error("[cuda-sim] a stream that is being written down follows an event that is not");
+    if (s->graph)
+      throw Error("[cuda-sim] a stream that is being written down follows an event that is not");
   }
   ask(s, {.kind = Work::Kind::follow, .event = e->shared_from_this(), .times = e->recorded});
 }
 
-// ---- graphs -------------------------------------------------------------------------------------------------------------------
+// ---- graphs ----
 void Machine::begin_graph(Stream* s) {
   std::lock_guard hold(lock_);
-  if (s->graph || !s->queue.empty()) throw Error("[cuda-sim] a stream is written down that has work left");
+  if (s->graph || !s->queue.empty())
+    throw Error("[cuda-sim] a stream is written down that has work left");
   s->graph = new Graph, s->tips.clear();
   s->graph->streams = {s};
   ++writing;
@@ -159,7 +166,9 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
   g->streams.clear();
   for (auto& e : events_)
     if (e->graph == g.get()) e->graph = nullptr;
-  if (mixed) throw Error("[cuda-sim] a graph has exchanges, and parts that may be left out: NCCL refuses that");
+  if (mixed)
+    throw Error(
+        "[cuda-sim] a graph has exchanges, and parts that may be left out: NCCL refuses that");
   for (std::size_t n = 0; n < g->work.size(); ++n)
     if (g->then[n].empty() && std::count(tips.begin(), tips.end(), int(n)) == 0)
       throw Error("[cuda-sim] a graph ends, and a stream of it that nobody follows has work left");
@@ -168,7 +177,8 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
 // Inside lies in the same graph, behind what was asked of s so far.
 void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned> runs) {
   std::lock_guard hold(lock_);
-  if (!s->graph) throw Error("[cuda-sim] a part that may be left out begins, and no graph is written down");
+  if (!s->graph)
+    throw Error("[cuda-sim] a part that may be left out begins, and no graph is written down");
   inside->graph = s->graph, inside->tips = s->tips, inside->ifs = s->ifs;
   inside->ifs.push_back(runs), s->graph->told.push_back(std::move(runs));
   inside->around = s;
@@ -184,12 +194,13 @@ void Machine::end_if(Stream* inside) {
 }
 void Machine::run_graph(Stream* s, std::shared_ptr<const Graph> g) { put_in(s, std::move(g)); }
 
-// ---- doing it -----------------------------------------------------------------------------------------------------------------
+// ---- doing it ----
 bool Machine::is_ready(Running& r, int node) {
   auto& w = r.graph->work[std::size_t(node)];
   if (w.kind == Work::Kind::follow) return w.event->done >= w.times;
   auto& met = r.met[std::size_t(node)];
-  return w.kind == Work::Kind::plain || !met || !w.network->failed.empty() || w.network->has_ended(*met);
+  return w.kind == Work::Kind::plain || !met || !w.network->failed.empty() ||
+         w.network->has_ended(*met);
 }
 std::vector<Machine::Choice> Machine::choices() {
   std::vector<Choice> out;
@@ -236,7 +247,7 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
       c.stream->busy = false;
     }
     finish(c.stream, r, c.at, node);
-    if (auto& why = device(d).failed; !why.empty()) failed(d, why);   // by another stream's work
+    if (auto& why = device(d).failed; !why.empty()) failed(d, why);  // by another stream's work
   } catch (const std::exception& e) {
     failed(d, e.what());
   }
@@ -247,15 +258,20 @@ void Machine::failed(int d, const std::string& why, bool lost) {
   for (auto& s : streams_)
     if (s->device == d && !s->busy) waiting_ -= std::int64_t(s->queue.size()), s->queue.clear();
   for (auto& [id, n] : networks_)
-    if (std::count(n->devices.begin(), n->devices.end(), d) > 0) n->fail(fmt::format("device {} has failed: {}", d, why));
+    if (std::count(n->devices.begin(), n->devices.end(), d) > 0)
+      n->fail(fmt::format("device {} has failed: {}", d, why));
   for (auto& n : linked_)
-    if (n->devices[std::size_t(n->linked)] != d) continue;
-    else if (lost) n->failed = why;                // as the others find out by themselves
-    else n->fail(fmt::format("rank {} has failed: {}", n->linked, why));
+    if (n->devices[std::size_t(n->linked)] != d)
+      continue;
+    else if (lost)
+      n->failed = why;  // as the others find out by themselves
+    else
+      n->fail(fmt::format("rank {} has failed: {}", n->linked, why));
   changed_.notify_all();
 }
 // of_device: whose work is wanted; -1: anybody's, as far as it goes.
-void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device, const std::function<bool()>& done) {
+void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device,
+                         const std::function<bool()>& done) {
   struct Opened {
     Machine& m;
     explicit Opened(Machine& machine) : m(machine) { m.open(1); }
@@ -277,8 +293,10 @@ void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device, cons
         continue;
       }
       auto busy = std::any_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; });
-      if (changed_.wait_for(held, kPatience) == std::cv_status::timeout && !busy && choices().empty())
-        failed(of_device, "what it waits for does not come: another device has not asked for its part");
+      if (changed_.wait_for(held, kPatience) == std::cv_status::timeout && !busy &&
+          choices().empty())
+        failed(of_device,
+               "what it waits for does not come: another device has not asked for its part");
     }
     if (of_device >= 0) check_behind(of_device);
   }
@@ -300,11 +318,12 @@ void Machine::wait(Event* e) {
 double Machine::seconds(const Event* from, const Event* to) {
   std::lock_guard hold(lock_);
   for (auto* e : {from, to})
-    if (e->recorded == 0 || e->done < e->recorded) throw Error("[cuda-sim] a time is asked for that has not come");
+    if (e->recorded == 0 || e->done < e->recorded)
+      throw Error("[cuda-sim] a time is asked for that has not come");
   return std::chrono::duration<double>(to->came - from->came).count();
 }
 
-// ---- memory -------------------------------------------------------------------------------------------------------------------
+// ---- memory ----
 std::byte* Machine::take(Stream* s, std::int64_t bytes) {
   refuse_in_graph("takes memory");
   std::byte* got = nullptr;
@@ -319,12 +338,13 @@ std::byte* Machine::take(Stream* s, std::int64_t bytes) {
     d.taken[got] = {bytes, number = ++pieces_};
   }
   ask(s, {.run = [this, d = s->device, got, bytes, number] {
-    std::memset(got, 0xff, std::size_t(bytes));  // NaN: nobody has written it yet
-    std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
-    std::lock_guard hold(lock_);
-    auto& taken = device(d).taken;
-    if (auto piece = taken.find(got); piece != taken.end() && piece->second.number == number) piece->second.written = true;
-  }});
+        std::memset(got, 0xff, std::size_t(bytes));  // NaN: nobody has written it yet
+        std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
+        std::lock_guard hold(lock_);
+        auto& taken = device(d).taken;
+        if (auto piece = taken.find(got); piece != taken.end() && piece->second.number == number)
+          piece->second.written = true;
+      }});
   return got;
 }
 void Machine::check_behind(int d) {
@@ -332,7 +352,8 @@ void Machine::check_behind(int d) {
     const auto bytes = piece.bytes;
     auto* from = reinterpret_cast<const unsigned char*>(at) + bytes;
     const auto n = whole(bytes) - bytes;
-    if (!piece.written || std::all_of(from, from + n, [](unsigned char c) { return c == kNobody; })) continue;
+    if (!piece.written || std::all_of(from, from + n, [](unsigned char c) { return c == kNobody; }))
+      continue;
     failed(d, fmt::format("something was written behind the end of {} bytes of memory", bytes));
   }
 }
@@ -342,7 +363,7 @@ void Machine::give(Stream* s, std::byte* at) {
   auto found = d.taken.find(at);
   d.used -= whole(found->second.bytes), d.held -= found->second.bytes;
   d.taken.erase(found);
-  d.memory.give_back(at, false);                 // what lies in queues may still use it
+  d.memory.give_back(at, false);  // what lies in queues may still use it
 }
 std::int64_t Machine::free_bytes(int d) {
   std::lock_guard hold(lock_);
@@ -362,18 +383,22 @@ void Machine::fail(int d, const std::string& why) {
   why.empty() ? device(d).failed.clear() : failed(d, why);
 }
 
-// ---- networks -----------------------------------------------------------------------------------------------------------------
+// ---- networks ----
 std::shared_ptr<Network> Machine::join(const std::string& id, int ranks, int rank, int d) {
   std::lock_guard hold(lock_);
   auto& n = networks_[id];
   if (!n) n = std::make_shared<Network>(), n->devices.assign(std::size_t(ranks), -1);
-  if (n->devices.at(std::size_t(rank)) != -1 || std::count(n->devices.begin(), n->devices.end(), d) > 0)
-    throw Error(fmt::format("[cuda-sim] device {} joins as rank {}, and that rank, or that device, is there already", d, rank));
+  if (n->devices.at(std::size_t(rank)) != -1 ||
+      std::count(n->devices.begin(), n->devices.end(), d) > 0)
+    throw Error(fmt::format(
+        "[cuda-sim] device {} joins as rank {}, and that rank, or that device, is there already", d,
+        rank));
   n->devices[std::size_t(rank)] = d, ++n->joined;
   return n;
 }
 // Others wait for what is sent to them, whether somebody waits here or not.
-std::shared_ptr<Network> Machine::join(std::unique_ptr<Links> links, const Check& check, int ranks, int rank, int d) {
+std::shared_ptr<Network> Machine::join(std::unique_ptr<Links> links, const Check& check, int ranks,
+                                       int rank, int d) {
   auto n = std::make_shared<Network>();
   n->devices.assign(std::size_t(ranks), -1), n->devices[std::size_t(rank)] = d;
   n->links = std::move(links), n->linked = rank, n->check = check, n->joined = 1;
@@ -405,7 +430,8 @@ void Machine::listen() {
   }
 }
 bool Machine::is_linked(int d) const {
-  return std::any_of(linked_.begin(), linked_.end(), [d](auto& n) { return n->devices[std::size_t(n->linked)] == d; });
+  return std::any_of(linked_.begin(), linked_.end(),
+                     [d](auto& n) { return n->devices[std::size_t(n->linked)] == d; });
 }
 void Machine::ask_for_others(int d, std::chrono::nanoseconds waited) {
   for (auto& n : linked_) {

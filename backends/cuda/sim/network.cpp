@@ -8,7 +8,8 @@ namespace haliax::cuda::sim {
 namespace {
 
 [[noreturn]] void refuse_sizes(int from, std::int64_t sent, int to, std::int64_t wanted) {
-  throw Error(fmt::format("rank {} sends {} bytes to rank {}, which receives {}", from, sent, to, wanted));
+  throw Error(
+      fmt::format("rank {} sends {} bytes to rank {}, which receives {}", from, sent, to, wanted));
 }
 
 }  // namespace
@@ -16,14 +17,18 @@ namespace {
 std::shared_ptr<Meeting> Network::begin(int rank, const std::vector<Transfer>& all) {
   auto mine = std::make_shared<Meeting>();
   for (auto& t : all) {
-    if (t.peer < 0 || t.peer >= int(devices.size())) throw Error(fmt::format("there is no rank {}", t.peer));
+    if (t.peer < 0 || t.peer >= int(devices.size()))
+      throw Error(fmt::format("there is no rank {}", t.peer));
     const auto key = t.sends ? std::pair{rank, t.peer} : std::pair{t.peer, rank};
     auto& side = sides[key];
     ++mine->left;
     (t.sends ? side.sends : side.receives).push_back({t, mine});
-    if (!links) meet(key);
-    else if (t.sends) links->send(Parcel::Kind::data, t.peer, t.at, t.bytes);
-    else take(t.peer);
+    if (!links)
+      meet(key);
+    else if (t.sends)
+      links->send(Parcel::Kind::data, t.peer, t.at, t.bytes);
+    else
+      take(t.peer);
   }
   return mine;
 }
@@ -32,14 +37,15 @@ void Network::meet(std::pair<int, int> key) {
   auto& side = sides[key];
   while (!side.sends.empty() && !side.receives.empty()) {
     auto &from = side.sends.front(), &to = side.receives.front();
-    if (from.transfer.bytes != to.transfer.bytes) refuse_sizes(key.first, from.transfer.bytes, key.second, to.transfer.bytes);
+    if (from.transfer.bytes != to.transfer.bytes)
+      refuse_sizes(key.first, from.transfer.bytes, key.second, to.transfer.bytes);
     std::memcpy(to.transfer.at, from.transfer.at, std::size_t(from.transfer.bytes));
     --from.meeting->left, --to.meeting->left;
     side.sends.pop_front(), side.receives.pop_front();
   }
 }
 
-// ---- other processes ----------------------------------------------------------------------------------------------------------
+// ---- other processes ----
 void Network::take(int from) {
   auto& receives = sides[{from, linked}].receives;
   auto& come = here[from];
@@ -56,11 +62,13 @@ void Network::take(int from) {
 void Network::look() {
   if (!links) return;
   for (auto& p : links->come()) {
-    if (!failed.empty() || aborted) continue;    // the memory that was to receive it may be somebody else's
+    // the memory that was to receive it may be somebody else's
+    if (!failed.empty() || aborted) continue;
     auto& sends = sides[{linked, p.other}].sends;
     if (p.kind == Parcel::Kind::failed) failed = std::move(p.bytes);
     if (p.kind == Parcel::Kind::data) here[p.other].push_back(std::move(p.bytes));
-    if (p.kind == Parcel::Kind::taken && !sends.empty()) --sends.front().meeting->left, sends.pop_front();
+    if (p.kind == Parcel::Kind::taken && !sends.empty())
+      --sends.front().meeting->left, sends.pop_front();
     if (p.kind == Parcel::Kind::gone) gone.insert(p.other);
     try {
       take(p.other);
@@ -69,7 +77,8 @@ void Network::look() {
     }
   }
   for (int r : gone)
-    if (failed.empty() && !aborted && !(sides[{linked, r}].sends.empty() && sides[{r, linked}].receives.empty()))
+    if (failed.empty() && !aborted &&
+        !(sides[{linked, r}].sends.empty() && sides[{r, linked}].receives.empty()))
       fail(fmt::format("rank {} has gone: its process has ended", r));
 }
 void Network::fail(const std::string& why) {

@@ -1,5 +1,5 @@
-// CUDA on the host: the text of kernels is compiled by the host's compiler, memory is the host's, threads that wait for each
-// other are fibers.
+// CUDA on the host: the text of kernels is compiled by the host's compiler, memory is the host's,
+// threads that wait for each other are fibers.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -32,15 +32,14 @@ namespace haliax::cuda {
 namespace {
 
 struct Counters {
-  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0},
-      ifs{0},
-      taken{0}, waits{0};
+  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0},
+      instances{0}, updates{0}, graphs{0}, ifs{0}, taken{0}, waits{0};
 } counters;
 
 struct Compiled {
   void (*run)(const void* words) = nullptr;
 };
-thread_local SimulatedThread* running = nullptr;   // on this thread of the host
+thread_local SimulatedThread* running = nullptr;  // on this thread of the host
 SimulatedThread* running_here() { return running; }
 
 // Where texts and what is made of them lie: for good, if somebody says where.
@@ -49,7 +48,8 @@ std::filesystem::path folder() {
     if (auto cache = cache_folder(); !cache.empty()) return cache;
     auto pattern = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
     if (!mkdtemp(pattern.data()))
-      throw Error("[cuda] no folder can be made in " + std::filesystem::temp_directory_path().string());
+      throw Error("[cuda] no folder can be made in " +
+                  std::filesystem::temp_directory_path().string());
     static const struct Removed {
       std::string at;
       ~Removed() {
@@ -61,19 +61,23 @@ std::filesystem::path folder() {
   }();
   return made;
 }
-// Compiled, or as it was compiled before: by the text and how it is compiled. It appears at once or not at all, and what cannot
-// be opened is made anew.
+// Compiled, or as it was compiled before: by the text and how it is compiled. It appears at once or
+// not at all, and what cannot be opened is made anew.
 void* library_of(const std::string& text) {
   auto* asked = std::getenv("HALIAX_CXX");
-  const auto compiler = fmt::format("{} -std=c++20 -O1 -w -ffp-contract=off -fPIC -shared", asked && *asked ? asked : "c++");
-  const auto name = folder() / fmt::format("sim-{:016x}", std::hash<std::string>()(compiler + text));
+  const auto compiler = fmt::format("{} -std=c++20 -O1 -w -ffp-contract=off -fPIC -shared",
+                                    asked && *asked ? asked : "c++");
+  const auto name =
+      folder() / fmt::format("sim-{:016x}", std::hash<std::string>()(compiler + text));
   const auto library = name.string() + ".so", mine = fmt::format("{}-{}", name.string(), getpid());
   if (auto* known = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) return known;
   std::ofstream(mine + ".cpp") << text;
   const auto command = fmt::format("{0} '{1}.cpp' -o '{1}.so'", compiler, mine);
   const bool made = std::system(command.c_str()) == 0;
   std::filesystem::remove(mine + ".cpp");
-  if (!made) throw Error("[cuda] the host's compiler (HALIAX_CXX, or else c++) refuses a kernel: " + command);
+  if (!made)
+    throw Error("[cuda] the host's compiler (HALIAX_CXX, or else c++) refuses a kernel: " +
+                command);
   std::filesystem::rename(mine + ".so", library);
   auto* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!opened) throw Error(std::string("[cuda] ") + dlerror());
@@ -89,15 +93,19 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
   for (auto& k : kernels) {
     if (known->count(k.name) || std::count(added.begin(), added.end(), k.name)) continue;
     added.push_back(k.name), ++counters.texts;
-    text +=
-        k.text + fmt::format("extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const {0}_words*>(w)); }}\n", k.name);
+    text += k.text + fmt::format(
+                         "extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const "
+                         "{0}_words*>(w)); }}\n",
+                         k.name);
   }
   if (!added.empty()) {
     text += "}\n";
     auto* library = library_of(text);
     auto symbol = [&](const std::string& name) { return dlsym(library, name.c_str()); };
-    reinterpret_cast<void (*)(SimulatedThread* (*)())>(symbol("haliax_find_thread_by"))(running_here);
-    for (auto& name : added) (*known)[name] = {reinterpret_cast<void (*)(const void*)>(symbol(name + "_run"))};
+    reinterpret_cast<void (*)(SimulatedThread * (*)())>(symbol("haliax_find_thread_by"))(
+        running_here);
+    for (auto& name : added)
+      (*known)[name] = {reinterpret_cast<void (*)(const void*)>(symbol(name + "_run"))};
   }
   std::vector<void*> out;
   for (auto& k : kernels) out.push_back(&known->at(k.name));
@@ -105,12 +113,14 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
 }
 
 void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64_t>& words) {
-  constexpr std::int64_t most = 227 << 10, guard = 64;   // bytes; behind the end nobody writes
+  constexpr std::int64_t most = 227 << 10, guard = 64;  // bytes; behind the end nobody writes
   constexpr unsigned char untouched = 0xa5;
   if (l.shared > most)
-    throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}", l.shared, most));
+    throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}",
+                            l.shared, most));
   std::vector<unsigned char> shared(std::size_t(l.shared + guard));
-  SimulatedThread at{0, 0, unsigned(l.threads), unsigned(l.blocks), shared.data(), nullptr, nullptr};
+  SimulatedThread at{0,       0,      unsigned(l.threads), unsigned(l.blocks), shared.data(),
+                     nullptr, nullptr};
   running = &at;
   for (at.block = 0; at.block < at.blocks; ++at.block) {
     std::memset(shared.data(), 0xff, std::size_t(l.shared));  // NaN: nobody has written it yet
@@ -127,12 +137,13 @@ void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64
 
 // What cuBLASLt is told is taken at its word.
 constexpr std::int64_t kWorkspace = 1 << 10;
-float in_tf32(float x) {                         // 10 bits of its mantissa, to the nearest even
+float in_tf32(float x) {  // 10 bits of its mantissa, to the nearest even
   auto bits = std::bit_cast<std::uint32_t>(x);
   if (x - x == 0) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
   return std::bit_cast<float>(bits);
 }
-template <class Sum> std::vector<Sum> wide(const Matrix& m, const void* from, std::int64_t at, bool tf32) {
+template <class Sum>
+std::vector<Sum> wide(const Matrix& m, const void* from, std::int64_t at, bool tf32) {
   std::vector<Sum> out(std::size_t(m.rows * m.cols));
   auto* p = static_cast<const std::byte*>(from);
   for (std::int64_t c = 0; c < m.cols; ++c)
@@ -143,24 +154,31 @@ template <class Sum> std::vector<Sum> wide(const Matrix& m, const void* from, st
     for (auto& x : out) x = Sum(in_tf32(float(x)));
   return out;
 }
-template <class Sum> void multiply_as(const Product& p, const void* a, const void* b, void* out, bool tf32) {
+template <class Sum>
+void multiply_as(const Product& p, const void* a, const void* b, void* out, bool tf32) {
   const auto m = p.out.rows, n = p.out.cols, k = p.a.transposed ? p.a.rows : p.a.cols;
   for (std::int64_t i = 0; i < p.batch; ++i) {
     // (m, k) and (k, n), column by column
     const auto x = wide<Sum>(p.a, a, i * p.a.step, tf32), y = wide<Sum>(p.b, b, i * p.b.step, tf32);
     std::vector<Sum> column(static_cast<std::size_t>(m));
-    std::vector<double> some(column.size());               // a card rounds a product and its sum at once
+    std::vector<double> some(column.size());  // a card rounds a product and its sum at once
     for (std::int64_t c = 0; c < n; ++c) {
-      auto* to = static_cast<std::byte*>(out) + (i * p.out.step + c * p.out.ld) * bytes_of(p.out.dtype);
+      auto* to =
+          static_cast<std::byte*>(out) + (i * p.out.step + c * p.out.ld) * bytes_of(p.out.dtype);
       auto each = [&](auto f) {
-        for (std::int64_t r = 0; r < m; ++r) f(column[std::size_t(r)], to + r * bytes_of(p.out.dtype));
+        for (std::int64_t r = 0; r < m; ++r)
+          f(column[std::size_t(r)], to + r * bytes_of(p.out.dtype));
       };
-      each([&](Sum& s, std::byte* e) { s = p.accumulate ? Sum(scalar::load(p.out.dtype, e).real) : 0; });
-      for (std::int64_t from = 0; from < k; from += 32) {   // sums of few terms are summed, as a card's are
+      each([&](Sum& s, std::byte* e) {
+        s = p.accumulate ? Sum(scalar::load(p.out.dtype, e).real) : 0;
+      });
+      // sums of few terms are summed, as a card's are
+      for (std::int64_t from = 0; from < k; from += 32) {
         std::fill(some.begin(), some.end(), 0);
         for (std::int64_t q = from; q < std::min(k, from + 32); ++q)
           for (std::int64_t r = 0; r < m; ++r)
-            some[std::size_t(r)] += double(x[std::size_t(q * m + r)]) * double(y[std::size_t(c * k + q)]);
+            some[std::size_t(r)] +=
+                double(x[std::size_t(q * m + r)]) * double(y[std::size_t(c * k + q)]);
         for (std::int64_t r = 0; r < m; ++r) column[std::size_t(r)] += Sum(some[std::size_t(r)]);
       }
       each([&](Sum& s, std::byte* e) { scalar::store(p.out.dtype, e, {double(s), 0}); });
@@ -168,22 +186,30 @@ template <class Sum> void multiply_as(const Product& p, const void* a, const voi
   }
 }
 void run_product(const Product& p, const void* a, const void* b, void* out, bool tf32) {
-  auto [k, depth] = std::pair{p.a.transposed ? p.a.rows : p.a.cols, p.b.transposed ? p.b.cols : p.b.rows};
-  auto [m, n] = std::pair{p.a.transposed ? p.a.cols : p.a.rows, p.b.transposed ? p.b.rows : p.b.cols};
-  auto refuse = [](const char* why) { throw Error(std::string("[cuda] a product of matrices ") + why); };
-  if (k != depth || m != p.out.rows || n != p.out.cols || p.out.transposed) refuse("has sizes that do not fit");
+  auto [k, depth] =
+      std::pair{p.a.transposed ? p.a.rows : p.a.cols, p.b.transposed ? p.b.cols : p.b.rows};
+  auto [m, n] =
+      std::pair{p.a.transposed ? p.a.cols : p.a.rows, p.b.transposed ? p.b.rows : p.b.cols};
+  auto refuse = [](const char* why) {
+    throw Error(std::string("[cuda] a product of matrices ") + why);
+  };
+  if (k != depth || m != p.out.rows || n != p.out.cols || p.out.transposed)
+    refuse("has sizes that do not fit");
   for (auto* x : {&p.a, &p.b, &p.out})
     if (x->ld < x->rows) refuse("has a leading dimension of less than its rows");
   if (p.batch > 1 && p.out.step == 0) refuse("writes a batch into one matrix");
-  for (auto [x, at] : {std::pair{&p.a, a}, std::pair{&p.b, b}, std::pair<const Matrix*, const void*>{&p.out, out}}) {
+  for (auto [x, at] : {std::pair{&p.a, a}, std::pair{&p.b, b},
+                       std::pair<const Matrix*, const void*>{&p.out, out}}) {
     auto bytes = x->step * bytes_of(x->dtype);
-    if (reinterpret_cast<std::uintptr_t>(at) % std::uintptr_t(x->alignment) != 0 || bytes % x->alignment != 0)
+    if (reinterpret_cast<std::uintptr_t>(at) % std::uintptr_t(x->alignment) != 0 ||
+        bytes % x->alignment != 0)
       refuse("lies less aligned than it says");
   }
-  p.out.dtype == DType::f64 ? multiply_as<double>(p, a, b, out, false) : multiply_as<float>(p, a, b, out, tf32);
+  p.out.dtype == DType::f64 ? multiply_as<double>(p, a, b, out, false)
+                            : multiply_as<float>(p, a, b, out, tf32);
 }
 
-// ---- the table ----------------------------------------------------------------------------------------------------------------
+// ---- the table ----
 sim::Machine& machine() { return sim::Machine::instance(); }
 sim::Stream* stream(Handle h) { return static_cast<sim::Stream*>(h); }
 sim::Event* event(Handle h) { return static_cast<sim::Event*>(h); }
@@ -193,7 +219,8 @@ SharedGraph& graph(Handle h) { return *static_cast<SharedGraph*>(h); }
 std::atomic<int> cards_there{64}, first_card{0};
 Cards cards() {
   Cards c{.driver = 13000, .needed = 13000};
-  for (int d = 0; d < cards_there; ++d) c.cards.push_back({"simulated", 90, std::to_string(first_card + d)});
+  for (int d = 0; d < cards_there; ++d)
+    c.cards.push_back({"simulated", 90, std::to_string(first_card + d)});
   return c;
 }
 
@@ -219,12 +246,14 @@ void must_be_pinned(const void* p, std::int64_t bytes) {
   std::lock_guard hold(pinned_lock);
   auto* at = static_cast<std::byte*>(const_cast<void*>(p));
   auto next = pinned().upper_bound(at);
-  if (next != pinned().begin() && at + bytes <= std::prev(next)->first + std::prev(next)->second) return;
+  if (next != pinned().begin() && at + bytes <= std::prev(next)->first + std::prev(next)->second)
+    return;
   throw Error("[cuda-sim] a copy goes by memory of the host that was not taken for it");
 }
 void move(Handle s, void* to, const void* from, std::int64_t bytes) {
   ++counters.copies;
-  if (bytes > 0) machine().ask(stream(s), {.run = [=] { std::memcpy(to, from, std::size_t(bytes)); }});
+  if (bytes > 0)
+    machine().ask(stream(s), {.run = [=] { std::memcpy(to, from, std::size_t(bytes)); }});
 }
 
 void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
@@ -239,7 +268,7 @@ struct Multiplier {
   Product product;
   bool tf32 = false;
 };
-Handle make_product(int, const Product& p, const Words& w) {             // kept: equal ones are one
+Handle make_product(int, const Product& p, const Words& w) {  // kept: equal ones are one
   static std::mutex lock;
   static auto* all = new std::list<Multiplier>;
   std::lock_guard hold(lock);
@@ -252,9 +281,9 @@ void multiply(Handle s, Handle product, const void* a, const void* b, void* out,
   ++counters.products;
   auto& m = *static_cast<Multiplier*>(product);
   machine().ask(stream(s), {.run = [&m, a, b, out, workspace] {
-    std::memset(workspace, 0xff, kWorkspace);
-    run_product(m.product, a, b, out, m.tf32);
-  }});
+                  std::memset(workspace, 0xff, kWorkspace);
+                  run_product(m.product, a, b, out, m.tf32);
+                }});
 }
 
 bool update(Handle instance, Handle with) {
@@ -293,9 +322,11 @@ Handle join(const std::string& id, int ranks, int rank, int device, const Check&
 void exchange(Handle communicator, Handle s, const std::vector<Transfer>& all) {
   ++counters.exchanges;
   auto& m = *static_cast<Member*>(communicator);
-  machine().ask(stream(s), {.kind = sim::Work::Kind::exchange, .network = m.network, .rank = m.rank, .transfers = all});
+  machine().ask(
+      stream(s),
+      {.kind = sim::Work::Kind::exchange, .network = m.network, .rank = m.rank, .transfers = all});
 }
-std::string make_id() {                          // no other of this machine has it
+std::string make_id() {  // no other of this machine has it
   static std::atomic<int> last{0};
   static const auto of_process = fmt::format("{}-{:x}", getpid(), std::random_device()());
   return fmt::format("{}-{}", of_process, ++last);
@@ -305,16 +336,24 @@ Api table() {
   Api a;
   a.name = "cuda-sim", a.cards = cards;
   a.free_bytes = [](int d) { return machine().free_bytes(d); };
-  a.take = [](Handle s, std::int64_t n) -> void* { return ++counters.taken, machine().take(stream(s), n); };
+  a.take = [](Handle s, std::int64_t n) -> void* {
+    return ++counters.taken, machine().take(stream(s), n);
+  };
   a.give = [](Handle s, void* p) { machine().give(stream(s), static_cast<std::byte*>(p)); };
   a.take_host = take_host, a.give_host = give_host;
-  a.put = [](Handle s, void* to, const void* from, std::int64_t n) { must_be_pinned(from, n), move(s, to, from, n); };
-  a.get = [](Handle s, void* to, const void* from, std::int64_t n) { must_be_pinned(to, n), move(s, to, from, n); };
+  a.put = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must_be_pinned(from, n), move(s, to, from, n);
+  };
+  a.get = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must_be_pinned(to, n), move(s, to, from, n);
+  };
   a.copy = move;
   a.make_stream = [](int d) -> Handle { return machine().make_stream(d); };
   a.end_stream = [](Handle s) { machine().end_stream(stream(s)); };
   a.wait = [](Handle s) { ++counters.waits, machine().wait(stream(s)); };
-  a.mark = [](Handle s, std::int64_t* to, std::int64_t n) { machine().ask(stream(s), {.run = [=] { *to = n; }}); };
+  a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
+    machine().ask(stream(s), {.run = [=] { *to = n; }});
+  };
   a.make_event = [](int d) -> Handle { return machine().make_event(d); };
   a.end_event = [](Handle e) { machine().end_event(event(e)); };
   a.record = [](Handle e, Handle s) { machine().record(event(e), stream(s)); };
@@ -324,7 +363,9 @@ Api table() {
   a.compile = [](int, const std::vector<Kernel>& all) { return compile(all); };
   a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
-  a.make_products = [](int d, const Product& p, const Words& w, int) { return std::vector{make_product(d, p, w)}; };
+  a.make_products = [](int d, const Product& p, const Words& w, int) {
+    return std::vector{make_product(d, p, w)};
+  };
   a.workspace = [] { return kWorkspace; };
   a.begin_graph = [](Handle s) { machine().begin_graph(stream(s)); };
   a.end_graph = [](Handle s) -> Handle { return new SharedGraph(machine().end_graph(stream(s))); };
@@ -334,7 +375,9 @@ Api table() {
     return ++counters.instances, new SharedGraph(graph(g));
   };
   a.update = update;
-  a.run_graph = [](Handle s, Handle i) { ++counters.graphs, machine().run_graph(stream(s), graph(i)); };
+  a.run_graph = [](Handle s, Handle i) {
+    ++counters.graphs, machine().run_graph(stream(s), graph(i));
+  };
   a.end_instance = [](Handle i) { delete &graph(i); };
   a.has_ifs = [] { return true; };
   a.begin_if = begin_if;
@@ -360,8 +403,9 @@ std::unique_ptr<program::Device> make_simulated_device() {
 }
 Asked asked() {
   auto& c = counters;
-  return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(),
-          c.waits, machine().sent(), c.ifs};
+  return {c.kernels,   c.products,       c.copies, c.exchanges, c.texts,
+          c.instances, c.updates,        c.graphs, c.taken,     machine().grown(),
+          c.waits,     machine().sent(), c.ifs};
 }
 void set_simulated_cards(int n, int first) { cards_there = n, first_card = first; }
 Held held(int device) {

@@ -11,22 +11,24 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// A value that lies between, in[0], and what it waits for. A barrier would not do while a region is cut: its value is made there
-// whatever it waits for.
+// A value that lies between, in[0], and what it waits for. A barrier would not do while a region is
+// cut: its value is made there whatever it waits for.
 const Op kBetween{.name = "between", .kind = Kind::step};
 
-Set read_by(const Nodes& level, const Set& some) {   // directly, or on the way
+Set read_by(const Nodes& level, const Set& some) {  // directly, or on the way
   Set out;
   for (auto i = level.rbegin(); i != level.rend(); ++i)
     if (some.count(i->get()) || out.count(i->get()))
-      for (auto& x : (*i)->in) if (x) out.insert(x.get());
+      for (auto& x : (*i)->in)
+        if (x) out.insert(x.get());
   return out;
 }
 
 // The nodes that are planned.
 Set planned(const Nodes& level, const Regions& regions, bool with_between) {
   Set own, indices;
-  for (auto& n : level) if (regions.contain(n)) own.insert(n.get());
+  for (auto& n : level)
+    if (regions.contain(n)) own.insert(n.get());
   if (with_between) {
     const auto before = read_by(level, own);
     auto after = own;
@@ -35,7 +37,7 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
       if (after.count(n.get()) && before.count(n.get())) own.insert(n.get());
     }
   }
-  for (bool more = true; more;) {                // bodies of their loops, of those in them, and so on
+  for (bool more = true; more;) {  // bodies of their loops, of those in them, and so on
     more = false;
     for (auto& n : level) {
       if (varies_with(*n, indices)) own.insert(n.get());
@@ -47,12 +49,12 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
 }
 
 struct NotPlanned {
-  std::unordered_map<const Node*, Nodes> from;   // of each: the planned values that it is made of
-  Set exits;                                     // planned values, read by what no planned one is made of
+  std::unordered_map<const Node*, Nodes> from;  // of each: the planned values that it is made of
+  Set exits;  // planned values, read by what no planned one is made of
 };
 NotPlanned not_planned(const Nodes& level, const Set& own) {
   NotPlanned out;
-  Set bodies;                                    // indices of the level's loops
+  Set bodies;  // indices of the level's loops
   for (auto& n : level)
     if (n->op == &kLoop)
       for (auto& i : loop_of(*n).index) bodies.insert(i.get());
@@ -63,7 +65,8 @@ NotPlanned not_planned(const Nodes& level, const Set& own) {
       auto& list = out.from[n.get()];
       if (!holds(list, x)) list.push_back(x);
     };
-    const bool behind = !before.count(n.get()) && !varies_with(*n, bodies);   // a loop reads what its body does
+    // a loop reads what its body does
+    const bool behind = !before.count(n.get()) && !varies_with(*n, bodies);
     for (auto& x : n->in) {
       if (!x) continue;
       if (own.count(x.get())) {
@@ -98,12 +101,13 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions, b
   Rewrite to;
   std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
     if (!x || own.count(x.get()) || to.count(x.get())) return;
-    for (auto* f : x->free)   // of a loop around: any turn will do
+    for (auto* f : x->free)  // of a loop around: any turn will do
       if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
     if (is_generated(x)) return;
     auto between = others.from.find(x.get());
     const bool given = between != others.from.end();
-    if (!given && std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+    if (!given &&
+        std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
       for (auto& i : x->in) read(i);
       return;
     }
@@ -130,7 +134,9 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions, b
   for (auto& r : roots) last.insert(r.get());
   Nodes ends;
   for (auto& n : level) {
-    if (!own.count(n.get()) || n->op == &kLoop || !(others.exits.count(n.get()) || last.count(n.get()))) continue;
+    if (!own.count(n.get()) || n->op == &kLoop ||
+        !(others.exits.count(n.get()) || last.count(n.get())))
+      continue;
     ends.push_back(n);
     auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
     if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;

@@ -15,22 +15,25 @@ bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegi
 
 }  // namespace
 
-// What a region of chunks sums, or gives, is kept in f32 if it is read so. The gradient of an f32 parameter that is narrow only
-// where it is multiplied is never narrow then.
+// What a region of chunks sums, or gives, is kept in f32 if it is read so. The gradient of an f32
+// parameter that is narrow only where it is multiplied is never narrow then.
 Nodes widen_products(const Nodes& roots) {
   auto all = everything(roots);
   auto users = users_of(all, roots);
   auto inside = between_borders(all);
-  std::unordered_set<const Node*> given;         // what leaves a region
+  std::unordered_set<const Node*> given;  // what leaves a region
   Names walked;
   for (auto& n : all) {
     if (n->op == &prim::kEnter) walked.push_back(walked_axis(n->attr).name);
     if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) given.insert(n->in[0].get());
   }
   auto folds = [&](const Node& n) {
-    return std::any_of(walked.begin(), walked.end(), [&](Name a) { return has(n.in[0]->axes, a) && !has(n.axes, a); });
+    return std::any_of(walked.begin(), walked.end(),
+                       [&](Name a) { return has(n.in[0]->axes, a) && !has(n.axes, a); });
   };
-  auto narrower = [](DType a, DType b) { return is_float(a) && is_float(b) && bytes_of(a) < bytes_of(b); };
+  auto narrower = [](DType a, DType b) {
+    return is_float(a) && is_float(b) && bytes_of(a) < bytes_of(b);
+  };
   Rewrite to;
   for (auto& n : all) {
     if (n->op != &prim::kCast || !narrower(n->in[0]->dtype, n->dtype)) continue;
@@ -40,22 +43,25 @@ Nodes widen_products(const Nodes& roots) {
     if (x->op->kind != Kind::contract || users[x.get()] > 1 || !inside.count(x.get())) continue;
     if (borders.empty() && !given.count(n.get()) && !folds(*x)) continue;
     auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
-    for (auto b = borders.rbegin(); b != borders.rend(); ++b) wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
+    for (auto b = borders.rbegin(); b != borders.rend(); ++b)
+      wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
     to[n.get()] = wide;
   }
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds, std::vector<std::string>* uncut) {
+Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
+                 std::vector<std::string>* uncut) {
   struct Cutter {
     const Try& attempt;
     bool rounds;
     std::vector<std::string>* uncut;
-    // `deeper`: of calls that were traced in loops which lie in this body. Of one that is done a border may be left that lies
-    // outside of this body, and is read in a loop's; it belongs to the level around.
+    // `deeper`: of calls that were traced in loops which lie in this body. Of one that is done a
+    // border may be left that lies outside of this body, and is read in a loop's; it belongs to the
+    // level around.
     std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
                                  const std::vector<ChunkKey>& done) const {
-      const Node* first = nullptr;               // of the outermost calls, the first
+      const Node* first = nullptr;  // of the outermost calls, the first
       auto place = [](const Node& n) {
         auto call = ChunkKey::of(n.attr);
         return std::tuple(call.depth, call.inside, n.id);
@@ -63,13 +69,14 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
       auto see = [&](const Node& n) {
         const auto call = ChunkKey::of(n.attr);
         if (deeper ? call.depth <= depth : call.depth != depth) return;
-        if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); })) return;
+        if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); }))
+          return;
         if (!first || place(n) < place(*first)) first = &n;
       };
       for (auto& n : level) {
         if (index && !n->varies_with(index)) continue;
         if (n->op == &prim::kEnter) see(*n);
-        for (auto& x : n->in)                    // entered outside of this body
+        for (auto& x : n->in)  // entered outside of this body
           for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) see(*e);
       }
       return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
@@ -77,17 +84,22 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
     Nodes operator()(Nodes roots, const Node* index, int depth) const {
       auto inside = [&](bool region) {
         const auto here = region ? std::unordered_set<const Loop*>() : loops_of_level(roots, index);
-        return in_bodies(roots, index, [&](const Loop& l) { return region ? of_region(l) : here.count(&l) > 0 && !of_region(l); },
-                         [&](const Nodes& values, const Node* i) {
-                           return (*this)(values, i, region ? depth : IndexAttr::of(*i).depth + 1);
-                         });
+        return in_bodies(
+            roots, index,
+            [&](const Loop& l) {
+              return region ? of_region(l) : here.count(&l) > 0 && !of_region(l);
+            },
+            [&](const Nodes& values, const Node* i) {
+              return (*this)(values, i, region ? depth : IndexAttr::of(*i).depth + 1);
+            });
       };
       std::vector<ChunkKey> done;
       for (bool deeper = false;;) {
         auto level = level_of(roots, index);
         auto call = next(level, index, depth, deeper, done);
         if (!call && deeper) return roots;
-        if (!call) {                             // what does not vary with the loops that it was traced in lies outside of them
+        // what does not vary with the loops that it was traced in lies outside of them
+        if (!call) {
           deeper = true;
           roots = inside(false);
           continue;
@@ -100,8 +112,10 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
         } catch (const VerifyError&) {
           throw;
         } catch (const Error& e) {
-          if (call->inside != kOfScores && !deeper) throw;   // of such a call a loop may read a part, which stays whole
-          if (uncut && call->inside == kOfScores) uncut->push_back(std::string("scores stay whole: ") + e.what());
+          // of such a call a loop may read a part, which stays whole
+          if (call->inside != kOfScores && !deeper) throw;
+          if (uncut && call->inside == kOfScores)
+            uncut->push_back(std::string("scores stay whole: ") + e.what());
           roots = without_borders(roots, *call, index);
         }
         roots = inside(true);
@@ -109,7 +123,8 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
     }
   };
   auto borders = level_of(roots, nullptr);
-  if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
+  if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; }))
+    return roots;
   return Cutter{attempt, rounds, uncut}(roots, nullptr, depth);
 }
 
@@ -122,13 +137,15 @@ bool shares_queries(const Nodes& roots) {
   });
 }
 
-void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try& attempt) {
+void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders,
+                  const Try& attempt) {
   auto roots = strip_wraps(outs, true);
   auto level = level_of(roots, nullptr);
   std::unordered_set<const Node*> entered;
   for (auto& n : level)
     if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) entered.insert(n.get());
-  // A loop that lies before the call may have the index of one around it, which is still traced: it is none of its level.
+  // A loop that lies before the call may have the index of one around it, which is still traced: it
+  // is none of its level.
   auto after = dependents(roots, entered);
   std::erase_if(level, [&](auto& n) { return n->op == &kLoop && !after.count(n.get()); });
   for (auto& b : borders) Region(b, roots, level).sweeps();

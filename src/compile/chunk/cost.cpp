@@ -16,7 +16,8 @@ double product(const program::Dims& dims) {
 }
 double bytes_seen(const View& v, const program::Dims& dims) {
   double n = bytes_of(v.dtype);
-  for (std::size_t i = 0; i < dims.size(); ++i) if (v.strides[i] != 0) n *= double(dims[i]);
+  for (std::size_t i = 0; i < dims.size(); ++i)
+    if (v.strides[i] != 0) n *= double(dims[i]);
   return n;
 }
 // What it costs to bring them, in multiplications.
@@ -24,26 +25,32 @@ double bringing(const View& v, const program::Dims& dims, const Machine& machine
   double n = bytes_seen(v, dims);
   bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
   bool far = walks || n > machine.cache;
-  return n * (far ? machine.multiplications_per_byte : n > machine.near ? machine.multiplications_per_far_byte : 0);
+  return n * (far                ? machine.multiplications_per_byte
+              : n > machine.near ? machine.multiplications_per_far_byte
+                                 : 0);
 }
 double cost_of_product(const program::Contract& c, const Machine& machine) {
   program::Dims dims;
-  for (auto* part : {&c.batch, &c.m, &c.n, &c.k}) dims.insert(dims.end(), part->begin(), part->end());
+  for (auto* part : {&c.batch, &c.m, &c.n, &c.k})
+    dims.insert(dims.end(), part->begin(), part->end());
   double m = product(c.m), n = product(c.n), k = product(c.k);
   double memory = bringing(c.a, dims, machine) + bringing(c.b, dims, machine) +
                   bringing(c.out, dims, machine) * (c.accumulate ? 2 : 1);
-  double narrow = 1 + 12 / std::min({m, n, k});  // what is copied into panels, or added to, for each multiplication
+  // what is copied into panels, or added to, for each multiplication
+  double narrow = 1 + 12 / std::min({m, n, k});
   double work = product(c.batch) * m * n * k * narrow, waits = 0;
-  if (bytes_of(c.a.dtype) == 2) {                               // too fast for what it writes
+  if (bytes_of(c.a.dtype) == 2) {  // too fast for what it writes
     work *= machine.narrow;
     if (auto out = bytes_seen(c.out, dims); !c.accumulate && out > machine.near)
       waits = machine.multiplications_per_byte * out;
   }
-  return std::max(work, memory) + std::min(work, memory) / 4 + waits;   // memory is read ahead, mostly
+  // memory is read ahead, mostly
+  return std::max(work, memory) + std::min(work, memory) / 4 + waits;
 }
 double cost_of_kernel(const program::Fused& f, const Machine& machine) {
   double outer = 1, inner = 1, points = 0;
-  for (std::size_t d = 0; d < f.dims.size(); ++d) (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
+  for (std::size_t d = 0; d < f.dims.size(); ++d)
+    (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
   for (auto& i : f.code) {
     double each = takes_steps(i.code) ? 32 : 6;
     points += each * (i.inner ? outer * inner : outer);
@@ -63,8 +70,10 @@ double cost_of(const std::vector<Step>& steps, const Machine& machine) {
       continue;
     }
     sum += machine.step;
-    if (s.kind == program::Kind::contract) sum += cost_of_product(s.contract, machine);
-    else if (s.kind == program::Kind::fused) sum += cost_of_kernel(s.fused, machine);
+    if (s.kind == program::Kind::contract)
+      sum += cost_of_product(s.contract, machine);
+    else if (s.kind == program::Kind::fused)
+      sum += cost_of_kernel(s.fused, machine);
   }
   return sum;
 }

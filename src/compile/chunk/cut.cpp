@@ -18,10 +18,14 @@ std::string CutPlan::line() const {
   return "whole over " + axes + ": " + how.why;
 }
 
-Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
-  return bordered(roots, level, index, [&](const NodePtr& n) { return regions.contain(n); }, tile.attr());
+Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions,
+            const ChunkKey& tile) {
+  return bordered(
+      roots, level, index, [&](const NodePtr& n) { return regions.contain(n); }, tile.attr());
 }
-static bool is_border_of(const Node& n, const ChunkKey& call) { return is_border(n) && ChunkKey::of(n.attr).same_call(call); }
+static bool is_border_of(const Node& n, const ChunkKey& call) {
+  return is_border(n) && ChunkKey::of(n.attr).same_call(call);
+}
 // Without the borders that it is a slice of, one after another.
 static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
   if (is_border_of(*x, call)) return bare(x->in[0], call);
@@ -33,7 +37,7 @@ static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
 Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
-    for (auto& x : n->in)                        // outside of the body, with what was entered there
+    for (auto& x : n->in)  // outside of the body, with what was entered there
       if (x && index && !x->varies_with(index) && is_dynamic_slice(*x))
         if (auto y = bare(x, call); y != x) to[x.get()] = y;
     if (is_border_of(*n, call)) to[n.get()] = substitute({n->in[0]}, to, index)[0];
@@ -41,9 +45,11 @@ Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* inde
   return to.empty() ? roots : substitute(roots, to, index);
 }
 namespace {
-constexpr std::int64_t kMostSums = 4 << 20;    // bytes that a lane carries in the gradient of scores, beside results
+// bytes that a lane carries in the gradient of scores, beside results
+constexpr std::int64_t kMostSums = 4 << 20;
 
-// What lies in the regions of these cuts, but is made outside of the loop over keys (queries, scaled), enters them in its body.
+// What lies in the regions of these cuts, but is made outside of the loop over keys (queries,
+// scaled), enters them in its body.
 using Entered = std::unordered_map<const Node*, std::vector<Attr>>;
 Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) {
   Entered out;
@@ -57,7 +63,8 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
   }
   return out;
 }
-// x made of what it is point by point made of, in the turns of a loop; null: it takes more than that.
+// x made of what it is point by point made of, in the turns of a loop; null: it takes more than
+// that.
 NodePtr in_turns_of(const NodePtr& x, const NodePtr& index) {
   if (is_border(*x) || is_dynamic_slice(*x)) return prim::barrier(x, index);
   if (prim::is_number(x)) return x;
@@ -74,7 +81,8 @@ Nodes with_entered(const Nodes& values, const Node* index, const Entered& before
   const auto level = level_of(values, index);
   NodePtr turn;
   for (auto& n : level)
-    for (auto& x : n->in) if (x.get() == index) turn = x;
+    for (auto& x : n->in)
+      if (x.get() == index) turn = x;
   for (auto& n : level)
     for (auto& x : n->in) {
       auto known = x && !x->varies_with(index) ? before.find(x.get()) : before.end();
@@ -88,11 +96,13 @@ Nodes with_entered(const Nodes& values, const Node* index, const Entered& before
     }
   return to.empty() ? values : substitute(values, to, index);
 }
-// What loops over blocks of keys sum up and stack, rounded behind them: on a mesh the sums of a block are added up by the device
-// that has it, and one that is rounded in its turn would be added up on all of them.
+// What loops over blocks of keys sum up and stack, rounded behind them: on a mesh the sums of a
+// block are added up by the device that has it, and one that is rounded in its turn would be added
+// up on all of them.
 Nodes rounded_behind(const Nodes& roots, const Node* index, const Nodes& keys) {
   auto rounds = [](const NodePtr& n) {
-    return (n->op->kind == Kind::contract || n->op->kind == Kind::reduce) && widened(n)->dtype != n->dtype;
+    return (n->op->kind == Kind::contract || n->op->kind == Kind::reduce) &&
+           widened(n)->dtype != n->dtype;
   };
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
@@ -129,36 +139,47 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
   auto out = region.cut(how);
   if (plan.go_round && plan.keys == from) out = rounded_behind(out, index, region.index());
   auto before = plan.keys == from ? made_before(plan, out, index) : Entered();
-  return in_bodies(out, index, [&](const Loop& l) { return l.index == region.index(); },
-                   [&](const Nodes& values, const Node* inner) {
-                     return cut_from(plan, with_entered(values, inner, before), inner, from + 1);
-                   });
+  return in_bodies(
+      out, index, [&](const Loop& l) { return l.index == region.index(); },
+      [&](const Nodes& values, const Node* inner) {
+        return cut_from(plan, with_entered(values, inner, before), inner, from + 1);
+      });
 }
-// Tiles of scores. Queries go outermost, and what is summed for keys is carried, in the place of its result if that is as wide.
-// Where it is not, keys go outermost in the gradient, which has two sums for each key and one for each query; what belongs to
-// queries alone is made before. Where even that sum is too large nothing is carried: what queries have is made by queries, the
-// rest by keys, and scores twice.
+// Tiles of scores. Queries go outermost, and what is summed for keys is carried, in the place of
+// its result if that is as wide. Where it is not, keys go outermost in the gradient, which has two
+// sums for each key and one for each query; what belongs to queries alone is made before. Where
+// even that sum is too large nothing is carried: what queries have is made by queries, the rest by
+// keys, and scores twice.
 Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t from) {
   auto by_queries = plan, by_keys = plan;
   by_queries.late = by_keys.late = false;
   std::swap(by_keys.cuts[from], by_keys.cuts[from + 1]), by_keys.keys = from;
-  auto region = [&](const CutPlan& p) { return Region(p.cuts[from].first.attr(), roots, level_of(roots, index), index); };
-  auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
+  auto region = [&](const CutPlan& p) {
+    return Region(p.cuts[from].first.attr(), roots, level_of(roots, index), index);
+  };
+  auto cut = [&](const CutPlan& p, const Nodes& values) {
+    return cut_from(p, values, index, from);
+  };
   if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
   if (auto rows = region(by_keys).between(); !rows.empty()) {
-    const auto &keys = by_keys.cuts[from].first, &own = by_queries.cuts[from].first;   // axes: of keys, and of queries
-    auto sweeps = [&](const Nodes& values) { return Region(keys.attr(), values, level_of(values, index), index).sweeps(); };
+    // axes: of keys, and of queries
+    const auto &keys = by_keys.cuts[from].first, &own = by_queries.cuts[from].first;
+    auto sweeps = [&](const Nodes& values) {
+      return Region(keys.attr(), values, level_of(values, index), index).sweeps();
+    };
     const int least = sweeps(rows);
-    for (auto& r : roots) {                      // results that are made on the way, as of weights and values
+    for (auto& r : roots) {  // results that are made on the way, as of weights and values
       auto with = rows;
       with.push_back(r);
       if (!has(r->axes, keys.axis) && sweeps(with) == least) rows = std::move(with);
     }
     auto made = without_borders(cut(by_queries, rows), plan.call, index);
-    Rewrite to, entered;                         // what is made of rows alone, as a product with values, goes along queries, too
+    // what is made of rows alone, as a product with values, goes along queries, too
+    Rewrite to, entered;
     for (std::size_t k = 0; k < rows.size(); ++k) {
       to[rows[k].get()] = entered[rows[k].get()] = made[k];
-      if (has(made[k]->axes, own.axis)) entered[rows[k].get()] = prim::enter(prim::leave(made[k], own.attr()), own.attr());
+      if (has(made[k]->axes, own.axis))
+        entered[rows[k].get()] = prim::enter(prim::leave(made[k], own.attr()), own.attr());
     }
     auto rest = substitute(roots, entered, index);
     for (std::size_t k = 0; k < roots.size(); ++k)
@@ -167,7 +188,8 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   }
   auto queries = region(by_queries);
   const auto for_keys = queries.wide_sums(), for_queries = region(by_keys).wide_sums();
-  if (std::min(for_keys, for_queries) <= kMostSums) return cut(for_queries < for_keys ? by_keys : by_queries, roots);
+  if (std::min(for_keys, for_queries) <= kMostSums)
+    return cut(for_queries < for_keys ? by_keys : by_queries, roots);
   auto out = cut(by_queries, roots);
   const auto rest = cut(by_keys, roots);
   for (std::size_t k = 0; k < roots.size(); ++k)

@@ -1,7 +1,8 @@
-// What belongs to a query alone, taken out of sums over its keys, so that these are walked once forward and once backward:
+// What belongs to a query alone, taken out of sums over its keys, so that these are walked once
+// forward and once backward:
 //
-//     sum_k (e_qk / s_q) v_kd                     =  sum_k e_qk v_kd  /  s_q             (w = e / s, o_qd: weighted values)
-//     sum_k w_qk (sum_d g_qd v_kd)                =  sum_d g_qd o_qd
+//     sum_k (e_qk / s_q) v_kd                     =  sum_k e_qk v_kd  /  s_q             (w = e /
+//     s, o_qd: weighted values) sum_k w_qk (sum_d g_qd v_kd)                =  sum_d g_qd o_qd
 //
 // where e = exp(x - max x) of which s is the sum. Masks and dropout are factors of w like others.
 //

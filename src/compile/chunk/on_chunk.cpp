@@ -11,7 +11,8 @@ namespace haliax {
 namespace {
 
 Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
-  for (auto& x : axes) if (x.name == a && x.size == whole) x.size = size;
+  for (auto& x : axes)
+    if (x.name == a && x.size == whole) x.size = size;
   return axes;
 }
 
@@ -28,9 +29,13 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   if (made.empty()) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
       auto size = prim::index_chunk(*index_[k]);
-      if (is_position(*x)) made.push_back(x->op->on_block(*x, {}, resized(x->axes, a, axis_.size, size), {{a, index_[k], size}}));
-      else if (grows(x, a) || owner_.count(x.get())) made.push_back(made_on_chunk(x, a, k));
-      else made.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
+      if (is_position(*x))
+        made.push_back(
+            x->op->on_block(*x, {}, resized(x->axes, a, axis_.size, size), {{a, index_[k], size}}));
+      else if (grows(x, a) || owner_.count(x.get()))
+        made.push_back(made_on_chunk(x, a, k));
+      else
+        made.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
     }
   }
   return made[b];
@@ -54,17 +59,22 @@ bool Region::grows(const NodePtr& x, Name a) const {
   while (!todo.empty()) {
     auto [n, name] = todo.back();
     todo.pop_back();
-    if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) || !seen.insert(n.get()).second) continue;
-    if (owner_.count(n.get())) continue;   // the carry of a loop that is made anew
+    if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) ||
+        !seen.insert(n.get()).second)
+      continue;
+    if (owner_.count(n.get())) continue;  // the carry of a loop that is made anew
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
-    bool shows = is_seen_through(*n) || is_border(*n) || n->op == &prim::kPin;   // a draw says how it is cut
-    bool pointwise = !n->value && (n->op->kind == Kind::map || shows || places || is_looked_up(*n, name));
+    // a draw says how it is cut
+    bool shows = is_seen_through(*n) || is_border(*n) || n->op == &prim::kPin;
+    bool pointwise =
+        !n->value && (n->op->kind == Kind::map || shows || places || is_looked_up(*n, name));
     if (!pointwise) {
       bytes += n->bytes();
       if (bytes >= x->bytes()) return false;
       continue;
     }
-    for (std::size_t k = 0; k < n->in.size(); ++k) todo.push_back({n->in[k], name_in_operand(*n, k, name)});
+    for (std::size_t k = 0; k < n->in.size(); ++k)
+      todo.push_back({n->in[k], name_in_operand(*n, k, name)});
   }
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
@@ -72,27 +82,32 @@ bool Region::grows(const NodePtr& x, Name a) const {
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
 NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   At here(n->origin);
-  bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;   // of a side of cond
+  bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;  // of a side of cond
   if (in_turn) return prim::barrier(part(n->in[0], a, b), n->in[1]);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_chunk(n, b);
   if (turns(*n)) return running_on_chunk(n, b);
   if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
   auto size = prim::index_chunk(*index_[b]);
-  if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
+  if (n->op == &prim::kCarry)
+    return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
   Name inner = is_seen_through(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
   bool on_block = picks(*n, a);
-  for (std::size_t k = 0; k < n->in.size(); ++k) {   // what lies outside may be read whole, but for the table of a pick
+  // what lies outside may be read whole, but for the table of a pick
+  for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& x = n->in[k];
     bool table = on_block && k == 0;
-    bool whole = !x || (!table && !contains(x) && has_axis(*x, inner) && along(*n, k, inner).way == Along::Way::whole);
+    bool whole = !x || (!table && !contains(x) && has_axis(*x, inner) &&
+                        along(*n, k, inner).way == Along::Way::whole);
     in.push_back(whole ? x : part(x, inner, b));
   }
   auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
-  if (on_block) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});   // a chunk holds what falls into it
+  // a chunk holds what falls into it
+  if (on_block) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});
   if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !walks(n))
-    in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);   // what it starts as is the start of the fold
+    // what it starts as is the start of the fold
+    in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
   return prim::remade(*n, std::move(in), axes);
 }
 NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
@@ -114,7 +129,8 @@ LoopResult Region::folded(const NodePtr& n) {
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
   }
   if (r.monoid == Monoid::prod) {
-    r.fold = Fold::carry, r.start = prim::filled(1, n->dtype, n->axes), r.carry = prim::carry(index_[0], n->axes, n->dtype);
+    r.fold = Fold::carry, r.start = prim::filled(1, n->dtype, n->axes),
+    r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
   }
   if (n->op == &kResult && goes_along(*n)) r.start = result_of(*n).start;
@@ -122,8 +138,11 @@ LoopResult Region::folded(const NodePtr& n) {
   if (n->op->accumulates && !from_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
-// With the name that the loop has for the walked axis in place of the value's own, and the other way round.
-NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x, {a, axis_.name}, {axis_.name, a}); }
+// With the name that the loop has for the walked axis in place of the value's own, and the other
+// way round.
+NodePtr Region::swapped(const NodePtr& x, Name a) const {
+  return prim::rename(x, {a, axis_.name}, {axis_.name, a});
+}
 
 // The value of a fold, from the result of its loop, given what is known so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals) {
@@ -131,20 +150,23 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals
   if (auto s = streamed(n); !s.guarded && holds(known_of(*s.top).order.streams, n)) {
     auto& top = finals.of.at(s.top);
     auto good = prim::map(prim::kIsFinite, {top}, DType::boolean);
-    if (s.hides) good = prim::map(prim::kBitOr, {good, prim::equal(top, prim::extreme(top->dtype, false))}, DType::boolean);
-    v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype, &n->axes);
+    if (s.hides)
+      good = prim::map(prim::kBitOr, {good, prim::equal(top, prim::extreme(top->dtype, false))},
+                       DType::boolean);
+    v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
+                  &n->axes);
   }
   if (!n->op->found || !picks(*n, name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = finals({in[k]})[0];
-  auto there = n->op->found(*n, in);   // outside of the axis there is nothing to pick
+  auto there = n->op->found(*n, in);  // outside of the axis there is nothing to pick
   if (!there) return v;
   auto none = prim::picked_outside(n->dtype);
   return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
 }
 
-// What lies outside of the bodies, such as the layers behind, is made once for all sweeps and the roots. A loop there may have
-// the same parts in its body, and goes on to make them.
+// What lies outside of the bodies, such as the layers behind, is made once for all sweeps and the
+// roots. A loop there may have the same parts in its body, and goes on to make them.
 void Region::finish(Loop& l, Finals& finals) const {
   Rewrite known = finals.parts;
   auto read = [&](const NodePtr& x) {
@@ -155,12 +177,13 @@ void Region::finish(Loop& l, Finals& finals) const {
     for (auto& r : l.results) values.push_back(r.value[b]);
     std::unordered_set<const Node*> body;
     for (auto& n : level_of(values, index_[b].get())) {
-      if (is_border(*n) && !n->varies_with(index_[b].get())) continue;   // entered outside
+      if (is_border(*n) && !n->varies_with(index_[b].get())) continue;  // entered outside
       body.insert(n.get());
       add_reads(n, reads);
     }
     append(reads, values);
-    for (auto& x : reads) if (!body.count(x.get())) read(x);
+    for (auto& x : reads)
+      if (!body.count(x.get())) read(x);
   }
   for (auto& r : l.results) {
     r.value = substitute(r.value, known);
@@ -180,13 +203,16 @@ Nodes Region::cut(const RegionCut& how) {
   reverse_ = how.reverse;
   int count = sweeps();
   keep_for_later(how.keep);
-  const auto chunk = std::min(how.chunk, axis_.size);   // a chunk of a call around may be shorter than one of this call
+  // a chunk of a call around may be shorter than one of this call
+  const auto chunk = std::min(how.chunk, axis_.size);
   index_ = {prim::index(axis_, 0, chunk, kRegionDepth)};
-  if (auto left = axis_.size % chunk) index_.push_back(prim::index(axis_, axis_.size - left, left, kRegionDepth));
+  if (auto left = axis_.size % chunk)
+    index_.push_back(prim::index(axis_, axis_.size - left, left, kRegionDepth));
   for (auto& n : level_) {
     if (!contains(n) || !on_chunk(n)) continue;
     Nodes made;
-    for (std::size_t b = 0; b < index_.size(); ++b) made.push_back(made_on_chunk(n, name_in(*n), b));
+    for (std::size_t b = 0; b < index_.size(); ++b)
+      made.push_back(made_on_chunk(n, name_in(*n), b));
     member(*n).parts = std::move(made);
   }
   Finals finals{around_};
@@ -194,13 +220,18 @@ Nodes Region::cut(const RegionCut& how) {
     Loop l;
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
     l.of_chunks = true, l.of_scores = how.of_scores, l.form = how.form, l.why = how.why;
-    l.any_order = steps_[s].empty() && std::none_of(folds_[s].begin(), folds_[s].end(), [&](auto& n) { return turns(*n); });
+    l.any_order = steps_[s].empty() && std::none_of(folds_[s].begin(), folds_[s].end(),
+                                                    [&](auto& n) { return turns(*n); });
     Nodes of;
     std::unordered_set<const Node*> done;
-    auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };
+    auto add = [&](LoopResult r, const NodePtr& n) {
+      l.results.push_back(std::move(r)), of.push_back(n);
+    };
     for (auto& n : steps_[s])
-      if (!turns(*n)) stream_steps(l, of, n);
-      else for (auto& r : known_of(*n).known) add(r, nullptr);
+      if (!turns(*n))
+        stream_steps(l, of, n);
+      else
+        for (auto& r : known_of(*n).known) add(r, nullptr);
     for (auto& n : folds_[s]) {
       if (n->op == &kResult && goes_along(*n) && result_of(*n).carry) continue;
       auto& order = known_of(*n).order;
@@ -237,9 +268,11 @@ Nodes Region::cut(const RegionCut& how) {
       }
       auto a = known_of(*n).role.axis;
       finals.of[n.get()] = prim::fit(swapped(result, a), n->axes);
-      for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not rematerialise it
+      // a later sweep reads it, and does not rematerialise it
+      for (std::size_t b = 0; b < index_.size(); ++b) {
         auto& p = known_of(*n).parts[b];
-        if (!is_slice_at(*p, index_[b].get())) finals.parts[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
+        if (!is_slice_at(*p, index_[b].get()))
+          finals.parts[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
       }
     }
   }

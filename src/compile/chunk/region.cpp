@@ -36,8 +36,8 @@ bool Region::has_axis(const Node& n, Name a) const {
 }
 
 Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around)
-    : key_(key), around_(around), waits_(ChunkForm(ChunkKey::of(key).form) == ChunkForm::recompute), roots_(roots),
-      level_(level) {
+    : key_(key), around_(around), waits_(ChunkForm(ChunkKey::of(key).form) == ChunkForm::recompute),
+      roots_(roots), level_(level) {
   const Node* border = nullptr;
   for (auto& n : level) {
     if (enters(*n)) border = n.get();
@@ -46,7 +46,8 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
     for (auto& i : l.index) inner_.insert(i.get());
-    for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) owner_[l.results[k].carry.get()] = {n, k};
+    for (std::size_t k = 0; k < l.results.size(); ++k)
+      if (l.results[k].carry) owner_[l.results[k].carry.get()] = {n, k};
   }
   if (!border) return;
   axis_ = *find(*border, walked_axis(key).name);
@@ -55,9 +56,12 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   for (auto& n : level_) {
     auto turns = n->op->in_turns ? n->op->in_turns(n, {}) : std::nullopt;
     for (auto& x : n->in) {
-      bool past = turns && std::find(turns->reads.begin(), turns->reads.end(), x) == turns->reads.end();
-      if (past) member(*x).passed = true;
-      else if (x) read.insert(x.get());
+      bool past =
+          turns && std::find(turns->reads.begin(), turns->reads.end(), x) == turns->reads.end();
+      if (past)
+        member(*x).passed = true;
+      else if (x)
+        read.insert(x.get());
     }
   }
   for (auto* x : read)
@@ -67,21 +71,25 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   for (auto known = stepping_.size() + 1; known != stepping_.size();) {
     known = stepping_.size();
     for (auto& [n, m] : members_) m.role = {};
-    for (bool more = true; more;) {   // again only for carries, which are older than what they become
+    // again only for carries, which are older than what they become
+    for (bool more = true; more;) {
       more = false;
       for (auto& n : level_) more |= learn(n) && !owner_.empty();
     }
   }
   leave_to_the_outside();
-  empty_ = std::none_of(members_.begin(), members_.end(), [](auto& m) { return m.second.role.inside; });
+  empty_ =
+      std::none_of(members_.begin(), members_.end(), [](auto& m) { return m.second.role.inside; });
 }
 
 void Region::refuse(const Node& n, const std::string& why) const {
-  fail_at(n.origin, "chunked_reduce", std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_));
+  fail_at(
+      n.origin, "chunked_reduce",
+      std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_));
 }
 
-// Between a leave and an enter: a token's cotangent may be computed from its own loss. Not through another call, which is cut
-// by itself.
+// Between a leave and an enter: a token's cotangent may be computed from its own loss. Not through
+// another call, which is cut by itself.
 void Region::find_bridges() {
   std::unordered_set<const Node*> from_leave, to_enter;
   const auto call = ChunkKey::of(key_);
@@ -94,11 +102,14 @@ void Region::find_bridges() {
   }
   for (auto i = level_.rbegin(); i != level_.rend(); ++i)
     if (enters(**i) || (to_enter.count(i->get()) && may(*i)))
-      for (auto& x : (*i)->in) if (x && has_axis(*x, axis_.name)) to_enter.insert(x.get());
-  for (auto* n : from_leave) if (to_enter.count(n)) member(*n).bridge = true;
+      for (auto& x : (*i)->in)
+        if (x && has_axis(*x, axis_.name)) to_enter.insert(x.get());
+  for (auto* n : from_leave)
+    if (to_enter.count(n)) member(*n).bridge = true;
 }
 
-// The value of a barrier is made with the chunk, whatever it waits for, if barriers do not wait here.
+// The value of a barrier is made with the chunk, whatever it waits for, if barriers do not wait
+// here.
 Nodes Region::needed_by(const NodePtr& n) const {
   if (auto* t = turns(*n)) return t->reads;
   if (n->op == &prim::kBarrier) return {n->in[0]};
@@ -114,13 +125,14 @@ const Turns* Region::turns(const Node& n) const {
   auto& t = known_of(n).role.turns;
   return t ? &*t : nullptr;
 }
-// Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop, whose turns would each have to
-// know what came before.
+// Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop,
+// whose turns would each have to know what came before.
 bool Region::makes_by_turns(const NodePtr& n) {
   auto t = n->op->in_turns && !in_body(*n) ? n->op->in_turns(n, {}) : std::nullopt;
   if (!t) return false;
   bool goes = std::all_of(t->reads.begin(), t->reads.end(), [&](auto& x) {
-    return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : known_of(*x).role.axis) == t->axis;
+    return contains(x) && walks(x) && !is_out(x, *n) &&
+           (enters(*x) ? axis_.name : known_of(*x).role.axis) == t->axis;
   });
   if (!goes) return false;
   auto& role = member(*n).role;
@@ -143,14 +155,17 @@ bool Region::learn(const NodePtr& n) {
     auto& its = known_of(*x).role;
     partial |= its.partial;
     Name name;
-    if (comes_in(*x)) name = axis_.name;
-    else if (its.axis && !is_out(x, *n)) name = its.axis;
+    if (comes_in(*x))
+      name = axis_.name;
+    else if (its.axis && !is_out(x, *n))
+      name = its.axis;
     if (name && !has(names, name)) names.push_back(name);
   };
-  if (enters(*n)) names = {axis_.name};
+  if (enters(*n))
+    names = {axis_.name};
   else if (n->op == &prim::kCarry) {
     auto of = owner_.find(n.get());
-    if (of == owner_.end()) return false;   // of a loop around
+    if (of == owner_.end()) return false;  // of a loop around
     auto& r = loop_of(*of->second.first).results[of->second.second];
     for (auto& v : r.value) from(v);
     from(r.start);
@@ -175,36 +190,42 @@ bool Region::learn(const NodePtr& n) {
   }
   auto& me = member(*n);
   me.role.inside = true;
-  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole) return me.role.unmade = true;
+  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole)
+    return me.role.unmade = true;
   if (n->op == &kLoop) return true;
   if (names.size() > 1)
-    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
-                   "); rename outside of f what f shall see whole");
+    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " +
+                   std::string(names[1].text()) + "); rename outside of f what f shall see whole");
   if (is_seen_through(*n))
     for (auto& a : names) a = name_in_result(*n, 0, a);
-  // An axis that is folded is none of the result's, though that may have one of its name: updates along it, placed into a table.
+  // An axis that is folded is none of the result's, though that may have one of its name: updates
+  // along it, placed into a table.
   std::erase_if(names, [&](Name a) {
     bool folded = false;
     for (std::size_t k = 0; k < n->in.size() && n->op->kind == Kind::step; ++k)
       folded |= n->in[k] && walks(n->in[k]) && along(*n, k, a).way == Along::Way::fold;
     return folded || !has_axis(*n, a);
   });
-  if (!names.empty()) me.role.axis = names[0];
-  else me.role.partial = in_body(*n) || (partial && !is_loop_result(*n));
+  if (!names.empty())
+    me.role.axis = names[0];
+  else
+    me.role.partial = in_body(*n) || (partial && !is_loop_result(*n));
   return true;
 }
 bool Region::in_step(const Node& n) const { return varies_with(n, stepping_); }
 bool Region::in_body(const Node& n) const { return varies_with(n, inner_); }
 
-// A fold of nothing but arguments, point by point (how many tokens count, say), that something inside waits for: on the whole
-// arrays it costs a pass, and inside it would cost a sweep.
+// A fold of nothing but arguments, point by point (how many tokens count, say), that something
+// inside waits for: on the whole arrays it costs a pass, and inside it would cost a sweep.
 void Region::leave_to_the_outside() {
   // of what is made of arguments alone, point by point: the largest argument
   std::unordered_map<const Node*, std::int64_t> widest;
   std::unordered_set<const Node*> awaited;
   for (auto i = level_.rbegin(); i != level_.rend(); ++i) {
     bool wanted = (contains(*i) && !leaves(**i)) || awaited.count(i->get());
-    if (wanted) for (auto& x : (*i)->in) if (x) awaited.insert(x.get());
+    if (wanted)
+      for (auto& x : (*i)->in)
+        if (x) awaited.insert(x.get());
   }
   Nodes out;
   for (auto& n : level_) {
@@ -221,8 +242,10 @@ void Region::leave_to_the_outside() {
         if (plain) most = std::max(most, w->second);
       }
     if (!plain || n->bytes() > most) continue;
-    if (!fold) widest[n.get()] = most;
-    else if (awaited.count(n.get())) out.push_back(n);
+    if (!fold)
+      widest[n.get()] = most;
+    else if (awaited.count(n.get()))
+      out.push_back(n);
   }
   for (auto& n : out) member(*n).role = {};
 }
@@ -230,14 +253,16 @@ void Region::leave_to_the_outside() {
 Name Region::name_in(const Node& n) const {
   if (auto a = known_of(n).role.axis) return a;
   if (auto* t = turns(n)) return t->axis;
-  for (auto& x : n.in) if (x && walks(x)) return comes_in(*x) ? axis_.name : known_of(*x).role.axis;
+  for (auto& x : n.in)
+    if (x && walks(x)) return comes_in(*x) ? axis_.name : known_of(*x).role.axis;
   return axis_.name;
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
 bool Region::picks(const Node& n, Name a) const {
   if (!n.op->on_block || n.in.empty() || !has_axis(*n.in[0], a)) return false;
   // Ids may have an axis of that name which is not the walked one: the first few of an order.
-  bool clashes = std::any_of(n.in.begin() + 1, n.in.end(), [&](auto& x) { return has_axis(*x, a); });
+  bool clashes =
+      std::any_of(n.in.begin() + 1, n.in.end(), [&](auto& x) { return has_axis(*x, a); });
   return along(n, 0, a).way == Along::Way::pick || (has(indexed_axes(n), a) && !clashes);
 }
 
@@ -252,7 +277,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
-    if (k == 0 && picks(n, a)) return Monoid::sum;   // what is picked lies in one chunk alone
+    if (k == 0 && picks(n, a)) return Monoid::sum;  // what is picked lies in one chunk alone
     if (rule.way == Along::Way::fold) return rule.monoid;
   }
   return {};
@@ -279,12 +304,14 @@ void Region::check(const NodePtr& n) const {
     if (way == Way::whole) refuse(*n, "needs all positions at once");
   }
   auto partial = [&](const NodePtr& x) { return x && known_of(*x).role.partial; };
-  if (partial(n)) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
+  // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
+  if (partial(n)) {
     bool sums = false;
     for (auto& x : n->in) sums |= x && walks(x);
     bool fold = sums && folds_by(*n) == Monoid::sum;
     bool moves = !sums && (op.linear == Linear::all || op.linear == Linear::moves);
-    for (auto& x : n->in) moves &= !x || partial(x) || !is_float(x->dtype) || x->op->kind == Kind::leaf;
+    for (auto& x : n->in)
+      moves &= !x || partial(x) || !is_float(x->dtype) || x->op->kind == Kind::leaf;
     if (!fold && !moves && n->op != &kResult) refuse(*n, "reads a total, in a loop,");
   }
   for (auto& x : n->in) {
@@ -293,7 +320,8 @@ void Region::check(const NodePtr& n) const {
   }
 }
 
-// A loop along the axis goes on from chunk to chunk, if at each position it reads that position alone.
+// A loop along the axis goes on from chunk to chunk, if at each position it reads that position
+// alone.
 void Region::check_steps(const Node& n, Name a) const {
   auto& l = loop_of(n);
   auto* index = l.index[0].get();
@@ -332,8 +360,8 @@ int Region::before(const NodePtr& n) const {
   return at;
 }
 
-// exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is what may be made with the max
-// so far, and scaled when the max grows.
+// exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is
+// what may be made with the max so far, and scaled when the max grows.
 Region::Streamed Region::streamed(const NodePtr& n) const {
   auto stage = [&](const NodePtr& x) { return stage_of(x, contains(x) && on_chunk(x)); };
   auto* op = n->op;
@@ -342,17 +370,21 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
     return streams ? Streamed{e->top.get(), stage(e->x), e->guarded, false} : Streamed{};
   }
   auto kind = op->kind;
-  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !is_seen_through(*n)) return {};
+  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !is_seen_through(*n))
+    return {};
   Streamed out;
   int others = 0;
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& s = known_of(*n->in[k]).order.streamed;
     // A term that is rounded is scaled like any other.
     auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
-    if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top)))) return {};
+    if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top))))
+      return {};
     if (!s.top && how == Linear::all && !prim::is_number(n->in[k], 0)) return {};
-    if (s.top) out = {s.top, std::max(out.before, s.before), out.guarded && s.guarded, out.hides || s.hides};
-    else others = std::max(others, stage(n->in[k]));
+    if (s.top)
+      out = {s.top, std::max(out.before, s.before), out.guarded && s.guarded, out.hides || s.hides};
+    else
+      others = std::max(others, stage(n->in[k]));
   }
   if (!out.top) return {};
   out.before = std::max(out.before, others);
@@ -377,7 +409,9 @@ int Region::sweeps() {
       continue;
     }
     check(n);
-    if (goes_on(*n)) at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at), steps_[at].push_back(n);
+    if (goes_on(*n))
+      at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at),
+      steps_[at].push_back(n);
     auto s = streamed(n);
     if (on_chunk(n)) {
       auto& order = member(*n).order;
@@ -386,7 +420,8 @@ int Region::sweeps() {
       continue;
     }
     if (!turns(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
-    if (n->in.size() == 2 && picks(*n, name_in(*n))) {   // what lies where a position is found comes with it
+    // what lies where a position is found comes with it
+    if (n->in.size() == 2 && picks(*n, name_in(*n))) {
       auto& ids = prim::same_values(n->in[1]);
       auto* found = turns(*ids);
       bool there = found && walks(n->in[0]) && name_in(*n) == found->axis;
@@ -395,10 +430,12 @@ int Region::sweeps() {
         member(*ids).order.picked.push_back(n);
       }
     }
-    // A fold with the running max, if its rows are those of the max (so that they can be scaled) and nothing else makes it wait.
+    // A fold with the running max, if its rows are those of the max (so that they can be scaled)
+    // and nothing else makes it wait.
     if (s.top && s.before < at) {
       auto top = fold_stage.find(s.top);
-      bool rows = std::all_of(s.top->axes.begin(), s.top->axes.end(), [&](auto& a) { return find(*n, a.name); });
+      bool rows = std::all_of(s.top->axes.begin(), s.top->axes.end(),
+                              [&](auto& a) { return find(*n, a.name); });
       if (top != fold_stage.end() && top->second == s.before && rows && is_float(n->dtype)) {
         at = s.before;
         member(*s.top).order.streams.push_back(n);
@@ -417,14 +454,16 @@ int Region::sweeps() {
   return sweeps;
 }
 
-// What a later sweep reads, be it in the body of a loop, is stacked, not rematerialised, if it goes on from chunk to chunk; and,
-// if small values are kept, where it took work and is small beside the largest value (a row's logsumexp).
+// What a later sweep reads, be it in the body of a loop, is stacked, not rematerialised, if it goes
+// on from chunk to chunk; and, if small values are kept, where it took work and is small beside the
+// largest value (a row's logsumexp).
 void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
   std::set<std::pair<const Node*, int>> seen;
   std::vector<std::pair<NodePtr, int>> todo;
   auto read_by = [&](const NodePtr& n, int at) {
-    for (auto& x : needed_by(n)) if (walks(x) || (x->op == &kLoop && contains(x))) todo.push_back({x, at});
+    for (auto& x : needed_by(n))
+      if (walks(x) || (x->op == &kLoop && contains(x))) todo.push_back({x, at});
   };
   for (auto& n : level_) {
     if (!contains(n)) continue;
@@ -435,10 +474,12 @@ void Region::keep_for_later(bool small) {
     auto [n, at] = todo.back();
     todo.pop_back();
     auto stage = known_of(*n).order.stage;
-    if (stage < 0 || stage >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second) continue;
+    if (stage < 0 || stage >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second)
+      continue;
     auto kind = n->op->kind;
-    bool copies = n->op->found && !walks(n->in[0]);   // of what is there anyway
-    bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
+    bool copies = n->op->found && !walks(n->in[0]);  // of what is there anyway
+    bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) ||
+                kind == Kind::result;
     bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
     auto& list = stacks_[stage];
     if (n->op == &kLoop || (!stepped && (!small || !work || n->bytes() * 8 > most))) {
@@ -458,7 +499,8 @@ std::int64_t Region::wide_sums() {
   sweeps();
   std::int64_t bytes = 0;
   for (auto& n : folds())
-    if (auto wide = widened(n); wide->dtype != n->dtype && folds_by(*n) == Monoid::sum) bytes += wide->bytes();
+    if (auto wide = widened(n); wide->dtype != n->dtype && folds_by(*n) == Monoid::sum)
+      bytes += wide->bytes();
   return bytes;
 }
 Nodes Region::between() {
@@ -474,12 +516,14 @@ Nodes Region::between() {
   return out;
 }
 std::int64_t Region::largest_bytes() const {
-  std::unordered_set<const Node*> out;                     // results are there anyway
-  for (auto& n : level_) if (leaves(*n)) out.insert(n.get()), out.insert(n->in[0].get());
+  std::unordered_set<const Node*> out;  // results are there anyway
+  for (auto& n : level_)
+    if (leaves(*n)) out.insert(n.get()), out.insert(n->in[0].get());
   for (auto& r : roots_) out.insert(r.get());
   std::int64_t most = 1;
   for (auto& n : level_)
-    if (contains(n) && walks(n) && !enters(*n) && !out.count(n.get())) most = std::max(most, n->bytes());
+    if (contains(n) && walks(n) && !enters(*n) && !out.count(n.get()))
+      most = std::max(most, n->bytes());
   return most;
 }
 
@@ -487,7 +531,8 @@ Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
   for (auto& n : level) {
     if (n->op != &prim::kEnter) continue;
     auto k = ChunkKey::of(n->attr);
-    bool known = std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
+    bool known =
+        std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
     if (k.same_call(call) && !known) keys.push_back(k);
   }
   auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };

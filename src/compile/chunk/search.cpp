@@ -25,18 +25,22 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   const Axis* longest = nullptr;
   if (widest)
     for (auto& a : widest->axes) {
-      bool walked = std::any_of(regions.keys.begin(), regions.keys.end(), [&](auto& k) { return k.axis == a.name; });
+      bool walked = std::any_of(regions.keys.begin(), regions.keys.end(),
+                                [&](auto& k) { return k.axis == a.name; });
       if (!walked && (!longest || a.size > longest->size)) longest = &a;
     }
   if (!longest) return {};
   auto tile = call;
-  tile.axis = longest->name, tile.size = longest->size, tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
+  tile.axis = longest->name, tile.size = longest->size,
+  tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
   return tile;
 }
 
-constexpr std::int64_t kWholeRows = 64;        // queries whose scores are made in whole rows
-constexpr std::int64_t kTileRows = 256, kTileColumns = 384;   // queries, and keys, where a core's cache cannot hold those
-constexpr std::int64_t kMostVisits = 4 << 20;   // bytes of a block of keys and values that comes from another device
+constexpr std::int64_t kWholeRows = 64;  // queries whose scores are made in whole rows
+// queries, and keys, where a core's cache cannot hold those
+constexpr std::int64_t kTileRows = 256, kTileColumns = 384;
+// bytes of a block of keys and values that comes from another device
+constexpr std::int64_t kMostVisits = 4 << 20;
 
 // ---- the search ----
 using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
@@ -59,16 +63,20 @@ std::int64_t near_blocks(const ChunkKey& k, std::int64_t positions) {
 std::string text_of(const Cuts& cuts) {
   std::string s;
   for (auto& [k, c] : cuts)
-    if (c < k.size) s += (s.empty() ? "chunks of " : " by ") + std::to_string(c) + " along " + to_string(Axis(k.axis, k.size));
+    if (c < k.size)
+      s += (s.empty() ? "chunks of " : " by ") + std::to_string(c) + " along " +
+           to_string(Axis(k.axis, k.size));
   return s.empty() ? "whole" : s;
 }
 std::string text_of(std::int64_t bytes) {
   bool large = bytes >= (1 << 20);
   std::int64_t unit = large ? 1 << 20 : 1 << 10, tenths = (bytes * 10 + unit / 2) / unit;
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + (large ? " MiB" : " KiB");
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) +
+         (large ? " MiB" : " KiB");
 }
 
-// How many contractions a position takes part in: those of a loop's first body, as a smaller last chunk has the same for others.
+// How many contractions a position takes part in: those of a loop's first body, as a smaller last
+// chunk has the same for others.
 int contractions_of(const Nodes& roots, const Node* index) {
   std::unordered_set<const Node*> seen;
   Nodes todo(roots);
@@ -96,18 +104,24 @@ std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
 
 struct Trial {
   CutPlan plan;
-  std::int64_t bytes = 0, lane_bytes = 0;        // of the arena; of a lane, if there are any
+  std::int64_t bytes = 0, lane_bytes = 0;  // of the arena; of a lane, if there are any
   double cost = 0;
-  double contractions = 0;                       // with each position
+  double contractions = 0;  // with each position
   program::Machine machine = {};
 };
 
 class ChunkSearch {
  public:
-  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool rounds)
+  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt,
+              bool rounds)
       : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
-    for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
-    for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
+    for (auto& n : level)
+      if (regions_.contain(n)) backward_ |= n->origin.backward;
+    for (auto& n : level)
+      if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) {
+        origin_ = n->origin;
+        break;
+      }
     if (!call.chunks.empty() && call.inside != kOfScores) return;
     alone_ = isolated(roots, level, regions_, call.inside == kOfScores);
     budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, alone_.read);
@@ -119,7 +133,8 @@ class ChunkSearch {
     if (!call_.chunks.empty()) return asked();
     auto form = ChunkForm(call_.form);
     auto whole = trial({call_, {}, {}, how("whole")});
-    // Sums, and what is kept of each row, are nobody's budget. Scores above a budget that is given are never whole.
+    // Sums, and what is kept of each row, are nobody's budget. Scores above a budget that is given
+    // are never whole.
     const bool of_scores = call_.inside == kOfScores, given = of_scores && call_.memory > 0;
     if (of_scores && (given || whole.bytes > budget_))
       budget_ = std::max(budget_, least().bytes + (given ? call_.memory : kUsualBudget));
@@ -130,7 +145,8 @@ class ChunkSearch {
     if (form != ChunkForm::tile) rows = by_rows();
     if (!inner_.empty()) tiles = by_tiles();
     if (!rows && !tiles) rows = least();
-    bool shared = tile_ && tile_->blocks > 1;              // devices hold a part of a row each: a tile would move it between them
+    // devices hold a part of a row each: a tile would move it between them
+    bool shared = tile_ && tile_->blocks > 1;
     bool take_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
     return take_rows ? explained(*rows, tiles) : explained(*tiles, rows);
   }
@@ -138,7 +154,8 @@ class ChunkSearch {
   // The smallest chunks; raises if even they do not fit.
   Trial least() const {
     auto t = trial(inner_.empty() ? rows(chunks_of(outer_, 1), {}) : tiled(1, 1));
-    // What is summed over rows in a wider dtype than it has in the end is whole while rows are walked one by one.
+    // What is summed over rows in a wider dtype than it has in the end is whole while rows are
+    // walked one by one.
     if (!inner_.empty())
       if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
     if (t.bytes > budget_ && call_.inside != kOfScores) refuse(t);
@@ -155,7 +172,9 @@ class ChunkSearch {
     return c;
   }
   const char* rows_form() const {
-    return !backward_ ? "forward" : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute" : "sweep";
+    return !backward_                                      ? "forward"
+           : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute"
+                                                           : "sweep";
   }
 
   Trial trial(CutPlan plan) const {
@@ -173,8 +192,11 @@ class ChunkSearch {
     if (call_.inside == kOfScores) {
       auto free = free_axes();
       if (auto keys = call_.chunks.size() > 1 && !keys_ ? longest_keys(1) : std::nullopt)
-        if (auto t = fitting(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3))) return explained(*t, {});
-      if (auto t = trial(one_by_one(free, call_.chunks[0])); t.lane_bytes > 0) return explained(t, {});
+        if (auto t =
+                fitting(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3)))
+          return explained(*t, {});
+      if (auto t = trial(one_by_one(free, call_.chunks[0])); t.lane_bytes > 0)
+        return explained(t, {});
     }
     Cuts cuts;
     for (auto& k : regions_.keys) {
@@ -185,22 +207,25 @@ class ChunkSearch {
     p.how.why = (p.is_whole() ? "a chunk holds all of it" : text_of(p.cuts)) + ", as asked for";
     return p;
   }
-  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes fewer. Nobody asked for
-  // `tile_`.
+  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes
+  // fewer. Nobody asked for `tile_`.
   void sort_axes(bool tiles) {
     std::vector<int> sweeps;
     for (auto& r : regions_.of) sweeps.push_back(r.sweeps());
     auto least = *std::min_element(sweeps.begin(), sweeps.end());
-    for (std::size_t i = 0; i < sweeps.size(); ++i) (sweeps[i] == least ? outer_ : inner_).push_back(regions_.keys[i]);
+    for (std::size_t i = 0; i < sweeps.size(); ++i)
+      (sweeps[i] == least ? outer_ : inner_).push_back(regions_.keys[i]);
     auto level = level_of(alone_.roots, nullptr);
     Regions alone(call_, alone_.roots, level);
     if (tiles) tile_ = tile_of(call_, level, alone);
     if (!tile_) return;
     try {
       auto roots = haliax::tiled(alone_.roots, level, nullptr, alone, *tile_);
-      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).sweeps() < least) inner_ = std::exchange(outer_, {*tile_});
-      else inner_.push_back(*tile_);
-    } catch (const Error&) {                               // what lies inside cannot be cut along that axis
+      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).sweeps() < least)
+        inner_ = std::exchange(outer_, {*tile_});
+      else
+        inner_.push_back(*tile_);
+    } catch (const Error&) {  // what lies inside cannot be cut along that axis
       tile_.reset();
     }
   }
@@ -209,7 +234,8 @@ class ChunkSearch {
     Cuts cuts;
     std::int64_t inner = 1;
     for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
-      cuts.insert(cuts.begin(), {*k, near_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
+      cuts.insert(cuts.begin(),
+                  {*k, near_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
       inner *= k->size;
     }
     return cuts;
@@ -222,27 +248,32 @@ class ChunkSearch {
   CutPlan tiled(std::int64_t rows, std::int64_t columns) const {
     auto cuts = chunks_of(outer_, rows), more = chunks_of(inner_, columns);
     cuts.insert(cuts.end(), more.begin(), more.end());
-    return {call_, cuts, tile_ ? std::vector{*tile_} : std::vector<ChunkKey>(), how(backward_ ? "recompute" : "forward")};
+    return {call_, cuts, tile_ ? std::vector{*tile_} : std::vector<ChunkKey>(),
+            how(backward_ ? "recompute" : "forward")};
   }
 
-  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess lies between what fits and
-  // what does not.
+  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess
+  // lies between what fits and what does not.
   template <class Plan> std::optional<Trial> largest(std::int64_t size, const Plan& plan_of) const {
     std::optional<Trial> fits;
-    std::int64_t low = 0, high = size + 1;                 // positions known to fit, and not to
+    std::int64_t low = 0, high = size + 1;  // positions known to fit, and not to
     double low_bytes = 0, high_bytes = 0;
     for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
       auto t = trial(plan_of(c));
-      if (t.bytes <= budget_) low = c, low_bytes = double(t.bytes), fits = std::move(t);
-      else high = c, high_bytes = double(t.bytes);
-      if (low + 1 >= high) break;                          // not even one position fits, or nothing lies between
+      if (t.bytes <= budget_)
+        low = c, low_bytes = double(t.bytes), fits = std::move(t);
+      else
+        high = c, high_bytes = double(t.bytes);
+      if (low + 1 >= high) break;  // not even one position fits, or nothing lies between
       auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
-                               : double(low) + double(high - low) * (double(budget_) - low_bytes) / (high_bytes - low_bytes);
-      auto next = rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
+                               : double(low) + double(high - low) * (double(budget_) - low_bytes) /
+                                                   (high_bytes - low_bytes);
+      auto next =
+          rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
       if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
       c = next;
     }
-    for (int halves = 0; halves < 3 && low > 1; ++halves) {   // less may be faster: it lies nearer
+    for (int halves = 0; halves < 3 && low > 1; ++halves) {  // less may be faster: it lies nearer
       low = rounded(low / 2, size);
       auto t = trial(plan_of(low));
       if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
@@ -255,7 +286,7 @@ class ChunkSearch {
     std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
     auto turns = (size + c - 1) / c;
     for (auto t = turns; t <= turns + turns / 5; ++t)
-      if (size % t == 0 && size / t % 8 == 0) return size / t;                // no smaller last one
+      if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last one
     auto even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
     return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
   }
@@ -263,17 +294,18 @@ class ChunkSearch {
     auto keys = tile_ ? regions_.keys : outer_;
     return largest(positions(keys), [&](std::int64_t c) { return rows(chunks_of(keys, c), {}); });
   }
-  // Queries by themselves, in turns of so many; keys that are walked around them, where their blocks are not too large within
-  // those of other axes.
+  // Queries by themselves, in turns of so many; keys that are walked around them, where their
+  // blocks are not too large within those of other axes.
   CutPlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
     if (!keys_) return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
     const auto chunk = keys_->size / call_.blocks;
-    std::int64_t bytes = 0;                                // of a block of all that has keys
+    std::int64_t bytes = 0;  // of a block of all that has keys
     for (auto& n : alone_.inputs)
       if (find(*n, keys_->axis)) bytes += n->bytes() / keys_->size * chunk;
     std::size_t at = 0;
     for (; at < tiles.size() && bytes > kMostVisits; ++at) bytes /= cuts[at].first.size;
-    cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk}), tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
+    cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk}),
+        tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
     return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at, true};
   }
   // Along which a query's scores have their greatest.
@@ -282,7 +314,9 @@ class ChunkSearch {
     for (auto& n : level) {
       if (n->op->kind != Kind::reduce || !regions.contain(n) || !has(n->axes, call_.axis)) continue;
       for (auto& a : n->in[0]->axes)
-        if (along(*n, 0, a.name).monoid == Monoid::max && !has(n->axes, a.name) && !has(out, a.name)) out.push_back(a);
+        if (along(*n, 0, a.name).monoid == Monoid::max && !has(n->axes, a.name) &&
+            !has(out, a.name))
+          out.push_back(a);
     }
     return out;
   }
@@ -292,14 +326,15 @@ class ChunkSearch {
     Regions regions(call_, alone_.roots, level);
     auto all = keys_of(level, regions);
     std::erase_if(all, [&](auto& a) { return a.size % blocks != 0; });
-    auto longest = std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
+    auto longest =
+        std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
     if (longest == all.end()) return {};
     auto k = call_;
     k.axis = longest->name, k.size = longest->size, k.blocks = 1;
     try {
       auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).sweeps();
-    } catch (const Error&) {   // it cannot be walked
+    } catch (const Error&) {  // it cannot be walked
       return {};
     }
     return k;
@@ -307,21 +342,24 @@ class ChunkSearch {
   static const Node* widest_of(const Nodes& level, const Regions& regions) {
     const Node* widest = nullptr;
     for (auto& n : level)
-      if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes())) widest = n.get();
+      if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes()))
+        widest = n.get();
     return widest;
   }
   const Node* widest_scores() const {
     auto level = level_of(alone_.roots, nullptr);
     return widest_of(level, Regions(call_, alone_.roots, level));
   }
-  // Of the widest scores that a turn makes, of so many queries and of each of those axes one position.
+  // Of the widest scores that a turn makes, of so many queries and of each of those axes one
+  // position.
   std::int64_t scores_bytes(const std::vector<ChunkKey>& free, std::int64_t queries) const {
     auto* widest = widest_scores();
     if (!widest) return 0;
     auto all = positions(free) * positions(regions_.keys) * (keys_ ? call_.blocks : 1);
     return widest->bytes() / all * std::min(queries, positions(regions_.keys));
   }
-  // The axes that each position goes along by itself, but the walked ones: heads, examples of a batch.
+  // The axes that each position goes along by itself, but the walked ones: heads, examples of a
+  // batch.
   std::vector<ChunkKey> free_axes() const {
     auto roots = alone_.roots;
     auto level = level_of(roots, nullptr);
@@ -339,16 +377,17 @@ class ChunkSearch {
         auto with = haliax::tiled(roots, level, nullptr, regions, k);
         Region region(k.attr(), with, level_of(with, nullptr));
         if (region.sweeps() > sweeps) continue;
-        auto large = [&](const NodePtr& n) {               // as the gradient of a bias that all examples share
+        auto large = [&](const NodePtr& n) {  // as the gradient of a bias that all examples share
           return has(n->axes, call_.axis) && without(keys, n->axes).empty();
         };
         auto folds = region.folds();
         if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
-      } catch (const Error&) {}   // it cannot be walked
+      } catch (const Error&) {}  // it cannot be walked
     }
     return out;
   }
-  // Few queries of one example and one head a turn, so that its scores stay in a core's cache, and turns side by side.
+  // Few queries of one example and one head a turn, so that its scores stay in a core's cache, and
+  // turns side by side.
   CutPlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
     Cuts cuts;
     for (auto& k : free) cuts.push_back({k, 1});
@@ -356,7 +395,8 @@ class ChunkSearch {
     cuts.insert(cuts.end(), mine.begin(), mine.end());
     return rows(std::move(cuts), free);
   }
-  // The same queries, whose keys are walked, too: their scores are never whole in a row. Not where keys go round.
+  // The same queries, whose keys are walked, too: their scores are never whole in a row. Not where
+  // keys go round.
   CutPlan within(CutPlan plan, const ChunkKey& keys, std::int64_t chunk) const {
     plan.cuts.push_back({keys, chunk}), plan.tiles.push_back(keys);
     plan.late = true;
@@ -365,28 +405,34 @@ class ChunkSearch {
   // Turns side by side, in the budget; or as they are asked for.
   std::optional<Trial> fitting(CutPlan plan) const {
     try {
-      if (auto t = trial(std::move(plan)); !call_.chunks.empty() || (t.lane_bytes > 0 && t.bytes <= budget_)) return t;
+      if (auto t = trial(std::move(plan));
+          !call_.chunks.empty() || (t.lane_bytes > 0 && t.bytes <= budget_))
+        return t;
     } catch (const VerifyError&) {
       throw;
-    } catch (const Error&) {}   // it cannot be walked so
+    } catch (const Error&) {}  // it cannot be walked so
     return {};
   }
-  // Queries of a tile: fewer where a query has several scores with a key, as of heads that are mixed.
+  // Queries of a tile: fewer where a query has several scores with a key, as of heads that are
+  // mixed.
   std::int64_t tile_rows(const std::vector<ChunkKey>& free, const ChunkKey& keys) const {
     auto* widest = widest_scores();
-    auto together = widest ? widest->size() / (positions(free) * positions(regions_.keys) * keys.size) : 1;
+    auto together =
+        widest ? widest->size() / (positions(free) * positions(regions_.keys) * keys.size) : 1;
     return std::max<std::int64_t>(8, kTileRows / std::max<std::int64_t>(1, together));
   }
   std::optional<Trial> by_lanes(const program::Machine& machine) const {
     const auto lane = std::int64_t(machine.lane);
     if (lane == 0) return {};
     auto free = free_axes();
-    if (scores_bytes(free, kWholeRows) <= lane)            // rows that a lane can hold
+    if (scores_bytes(free, kWholeRows) <= lane)  // rows that a lane can hold
       if (auto t = fitting(one_by_one(free, kWholeRows)); t && t->lane_bytes <= lane) return t;
     if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
-      if (auto t = fitting(within(one_by_one(free, tile_rows(free, *keys)), *keys, kTileColumns))) return t;
-    std::optional<Trial> best;                             // or fewer, as there are lanes for
-    for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane); queries /= 2)
+      if (auto t = fitting(within(one_by_one(free, tile_rows(free, *keys)), *keys, kTileColumns)))
+        return t;
+    std::optional<Trial> best;  // or fewer, as there are lanes for
+    for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane);
+         queries /= 2)
       if (auto t = fitting(one_by_one(free, queries))) best = std::move(t);
     return best;
   }
@@ -402,7 +448,8 @@ class ChunkSearch {
 
   CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    auto contractions = [](const Trial& x) {               // to a tenth, where a part of the turns keeps what others make again
+    // to a tenth, where a part of the turns keeps what others make again
+    auto contractions = [](const Trial& x) {
       auto tenths = std::lround(10 * x.contractions);
       auto part = tenths % 10 ? "." + std::to_string(tenths % 10) : "";
       return std::to_string(tenths / 10) + part + (tenths == 10 ? " contraction" : " contractions");
@@ -412,11 +459,12 @@ class ChunkSearch {
     why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
     if (t.lane_bytes > 0) why += ", turns side by side";
     if (call_.inside == kOfScores && call_.size % call_.blocks)
-      why += "; keys are gathered, as " + to_string(Axis(call_.axis, call_.size)) + " does not divide by " +
-             std::to_string(call_.blocks) + " devices";
+      why += "; keys are gathered, as " + to_string(Axis(call_.axis, call_.size)) +
+             " does not divide by " + std::to_string(call_.blocks) + " devices";
     if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
-      why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";
+      why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) +
+             " and about " + percent + "% longer";
     } else if (!plan.cuts.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
       why += "; the form was asked for";
     }
@@ -424,10 +472,12 @@ class ChunkSearch {
   }
   [[noreturn]] void refuse(const Trial& least) const {
     std::string axes;
-    for (auto& k : regions_.keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
+    for (auto& k : regions_.keys)
+      axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
     fail_at(origin_, "chunked_reduce",
-            "one position of " + axes + " needs " + std::to_string(least.bytes) + " bytes, more than the " +
-                std::to_string(budget_) + " allowed" + (backward_ ? "" : "; its gradient may need more"));
+            "one position of " + axes + " needs " + std::to_string(least.bytes) +
+                " bytes, more than the " + std::to_string(budget_) + " allowed" +
+                (backward_ ? "" : "; its gradient may need more"));
   }
 
   ChunkKey call_;
@@ -435,7 +485,7 @@ class ChunkSearch {
   Regions regions_;
   Origin origin_;
   Alone alone_;
-  std::optional<ChunkKey> tile_, keys_;                    // keys_: whose blocks are walked around all else
+  std::optional<ChunkKey> tile_, keys_;  // keys_: whose blocks are walked around all else
   std::vector<ChunkKey> outer_, inner_;
   bool backward_ = false;
   std::int64_t budget_ = 0;
@@ -443,10 +493,13 @@ class ChunkSearch {
 
 }  // namespace
 
-void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
-  if (call.memory > 0 && call.chunks.empty()) ChunkSearch(call, roots, level, attempt, false).least();
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+                  const Try& attempt) {
+  if (call.memory > 0 && call.chunks.empty())
+    ChunkSearch(call, roots, level, attempt, false).least();
 }
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool rounds) {
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt,
+                  bool rounds) {
   return ChunkSearch(call, roots, level, attempt, rounds).best();
 }
 

@@ -1,5 +1,5 @@
-// Results of a walk that are carried from turn to turn: the max so far with the sums that are scaled by it, what a loop along the
-// axis has left, and what ops say that go by turns.
+// Results of a walk that are carried from turn to turn: the max so far with the sums that are
+// scaled by it, what a loop along the axis has left, and what ops say that go by turns.
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +13,8 @@ namespace {
 
 // What exp(x - top) subtracts: the max, or 0 where that is not finite.
 NodePtr shift_of(const NodePtr& top) {
-  return prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top, prim::number(0, top->dtype));
+  return prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top,
+                      prim::number(0, top->dtype));
 }
 // What a loop carries from turn to turn, from this start on.
 LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
@@ -35,7 +36,8 @@ NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
   bool first = states.empty();
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
-    if (first) states.push_back(r.carry ? prim::carry(index_[0], r.carry->axes, r.carry->dtype) : nullptr);
+    if (first)
+      states.push_back(r.carry ? prim::carry(index_[0], r.carry->axes, r.carry->dtype) : nullptr);
     r.start = states[k];
     if (r.carry) r.carry = to[r.carry.get()] = prim::carry(index, r.carry->axes, r.carry->dtype);
   }
@@ -57,11 +59,12 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
 
 struct Region::Turn {
   std::size_t body;
-  NodePtr shift, hidden;                         // of the max so far; is that -inf?
+  NodePtr shift, hidden;  // of the max so far; is that -inf?
 };
 
 // n, which is linear in exp(x - top), with the shift so far in place of the final one.
-NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& turn, bool hides, Parts& memo) {
+NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& turn, bool hides,
+                              Parts& memo) {
   const auto b = turn.body;
   auto& fold = known_of(*top).order.streams;
   bool mine = std::find(fold.begin(), fold.end(), n) != fold.end();
@@ -72,27 +75,31 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& tur
   auto chunk = prim::index_chunk(*index_[b]);
   auto on_chunk_axes = [&](const Node& x) {
     Axes axes = x.axes;
-    for (auto& v : axes) if (v.name == a && v.size == axis_.size) v.size = chunk;
+    for (auto& v : axes)
+      if (v.name == a && v.size == axis_.size) v.size = chunk;
     return axes;
   };
   NodePtr out;
   if (prim::shifted_exp(*n)) {
     auto& sub = n->in[0];
-    auto shifted = make(*sub->op, {part(sub->in[0], a, b), turn.shift}, on_chunk_axes(*sub), sub->dtype, sub->attr);
+    auto shifted = make(*sub->op, {part(sub->in[0], a, b), turn.shift}, on_chunk_axes(*sub),
+                        sub->dtype, sub->attr);
     out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);
     if (hides) out = prim::select(turn.hidden, prim::number(std::nan(""), n->dtype), out);
   } else {
     Nodes in;
     for (auto& x : n->in)
-      in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, turn, hides, memo) : part(x, a, b));
+      in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, turn, hides, memo)
+                                                   : part(x, a, b));
     out = prim::remade(*n, std::move(in), on_chunk_axes(*n));
   }
   return memo[n.get()] = out;
 }
 
-// The running max, and the sums that are linear in exp(x - max): scaled whenever it grows. As long as it is -inf, exp(x - max) is
-// NaN: it is taken for 0, and the sum becomes NaN in the end if the max has stayed -inf. Where a choice may drop the NaN, it is
-// NaN on the way, too, and what was summed so far is forgotten when the max grows.
+// The running max, and the sums that are linear in exp(x - max): scaled whenever it grows. As long
+// as it is -inf, exp(x - max) is NaN: it is taken for 0, and the sum becomes NaN in the end if the
+// max has stayed -inf. Where a choice may drop the NaN, it is NaN on the way, too, and what was
+// summed so far is forgotten when the max grows.
 void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   auto& folds = known_of(*top).order.streams;
   auto d = top->dtype;
@@ -100,28 +107,35 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   auto max = carried(Monoid::max, prim::fit(least, top->axes), index_[0]);
   auto& best = max.carry;
   std::vector<LoopResult> sums;
-  for (auto& n : folds) sums.push_back(carried(Monoid::sum, prim::filled(0, widened(n)->dtype, n->axes), index_[0]));
+  for (auto& n : folds)
+    sums.push_back(carried(Monoid::sum, prim::filled(0, widened(n)->dtype, n->axes), index_[0]));
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto now = prim::max(best, made_on_chunk(top, name_in(*top), b));
     auto shift = shift_of(now);
     const Turn turn{b, shift, prim::equal(now, least)};
     auto first = prim::equal(best, least);
-    auto grows = prim::map(prim::kBitAnd, {first, prim::logical_not(turn.hidden)}, DType::boolean);   // from -inf
-    auto scale = prim::exp(prim::sub(prim::select(first, shift, shift_of(best)), shift));   // of the first max: 1
+    // from -inf
+    auto grows = prim::map(prim::kBitAnd, {first, prim::logical_not(turn.hidden)}, DType::boolean);
+    // of the first max: 1
+    auto scale = prim::exp(prim::sub(prim::select(first, shift, shift_of(best)), shift));
     max.value.push_back(now);
-    Parts memo[2];                               // of those that no choice drops, and of others
+    Parts memo[2];  // of those that no choice drops, and of others
     for (std::size_t k = 0; k < folds.size(); ++k) {
       auto& n = folds[k];
       const bool hides = streamed(n).hides;
       auto more = widened(streamed_part(n, top.get(), turn, hides, memo[hides]));
       auto start = sums[k].carry;
-      if (hides) start = prim::map(prim::kSelect, {grows, prim::number(0, more->dtype), start}, more->dtype, &n->axes);
-      auto old = prim::map(prim::kMul, {start, prim::cast(scale, more->dtype)}, more->dtype, &n->axes);
+      if (hides)
+        start = prim::map(prim::kSelect, {grows, prim::number(0, more->dtype), start}, more->dtype,
+                          &n->axes);
+      auto old =
+          prim::map(prim::kMul, {start, prim::cast(scale, more->dtype)}, more->dtype, &n->axes);
       sums[k].value.push_back(prim::map(prim::kAdd, {old, more}, more->dtype, &n->axes));
     }
   }
   l.results.push_back(std::move(max)), of.push_back(top);
-  for (std::size_t k = 0; k < folds.size(); ++k) l.results.push_back(std::move(sums[k])), of.push_back(folds[k]);
+  for (std::size_t k = 0; k < folds.size(); ++k)
+    l.results.push_back(std::move(sums[k])), of.push_back(folds[k]);
 }
 
 // What an op knows that goes by turns: carried from chunk to chunk.
@@ -131,7 +145,8 @@ std::vector<LoopResult> Region::known_by(const Turns& t) const {
   return out;
 }
 // After a turn of this body it knows more; the last of it, if it makes a block of its value.
-NodePtr Region::turn_of(const Turns& t, std::vector<LoopResult>& known, std::size_t b, bool reverse) {
+NodePtr Region::turn_of(const Turns& t, std::vector<LoopResult>& known, std::size_t b,
+                        bool reverse) {
   Nodes before, blocks;
   for (auto& r : known) before.push_back(r.carry);
   for (auto& x : t.reads) blocks.push_back(part(x, t.axis, b));

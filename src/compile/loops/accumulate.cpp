@@ -10,9 +10,10 @@ namespace {
 bool is_sum(const LoopResult& r) { return r.fold == Fold::fold && r.monoid == Monoid::sum; }
 
 // n = r + other, as a result of the loop that makes r; null where it is none.
-NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other, std::unordered_map<const Node*, int>& users,
-                     Rewrite& to) {
-  if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n.axes || other->axes != n.axes) return nullptr;
+NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
+                     std::unordered_map<const Node*, int>& users, Rewrite& to) {
+  if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n.axes || other->axes != n.axes)
+    return nullptr;
   if (prim::is_number(other)) return nullptr;
   Loop l = loop_of(*r);
   auto& mine = l.results[result_number(*r)];
@@ -20,10 +21,12 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other, std:
   if (!depends_on(other, r->in[0])) {
     mine.start = other;
   } else {
-    if (other->op != &kResult || other->in != r->in || other == r || users[other.get()] != 1) return nullptr;
+    if (other->op != &kResult || other->in != r->in || other == r || users[other.get()] != 1)
+      return nullptr;
     auto& second = l.results[result_number(*other)];
     if (!is_sum(second)) return nullptr;
-    for (std::size_t b = 0; b < l.index.size(); ++b) mine.value[b] = prim::add(mine.value[b], second.value[b]);
+    for (std::size_t b = 0; b < l.index.size(); ++b)
+      mine.value[b] = prim::add(mine.value[b], second.value[b]);
     mine.start = second.start;
   }
   return loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
@@ -31,8 +34,8 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other, std:
 
 }  // namespace
 
-// sum + array: the carry starts from the array, if that exists before the loop. sum + sum of one loop: one carry. No temporary of
-// their size.
+// sum + array: the carry starts from the array, if that exists before the loop. sum + sum of one
+// loop: one carry. No temporary of their size.
 Nodes accumulate_folds(Nodes roots) {
   for (;;) {
     auto live = everything(roots);
@@ -46,8 +49,8 @@ Nodes accumulate_folds(Nodes roots) {
   }
 }
 
-// array + scatter into zeros: the updates are added to the array itself. No second array of its size (the gradient of a tied
-// table).
+// array + scatter into zeros: the updates are added to the array itself. No second array of its
+// size (the gradient of a tied table).
 Nodes accumulate_updates(Nodes roots) {
   auto live = everything(roots);
   auto users = users_of(live, roots);
@@ -57,7 +60,9 @@ Nodes accumulate_updates(Nodes roots) {
     for (std::size_t side : {0u, 1u}) {
       auto &s = n->in[side], &array = n->in[1 - side];
       bool adds = accumulates(*s, Monoid::sum) && prim::is_number(s->in[0], 0);
-      if (!adds || users[s.get()] > 1 || s->axes != n->axes || array->axes != n->axes || prim::is_number(array)) continue;
+      if (!adds || users[s.get()] > 1 || s->axes != n->axes || array->axes != n->axes ||
+          prim::is_number(array))
+        continue;
       Nodes in = s->in;
       in[0] = array;
       in = substitute(in, to);

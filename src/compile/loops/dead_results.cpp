@@ -12,19 +12,24 @@ std::size_t add_result(Loop& l, const LoopResult& r) {
   if (k == l.results.size()) l.results.push_back(r);
   return k;
 }
-bool depends_on(const NodePtr& n, const NodePtr& goal) { return dependents({n}, {goal.get()}).count(n.get()) > 0; }
+bool depends_on(const NodePtr& n, const NodePtr& goal) {
+  return dependents({n}, {goal.get()}).count(n.get()) > 0;
+}
 
 namespace {
 
 // A result lives if its last value is read, a carry also if the body of what lives reads it.
-std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read, bool effects_alone) {
+std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read,
+                         bool effects_alone) {
   auto& results = loop_of(*loop).results;
   std::vector<bool> keep(results.size());
   auto reads = [](const LoopResult& r, const NodePtr& carry) {
-    return std::any_of(r.value.begin(), r.value.end(), [&](auto& v) { return depends_on(v, carry); });
+    return std::any_of(r.value.begin(), r.value.end(),
+                       [&](auto& v) { return depends_on(v, carry); });
   };
   for (std::size_t k = 0; k < keep.size(); ++k)
-    keep[k] = results[k].decides || (effects_alone && !results[k].effect) || read.count(loop_result(loop, k)) > 0;
+    keep[k] = results[k].decides || (effects_alone && !results[k].effect) ||
+              read.count(loop_result(loop, k)) > 0;
   for (bool grew = true; grew;) {
     grew = false;
     for (std::size_t k = 0; k < keep.size(); ++k)
@@ -51,7 +56,7 @@ Nodes drop_dead(Nodes roots, bool effects_alone) {
       if (out.results.size() == results.size()) continue;
       auto loop = make_loop(std::move(out));
       for (auto [from, at] : moved) to[loop_result(n, from).get()] = loop_result(loop, at);
-      break;   // bodies of other loops may name this one: one at a time
+      break;  // bodies of other loops may name this one: one at a time
     }
     if (to.empty()) return roots;
     roots = substitute(roots, to);

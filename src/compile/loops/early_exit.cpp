@@ -13,9 +13,12 @@
 namespace haliax {
 namespace {
 
-bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
+bool holds(const Nodes& list, const NodePtr& n) {
+  return std::find(list.begin(), list.end(), n) != list.end();
+}
 
-// Masks of a node: arrays of bool, of each of which is known: if it is false throughout, the node is 0 throughout.
+// Masks of a node: arrays of bool, of each of which is known: if it is false throughout, the node
+// is 0 throughout.
 class Masks {
  public:
   explicit Masks(const Nodes& level) {
@@ -32,16 +35,17 @@ class Masks {
     for (auto& m : a)
       if (holds(b, m)) both.push_back(m);
     if (!both.empty() || a.empty() || b.empty()) return both;
-    for (auto& axis : smallest(a)->axes)           // a slice is as the mask that it is of
+    for (auto& axis : smallest(a)->axes)  // a slice is as the mask that it is of
       if (auto* other = find(*smallest(b), axis.name); other && other->size != axis.size) return {};
     return {prim::map(prim::kBitOr, {smallest(a), smallest(b)}, DType::boolean)};
   }
   static const NodePtr& smallest(const Nodes& masks) {
-    return *std::min_element(masks.begin(), masks.end(), [](auto& a, auto& b) { return a->size() < b->size(); });
+    return *std::min_element(masks.begin(), masks.end(),
+                             [](auto& a, auto& b) { return a->size() < b->size(); });
   }
 
  private:
-  static Nodes joined(Nodes a, const Nodes& b) {   // of a product
+  static Nodes joined(Nodes a, const Nodes& b) {  // of a product
     for (auto& m : b)
       if (!holds(a, m) && a.size() < 8) a.push_back(m);
     return a;
@@ -53,21 +57,25 @@ class Masks {
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       auto how = zero_in(n, k);
       if (how == Linear::no) continue;
-      out = how == Linear::all && std::exchange(sums, true) ? merged(out, of(n.in[k])) : joined(std::move(out), of(n.in[k]));
+      out = how == Linear::all && std::exchange(sums, true) ? merged(out, of(n.in[k]))
+                                                            : joined(std::move(out), of(n.in[k]));
     }
     return out;
   }
   Nodes learned(const NodePtr& n) const {
     auto kind = n->op->kind;
-    bool says = kind == Kind::view || kind == Kind::map || kind == Kind::contract || kind == Kind::reduce || n->op->zero_in;
+    bool says = kind == Kind::view || kind == Kind::map || kind == Kind::contract ||
+                kind == Kind::reduce || n->op->zero_in;
     auto known = says ? by_operands(*n) : Nodes();
-    if (n->dtype == DType::boolean) return kind == Kind::view && !known.empty() ? known : joined({n}, known);
+    if (n->dtype == DType::boolean)
+      return kind == Kind::view && !known.empty() ? known : joined({n}, known);
     if (says || !is_loop_result(*n)) return known;
-    auto& r = result_of(*n);                       // of a loop inside: what does not change with its turns
+    auto& r = result_of(*n);  // of a loop inside: what does not change with its turns
     if (r.carry || r.start || r.monoid != Monoid::sum) return {};
     Nodes out = of(r.value[0]);
     for (auto& v : r.value) out = merged(out, of(v));
-    for (auto& i : loop_of(*n).index) std::erase_if(out, [&](auto& m) { return m->varies_with(i.get()); });
+    for (auto& i : loop_of(*n).index)
+      std::erase_if(out, [&](auto& m) { return m->varies_with(i.get()); });
     return out;
   }
   std::unordered_map<const Node*, Nodes> of_;
@@ -75,13 +83,16 @@ class Masks {
 
 // What is added to a sum, one after another: all, or what then needs no temporary.
 Nodes terms_of(const NodePtr& value, bool all) {
-  auto adds = [](const NodePtr& x) { return x->op->kind == Kind::contract || accumulates(*x, Monoid::sum); };
+  auto adds = [](const NodePtr& x) {
+    return x->op->kind == Kind::contract || accumulates(*x, Monoid::sum);
+  };
   auto in = value->in;
   if (accumulates(*value, Monoid::sum) && adds(in[0])) {
     auto base = std::exchange(in[0], prim::zeros_like(in[0]));
     in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
   } else {
-    bool sum = prim::combines(*value, Monoid::sum) && in[0]->axes == value->axes && in[1]->axes == value->axes;
+    bool sum = prim::combines(*value, Monoid::sum) && in[0]->axes == value->axes &&
+               in[1]->axes == value->axes;
     if (!sum || !(all || adds(in[0]) || adds(in[1]))) return {value};
   }
   auto terms = terms_of(in[0], all);
@@ -94,7 +105,7 @@ struct Making {
   std::vector<std::pair<std::size_t, NodePtr>> values;
   std::unordered_set<const Node*> products;
   Nodes masks;
-  std::int64_t largest = 1;                        // positions of a value that it makes
+  std::int64_t largest = 1;  // positions of a value that it makes
   void join(const Making& o) {
     values.insert(values.end(), o.values.begin(), o.values.end());
     products.insert(o.products.begin(), o.products.end());
@@ -102,30 +113,38 @@ struct Making {
     largest = std::max(largest, o.largest);
   }
   bool shares_product(const Making& o) const {
-    return std::any_of(products.begin(), products.end(), [&](auto* x) { return o.products.count(x) > 0; });
+    return std::any_of(products.begin(), products.end(),
+                       [&](auto* x) { return o.products.count(x) > 0; });
   }
-  bool masked_alike(const Making& o) const {       // by what says most, which is the first of the masks
+  // by what says most, which is the first of the masks
+  bool masked_alike(const Making& o) const {
     if (masks.empty() || o.masks.empty()) return masks.empty() && o.masks.empty();
     return holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
   }
 };
-// Where a turn has to make a product to know that it makes nothing, it may as well go on: other products say for themselves in
-// which blocks they are nothing, and what lies between is one walk over the scores in place of two.
+// Where a turn has to make a product to know that it makes nothing, it may as well go on: other
+// products say for themselves in which blocks they are nothing, and what lies between is one walk
+// over the scores in place of two.
 bool reads_product(const NodePtr& mask, const Node* index) {
   auto made = level_of({mask}, index);
-  return std::any_of(made.begin(), made.end(), [](auto& n) { return n->op->kind == Kind::contract; });
+  return std::any_of(made.begin(), made.end(),
+                     [](auto& n) { return n->op->kind == Kind::contract; });
 }
 template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (std::size_t j = i + 1; j < parts.size();) {
-      if (!alike(parts[i], parts[j])) { ++j; continue; }
+      if (!alike(parts[i], parts[j])) {
+        ++j;
+        continue;
+      }
       parts[i].join(parts[j]);
       parts.erase(parts.begin() + std::ptrdiff_t(j)), j = i + 1;
     }
 }
 
-// When a turn is made whose loop carries something. Under a window, or in packed texts, most keys that come before those which a
-// query sees would be weighed, as nothing is known then that weighs more than what a mask puts: so what is seen comes first.
+// When a turn is made whose loop carries something. Under a window, or in packed texts, most keys
+// that come before those which a query sees would be weighed, as nothing is known then that weighs
+// more than what a mask puts: so what is seen comes first.
 void end_carried(TurnPart& whole, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
   std::vector<TurnResult> made;
@@ -149,7 +168,8 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
     auto& value = r.value[body];
     bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
     for (auto& v : sums ? terms_of(value, false) : Nodes{value}) whole.values.push_back({k, v});
-    for (auto& v : sums ? terms_of(value, true) : Nodes{value}) split.values.push_back({k, v}), values.push_back(v);
+    for (auto& v : sums ? terms_of(value, true) : Nodes{value})
+      split.values.push_back({k, v}), values.push_back(v);
     carries |= r.fold == Fold::carry;
     known &= sums || r.fold == Fold::stack;
   }
@@ -164,7 +184,7 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
   for (auto& v : split.values) {
     Making p{{v}, {}, masks.of(v.second)};
     for (auto& n : level_of({v.second}, index)) {
-      if (n->op == &kCollective) return {whole};   // others wait for it
+      if (n->op == &kCollective) return {whole};  // others wait for it
       if (n->op->kind == Kind::contract) p.products.insert(n.get());
       p.largest = std::max(p.largest, n->size());
     }
@@ -190,7 +210,7 @@ TurnFlags turn_flags(const std::vector<TurnResult>& results, const Node* index, 
   Nodes values, masks;
   for (auto& r : results) values.push_back(r.value);
   for (auto& n : level_of(values, index)) {
-    if (n->op == &kCollective) return {};          // others wait for it
+    if (n->op == &kCollective) return {};  // others wait for it
     if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
     for (auto& x : n->in)
       for (auto& m : prim::masks_of(x, chunk.name))
@@ -217,7 +237,8 @@ TurnFlags turn_flags(const std::vector<TurnResult>& results, const Node* index, 
 
 TurnPart whole_turn(const Loop& l, std::size_t body) {
   TurnPart whole;
-  for (std::size_t k = 0; k < l.results.size(); ++k) whole.values.push_back({k, l.results[k].value[body]});
+  for (std::size_t k = 0; k < l.results.size(); ++k)
+    whole.values.push_back({k, l.results[k].value[body]});
   return whole;
 }
 TurnParts parts_of_turns(const Nodes& roots, bool may_end) {
@@ -225,7 +246,8 @@ TurnParts parts_of_turns(const Nodes& roots, bool may_end) {
   for (auto& n : everything(roots)) {
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
-    for (std::size_t b = 0; b < l.index.size(); ++b) out[n.get()].push_back(turn_parts(l, b, may_end && l.of_chunks));
+    for (std::size_t b = 0; b < l.index.size(); ++b)
+      out[n.get()].push_back(turn_parts(l, b, may_end && l.of_chunks));
   }
   return out;
 }
@@ -240,9 +262,11 @@ std::string to_string(const TurnParts& turns, const Nodes& roots) {
         if (!part.flag) continue;
         std::vector<std::size_t> results;
         for (auto& [k, value] : part.values) results.push_back(k);
-        out += fmt::format("loop over {}, body {}: results {} are made where\n{}", loop_of(*n).axis.name.text(), b,
-                           fmt::join(results, ", "), to_string(Nodes{part.flag}));
-        if (part.late) out += fmt::format("then, in a second walk, where\n{}", to_string(Nodes{part.late}));
+        out += fmt::format("loop over {}, body {}: results {} are made where\n{}",
+                           loop_of(*n).axis.name.text(), b, fmt::join(results, ", "),
+                           to_string(Nodes{part.flag}));
+        if (part.late)
+          out += fmt::format("then, in a second walk, where\n{}", to_string(Nodes{part.late}));
       }
   }
   return out;

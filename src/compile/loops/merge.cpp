@@ -1,4 +1,5 @@
-// Merging two loops is a union of results: bodies over one index are open graphs over the same nodes.
+// Merging two loops is a union of results: bodies over one index are open graphs over the same
+// nodes.
 #include <algorithm>
 
 #include "compile/loops/loops.h"
@@ -23,7 +24,7 @@ struct Graph {
       for (auto& x : read) readers[x.get()].push_back(n.get());
     }
   }
-  Set made_of(const Node* a) const {             // itself, too
+  Set made_of(const Node* a) const {  // itself, too
     Set out{a};
     for (std::vector<const Node*> todo{a}; !todo.empty();) {
       auto known = readers.find(todo.back());
@@ -36,8 +37,9 @@ struct Graph {
   }
 };
 
-// x, chunk by chunk, inside body b of loop `a`: possible where x comes from stacked results of `a` by ops that map along the
-// walked axis; null where it needs something final. Only what depends on `a` is pulled in, or the whole model would follow.
+// x, chunk by chunk, inside body b of loop `a`: possible where x comes from stacked results of `a`
+// by ops that map along the walked axis; null where it needs something final. Only what depends on
+// `a` is pulled in, or the whole model would follow.
 struct PullIn {
   const NodePtr& a;
   std::size_t body;
@@ -50,13 +52,14 @@ struct PullIn {
     return memo[x.get()] = make_it(x, l);
   }
   NodePtr make_it(const NodePtr& x, const Loop& l) {
-    if (!find(*x, l.axis.name)) return nullptr;   // a sum is final
+    if (!find(*x, l.axis.name)) return nullptr;  // a sum is final
     if (x->op == &kResult && x->in[0] == a) {
       auto& r = result_of(*x);
       return r.fold == Fold::stack ? r.value[body] : nullptr;
     }
     bool by_point = x->op->kind == Kind::map || keeps_names(*x);
-    if (!by_point || l.drop) return nullptr;          // a contraction, done twice, would cost more than it saves
+    // a contraction, done twice, would cost more than it saves
+    if (!by_point || l.drop) return nullptr;
     Nodes in;
     for (auto& i : x->in) {
       auto p = (*this)(i);
@@ -77,23 +80,29 @@ bool has_carries_of(const Loop& other, const Loop& l) {
     return !r.carry || idle || std::count(other.results.begin(), other.results.end(), r) > 0;
   });
 }
-bool has_carry(const Loop& l) { return std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return bool(r.carry); }); }
+bool has_carry(const Loop& l) {
+  return std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return bool(r.carry); });
+}
 
-// One loop for two, or null where b needs a final result of a (which is older, so it cannot need b), or where nothing would be
-// shared.
+// One loop for two, or null where b needs a final result of a (which is older, so it cannot need
+// b), or where nothing would be shared.
 NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
                std::vector<std::size_t>& places, bool carried_alone) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
   if (la.index != lb.index || la.drop != lb.drop) return nullptr;
   bool carried = has_carry(la) || has_carry(lb);
   if (carried_alone && !carried) return nullptr;
-  if (carried && (la.reverse != lb.reverse || !has_carries_of(la, lb) || !has_carries_of(lb, la))) return nullptr;
+  if (carried && (la.reverse != lb.reverse || !has_carries_of(la, lb) || !has_carries_of(lb, la)))
+    return nullptr;
   auto ia = inputs_of(la), ib = inputs_of(lb);
-  auto shares = [&](auto& x) { return after_a.count(x.get()) || std::count(ia.slices.begin(), ia.slices.end(), x); };
+  auto shares = [&](auto& x) {
+    return after_a.count(x.get()) || std::count(ia.slices.begin(), ia.slices.end(), x);
+  };
   if (!carried && std::none_of(ib.slices.begin(), ib.slices.end(), shares)) return nullptr;
   auto waits = [&](const NodePtr& x) { return after_a.count(x.get()) > 0; };
   if (std::any_of(ib.invariants.begin(), ib.invariants.end(), waits)) return nullptr;
-  if (std::any_of(lb.results.begin(), lb.results.end(), [&](auto& r) { return waits(r.start); })) return nullptr;
+  if (std::any_of(lb.results.begin(), lb.results.end(), [&](auto& r) { return waits(r.start); }))
+    return nullptr;
   Rewrite to;
   for (auto& x : ib.slices) {
     if (!after_a.count(x.get())) continue;
@@ -116,8 +125,8 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
   return make_loop(std::move(out));
 }
 
-// Which bodies a loop stands in, by number; the top is 0. A carry is known in its own body only, so loops of different places
-// stay apart.
+// Which bodies a loop stands in, by number; the top is 0. A carry is known in its own body only, so
+// loops of different places stay apart.
 std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const Nodes& roots) {
   std::unordered_map<const Node*, std::vector<std::size_t>> out;
   std::vector<std::pair<Nodes, const Node*>> bodies{{roots, nullptr}};
@@ -128,7 +137,8 @@ std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const 
       in.push_back(i);
       if (in.size() > 1) continue;
       auto& l = loop_of(*n);
-      for (std::size_t b = 0; b < l.index.size(); ++b) bodies.push_back({values_of(l, b), l.index[b].get()});
+      for (std::size_t b = 0; b < l.index.size(); ++b)
+        bodies.push_back({values_of(l, b), l.index[b].get()});
     }
   return out;
 }
@@ -140,7 +150,7 @@ Nodes merge(Nodes roots, bool carried_alone) {
     auto places = places_of_loops(roots);
     Rewrite to;
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
-      Set after;                                 // this one; itself too, once it is known
+      Set after;  // this one; itself too, once it is known
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
@@ -148,8 +158,10 @@ Nodes merge(Nodes roots, bool carried_alone) {
         std::vector<std::size_t> moved;
         auto m = merged(a, b, after, moved, carried_alone);
         if (!m) continue;
-        for (std::size_t k = 0; k < loop_of(*a).results.size(); ++k) to[loop_result(a, k).get()] = loop_result(m, k);
-        for (std::size_t k = 0; k < moved.size(); ++k) to[loop_result(b, k).get()] = loop_result(m, moved[k]);
+        for (std::size_t k = 0; k < loop_of(*a).results.size(); ++k)
+          to[loop_result(a, k).get()] = loop_result(m, k);
+        for (std::size_t k = 0; k < moved.size(); ++k)
+          to[loop_result(b, k).get()] = loop_result(m, moved[k]);
       }
     }
     if (to.empty()) return roots;

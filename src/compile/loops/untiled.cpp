@@ -1,5 +1,5 @@
-// A turn in which tiles of rows, heads or examples are walked, as if it made all of them at once: what masks say of the turn can
-// then be found in it.
+// A turn in which tiles of rows, heads or examples are walked, as if it made all of them at once:
+// what masks say of the turn can then be found in it.
 #include <algorithm>
 
 #include "compile/loops/loops.h"
@@ -20,16 +20,18 @@ class Untiled {
 
  private:
   struct Tiles {
-    Axis axis;                     // whole
+    Axis axis;  // whole
     const Node* index;
   };
   // Those of an axis that the node is made in; null: none.
   const Tiles* tiles(const Node& n, Name axis) const {
-    auto t = std::find_if(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.axis.name == axis; });
+    auto t =
+        std::find_if(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.axis.name == axis; });
     return t != tiles_.end() && n.varies_with(t->index) ? &*t : nullptr;
   }
   bool changes(const Node& n) const {
-    return n.varies_with(index_) || std::any_of(tiles_.begin(), tiles_.end(), [&](auto& t) { return n.varies_with(t.index); });
+    return n.varies_with(index_) || std::any_of(tiles_.begin(), tiles_.end(),
+                                                [&](auto& t) { return n.varies_with(t.index); });
   }
   NodePtr made(const NodePtr& n) {
     if (!changes(*n) || n.get() == index_) return n;
@@ -41,7 +43,8 @@ class Untiled {
     }
     if (auto positions = of_positions(*n)) return positions;
     const auto kind = n->op->kind;
-    bool says = kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || (is_seen_through(*n) && keeps_names(*n));
+    bool says = kind == Kind::map || kind == Kind::reduce || kind == Kind::contract ||
+                (is_seen_through(*n) && keeps_names(*n));
     if (!says) return nullptr;
     Nodes in;
     auto axes = n->axes;
@@ -86,8 +89,10 @@ class Untiled {
     Rewrite known;
     return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr, known) : nullptr;
   }
-  // Of masks, and positions that they compare, the slices are taken before: so it is seen of which positions they are.
-  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from, Rewrite& known) {
+  // Of masks, and positions that they compare, the slices are taken before: so it is seen of which
+  // positions they are.
+  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from,
+                        Rewrite& known) {
     if (!find(*x, part.axis)) return x;
     if (auto found = known.find(x.get()); found != known.end()) return found->second;
     const bool block = !part.drop && part.step == 1;

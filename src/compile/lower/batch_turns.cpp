@@ -2,9 +2,10 @@
 //
 //     s_b = q_b k_b,  w_b = softmax(s_b),  y_b = w_b v_b         for all b
 //
-// In three walks over all b, s and w go out to memory and come back. In one loop over b, whose turns run side by side, each s_b
-// stays in a core's cache, and only what is read elsewhere, as w by a gradient, is written whole. What is walked does not depend
-// on the number of threads, as sums may be rounded otherwise in a turn.
+// In three walks over all b, s and w go out to memory and come back. In one loop over b, whose
+// turns run side by side, each s_b stays in a core's cache, and only what is read elsewhere, as w
+// by a gradient, is written whole. What is walked does not depend on the number of threads, as sums
+// may be rounded otherwise in a turn.
 #include <algorithm>
 #include <limits>
 #include <span>
@@ -19,9 +20,9 @@
 namespace haliax {
 namespace {
 
-constexpr int kDepth = 1 << 22;                  // of these loops: no loop around has it
+constexpr int kDepth = 1 << 22;  // of these loops: no loop around has it
 
-using Marks = std::vector<char>;                 // by node of the level
+using Marks = std::vector<char>;  // by node of the level
 
 class BatchesOfLevel {
  public:
@@ -31,7 +32,8 @@ class BatchesOfLevel {
     for (auto& n : without_bodies(level_of(roots, index))) {
       LevelNode item{.node = n, .call = calls ? first_call(*n) : 0};
       for (auto& x : n->in)
-        if (auto found = x ? known.find(x.get()) : known.end(); found != known.end()) item.in.push_back(found->second);
+        if (auto found = x ? known.find(x.get()) : known.end(); found != known.end())
+          item.in.push_back(found->second);
       const int me = int(all_.size());
       for (int x : item.in) all_[std::size_t(x)].readers.push_back(me);
       known[n.get()] = me, order_.push_back(me);
@@ -43,7 +45,9 @@ class BatchesOfLevel {
   Nodes in_loops() {
     for (int k = 0; k < int(all_.size()); ++k) {
       auto& n = node(k);
-      if (at(k).loop >= 0 || n.op->kind != Kind::contract || n.value || double(n.bytes()) <= limits_.lane) continue;
+      if (at(k).loop >= 0 || n.op->kind != Kind::contract || n.value ||
+          double(n.bytes()) <= limits_.lane)
+        continue;
       auto walked = walked_axes(n);
       if (!walked.empty()) join(k, walked);
     }
@@ -54,16 +58,17 @@ class BatchesOfLevel {
   struct LevelNode {
     NodePtr node;
     std::vector<int> in = {}, readers = {};
-    int loop = -1;                               // which loop makes it
-    bool given = false;                          // a result of the level
-    int call = 0;                                // the first collective that it makes; 0: none
+    int loop = -1;       // which loop makes it
+    bool given = false;  // a result of the level
+    int call = 0;        // the first collective that it makes; 0: none
   };
   LevelNode& at(int k) { return all_[std::size_t(k)]; }
   const LevelNode& at(int k) const { return all_[std::size_t(k)]; }
   const Node& node(int k) const { return *at(k).node; }
 
-  // Of the batch, the first axes: as many as it takes until a turn's part of the product fits, with another one made of it.
-  // Empty: even all leave more than twice what fits, where turns are slower; or turns are few, or small.
+  // Of the batch, the first axes: as many as it takes until a turn's part of the product fits, with
+  // another one made of it. Empty: even all leave more than twice what fits, where turns are
+  // slower; or turns are few, or small.
   Axes walked_axes(const Node& n) const {
     Axes out;
     double bytes = double(n.bytes()), multiplications = double(n.size());
@@ -81,14 +86,17 @@ class BatchesOfLevel {
   static bool goes_along(const Node& n, const Axes& walked) {
     const auto kind = n.op->kind;
     const bool shows = keeps_names(n) || n.op == &prim::kPin;
-    return !n.value && (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || shows) &&
+    return !n.value &&
+           (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || shows) &&
            without(walked, n.axes).empty();
   }
   // Worth keeping in a cache: not much smaller than the product.
-  static bool is_large(const Node& n, const Node& product) { return 2 * n.size() >= product.size(); }
+  static bool is_large(const Node& n, const Node& product) {
+    return 2 * n.size() >= product.size();
+  }
 
   // ---- what is of what: of a loop all or nothing ----
-  using Together = std::span<const int>;         // what a loop makes, or one node
+  using Together = std::span<const int>;  // what a loop makes, or one node
   template <class F> void forward(const F& f) const {
     for (std::size_t i = 0, end = 0; i < order_.size(); i = end) f(from(i, end));
   }
@@ -128,33 +136,40 @@ class BatchesOfLevel {
       mark(t, after);
       auto known = [&](int x) { return !after[std::size_t(x)] || made[std::size_t(x)]; };
       auto& in = at(t[0]).in;
-      if (is_free(t) && goes_along(node(t[0]), walked) && std::all_of(in.begin(), in.end(), known)) mark(t, made);
+      if (is_free(t) && goes_along(node(t[0]), walked) && std::all_of(in.begin(), in.end(), known))
+        mark(t, made);
     });
     auto folds_large = [&](int k, const auto& of) {
       auto& n = node(k);
       return n.op->kind == Kind::contract && k != product && !is_large(n, node(product)) &&
-             std::any_of(at(k).in.begin(), at(k).in.end(), [&](int x) { return is_large(node(x), node(product)) && of(x); });
+             std::any_of(at(k).in.begin(), at(k).in.end(),
+                         [&](int x) { return is_large(node(x), node(product)) && of(x); });
     };
     auto is_made = [&](int x) { return made[std::size_t(x)] != 0; };
     backward([&](Together t) {
-      if (made[std::size_t(t[0])] && (folds_large(t[0], is_made) || is_read(t, chain))) mark(t, chain);
+      if (made[std::size_t(t[0])] && (folds_large(t[0], is_made) || is_read(t, chain)))
+        mark(t, chain);
     });
     if (!chain[std::size_t(product)]) return;
     for (auto& inside : {with_others(chain, after, walked, folds_large), chain})
       if (keeps_calls(inside)) return stand_together(inside, walked);
   }
-  // With what folds a large array that the chain reads, too; and with what is made point by point for the chain alone.
+  // With what folds a large array that the chain reads, too; and with what is made point by point
+  // for the chain alone.
   template <class Folds>
-  Marks with_others(Marks out, const Marks& after, const Axes& walked, const Folds& folds_large) const {
+  Marks with_others(Marks out, const Marks& after, const Axes& walked,
+                    const Folds& folds_large) const {
     Marks before(out.size()), folds(out.size()), later(out.size());
-    backward([&](Together t) {                   // what the chain is made of
+    backward([&](Together t) {  // what the chain is made of
       if (!out[std::size_t(t[0])] && (is_read(t, out) || is_read(t, before))) mark(t, before);
     });
     auto chain_reads = [&](int x) { return !out[std::size_t(x)] && marked(at(x).readers, out); };
-    forward([&](Together t) {                    // later: made of those
+    forward([&](Together t) {  // later: made of those
       const auto k = std::size_t(t[0]);
-      if (reads(t, folds) || reads(t, later)) mark(t, later);
-      else if (is_free(t) && !after[k] && !before[k] && goes_along(node(t[0]), walked) && folds_large(t[0], chain_reads))
+      if (reads(t, folds) || reads(t, later))
+        mark(t, later);
+      else if (is_free(t) && !after[k] && !before[k] && goes_along(node(t[0]), walked) &&
+               folds_large(t[0], chain_reads))
         mark(t, folds);
     });
     for (std::size_t k = 0; k < out.size(); ++k) out[k] |= folds[k];
@@ -162,18 +177,22 @@ class BatchesOfLevel {
       const auto k = std::size_t(t[0]);
       auto& item = at(t[0]);
       auto& n = *item.node;
-      if (!is_free(t) || out[k] || after[k] || item.given || n.in.empty() || !goes_along(n, walked)) return;
+      if (!is_free(t) || out[k] || after[k] || item.given || n.in.empty() || !goes_along(n, walked))
+        return;
       if (n.op->kind != Kind::map && !keeps_names(n)) return;
       auto in_it = [&](int r) { return out[std::size_t(r)] != 0; };
-      if (!item.readers.empty() && std::all_of(item.readers.begin(), item.readers.end(), in_it)) mark(t, out);
+      if (!item.readers.empty() && std::all_of(item.readers.begin(), item.readers.end(), in_it))
+        mark(t, out);
     });
     return out;
   }
-  // All devices make their calls in one order. As the loop is made when all that it reads is there, no call that is made of it
-  // may come before one that it is made of: another device, whose parts are smaller, may have no loop here.
+  // All devices make their calls in one order. As the loop is made when all that it reads is there,
+  // no call that is made of it may come before one that it is made of: another device, whose parts
+  // are smaller, may have no loop here.
   bool keeps_calls(const Marks& inside) const {
     if (!calls_) return true;
-    std::vector<int> last(all_.size()), first(all_.size(), std::numeric_limits<int>::max());   // that it is made of; made of it
+    // that it is made of; made of it
+    std::vector<int> last(all_.size()), first(all_.size(), std::numeric_limits<int>::max());
     auto of_inside = [&](int k) { return inside[std::size_t(k)] != 0; };
     forward([&](Together t) {
       int calls = 0;
@@ -184,12 +203,15 @@ class BatchesOfLevel {
     backward([&](Together t) {
       int calls = std::numeric_limits<int>::max();
       for (int k : t)
-        for (int r : at(k).readers) calls = std::min({calls, first[std::size_t(r)], at(r).call ? at(r).call : calls});
+        for (int r : at(k).readers)
+          calls = std::min({calls, first[std::size_t(r)], at(r).call ? at(r).call : calls});
       for (int k : t) first[std::size_t(k)] = calls;
     });
     int before = 0, behind = std::numeric_limits<int>::max();
     for (int k : order_)
-      if (of_inside(k)) before = std::max(before, last[std::size_t(k)]), behind = std::min(behind, first[std::size_t(k)]);
+      if (of_inside(k))
+        before = std::max(before, last[std::size_t(k)]),
+        behind = std::min(behind, first[std::size_t(k)]);
     return before < behind;
   }
   // One behind the other in the order, what is made of them behind all of them.
@@ -202,14 +224,15 @@ class BatchesOfLevel {
     auto first = std::find_if(order_.begin(), order_.end(), is_in);
     auto end = std::find_if(order_.rbegin(), order_.rend(), is_in).base();
     std::stable_partition(first, end, [&](int k) { return !behind[std::size_t(k)]; });
-    auto loop = std::stable_partition(first, end, [&](int k) { return !is_in(k) && !behind[std::size_t(k)]; });
+    auto loop = std::stable_partition(first, end,
+                                      [&](int k) { return !is_in(k) && !behind[std::size_t(k)]; });
     for (; loop != end && is_in(*loop); ++loop) at(*loop).loop = int(walked_.size());
     walked_.push_back(walked);
   }
 
   // ---- the level with its loops ----
   Nodes rewritten() {
-    Rewrite to;                                  // all nodes of the level, as they are now
+    Rewrite to;  // all nodes of the level, as they are now
     auto now = [&](const NodePtr& x) {
       auto found = x ? to.find(x.get()) : to.end();
       return found == to.end() ? x : found->second;
@@ -227,7 +250,8 @@ class BatchesOfLevel {
   }
   void in_turns(Together inside, const Axes& walked, Rewrite& to) const {
     Nodes index, whole, values;
-    for (std::size_t k = 0; k < walked.size(); ++k) index.push_back(prim::index(walked[k], 0, 1, kDepth + int(k)));
+    for (std::size_t k = 0; k < walked.size(); ++k)
+      index.push_back(prim::index(walked[k], 0, 1, kDepth + int(k)));
     Rewrite of_turn;
     At follow;
     for (int k : inside) {
@@ -248,9 +272,11 @@ class BatchesOfLevel {
       auto loop = make_loop(std::move(l));
       for (std::size_t r = 0; r < values.size(); ++r) values[r] = loop_result(loop, r);
     }
-    for (std::size_t r = 0; r < whole.size(); ++r) to[whole[r].get()] = prim::fit(values[r], whole[r]->axes);
+    for (std::size_t r = 0; r < whole.size(); ++r)
+      to[whole[r].get()] = prim::fit(values[r], whole[r]->axes);
   }
-  // What a turn reads: made in it, if it is of numbers and positions alone; or its part of an array.
+  // What a turn reads: made in it, if it is of numbers and positions alone; or its part of an
+  // array.
   static NodePtr part(const NodePtr& x, const Nodes& index, Rewrite& of_turn, const Rewrite& to) {
     if (!x) return x;
     if (auto known = of_turn.find(x.get()); known != of_turn.end()) return known->second;
@@ -258,12 +284,14 @@ class BatchesOfLevel {
       Nodes in;
       Axes axes = x->axes;
       for (auto& y : x->in) in.push_back(part(y, index, of_turn, to));
-      for (auto& i : index) std::erase_if(axes, [&](auto& a) { return a.name == IndexAttr::of(*i).axis.name; });
+      for (auto& i : index)
+        std::erase_if(axes, [&](auto& a) { return a.name == IndexAttr::of(*i).axis.name; });
       return of_turn[x.get()] = prim::remade(*x, std::move(in), axes);
     }
     auto found = to.find(x.get());
     auto mine = found == to.end() ? x : found->second;
-    if (keeps_names(*mine) && same_set(mine->axes, mine->in[0]->axes)) mine = mine->in[0];   // in the order in which it was made
+    // in the order in which it was made
+    if (keeps_names(*mine) && same_set(mine->axes, mine->in[0]->axes)) mine = mine->in[0];
     for (auto& i : index) mine = prim::slice_at(mine, i, true);
     return of_turn[x.get()] = mine;
   }
@@ -271,16 +299,20 @@ class BatchesOfLevel {
   const Nodes& roots_;
   const Node* index_;
   const BatchLimits& limits_;
-  const bool calls_;                             // are there collectives?
+  const bool calls_;  // are there collectives?
   std::vector<LevelNode> all_;
-  std::vector<int> order_;                       // inputs first; what a loop makes stands together
-  std::vector<Axes> walked_;                     // by each loop
+  std::vector<int> order_;    // inputs first; what a loop makes stands together
+  std::vector<Axes> walked_;  // by each loop
 };
 
 Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool calls) {
   roots = BatchesOfLevel(roots, index, limits, calls).in_loops();
-  auto others = [](const Loop& l) { return !l.of_chunks && IndexAttr::of(*l.index[0]).depth < kDepth; };
-  return in_bodies(roots, index, others, [&](const Nodes& values, const Node* i) { return in_levels(values, i, limits, calls); });
+  auto others = [](const Loop& l) {
+    return !l.of_chunks && IndexAttr::of(*l.index[0]).depth < kDepth;
+  };
+  return in_bodies(roots, index, others, [&](const Nodes& values, const Node* i) {
+    return in_levels(values, i, limits, calls);
+  });
 }
 
 }  // namespace
@@ -288,7 +320,10 @@ Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool 
 Nodes batch_turns(const Nodes& roots, const BatchLimits& limits) {
   auto all = everything(roots);
   auto has = [&](const auto& wanted) { return std::any_of(all.begin(), all.end(), wanted); };
-  if (!has([&](auto& n) { return n->op->kind == Kind::contract && double(n->bytes()) > limits.lane; })) return roots;
+  if (!has([&](auto& n) {
+        return n->op->kind == Kind::contract && double(n->bytes()) > limits.lane;
+      }))
+    return roots;
   return in_levels(roots, nullptr, limits, has([](auto& n) { return n->op == &kCollective; }));
 }
 

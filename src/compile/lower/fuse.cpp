@@ -18,23 +18,31 @@ bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->o
 bool passes_on(const Node& n) { return is_view(n) || shows_value(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
 bool transparent(const Node& n) { return is_seen_through(n) || shows_value(n); }
-bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
-bool is_step(const Node& n) { return n.op->kind == Kind::contract || n.op->kind == Kind::step || n.op->kind == Kind::loop; }
+bool in_kernel(const Node& n) {
+  return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf;
+}
+bool is_step(const Node& n) {
+  return n.op->kind == Kind::contract || n.op->kind == Kind::step || n.op->kind == Kind::loop;
+}
 Axes minus(Axes a, const Axes& b) {
   std::erase_if(a, [&](auto& x) { return has(b, x.name); });
   return a;
 }
 
 // What is ready goes by rank.
-std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users, const std::vector<std::size_t>& rank) {
+std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users,
+                                const std::vector<std::size_t>& rank) {
   std::vector<int> waits(users.size());
-  for (auto& all : users) for (auto u : all) ++waits[u];
+  for (auto& all : users)
+    for (auto u : all) ++waits[u];
   std::set<std::pair<std::size_t, std::size_t>> ready;
-  for (std::size_t k = 0; k < users.size(); ++k) if (!waits[k]) ready.insert({rank[k], k});
+  for (std::size_t k = 0; k < users.size(); ++k)
+    if (!waits[k]) ready.insert({rank[k], k});
   std::vector<std::size_t> out;
   while (!ready.empty()) {
     out.push_back(ready.extract(ready.begin()).value().second);
-    for (auto u : users[out.back()]) if (--waits[u] == 0) ready.insert({rank[u], u});
+    for (auto u : users[out.back()])
+      if (--waits[u] == 0) ready.insert({rank[u], u});
   }
   return out;
 }
@@ -47,7 +55,8 @@ struct Builder {
   Nodes order = {};
   std::unordered_map<const Node*, int> users = {};
   std::unordered_set<const Node*> anchored = {};
-  std::unordered_map<const Node*, std::size_t> calls = {};   // what others take part in: collectives, and loops that hold some
+  // what others take part in: collectives, and loops that hold some
+  std::unordered_map<const Node*, std::size_t> calls = {};
 
   bool outside(const Node& n) const { return known.count(&n) > 0; }
 
@@ -63,8 +72,8 @@ struct Builder {
       if (int call = outside(*n) ? 0 : first_call(*n)) calls[n.get()] = std::size_t(call);
     if (calls.size() > 1) order_calls();
   }
-  // All devices make their calls in one order: of those that may be next, the one that was planned first. Age does not tell, as a
-  // pass may have made some anew on one device alone.
+  // All devices make their calls in one order: of those that may be next, the one that was planned
+  // first. Age does not tell, as a pass may have made some anew on one device alone.
   void order_calls() {
     std::unordered_map<const Node*, std::size_t> at;
     for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
@@ -74,9 +83,11 @@ struct Builder {
       auto call = calls.find(order[k].get());
       age[k] = k, planned[k] = call == calls.end() ? 0 : call->second;
       for (auto& x : order[k]->in)
-        if (auto below = at.find(x.get()); below != at.end() && !outside(*order[k])) then[below->second].push_back(k);
+        if (auto below = at.find(x.get()); below != at.end() && !outside(*order[k]))
+          then[below->second].push_back(k);
     }
-    for (auto k : sorted(then, planned)) if (planned[k]) wanted.push_back(k);
+    for (auto k : sorted(then, planned))
+      if (planned[k]) wanted.push_back(k);
     if (std::is_sorted(wanted.begin(), wanted.end())) return;
     for (std::size_t c = 1; c < wanted.size(); ++c) then[wanted[c - 1]].push_back(wanted[c]);
     auto by_age = std::exchange(order, {});
@@ -93,8 +104,10 @@ struct Builder {
         ++users[x.get()];
         bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
         // Filled in, not read: zeros, and what a carry starts from.
-        bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
-        // A term of the place that it says: an index, by a view or in the body of a loop inside; a number, by a view.
+        bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) ||
+                      (n->op == &kLoop && prim::is_number(x));
+        // A term of the place that it says: an index, by a view or in the body of a loop inside; a
+        // number, by a view.
         bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
         bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
         if (memory && !filled && !term) keep(x);
@@ -102,16 +115,23 @@ struct Builder {
     }
     for (auto& t : targets) ++users[t.node.get()], scope.targets[t.node.get()].push_back(&t);
   }
-  void keep(const NodePtr& n) {   // what it shows lies in memory
+  void keep(const NodePtr& n) {  // what it shows lies in memory
     if (auto& base = base_of(n); !outside(*base)) scope.in_memory.insert(base.get());
   }
 
   // How dear it is to make a map node again, and how many arrays that reads.
   void price(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
-    if (cost > 8 || loads > 3 || depth > 16) { cost = 99; return; }
+    if (cost > 8 || loads > 3 || depth > 16) {
+      cost = 99;
+      return;
+    }
     if (is_term(n)) return;
     bool looks_through = transparent(*n), maps = n->op->kind == Kind::map;
-    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || !(maps || looks_through)) { ++loads; return; }
+    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) ||
+        !(maps || looks_through)) {
+      ++loads;
+      return;
+    }
     if (looks_through) return price(shown_by(*n), cost, loads, depth + 1);
     cost += takes_steps(n->op->code) ? 99 : 1;
     for (auto& x : n->in) price(x, cost, loads, depth + 1);
@@ -122,44 +142,61 @@ struct Builder {
     return cost <= 4 && loads <= 2;
   }
 
-  static bool is_term(const NodePtr& n) { return prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex; }
+  static bool is_term(const NodePtr& n) {
+    return prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex;
+  }
   void anchor() {
-    std::unordered_map<const Node*, int> inlined;   // how many instructions reading this node takes
+    // how many instructions reading this node takes
+    std::unordered_map<const Node*, int> inlined;
     for (auto& n : order) {
       if (outside(*n)) continue;
       auto& size = inlined[n.get()] = 1;
       for (auto& x : n->in)
-        if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes_on(*x)))
+        if (auto i = inlined.find(x.get());
+            i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes_on(*x)))
           size += i->second;
       bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
       auto kind = n->op->kind;
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
-          (kind == Kind::map && (needed || !fuse || size > 64 || (shared && !is_generated(n) && !cheap(n)))))
+          (kind == Kind::map &&
+           (needed || !fuse || size > 64 || (shared && !is_generated(n) && !cheap(n)))))
         anchored.insert(n.get());
     }
-    for (auto& t : targets)   // a target is made where it is wanted, not read back and copied
-      if (auto& n = t.node; in_kernel(*n) && !outside(*n) && n->op != &prim::kIndex && (n->op->kind != Kind::leaf || is_term(n)))
+    for (auto& t : targets)  // a target is made where it is wanted, not read back and copied
+      if (auto& n = t.node; in_kernel(*n) && !outside(*n) && n->op != &prim::kIndex &&
+                            (n->op->kind != Kind::leaf || is_term(n)))
         anchored.insert(n.get());
   }
 
-  // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that names mean the same.
-  struct Read { NodePtr node; bool plain; };
+  // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that
+  // names mean the same.
+  struct Read {
+    NodePtr node;
+    bool plain;
+  };
   void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
-    enum How { plain = 1, renamed = 2, viewed = 4 };   // viewed: in memory, at other places
+    enum How { plain = 1, renamed = 2, viewed = 4 };  // viewed: in memory, at other places
     std::unordered_map<const Node*, int> seen;
     std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
       if ((s & how) || (how == renamed && (s & viewed))) return;
       s |= how;
       if (outside(*x)) return;
-      if (anchored.count(x.get()) || !(in_kernel(*x) || passes_on(*x))) { out.push_back({x, how == plain}); return; }
-      if (passes_on(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
+      if (anchored.count(x.get()) || !(in_kernel(*x) || passes_on(*x))) {
+        out.push_back({x, how == plain});
+        return;
+      }
+      // of a barrier, or where a slice starts
+      if (passes_on(*x) && x->in.size() > 1) after.push_back(x->in[1]);
       if (passes_on(*x))
-        return visit(shown_by(*x), !transparent(*x) ? viewed : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed) : how);
+        return visit(shown_by(*x), !transparent(*x)                  ? viewed
+                                   : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed)
+                                                                     : how);
       for (auto& i : x->in) visit(i, how);
     };
     if (passes_on(*n)) return visit(n, plain);
-    for (auto& x : n->in) if (x) visit(x, plain);
+    for (auto& x : n->in)
+      if (x) visit(x, plain);
   }
 
   void depend(int unit, int on) {
@@ -195,21 +232,23 @@ struct Builder {
     Axes all = outer;
     all.insert(all.end(), inner.begin(), inner.end());
     if (u.nodes.size() > 24) return false;
-    if (n->op->kind == Kind::map) return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
+    if (n->op->kind == Kind::map)
+      return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
     if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
     auto over = minus(n->in[0]->axes, n->axes);
     if (!inner.empty()) return same_set(over, inner);
     // Rows stay in cache only if the axes folded are the last ones of what the kernel stores.
     for (auto& m : u.nodes) {
       auto inner = m->axes.size() - std::min(over.size(), m->axes.size());
-      if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over)) return false;
+      if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over))
+        return false;
     }
     outer = minus(all, over), inner = minus(all, outer);
     return true;
   }
 
   int last_call = -1;
-  std::unordered_map<const Node*, std::vector<int>> rows_of = {};   // the kernels that fold it
+  std::unordered_map<const Node*, std::vector<int>> rows_of = {};  // the kernels that fold it
   void build() {
     for (auto& n : order) {
       if (outside(*n)) continue;
@@ -222,23 +261,31 @@ struct Builder {
     for (auto& t : targets) put_into(t);
   }
   // The kernel that makes n too, whose points become `outer`, `inner`; -1: none.
-  int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer, Axes& inner) const {
+  int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer,
+                 Axes& inner) const {
     int into = -1;
     std::unordered_set<int> tried;
     auto try_in = [&](int u) {
-      if (u < 0 || into >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
+      if (u < 0 || into >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel ||
+          !tried.insert(u).second)
+        return;
       if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
       bool ok = true;
       for (auto& other : read) {
         int o = unit_of(other.node.get());
-        if (o == u) ok &= other.plain && anchored.count(other.node.get());
-        else if (o >= 0) ok &= !comes_after(o, u);
+        if (o == u)
+          ok &= other.plain && anchored.count(other.node.get());
+        else if (o >= 0)
+          ok &= !comes_after(o, u);
       }
-      for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
+      for (auto& a : after)
+        for (int o : units_below(a)) ok &= !comes_after(o, u);
       if (ok) into = u;
     };
-    for (auto r = read.rbegin(); r != read.rend(); ++r) if (r->plain) try_in(unit_of(r->node.get()));
-    if (n->op->kind == Kind::reduce)   // or with another reduction of the same rows: they are read once, and die sooner
+    for (auto r = read.rbegin(); r != read.rend(); ++r)
+      if (r->plain) try_in(unit_of(r->node.get()));
+    // or with another reduction of the same rows: they are read once, and die sooner
+    if (n->op->kind == Kind::reduce)
       for (auto& r : read)
         if (r.plain && r.node->bytes() >= n->in[0]->bytes())
           if (auto rows = rows_of.find(r.node.get()); rows != rows_of.end())
@@ -251,27 +298,31 @@ struct Builder {
     u.outer = n->axes;
     if (n->op->kind == Kind::reduce) {
       u.inner = minus(n->in[0]->axes, n->axes);
-      auto over = ReduceAttr::of(*n).over;   // a flat position counts in the order asked for
+      auto over = ReduceAttr::of(*n).over;  // a flat position counts in the order asked for
       for (std::size_t i = 0; i < over.size(); ++i) u.inner[i] = *find(*n->in[0], over[i]);
     }
     return add_unit(std::move(u));
   }
-  // A point-wise kernel becomes a part of another one over the same points that reads what it makes, if neither waits for the
-  // other: an optimiser's moments and its parameter are one walk.
+  // A point-wise kernel becomes a part of another one over the same points that reads what it
+  // makes, if neither waits for the other: an optimiser's moments and its parameter are one walk.
   void merge(int part, int whole, const std::unordered_set<int>& first) {
     if (part < 0 || part == whole) return;
     for (int o : first)
       if (o >= 0 && o != part && o != whole && comes_after(o, part)) return;
     auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(whole)];
-    auto plain = [](const Unit& u) { return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12; };
-    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || comes_after(part, whole) || comes_after(whole, part)) return;
+    auto plain = [](const Unit& u) {
+      return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12;
+    };
+    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || comes_after(part, whole) ||
+        comes_after(whole, part))
+      return;
     b.nodes.insert(b.nodes.begin(), a.nodes.begin(), a.nodes.end());
     for (auto& n : a.nodes) scope.unit_of[n.get()] = whole;
     b.after.insert(a.after.begin(), a.after.end());
     b.order = std::max(a.order, b.order);
     for (auto& u : scope.units)
       if (u.after.erase(part)) u.after.insert(whole);
-    a = Unit{};                                  // nothing is left of it
+    a = Unit{};  // nothing is left of it
   }
   // Into a kernel that is there, or a unit of its own; after all that it reads.
   void put(const NodePtr& n) {
@@ -279,18 +330,23 @@ struct Builder {
     Nodes after;
     reads(n, read, after);
     Axes outer, inner;
-    bool fuses = fuse && anchored.count(n.get()) && (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
+    bool fuses = fuse && anchored.count(n.get()) &&
+                 (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
     int into = fuses ? kernel_for(n, read, after, outer, inner) : -1;
-    if (into < 0) into = new_unit(n);
-    else scope.units[std::size_t(into)].outer = outer, scope.units[std::size_t(into)].inner = inner;
+    if (into < 0)
+      into = new_unit(n);
+    else
+      scope.units[std::size_t(into)].outer = outer, scope.units[std::size_t(into)].inner = inner;
     if (fuses) {
-      std::unordered_set<int> first, viewed;     // that n waits for; of which it reads something at other places
+      // that n waits for; of which it reads something at other places
+      std::unordered_set<int> first, viewed;
       for (auto& r : read) {
         auto o = unit_of(r.node.get());
         first.insert(o);
         if (!r.plain || !anchored.count(r.node.get())) viewed.insert(o);
       }
-      for (auto& a : after) for (int o : units_below(a)) first.insert(o), viewed.insert(o);
+      for (auto& a : after)
+        for (int o : units_below(a)) first.insert(o), viewed.insert(o);
       for (auto& r : read)
         if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, into, first);
     }
@@ -298,33 +354,40 @@ struct Builder {
     u.nodes.push_back(n);
     u.order = std::max(u.order, std::int64_t(n->id));
     scope.unit_of[n.get()] = into;
-    if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(into);
+    if (n->op->kind == Kind::reduce)
+      for (auto& r : read)
+        if (r.plain) rows_of[r.node.get()].push_back(into);
     for (auto& r : read) {
       int o = unit_of(r.node.get());
       if (o < 0 || o == into) continue;
       depend(into, o);
       keep(r.node);
     }
-    for (auto& a : after) for (int o : units_below(a)) depend(into, o);
+    for (auto& a : after)
+      for (int o : units_below(a)) depend(into, o);
     if (calls.count(n.get())) {
       if (last_call >= 0) depend(into, last_call);
       last_call = into;
     }
     if (u.type == Unit::Type::single)
-      for (auto& x : n->in) if (x) for (int o : units_below(x)) depend(into, o);
+      for (auto& x : n->in)
+        if (x)
+          for (int o : units_below(x)) depend(into, o);
   }
   // A target that its unit does not write itself is copied.
   void put_into(const Target& t) {
     auto& n = t.node;
     int made = unit_of(n.get());
-    bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t && (!t.accumulate || accumulates(n, t));
-    bool many = made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel;   // it may store a value many times
+    bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
+                  (!t.accumulate || accumulates(n, t));
+    // it may store a value many times
+    bool many = made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel;
     if (direct || many) return;
     Unit u;
     u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
     if (made >= 0 || unit_of(base_of(n).get()) >= 0) {
       keep(n);
-    } else {   // made here, from what others have made
+    } else {  // made here, from what others have made
       std::vector<Read> read;
       Nodes after;
       reads(n, read, after);
@@ -337,45 +400,54 @@ struct Builder {
     for (auto& c : order) {
       if (c->op->kind != Kind::step || !c->op->stretches || outside(*c)) continue;
       auto parts = c->op->stretches(*c);
-      if (parts.size() < 2) continue;            // a place among zeros
+      if (parts.size() < 2) continue;  // a place among zeros
       for (auto& part : parts) {
         auto& x = c->in[part.operand];
         auto n = made_for(x);
-        bool there = n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || is_stack(*n));
+        bool there =
+            n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || is_stack(*n));
         if (there) scope.joined[n.get()] = {c, x, part.to};
       }
     }
-    for (auto& [node, all] : scope.targets) {      // a stack of turns that is given in another order
+    for (auto& [node, all] : scope.targets) {  // a stack of turns that is given in another order
       if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
       auto n = made_for(node->in[0]);
       if (n && is_stack(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
     }
   }
   static bool shows_all(const Node& n) { return is_seen_through(n) && n.in[0]->size() == n.size(); }
-  static bool is_stack(const Node& n) { return is_loop_result(n) && result_of(n).fold == Fold::stack; }
+  static bool is_stack(const Node& n) {
+    return is_loop_result(n) && result_of(n).fold == Fold::stack;
+  }
   // What x shows all of, if nobody else reads it.
   NodePtr made_for(const NodePtr& x) {
     auto n = x;
     bool alone = users[n.get()] == 1;
     while (shows_all(*n)) n = n->in[0], alone &= users[n.get()] == 1;
-    return alone && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get()) ? n : nullptr;
+    return alone && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
+               ? n
+               : nullptr;
   }
   // A contraction or a scatter adds straight into its target if nobody else reads it.
   bool accumulates(const NodePtr& n, const Target& t) const {
-    if (t.monoid != Monoid::sum || users.at(n.get()) > 1 || scope.in_memory.count(n.get())) return false;
-    if (is_loop_result(*n)) {   // a loop in a loop: the inner one adds to the outer one's sum
+    if (t.monoid != Monoid::sum || users.at(n.get()) > 1 || scope.in_memory.count(n.get()))
+      return false;
+    if (is_loop_result(*n)) {  // a loop in a loop: the inner one adds to the outer one's sum
       auto& r = result_of(*n);
       return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
     }
-    return n->op->kind == Kind::contract || (haliax::accumulates(*n, Monoid::sum) && prim::is_number(n->in[0], 0));
+    return n->op->kind == Kind::contract ||
+           (haliax::accumulates(*n, Monoid::sum) && prim::is_number(n->in[0], 0));
   }
   // The units that make what lies below this node.
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
     auto inside = [&](const Node& x) { return !outside(x); };
     walk({n}, inside, [&](const NodePtr& x, Nodes& todo) {
-      if (int u = unit_of(x.get()); u >= 0) out.push_back(u);
-      else if (x->op->kind != Kind::leaf) append(todo, x->in);
+      if (int u = unit_of(x.get()); u >= 0)
+        out.push_back(u);
+      else if (x->op->kind != Kind::leaf)
+        append(todo, x->in);
     });
     return out;
   }
@@ -395,8 +467,12 @@ int first_call(const Node& n) {
   }
   return first;
 }
-bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustomVjp) || is_custom_vjp_result(n); }
-const NodePtr& shown_by(const Node& n) { return is_custom_vjp_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
+bool shows_value(const Node& n) {
+  return (n.op->kind == Kind::wrap && n.op != &kCustomVjp) || is_custom_vjp_result(n);
+}
+const NodePtr& shown_by(const Node& n) {
+  return is_custom_vjp_result(n) ? n.in[0]->in[result_number(n)] : n.in[0];
+}
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
   while (passes_on(**x)) x = &shown_by(**x);

@@ -10,7 +10,8 @@ namespace haliax {
 
 using program::Instr;
 
-Kernel::Kernel(Lowering& low, const Axes& outer, const Axes& inner) : l_(low), dims_(outer), outer_(outer.size()) {
+Kernel::Kernel(Lowering& low, const Axes& outer, const Axes& inner)
+    : l_(low), dims_(outer), outer_(outer.size()) {
   dims_.insert(dims_.end(), inner.begin(), inner.end());
 }
 Env Kernel::names(const Axes& axes) const {
@@ -38,7 +39,8 @@ int Kernel::push(Instr i) {
 int Kernel::value(const NodePtr& n, Env env) {
   auto mine = of(n, env);
   if (auto m = made.find(n.get()); m != made.end() && mine == names(n->axes)) return m->second;
-  for (auto& [key, v] : memo_) if (key.first == n.get() && key.second == mine) return v;
+  for (auto& [key, v] : memo_)
+    if (key.first == n.get() && key.second == mine) return v;
   int v = make(n, mine);
   memo_.push_back({{n.get(), mine}, v});
   return v;
@@ -46,7 +48,10 @@ int Kernel::value(const NodePtr& n, Env env) {
 int Kernel::make(const NodePtr& n, const Env& env) {
   if (l_.is_placed(*n)) return load(n, env);
   if (n->op == &prim::kNumber)
-    return push({.code = Code::constant, .dtype = n->dtype, .number = real_of(*n), .integer = integer_of(*n)});
+    return push({.code = Code::constant,
+                 .dtype = n->dtype,
+                 .number = real_of(*n),
+                 .integer = integer_of(*n)});
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
   if (n->op == &prim::kIndex) return iota(n, -1, 0);
   if (is_seen_through(*n)) {
@@ -55,7 +60,8 @@ int Kernel::make(const NodePtr& n, const Env& env) {
     return value(n->in[0], in);
   }
   if (shows_value(*n)) return value(shown_by(*n), env);
-  if (n->op->kind == Kind::map && !(l_.is_made(*n) && !pending.count(n.get()))) return point(n, env);
+  if (n->op->kind == Kind::map && !(l_.is_made(*n) && !pending.count(n.get())))
+    return point(n, env);
   return load(n, env);
 }
 int Kernel::point(const NodePtr& n, const Env& env) {
@@ -67,17 +73,22 @@ int Kernel::point(const NodePtr& n, const Env& env) {
   return push(std::move(i));
 }
 int Kernel::iota(const NodePtr& n, int d, std::int64_t stride) {
-  Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride};
+  Instr i{
+      .code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride};
   if (d < 0) {
     auto t = l_.term(n, 1, 0);
-    if (t.loop < 0) i.integer = t.stride;
-    else i.view.terms.push_back(t);
+    if (t.loop < 0)
+      i.integer = t.stride;
+    else
+      i.view.terms.push_back(t);
   }
   return push(std::move(i));
 }
 int Kernel::load(const NodePtr& n, const Env& env) {
   Place p = l_.place_of(n);
-  Instr i{.code = Code::load, .dtype = n->dtype, .view = {p.slot, p.dtype, p.offset, program::Dims(dims_.size(), 0), p.terms}};
+  Instr i{.code = Code::load,
+          .dtype = n->dtype,
+          .view = {p.slot, p.dtype, p.offset, program::Dims(dims_.size(), 0), p.terms}};
   for (std::size_t k = 0; k < n->axes.size(); ++k) {
     auto d = dim(env, n->axes[k].name);
     i.view.strides[d] += p.strides[k];
@@ -87,17 +98,24 @@ int Kernel::load(const NodePtr& n, const Env& env) {
 }
 int Kernel::fold(const NodePtr& n) {
   int v = value(n->in[0], names(n->in[0]->axes));
-  if (!is_inner(v))   // the same at every inner point: said once for each of them
-    v = push({.code = Code::cast, .dtype = n->in[0]->dtype, .args = {v, -1, -1, -1}, .inner = true});
+  if (!is_inner(v))  // the same at every inner point: said once for each of them
+    v = push(
+        {.code = Code::cast, .dtype = n->in[0]->dtype, .args = {v, -1, -1, -1}, .inner = true});
   return push({.code = n->op->code, .dtype = n->dtype, .args = {v, -1, -1, -1}});
 }
 void Kernel::store(int v, const Place& p, const Axes& axes, bool accumulate, Monoid m) {
-  Code c = !accumulate ? Code::store : m == Monoid::sum ? Code::store_add : m == Monoid::max ? Code::store_max : Code::store_min;
-  bool inner = std::any_of(dims_.begin() + std::ptrdiff_t(outer_), dims_.end(), [&](auto& d) { return has(axes, d.name); });
-  push({.code = c, .dtype = p.dtype, .args = {v, -1, -1, -1}, .inner = inner, .view = Emit::view(p, axes, dims_)});
+  Code c = !accumulate        ? Code::store
+           : m == Monoid::sum ? Code::store_add
+           : m == Monoid::max ? Code::store_max
+                              : Code::store_min;
+  bool inner = std::any_of(dims_.begin() + std::ptrdiff_t(outer_), dims_.end(),
+                           [&](auto& d) { return has(axes, d.name); });
+  push({.code = c,
+        .dtype = p.dtype,
+        .args = {v, -1, -1, -1},
+        .inner = inner,
+        .view = Emit::view(p, axes, dims_)});
 }
-void Kernel::finish() {
-  l_.push({.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)}});
-}
+void Kernel::finish() { l_.push({.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)}}); }
 
 }  // namespace haliax

@@ -1,8 +1,9 @@
 // One fused step: an SSA program over outer and inner points.
 //
-// In: the nodes of a kernel unit; what else they read lies in memory, or is made here again. Out: one step, written by finish().
-// Always: an instruction comes after its operands; it is inner if a value that it reads is, or its place along an inner dimension
-// counts; of one node along the same dimensions there is one instruction.
+// In: the nodes of a kernel unit; what else they read lies in memory, or is made here again. Out:
+// one step, written by finish(). Always: an instruction comes after its operands; it is inner if a
+// value that it reads is, or its place along an inner dimension counts; of one node along the same
+// dimensions there is one instruction.
 #pragma once
 #include <set>
 #include <unordered_map>
@@ -12,7 +13,7 @@
 namespace haliax {
 
 class Lowering;
-using Env = std::vector<std::pair<Name, std::size_t>>;   // axis name -> dimension
+using Env = std::vector<std::pair<Name, std::size_t>>;  // axis name -> dimension
 
 class Kernel {
  public:
@@ -20,14 +21,14 @@ class Kernel {
   Env names(const Axes&) const;
   // The value of a node, as an instruction; its axes lie along the dimensions that `env` says.
   int value(const NodePtr&, Env);
-  int make(const NodePtr&, const Env&);          // anew
-  int point(const NodePtr&, const Env&);         // of a point-wise node
-  int fold(const NodePtr&);                      // of a reduction, over the inner dimensions
+  int make(const NodePtr&, const Env&);   // anew
+  int point(const NodePtr&, const Env&);  // of a point-wise node
+  int fold(const NodePtr&);               // of a reduction, over the inner dimensions
   void store(int value, const Place&, const Axes&, bool accumulate, Monoid);
-  void finish();                                 // the step is written
+  void finish();  // the step is written
 
-  std::unordered_map<const Node*, int> made;     // nodes of this unit
-  std::set<const Node*> pending;                 // likewise, made or not
+  std::unordered_map<const Node*, int> made;  // nodes of this unit
+  std::set<const Node*> pending;              // likewise, made or not
 
  private:
   static std::size_t dim(const Env&, Name);

@@ -13,14 +13,16 @@
 namespace haliax {
 namespace {
 
-// One result of a loop that is put together from a slice of each turn: its first axis is the loop's.
+// One result of a loop that is put together from a slice of each turn: its first axis is the
+// loop's.
 bool is_stack(const Node& n) {
   if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
   auto& l = loop_of(n);
   return l.drop && result_of(n).fold == Fold::stack;
 }
 
-// Nodes that had better lie alike are one group; every product that makes or reads one of them says which axes are its batch.
+// Nodes that had better lie alike are one group; every product that makes or reads one of them says
+// which axes are its batch.
 class Preferences {
  public:
   Layouts find_all(const Nodes& roots, const Nodes& all) {
@@ -37,7 +39,10 @@ class Preferences {
   }
 
  private:
-  struct Alike { std::optional<Names> batch = {}; bool fixed = false; };
+  struct Alike {
+    std::optional<Names> batch = {};
+    bool fixed = false;
+  };
   std::unordered_map<const Node*, const Node*> parent_;
   std::unordered_map<const Node*, Alike> groups_;
 
@@ -65,7 +70,7 @@ class Preferences {
 
   void visit(const Node& n) {
     auto kind = n.op->kind;
-    if (keeps_names(n) && !n.value) return;        // repeats: nothing in memory
+    if (keeps_names(n) && !n.value) return;  // repeats: nothing in memory
     if (kind == Kind::leaf || n.value) return fix(&n);
     if (kind == Kind::contract) {
       Names batch;
@@ -76,15 +81,19 @@ class Preferences {
       prefer(n.in[0].get(), batch), prefer(n.in[1].get(), batch);
     } else if (is_stack(n)) {
       for (auto& v : result_of(n).value) unite(v.get(), &n);
-    } else if (auto cut = slice_of(n); cut && cut->drop && is_stack(*n.in[0]) && cut->axis == n.in[0]->axes[0].name) {
+    } else if (auto cut = slice_of(n);
+               cut && cut->drop && is_stack(*n.in[0]) && cut->axis == n.in[0]->axes[0].name) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {
-      for (auto& x : n.in) if (x && same_names(n.axes, x->axes)) unite(&n, x.get());
-    } else if (kind == Kind::loop) {   // what it reads a slice of, or whole, is seen in its body
-      for (auto& r : loop_of(n).results) if (r.start) fix(r.start.get());
+      for (auto& x : n.in)
+        if (x && same_names(n.axes, x->axes)) unite(&n, x.get());
+    } else if (kind == Kind::loop) {  // what it reads a slice of, or whole, is seen in its body
+      for (auto& r : loop_of(n).results)
+        if (r.start) fix(r.start.get());
     } else if (kind != Kind::reduce) {
       fix(&n);
-      for (auto& x : n.in) if (x) fix(x.get());
+      for (auto& x : n.in)
+        if (x) fix(x.get());
     }
   }
   static Axes ordered(const Node& n, const Names& batch) {
@@ -108,6 +117,8 @@ Nodes all_computed(const Nodes& roots) {
   return all;
 }
 
-Layouts layouts_of(const Nodes& roots) { return Preferences().find_all(roots, all_computed(roots)); }
+Layouts layouts_of(const Nodes& roots) {
+  return Preferences().find_all(roots, all_computed(roots));
+}
 
 }  // namespace haliax

@@ -11,11 +11,11 @@ using program::Step;
 
 struct Lowering::LoweredLoop {
   const Loop& l;
-  std::vector<std::vector<TurnPart>> parts = {};   // of each body
-  std::vector<Place> places = {};                  // of each result
-  std::vector<bool> added = {};                    // to a sum that is there
-  bool may_end = false;                            // a turn, before it has stacked anything
-  bool again = false;                              // all turns are walked twice (TurnPart::late)
+  std::vector<std::vector<TurnPart>> parts = {};  // of each body
+  std::vector<Place> places = {};                 // of each result
+  std::vector<bool> added = {};                   // to a sum that is there
+  bool may_end = false;                           // a turn, before it has stacked anything
+  bool again = false;                             // all turns are walked twice (TurnPart::late)
 };
 
 void Lowering::loop(const NodePtr& n) {
@@ -31,25 +31,31 @@ void Lowering::loop(const NodePtr& n) {
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
     auto& how = l.results[k];
-    bool adds = how.fold == Fold::stack || (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
+    bool adds = how.fold == Fold::stack ||
+                (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
     auto* add = adds ? accumulation(r) : nullptr;
     t.added.push_back(add != nullptr);
     t.places.push_back(add ? add->place : target_place(r));
     if (add) continue;
-    if (how.start) start_from(how.start, t.places[k], r->axes);
-    else if (how.fold == Fold::stack && t.may_end) zero(t.places[k], r->axes);
-    else if (how.fold == Fold::fold) fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
+    if (how.start)
+      start_from(how.start, t.places[k], r->axes);
+    else if (how.fold == Fold::stack && t.may_end)
+      zero(t.places[k], r->axes);
+    else if (how.fold == Fold::fold)
+      fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
   }
   for (bool late : {false, true})
     for (std::size_t turn = 0; turn < l.index.size() && (!late || t.again); ++turn)
-      body(t, l.reverse ? l.index.size() - 1 - turn : turn, late);   // what is left over lies at the end
+      // what is left over lies at the end
+      body(t, l.reverse ? l.index.size() - 1 - turn : turn, late);
   for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), t.places[k]);
   keep_.insert(keep_.end(), results.begin(), results.end());
 }
 
 void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
   auto& l = t.l;
-  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse, .again = late, .body = {}}};
+  Step s{.kind = program::Kind::loop,
+         .loop = {.trips = trips(l, b), .reverse = l.reverse, .again = late, .body = {}}};
   if (s.loop.trips == 0 || (late && !t.parts[b].front().late)) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
@@ -85,7 +91,8 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
   push(std::move(s));
 }
 
-void Lowering::part_of_turn(const TurnPart& part, const NodePtr& ends, const LoweredLoop& t, std::size_t b, Moves& moves) {
+void Lowering::part_of_turn(const TurnPart& part, const NodePtr& ends, const LoweredLoop& t,
+                            std::size_t b, Moves& moves) {
   if (ends) {
     auto flag = fresh({}, DType::boolean);
     scope({{ends, flag}});
@@ -94,9 +101,11 @@ void Lowering::part_of_turn(const TurnPart& part, const NodePtr& ends, const Low
   std::vector<Target> targets;
   for (auto& [k, value] : part.values) {
     auto& how = t.l.results[k];
-    if (how.fold == Fold::fold) targets.push_back({value, t.places[k], true, how.monoid});
+    if (how.fold == Fold::fold)
+      targets.push_back({value, t.places[k], true, how.monoid});
     else if (how.fold == Fold::stack)
-      targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b], value->axes), t.added[k], Monoid::sum});
+      targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b], value->axes),
+                         t.added[k], Monoid::sum});
     else if (value != how.carry) {
       auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
       moves.push_back({next, reordered(t.places[k], how.carry->axes, value->axes)});
@@ -116,13 +125,17 @@ void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axe
   k.finish();
 }
 
-Place Lowering::block_of_turn(const Place& whole, const Loop& l, const NodePtr& index, const Axes& value) {
+Place Lowering::block_of_turn(const Place& whole, const Loop& l, const NodePtr& index,
+                              const Axes& value) {
   Place p = whole;
-  auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();   // which axis the loop walks
+  // which axis the loop walks
+  auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();
   auto t = term(index, p.strides[std::size_t(along)], 0);
   if (l.drop) p.strides.erase(p.strides.begin());
-  if (t.loop < 0) p.offset += t.stride;
-  else p.terms.push_back(t);
+  if (t.loop < 0)
+    p.offset += t.stride;
+  else
+    p.terms.push_back(t);
   return p;
 }
 

@@ -21,7 +21,8 @@ std::unordered_set<const Node*> multiplied(const Nodes& roots) {
   }
   return out;
 }
-// The arrays that a graph has captured, bodies of loops included. Raises for what has no value and will have none.
+// The arrays that a graph has captured, bodies of loops included. Raises for what has no value and
+// will have none.
 Nodes captured_by(const Nodes& all, const Nodes& inputs) {
   const std::unordered_set<NodePtr> given(inputs.begin(), inputs.end());
   Nodes out;
@@ -29,32 +30,37 @@ Nodes captured_by(const Nodes& all, const Nodes& inputs) {
     if (given.count(n)) continue;
     if (n->op == &prim::kInput && !n->value)
       fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-    if (n->value && !prim::needs_no_memory(*n)) out.push_back(n);
-    else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
+    if (n->value && !prim::needs_no_memory(*n))
+      out.push_back(n);
+    else if (!n->donated.empty())
+      fail_at(n->origin, "eval", n->donated);
   }
   return out;
 }
 
 }  // namespace
 
-Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options, const Layouts& layouts,
-              const TurnParts& turns) {
+Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options,
+              const Layouts& layouts, const TurnParts& turns) {
   Lowered out{std::make_shared<program::Program>(), captured_by(all_computed(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
   Lowering l(p, options, purposes, layouts, turns);
   if (options.row > 1) l.align(multiplied(roots));
-  auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots, int& count) {
+  auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots,
+                 int& count) {
     slots.push_back(l.new_slot(n->bytes(), purpose, home, count++));
     return l.in_slot(slots.back(), n);
   };
   Nodes arguments = inputs;
   arguments.insert(arguments.end(), out.captured.begin(), out.captured.end());
   for (auto& n : arguments)
-    l.know(n.get(), add(n, purposes.of_argument(*n), program::Home::argument, p.argument_slots, p.arguments));
+    l.know(n.get(), add(n, purposes.of_argument(*n), program::Home::argument, p.argument_slots,
+                        p.arguments));
   std::vector<Target> targets;
   for (auto& n : roots)
-    targets.push_back({n, add(n, purposes.of_result(*n), program::Home::result, p.result_slots, p.results)});
+    targets.push_back(
+        {n, add(n, purposes.of_result(*n), program::Home::result, p.result_slots, p.results)});
   l.scope(targets);
   return out;
 }
@@ -62,9 +68,14 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
 void ask_scratch(program::Program& p, program::Device& device, int workers) {
   auto ask = [&](auto& self, std::vector<program::Step>& steps, int of) -> void {
     for (auto& s : steps) {
-      if (!device.supports(s)) throw Error(fmt::format("[{}] backend {} cannot run it; {}", s.why, device.name(), s.where));
-      if (s.kind == program::Kind::loop) self(self, s.loop.body, s.loop.lanes > 0 ? 1 : of);   // a lane is one worker's
-      else s.scratch_bytes = device.scratch_bytes(s, of);
+      if (!device.supports(s))
+        throw Error(
+            fmt::format("[{}] backend {} cannot run it; {}", s.why, device.name(), s.where));
+      // a lane is one worker's
+      if (s.kind == program::Kind::loop)
+        self(self, s.loop.body, s.loop.lanes > 0 ? 1 : of);
+      else
+        s.scratch_bytes = device.scratch_bytes(s, of);
     }
   };
   ask(ask, p.steps, workers);

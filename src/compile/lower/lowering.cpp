@@ -32,7 +32,9 @@ int Lowering::new_slot(std::int64_t bytes, const char* purpose, program::Home ho
   p_.slots.push_back({bytes, home, index, -1, -1, purpose});
   return int(p_.slots.size()) - 1;
 }
-Place Lowering::in_slot(int slot, const NodePtr& n) const { return {slot, n->dtype, 0, row_major(n->axes), {}}; }
+Place Lowering::in_slot(int slot, const NodePtr& n) const {
+  return {slot, n->dtype, 0, row_major(n->axes), {}};
+}
 Place Lowering::fresh(const Axes& axes, DType d, const char* purpose) {
   return {new_slot(axis_size(axes) * bytes_of(d), purpose), d, 0, row_major(axes), {}};
 }
@@ -41,7 +43,7 @@ Place Lowering::reordered(Place p, const Axes& of, const Axes& as) {
   return p;
 }
 Place Lowering::fresh_for(const NodePtr& n) {
-  constexpr std::int64_t kLarge = 1 << 20;   // bytes
+  constexpr std::int64_t kLarge = 1 << 20;  // bytes
   auto order = layouts_.find(n.get());
   auto& axes = order == layouts_.end() ? n->axes : order->second;
   auto p = fresh(axes, n->dtype, purposes_.of(*n));
@@ -62,12 +64,14 @@ void Lowering::know(const Node* n, Place p) {
   added_.push_back(n);
 }
 void Lowering::forget(std::size_t from) {
-  for (; added_.size() > from; added_.pop_back()) places_.erase(added_.back()), joined_.erase(added_.back());
+  for (; added_.size() > from; added_.pop_back())
+    places_.erase(added_.back()), joined_.erase(added_.back());
 }
 Place Lowering::place_of(const NodePtr& n) {
   if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
   Place p;
-  if (shows_value(*n)) p = place_of(shown_by(*n));
+  if (shows_value(*n))
+    p = place_of(shown_by(*n));
   else if (n->op->kind == Kind::view) {
     Place in = place_of(n->in[0]);
     p = n->op->view(*n, in, *this);
@@ -89,35 +93,46 @@ bool Lowering::in_memory(const NodePtr& n) const {
   return places_.count(n.get()) || places_.count(base_of(n).get());
 }
 Place Lowering::target_place(const NodePtr& n) {
-  if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
+  if (auto t = scope_->targets.find(n.get());
+      t != scope_->targets.end() && !t->second[0]->accumulate)
+    return t->second[0]->place;
   if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
-  if (auto part = scope_->joined.find(n.get()); part != scope_->joined.end()) return joined_place(n, part->second);
+  if (auto part = scope_->joined.find(n.get()); part != scope_->joined.end())
+    return joined_place(n, part->second);
   return fresh_for(n);
 }
 Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   auto& whole = *part.whole;
   Place all = joined_[&whole] = target_place(part.whole);
-  added_.push_back(&whole);   // in another scope it lies elsewhere
-  if (part.start > 0) all.offset += part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
-  Nodes views;                       // between the part and what is made, the outermost first
+  added_.push_back(&whole);  // in another scope it lies elsewhere
+  if (part.start > 0)
+    all.offset +=
+        part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
+  Nodes views;  // between the part and what is made, the outermost first
   for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
-  auto axes = n->axes;               // by their names in the whole
+  auto axes = n->axes;  // by their names in the whole
   for (auto& a : axes)
-    for (auto by = views.rbegin(); by != views.rend(); ++by) a.name = name_in_result(**by, 0, a.name);
+    for (auto by = views.rbegin(); by != views.rend(); ++by)
+      a.name = name_in_result(**by, 0, a.name);
   return reordered(all, whole.axes, axes);
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());
-  bool alone = t != scope_->targets.end() && t->second.size() == 1 && !scope_->in_memory.count(n.get());
+  bool alone =
+      t != scope_->targets.end() && t->second.size() == 1 && !scope_->in_memory.count(n.get());
   return alone && t->second[0]->accumulate ? t->second[0] : nullptr;
 }
 
 // ---- Emit ----
 void Lowering::zero(const Place& p, const Axes& axes) { fill(p, axes, prim::number(0, p.dtype)); }
 void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
-  bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;   // made in its place
-  for (std::size_t d = 0; d < axes.size(); ++d) there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
-  if (!there) push({.kind = program::Kind::copy, .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
+  // made in its place
+  bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;
+  for (std::size_t d = 0; d < axes.size(); ++d)
+    there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
+  if (!there)
+    push({.kind = program::Kind::copy,
+          .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
   if (now_) s.why = prim::user_name(*now_), s.where = where_of(now_->origin);
@@ -128,8 +143,10 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
   if (start->op == &prim::kIndex) {
     auto at = prim::index_start(*start);
     auto variable = variables_.at(start.get());
-    if (variable < 0) t.stride = at * stride;
-    else t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
+    if (variable < 0)
+      t.stride = at * stride;
+    else
+      t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
     return t;
   }
   if (prim::is_number(start)) {
@@ -142,7 +159,8 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
     copy(p, plain, {});
     p = plain;
   }
-  t.slot = p.slot, t.slot_dtype = p.dtype, t.slot_offset = p.offset, t.limit = limit, t.stride = stride;
+  t.slot = p.slot, t.slot_dtype = p.dtype, t.slot_offset = p.offset, t.limit = limit,
+  t.stride = stride;
   return t;
 }
 
@@ -151,14 +169,18 @@ void Lowering::scope(const std::vector<Target>& targets) {
   Scope s = make_scope(targets, places_, options_.fuse);
   auto* outer = std::exchange(scope_, &s);
   for (int u : schedule(s, places_, !options_.fuse))
-    if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);   // what was merged is empty
+    // what was merged is empty
+    if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);
   scope_ = outer;
 }
 void Lowering::unit(const Unit& u) {
   auto* was = std::exchange(now_, u.nodes.back().get());
-  if (u.type == Unit::Type::kernel) kernel(u);
-  else if (u.type == Unit::Type::copy) into(u);
-  else single(u.nodes[0]);
+  if (u.type == Unit::Type::kernel)
+    kernel(u);
+  else if (u.type == Unit::Type::copy)
+    into(u);
+  else
+    single(u.nodes[0]);
   now_ = was;
 }
 void Lowering::single(const NodePtr& n) {
@@ -168,8 +190,10 @@ void Lowering::single(const NodePtr& n) {
   result_ = add ? add->place : target_place(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
-    if (n->in.size() > 2) masked_product(*n, add != nullptr);
-    else contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
+    if (n->in.size() > 2)
+      masked_product(*n, add != nullptr);
+    else
+      contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
   } else if (add) {
     accumulating_ = true;
     n->op->lower(*n, *this);
@@ -184,7 +208,8 @@ void Lowering::single(const NodePtr& n) {
 void Lowering::collective(const NodePtr& n) {
   auto& w = wiring_of(*n);
   Step s{.kind = program::Kind::collective, .collective = w.how};
-  for (auto& x : n->in) s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
+  for (auto& x : n->in)
+    s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
   std::vector<Place> places;
   Nodes results;
   for (std::size_t k = 0; k < w.out.size(); ++k) {
@@ -205,9 +230,11 @@ void Lowering::ring(const NodePtr& n) {
   auto result = collective_result(n, 0);
   auto out = target_place(result), its = place_of(other), mine = place_of(block);
   auto size = find(*block, w.along[0])->size;
-  auto part = [&](Place p, Axes axes, std::int64_t turn) {   // what goes with the block of this turn
+  // what goes with the block of this turn
+  auto part = [&](Place p, Axes axes, std::int64_t turn) {
     for (std::size_t d = 0; d < axes.size(); ++d)
-      if (axes[d].name == w.along[0]) p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
+      if (axes[d].name == w.along[0])
+        p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
     return Placed{p, axes};
   };
   bool sums = !find(*result, w.along[0]);
@@ -222,7 +249,8 @@ void Lowering::ring(const NodePtr& n) {
       push(std::move(s));
       mine = next;
     }
-    contract(part(out, result->axes, turn), part(its, other->axes, turn), {mine, block->axes}, sums && turn > 0);
+    contract(part(out, result->axes, turn), part(its, other->axes, turn), {mine, block->axes},
+             sums && turn > 0);
   }
   know(result.get(), out);
   keep_.push_back(result);
@@ -233,11 +261,13 @@ void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, boo
   for (auto* part : {&x.m, &x.n, &x.k}) all.insert(all.end(), part->begin(), part->end());
   auto of = [&](const Placed& p) { return view(p.place, p.axes, all); };
   push({.kind = program::Kind::contract,
-        .contract = {sizes(x.batch), sizes(x.m), sizes(x.n), sizes(x.k), of(a), of(b), of(out), accumulate}});
+        .contract = {sizes(x.batch), sizes(x.m), sizes(x.n), sizes(x.k), of(a), of(b), of(out),
+                     accumulate}});
 }
 void Lowering::masked_product(const Node& n, bool add) {
   auto masked = MaskedAttr::of(n);
-  const Placed out{result_, n.axes}, a{place_of(n.in[0]), n.in[0]->axes}, b{place_of(n.in[1]), n.in[1]->axes};
+  const Placed out{result_, n.axes}, a{place_of(n.in[0]), n.in[0]->axes},
+      b{place_of(n.in[1]), n.in[1]->axes};
   if (!masked.inside) return in_blocks(n, out, a, b, add);
   contract(out, a, b, add);
   auto& c = steps_->back().contract;
@@ -247,24 +277,31 @@ void Lowering::masked_product(const Node& n, bool add) {
   c.shown.zero = masked.zero;
   for (std::size_t k = 0; k < masked.sides.size(); ++k) {
     auto [axis, size] = masked.sides[k];
-    (has(of.k, axis) ? c.shown.k : has(of.m, axis) ? c.shown.m : c.shown.n) = {size, flags.strides[k]};
+    (has(of.k, axis)   ? c.shown.k
+     : has(of.m, axis) ? c.shown.m
+                       : c.shown.n) = {size, flags.strides[k]};
   }
 }
-// A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the end.
-void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b, bool add) {
+// A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the
+// end.
+void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b,
+                         bool add) {
   auto masked = MaskedAttr::of(n);
   const auto [axis, block] = masked.sides[0];
   const bool sums = !find(n, axis);
   auto flag = place_of(n.in[2]);
   if (!add && (sums || masked.zero)) zero(result_, n.axes);
-  const auto size = find(find(*n.in[0], axis) ? *n.in[0] : *n.in[1], axis)->size, whole = size / block;
+  const auto size = find(find(*n.in[0], axis) ? *n.in[0] : *n.in[1], axis)->size,
+             whole = size / block;
   auto part = [&, axis = axis, block = block](Placed p, std::int64_t positions, int variable) {
     auto strides = p.place.strides;
     for (std::size_t d = 0; d < p.axes.size(); ++d) {
       if (p.axes[d].name != axis) continue;
       p.axes[d].size = positions;
-      if (variable >= 0) p.place.terms.push_back({.loop = variable, .stride = block * strides[d]});
-      else p.place.offset += whole * block * strides[d];
+      if (variable >= 0)
+        p.place.terms.push_back({.loop = variable, .stride = block * strides[d]});
+      else
+        p.place.offset += whole * block * strides[d];
     }
     return p;
   };
@@ -272,10 +309,13 @@ void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, cons
     Step s{.kind = program::Kind::loop, .loop = {.variable = variable, .trips = trips, .body = {}}};
     auto* outer = std::exchange(steps_, &s.loop.body);
     auto mine = flag;
-    if (variable >= 0) mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
-    else mine.offset += whole * flag.strides[0];
+    if (variable >= 0)
+      mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
+    else
+      mine.offset += whole * flag.strides[0];
     push({.kind = program::Kind::skip, .skip = {view(mine, {}, {})}});
-    contract(part(out, positions, variable), part(a, positions, variable), part(b, positions, variable), add || sums);
+    contract(part(out, positions, variable), part(a, positions, variable),
+             part(b, positions, variable), add || sums);
     steps_ = outer;
     push(std::move(s));
   };
@@ -292,7 +332,7 @@ void Lowering::into(const Unit& u) {
   k.finish();
 }
 void Lowering::fill(const Place& p, const Axes& axes, const NodePtr& number) {
-  if (accumulating_) return;   // the target holds a sum already
+  if (accumulating_) return;  // the target holds a sum already
   Kernel k(*this, axes, {});
   k.store(k.make(number, {}), p, axes, false, Monoid::sum);
   k.finish();
@@ -303,13 +343,16 @@ void Lowering::kernel(const Unit& u) {
   std::vector<std::pair<const Node*, Place>> stored;
   for (auto& n : u.nodes) {
     auto env = k.names(n->axes);
-    int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, env) : k.make(n, env);
+    int v = n->op->kind == Kind::reduce ? k.fold(n)
+            : n->op->kind == Kind::map  ? k.point(n, env)
+                                        : k.make(n, env);
     k.made[n.get()] = v;
     bool placed = false;
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())
       for (auto* target : t->second) {
         k.store(v, target->place, n->axes, target->accumulate, target->monoid);
-        if (!target->accumulate && !placed) stored.push_back({n.get(), target->place}), placed = true;
+        if (!target->accumulate && !placed)
+          stored.push_back({n.get(), target->place}), placed = true;
       }
     if (!placed && scope_->in_memory.count(n.get())) {
       auto p = target_place(n);

@@ -1,8 +1,10 @@
-// Products of row with row: a contraction that keeps all axes but those it sums over, which both operands have,
+// Products of row with row: a contraction that keeps all axes but those it sums over, which both
+// operands have,
 //
 //     y_n = sum_k a_nk b_nk
 //
-// is no matrix product, but a product point by point and a sum, which are made where their operands are.
+// is no matrix product, but a product point by point and a sum, which are made where their operands
+// are.
 #include "compile/lower/lower.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -16,7 +18,7 @@ bool is_of_rows(const Node& n) {
   return same_set(a, n.in[1]->axes) && without(n.axes, a).empty() && a.size() > n.axes.size();
 }
 NodePtr by_points(const Node& n) {
-  const bool narrow = is_float(n.dtype) && bytes_of(n.dtype) < 4;   // rounded once, behind the sum
+  const bool narrow = is_float(n.dtype) && bytes_of(n.dtype) < 4;  // rounded once, behind the sum
   const auto wide = narrow ? DType::f32 : n.dtype;
   auto product = prim::mul(prim::cast(n.in[0], wide), prim::cast(n.in[1], wide));
   return prim::fit(prim::cast(prim::reduce(Monoid::sum, product, n.axes), n.dtype), n.axes);
@@ -27,7 +29,7 @@ NodePtr by_points(const Node& n) {
 Nodes row_products(const Nodes& roots) {
   Rewrite to;
   At follow;
-  for (auto& n : everything(roots))              // the older ones first: others are made of them
+  for (auto& n : everything(roots))  // the older ones first: others are made of them
     if (is_of_rows(*n)) {
       follow(n->origin);
       to[n.get()] = substitute(by_points(*n), to);

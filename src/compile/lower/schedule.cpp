@@ -9,7 +9,8 @@
 
 namespace haliax {
 
-// Greedy: of the units that are ready, the one after which least is live. Any order is right, few are small.
+// Greedy: of the units that are ready, the one after which least is live. Any order is right, few
+// are small.
 std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   struct Readers {
     std::vector<std::size_t> units;
@@ -19,23 +20,27 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   std::size_t n = s.units.size();
   std::vector<std::set<const Node*>> reads(n);
   std::unordered_map<const Node*, Readers> readers;
-  std::vector<std::int64_t> growth(n);           // of what is live
+  std::vector<std::int64_t> growth(n);  // of what is live
   for (std::size_t u = 0; u < n; ++u) {
     for (auto& made : s.units[u].nodes) {
-      if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) && !s.targets.count(made.get()))
+      if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) &&
+          !s.targets.count(made.get()))
         growth[u] += made->bytes();
       if (made->op == &kCollective)
-        for (std::size_t k = 0; k < wiring_of(*made).out.size(); ++k) growth[u] += collective_result(made, k)->bytes();
+        for (std::size_t k = 0; k < wiring_of(*made).out.size(); ++k)
+          growth[u] += collective_result(made, k)->bytes();
       if (made->op == &kLoop)
-        for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k) growth[u] += loop_result(made, k)->bytes();
+        for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k)
+          growth[u] += loop_result(made, k)->bytes();
       // What other units make, and lies in memory of this scope.
       auto unknown = [&](const Node& x) { return !known.count(&x); };
       for (auto& x : made->in)
         walk({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
           auto at = s.unit_of.find(n.get());
-          bool made_here = at == s.unit_of.end();   // with what reads it
+          bool made_here = at == s.unit_of.end();  // with what reads it
           if (made_here && n->op->kind != Kind::leaf) append(todo, n->in);
-          if (!made_here && at->second != int(u) && !s.targets.count(n.get())) reads[u].insert(n.get());
+          if (!made_here && at->second != int(u) && !s.targets.count(n.get()))
+            reads[u].insert(n.get());
         });
     }
     for (auto* r : reads[u]) readers[r].units.push_back(u);
@@ -48,11 +53,14 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
     for (int a : s.units[u].after) then[std::size_t(a)].push_back(u);
     waits[u] = s.units[u].after.size();
   }
-  // Those that are ready, the next one first: which leaves least, then the oldest, then which was ready first.
+  // Those that are ready, the next one first: which leaves least, then the oldest, then which was
+  // ready first.
   std::set<std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t>> ready;
-  std::vector<std::size_t> place(n);             // as how many were ready before
+  std::vector<std::size_t> place(n);  // as how many were ready before
   std::size_t entered = 0;
-  auto key = [&](std::size_t u) { return std::tuple(by_age ? 0 : growth[u], s.units[u].order, place[u], u); };
+  auto key = [&](std::size_t u) {
+    return std::tuple(by_age ? 0 : growth[u], s.units[u].order, place[u], u);
+  };
   auto enter = [&](std::size_t u) { place[u] = entered++, ready.insert(key(u)); };
   for (std::size_t u = 0; u < n; ++u)
     if (!waits[u]) enter(u);
@@ -64,8 +72,9 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
     for (auto* r : reads[u]) {
       auto& by = readers[r];
       if (--by.left != 1) continue;
-      auto last = *std::find_if(by.units.begin(), by.units.end(), [&](std::size_t k) { return !done[k]; });
-      bool waiting = ready.erase(key(last)) > 0; // its last reader sets it free
+      auto last =
+          *std::find_if(by.units.begin(), by.units.end(), [&](std::size_t k) { return !done[k]; });
+      bool waiting = ready.erase(key(last)) > 0;  // its last reader sets it free
       growth[last] -= r->bytes();
       if (waiting) ready.insert(key(last));
     }

@@ -1,4 +1,5 @@
-// Loops whose turns touch nothing of each other's: they get lanes, in which several turns run at a time.
+// Loops whose turns touch nothing of each other's: they get lanes, in which several turns run at a
+// time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,8 +22,8 @@ class Touches {
  public:
   explicit Touches(const Program& p) : p_(p), access_(p.slots.size()) { number(p.steps); }
 
-  // Does no turn of the loop touch what another one writes? What lives in a turn is written there before it is read; what else a
-  // turn writes is a block of its own.
+  // Does no turn of the loop touch what another one writes? What lives in a turn is written there
+  // before it is read; what else a turn writes is a block of its own.
   bool are_apart(const Step& loop, Trips around) const {
     auto [begin, end] = spans_.at(&loop);
     bool known = loop.loop.variable >= 0;
@@ -51,7 +52,8 @@ class Touches {
     auto [begin, end] = spans_.at(&loop);
     std::int64_t bytes = 0;
     for (std::size_t m = 0; m < access_.size(); ++m)
-      if (!access_[m].empty() && lives_in(m, begin, end)) bytes += program::aligned(p_.slots[m].bytes);
+      if (!access_[m].empty() && lives_in(m, begin, end))
+        bytes += program::aligned(p_.slots[m].bytes);
     return bytes;
   }
 
@@ -74,23 +76,27 @@ class Touches {
   }
   std::size_t memory(int slot) const { return std::size_t(p_.memory(slot)); }
   static std::span<const Access> within(const std::vector<Access>& all, int begin, int end) {
-    auto at = [&](int n) { return std::partition_point(all.begin(), all.end(), [&](auto& a) { return a.at < n; }); };
+    auto at = [&](int n) {
+      return std::partition_point(all.begin(), all.end(), [&](auto& a) { return a.at < n; });
+    };
     return {at(begin), at(end)};
   }
   bool lives_in(std::size_t m, int begin, int end) const {
-    return p_.slots[m].home == Home::arena && access_[m].front().at >= begin && access_[m].back().at < end;
+    return p_.slots[m].home == Home::arena && access_[m].front().at >= begin &&
+           access_[m].back().at < end;
   }
 
   const Program& p_;
   int steps_ = 0;
-  Accesses access_;                  // by memory
+  Accesses access_;  // by memory
   std::map<const Step*, StepRange> spans_;
 };
 
 // The loop in it, if that is all there is in its turns.
 template <class S> S* only_loop(S& s) {
   auto& body = s.loop.body;
-  return body.size() == 1 && body[0].kind == Kind::loop && body[0].loop.variable >= 0 ? &body[0] : nullptr;
+  return body.size() == 1 && body[0].kind == Kind::loop && body[0].loop.variable >= 0 ? &body[0]
+                                                                                      : nullptr;
 }
 
 }  // namespace
@@ -108,7 +114,8 @@ void give_lanes(Program& p, const program::Device& device, int workers) {
       }
       std::int64_t count = 1;
       for (auto* l : nest) count *= l->loop.trips;
-      int lanes = nest.empty() ? 0 : device.lanes(s.loop, count, touches.bytes_in(*nest.back()), workers);
+      int lanes =
+          nest.empty() ? 0 : device.lanes(s.loop, count, touches.bytes_in(*nest.back()), workers);
       for (auto* l : nest) l->loop.lanes = lanes;
       if (lanes > 0) continue;
       if (s.loop.variable >= 0) around[s.loop.variable] = s.loop.trips;
@@ -124,8 +131,10 @@ void check_lanes(const Program& p, const char* after) {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
       if (s.loop.lanes > 0 && !touches.are_apart(s, around))
-        throw Error(fmt::format("[verify] loop after {}: its turns run side by side, and touch what is another one's; {}", after,
-                                s.where));
+        throw Error(
+            fmt::format("[verify] loop after {}: its turns run side by side, and touch what is "
+                        "another one's; {}",
+                        after, s.where));
       auto inner = around;
       if (s.loop.variable >= 0) inner[s.loop.variable] = s.loop.trips;
       self(self, s.loop.body, inner);

@@ -16,16 +16,17 @@ constexpr double kMostSteps = 4096;
 
 double steps_run(const std::vector<Step>& steps) {
   double n = 0;
-  for (auto& s : steps) n += s.kind == Kind::loop ? double(s.loop.trips) * steps_run(s.loop.body) : 1;
+  for (auto& s : steps)
+    n += s.kind == Kind::loop ? double(s.loop.trips) * steps_run(s.loop.body) : 1;
   return n;
 }
 
 struct ArenaUse {
   const Program& p;
-  int steps = 0;                                 // loops are steps, too, before their bodies
-  std::vector<StepRange> spans = {};             // of loops: numbers of the steps in them
+  int steps = 0;                      // loops are steps, too, before their bodies
+  std::vector<StepRange> spans = {};  // of loops: numbers of the steps in them
   Accesses access = {};
-  std::vector<std::int64_t> bytes = {};          // by step
+  std::vector<std::int64_t> bytes = {};  // by step
 
   void number(const std::vector<Step>& all) {
     for (auto& s : all) {
@@ -36,12 +37,15 @@ struct ArenaUse {
       spans.push_back({at + 1, steps});
     }
   }
-  // From the first step that touches it to the last; of a loop that is not alone in touching it, all turns.
+  // From the first step that touches it to the last; of a loop that is not alone in touching it,
+  // all turns.
   StepRange liveness(const std::vector<Access>& all) const {
     StepRange l{all.front().at, all.back().at + 1};
     for (auto& s : spans) {
-      auto inside = std::count_if(all.begin(), all.end(), [&](auto& a) { return a.at >= s.begin && a.at < s.end; });
-      if (inside > 0 && std::size_t(inside) < all.size()) l = {std::min(l.begin, s.begin), std::max(l.end, s.end)};
+      auto inside = std::count_if(all.begin(), all.end(),
+                                  [&](auto& a) { return a.at >= s.begin && a.at < s.end; });
+      if (inside > 0 && std::size_t(inside) < all.size())
+        l = {std::min(l.begin, s.begin), std::max(l.end, s.end)};
     }
     return l;
   }
@@ -51,12 +55,16 @@ struct ArenaUse {
   void add_scratch(const std::vector<Step>& all, int& at) {
     for (auto& s : all) bytes[std::size_t(at++)] += s.scratch_bytes, add_scratch(s.loop.body, at);
   }
-  void walk(const std::vector<Step>& all, bool all_turns, int& at, std::vector<std::int64_t>& out) const {
+  void walk(const std::vector<Step>& all, bool all_turns, int& at,
+            std::vector<std::int64_t>& out) const {
     for (auto& s : all) {
       const int begin = ++at;
       if (s.kind != Kind::loop) out.push_back(bytes[std::size_t(begin - 1)]);
-      const auto turns = s.kind != Kind::loop ? 0 : all_turns ? std::max<std::int64_t>(s.loop.trips, 1) : 1;
-      for (std::int64_t turn = 0; turn < turns; ++turn) at = begin, walk(s.loop.body, all_turns, at, out);
+      const auto turns = s.kind != Kind::loop ? 0
+                         : all_turns          ? std::max<std::int64_t>(s.loop.trips, 1)
+                                              : 1;
+      for (std::int64_t turn = 0; turn < turns; ++turn)
+        at = begin, walk(s.loop.body, all_turns, at, out);
     }
   }
   std::vector<std::int64_t> run() {
@@ -71,7 +79,8 @@ struct ArenaUse {
       all = {std::min(all.begin, l.begin), std::max(all.end, l.end)};
     }
     for (int s = 0; s < int(p.slots.size()); ++s)
-      if (p.slot(s).home == Home::arena && p.slot(s).alias < 0) add(p.slot(s).bytes, of_memory[std::size_t(s)]);
+      if (p.slot(s).home == Home::arena && p.slot(s).alias < 0)
+        add(p.slot(s).bytes, of_memory[std::size_t(s)]);
     int at = 0;
     add_scratch(p.steps, at);
     std::vector<std::int64_t> out;

@@ -35,18 +35,21 @@ Found found_in(const Operand& x, const std::byte* at, std::size_t dim = 0) {
 
 struct Finite : program::HostCall {
   std::string op, where;
-  std::size_t made = 0;          // so many arrays come first, which the step has written; then those that it read
-  Found known;                   // among the numbers in its code
+  // so many arrays come first, which the step has written; then those that it read
+  std::size_t made = 0;
+  Found known;  // among the numbers in its code
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
     Found out, in = known;
-    auto look = [&](std::size_t k) { return found_in(arrays[k], static_cast<const std::byte*>(data[k])); };
+    auto look = [&](std::size_t k) {
+      return found_in(arrays[k], static_cast<const std::byte*>(data[k]));
+    };
     for (std::size_t k = 0; k < made; ++k) out |= look(k);
     if (!out.nan && !out.inf) return;
     for (std::size_t k = made; k < arrays.size(); ++k) in |= look(k);
     bool makes_nan = out.nan && !in.nan, makes_inf = out.inf && !in.nan && !in.inf;
     if (!makes_nan && !makes_inf) return;
-    throw Error(fmt::format("[{}] makes {} out of {}{}{}", op, makes_nan ? "NaN" : "inf", in.inf ? "inf" : "finite numbers",
-                            where.empty() ? "" : "; ", where));
+    throw Error(fmt::format("[{}] makes {} out of {}{}{}", op, makes_nan ? "NaN" : "inf",
+                            in.inf ? "inf" : "finite numbers", where.empty() ? "" : "; ", where));
   }
 };
 
@@ -61,7 +64,8 @@ Operand reached(const program::Program& p, const Step& s, const program::View& v
   }
   auto dims = program::dims_of(s);
   for (std::size_t d = 0; d < dims.size() && d < v.strides.size(); ++d)
-    if (v.strides[d] != 0 || dims[d] == 0) out.dims.push_back(dims[d]), out.view.strides.push_back(v.strides[d]);
+    if (v.strides[d] != 0 || dims[d] == 0)
+      out.dims.push_back(dims[d]), out.view.strides.push_back(v.strides[d]);
   return out;
 }
 
@@ -72,14 +76,16 @@ bool computes(Kind k) {
     case Kind::gather:
     case Kind::scatter:
     case Kind::cumulative:
-    case Kind::custom: return true;
+    case Kind::custom:
+      return true;
     case Kind::sort:
     case Kind::loop:
     case Kind::collective:
     case Kind::finish:
     case Kind::copy:
     case Kind::skip:
-    case Kind::host: break;
+    case Kind::host:
+      break;
   }
   return false;
 }
@@ -93,10 +99,12 @@ Step look_at(const program::Program& p, const Step& s) {
     if (writes && v.slot >= 0 && is_float(v.dtype)) made.push_back(reached(p, s, v));
   });
   each_view(s, [&](const program::View& v, bool writes) {
-    if (!writes && v.slot >= 0 && is_float(v.dtype) && !wrote(v.slot)) read.push_back(reached(p, s, v));
+    if (!writes && v.slot >= 0 && is_float(v.dtype) && !wrote(v.slot))
+      read.push_back(reached(p, s, v));
   });
   for (auto& i : s.fused.code)
-    if (i.code == program::Code::constant) call->known |= {std::isnan(i.number), std::isinf(i.number)};
+    if (i.code == program::Code::constant)
+      call->known |= {std::isnan(i.number), std::isinf(i.number)};
   call->op = s.why, call->where = s.where, call->made = made.size();
   made.insert(made.end(), read.begin(), read.end());
   Step out{.kind = Kind::host, .why = s.why, .where = s.where};
@@ -108,7 +116,8 @@ void check(const program::Program& p, std::vector<Step>& steps) {
   for (auto& s : steps) {
     check(p, s.loop.body);
     bool looks = computes(s.kind);
-    if (looks) s.contract.shown = {};              // all of a product is made, as what is left out may be anything
+    // all of a product is made, as what is left out may be anything
+    if (looks) s.contract.shown = {};
     out.push_back(std::move(s));
     if (!looks) continue;
     auto look = look_at(p, out.back());

@@ -1,11 +1,12 @@
-// Collectives that go on beside the work: a call starts where its operands are there, and what first touches its arrays waits for
-// it.
+// Collectives that go on beside the work: a call starts where its operands are there, and what
+// first touches its arrays waits for it.
 // - A call moves up to what makes its operands, past two contractions at most.
 // - In a loop a call goes on into the next turn, up to the step that touches its arrays again.
-// - What a turn gathers is asked for a turn ahead, as soon as the turn before has read its own: that one is gathered before the
+// - What a turn gathers is asked for a turn ahead, as soon as the turn before has read its own:
+// that one is gathered before the
 //   loop, and each turn but the last asks for the next.
-// The price is memory: what a call writes or reads in a loop is its own for the whole loop. No byte more is sent, and calls keep
-// one order on all devices.
+// The price is memory: what a call writes or reads in a loop is its own for the whole loop. No byte
+// more is sent, and calls keep one order on all devices.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,9 +29,13 @@ using program::Term;
 using program::View;
 
 using Slots = std::set<int>;
-struct Touched { Slots reads, writes; };
+struct Touched {
+  Slots reads, writes;
+};
 void touch(const Step& s, Touched& out) {
-  each_access(s, [&](int slot, bool writes, const View*) { (writes ? out.writes : out.reads).insert(slot); });
+  each_access(s, [&](int slot, bool writes, const View*) {
+    (writes ? out.writes : out.reads).insert(slot);
+  });
   for (auto& inner : s.loop.body) touch(inner, out);
 }
 Touched touched_by(const Step& s) {
@@ -49,23 +54,28 @@ bool meet(const Touched& a, const Touched& b) {
 // A call that has been started: where its operands begin, which other slots may say, was read then.
 struct StartedCall {
   Step finish;
-  Touched goes_on;      // its operands and results
-  bool ahead = false;   // for the next turn; after the last turn there is none
+  Touched goes_on;     // its operands and results
+  bool ahead = false;  // for the next turn; after the last turn there is none
   bool meets(const Touched& t) const { return meet(goes_on, t); }
 };
 StartedCall started(const Step& s, bool ahead) {
-  StartedCall o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where}, .goes_on = {}, .ahead = ahead};
+  StartedCall o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where},
+                .goes_on = {},
+                .ahead = ahead};
   o.finish.finish.call = s.collective.call;
   auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
     for (auto& op : operands)
-      if (slots.insert(op.view.slot).second) views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
+      if (slots.insert(op.view.slot).second)
+        views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
-  note(s.collective.x, o.goes_on.reads, o.finish.finish.x), note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
+  note(s.collective.x, o.goes_on.reads, o.finish.finish.x),
+      note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
   return o;
 }
 
-constexpr double kWorthIt = 256;   // bytes sent
-constexpr int kEarlier = 2;        // contractions: what is started sooner holds its memory for longer, and gains no more
+constexpr double kWorthIt = 256;  // bytes sent
+// contractions: what is started sooner holds its memory for longer, and gains no more
+constexpr int kEarlier = 2;
 
 class Overlap {
  public:
@@ -78,7 +88,8 @@ class Overlap {
 
  private:
   Program& p_;
-  std::vector<int> accesses_ = std::vector<int>(p_.slots.size());   // in the whole Program, by slot
+  // in the whole Program, by slot
+  std::vector<int> accesses_ = std::vector<int>(p_.slots.size());
 
   void count(const Step& s) {
     each_access(s, [&](int slot, bool, const View*) { ++accesses_[std::size_t(slot)]; });
@@ -98,13 +109,16 @@ class Overlap {
       for (int passed = 0; k > 0; --k) {
         auto& before = list[k - 1];
         passed += before.kind == Kind::contract;
-        bool stays = before.kind == Kind::collective || before.kind == Kind::loop || before.kind == Kind::skip;
+        bool stays = before.kind == Kind::collective || before.kind == Kind::loop ||
+                     before.kind == Kind::skip;
         if (stays || passed > kEarlier || meet(call, touched_by(before))) break;
       }
-      std::rotate(list.begin() + std::ptrdiff_t(k), list.begin() + std::ptrdiff_t(i), list.begin() + std::ptrdiff_t(i) + 1);
+      std::rotate(list.begin() + std::ptrdiff_t(k), list.begin() + std::ptrdiff_t(i),
+                  list.begin() + std::ptrdiff_t(i) + 1);
     }
   }
-  // Starts the calls of a list, and finishes each before what touches its arrays. Returns those that go on behind it.
+  // Starts the calls of a list, and finishes each before what touches its arrays. Returns those
+  // that go on behind it.
   std::vector<StartedCall> in_list(std::vector<Step>& list) {
     sooner(list);
     std::vector<Step> out;
@@ -112,10 +126,14 @@ class Overlap {
     auto push = [&](Step s) {
       auto t = touched_by(s);
       std::erase_if(open, [&](StartedCall& o) {
-        if (!o.meets(t) && s.kind != Kind::skip) return false;   // what follows a skip may be left out
-        bool at_once = out.back().kind == Kind::collective && out.back().collective.call == o.finish.finish.call;
-        if (at_once) out.back().collective.call = -1;
-        else out.push_back(o.finish);
+        // what follows a skip may be left out
+        if (!o.meets(t) && s.kind != Kind::skip) return false;
+        bool at_once = out.back().kind == Kind::collective &&
+                       out.back().collective.call == o.finish.finish.call;
+        if (at_once)
+          out.back().collective.call = -1;
+        else
+          out.push_back(o.finish);
         return true;
       });
       out.push_back(std::move(s));
@@ -139,12 +157,13 @@ class Overlap {
   // What a turn leaves open is finished in the next one, or behind the loop.
   std::vector<StartedCall> in_body(program::Loop& l) {
     auto open = in_list(l.body);
-    if (l.variable < 0) return open;   // a part of a turn
+    if (l.variable < 0) return open;  // a part of a turn
     auto left = open;
     std::vector<Step> out;
     for (auto& s : l.body) {
       auto t = touched_by(s);
-      std::erase_if(left, [&](StartedCall& o) { return o.meets(t) && (out.push_back(o.finish), true); });
+      std::erase_if(left,
+                    [&](StartedCall& o) { return o.meets(t) && (out.push_back(o.finish), true); });
       out.push_back(std::move(s));
     }
     l.body = std::move(out);
@@ -153,17 +172,21 @@ class Overlap {
   }
 
   // ---- gathers, a turn ahead ----
-  struct Next { int turn, there; };   // slots: which turn follows (i32), and whether one does
+  struct Next {
+    int turn, there;
+  };  // slots: which turn follows (i32), and whether one does
   // A gather of a body, with the steps that make its operand there.
   struct Gathering {
     std::set<std::size_t> steps;
-    std::size_t last = 0;   // of the body: what reads it last
+    std::size_t last = 0;  // of the body: what reads it last
   };
-  // Of steps of the body alone, none of which what else happens in a turn has to do with: only with what is gathered.
-  std::optional<Gathering> gathering(const program::Loop& l, const std::vector<Touched>& touched, std::size_t i) const {
+  // Of steps of the body alone, none of which what else happens in a turn has to do with: only with
+  // what is gathered.
+  std::optional<Gathering> gathering(const program::Loop& l, const std::vector<Touched>& touched,
+                                     std::size_t i) const {
     auto& s = l.body[i];
-    if (s.kind != Kind::collective || s.collective.wire != program::Wire::all_gather || s.collective.call >= 0 ||
-        s.collective.sent_bytes < kWorthIt)
+    if (s.kind != Kind::collective || s.collective.wire != program::Wire::all_gather ||
+        s.collective.call >= 0 || s.collective.sent_bytes < kWorthIt)
       return {};
     Gathering g;
     std::vector<std::size_t> todo{i};
@@ -175,7 +198,8 @@ class Overlap {
         for (std::size_t j = 0; j < l.body.size(); ++j) {
           if (!touched[j].writes.count(slot)) continue;
           auto kind = l.body[j].kind;
-          if (j >= i || (kind != Kind::fused && kind != Kind::copy && kind != Kind::gather)) return {};
+          if (j >= i || (kind != Kind::fused && kind != Kind::copy && kind != Kind::gather))
+            return {};
           todo.push_back(j);
         }
     }
@@ -189,7 +213,8 @@ class Overlap {
           if (reads && (k != i || j < i || touched[j].writes.count(slot))) return {};
           if (reads) g.last = std::max(g.last, j);
         }
-        if (here != accesses_[std::size_t(slot)] || p_.slot(slot).home != program::Home::arena) return {};
+        if (here != accesses_[std::size_t(slot)] || p_.slot(slot).home != program::Home::arena)
+          return {};
       }
     return g.last > i ? std::optional(g) : std::nullopt;
   }
@@ -199,8 +224,8 @@ class Overlap {
     for (auto& inner : s.loop.body) n += accesses_to(inner, slot);
     return n;
   }
-  // Takes gathers out of the body, and asks for each behind its last reader for the turn that follows. Returns the steps that
-  // gather for the first turn.
+  // Takes gathers out of the body, and asks for each behind its last reader for the turn that
+  // follows. Returns the steps that gather for the first turn.
   std::vector<Step> asked_ahead(program::Loop& l) {
     std::vector<Step> first;
     if (l.variable < 0 || l.trips < 2) return first;
@@ -213,15 +238,22 @@ class Overlap {
       if (!next) next = Next{fresh(DType::i32), fresh(DType::boolean)};
       int call = p_.calls++;
       auto& gather = l.body[i];
-      Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}, .why = gather.why, .where = gather.where};
-      part.loop.body.push_back({.kind = Kind::skip, .skip = {{next->there, DType::boolean, 0, {}, {}}}, .why = "skip"});
+      Step part{.kind = Kind::loop,
+                .loop = {.variable = -1, .trips = 1, .body = {}},
+                .why = gather.why,
+                .where = gather.where};
+      part.loop.body.push_back(
+          {.kind = Kind::skip, .skip = {{next->there, DType::boolean, 0, {}, {}}}, .why = "skip"});
       for (auto k : g->steps) {
         l.body[k].collective.call = l.body[k].kind == Kind::collective ? call : -1;
         first.push_back(at_turn(l.body[k], l.variable, [&](View& v, const Term& t) {
           v.offset += t.stride * (l.reverse ? l.trips - 1 : 0);
         }));
         part.loop.body.push_back(at_turn(l.body[k], l.variable, [&](View& v, const Term& t) {
-          v.terms.push_back({.slot = next->turn, .slot_dtype = DType::i32, .limit = l.trips - 1, .stride = t.stride});
+          v.terms.push_back({.slot = next->turn,
+                             .slot_dtype = DType::i32,
+                             .limit = l.trips - 1,
+                             .stride = t.stride});
         }));
         count(first.back());
       }
@@ -231,7 +263,7 @@ class Overlap {
         if (k == g->last) body.push_back(part);
       }
       l.body = std::move(body);
-      i -= g->steps.size();   // those are gone
+      i -= g->steps.size();  // those are gone
     }
     if (next) l.body.insert(l.body.begin(), next_turn(l, *next));
     return first;
@@ -239,11 +271,20 @@ class Overlap {
   static Step next_turn(const program::Loop& l, const Next& next) {
     Step s{.kind = Kind::fused, .why = "index"};
     View turn{-1, DType::i32, 0, {}, {{.loop = l.variable, .stride = 1}}};
-    Instr follows{.code = Code::iota, .dtype = DType::i32, .integer = l.reverse ? -1 : 1, .stride = 0, .view = turn};
+    Instr follows{.code = Code::iota,
+                  .dtype = DType::i32,
+                  .integer = l.reverse ? -1 : 1,
+                  .stride = 0,
+                  .view = turn};
     Instr end{.code = Code::constant, .dtype = DType::i32, .integer = l.reverse ? -1 : l.trips};
     Instr there{.code = Code::not_equal, .dtype = DType::boolean, .args = {0, 1, -1, -1}};
-    Instr keep{.code = Code::store, .dtype = DType::i32, .args = {0, -1, -1, -1}, .view = {next.turn, DType::i32, 0, {}, {}}};
-    Instr say{.code = Code::store, .dtype = DType::boolean, .args = {2, -1, -1, -1},
+    Instr keep{.code = Code::store,
+               .dtype = DType::i32,
+               .args = {0, -1, -1, -1},
+               .view = {next.turn, DType::i32, 0, {}, {}}};
+    Instr say{.code = Code::store,
+              .dtype = DType::boolean,
+              .args = {2, -1, -1, -1},
               .view = {next.there, DType::boolean, 0, {}, {}}};
     s.fused.code = {follows, end, there, keep, say};
     return s;
@@ -254,8 +295,10 @@ class Overlap {
       auto terms = std::move(v.terms);
       v.terms.clear();
       for (auto& t : terms) {
-        if (t.slot < 0 && t.loop == loop) f(v, t);
-        else v.terms.push_back(t);
+        if (t.slot < 0 && t.loop == loop)
+          f(v, t);
+        else
+          v.terms.push_back(t);
       }
     });
     return s;
@@ -296,7 +339,8 @@ std::vector<std::string> overlapped(const Program& p) {
   for (auto& [number, c] : calls) {
     if (!c.start) continue;
     auto& how = c.start->collective;
-    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.wire), how.x.size(), place(*c.start),
+    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.wire),
+                              how.x.size(), place(*c.start),
                               c.ahead ? ", asked for a turn ahead" : "",
                               !c.waits ? "the end" : std::string(c.waits->why) + place(*c.waits),
                               c.next_turn ? " of the next turn" : ""));

@@ -1,6 +1,6 @@
-// Where everything lies. Slots that die give their memory to slots that come later; an elementwise step writes over an operand
-// that dies with it; a carry is updated in its place, and so is what a loop goes through block by block; a donated argument
-// becomes the result that replaces it.
+// Where everything lies. Slots that die give their memory to slots that come later; an elementwise
+// step writes over an operand that dies with it; a carry is updated in its place, and so is what a
+// loop goes through block by block; a donated argument becomes the result that replaces it.
 #include <algorithm>
 #include <map>
 #include <string_view>
@@ -34,14 +34,20 @@ struct MemoryPlanner {
   Program& p;
   const std::vector<bool>& donated;
   bool optional;
-  struct LoopSpan { int begin, end; };
-  struct Moment { Step* step; int loop; };   // the loop around, by its span; -1: none
-  std::vector<Moment> moments = {{}};        // by position, from 1 on; a loop comes twice, before its body and behind it
+  struct LoopSpan {
+    int begin, end;
+  };
+  struct Moment {
+    Step* step;
+    int loop;
+  };  // the loop around, by its span; -1: none
+  // by position, from 1 on; a loop comes twice, before its body and behind it
+  std::vector<Moment> moments = {{}};
   std::vector<LoopSpan> spans = {};
-  Accesses access = {};                      // at positions
+  Accesses access = {};  // at positions
 
   const bool verified = check_asked("HALIAX_VERIFY", context().origin.at);
-  std::map<Step*, Step> dropped = {};        // as they were, for check_shared
+  std::map<Step*, Step> dropped = {};  // as they were, for check_shared
 
   int last() const { return int(moments.size()) - 1; }
   void walk(std::vector<Step>& steps, int loop) {
@@ -57,13 +63,15 @@ struct MemoryPlanner {
     }
   }
 
-  void drop(Step& s) {   // drop_empty takes it out afterwards
+  void drop(Step& s) {  // drop_empty takes it out afterwards
     if (verified) dropped.emplace(&s, s);
     s.kind = Kind::fused, s.fused = {};
   }
 
   // ---- liveness: of a slot and all that share its memory ----
-  struct Liveness { int first = kForever, last = -1; };
+  struct Liveness {
+    int first = kForever, last = -1;
+  };
   std::vector<Liveness> liveness = {};
   std::vector<int> root = {};
   int find_root(int s) const {
@@ -76,10 +84,12 @@ struct MemoryPlanner {
     auto& all = access[std::size_t(slot)];
     if (all.empty()) return l;
     auto home = p.slot(slot).home;
-    bool given = home == Home::argument;   // made before all steps
+    bool given = home == Home::argument;  // made before all steps
     l.first = given ? 0 : all.front().at, l.last = all.back().at;
-    for (auto& s : spans) {   // what is touched inside and outside of a loop stays there for all its turns
-      auto count = std::count_if(all.begin(), all.end(), [&](auto& a) { return a.at > s.begin && a.at < s.end; });
+    // what is touched inside and outside of a loop stays there for all its turns
+    for (auto& s : spans) {
+      auto count = std::count_if(all.begin(), all.end(),
+                                 [&](auto& a) { return a.at > s.begin && a.at < s.end; });
       // Of a result each turn may make a part.
       if (count > 0 && (given || home == Home::result || std::size_t(count) < all.size()))
         l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);
@@ -92,16 +102,19 @@ struct MemoryPlanner {
     return s.home == Home::argument && donated[std::size_t(s.index)];
   }
   // What is gathered shares memory with nothing else: that is not kept.
-  bool may_share_memory(int a, int b) const { return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered; }
+  bool may_share_memory(int a, int b) const {
+    return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered;
+  }
   bool shareable(int slot) const { return p.slot(slot).home == Home::arena || is_donated(slot); }
   bool has_own_memory(int slot) const { return find_root(slot) == slot; }
-  void share(int slot, int with) {   // slot lies in the memory of `with`
+  void share(int slot, int with) {  // slot lies in the memory of `with`
     int r = root[std::size_t(slot)] = find_root(with);
     auto &a = liveness_in(r), &b = liveness_in(slot);
     a.first = std::min(a.first, b.first), a.last = std::max(a.last, b.last);
   }
-  bool counts_by(const View& v, int memory) const {   // a term reads it
-    return std::any_of(v.terms.begin(), v.terms.end(), [&](auto& t) { return t.slot >= 0 && find_root(t.slot) == memory; });
+  bool counts_by(const View& v, int memory) const {  // a term reads it
+    return std::any_of(v.terms.begin(), v.terms.end(),
+                       [&](auto& t) { return t.slot >= 0 && find_root(t.slot) == memory; });
   }
 
   static bool writes_once(const program::Fused& f, int slot) {
@@ -114,9 +127,11 @@ struct MemoryPlanner {
       if (store.code != Code::store) continue;
       int o = store.view.slot;
       auto& out = p.slot(o);
-      if (out.home == Home::argument || !has_own_memory(o) || liveness_in(o).first != position) continue;
+      if (out.home == Home::argument || !has_own_memory(o) || liveness_in(o).first != position)
+        continue;
       if (!writes_once(f, o)) continue;
-      auto over = std::find_if(f.code.begin(), f.code.end(), [&](auto& load) { return dies_in(f, load, store, position); });
+      auto over = std::find_if(f.code.begin(), f.code.end(),
+                               [&](auto& load) { return dies_in(f, load, store, position); });
       if (over != f.code.end()) share(o, over->view.slot);
     }
   }
@@ -128,29 +143,34 @@ struct MemoryPlanner {
     bool may = (home == Home::result && is_donated(r)) || (home == Home::arena && shareable(r));
     if (i == o || !may_share_memory(i, o) || !may || liveness_in(r).last != position) return false;
     auto bytes = p.slot(o).bytes;
-    if (p.slot(i).bytes != bytes || p.slot(r).bytes != bytes || !same_place(load.view, store.view)) return false;
+    if (p.slot(i).bytes != bytes || p.slot(r).bytes != bytes || !same_place(load.view, store.view))
+      return false;
     if (load.inner != store.inner && f.outer < int(f.dims.size())) return false;
     // Every read of that memory here is at the same place, every write is this one.
     return std::all_of(f.code.begin(), f.code.end(), [&](auto& other) {
-      bool touches = (other.code == Code::load || other.code >= Code::store) && find_root(other.view.slot) == r;
-      return !counts_by(other.view, r) && (!touches || (other.code == Code::load && same_place(other.view, store.view)));
+      bool touches = (other.code == Code::load || other.code >= Code::store) &&
+                     find_root(other.view.slot) == r;
+      return !counts_by(other.view, r) &&
+             (!touches || (other.code == Code::load && same_place(other.view, store.view)));
     });
   }
 
-  bool covers(const program::Copy& c) const {   // whole slots, in the same order
+  bool covers(const program::Copy& c) const {  // whole slots, in the same order
     auto n = bytes_of(c.x.dtype) * program::points(c.dims);
-    return same_place(c.x, c.out) && c.x.offset == 0 && c.x.terms.empty() && n == p.slot(c.x.slot).bytes &&
-           n == p.slot(c.out.slot).bytes;
+    return same_place(c.x, c.out) && c.x.offset == 0 && c.x.terms.empty() &&
+           n == p.slot(c.x.slot).bytes && n == p.slot(c.out.slot).bytes;
   }
-  // A donated argument that is a result as it is: the result lies where it lies, and nothing is made over it.
+  // A donated argument that is a result as it is: the result lies where it lies, and nothing is
+  // made over it.
   void hand_back() {
     for (auto& [s, loop] : moments) {
       if (!s || s->kind != Kind::copy || loop >= 0 || !covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       auto& all = access[std::size_t(o)];
       bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
-      bool first = is_donated(x) && liveness_in(x).last != kForever;   // of the results that it is
-      bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) && may_share_memory(x, o);
+      bool first = is_donated(x) && liveness_in(x).last != kForever;  // of the results that it is
+      bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) &&
+                 may_share_memory(x, o);
       if (may) share(o, x), drop(*s);
     }
   }
@@ -162,9 +182,10 @@ struct MemoryPlanner {
     if (rx == ro) return true;
     auto home = p.slot(o).home;
     if (home == Home::argument) return false;
-    // x is read for the last time here, o first written here: they become one. So the start of a carry becomes the carry, and a
-    // result is made in its own memory.
-    if (liveness_in(rx).last == position && liveness_in(ro).first == position && has_own_memory(o) && shareable(rx)) {
+    // x is read for the last time here, o first written here: they become one. So the start of a
+    // carry becomes the carry, and a result is made in its own memory.
+    if (liveness_in(rx).last == position && liveness_in(ro).first == position &&
+        has_own_memory(o) && shareable(rx)) {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
       return true;
     }
@@ -172,15 +193,19 @@ struct MemoryPlanner {
     share(rx, o);
     return true;
   }
-  // ---- the next value of a carry: may it be made in the carry's place? Only if the old value is not read afterwards ----
+  // ---- the next value of a carry: may it be made in the carry's place? Only if the old value is
+  // not read afterwards ----
   bool may_be_next(int x, int loop) const {
     if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
     auto span = spans[std::size_t(loop)];
     auto made = liveness[std::size_t(find_root(x))].first;
     return made > span.begin && made < span.end;
   }
-  struct Ends { bool in_time, where_made; };
-  // Is the old value read for the last time before x is made, or by what makes x, where it makes it? Does the latter read it?
+  struct Ends {
+    bool in_time, where_made;
+  };
+  // Is the old value read for the last time before x is made, or by what makes x, where it makes
+  // it? Does the latter read it?
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = spans[std::size_t(loop)];
     auto made = liveness[std::size_t(x)].first;
@@ -195,7 +220,8 @@ struct MemoryPlanner {
     }
     return ends;
   }
-  // A value that is made over the old one, or over another that is, and dies there: h + a, and (h + a) + b.
+  // A value that is made over the old one, or over another that is, and dies there: h + a, and (h +
+  // a) + b.
   bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
     if (!has_own_memory(x) || !may_be_next(x, loop)) return false;
     auto [in_time, where_made] = ends_before(x, carry, move, loop);
@@ -203,10 +229,12 @@ struct MemoryPlanner {
     if (in_time && where_made) return true;
     int made = liveness_in(x).first;
     auto& f = moments[std::size_t(made)].step->fused;
-    auto store = std::find_if(f.code.begin(), f.code.end(), [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
+    auto store = std::find_if(f.code.begin(), f.code.end(),
+                              [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
     if (in_time && store != f.code.end() && writes_once(f, x))
       for (auto& load : f.code)
-        if (dies_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain)) return true;
+        if (dies_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain))
+          return true;
     chain.pop_back();
     return false;
   }
@@ -215,12 +243,15 @@ struct MemoryPlanner {
       if (!s || s->kind != Kind::copy || loop < 0 || !covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       std::vector<int> chain;
-      if (p.slot(o).home == Home::argument || !may_share_memory(x, o) || !leads_to(x, o, *s, loop, chain)) continue;
+      if (p.slot(o).home == Home::argument || !may_share_memory(x, o) ||
+          !leads_to(x, o, *s, loop, chain))
+        continue;
       for (int slot : chain) share(slot, o);
       drop(*s);
     }
   }
-  bool is_elementwise(const Step& s, int made, int over) const {   // reads `over` only where it writes `made`
+  // reads `over` only where it writes `made`
+  bool is_elementwise(const Step& s, int made, int over) const {
     if (s.kind == Kind::copy) return covers(s.copy) && s.copy.out.slot == made;
     if (s.kind != Kind::fused) return false;
     const Instr* store = nullptr;
@@ -230,24 +261,27 @@ struct MemoryPlanner {
         store = &i;
       }
     return store && std::none_of(s.fused.code.begin(), s.fused.code.end(), [&](auto& i) {
-      bool reads = i.code == Code::load && find_root(i.view.slot) == over;
-      return counts_by(i.view, over) || (reads && (!same_place(i.view, store->view) || i.inner != store->inner));
-    });
+             bool reads = i.code == Code::load && find_root(i.view.slot) == over;
+             return counts_by(i.view, over) ||
+                    (reads && (!same_place(i.view, store->view) || i.inner != store->inner));
+           });
   }
 
-  // ---- what a loop reads and makes stripe by stripe: one memory, if each turn reads its stripe before it writes there ----
-  // Of all slots in one memory, what the loop touches.
+  // ---- what a loop reads and makes stripe by stripe: one memory, if each turn reads its stripe
+  // before it writes there ---- Of all slots in one memory, what the loop touches.
   struct Striped {
     Stripes stripes;
     int first_write = kForever, last_read = -1;
   };
-  std::vector<std::vector<int>> members = {};   // slots that lie in one memory, by its root
+  std::vector<std::vector<int>> members = {};  // slots that lie in one memory, by its root
   Trips trips_at(int loop) const {
     Trips trips;
     auto span = spans[std::size_t(loop)];
-    for (auto& s : spans)   // those around the loop, and those inside of it
-      if ((s.begin <= span.begin && s.end >= span.end) || (s.begin > span.begin && s.end < span.end))
-        trips[moments[std::size_t(s.begin)].step->loop.variable] = moments[std::size_t(s.begin)].step->loop.trips;
+    for (auto& s : spans)  // those around the loop, and those inside of it
+      if ((s.begin <= span.begin && s.end >= span.end) ||
+          (s.begin > span.begin && s.end < span.end))
+        trips[moments[std::size_t(s.begin)].step->loop.variable] =
+            moments[std::size_t(s.begin)].step->loop.trips;
     return trips;
   }
   // None: it goes elsewhere than through stripes.
@@ -261,8 +295,10 @@ struct MemoryPlanner {
         auto its = a.view ? stripes_of(*a.step, *a.view, variable, trips) : std::nullopt;
         if (!its || (out.stripes.count > 0 && out.stripes != *its)) return {};
         out.stripes = *its;
-        if (a.writes) out.first_write = std::min(out.first_write, a.at);
-        else out.last_read = std::max(out.last_read, a.at);
+        if (a.writes)
+          out.first_write = std::min(out.first_write, a.at);
+        else
+          out.last_read = std::max(out.last_read, a.at);
       }
     }
     return out.stripes.count > 0 ? std::optional(out) : std::nullopt;
@@ -270,16 +306,19 @@ struct MemoryPlanner {
   // Reads `over` only where it writes `made`: whatever stripe that is.
   bool writes_over(const Step& s, int made, int over) const {
     if (s.kind != Kind::copy) return is_elementwise(s, made, over);
-    return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over && same_place(s.copy.x, s.copy.out);
+    return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over &&
+           same_place(s.copy.x, s.copy.out);
   }
   bool shares_turns(int x, int o, int loop, const Trips& trips) const {
     auto span = spans[std::size_t(loop)];
     int rx = find_root(x);
     auto home = p.slot(o).home;
-    bool may = rx != o && has_own_memory(o) && home != Home::argument && shareable(rx) && may_share_memory(rx, o) &&
+    bool may = rx != o && has_own_memory(o) && home != Home::argument && shareable(rx) &&
+               may_share_memory(rx, o) &&
                (home == Home::arena || is_donated(rx) || p.slot(rx).home == Home::arena);
     if (!may || p.slot(rx).bytes != p.slot(o).bytes || liveness[std::size_t(rx)].last > span.end ||
-        liveness[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
+        liveness[std::size_t(o)].first < span.begin ||
+        access[std::size_t(o)].front().at <= span.begin)
       return false;
     return reads_first(rx, o, loop, trips);
   }
@@ -290,12 +329,15 @@ struct MemoryPlanner {
     if (!from || !to || from->stripes != to->stripes) return false;
     if (from->first_write != kForever || from->last_read > to->first_write) return false;
     auto write = to->first_write;
-    bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {   // which would come back to the stripe
-      return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write && from->last_read > s.begin;
+    // which would come back to the stripe
+    bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {
+      return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write &&
+             from->last_read > s.begin;
     });
-    return !inner && (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, old));
+    return !inner &&
+           (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, old));
   }
-  void share_memory(int slot, int with) {        // and their members
+  void share_memory(int slot, int with) {  // and their members
     share(slot, with);
     auto &mine = members[std::size_t(slot)], &its = members[std::size_t(with)];
     its.insert(its.end(), mine.begin(), mine.end());
@@ -310,35 +352,43 @@ struct MemoryPlanner {
       auto touched = [&](int slot, bool writes) {
         auto& all = access[std::size_t(slot)];
         return std::any_of(all.begin(), all.end(), [&](auto& a) {
-          return a.at > span.begin && a.at < span.end && a.writes == writes && a.view && !a.view->terms.empty();
+          return a.at > span.begin && a.at < span.end && a.writes == writes && a.view &&
+                 !a.view->terms.empty();
         });
       };
       std::vector<int> made, read;
       for (int s = 0; s < int(p.slots.size()); ++s) {
-        if (has_own_memory(s) && p.slot(s).home != Home::argument && touched(s, true)) made.push_back(s);
-        if (touched(s, false) && shareable(find_root(s)) && liveness_in(find_root(s)).last <= span.end) read.push_back(s);
+        if (has_own_memory(s) && p.slot(s).home != Home::argument && touched(s, true))
+          made.push_back(s);
+        if (touched(s, false) && shareable(find_root(s)) &&
+            liveness_in(find_root(s)).last <= span.end)
+          read.push_back(s);
       }
       if (made.empty() || read.empty()) continue;
       auto trips = trips_at(loop);
       for (int o : made) {
-        auto x = std::find_if(read.begin(), read.end(), [&](int s) { return shares_turns(s, o, loop, trips); });
+        auto x = std::find_if(read.begin(), read.end(),
+                              [&](int s) { return shares_turns(s, o, loop, trips); });
         if (x == read.end()) continue;
         bool into = p.slot(o).home == Home::arena || is_donated(find_root(*x));
         into ? share_memory(o, find_root(*x)) : share_memory(find_root(*x), o);
       }
     }
   }
-  // The next value of a carry, which a loop inside makes block by block from the old one: a cache that each step of a loop gives
-  // to a loop over layers. It is made in the carry's place, if nothing else reads the old one from that loop on.
+  // The next value of a carry, which a loop inside makes block by block from the old one: a cache
+  // that each step of a loop gives to a loop over layers. It is made in the carry's place, if
+  // nothing else reads the old one from that loop on.
   bool joins_turns(const Step& step, int loop) {
     const int x = step.copy.x.slot, old = find_root(step.copy.out.slot);
-    bool may = covers(step.copy) && find_root(x) == x && x != old && p.slot(x).home == Home::arena && may_share_memory(x, old) &&
+    bool may = covers(step.copy) && find_root(x) == x && x != old &&
+               p.slot(x).home == Home::arena && may_share_memory(x, old) &&
                p.slot(x).bytes == p.slot(old).bytes;
     if (!may) return false;
     auto all = [&](int memory, auto good) {
       auto& slots = members[std::size_t(memory)];
       return std::all_of(slots.begin(), slots.end(), [&](int slot) {
-        return std::all_of(access[std::size_t(slot)].begin(), access[std::size_t(slot)].end(), good);
+        return std::all_of(access[std::size_t(slot)].begin(), access[std::size_t(slot)].end(),
+                           good);
       });
     };
     auto outer = spans[std::size_t(loop)];
@@ -349,7 +399,9 @@ struct MemoryPlanner {
       bool made_there = all(x, [&](const Access& a) {
         return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
       });
-      bool read_before = all(old, [&](const Access& a) { return a.at < span.end || a.at > outer.end || a.step == &step; });
+      bool read_before = all(old, [&](const Access& a) {
+        return a.at < span.end || a.at > outer.end || a.step == &step;
+      });
       if (!made_there || !read_before || !reads_first(old, x, inside, trips_at(inside))) continue;
       share_memory(x, old);
       return true;
@@ -363,11 +415,12 @@ struct MemoryPlanner {
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= last(); ++at)
-      if (auto [s, loop] = moments[std::size_t(at)]; s->kind == Kind::copy && joins(*s, at, loop)) drop(*s);
+      if (auto [s, loop] = moments[std::size_t(at)]; s->kind == Kind::copy && joins(*s, at, loop))
+        drop(*s);
     share_turns();
     for (auto& [s, loop] : moments)
       if (s && s->kind == Kind::copy && loop >= 0) joins_turns(*s, loop);
-    for (auto& [s, loop] : moments)   // of the old value, over which the new one is made now
+    for (auto& [s, loop] : moments)  // of the old value, over which the new one is made now
       if (s && s->kind == Kind::copy && same_place(s->copy.x, s->copy.out) &&
           find_root(s->copy.x.slot) == find_root(s->copy.out.slot))
         drop(*s);
@@ -381,16 +434,25 @@ struct MemoryPlanner {
   }
 
   // ---- places in the arena ----
-  struct ArenaItem { std::int64_t bytes; Liveness liveness; std::int64_t* offset; const char* purpose; };
+  struct ArenaItem {
+    std::int64_t bytes;
+    Liveness liveness;
+    std::int64_t* offset;
+    const char* purpose;
+  };
   using Items = std::vector<ArenaItem>;
   // Gives each an offset, and says how many bytes they take.
   std::int64_t place(Items& items) const {
-    if (optional) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+    if (optional)
+      std::stable_sort(items.begin(), items.end(),
+                       [](auto& a, auto& b) { return a.bytes > b.bytes; });
     using ByOffset = std::vector<const ArenaItem*>;
-    constexpr int kParts = 64;   // of the time: an item that lives in one looks at those there
+    constexpr int kParts = 64;  // of the time: an item that lives in one looks at those there
     std::vector<ByOffset> parts(kParts);
     ByOffset all;
-    auto part_at = [&](int at) { return std::size_t(std::clamp(at, 0, last()) / (last() / kParts + 1)); };
+    auto part_at = [&](int at) {
+      return std::size_t(std::clamp(at, 0, last()) / (last() / kParts + 1));
+    };
     auto lower = [](auto* a, auto* b) { return *a->offset < *b->offset; };
     auto insert = [&](ByOffset& to, const ArenaItem& item) {
       to.insert(std::upper_bound(to.begin(), to.end(), &item, lower), &item);
@@ -400,7 +462,8 @@ struct MemoryPlanner {
       const auto from = part_at(item.liveness.first), to = part_at(item.liveness.last);
       std::int64_t best = -1, best_gap = 0, end = 0;
       for (auto* o : from == to ? parts[from] : all) {
-        if (o->liveness.last < item.liveness.first || o->liveness.first > item.liveness.last) continue;
+        if (o->liveness.last < item.liveness.first || o->liveness.first > item.liveness.last)
+          continue;
         auto gap = *o->offset - end;
         if (gap >= aligned(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
         end = std::max(end, *o->offset + aligned(o->bytes));
@@ -418,10 +481,12 @@ struct MemoryPlanner {
       out.push_back({bytes, optional ? l : Liveness{0, last()}, &offset, purpose});
     };
     for (int s = 0; s < int(p.slots.size()); ++s)
-      if (auto& slot = p.slot(s); has_own_memory(s) && slot.home == Home::arena && liveness_in(s).last >= 0)
+      if (auto& slot = p.slot(s);
+          has_own_memory(s) && slot.home == Home::arena && liveness_in(s).last >= 0)
         add(slot.bytes, liveness_in(s), slot.offset, slot.purpose);
     for (int at = 1; at <= last(); ++at)
-      if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
+      if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0)
+        add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
     return out;
   }
   // What lives in the turns of a loop with lanes lies in one of them, and the lanes side by side.
@@ -433,23 +498,29 @@ struct MemoryPlanner {
       auto& loop = moments[std::size_t(span.begin)].step->loop;
       if (loop.lanes == 0 || span.begin < done) continue;
       done = span.end;
-      auto inside = [&](auto& i) { return i.liveness.first > span.begin && i.liveness.last < span.end; };
+      auto inside = [&](auto& i) {
+        return i.liveness.first > span.begin && i.liveness.last < span.end;
+      };
       auto& mine = lanes[&loop];
       std::copy_if(all.begin(), all.end(), std::back_inserter(mine), inside);
       std::erase_if(all, inside);
       loop.lane_bytes = place(mine);
-      if (loop.lane_bytes > 0) all.push_back({loop.lane_bytes * loop.lanes, {span.begin, span.end}, &loop.lane_start, "scratch"});
+      if (loop.lane_bytes > 0)
+        all.push_back(
+            {loop.lane_bytes * loop.lanes, {span.begin, span.end}, &loop.lane_start, "scratch"});
     }
     p.arena_bytes = place(all);
     for (auto& [loop, mine] : lanes)
       for (auto& i : mine) *i.offset += loop->lane_start;
     report_peak(all);
   }
-  // By purpose, what is live at the moment when most bytes are; what of the arena is not live then are gaps.
+  // By purpose, what is live at the moment when most bytes are; what of the arena is not live then
+  // are gaps.
   void report_peak(const Items& items) {
     std::vector<std::int64_t> grows(moments.size() + 1);
     for (auto& i : items)
-      grows[std::size_t(i.liveness.first)] += i.bytes, grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
+      grows[std::size_t(i.liveness.first)] += i.bytes,
+          grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
     std::int64_t now = 0, most = 0;
     int at = 0;
     for (int t = 0; t <= last(); ++t)
@@ -469,7 +540,8 @@ struct MemoryPlanner {
   void run() {
     access.resize(p.slots.size());
     walk(p.steps, -1);
-    for (int s = 0; s < int(p.slots.size()); ++s) root.push_back(s), liveness.push_back(liveness_of(s));
+    for (int s = 0; s < int(p.slots.size()); ++s)
+      root.push_back(s), liveness.push_back(liveness_of(s));
     if (optional) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!has_own_memory(s)) p.slot(s).alias = find_root(s);
@@ -481,14 +553,18 @@ struct MemoryPlanner {
     p.peak_bytes = p.arena_bytes;
     for (int r = 0; r < p.results; ++r) {
       auto& s = p.slot(p.result_slots[std::size_t(r)]);
-      if (s.alias >= 0 && p.slot(s.alias).home == Home::argument) p.donated[std::size_t(p.slot(s.alias).index)] = r;
-      else p.peak_bytes += s.bytes;
+      if (s.alias >= 0 && p.slot(s.alias).home == Home::argument)
+        p.donated[std::size_t(p.slot(s.alias).index)] = r;
+      else
+        p.peak_bytes += s.bytes;
     }
   }
 };
 
 }  // namespace
 
-void plan_memory(Program& p, const std::vector<bool>& donated, bool optional) { MemoryPlanner{p, donated, optional}.run(); }
+void plan_memory(Program& p, const std::vector<bool>& donated, bool optional) {
+  MemoryPlanner{p, donated, optional}.run();
+}
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// HALIAX_POISON=1: memory of what a gather brought is filled with NaN behind its last reader, which finds what reads it later.
+// HALIAX_POISON=1: memory of what a gather brought is filled with NaN behind its last reader, which
+// finds what reads it later.
 #include <limits>
 #include <map>
 #include <set>
@@ -21,18 +22,20 @@ using program::View;
 
 struct Poison {
   const Program& p;
-  std::map<int, DType> gathered = {};   // what lies in the arena, is of floats, and is read or written at all
+  // what lies in the arena, is of floats, and is read or written at all
+  std::map<int, DType> gathered = {};
 
   explicit Poison(const Program& program) : p(program) {
     each_step(p.steps, [&](auto& s) {
       each_access(s, [&](int slot, bool, const View* view) {
         const int m = p.memory(slot);
         auto& its = p.slot(m);
-        if (view && is_float(view->dtype) && its.gathered && its.home == Home::arena) gathered.emplace(m, view->dtype);
+        if (view && is_float(view->dtype) && its.gathered && its.home == Home::arena)
+          gathered.emplace(m, view->dtype);
       });
     });
   }
-  std::set<int> touched(const Step& step) const {   // by a loop: by all of its steps
+  std::set<int> touched(const Step& step) const {  // by a loop: by all of its steps
     std::set<int> out;
     auto add = [&](auto& s) {
       each_access(s, [&](int slot, bool, const View*) {
@@ -44,13 +47,19 @@ struct Poison {
   }
   Step filled(int memory) const {
     const auto dtype = gathered.at(memory);
-    Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
-    Instr store{.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {memory, dtype, 0, {1}, {}}};
-    Step fill{.fused = {{p.slot(memory).bytes / bytes_of(dtype)}, 1, {nan, store}}, .why = "poison"};
+    Instr nan{
+        .code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
+    Instr store{.code = Code::store,
+                .dtype = dtype,
+                .args = {0, -1, -1, -1},
+                .view = {memory, dtype, 0, {1}, {}}};
+    Step fill{.fused = {{p.slot(memory).bytes / bytes_of(dtype)}, 1, {nan, store}},
+              .why = "poison"};
     fill.where = "gathered, after its last reader";
     return fill;
   }
-  // Behind the last of the steps that touches it; if that is a loop, and none but it does, in its body.
+  // Behind the last of the steps that touches it; if that is a loop, and none but it does, in its
+  // body.
   void behind_last(std::vector<Step>& steps, const std::set<int>& memories) const {
     std::map<int, std::size_t> last, times;
     for (std::size_t k = 0; k < steps.size(); ++k)

@@ -15,7 +15,8 @@ std::vector<const NameData*> names(const Axes& axes) {
   std::sort(out.begin(), out.end());
   return out;
 }
-// What a node is made of; of a loop its bodies. An accumulation depends on its terms rather than on what it is added to.
+// What a node is made of; of a loop its bodies. An accumulation depends on its terms rather than on
+// what it is added to.
 void made_of(const Node& n, Nodes& out) {
   if (n.op != &kLoop) {
     for (auto& x : n.in)
@@ -40,7 +41,9 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
     if (n->op == &kLoop) walked.insert(loop_of(*n).axis.name.data());
     Nodes in;
     made_of(*n, in);
-    bool after = n->origin.backward || std::any_of(in.begin(), in.end(), [&](auto& x) { return after_.count(x.get()) > 0; });
+    bool after = n->origin.backward || std::any_of(in.begin(), in.end(), [&](auto& x) {
+                   return after_.count(x.get()) > 0;
+                 });
     if (after) after_.insert(n.get());
     if (n->origin.backward)
       first.push_back(n);
@@ -74,11 +77,16 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
     }
   }
 }
-bool Purposes::gradient(const Node& n) const { return after_.count(&n) > 0 && axes_.count(names(n.axes)) > 0; }
-bool Purposes::gathered(const Node& n) {
-  return n.op == &kResult && n.in[0]->op == &kCollective && wiring_of(*n.in[0]).how.wire == program::Wire::all_gather;
+bool Purposes::gradient(const Node& n) const {
+  return after_.count(&n) > 0 && axes_.count(names(n.axes)) > 0;
 }
-const char* Purposes::of(const Node& n) const { return gathered(n) ? "gathered" : gradient(n) ? "gradients" : "activations"; }
+bool Purposes::gathered(const Node& n) {
+  return n.op == &kResult && n.in[0]->op == &kCollective &&
+         wiring_of(*n.in[0]).how.wire == program::Wire::all_gather;
+}
+const char* Purposes::of(const Node& n) const {
+  return gathered(n) ? "gathered" : gradient(n) ? "gradients" : "activations";
+}
 const char* Purposes::of_argument(const Node& n) const {
   return is_parameter(n) ? "parameters" : optimiser_.count(&n) ? "optimiser" : "inputs";
 }

@@ -1,11 +1,12 @@
-// What a loop makes, and a later loop makes again turn by turn, need not be made again where memory lies idle between them: in a
-// value that the later loop writes turn by turn, before it has come there. The first turns keep their product at the end of that
-// memory, as many as fit while the writes, which follow, have not reached what is still to be read.
+// What a loop makes, and a later loop makes again turn by turn, need not be made again where memory
+// lies idle between them: in a value that the later loop writes turn by turn, before it has come
+// there. The first turns keep their product at the end of that memory, as many as fit while the
+// writes, which follow, have not reached what is still to be read.
 //
 //   later loop, turn j:   | written: turns 0 ... j | free | kept of turns j ... K-1 |
 //
-// So the gradient of a head hosts the logits from which it is made: three contractions in the kept turns, where recomputing takes
-// four, in not one byte more.
+// So the gradient of a head hosts the logits from which it is made: three contractions in the kept
+// turns, where recomputing takes four, in not one byte more.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -27,9 +28,11 @@ using program::aligned;
 using program::kAlignment;
 using program::points;
 
-constexpr std::int64_t kFewest = 96;   // multiplications an element, from which to make it costs more than to keep it
+// multiplications an element, from which to make it costs more than to keep it
+constexpr std::int64_t kFewest = 96;
 
-// From the first element that a view of the step reaches in a turn to behind the last one; none if that cannot be said.
+// From the first element that a view of the step reaches in a turn to behind the last one; none if
+// that cannot be said.
 std::optional<std::int64_t> extent(const View& v, const Step& s) {
   std::int64_t n = 1;
   auto dims = dims_of(s);
@@ -55,21 +58,23 @@ bool same_product(const Step& s, int in_a, const Step& t, int in_b) {
     return !c.accumulate && c.shown.flags.slot < 0 && c.out.offset == 0 && c.out.terms.empty();
   };
   return a.batch == b.batch && a.m == b.m && a.n == b.n && a.k == b.k && plain(a) && plain(b) &&
-         same_view(a.a, in_a, b.a, in_b) && same_view(a.b, in_a, b.b, in_b) && a.out.dtype == b.out.dtype &&
-         a.out.strides == b.out.strides;
+         same_view(a.a, in_a, b.a, in_b) && same_view(a.b, in_a, b.b, in_b) &&
+         a.out.dtype == b.out.dtype && a.out.strides == b.out.strides;
 }
 
-// What is kept: turns of a product of one loop that a later one makes again, at the end of a slot that this one writes.
+// What is kept: turns of a product of one loop that a later one makes again, at the end of a slot
+// that this one writes.
 struct Reuse {
-  int first = 0, later = 0;                      // the two loops
-  std::size_t made = 0, again = 0;               // the product in the body of each
+  int first = 0, later = 0;         // the two loops
+  std::size_t made = 0, again = 0;  // the product in the body of each
   int host = -1;
-  std::int64_t turns = 0, start = 0, each = 0;   // that are kept; elements of the product: in the host, and a turn
+  // that are kept; elements of the product: in the host, and a turn
+  std::int64_t turns = 0, start = 0, each = 0;
 };
 
 struct ReuseSearch {
   const Program& p;
-  Accesses access = Accesses(p.slots.size());    // at steps of the program
+  Accesses access = Accesses(p.slots.size());  // at steps of the program
   const std::vector<Access>& of(int slot) const { return access[std::size_t(slot)]; }
 
   explicit ReuseSearch(const Program& program) : p(program) {
@@ -78,30 +83,41 @@ struct ReuseSearch {
       each_step(p.steps[std::size_t(at)].loop.body, [&](auto& s) { note(access, s, at); });
     }
   }
-  bool inside(int slot, int loop, const Step& writer) const {   // no other loop sees it, nobody else writes it
-    auto own = [&](const Access& a) { return a.at == loop && a.view && (!a.writes || a.step == &writer); };
+  // no other loop sees it, nobody else writes it
+  bool inside(int slot, int loop, const Step& writer) const {
+    auto own = [&](const Access& a) {
+      return a.at == loop && a.view && (!a.writes || a.step == &writer);
+    };
     return p.slot(slot).home == Home::arena && std::all_of(of(slot).begin(), of(slot).end(), own);
   }
-  bool is_written(int slot, const Reuse& r) const {   // from loop to loop
-    return std::any_of(of(slot).begin(), of(slot).end(), [&](auto& a) { return a.writes && a.at >= r.first && a.at <= r.later; });
+  bool is_written(int slot, const Reuse& r) const {  // from loop to loop
+    return std::any_of(of(slot).begin(), of(slot).end(),
+                       [&](auto& a) { return a.writes && a.at >= r.first && a.at <= r.later; });
   }
 
   // How many turns this slot can keep; 0: none.
   Reuse hosted(int slot, Reuse r, const Step& product) const {
     auto& host = p.slot(slot);
     auto& loop = p.steps[std::size_t(r.later)].loop;
-    if (host.home == Home::argument || host.gathered || of(slot).empty() || of(slot).front().at != r.later) return r;
-    std::int64_t end = 0, step = 0;              // bytes: behind what the first turn writes, and how far each turn goes on
+    if (host.home == Home::argument || host.gathered || of(slot).empty() ||
+        of(slot).front().at != r.later)
+      return r;
+    // bytes: behind what the first turn writes, and how far each turn goes on
+    std::int64_t end = 0, step = 0;
     for (auto& a : of(slot)) {
       if (a.at != r.later) continue;
-      bool plain = a.view && a.writes && (a.step->kind == Kind::contract || a.step->kind == Kind::fused) &&
-                   a.view->terms.size() == 1 && a.view->terms[0].loop == loop.variable && a.view->terms[0].stride > 0;
+      bool plain = a.view && a.writes &&
+                   (a.step->kind == Kind::contract || a.step->kind == Kind::fused) &&
+                   a.view->terms.size() == 1 && a.view->terms[0].loop == loop.variable &&
+                   a.view->terms[0].stride > 0;
       auto reach = plain ? extent(*a.view, *a.step) : std::nullopt;
       if (!reach) return r;
       auto bytes = bytes_of(a.view->dtype);
-      end = std::max(end, (a.view->offset + *reach) * bytes), step = std::max(step, a.view->terms[0].stride * bytes);
+      end = std::max(end, (a.view->offset + *reach) * bytes),
+      step = std::max(step, a.view->terms[0].stride * bytes);
     }
-    std::int64_t unit = bytes_of(product.contract.out.dtype), all = host.bytes / kAlignment * kAlignment, room = all - end;
+    std::int64_t unit = bytes_of(product.contract.out.dtype),
+                 all = host.bytes / kAlignment * kAlignment, room = all - end;
     auto reach = extent(product.contract.out, product);
     if (!reach) return r;
     auto each = aligned(*reach * unit);
@@ -115,9 +131,10 @@ struct ReuseSearch {
   // The products of two loops that spare most.
   std::optional<Reuse> best() const {
     std::optional<Reuse> found;
-    std::int64_t most = 0;                       // multiplications that are saved
+    std::int64_t most = 0;  // multiplications that are saved
     auto is_loop = [](const Step& s) { return s.kind == Kind::loop && !s.loop.reverse; };
-    auto ends = [](const Step& s) { return s.kind == Kind::skip; };   // a turn that ends early keeps nothing
+    // a turn that ends early keeps nothing
+    auto ends = [](const Step& s) { return s.kind == Kind::skip; };
     for (int later = 1; later < int(p.steps.size()); ++later) {
       for (int first = 0; first < later; ++first) {
         auto &a = p.steps[std::size_t(first)], &b = p.steps[std::size_t(later)];
@@ -126,7 +143,8 @@ struct ReuseSearch {
         for (std::size_t made = 0; made < a.loop.body.size(); ++made)
           for (std::size_t again = 0; again < b.loop.body.size(); ++again)
             if (auto r = best_host({first, later, made, again}))
-              if (auto saved = r->turns * points(dims_of(b.loop.body[again])); saved > most) most = saved, found = r;
+              if (auto saved = r->turns * points(dims_of(b.loop.body[again])); saved > most)
+                most = saved, found = r;
       }
     }
     return found;
@@ -135,9 +153,10 @@ struct ReuseSearch {
     auto &first = p.steps[std::size_t(r.first)].loop, &later = p.steps[std::size_t(r.later)].loop;
     auto &made = first.body[r.made], &again = later.body[r.again];
     if (!same_product(made, first.variable, again, later.variable)) return {};
-    auto &c = again.contract;
+    auto& c = again.contract;
     if (points(c.k) < kFewest || is_written(c.a.slot, r) || is_written(c.b.slot, r)) return {};
-    if (!inside(made.contract.out.slot, r.first, made) || !inside(c.out.slot, r.later, again)) return {};
+    if (!inside(made.contract.out.slot, r.first, made) || !inside(c.out.slot, r.later, again))
+      return {};
     std::optional<Reuse> found;
     for (int slot = 0; slot < int(p.slots.size()); ++slot)
       if (auto h = hosted(slot, r, again); h.turns > (found ? found->turns : 0)) found = h;
@@ -163,12 +182,15 @@ Step rest_of(Program& p, int top, const Accesses& access, std::int64_t turn) {
   rest.loop.variable = p.loops++, rest.loop.trips -= turn;
   std::map<int, int> variables{{was, rest.loop.variable}}, own;
   each_step(rest.loop.body, [&](Step& s) {
-    if (s.kind == Kind::loop && s.loop.variable >= 0) variables[s.loop.variable] = p.loops, s.loop.variable = p.loops++;
+    if (s.kind == Kind::loop && s.loop.variable >= 0)
+      variables[s.loop.variable] = p.loops, s.loop.variable = p.loops++;
   });
   for (int slot = 0; slot < int(access.size()); ++slot) {
     auto& use = access[std::size_t(slot)];
-    bool here = !use.empty() && std::all_of(use.begin(), use.end(), [&](auto& a) { return a.at == top; });
-    if (here && p.slot(slot).home == Home::arena) own[slot] = int(p.slots.size()), p.slots.push_back(program::Slot(p.slot(slot)));
+    bool here =
+        !use.empty() && std::all_of(use.begin(), use.end(), [&](auto& a) { return a.at == top; });
+    if (here && p.slot(slot).home == Home::arena)
+      own[slot] = int(p.slots.size()), p.slots.push_back(program::Slot(p.slot(slot)));
   }
   auto put = [](int& number, const std::map<int, int>& by) {
     if (auto to = by.find(number); to != by.end()) number = to->second;
@@ -192,7 +214,7 @@ void rewrite(Program& p, const Reuse& r, const Accesses& access) {
   auto take = [&](int top, std::size_t product) {
     std::optional<Step> rest;
     auto& loop = p.steps[std::size_t(top)].loop;
-    loop.lanes = 0;                              // what idle memory can be kept in is told turn by turn
+    loop.lanes = 0;  // what idle memory can be kept in is told turn by turn
     if (r.turns < loop.trips) rest = rest_of(p, top, access, r.turns);
     loop.trips = r.turns;
     redirect(loop, loop.body[product].contract.out.slot, r);
@@ -208,9 +230,11 @@ void rewrite(Program& p, const Reuse& r, const Accesses& access) {
 }  // namespace
 
 std::optional<Program> reuse_products(const Program& p) {
-  if (std::count_if(p.steps.begin(), p.steps.end(), [](auto& s) { return s.kind == program::Kind::loop; }) < 2) return {};
+  if (std::count_if(p.steps.begin(), p.steps.end(),
+                    [](auto& s) { return s.kind == program::Kind::loop; }) < 2)
+    return {};
   std::optional<Program> out;
-  for (;;) {   // each host once: it is in use before the later loop from then on
+  for (;;) {  // each host once: it is in use before the later loop from then on
     ReuseSearch search(out ? *out : p);
     auto found = search.best();
     if (!found) return out;

@@ -11,7 +11,9 @@ using program::Kind;
 using program::Step;
 using program::View;
 
-struct Reach { std::int64_t size, stride; };
+struct Reach {
+  std::int64_t size, stride;
+};
 // Along what a view of a step reaches: dims, positions that ids pick, and what terms add.
 std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Trips& trips) {
   std::vector<Reach> out;
@@ -24,8 +26,10 @@ std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Tri
   if (s.kind == Kind::gather) picks(s.gather, s.gather.table);
   if (s.kind == Kind::scatter) picks(s.scatter, s.scatter.target);
   for (auto& t : v.terms)
-    if (t.slot >= 0) out.push_back({t.limit + 1, t.stride});
-    else if (t.loop != variable && t.loop >= 0) out.push_back({trips.at(t.loop), t.stride});
+    if (t.slot >= 0)
+      out.push_back({t.limit + 1, t.stride});
+    else if (t.loop != variable && t.loop >= 0)
+      out.push_back({trips.at(t.loop), t.stride});
   return out;
 }
 
@@ -40,16 +44,18 @@ std::optional<Stripes> stripes_of(const Step& s, const View& v, int variable, co
     turn = &t;
   }
   if (!turn || turn->stride <= 0 || v.offset < 0) return {};
-  const Stripes all{turn->stride, trips.at(variable)};   // of elements
+  const Stripes all{turn->stride, trips.at(variable)};  // of elements
   if (v.offset / all.width % all.count != 0) return {};
-  auto inside = v.offset % all.width;                     // how far it reaches inside of a stripe
+  auto inside = v.offset % all.width;  // how far it reaches inside of a stripe
   for (auto& r : reaches(s, v, variable, trips)) {
     if (r.size <= 1 || r.stride == 0) continue;
     if (r.stride < 0) return {};
-    if (r.stride % (all.width * all.count) == 0) continue;   // to the same stripe of another row of stripes
+    // to the same stripe of another row of stripes
+    if (r.stride % (all.width * all.count) == 0) continue;
     inside += (r.size - 1) * r.stride;
   }
-  const std::int64_t bytes = bytes_of(v.dtype);   // stripes of elements that are wider or narrower are others
+  // stripes of elements that are wider or narrower are others
+  const std::int64_t bytes = bytes_of(v.dtype);
   return inside < all.width ? std::optional(Stripes{all.width * bytes, all.count}) : std::nullopt;
 }
 

@@ -25,51 +25,68 @@ using program::Step;
 using program::View;
 
 struct ProgramCheck {
-  // Of the elements that a view reaches, in all turns of the loops around: the first, the last, how many, at least and at most.
-  struct Extent { std::int64_t first, last, least = 1, most = 1; };
+  // Of the elements that a view reaches, in all turns of the loops around: the first, the last, how
+  // many, at least and at most.
+  struct Extent {
+    std::int64_t first, last, least = 1, most = 1;
+  };
 
   const Program& p;
   const char* after;
-  bool placed;                               // slots have offsets
-  const std::vector<bool>& donated;          // by argument; of those that are not listed none is
-  std::map<int, std::int64_t> turns = {};    // of the loops around, by variable
-  std::set<int> written = {};                // memory that holds something
-  std::vector<int> in_arena = {};            // slots that have bytes there, by offset
-  std::vector<std::vector<int>> beside = {}; // of a slot of the arena: those whose bytes overlap its own
-  std::vector<int> last_write = {}, last_scratch = {};   // of a slot, and of scratch over it, by step
-  std::vector<int> last_writer = {}, last_turn = {};     // of memory: the slot by which it was written, and in which turn
-  std::map<int, int> wrote = {};             // by slot, which may share its memory: the last step that wrote it
-  struct Filled { std::int64_t begin = 0, end = 0, bytes = 0; };
-  std::map<int, Filled> filled = {};         // of memory: the bytes between which something was written, and at most how many
-  std::vector<std::pair<const View*, Extent>> extents = {};   // of the views of the step
-  int again = 0;                             // loops around that are walked a second time
-  struct OpenCall { std::set<int> x, out; };  // memory
-  std::map<int, OpenCall> open = {};         // calls that were started, by number
-  bool last = false;                         // the last turn of the loop around is walked
-  bool skips = false;                        // in a part of a turn that the last turn leaves out
-  int now = 0, turn = -1;                    // the step, and that before the first of the turn
+  bool placed;                             // slots have offsets
+  const std::vector<bool>& donated;        // by argument; of those that are not listed none is
+  std::map<int, std::int64_t> turns = {};  // of the loops around, by variable
+  std::set<int> written = {};              // memory that holds something
+  std::vector<int> in_arena = {};          // slots that have bytes there, by offset
+  // of a slot of the arena: those whose bytes overlap its own
+  std::vector<std::vector<int>> beside = {};
+  // of a slot, and of scratch over it, by step
+  std::vector<int> last_write = {}, last_scratch = {};
+  // of memory: the slot by which it was written, and in which turn
+  std::vector<int> last_writer = {}, last_turn = {};
+  // by slot, which may share its memory: the last step that wrote it
+  std::map<int, int> wrote = {};
+  struct Filled {
+    std::int64_t begin = 0, end = 0, bytes = 0;
+  };
+  // of memory: the bytes between which something was written, and at most how many
+  std::map<int, Filled> filled = {};
+  std::vector<std::pair<const View*, Extent>> extents = {};  // of the views of the step
+  int again = 0;  // loops around that are walked a second time
+  struct OpenCall {
+    std::set<int> x, out;
+  };                                  // memory
+  std::map<int, OpenCall> open = {};  // calls that were started, by number
+  bool last = false;                  // the last turn of the loop around is walked
+  bool skips = false;                 // in a part of a turn that the last turn leaves out
+  int now = 0, turn = -1;             // the step, and that before the first of the turn
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error(fmt::format("[verify] {} after {}: {}{}", s.why, after, why, place_of(s)));
   }
   int memory(int slot) const { return p.memory(slot); }
   // The elements that a view reaches lie in its slot, by whatever ids.
-  void inside(const Step& s, const View& v, const Dims& dims, const std::vector<program::Indexed>& ids = {}) {
+  void inside(const Step& s, const View& v, const Dims& dims,
+              const std::vector<program::Indexed>& ids = {}) {
     if (v.slot < 0 || program::points(dims) == 0) return;
     if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
-    if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;   // it says no dims
-    if (v.strides.size() != dims.size()) bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
+    if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;  // it says no dims
+    if (v.strides.size() != dims.size())
+      bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     auto far = extent_of(v, dims, ids);
     for (auto& t : v.terms)
-      if (t.slot < 0 && !turns.count(t.loop)) bad(s, "a view counts the turns of a loop that is not around it");
+      if (t.slot < 0 && !turns.count(t.loop))
+        bad(s, "a view counts the turns of a loop that is not around it");
     auto bytes = p.slot(v.slot).bytes;
     if (far.first < 0 || (far.last + 1) * bytes_of(v.dtype) > bytes)
-      bad(s, fmt::format("elements {} to {} of slot {}, which has {} bytes", far.first, far.last, v.slot, bytes));
+      bad(s, fmt::format("elements {} to {} of slot {}, which has {} bytes", far.first, far.last,
+                         v.slot, bytes));
     extents.emplace_back(&v, far);
   }
-  Extent extent_of(const View& v, const Dims& dims, const std::vector<program::Indexed>& ids) const {
+  Extent extent_of(const View& v, const Dims& dims,
+                   const std::vector<program::Indexed>& ids) const {
     Extent e{v.offset, v.offset};
-    Walks walks;   // of what is surely walked
+    Walks walks;  // of what is surely walked
     auto reach = [&](std::int64_t size, std::int64_t stride, bool walked) {
       if (size <= 1 || stride == 0) return;
       (stride < 0 ? e.first : e.last) += (size - 1) * stride;
@@ -79,25 +96,30 @@ struct ProgramCheck {
     for (std::size_t d = 0; d < dims.size(); ++d) reach(dims[d], v.strides[d], true);
     for (auto& i : ids) reach(i.size, i.stride, false);
     for (auto& t : v.terms)
-      if (auto known = turns.find(t.loop); t.slot >= 0) reach(t.limit + 1, t.stride, false);
-      else if (known != turns.end()) reach(known->second, t.stride, true);
+      if (auto known = turns.find(t.loop); t.slot >= 0)
+        reach(t.limit + 1, t.stride, false);
+      else if (known != turns.end())
+        reach(known->second, t.stride, true);
     e.least = elements_of(walks);
     return e;
   }
-  using Walks = std::vector<std::pair<std::int64_t, std::int64_t>>;   // stride and size
-  // How many elements they come to at least: all, where each stride is at least as far as all shorter ones reach.
+  using Walks = std::vector<std::pair<std::int64_t, std::int64_t>>;  // stride and size
+  // How many elements they come to at least: all, where each stride is at least as far as all
+  // shorter ones reach.
   static std::int64_t elements_of(Walks walks) {
     std::sort(walks.begin(), walks.end());
     std::int64_t span = 1, least = 1;
     for (auto [stride, size] : walks) {
-      if (stride >= span) least *= size;   // else it may come to the same elements again
+      if (stride >= span) least *= size;  // else it may come to the same elements again
       span += (size - 1) * stride;
     }
     return least;
   }
   // Ids find nothing along an axis of size 0, so the table is not touched.
   static const View* untouched(const Step& s) {
-    auto empty = [](auto& x) { return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; }); };
+    auto empty = [](auto& x) {
+      return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; });
+    };
     return s.kind == Kind::gather && empty(s.gather)     ? &s.gather.table
            : s.kind == Kind::scatter && empty(s.scatter) ? &s.scatter.target
                                                          : nullptr;
@@ -111,11 +133,13 @@ struct ProgramCheck {
     each_view(s, [&](const View& v, bool) {
       if (&v == none) return;
       if (&v == &s.gather.table) return inside(s, v, dims, s.gather.indexed);
-      inside(s, v, dims, &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
+      inside(s, v, dims,
+             &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
     });
   }
-  const Extent* extent(const View* v) const {   // null: it touches nothing
-    auto known = std::find_if(extents.begin(), extents.end(), [&](auto& e) { return e.first == v; });
+  const Extent* extent(const View* v) const {  // null: it touches nothing
+    auto known =
+        std::find_if(extents.begin(), extents.end(), [&](auto& e) { return e.first == v; });
     return known == extents.end() ? nullptr : &known->second;
   }
   // No more is read than was written.
@@ -124,9 +148,11 @@ struct ProgramCheck {
     if (!e) return;
     auto& has = filled.at(memory(slot));
     const std::int64_t size = bytes_of(v.dtype);
-    if (e->first * size < has.begin || (e->last + 1) * size > has.end || e->least * size > has.bytes)
-      bad(s, fmt::format("{} elements from {} to {} of slot {} are read, of which {} bytes from {} to {} were written", e->least,
-                         e->first, e->last, slot, has.bytes, has.begin, has.end));
+    if (e->first * size < has.begin || (e->last + 1) * size > has.end ||
+        e->least * size > has.bytes)
+      bad(s, fmt::format("{} elements from {} to {} of slot {} are read, of which {} bytes from {} "
+                         "to {} were written",
+                         e->least, e->first, e->last, slot, has.bytes, has.begin, has.end));
   }
   void read(const Step& s, int slot, const View* v) const {
     int mine = memory(slot);
@@ -138,14 +164,16 @@ struct ProgramCheck {
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
     auto own = wrote.find(slot);
-    bool here = own != wrote.end() && own->second > turn && last_turn[std::size_t(mine)] == turn;   // not in a loop inside
+    // not in a loop inside
+    bool here = own != wrote.end() && own->second > turn && last_turn[std::size_t(mine)] == turn;
     if (here && own->second < last_write[std::size_t(mine)])
-      bad(s, fmt::format("slot {} is read, and slot {} of the same memory was written after it", slot,
-                         last_writer[std::size_t(mine)]));
+      bad(s, fmt::format("slot {} is read, and slot {} of the same memory was written after it",
+                         slot, last_writer[std::size_t(mine)]));
     if (last_scratch[std::size_t(mine)] > last_write[std::size_t(mine)])
       bad(s, fmt::format("slot {} is read, and scratch was written over it", slot));
   }
-  // What a step writes shares no bytes with what else it uses, but in place; its scratch with nothing of it.
+  // What a step writes shares no bytes with what else it uses, but in place; its scratch with
+  // nothing of it.
   void lies_apart(const Step& s) {
     std::set<int> used, made;
     each_access(s, [&](int slot, bool writes, const View*) {
@@ -154,28 +182,37 @@ struct ProgramCheck {
     });
     for (int m : made)
       for (int other : beside[std::size_t(m)])
-        if (used.count(other)) bad(s, fmt::format("it writes slot {}, which shares bytes with slot {}", m, other));
+        if (used.count(other))
+          bad(s, fmt::format("it writes slot {}, which shares bytes with slot {}", m, other));
     if (s.scratch_bytes == 0) return;
-    if (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes) bad(s, "its scratch lies outside of the arena");
-    if (s.scratch % program::kAlignment) bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
+    if (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes)
+      bad(s, "its scratch lies outside of the arena");
+    if (s.scratch % program::kAlignment)
+      bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
     for (int k : in_arena) {
       auto& slot = p.slot(k);
-      if (slot.offset >= s.scratch + s.scratch_bytes || s.scratch >= slot.offset + slot.bytes) continue;
+      if (slot.offset >= s.scratch + s.scratch_bytes || s.scratch >= slot.offset + slot.bytes)
+        continue;
       if (used.count(k)) bad(s, fmt::format("its scratch lies over slot {}, which it uses", k));
       for (auto& [call, arrays] : open)
         if (arrays.x.count(k) || arrays.out.count(k))
-          bad(s, fmt::format("its scratch lies over slot {}, and call {} is not finished", k, call));
+          bad(s,
+              fmt::format("its scratch lies over slot {}, and call {} is not finished", k, call));
       last_scratch[std::size_t(k)] = now;
     }
   }
   void write(const Step& s, int slot, const View& v) {
     auto& of = p.slot(memory(slot));
-    bool own = of.home != Home::argument || (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
+    bool own = of.home != Home::argument ||
+               (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
     if (!own) bad(s, fmt::format("it writes over argument {}, which was not donated", of.index));
-    if (writes_twice(s, v)) bad(s, fmt::format("two points of it are one element of slot {}", slot));
+    if (writes_twice(s, v))
+      bad(s, fmt::format("two points of it are one element of slot {}", slot));
     const std::int64_t size = bytes_of(v.dtype);
-    if (auto* e = extent(&v)) fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
-    else fill(slot, all_of(slot));   // sums of nothing
+    if (auto* e = extent(&v))
+      fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
+    else
+      fill(slot, all_of(slot));  // sums of nothing
   }
   // Points that a step makes have an element each. Strides of 0 are of dims that the result lacks.
   static bool writes_twice(const Step& s, const View& v) {
@@ -184,7 +221,8 @@ struct ProgramCheck {
     Walks walks;
     std::int64_t points = 1;
     for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
-      if (dims[d] > 1 && v.strides[d] != 0) walks.emplace_back(std::abs(v.strides[d]), dims[d]), points *= dims[d];
+      if (dims[d] > 1 && v.strides[d] != 0)
+        walks.emplace_back(std::abs(v.strides[d]), dims[d]), points *= dims[d];
     return elements_of(walks) < points;
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
@@ -204,14 +242,16 @@ struct ProgramCheck {
   bool shares(const std::set<int>& all, int slot) const {
     int mine = memory(slot);
     auto overlaps = [&](int other) { return all.count(other) > 0; };
-    return overlaps(mine) || std::any_of(beside[std::size_t(mine)].begin(), beside[std::size_t(mine)].end(), overlaps);
+    return overlaps(mine) || std::any_of(beside[std::size_t(mine)].begin(),
+                                         beside[std::size_t(mine)].end(), overlaps);
   }
   void calls(const Step& s) {
     if (s.kind == Kind::finish) open.erase(s.finish.call);
     each_access(s, [&](int slot, bool writes, const View*) {
       for (auto& [call, arrays] : open)
         if (shares(arrays.out, slot) || (writes && shares(arrays.x, slot)))
-          bad(s, fmt::format("slot {} is {}, and call {} is not finished", slot, writes ? "written" : "read", call));
+          bad(s, fmt::format("slot {} is {}, and call {} is not finished", slot,
+                             writes ? "written" : "read", call));
     });
     if (s.kind != Kind::collective || s.collective.call < 0 || skips) return;
     auto& mine = open[s.collective.call];
@@ -219,18 +259,23 @@ struct ProgramCheck {
     for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
   }
   void find_overlaps() {
-    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1), last_scratch = last_writer = last_turn = last_write;
+    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1),
+        last_scratch = last_writer = last_turn = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
-      if (s.offset % program::kAlignment) bad({}, fmt::format("slot {} lies at {}, which is not aligned", k, s.offset));
+      if (s.offset % program::kAlignment)
+        bad({}, fmt::format("slot {} lies at {}, which is not aligned", k, s.offset));
       if (s.offset + s.bytes > p.arena_bytes)
-        bad({}, fmt::format("a slot of {} bytes at {} lies outside of the arena", s.bytes, s.offset));
+        bad({},
+            fmt::format("a slot of {} bytes at {} lies outside of the arena", s.bytes, s.offset));
       if (s.bytes > 0) in_arena.push_back(k);
     }
-    std::sort(in_arena.begin(), in_arena.end(), [&](int a, int b) { return p.slot(a).offset < p.slot(b).offset; });
+    std::sort(in_arena.begin(), in_arena.end(),
+              [&](int a, int b) { return p.slot(a).offset < p.slot(b).offset; });
     for (auto a = in_arena.begin(); a != in_arena.end(); ++a)
-      for (auto b = a + 1; b != in_arena.end() && p.slot(*b).offset < p.slot(*a).offset + p.slot(*a).bytes; ++b)
+      for (auto b = a + 1;
+           b != in_arena.end() && p.slot(*b).offset < p.slot(*a).offset + p.slot(*a).bytes; ++b)
         beside[std::size_t(*a)].push_back(*b), beside[std::size_t(*b)].push_back(*a);
   }
   void steps(const std::vector<Step>& all) {
@@ -253,12 +298,12 @@ struct ProgramCheck {
         skips = outer;
         continue;
       }
-      if (s.loop.trips == 0) continue;   // nothing of it is ever done
+      if (s.loop.trips == 0) continue;  // nothing of it is ever done
       turns[s.loop.variable] = s.loop.trips;
       auto outer = std::exchange(last, false);
       auto outer_turn = std::exchange(turn, now);
       steps(s.loop.body);
-      last = true, turn = now;   // once more: what the first turn wrote over the second may read
+      last = true, turn = now;  // once more: what the first turn wrote over the second may read
       ++again;
       if (placed && s.loop.trips > 1) steps(s.loop.body);
       --again;
@@ -274,7 +319,8 @@ struct ProgramCheck {
       while (of >= 0 && of < count && p.slot(of).alias >= 0 && far++ < count) of = p.slot(of).alias;
       if (of >= count || far > count) bad({}, fmt::format("slot {} lies in no memory", k));
       if (p.slot(k).bytes > p.slot(of).bytes)
-        bad({}, fmt::format("slot {} of {} bytes lies in slot {}, which has {}", k, p.slot(k).bytes, of, p.slot(of).bytes));
+        bad({}, fmt::format("slot {} of {} bytes lies in slot {}, which has {}", k, p.slot(k).bytes,
+                            of, p.slot(of).bytes));
     }
   }
   void run() {
@@ -290,8 +336,8 @@ struct ProgramCheck {
       if (!written.count(memory(s))) bad({}, "a result is never written");
       auto& has = filled.at(memory(s));
       if (has.begin > 0 || has.end < bytes || has.bytes < bytes)
-        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, which has {}", has.bytes, has.begin, has.end, k,
-                            bytes));
+        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, which has {}",
+                            has.bytes, has.begin, has.end, k, bytes));
     }
   }
 };
@@ -299,18 +345,22 @@ struct ProgramCheck {
 // Where a gathered value lies, nothing is kept.
 struct GatheredCheck {
   const Program& p;
-  std::map<int, const Step*> made_in = {};   // by slot: the loop in which it is written first; null: in none
-  std::set<const Step*> over = {};           // loops
+  // by slot: the loop in which it is written first; null: in none
+  std::map<int, const Step*> made_in = {};
+  std::set<const Step*> over = {};  // loops
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
-    throw VerifyError("[gathered] " + what + ": what a gather brings is read at once and never kept" + place_of(s));
+    throw VerifyError("[gathered] " + what +
+                      ": what a gather brings is read at once and never kept" + place_of(s));
   }
   void slots() const {
     for (auto& s : p.slots) {
       bool result = s.home == Home::result;
-      if (s.gathered && s.home != Home::arena) refuse({}, result ? "a result is gathered" : "an argument is gathered");
+      if (s.gathered && s.home != Home::arena)
+        refuse({}, result ? "a result is gathered" : "an argument is gathered");
       if (s.alias >= 0 && s.gathered != p.slot(s.alias).gathered)
-        refuse({}, std::string(result ? "a result" : "a value that is kept") + " shares memory with what is gathered");
+        refuse({}, std::string(result ? "a result" : "a value that is kept") +
+                       " shares memory with what is gathered");
     }
   }
   void steps(const std::vector<Step>& all, const Step* loop) {
@@ -318,7 +368,8 @@ struct GatheredCheck {
       each_access(s, [&](int slot, bool writes, const View*) {
         if (!p.slot(slot).gathered) return;
         auto made = writes ? made_in.try_emplace(slot, loop).first : made_in.find(slot);
-        if (made == made_in.end()) refuse(s, loop ? "a carry of a loop is gathered" : "it is read before it is written");
+        if (made == made_in.end())
+          refuse(s, loop ? "a carry of a loop is gathered" : "it is read before it is written");
         if (!writes && over.count(made->second)) refuse(s, "a value that a loop keeps is gathered");
       });
       if (s.kind == Kind::loop) steps(s.loop.body, &s), over.insert(&s);
@@ -329,7 +380,7 @@ struct GatheredCheck {
 // The calls of a Program in order, and the loops that hold some.
 struct ListedCall {
   std::string text;
-  const Step* step = nullptr;   // none: where turns begin, or end
+  const Step* step = nullptr;  // none: where turns begin, or end
 };
 std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
   std::vector<ListedCall> out;
@@ -337,8 +388,10 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
     if (s.kind == Kind::collective) {
       std::string call = name_of(s.collective.wire);
       for (int x : s.collective.over) call += " " + std::to_string(x);
-      if (auto m = s.collective.monoid; m != Monoid::sum) call += fmt::format(", monoid {}", int(m));
-      if (auto spares = s.collective.spares; spares != program::Spares::nothing) call += fmt::format(", spares {}", int(spares));
+      if (auto m = s.collective.monoid; m != Monoid::sum)
+        call += fmt::format(", monoid {}", int(m));
+      if (auto spares = s.collective.spares; spares != program::Spares::nothing)
+        call += fmt::format(", spares {}", int(spares));
       out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
     } else if (auto body = calls_of(s.loop.body); !body.empty()) {
       out.push_back({std::to_string(s.loop.trips) + " turns"});
@@ -348,8 +401,11 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
   }
   return out;
 }
-std::string box(DType d, const Dims& dims) { return fmt::format("{} ({})", name_of(d), fmt::join(dims, ", ")); }
-// What is one and the same on all devices of a call: the arrays that are summed, or that are made of blocks.
+std::string box(DType d, const Dims& dims) {
+  return fmt::format("{} ({})", name_of(d), fmt::join(dims, ", "));
+}
+// What is one and the same on all devices of a call: the arrays that are summed, or that are made
+// of blocks.
 std::string shared_by_call(const program::Collective& c) {
   std::string out = name_of(c.wire);
   for (std::size_t k = 0; k < c.x.size(); ++k) {
@@ -361,7 +417,7 @@ std::string shared_by_call(const program::Collective& c) {
 }
 struct CallCheck {
   const std::vector<const Program*>& devices;
-  std::vector<std::vector<ListedCall>> calls = {};   // of each device
+  std::vector<std::vector<ListedCall>> calls = {};  // of each device
 
   // Every device makes the same calls, whoever takes part in them.
   void order() {
@@ -371,17 +427,21 @@ struct CallCheck {
       auto& mine = calls[d];
       std::size_t k = 0, all = std::min(mine.size(), first.size());
       while (k < all && mine[k].text == first[k].text) ++k;
-      if (k < std::max(mine.size(), first.size())) differs(k, d, text_at(mine, k), 0, text_at(first, k));
+      if (k < std::max(mine.size(), first.size()))
+        differs(k, d, text_at(mine, k), 0, text_at(first, k));
     }
   }
   static std::string text_at(const std::vector<ListedCall>& all, std::size_t k) {
     return k < all.size() ? all[k].text : "nothing";
   }
   using Text = const std::string&;
-  [[noreturn]] static void differs(std::size_t k, std::size_t d, Text mine, std::size_t other, Text theirs) {
-    throw Error(fmt::format("[verify] call {} of device {} is {}, that of device {} {}", k, d, mine, other, theirs));
+  [[noreturn]] static void differs(std::size_t k, std::size_t d, Text mine, std::size_t other,
+                                   Text theirs) {
+    throw Error(fmt::format("[verify] call {} of device {} is {}, that of device {} {}", k, d, mine,
+                            other, theirs));
   }
-  // Where a device is, but for the mesh axes that a call is over: so those that make it together are at one place.
+  // Where a device is, but for the mesh axes that a call is over: so those that make it together
+  // are at one place.
   Dims place(std::size_t d, const std::vector<int>& over) const {
     Dims at;
     auto left = std::int64_t(devices[d]->device);
@@ -394,7 +454,7 @@ struct CallCheck {
     if (!calls[0][k].step) return;
     auto of = [&](std::size_t d) -> auto& { return calls[d][k].step->collective; };
     if (of(0).wire == program::Wire::exchange) return boxes(k);
-    std::map<Dims, std::size_t> first;   // device at each place
+    std::map<Dims, std::size_t> first;  // device at each place
     for (std::size_t d = 0; d < devices.size(); ++d) {
       auto other = first.try_emplace(place(d, of(d).over), d).first->second;
       auto mine = shared_by_call(of(d)), theirs = shared_by_call(of(other));
@@ -403,14 +463,18 @@ struct CallCheck {
   }
   // What a device sends to another is what that one takes, box by box.
   void boxes(std::size_t k) const {
-    std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;   // from, to
+    std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;  // from, to
     for (std::size_t d = 0; d < devices.size(); ++d) {
       auto& c = calls[d][k].step->collective;
-      auto here = [&](const program::Parcel& p) { return p.device < int(devices.size()) && program::points(p.dims) > 0; };
+      auto here = [&](const program::Parcel& p) {
+        return p.device < int(devices.size()) && program::points(p.dims) > 0;
+      };
       for (auto& p : c.sends)
-        if (here(p)) sent[{int(d), p.device}].push_back(box(c.x[std::size_t(p.array)].view.dtype, p.dims));
+        if (here(p))
+          sent[{int(d), p.device}].push_back(box(c.x[std::size_t(p.array)].view.dtype, p.dims));
       for (auto& p : c.receives)
-        if (here(p)) taken[{p.device, int(d)}].push_back(box(c.out[std::size_t(p.array)].view.dtype, p.dims));
+        if (here(p))
+          taken[{p.device, int(d)}].push_back(box(c.out[std::size_t(p.array)].view.dtype, p.dims));
     }
     for (auto& t : taken) sent[t.first];
     for (auto& [way, mine] : sent) {
@@ -419,8 +483,8 @@ struct CallCheck {
       while (n < mine.size() && n < theirs.size() && mine[n] == theirs[n]) ++n;
       auto at = [&](auto& all) { return n < all.size() ? all[n] : "nothing"; };
       if (n == std::max(mine.size(), theirs.size())) continue;
-      throw Error(fmt::format("[verify] call {}: device {} sends {} to device {}, which takes {}", k, way.first, at(mine),
-                              way.second, at(theirs)));
+      throw Error(fmt::format("[verify] call {}: device {} sends {} to device {}, which takes {}",
+                              k, way.first, at(mine), way.second, at(theirs)));
     }
   }
   void run() {

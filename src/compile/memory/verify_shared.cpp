@@ -24,16 +24,20 @@ struct SharedCheck {
     const Step* step;
     const View* view;
   };
-  struct LoopAround { int variable, begin, turn; };   // the moments before it, and before its turn
-  std::vector<std::vector<Write>> writes = std::vector<std::vector<Write>>(p.slots.size());   // by memory
-  std::vector<int> wrote = std::vector<int>(p.slots.size(), -1);                              // by slot: when last
-  std::vector<int> members = std::vector<int>(p.slots.size());                                // of a memory
-  std::vector<LoopAround> around = {};                                                        // outermost first
+  struct LoopAround {
+    int variable, begin, turn;
+  };  // the moments before it, and before its turn
+  // by memory
+  std::vector<std::vector<Write>> writes = std::vector<std::vector<Write>>(p.slots.size());
+  std::vector<int> wrote = std::vector<int>(p.slots.size(), -1);  // by slot: when last
+  std::vector<int> members = std::vector<int>(p.slots.size());    // of a memory
+  std::vector<LoopAround> around = {};                            // outermost first
   Trips trips = {};
   int now = 0;
 
   std::size_t memory(int slot) const { return std::size_t(p.memory(slot)); }
-  // Was it written in an earlier turn of a loop, in which each turn reads and writes a stripe of its own?
+  // Was it written in an earlier turn of a loop, in which each turn reads and writes a stripe of
+  // its own?
   bool elsewhere(const Write& w, const Step& s, const View* v) const {
     for (auto l = around.rbegin(); l != around.rend(); ++l) {
       if (w.at <= l->begin) continue;
@@ -53,13 +57,16 @@ struct SharedCheck {
       if (w.slot != slot && w.at > wrote[std::size_t(slot)] && !elsewhere(w, s, v))
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, w.slot));
   }
-  // Parts that turns before this one made of another slot stay: this turn writes to a stripe of its own.
+  // Parts that turns before this one made of another slot stay: this turn writes to a stripe of its
+  // own.
   void write(const Step& s, int slot, const View& v) const {
     for (auto& w : writes[memory(slot)])
       for (auto& l : around) {
-        bool before = w.slot != slot && w.at > l.begin && w.at <= l.turn, apart = before && counts(*w.view, l.variable);
+        bool before = w.slot != slot && w.at > l.begin && w.at <= l.turn,
+             apart = before && counts(*w.view, l.variable);
         if (apart && !elsewhere(w, s, &v, l.variable))
-          bad(s, fmt::format("slot {} is written over what other turns made of slot {}", slot, w.slot));
+          bad(s, fmt::format("slot {} is written over what other turns made of slot {}", slot,
+                             w.slot));
       }
   }
   static bool counts(const View& v, int variable) {
@@ -67,13 +74,16 @@ struct SharedCheck {
   }
   // From one slot to another of the same memory and place: both hold the value from now on.
   bool stays(const Step& s) const {
-    return s.kind == Kind::copy && same_place(s.copy.x, s.copy.out) && memory(s.copy.x.slot) == memory(s.copy.out.slot);
+    return s.kind == Kind::copy && same_place(s.copy.x, s.copy.out) &&
+           memory(s.copy.x.slot) == memory(s.copy.out.slot);
   }
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
       ++now;
       // A device may have no part of an array.
-      auto shares = [&](int slot) { return members[memory(slot)] > 1 && p.slots[std::size_t(slot)].bytes > 0; };
+      auto shares = [&](int slot) {
+        return members[memory(slot)] > 1 && p.slots[std::size_t(slot)].bytes > 0;
+      };
       if (s.kind != Kind::finish)
         for (bool written : {false, true})
           each_access(s, [&](int slot, bool writes_it, const View* v) {
@@ -89,7 +99,8 @@ struct SharedCheck {
         continue;
       }
       around.push_back({s.loop.variable, now, now});
-      for (int turn = 0; turn < std::min<std::int64_t>(s.loop.trips, 2); ++turn) around.back().turn = now, steps(s.loop.body);
+      for (int turn = 0; turn < std::min<std::int64_t>(s.loop.trips, 2); ++turn)
+        around.back().turn = now, steps(s.loop.body);
       around.pop_back();
     }
   }

@@ -1,5 +1,5 @@
-// Who asked for a gather: what reports print, and what `strict` goes by. Out: one reason for each gather of a plan, the first
-// that fits; nothing in the plan is changed.
+// Who asked for a gather: what reports print, and what `strict` goes by. Out: one reason for each
+// gather of a plan, the first that fits; nothing in the plan is changed.
 #pragma once
 #include "compile/memory/purpose.h"
 #include "compile/sharding/planner.h"

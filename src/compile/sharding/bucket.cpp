@@ -1,5 +1,5 @@
-// Collectives of one kind that are needed at the same time go in one call. Afterwards versions of one bucket stand side by side
-// in their body, behind all that any of them reads.
+// Collectives of one kind that are needed at the same time go in one call. Afterwards versions of
+// one bucket stand side by side in their body, behind all that any of them reads.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -18,11 +18,15 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
       auto& v = plan.version(k);
       auto& mine = out[std::size_t(k)] = v.in;
       for (int body : plan.bodies_of(v))
-        for (int s : plan.body(body).versions) mine.insert(mine.end(), out[std::size_t(s)].begin(), out[std::size_t(s)].end());
+        for (int s : plan.body(body).versions)
+          mine.insert(mine.end(), out[std::size_t(s)].begin(), out[std::size_t(s)].end());
       if (v.kind == Version::Kind::loop)
-        for (auto& made : plan.loop(v.loop).value) mine.insert(mine.end(), made.begin(), made.end());
+        for (auto& made : plan.loop(v.loop).value)
+          mine.insert(mine.end(), made.begin(), made.end());
       auto& inner = plan.bodies_of(v);
-      std::erase_if(mine, [&](int x) { return x < 0 || std::count(inner.begin(), inner.end(), plan.version(x).body) > 0; });
+      std::erase_if(mine, [&](int x) {
+        return x < 0 || std::count(inner.begin(), inner.end(), plan.version(x).body) > 0;
+      });
       std::sort(mine.begin(), mine.end());
       mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
     }
@@ -32,9 +36,12 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
 struct Bucketing {
   Plan& plan;
   const Whole& whole;
-  bool overlap;   // calls go on beside the work: what is small, and made early and late in a turn, does not hold up what is large
+  // calls go on beside the work: what is small, and made early and late in a turn, does not hold up
+  // what is large
+  bool overlap;
   std::vector<std::vector<int>> reads = reads_of(plan);
-  std::vector<char> talks = std::vector<char>(plan.versions.size());  // the version itself sends, or something in its bodies does
+  // the version itself sends, or something in its bodies does
+  std::vector<char> talks = std::vector<char>(plan.versions.size());
   int buckets = 0;
 
   void run() {
@@ -63,14 +70,18 @@ struct Bucketing {
     for (auto k = versions.rbegin(); k != versions.rend(); ++k)
       for (int x : reads[std::size_t(*k)])
         if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
-    // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end,
-    // or whenever a bucket is full.
+    // Reductions as late as possible, in the order in which there is something to reduce: gradients
+    // and the loss meet at the end, or whenever a bucket is full.
     auto ready = ready_at(versions);
     std::vector<int> by_time;
     for (int k : versions)
-      if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() && plan.version(k).ring < 0) by_time.push_back(k);
-    std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
-    for (auto kind : {Version::Kind::visit, Version::Kind::back}) {   // the blocks of a turn come together
+      if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() &&
+          plan.version(k).ring < 0)
+        by_time.push_back(k);
+    std::stable_sort(by_time.begin(), by_time.end(),
+                     [&](int a, int b) { return ready[a] < ready[b]; });
+    // the blocks of a turn come together
+    for (auto kind : {Version::Kind::visit, Version::Kind::back}) {
       auto of_kind = [&](int k) { return plan.version(k).kind == kind; };
       buckets += std::any_of(versions.begin(), versions.end(), of_kind);
       for (int k : versions)
@@ -89,11 +100,13 @@ struct Bucketing {
           if (s.hop.over.has(m)) monoid = int(how);
         auto b = whole.bytes(s.node, from);
         bool apart = overlap && b <= kSmall;
-        auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k], apart}];
+        auto& [bucket, full] =
+            open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k], apart}];
         if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
         s.bucket = bucket, full += b;
       } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
-        // Gathers one by one, or all gathered arrays would be live at once; but the small ones with the first.
+        // Gathers one by one, or all gathered arrays would be live at once; but the small ones with
+        // the first.
         auto b = whole.bytes(s.node, s.at);
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)
@@ -104,8 +117,8 @@ struct Bucketing {
     }
     order(r, versions, ready);
   }
-  // Where among the versions each may be made. Reductions, and what is cheaply made for them alone, as soon as they can be;
-  // others keep their place.
+  // Where among the versions each may be made. Reductions, and what is cheaply made for them alone,
+  // as soon as they can be; others keep their place.
   std::map<int, int> ready_at(const std::vector<int>& versions) {
     std::map<int, int> at;
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
@@ -134,7 +147,8 @@ struct Bucketing {
       members[u].push_back(k);
       bool gathers = plan.version(k).hop.kind == Hop::Kind::all_gather;
       auto known = place.try_emplace(u, ready_at[k]);
-      if (!known.second && !gathers) known.first->second = std::max(known.first->second, ready_at[k]);
+      if (!known.second && !gathers)
+        known.first->second = std::max(known.first->second, ready_at[k]);
     }
     std::map<int, std::set<int>> users, waits;
     for (auto& [u, all] : members)

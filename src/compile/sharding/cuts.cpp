@@ -1,4 +1,5 @@
-// How the points of an op are cut: by what it reads, by what is wanted of it, and along axes that it needs whole.
+// How the points of an op are cut: by what it reads, by what is wanted of it, and along axes that
+// it needs whole.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -9,9 +10,12 @@
 namespace haliax::partitioning {
 namespace {
 
-// Does the largest of so many blocks have a smaller share of a than of b? If not less, the longer axis is better.
+// Does the largest of so many blocks have a smaller share of a than of b? If not less, the longer
+// axis is better.
 bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
-  auto share = [&](const Axis& x) { return double((x.size + blocks - 1) / blocks) / double(x.size); };
+  auto share = [&](const Axis& x) {
+    return double((x.size + blocks - 1) / blocks) / double(x.size);
+  };
   return share(a) < share(b) || (share(a) == share(b) && a.size > b.size);
 }
 
@@ -23,14 +27,15 @@ void Planned::assign(const Node& n, Sharding& work, Name a, const Cut& cut) cons
     if (work.cuts(x)) return;
   if (rules::may_cut(n, a, cut, work, mesh_)) work.set(a, cut);
 }
-// How the points of an op are cut: a mapping binds the result of a contraction or a take; then come the operands' own cuts, the
-// largest operand first (it is the dearest to move), where axis and mesh axis are still free; what no operand cuts is made as it
-// will be wanted.
+// How the points of an op are cut: a mapping binds the result of a contraction or a take; then come
+// the operands' own cuts, the largest operand first (it is the dearest to move), where axis and
+// mesh axis are still free; what no operand cuts is made as it will be wanted.
 Sharding Planned::work_of(int n, int follow) const {
   auto& me = node(n);
   Sharding work;
   auto after = [&](std::size_t k) {
-    for (auto& [name, cut] : rules::wanted(me, k, first(operand(n, k)), mesh_).dims) assign(me, work, name, cut);
+    for (auto& [name, cut] : rules::wanted(me, k, first(operand(n, k)), mesh_).dims)
+      assign(me, work, name, cut);
   };
   auto wished = [&] {
     for (auto& [name, cut] : wish(n).dims) assign(me, work, name, cut);
@@ -41,11 +46,13 @@ Sharding Planned::work_of(int n, int follow) const {
   bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
   if (binds && me.origin.mapping)
-    for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);
+    for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims)
+      assign(me, work, name, cut);
   std::vector<std::size_t> operands;
   for (std::size_t k = 0; k < me.in.size(); ++k)
     if (me.in[k]) operands.push_back(k);
-  std::stable_sort(operands.begin(), operands.end(), [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
+  std::stable_sort(operands.begin(), operands.end(),
+                   [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
   for (auto k : operands) after(k);
   if (follow == kMoved) displace(n, work, follow);
   if (work.dims.empty())
@@ -70,31 +77,37 @@ Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Shard
   auto& me = node(n);
   int of = operand(n, k);
   auto how = linear_in(me, k);
-  if (how == Linear::no || work.cuts(x) || (how != Linear::moves && m != Monoid::sum)) return Rides::no;
+  if (how == Linear::no || work.cuts(x) || (how != Linear::moves && m != Monoid::sum))
+    return Rides::no;
   if (users(of).size() > 1 || body_of(of) != body_of(n)) return Rides::no;
   for (int v : versions(of))
     if (!version(v).at.pending(x)) return Rides::no;
   if (how == Linear::one)
     for (std::size_t j = 0; j < me.in.size(); ++j)
-      if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(operand(n, j)).pending(x))) return Rides::no;
+      if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(operand(n, j)).pending(x)))
+        return Rides::no;
   double terms = bytes(of, first(of));  // never grow what is pending
   if (rules::shifted(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && first(operand(n, j)).pending(x))
         terms += bytes(operand(n, j), first(operand(n, j)));
   if (bytes(n, rules::made(me, work)) <= terms * 1.001) return Rides::yes;
-  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::together(me);  // `place`, among zeros
+  // `place`, among zeros
+  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::together(me);
   return larger ? Rides::larger : Rides::no;
 }
-// Where something pending over x should land: on the axis that an output, a constraint or any consumer will have cut by x.
+// Where something pending over x should land: on the axis that an output, a constraint or any
+// consumer will have cut by x.
 std::pair<Name, Cut> Planned::landing(int n, int x) const {
   for (auto& [name, cut] : wish(n).dims)
     if (cut.has(x)) return {name, cut};
   // A sum that is made wider lands where the narrow one would.
-  if (int of = whole_.at(n).stands_for; of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
+  if (int of = whole_.at(n).stands_for;
+      of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
     return landing(of, x);
   for (int u : users(n)) {
-    if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult || node(u).op == &prim::kPin) continue;
+    if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult || node(u).op == &prim::kPin)
+      continue;
     auto work = work_of(u, kUsual);
     for (std::size_t k = 0; k < node(u).in.size(); ++k)
       if (operand(u, k) == n)
@@ -104,8 +117,8 @@ std::pair<Name, Cut> Planned::landing(int n, int x) const {
   return {};
 }
 
-// How the points may be cut instead, by another's cuts first. Fewer bytes never buy less parallel work, nor a weight gathered
-// along an axis that the mapping cuts.
+// How the points may be cut instead, by another's cuts first. Fewer bytes never buy less parallel
+// work, nor a weight gathered along an axis that the mapping cuts.
 std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int follow) const {
   auto& me = node(n);
   auto& in = whole_.at(n).in;
@@ -121,11 +134,13 @@ std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int
     if (in[k] < 0 || !me.origin.mapping || !whole_.weight(in[k])) continue;
     auto need = rules::needed(me, k, other, mesh_), before = rules::needed(me, k, usual, mesh_);
     for (auto& [name, cut] : first(in[k]).dims)
-      if (me.origin.mapping->find(name) && before.cut(name) == cut && !(need.cut(name) == cut)) return {};
+      if (me.origin.mapping->find(name) && before.cut(name) == cut && !(need.cut(name) == cut))
+        return {};
   }
   return other;
 }
-// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange, rather than be gathered.
+// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange,
+// rather than be gathered.
 void Planned::displace(int n, Sharding& work, int follow) const {
   auto& me = node(n);
   if (rules::regroups(me)) return;
@@ -136,7 +151,8 @@ void Planned::displace(int n, Sharding& work, int follow) const {
     for (auto& [name, cut] : left.dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
-        bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;   // not an axis of ids of that name
+        // not an axis of ids of that name
+        bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;
         if (a.name == name || !stays || a.size < 2 || !work.cut(a.name).empty()) continue;
         bool better = !best || takes_cut_better(a, *best, ranks(mesh_, cut));
         if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
@@ -145,51 +161,61 @@ void Planned::displace(int n, Sharding& work, int follow) const {
     }
   }
 }
-// Where ids and the table that they pick from, or write into, are cut along one mesh axis, that may cut the rows instead: each
-// device looks up all ids in its part of every row.
+// Where ids and the table that they pick from, or write into, are cut along one mesh axis, that may
+// cut the rows instead: each device looks up all ids in its part of every row.
 void Planned::cut_rows(int n, Sharding& work) const {
   auto& me = node(n);
   if (!rules::picks(me) || double(me.in[0]->bytes()) <= kSmall) return;
-  auto is_of_rows = [&](Name a) { return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map; };
+  auto is_of_rows = [&](Name a) {
+    return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map;
+  };
   for (std::size_t k = 0; k < me.in.size(); ++k)
     for (auto& [name, cut] : first(operand(n, k)).dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[0]->axes)
-        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).cut(a.name).empty() && work.cut(a.name).empty())
+        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).cut(a.name).empty() &&
+            work.cut(a.name).empty())
           if (!best || takes_cut_better(a, *best, ranks(mesh_, cut))) best = &a;
       if (best && !is_of_rows(name)) assign(me, work, best->name, cut);
     }
 }
 
 // ---- axes that an op needs whole, and positions that move ----
-// In how many blocks lies an axis that an op needs whole? 0: in one, or `least` is as much as a block has.
+// In how many blocks lies an axis that an op needs whole? 0: in one, or `least` is as much as a
+// block has.
 int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
   int x = operand(whole_.find(&op), 0), blocks = ranks(mesh_, first(x).cut(axis));
-  return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0 : blocks;
+  return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0
+                                                                                          : blocks;
 }
 bool Planned::goes_by_blocks(const Node& op, Name axis, std::int64_t least) const {
   int n = whole_.find(&op);
   return !chosen(n, kWhole) && !chosen(n, kMoved) && blocks_along(op, axis, least) > 0;
 }
 bool Planned::first_in_blocks(const Node& n) const {
-  return prim::is_top_k(n) && goes_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
+  return prim::is_top_k(n) &&
+         goes_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
 }
-// An order of which others read only the first few, and those if others pick by them, are made with what reads them, block by
-// block. So is a slice that others put in a row: its positions move once.
+// An order of which others read only the first few, and those if others pick by them, are made with
+// what reads them, block by block. So is a slice that others put in a row: its positions move once.
 int Planned::awaited(int n) const {
   if (done(n)) return -1;
   auto& me = node(n);
   auto all_users = [&](auto is) {
     auto& u = users(n);
-    return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
+    return !u.empty() &&
+           std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
   };
   if (all_users([](const Node& u) { return prim::is_top_k(u); })) return operand(n, 0);
   if (prim::is_top_k(me)) {
-    bool picked = all_users([&](const Node& u) { return prim::picks_top_k(u) && u.in[1].get() == &me; });
+    bool picked =
+        all_users([&](const Node& u) { return prim::picks_top_k(u) && u.in[1].get() == &me; });
     return picked ? operand(operand(n, 0), 0) : -1;
   }
   auto axis = me.op->kind == Kind::view ? rules::shifted(me) : Name();
-  auto joins = [&](const Node& u) { return u.op->kind == Kind::step && rules::together(u) && rules::shifted(u) == axis; };
+  auto joins = [&](const Node& u) {
+    return u.op->kind == Kind::step && rules::together(u) && rules::shifted(u) == axis;
+  };
   return axis && all_users(joins) ? operand(n, 0) : -1;
 }
 bool Planned::waits_to_shift(int x) const {

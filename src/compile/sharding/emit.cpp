@@ -29,7 +29,8 @@ class Emitter {
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
     std::vector<NodePtr> out;
     for (auto& i : in)
-      out.push_back(prim::input(local_axes(i.whole->axes, i.at, mesh_, device_), i.whole->dtype, i.whole->origin.module)),
+      out.push_back(prim::input(local_axes(i.whole->axes, i.at, mesh_, device_), i.whole->dtype,
+                                i.whole->origin.module)),
           given_[i.whole.get()] = out.back();
     return out;
   }
@@ -38,7 +39,8 @@ class Emitter {
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
     keep(0, out);
-    if (check_asked("HALIAX_VERIFY", context().origin.at)) verify_device(plan_, whole_, device_, local_, "emit");
+    if (check_asked("HALIAX_VERIFY", context().origin.at))
+      verify_device(plan_, whole_, device_, local_, "emit");
     return out;
   }
 
@@ -50,22 +52,22 @@ class Emitter {
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
-      own_turns_;               // index -> that of this device (in a round: none), and where it starts
+      own_turns_;  // index -> that of this device (in a round: none), and where it starts
   struct Round {
     int turn = 0;
-    Nodes results = {};         // so far
-    Nodes before = {};          // as they were when the turn before began
-    bool may_spare = false;     // its calls say on which devices they are needed
-    NodePtr flag = {};          // false: this device's turn leaves all as it is; null: it is made
-    NodePtr index = {};         // of the loop of one turn that it is where a flag decides
-    Nodes known = {};           // the results so far, as the turn sees them
-    std::map<int, NodePtr> parts = {};   // by version: what it makes of what is sent back
-    bool sends_back = false;    // once all else is made
-    bool looks_ahead = false;   // no turn is made: it is looked what decides about one
-    Nodes blocks = {};          // what then stands for blocks of others
+    Nodes results = {};      // so far
+    Nodes before = {};       // as they were when the turn before began
+    bool may_spare = false;  // its calls say on which devices they are needed
+    NodePtr flag = {};       // false: this device's turn leaves all as it is; null: it is made
+    NodePtr index = {};      // of the loop of one turn that it is where a flag decides
+    Nodes known = {};        // the results so far, as the turn sees them
+    std::map<int, NodePtr> parts = {};  // by version: what it makes of what is sent back
+    bool sends_back = false;            // once all else is made
+    bool looks_ahead = false;           // no turn is made: it is looked what decides about one
+    Nodes blocks = {};                  // what then stands for blocks of others
   };
   std::map<int, Round> rounds_;  // by loop
-  std::map<int, Nodes> calls_;  // of a body: collectives, and loops that may hold some
+  std::map<int, Nodes> calls_;   // of a body: collectives, and loops that may hold some
   int made_calls_ = 0;
 
   const Version& version(int s) const { return plan_.version(s); }
@@ -91,8 +93,8 @@ class Emitter {
         local_[std::size_t(k)] = made(s);
     }
   }
-  // A device whose blocks are short or empty may need nothing of what a call brings it. The others wait for it nevertheless: one
-  // of what comes out of the body does too.
+  // A device whose blocks are short or empty may need nothing of what a call brings it. The others
+  // wait for it nevertheless: one of what comes out of the body does too.
   void keep(int body, Nodes& out) {
     auto& calls = calls_[body];
     if (calls.empty()) return;
@@ -100,10 +102,12 @@ class Emitter {
     for (auto& n : everything(out)) seen.insert(n.get());
     auto& waits = least(out);
     for (auto& c : calls)
-      if (!seen.count(c.get())) waits = prim::barrier(waits, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
+      if (!seen.count(c.get()))
+        waits = prim::barrier(waits, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
   }
   static NodePtr& least(Nodes& some) {
-    return *std::min_element(some.begin(), some.end(), [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
+    return *std::min_element(some.begin(), some.end(),
+                             [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
   }
   NodePtr made(const Version& s) {
     switch (s.kind) {
@@ -114,19 +118,28 @@ class Emitter {
       case Version::Kind::carry: {
         auto& p = plan_.loop(s.loop);
         if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
-        return prim::carry(turn_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s), node(s)->dtype);
+        return prim::carry(turn_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s),
+                           node(s)->dtype);
       }
-      case Version::Kind::generate: return generated(s);
-      case Version::Kind::compute: return computed(s);
-      case Version::Kind::shift: return shifted(s, {});
-      case Version::Kind::regroup: return regrouped(s, kept(s));
-      case Version::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
+      case Version::Kind::generate:
+        return generated(s);
+      case Version::Kind::compute:
+        return computed(s);
+      case Version::Kind::shift:
+        return shifted(s, {});
+      case Version::Kind::regroup:
+        return regrouped(s, kept(s));
+      case Version::Kind::hop:
+        return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
       case Version::Kind::visit:
-      case Version::Kind::back: return nullptr;  // see in_body
-      case Version::Kind::loop: return plan_.loop(s.loop).round.empty() ? loop(s) : rounds(s);
+      case Version::Kind::back:
+        return nullptr;  // see in_body
+      case Version::Kind::loop:
+        return plan_.loop(s.loop).round.empty() ? loop(s) : rounds(s);
       case Version::Kind::result: {
         auto round = rounds_.find(s.loop);
-        return round == rounds_.end() ? loop_result(local(s.in[0]), s.result) : round->second.results[s.result];
+        return round == rounds_.end() ? loop_result(local(s.in[0]), s.result)
+                                      : round->second.results[s.result];
       }
     }
     return nullptr;
@@ -134,10 +147,12 @@ class Emitter {
 
   // ---- what no other device takes part in ----
   NodePtr generated(const Version& s) {  // what only numbers and positions make
-    std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;  // one may be there under two names of an axis
+    // one may be there under two names of an axis
+    std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;
     return generated(node(s), s.at, known);
   }
-  NodePtr generated(const NodePtr& x, const Sharding& at, std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
+  NodePtr generated(const NodePtr& x, const Sharding& at,
+                    std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
     for (auto& [n, how, made] : known)
       if (n == x.get() && how == at) return made;
     NodePtr made = x;
@@ -155,7 +170,8 @@ class Emitter {
       if (turn) made = prim::add(prim::cast(turn, x->dtype), made);
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
-      for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));
+      for (std::size_t k = 0; k < x->in.size(); ++k)
+        in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));
       made = prim::remade(*x, std::move(in), axes);
     }
     known.push_back({x.get(), at, made});
@@ -167,16 +183,19 @@ class Emitter {
     for (auto& a : node(s)->axes) {
       if (s.at.cut(a.name) == from.at.cut(a.name)) continue;
       auto [start, size] = block(node(s)->axes, s.at, a.name);
-      x = prim::slice(x, a.name, start - std::min(start, block(node(s)->axes, from.at, a.name).first), size);
+      x = prim::slice(x, a.name,
+                      start - std::min(start, block(node(s)->axes, from.at, a.name).first), size);
     }
     return x;
   }
-  NodePtr pended(const Version& s) {  // the first rank has the value, the others what changes nothing
+  // the first rank has the value, the others what changes nothing
+  NodePtr pended(const Version& s) {
     auto& x = local(s.in[0]);
     auto monoid = Monoid::sum;
     bool first = true;
     for (auto& [m, how] : s.at.partial)
-      if (!version(s.in[0]).at.pending(m)) first &= coordinate(mesh_, device_, m) == 0, monoid = how;
+      if (!version(s.in[0]).at.pending(m))
+        first &= coordinate(mesh_, device_, m) == 0, monoid = how;
     return first ? x : nothing_instead_of(x, monoid);
   }
   // Not before x is there: every device takes part in the collectives that x is made by.
@@ -204,7 +223,8 @@ class Emitter {
       blocks.push_back({name, prim::integer(start, DType::i64), size});
     }
     if (blocks.empty()) return make(*n.op, in, axes, n.dtype, n.attr);
-    auto out = n.op->on_block(n, in, axes, blocks), found = n.op->found ? n.op->found(n, in) : nullptr;
+    auto out = n.op->on_block(n, in, axes, blocks),
+         found = n.op->found ? n.op->found(n, in) : nullptr;
     if (!found) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
@@ -217,7 +237,8 @@ class Emitter {
     if (!p.shared_by.empty()) {
       auto [start, size] = block_of(out.axis, p.shared_by, mesh_, device_);
       auto& index = out.index[0];
-      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), IndexAttr::of(*index).depth);
+      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index),
+                              IndexAttr::of(*index).depth);
       own_turns_[index.get()] = {turn, start};
       out.axis = out.axis.resize(size), index = turn;
     }
@@ -234,21 +255,25 @@ class Emitter {
       if (p.start[k] >= 0) r.start = local(p.start[k]);
     }
     auto made = make_loop(std::move(out));
-    own_turns_.erase(loop_of(*node(s)).index[0].get());  // another loop may count by the same index
+    // another loop may count by the same index
+    own_turns_.erase(loop_of(*node(s)).index[0].get());
     if (std::any_of(p.bodies.begin(), p.bodies.end(), [&](int r) { return !calls_[r].empty(); }))
       calls_[s.body].push_back(made);
     return made;
   }
 
   // ---- loops that go round, turn by turn ----
-  // The t-th turn of device d is that of device d - t: its own comes first, and no block is sent to all at once. A block comes
-  // straight from where it lies, when the turn before the last is done: one more may be there than is worked on.
+  // The t-th turn of device d is that of device d - t: its own comes first, and no block is sent to
+  // all at once. A block comes straight from where it lies, when the turn before the last is done:
+  // one more may be there than is worked on.
   NodePtr rounds(const Version& s) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
-    const int body = p.bodies[0], count = ranks(mesh_, p.round), mine = coordinate(mesh_, device_, p.round[0]);
+    const int body = p.bodies[0], count = ranks(mesh_, p.round),
+              mine = coordinate(mesh_, device_, p.round[0]);
     auto& index = l.index[0];
-    const bool carries = std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.carry != nullptr; });
+    const bool carries =
+        std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.carry != nullptr; });
     auto& round = rounds_[s.loop] = {};
     round.may_spare = may_spare(plan_, whole_, body);
     for (int start : p.start) round.results.push_back(start < 0 ? nullptr : local(start));
@@ -256,7 +281,8 @@ class Emitter {
     for (; round.turn < count; ++round.turn) {
       const auto first = (mine - round.turn + count) % count * prim::index_chunk(*index);
       if (round.turn == 1 && round.may_spare) changes = changes_of(s, round);
-      const bool known = changes && (round.turn > 1 || !carries);   // the first block is asked for before anything is carried
+      // the first block is asked for before anything is carried
+      const bool known = changes && (round.turn > 1 || !carries);
       Rewrite to{{index.get(), prim::integer(first, index->dtype)}};
       round.flag = known ? substitute(Nodes{changes}, to, index.get())[0] : nullptr;
       auto before = round.results;
@@ -284,21 +310,25 @@ class Emitter {
       for (int carry : p.carry[k]) local_[std::size_t(carry)] = round.known[k];
   }
   void end_turn(const LoopPlan& p, const Loop& l, Round& round) {
-    std::vector<int> back;                       // of each result: the version that is sent back; -1: none is
+    std::vector<int> back;  // of each result: the version that is sent back; -1: none is
     Nodes values;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       const int made = p.value[k][0];
       back.push_back(version(made).kind == Version::Kind::back ? version(made).in[0] : -1);
-      values.push_back(back[k] < 0 ? more(l.results[k], round.known[k], local(made)) : local(back[k]));
+      values.push_back(back[k] < 0 ? more(l.results[k], round.known[k], local(made))
+                                   : local(back[k]));
     }
     if (round.flag) values = made_if(round, values, back);
-    for (std::size_t k = 0; k < values.size(); ++k) (back[k] < 0 ? round.results[k] : round.parts[back[k]]) = values[k];
+    for (std::size_t k = 0; k < values.size(); ++k)
+      (back[k] < 0 ? round.results[k] : round.parts[back[k]]) = values[k];
     round.sends_back = true;
     in_body(p.bodies[0]);
     for (std::size_t k = 0; k < values.size(); ++k)
-      if (back[k] >= 0) round.results[k] = more(l.results[k], round.results[k], local(p.value[k][0]));
+      if (back[k] >= 0)
+        round.results[k] = more(l.results[k], round.results[k], local(p.value[k][0]));
   }
-  // What a turn makes, or where its flag is false what was there before; of what is sent back, zeros.
+  // What a turn makes, or where its flag is false what was there before; of what is sent back,
+  // zeros.
   static Nodes made_if(const Round& round, const Nodes& values, const std::vector<int>& back) {
     Loop l;
     l.axis = kOnce, l.index = {round.index}, l.drop = true;
@@ -315,8 +345,9 @@ class Emitter {
     for (std::size_t k = 0; k < values.size(); ++k) out.push_back(loop_result(made, k + 1));
     return out;
   }
-  // Of a turn of any index: false where it would leave all as it is, behind the turn of this device's own block. As turns may
-  // come in any order, those that change nothing then might as well have been made then. Null: not known.
+  // Of a turn of any index: false where it would leave all as it is, behind the turn of this
+  // device's own block. As turns may come in any order, those that change nothing then might as
+  // well have been made then. Null: not known.
   NodePtr changes_of(const Version& s, Round& round) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
@@ -329,7 +360,8 @@ class Emitter {
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       auto& v = version(p.value[k][0]);
-      auto value = untiled(local(v.kind == Version::Kind::back ? v.in[0] : p.value[k][0]), index.get());
+      auto value =
+          untiled(local(v.kind == Version::Kind::back ? v.in[0] : p.value[k][0]), index.get());
       if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
       made.push_back({value, r.carry ? round.results[k] : nullptr});
     }
@@ -339,7 +371,8 @@ class Emitter {
   static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {
     if (blocks.empty()) return false;
     bool found = false;
-    auto newer = [&](const Node& n) { return n.id >= blocks[0]->id; };   // what is older was there before
+    // what is older was there before
+    auto newer = [&](const Node& n) { return n.id >= blocks[0]->id; };
     walk({flag}, newer, [&](const NodePtr& n, Nodes& todo) {
       found |= std::find(blocks.begin(), blocks.end(), n) != blocks.end();
       add_reads(n, todo);
@@ -353,7 +386,8 @@ class Emitter {
     const bool visits = s.kind == Version::Kind::visit;
     if (visits && round.looks_ahead) {
       auto& block = round.blocks.emplace_back(prim::input(axes_of(s), node(s)->dtype));
-      made = prim::barrier(block, loop_of(whole_.node(plan_.loop(plan_.body(body).loop).node)).index[0]);
+      made = prim::barrier(block,
+                           loop_of(whole_.node(plan_.loop(plan_.body(body).loop).node)).index[0]);
     } else if (!visits && !round.sends_back) {
       return;
     } else if (round.turn == 0) {
@@ -378,19 +412,24 @@ class Emitter {
     }
   }
   Round& round_of(const Version& s) { return rounds_.at(plan_.body(s.body).loop); }
-  // Of what visits in this turn, or is sent back: all blocks, each moved by as many devices as there were turns.
+  // Of what visits in this turn, or is sent back: all blocks, each moved by as many devices as
+  // there were turns.
   std::vector<Piece> passed(const Version& s, const Axes& axes, const Sharding& at) {
     const auto size = find_axis(axes, s.hop.axis)->size;
     const auto by = round_of(s).turn * (size / ranks(mesh_, s.hop.over));
-    const auto left = s.kind == Version::Kind::visit ? size - by : by;   // blocks come from further back, or from further on
-    return {{.axes = axes, .at = at, .axis = s.hop.axis, .from = left, .to = 0, .size = size - left},
-            {.axes = axes, .at = at, .axis = s.hop.axis, .from = 0, .to = size - left, .size = left}};
+    // blocks come from further back, or from further on
+    const auto left = s.kind == Version::Kind::visit ? size - by : by;
+    return {
+        {.axes = axes, .at = at, .axis = s.hop.axis, .from = left, .to = 0, .size = size - left},
+        {.axes = axes, .at = at, .axis = s.hop.axis, .from = 0, .to = size - left, .size = left}};
   }
 
   // ---- what others take part in: all versions of a bucket in one call ----
   void collective(int body, int first) {
     std::vector<int> members;
-    auto joins = [&](const Version& v) { return v.bucket >= 0 && v.bucket == version(first).bucket && v.live; };
+    auto joins = [&](const Version& v) {
+      return v.bucket >= 0 && v.bucket == version(first).bucket && v.live;
+    };
     for (int k : plan_.body(body).versions)
       if (k == first || joins(version(k))) members.push_back(k);
     Wiring w;
@@ -400,7 +439,8 @@ class Emitter {
                  : h.kind == Hop::Kind::all_gather     ? Wire::all_gather
                  : h.kind == Hop::Kind::reduce_scatter ? Wire::reduce_scatter
                                                        : Wire::exchange;
-    for (int m : h.over) w.how.over.push_back(m), w.how.ranks *= mesh_.axes()[std::size_t(m)].second;
+    for (int m : h.over)
+      w.how.over.push_back(m), w.how.ranks *= mesh_.axes()[std::size_t(m)].second;
     for (int k : members) {
       auto& s = version(k);
       auto& n = *node(s);
@@ -412,13 +452,15 @@ class Emitter {
         auto axes = n.axes;
         for (auto& a : axes)
           if (a.name == s.hop.axis) a.size *= ranks(mesh_, s.hop.over);
-        pack(w.how, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at, mesh_, device_);
+        pack(w.how, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at, mesh_,
+             device_);
         auto& round = round_of(s);
         const bool visits = s.kind == Version::Kind::visit;
         auto mine = in_order(visits ? local(s.in[0]) : round.parts.at(s.in[0]), n.axes);
-        if (round.may_spare) w.how.spares = visits ? program::Spares::unread : program::Spares::zeros;
-        for (auto& done : visits ? round.before : Nodes())   // sums of all turns at once would keep what each of them adds
-          mine = prim::barrier(mine, done);
+        if (round.may_spare)
+          w.how.spares = visits ? program::Spares::unread : program::Spares::zeros;
+        // sums of all turns at once would keep what each of them adds
+        for (auto& done : visits ? round.before : Nodes()) mine = prim::barrier(mine, done);
         x.push_back(mine);
         continue;
       }
@@ -447,7 +489,8 @@ class Emitter {
         if (h.over.has(m)) w.how.monoid = how;
       x.push_back(local(s.in[0]));
       w.along.push_back(s.hop.axis);
-      auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s) : local_axes(n.axes, from, mesh_, device_);
+      auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s)
+                                                       : local_axes(n.axes, from, mesh_, device_);
       w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
     }
     if (w.how.spares != program::Spares::nothing) {
@@ -460,7 +503,7 @@ class Emitter {
       auto part = collective_result(made, i);
       local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
                                         : s.kind == Version::Kind::regroup ? regrouped(s, part)
-                                                                        : part;
+                                                                           : part;
       if (s.kind == Version::Kind::visit && round_of(s).flag) {
         auto& block = local_[std::size_t(members[i])];
         block = prim::barrier(block, round_of(s).index);
@@ -468,10 +511,12 @@ class Emitter {
     }
   }
   NodePtr call(int body, Nodes x, Wiring w) {
-    // A device whose operand is the same in all turns makes the call in each of them, as the others do; of all loops around.
+    // A device whose operand is the same in all turns makes the call in each of them, as the others
+    // do; of all loops around.
     for (int b = body; plan_.body(b).loop >= 0; b = plan_.body(b).parent) {
       auto index = index_of(b);
-      bool same = index && std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); });
+      bool same = index && std::none_of(x.begin(), x.end(),
+                                        [&](auto& v) { return v->varies_with(index.get()); });
       if (same) x[0] = prim::barrier(x[0], index);
     }
     w.number = ++made_calls_;
@@ -493,9 +538,11 @@ class Emitter {
     hand_on(w, block->axes, gather.hop.over, mesh_, device_);
     w.how.sent_bytes = gather.hop.bytes / (w.ranks - 1);
     w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
-    local_[std::size_t(k)] = prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
+    local_[std::size_t(k)] =
+        prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
-  NodePtr index_of(int body) const {  // of the loop around; null: it goes round, and is none any more
+  // of the loop around; null: it goes round, and is none any more
+  NodePtr index_of(int body) const {
     auto& r = plan_.body(body);
     if (!plan_.loop(r.loop).round.empty()) return nullptr;
     return turn_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
@@ -523,7 +570,8 @@ class Emitter {
     if (p.taken.parts.empty()) return prim::fit(x, axes_of(s));
     Axes parts;
     for (std::size_t k = 0; k < p.taken.parts.size(); ++k)
-      parts.push_back(p.taken.parts[k].resize(block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
+      parts.push_back(p.taken.parts[k].resize(
+          block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
   }
   // Of a regroup that sends nothing: what this device keeps of what it has, which may be all.
@@ -535,7 +583,8 @@ class Emitter {
     if (runs.size() == 1 && runs[0].second == axis.size) return x;
     Nodes parts;
     axis.size = 0;
-    for (auto [from, size] : runs) parts.push_back(prim::slice(x, p.axis, from, size)), axis.size += size;
+    for (auto [from, size] : runs)
+      parts.push_back(prim::slice(x, p.axis, from, size)), axis.size += size;
     return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
   static std::vector<Piece> far(const Version& s) {  // those that others may have
@@ -544,12 +593,14 @@ class Emitter {
       if (!p.at.cut(p.axis).empty()) out.push_back(p);
     return out;
   }
-  // This device's block, piece by piece: from what came (`got`, in its places), or from what is here.
+  // This device's block, piece by piece: from what came (`got`, in its places), or from what is
+  // here.
   NodePtr shifted(const Version& s, const NodePtr& got) {
     Name a = s.hop.axis;
     auto [start, size] = block(node(s)->axes, s.at, a);
     Nodes parts;
-    if (node(s)->size() == 0) return prim::filled(0, node(s)->dtype, axes_of(s));   // nothing is sent, however its parts lie
+    // nothing is sent, however its parts lie
+    if (node(s)->size() == 0) return prim::filled(0, node(s)->dtype, axes_of(s));
     for (auto& p : s.pieces) {
       auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);
       if (begin >= end) continue;
@@ -558,7 +609,8 @@ class Emitter {
         continue;
       }
       auto have = block(p.axes, p.at, a).first;
-      auto part = prim::slice(local(s.in[std::size_t(p.array)]), a, p.from + p.step * (begin - p.to) - have, end - begin, p.step);
+      auto part = prim::slice(local(s.in[std::size_t(p.array)]), a,
+                              p.from + p.step * (begin - p.to) - have, end - begin, p.step);
       parts.push_back(in_order(part, node(s)->axes));
     }
     auto axes = axes_of(s);
@@ -569,8 +621,8 @@ class Emitter {
 
 }  // namespace
 
-Nodes emit(const Plan& plan, const Whole& whole, const std::vector<PartitionInput>& inputs, const Mesh& mesh, int device,
-           Nodes& placeholders) {
+Nodes emit(const Plan& plan, const Whole& whole, const std::vector<PartitionInput>& inputs,
+           const Mesh& mesh, int device, Nodes& placeholders) {
   Emitter e(plan, whole, mesh, device);
   placeholders = e.inputs(inputs);
   return e.run();

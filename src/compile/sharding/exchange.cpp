@@ -23,7 +23,8 @@ bool in_parts(const Piece& p, const Axis& a) {
   return p.axis && p.axis == a.name && !(p.given.parts.empty() && p.taken.parts.empty());
 }
 struct BlockPosition {
-  std::int64_t block, at, left;  // which device's, by number; where in it; positions from there on that lie in a row
+  // which device's, by number; where in it; positions from there on that lie in a row
+  std::int64_t block, at, left;
 };
 BlockPosition position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
   BlockPosition p{0, 0, 0};
@@ -39,7 +40,8 @@ BlockPosition position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
   return p;
 }
 // Stretches of an axis that a device has, in its order.
-std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const Lie& l, const Mesh& mesh, int device) {
+std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const Lie& l, const Mesh& mesh,
+                                                             int device) {
   std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};  // from, size
   for (std::size_t k = 0; k < l.parts.size(); ++k) {
     auto [low, length] = block_of(l.parts[k], l.cuts[k], mesh, device);
@@ -52,14 +54,16 @@ std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const Lie& l, const
   }
   return out;
 }
-std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const Mesh& mesh, int device) {
+std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const Mesh& mesh,
+                                   int device) {
   std::vector<BlockRun> out;
   std::int64_t mine = 0;
   for (auto [i, size] : stretches(target, mesh, device))
     for (auto end = i + size; i < end;) {
       auto p = position_of(source, i, mesh);
       auto n = std::min(end - i, p.left);
-      if (!out.empty() && out.back().block == p.block && out.back().theirs + out.back().size == p.at)
+      if (!out.empty() && out.back().block == p.block &&
+          out.back().theirs + out.back().size == p.at)
         out.back().size += n;  // the next row
       else
         out.push_back({p.block, p.at, mine, n, 1});
@@ -67,18 +71,23 @@ std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const M
     }
   return out;
 }
-std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to,
-                              const Mesh& mesh, int device) {
-  if (in_parts(p, target)) return runs_between(lie_of(p.given, p, source, from), lie_of(p.taken, p, target, to), mesh, device);
+std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Piece& p,
+                              const Cut& from, const Cut& to, const Mesh& mesh, int device) {
+  if (in_parts(p, target))
+    return runs_between(lie_of(p.given, p, source, from), lie_of(p.taken, p, target, to), mesh,
+                        device);
   auto [low, length] = block_of(target, to, mesh, device);
   bool moves = p.axis && p.axis == target.name;
   std::int64_t first = moves ? p.to : 0, step = moves ? p.step : 1, start = moves ? p.from : 0;
-  std::int64_t begin = std::max(low, first), end = std::min(low + length, moves ? p.to + p.size : target.size);
-  std::int64_t count = ranks(mesh, from), block = std::max<std::int64_t>(1, (source.size + count - 1) / count);
+  std::int64_t begin = std::max(low, first),
+               end = std::min(low + length, moves ? p.to + p.size : target.size);
+  std::int64_t count = ranks(mesh, from),
+               block = std::max<std::int64_t>(1, (source.size + count - 1) / count);
   std::vector<BlockRun> out;
   for (auto j = begin; j < end;) {
     auto i = start + step * (j - first), b = i / block;
-    auto left = step > 0 ? (b + 1) * block - 1 - i : i - b * block;  // positions of the source after i in its block
+    // positions of the source after i in its block
+    auto left = step > 0 ? (b + 1) * block - 1 - i : i - b * block;
     auto n = std::min(end - j, left / std::abs(step) + 1);
     out.push_back({b, i - b * block, j - low, n, step});
     j += n;
@@ -89,7 +98,8 @@ std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Piec
 int with_block(int device, std::int64_t block, const Cut& cut, const Mesh& mesh) {
   for (int k = cut.size(); k-- > 0;) {
     int x = cut[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
-    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m) stride *= mesh.axes()[m].second;
+    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m)
+      stride *= mesh.axes()[m].second;
     device += (int(block % size) - coordinate(mesh, device, x)) * stride;
     block /= size;
   }
@@ -99,8 +109,8 @@ int with_block(int device, std::int64_t block, const Cut& cut, const Mesh& mesh)
 struct Got {
   std::int64_t all, own;
 };
-Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to, const Mesh& mesh,
-              int device) {
+Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut& from,
+              const Cut& to, const Mesh& mesh, int device) {
   if (in_parts(p, target)) {
     auto over = lie_of(p.given, p, source, from).over();
     Got got{0, 0};
@@ -116,22 +126,25 @@ Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut&
   }
   auto begin = std::max(low, p.to), end = std::min(low + length, p.to + p.size);
   if (begin >= end) return {0, 0};
-  auto down = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && a < 0); };  // a / b, for b > 0
+  // a / b, for b > 0
+  auto down = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && a < 0); };
   // Position to + k comes from `from` + step * k: which k lie in the block that is here?
   auto step = std::abs(p.step);
   auto first = p.step > 0 ? -down(p.from - have, step) : down(p.from - (have + size), step) + 1;
   auto last = p.step > 0 ? -down(p.from - (have + size), step) : down(p.from - have, step) + 1;
-  return {end - begin, std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
+  return {end - begin,
+          std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
 }
 // `giver`: those alone that come from this device.
-std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, const Mesh& mesh,
-                                 int device, int giver = -1) {
+std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& axes,
+                                 const Sharding& at, const Mesh& mesh, int device, int giver = -1) {
   std::vector<Delivery> out;
   for (std::size_t k = 0; k < pieces.size(); ++k) {
     auto& p = pieces[k];
     std::vector<Delivery> some{{device, int(k), {}, {}, {}, {}}};
     for (std::size_t d = 0; d < axes.size(); ++d) {
-      auto runs = runs_of(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name), mesh, device);
+      auto runs = runs_of(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name), mesh,
+                          device);
       auto cut = lie_of(p.given, p, axes[d], p.at.cut(axes[d].name)).over();
       std::vector<Delivery> next;
       for (auto& s : some)
@@ -139,7 +152,8 @@ std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& a
           if (giver >= 0 && with_block(giver, r.block, cut, mesh) != giver) continue;
           auto n = s;
           n.from = with_block(n.from, r.block, cut, mesh);
-          n.start.push_back(r.theirs), n.at.push_back(r.mine), n.dims.push_back(r.size), n.step.push_back(r.step);
+          n.start.push_back(r.theirs), n.at.push_back(r.mine), n.dims.push_back(r.size),
+              n.step.push_back(r.step);
           next.push_back(std::move(n));
         }
       some = std::move(next);
@@ -159,14 +173,18 @@ std::vector<int> group_of(int device, const Cut& over, const Mesh& mesh) {
 
 void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, int device) {
   auto group = group_of(device, over, mesh);
-  w.ranks = int(group.size()), w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
+  w.ranks = int(group.size()),
+  w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
   program::Dims dims;
   for (auto& a : block) dims.push_back(a.size);
-  auto neighbour = [&](int step) { return group[std::size_t((w.rank + w.ranks + step) % w.ranks)]; };
+  auto neighbour = [&](int step) {
+    return group[std::size_t((w.rank + w.ranks + step) % w.ranks)];
+  };
   const program::Dims start(dims.size(), 0), step(dims.size(), 1);
   w.how.wire = program::Wire::exchange;
   for (int m : over) w.how.over.push_back(m);
-  w.how.sends = {{neighbour(-1), 0, start, dims, step}}, w.how.receives = {{neighbour(1), 0, start, dims, step}};
+  w.how.sends = {{neighbour(-1), 0, start, dims, step}},
+  w.how.receives = {{neighbour(1), 0, start, dims, step}};
 }
 
 Cut Lie::over() const {
@@ -176,7 +194,8 @@ Cut Lie::over() const {
 }
 std::int64_t Lie::size(const Mesh& mesh, int device) const {
   std::int64_t n = 1;
-  for (std::size_t k = 0; k < parts.size(); ++k) n *= block_of(parts[k], cuts[k], mesh, device).second;
+  for (std::size_t k = 0; k < parts.size(); ++k)
+    n *= block_of(parts[k], cuts[k], mesh, device).second;
   return n;
 }
 
@@ -184,7 +203,8 @@ Cut exchange_over(const std::vector<Piece>& pieces, const Axes& axes, const Shar
   std::vector<int> all;
   for (auto& p : pieces)
     for (auto& a : axes) {
-      auto from = lie_of(p.given, p, a, p.at.cut(a.name)).over(), to = lie_of(p.taken, p, a, at.cut(a.name)).over();
+      auto from = lie_of(p.given, p, a, p.at.cut(a.name)).over(),
+           to = lie_of(p.taken, p, a, at.cut(a.name)).over();
       if (from == to && !(p.axis && p.axis == a.name)) continue;
       all.insert(all.end(), from.begin(), from.end());
       all.insert(all.end(), to.begin(), to.end());
@@ -195,29 +215,34 @@ Cut exchange_over(const std::vector<Piece>& pieces, const Axes& axes, const Shar
   for (int x : all) over.push_back(x);
   return over;
 }
-void pack(program::Collective& c, const std::vector<Piece>& pieces, int first_array, int out, const Axes& axes,
-          const Sharding& at, const Mesh& mesh, int device) {
+void pack(program::Collective& c, const std::vector<Piece>& pieces, int first_array, int out,
+          const Axes& axes, const Sharding& at, const Mesh& mesh, int device) {
   auto over = exchange_over(pieces, axes, at);
   for (auto& d : deliveries(pieces, axes, at, mesh, device))
     c.receives.push_back({d.from, out, d.at, d.dims, program::Dims(d.dims.size(), 1)});
   for (int other : group_of(device, over, mesh))
     for (auto& d : deliveries(pieces, axes, at, mesh, other, device))
-      c.sends.push_back({other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
+      c.sends.push_back(
+          {other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
 }
-std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const Piece& p, const Sharding& at, const Mesh& mesh, int device) {
+std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const Piece& p, const Sharding& at,
+                                                            const Mesh& mesh, int device) {
   auto& a = *find_axis(p.axes, p.axis);
   std::vector<std::pair<std::int64_t, std::int64_t>> out;
-  for (auto& r : runs_of(a, a, p, p.at.cut(a.name), at.cut(a.name), mesh, device)) out.push_back({r.theirs, r.size});
+  for (auto& r : runs_of(a, a, p, p.at.cut(a.name), at.cut(a.name), mesh, device))
+    out.push_back({r.theirs, r.size});
   return out;
 }
-double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, int width, const Mesh& mesh) {
+double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at,
+                      int width, const Mesh& mesh) {
   double moved = 0;
   auto group = group_of(0, exchange_over(pieces, axes, at), mesh);
   for (int device : group)
     for (auto& p : pieces) {
       double all = width, own = width;
       for (std::size_t d = 0; d < axes.size() && all > 0; ++d) {
-        auto got = got_along(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name), mesh, device);
+        auto got = got_along(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name),
+                             mesh, device);
         all *= double(got.all), own *= double(got.own);
       }
       moved += all - own;

@@ -7,23 +7,33 @@ namespace haliax {
 
 struct Moved {
   enum class What : std::uint8_t { argument, gradient, updated, op, part } what = What::op;
-  Names names = {};     // of arguments: the array itself, those whose gradient it is, the one whose new value it is
+  // of arguments: the array itself, those whose gradient it is, the one whose new value it is
+  Names names = {};
   const char* op = "";  // that made it, or of which it is a part
   Axes axes = {};       // on the whole
 };
-enum class Asked : std::uint8_t { nobody, result, constraint, parameter, gradient, blocks };  // by what a gather was asked for
+// by what a gather was asked for
+enum class Asked : std::uint8_t { nobody, result, constraint, parameter, gradient, blocks };
 const char* name_of(Asked);  // as reports say it
 struct Move {
-  enum class Kind : std::uint8_t { reduce_scatter, all_to_all, all_reduce, all_gather, ring, permute } kind = Kind::all_to_all;
+  enum class Kind : std::uint8_t {
+    reduce_scatter,
+    all_to_all,
+    all_reduce,
+    all_gather,
+    ring,
+    permute
+  } kind = Kind::all_to_all;
   Cut over = {};                   // mesh axes
   std::vector<Moved> arrays = {};  // in one call
   Names loops = {};                // the axes walked around it, outermost first
   const char* cause = nullptr;     // the op that wants it; null: it is a result
   Origin origin = {};              // of that op
   Asked asked = Asked::nobody;
-  double bytes = 0, turns = 1;     // sent per device on a ring, in one turn
-  bool at_most = false;            // less where masks make nothing of it
-  bool gathers() const { return kind == Kind::all_gather || kind == Kind::ring; }  // does a device get what others have?
+  double bytes = 0, turns = 1;  // sent per device on a ring, in one turn
+  bool at_most = false;         // less where masks make nothing of it
+  // does a device get what others have?
+  bool gathers() const { return kind == Kind::all_gather || kind == Kind::ring; }
 };
 
 }  // namespace haliax

@@ -18,16 +18,16 @@ struct Partition::Impl {
 
   // The plan that sends least; with `regather`, or once for all.
   void make(bool regather) {
-    At outer;   // planning makes nodes that are due to others
+    At outer;  // planning makes nodes that are due to others
     options.regather = regather;
     whole = std::make_unique<Whole>(roots, wanted, mesh);
     Planner planner(*whole, options, inputs, wanted);
     plan = best(*whole, planner, options.strict);
   }
-  // What is kept may let more be kept; or it takes the place of what was kept before, round and round: then the best round
-  // counts.
+  // What is kept may let more be kept; or it takes the place of what was kept before, round and
+  // round: then the best round counts.
   void keep_residuals() {
-    constexpr int most_idle = 4;   // rounds that send no less
+    constexpr int most_idle = 4;  // rounds that send no less
     auto best = roots;
     auto least = plan.bytes;
     for (int idle = 0; idle < most_idle;) {
@@ -44,8 +44,8 @@ struct Partition::Impl {
   }
 };
 
-Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, std::vector<PartitionInput> inputs,
-                     const Mesh& mesh, PartitionOptions options)
+Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted,
+                     std::vector<PartitionInput> inputs, const Mesh& mesh, PartitionOptions options)
     : impl_(new Impl{mesh, roots, wanted, std::move(inputs), std::move(options)}) {}
 Partition::~Partition() = default;
 
@@ -72,7 +72,9 @@ void Partition::regather() {
 void Partition::ring() {
   if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->whole);
 }
-void Partition::bucket() { partitioning::bucket(impl_->plan, *impl_->whole, impl_->options.overlap); }
+void Partition::bucket() {
+  partitioning::bucket(impl_->plan, *impl_->whole, impl_->options.overlap);
+}
 
 Partition::DeviceGraph Partition::on(int device) const {
   DeviceGraph d;
@@ -80,7 +82,9 @@ Partition::DeviceGraph Partition::on(int device) const {
   return d;
 }
 
-std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
+std::vector<Move> Partition::moves() const {
+  return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get());
+}
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 bool Partition::is_better_than(const Partition& other) const {
   auto price = [](const Partition& p) {
@@ -94,15 +98,23 @@ bool Partition::even() const {
   auto divides = [&](const Axis& a, const Cut& by) { return a.size % ranks(m.mesh, by) == 0; };
   auto is_even = [&](const Version& v) {
     auto& n = m.whole->node(v.node);
-    bool turns = v.kind != Version::Kind::loop || divides(loop_of(n).axis, m.plan.loop(v.loop).shared_by);
-    return turns && std::all_of(n.axes.begin(), n.axes.end(), [&](auto& a) { return divides(a, v.at.cut(a.name)); });
+    bool turns =
+        v.kind != Version::Kind::loop || divides(loop_of(n).axis, m.plan.loop(v.loop).shared_by);
+    return turns && std::all_of(n.axes.begin(), n.axes.end(),
+                                [&](auto& a) { return divides(a, v.at.cut(a.name)); });
   };
-  return std::all_of(m.plan.versions.begin(), m.plan.versions.end(), [&](auto& v) { return !v.live || is_even(v); });
+  return std::all_of(m.plan.versions.begin(), m.plan.versions.end(),
+                     [&](auto& v) { return !v.live || is_even(v); });
 }
-std::string Partition::text() const { return to_string(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
+std::string Partition::text() const {
+  return to_string(impl_->plan, *impl_->whole, impl_->options.gradients.get());
+}
 std::int64_t Partition::size() const {
-  return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(), [](auto& s) { return s.live; });
+  return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(),
+                       [](auto& s) { return s.live; });
 }
-void Partition::verify(const char* after) const { partitioning::verify(impl_->plan, *impl_->whole, after, &impl_->wanted); }
+void Partition::verify(const char* after) const {
+  partitioning::verify(impl_->plan, *impl_->whole, after, &impl_->wanted);
+}
 
 }  // namespace haliax

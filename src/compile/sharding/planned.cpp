@@ -1,4 +1,5 @@
-// What is planned so far: where a value is made, which versions of it there are, and what another one would cost.
+// What is planned so far: where a value is made, which versions of it there are, and what another
+// one would cost.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -8,7 +9,8 @@
 
 namespace haliax::partitioning {
 
-Planned::Planned(Whole& whole, const PartitionOptions& options) : whole_(whole), mesh_(whole.mesh), options_(options) {}
+Planned::Planned(Whole& whole, const PartitionOptions& options)
+    : whole_(whole), mesh_(whole.mesh), options_(options) {}
 
 int Planned::body_of(int n) const {
   for (std::size_t k = open_.size(); k-- > 0;)
@@ -22,8 +24,10 @@ Cut Planned::taken(const Node& n) const {
       if (!out.has(x)) out.push_back(x);
   };
   for (auto& o : open_)
-    if (!o.shared_by.empty() && whole_.changes_in(n, loop_of(node(o.loop)), o.number)) add(o.shared_by);
-  for (auto* b = &now_.plan.body(body_of(whole_.find(&n))); b->parent >= 0; b = &now_.plan.body(b->parent))
+    if (!o.shared_by.empty() && whole_.changes_in(n, loop_of(node(o.loop)), o.number))
+      add(o.shared_by);
+  for (auto* b = &now_.plan.body(body_of(whole_.find(&n))); b->parent >= 0;
+       b = &now_.plan.body(b->parent))
     if (int loop = now_.plan.loop(b->loop).node; whole_.decides(loop)) add(taken(node(loop)));
   return out;
 }
@@ -31,7 +35,8 @@ Cut Planned::own_turns(int n) const {
   auto& me = node(n);
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    bool walked = is_slice_at(me, l.index[o.number].get()) && !whole_.changes_in(*me.in[0], l, o.number);
+    bool walked =
+        is_slice_at(me, l.index[o.number].get()) && !whole_.changes_in(*me.in[0], l, o.number);
     if (walked && !o.shared_by.empty()) return o.shared_by;
   }
   return {};
@@ -39,7 +44,8 @@ Cut Planned::own_turns(int n) const {
 // Of operand k: what a loop walks is cut as its turns are.
 Sharding Planned::needed(int n, std::size_t k, const Sharding& work) const {
   auto need = rules::needed(node(n), k, work, mesh_);
-  if (auto turns = own_turns(n); k == 0 && !turns.empty()) need.set(SliceAttr::of(node(n)).axis, turns);
+  if (auto turns = own_turns(n); k == 0 && !turns.empty())
+    need.set(SliceAttr::of(node(n)).axis, turns);
   return need;
 }
 const std::vector<int>& Planned::users(int n) const {
@@ -61,7 +67,8 @@ bool Planned::chosen(int n, int way) const {
   return choice != choices_->follow.end() && choice->second == way;
 }
 int Planned::decided(int n) const {
-  if (auto choice = choices_->follow.find(n); choice != choices_->follow.end()) return choice->second;
+  if (auto choice = choices_->follow.find(n); choice != choices_->follow.end())
+    return choice->second;
   int of = whole_.at(n).stands_for;
   return of >= 0 && node(of).op == node(n).op && chosen(of, kMoved) ? kMoved : kUsual;
 }
@@ -84,10 +91,12 @@ Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
   }
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
-  // A weight that is rematerialised is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
+  // A weight that is rematerialised is what it was before, if that is there anyway: kept, or
+  // gathered ahead of the loop.
   bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
               (!options_.regather || body_of(n) != body_of(operand(n, 0)));
-  bool view = kept || rules::costs_nothing(me) || (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
+  bool view = kept || rules::costs_nothing(me) ||
+              (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;

@@ -1,4 +1,5 @@
-// Planning: each op in turn. Every version of a value is kept, and what is needed is made from the cheapest.
+// Planning: each op in turn. Every version of a value is kept, and what is needed is made from the
+// cheapest.
 #include "compile/sharding/planner.h"
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace haliax::partitioning {
 
 namespace {
 
-constexpr int kDeep = 64;             // the longest chain of ops that is left for each reader to make (Planning::lazy)
+// the longest chain of ops that is left for each reader to make (Planning::lazy)
+constexpr int kDeep = 64;
 
 struct Causing {  // for the length of a scope
   int &cause, outer;
@@ -22,11 +24,12 @@ struct Causing {  // for the length of a scope
 
 }  // namespace
 
-Planner::Planner(Whole& whole, const PartitionOptions& options, const std::vector<PartitionInput>& inputs,
-                 const std::vector<Sharding>& wanted)
+Planner::Planner(Whole& whole, const PartitionOptions& options,
+                 const std::vector<PartitionInput>& inputs, const std::vector<Sharding>& wanted)
     : Planned(whole, options), inputs_(inputs), wanted_(wanted) {
   if (auto d = options.reduce_dtype; d && (!is_float(*d) || bytes_of(*d) > 4))
-    fail("named_jit", "reduce_dtype is f32, and sums of bf16 and f16 are reduced in it; it is " + std::string(name_of(*d)));
+    fail("named_jit", "reduce_dtype is f32, and sums of bf16 and f16 are reduced in it; it is " +
+                          std::string(name_of(*d)));
 }
 
 Run Planner::run(const Choices& choices, bool contests) {
@@ -57,9 +60,7 @@ void Planner::put_first(int n, Version v, double points) {
   int made = add(std::move(v));
   versions(n).insert(versions(n).begin(), made);
 }
-void Planner::fit_tables() {
-  now_.nodes.resize(whole_.values.size());
-}
+void Planner::fit_tables() { now_.nodes.resize(whole_.values.size()); }
 int Planner::add(Version s) {
   int k = int(now_.plan.versions.size());
   s.body = body_of(s.node), s.cause = cause_;
@@ -85,7 +86,8 @@ bool Planner::asks_for(int n, const Sharding& need) const {
 }
 int Planner::made_now(int n, const Sharding& need) {
   Causing because(cause_, asks_for(n, need) ? n : cause_);
-  Version s{.kind = Version::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
+  Version s{
+      .kind = Version::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = operand(n, k);
     if (only_waits(node(n), k))
@@ -105,15 +107,18 @@ int Planner::made_now(int n, const Sharding& need) {
 // Of what is left to be made where it is read.
 int Planner::obtain_lazy(int n, const Sharding& need) {
   for (int v : versions(n)) {
-    bool sends_nothing = !rules::made_anywhere(node(n));  // of what is there, by slices alone; else it need not be there at all
-    for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need)) sends_nothing &= h.bytes == 0;
+    // of what is there, by slices alone; else it need not be there at all
+    bool sends_nothing = !rules::made_anywhere(node(n));
+    for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need))
+      sends_nothing &= h.bytes == 0;
     if (sends_nothing) return v;
   }
   Sharding can;
   for (auto& [name, cut] : need.dims) {
     auto more = can;
     more.set(name, cut);
-    if (rules::may_cut(node(n), name, cut, can, mesh_) && rules::made(node(n), more) == more) can = more;
+    if (rules::may_cut(node(n), name, cut, can, mesh_) && rules::made(node(n), more) == more)
+      can = more;
   }
   return made_now(n, can);
 }
@@ -133,7 +138,8 @@ int Planner::obtain(int n, Sharding need) {
     } else {
       auto o = offer(n, need);
       if (o.cost > 0 && is_dynamic_slice(node(n)) && !options_.regather)
-        if (auto& of = node(operand(n, 0)); is_loop_result(of)) stacks_[{whole_.find(of.in[0].get()), result_number(of)}] = need;
+        if (auto& of = node(operand(n, 0)); is_loop_result(of))
+          stacks_[{whole_.find(of.in[0].get()), result_number(of)}] = need;
       from = o.remake ? made_now(n, need.without_pending()) : o.version;
     }
   }
@@ -182,7 +188,8 @@ void Planner::pin(int n) {
       if (!cut.meets(taken(node(n)))) found->second.set(name, cut);
 }
 void Planner::plan_instead(int n, const NodePtr& other) {
-  const int before = int(whole_.values.size()), k = whole_.id(other), end = int(whole_.values.size());
+  const int before = int(whole_.values.size()), k = whole_.id(other),
+            end = int(whole_.values.size());
   auto& wished = whole_.at(k).wish = wish(n);
   // What is placed in an array is made as the array lies.
   if (wished.dims.empty() && rules::writes_into(node(n))) wished.dims = first(operand(n, 0)).dims;
@@ -193,16 +200,22 @@ void Planner::plan_instead(int n, const NodePtr& other) {
   compute(k);
   now_.at(n).instead = k;
 }
-// A narrow sum that would be pending so, made wider and rounded once it is no longer pending; null: it stays as it is.
+// A narrow sum that would be pending so, made wider and rounded once it is no longer pending; null:
+// it stays as it is.
 NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
   auto& me = ptr(n);
-  if (!options_.reduce_dtype || !is_float(me->dtype) || bytes_of(me->dtype) >= bytes_of(*options_.reduce_dtype)) return nullptr;
-  if (std::none_of(made.partial.begin(), made.partial.end(), [](auto& p) { return p.second == Monoid::sum; })) return nullptr;
+  if (!options_.reduce_dtype || !is_float(me->dtype) ||
+      bytes_of(me->dtype) >= bytes_of(*options_.reduce_dtype))
+    return nullptr;
+  if (std::none_of(made.partial.begin(), made.partial.end(),
+                   [](auto& p) { return p.second == Monoid::sum; }))
+    return nullptr;
   At due(me->origin);
   auto wide = widened(me);
   return wide->op == me->op ? prim::cast(wide, me->dtype) : nullptr;
 }
-// What would be written elsewhere than its base lies is put together by itself, so that the base stays; null: it is not so.
+// What would be written elsewhere than its base lies is put together by itself, so that the base
+// stays; null: it is not so.
 NodePtr Planner::apart_from_base(int n, const Sharding& made) {
   auto& me = node(n);
   auto monoid = me.op->accumulates ? me.op->accumulates(me) : std::nullopt;
@@ -212,12 +225,15 @@ NodePtr Planner::apart_from_base(int n, const Sharding& made) {
   At due(me.origin);
   auto in = me.in;
   in[0] = prim::fit(prim::identity(*monoid, me.dtype), me.axes);
-  return prim::map(prim::pairwise(*monoid), {me.in[0], prim::remade(me, in, me.axes)}, me.dtype, &me.axes);
+  return prim::map(prim::pairwise(*monoid), {me.in[0], prim::remade(me, in, me.axes)}, me.dtype,
+                   &me.axes);
 }
-// Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted there.
+// Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted
+// there.
 bool Planner::leave_to_readers(int n) {
   auto& me = node(n);
-  if (!rules::made_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me)) return false;
+  if (!rules::made_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me))
+    return false;
   int deep = 0;
   for (int x : whole_.at(n).in) {
     if (x < 0) continue;
@@ -227,8 +243,8 @@ bool Planner::leave_to_readers(int n) {
   if (deep < kDeep) now_.at(n).lazy = char(deep + 1);
   return deep < kDeep;
 }
-// What is pending in each operand and stays so. The rest lands somewhere, which cuts more of the points: then all is decided
-// anew.
+// What is pending in each operand and stays so. The rest lands somewhere, which cuts more of the
+// points: then all is decided anew.
 Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
   auto& me = node(n);
   Pending keep;
@@ -250,7 +266,8 @@ Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
         Sharding landed;
         landed.set(name, cut);
         auto before = work;
-        for (auto& [point, c] : rules::wanted(me, k, landed, mesh_).dims) assign(me, work, point, c);
+        for (auto& [point, c] : rules::wanted(me, k, landed, mesh_).dims)
+          assign(me, work, point, c);
         if (!(work == before)) return false;
       }
     }
@@ -286,10 +303,12 @@ void Planner::compute_op(int n) {
   for (auto& [x, m] : made.partial) pays |= wish(n).cuts(x);
   if (pays) contest_cuts(n, usual);
 }
-void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const Sharding& kept, const Sharding& made) {
+void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const Sharding& kept,
+                         const Sharding& made) {
   auto& me = node(n);
   const auto in = whole_.at(n).in;  // a copy: the whole may grow
-  Version s{.kind = Version::Kind::compute, .node = n, .at = made, .own_turns = !own_turns(n).empty()};
+  Version s{
+      .kind = Version::Kind::compute, .node = n, .at = made, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
       s.in.push_back(-1);
@@ -307,12 +326,14 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
       move_base(in[k], need.without_pending());
     s.in.push_back(obtain(in[k], need));
   }
-  put_first(n, std::move(s), me.op->kind == Kind::view ? 0 : local_size(rules::points(me), work, mesh_));
+  put_first(n, std::move(s),
+            me.op->kind == Kind::view ? 0 : local_size(rules::points(me), work, mesh_));
 }
 void Planner::contest_cuts(int n, const Sharding& usual) {
   auto& in = whole_.at(n).in;
   for (int k : {kMoved, kWish, 0, 1}) {
-    bool can = k < 0 ? k != kMoved || !prim::tells_little(node(n)) : k < int(in.size()) && in[std::size_t(k)] >= 0;
+    bool can = k < 0 ? k != kMoved || !prim::tells_little(node(n))
+                     : k < int(in.size()) && in[std::size_t(k)] >= 0;
     if (contests_ && can && otherwise_cut(n, usual, k)) contest(n, k);
   }
 }

@@ -20,21 +20,26 @@ NodePtr Planner::otherwise(int n) {
     return made;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
-  if (prim::is_top_k(top)) return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
+  if (prim::is_top_k(top))
+    return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::whole)
       if (auto made = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name))) return made;
-  for (auto& [axis, cut] : wish(n).dims)   // all of an axis that its operand lacks, or has made of numbers
-    if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) && along(me, kResultSide, axis).way == Along::Way::whole)
+  // all of an axis that its operand lacks, or has made of numbers
+  for (auto& [axis, cut] : wish(n).dims)
+    if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
+        along(me, kResultSide, axis).way == Along::Way::whole)
       if (auto made = prim::by_blocks(ptr(n), axis, ranks(mesh_, cut))) return made;
   return nullptr;
 }
 
-// What x is made of, point by point, moves in its place if others read it too and it is no larger: they get it for nothing.
+// What x is made of, point by point, moves in its place if others read it too and it is no larger:
+// they get it for nothing.
 void Planner::move_base(int x, const Sharding& need) {
   auto read_as_it_is = [&](const Node& n) {
     auto& u = users(whole_.find(&n));
-    return std::any_of(u.begin(), u.end(), [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
+    return std::any_of(u.begin(), u.end(),
+                       [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
   };
   int base = whole_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
   if (base < 0 || base == x || instead(base) >= 0 || body_of(base) != body_of(x)) return;
@@ -50,8 +55,8 @@ void Planner::rematerialise(int n, int base, const Sharding& need) {
   made_now(n, need);
 }
 
-// Positions move along an axis that is cut: each device gets what its block lacks. Slices that are only read here are seen
-// through.
+// Positions move along an axis that is cut: each device gets what its block lacks. Slices that are
+// only read here are seen through.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
   const auto in = whole_.at(n).in;  // a copy: the whole may grow
@@ -68,7 +73,8 @@ void Planner::shift(int n, const Sharding& work) {
     if (!generated(x)) {
       auto cut = first(x).cut(axis);
       // Where another axis is to be cut so too, x is sent from where it lies.
-      if (std::any_of(need.dims.begin(), need.dims.end(), [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
+      if (std::any_of(need.dims.begin(), need.dims.end(),
+                      [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
         need.dims = first(x).dims;
       need.set(axis, cut);
     }
@@ -96,8 +102,8 @@ void Planner::shift(int n, const Sharding& work) {
   put_first(n, std::move(s), local_size(me.axes, work, mesh_));
 }
 
-// An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each device gets what its block
-// lacks. False: there is nothing of the kind to do.
+// An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each
+// device gets what its block lacks. False: there is nothing of the kind to do.
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
   if (!rules::regroups(me) || chosen(n, kWhole)) return false;
@@ -117,20 +123,24 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
     return l;
   };
   auto unused = [&](const Cut& c, const Sharding& also) {
-    return !c.meets(taken(me)) &&
-           std::none_of(c.begin(), c.end(), [&](int m) { return work.cuts(m) || also.cuts(m) || first(x).pending(m); });
+    return !c.meets(taken(me)) && std::none_of(c.begin(), c.end(), [&](int m) {
+      return work.cuts(m) || also.cuts(m) || first(x).pending(m);
+    });
   };
   auto over = flattens ? lie(left).over() : left.cut(flat);
   if (left.dims.empty() || !unused(over, {})) return false;
   contest(n, kWhole);
-  // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that is cut evenly, or the largest.
+  // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that
+  // is cut evenly, or the largest.
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
     if (auto c = wish(n).cut(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
   if (target.dims.empty() && flattens) target.set(flat, over);
   if (target.dims.empty()) {
-    auto even = std::find_if(parts.begin(), parts.end(), [&](auto& p) { return p.size % ranks(mesh_, over) == 0; });
+    auto even = std::find_if(parts.begin(), parts.end(),
+                             [&](auto& p) { return p.size % ranks(mesh_, over) == 0; });
     if (even == parts.end())
-      even = std::max_element(parts.begin(), parts.end(), [](auto& a, auto& b) { return a.size < b.size; });
+      even = std::max_element(parts.begin(), parts.end(),
+                              [](auto& a, auto& b) { return a.size < b.size; });
     target.set(even->name, over);
   }
 

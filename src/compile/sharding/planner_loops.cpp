@@ -1,5 +1,5 @@
-// Planning loops: a body is planned like the top, with versions of its own. What it needs of a value outside is made outside,
-// once.
+// Planning loops: a body is planned like the top, with versions of its own. What it needs of a
+// value outside is made outside, once.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -14,7 +14,7 @@ Sharding without(Sharding s, const Cut& blocked) {  // what these mesh axes cut 
   std::erase_if(s.dims, [&](auto& d) { return d.second.meets(blocked); });
   return s;
 }
-}
+}  // namespace
 
 // Does the body only add to this carry? Then what it adds may stay pending until the last turn.
 bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
@@ -26,23 +26,27 @@ bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
     if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
     at = u->second[0];
     auto& op = *node(at).op;
-    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::costs_nothing(node(at)))) return false;
+    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::costs_nothing(node(at))))
+      return false;
   }
   if (at != value) return false;
   auto u = level.users.find(value);
   return u == level.users.end() || u->second.size() == 1;
 }
-// Does the mapping say that these devices share the work of each turn, along an axis that is not the one walked?
+// Does the mapping say that these devices share the work of each turn, along an axis that is not
+// the one walked?
 bool Planned::shares_work(int loop, Name walked, const Cut& devices) const {
   const auto inside = whole_.level(loop, 0).order;
   return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
     if (node(s).op == &kLoop) return shares_work(s, walked, devices);
     if (node(s).op != &prim::kPin) return false;
     auto at = constraint(node(s), mesh_);
-    return std::any_of(at.dims.begin(), at.dims.end(), [&](auto& d) { return d.first != walked && d.second.meets(devices); });
+    return std::any_of(at.dims.begin(), at.dims.end(),
+                       [&](auto& d) { return d.first != walked && d.second.meets(devices); });
   });
 }
-// Does anything in these nodes, or in the loops among them, read more of x along an axis than the part that belongs to the turn?
+// Does anything in these nodes, or in the loops among them, read more of x along an axis than the
+// part that belongs to the turn?
 bool Planned::reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const {
   return std::any_of(order.begin(), order.end(), [&](int s) {
     auto& in = whole_.at(s).in;
@@ -59,8 +63,9 @@ bool Planned::reads_more(const std::vector<int>& order, int x, Name axis, const 
     return part->axis == axis ? !is_slice_at(me, index) : reads_more(order, s, axis, index);
   });
 }
-// What a loop walks may be cut along the axis that it walks. If no turn needs what another has left, each device walks its own
-// block: sums over the turns are pending then, and what is stacked is cut as what is walked.
+// What a loop walks may be cut along the axis that it walks. If no turn needs what another has
+// left, each device walks its own block: sums over the turns are pending then, and what is stacked
+// is cut as what is walked.
 Cut Planned::shared_turns(int n) const {
   auto& l = loop_of(node(n));
   if (l.index.size() != 1) return {};
@@ -87,7 +92,8 @@ Cut Planned::shared_turns(int n) const {
       auto& mapping = node(s).origin.mapping;
       if (x < 0 || !mapping || !whole_.at(x).of_inputs || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
-        if (cut.meets(turns) && mapping->find(name) && reads_more(order, x, name, l.index[0].get())) return {};
+        if (cut.meets(turns) && mapping->find(name) && reads_more(order, x, name, l.index[0].get()))
+          return {};
     }
   auto blocks = ranks(mesh_, turns), chunk = int(prim::index_chunk(*l.index[0]));
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
@@ -106,14 +112,15 @@ Sharding Planned::resolved(int n) const {
   }
   return at;
 }
-// How the value of a turn is kept. A fold by a monoid that is pending stays pending: it is resolved once, after the loop. So does
-// a stack, unless another loop reads it, turn by turn, or it would be smaller when it has landed; of a value that some version
-// has resolved, that version is kept.
+// How the value of a turn is kept. A fold by a monoid that is pending stays pending: it is resolved
+// once, after the loop. So does a stack, unless another loop reads it, turn by turn, or it would be
+// smaller when it has landed; of a value that some version has resolved, that version is kept.
 Sharding Planned::kept(int n, const LoopResult& r) const {
   auto at = first(n);
   if (at.partial.empty()) return resolved(n);
   if (r.fold == Fold::fold) {
-    bool same = std::all_of(at.partial.begin(), at.partial.end(), [&](auto& p) { return p.second == r.monoid; });
+    bool same = std::all_of(at.partial.begin(), at.partial.end(),
+                            [&](auto& p) { return p.second == r.monoid; });
     return same ? at : resolved(n);
   }
   for (int v : versions(n))
@@ -148,9 +155,11 @@ void Planner::loop(int n) {
   for (int attempt = 1;; ++attempt) {
     auto before = now_;
     LoopPlan plan{.node = n, .shared_by = turns, .round = round};
-    LoopAttempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
+    LoopAttempt a{
+        n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
     now_.plan.loops.push_back({.node = n});
-    a.plan.inside.resize(count), a.plan.at.resize(count), a.plan.value.resize(count), a.plan.carry.resize(count);
+    a.plan.inside.resize(count), a.plan.at.resize(count), a.plan.value.resize(count),
+        a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
     for (std::size_t b = 0; b < l.index.size(); ++b) plan_body(a, b);
     bool stuck = !a.changed && is_stuck(a);
@@ -171,7 +180,11 @@ void Planner::plan_body(LoopAttempt& a, std::size_t b) {
     if (!results[k].carry) continue;
     int c = whole_.id(results[k].carry);
     fit_tables();
-    a.plan.carry[k].push_back(add({.kind = Version::Kind::carry, .node = c, .at = a.carried[k], .loop = a.loop, .result = k}));
+    a.plan.carry[k].push_back(add({.kind = Version::Kind::carry,
+                                   .node = c,
+                                   .at = a.carried[k],
+                                   .loop = a.loop,
+                                   .result = k}));
     versions(c) = {a.plan.carry[k].back()};
     now_.at(c).done = true;
   }
@@ -197,10 +210,12 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   }
   if (r.carry) {
     auto natural = loose ? carried : first(v);
-    if (!a.last && carried.whole() && !natural.dims.empty()) carried.dims = natural.dims, a.changed = true;
+    if (!a.last && carried.whole() && !natural.dims.empty())
+      carried.dims = natural.dims, a.changed = true;
     if (!a.last && accumulates(a.n, k, b))
       for (auto [x, m] : natural.partial)
-        if (m == Monoid::sum && !carried.pending(x) && !carried.cuts(x)) carried.pend(x, m), a.changed = true;
+        if (m == Monoid::sum && !carried.pending(x) && !carried.cuts(x))
+          carried.pend(x, m), a.changed = true;
     inside = carried;
   } else if (b == 0) {
     inside = without(kept(v, r), a.blocked);
@@ -238,7 +253,12 @@ void Planner::finish_loop(LoopAttempt& a) {
   for (std::size_t k = 0; k < at.size(); ++k) {
     int r = whole_.find(loop_result(ptr(a.n), k).get());
     if (r < 0) continue;
-    versions(r) = {add({.kind = Version::Kind::result, .node = r, .at = at[k], .in = {s}, .loop = a.loop, .result = k})};
+    versions(r) = {add({.kind = Version::Kind::result,
+                        .node = r,
+                        .at = at[k],
+                        .in = {s},
+                        .loop = a.loop,
+                        .result = k})};
     now_.at(r).done = true;
   }
 }

@@ -4,9 +4,10 @@
 namespace haliax::partitioning {
 namespace {
 
-const char* const kKinds[] = {"given",   "carry", "generate", "compute", "shift", "regroup",
-                              "hop",     "visit", "back",     "loop",    "result"};
-const char* const kHops[] = {"slice", "pend", "reduce-scatter", "exchange", "all-reduce", "all-gather"};
+const char* const kKinds[] = {"given", "carry", "generate", "compute", "shift", "regroup",
+                              "hop",   "visit", "back",     "loop",    "result"};
+const char* const kHops[] = {"slice",    "pend",       "reduce-scatter",
+                             "exchange", "all-reduce", "all-gather"};
 
 struct PlanPrinter {
   const Plan& plan;
@@ -16,8 +17,10 @@ struct PlanPrinter {
 
   std::string at(const Version& s) const {
     std::string out;
-    for (auto& [name, cut] : s.at.dims) out += " " + std::string(name.text()) + ":" + to_string(whole.mesh, cut);
-    for (auto& [x, m] : s.at.partial) out += " pending over " + whole.mesh.axes()[std::size_t(x)].first;
+    for (auto& [name, cut] : s.at.dims)
+      out += " " + std::string(name.text()) + ":" + to_string(whole.mesh, cut);
+    for (auto& [x, m] : s.at.partial)
+      out += " pending over " + whole.mesh.axes()[std::size_t(x)].first;
     return out;
   }
   // The op; of an argument, and of what is made of one, which: layers.mlp.up.
@@ -25,7 +28,8 @@ struct PlanPrinter {
     auto& n = whole.node(k);
     auto* of = whole.input(k);
     if (!of || !of->origin.module) return n.op->name;
-    return n.op->name + std::string(of == &n ? " " : " of ") + std::string(of->origin.module.text());
+    return n.op->name + std::string(of == &n ? " " : " of ") +
+           std::string(of->origin.module.text());
   }
   void line(int k, const std::string& indent) {
     auto& s = plan.version(k);
@@ -42,7 +46,8 @@ struct PlanPrinter {
       text += std::string("  for ") + (s.cause < 0 ? "a result" : said(cause));
       if (s.gathers()) text += std::string(", asked by ") + name_of(requests.by(s));
     }
-    if (auto where = where_of(cause.origin); !where.empty() && &cause != whole.input(s.node)) text += "    # " + where;
+    if (auto where = where_of(cause.origin); !where.empty() && &cause != whole.input(s.node))
+      text += "    # " + where;
     text += "\n";
   }
   void in_body(int r, const std::string& indent) {

@@ -28,9 +28,9 @@ struct Resharding {
     return true;
   }
 
-  // How far `axis` can be cut as it is wanted by mesh axes that `may` be used: a prefix of what is wanted, or what there is.
-  template <class May>
-  Cut further(Name name, const Cut& want, const Sharding& s, May may) const {
+  // How far `axis` can be cut as it is wanted by mesh axes that `may` be used: a prefix of what is
+  // wanted, or what there is.
+  template <class May> Cut further(Name name, const Cut& want, const Sharding& s, May may) const {
     auto have = s.cut(name);
     if (!want.starts_with(have)) return have;
     int n = have.size();
@@ -42,7 +42,8 @@ struct Resharding {
   bool slice() {
     auto next = now;
     for (auto& [name, want] : to.dims)
-      next.set(name, further(name, want, next, [&](int x) { return !next.cuts(x) && !next.pending(x); }));
+      next.set(name,
+               further(name, want, next, [&](int x) { return !next.cuts(x) && !next.pending(x); }));
     return !(next == now) && go({Hop::Kind::slice, next, {}, {}, 0});
   }
   bool pend() {
@@ -53,7 +54,8 @@ struct Resharding {
   }
   bool reduce_scatter() {
     for (auto& [name, want] : to.dims) {
-      auto have = now.cut(name), cut = further(name, want, now, [&](int x) { return now.pending(x) && !to.pending(x); });
+      auto have = now.cut(name),
+           cut = further(name, want, now, [&](int x) { return now.pending(x) && !to.pending(x); });
       if (cut == have) continue;
       auto over = cut.from(have.size());
       auto monoid = Monoid::sum;
@@ -68,8 +70,9 @@ struct Resharding {
     }
     return false;
   }
-  // Mesh axes that move to another axis: one exchange for all of them. What has to be gathered afterwards stays where it is, if
-  // its blocks then lie as they will be wanted; else the exchange gives each device all that it wants.
+  // Mesh axes that move to another axis: one exchange for all of them. What has to be gathered
+  // afterwards stays where it is, if its blocks then lie as they will be wanted; else the exchange
+  // gives each device all that it wants.
   bool exchange() {
     auto next = now;
     std::vector<int> placed;
@@ -85,11 +88,13 @@ struct Resharding {
         if (std::find(placed.begin(), placed.end(), x) == placed.end()) rest.push_back(x);
       next.set(name, rest);
     }
-    bool fits = std::all_of(next.dims.begin(), next.dims.end(),
-                            [&](auto& d) { return nested(axis(d.first), d.second, d.second.common(to.cut(d.first)), mesh); });
+    bool fits = std::all_of(next.dims.begin(), next.dims.end(), [&](auto& d) {
+      return nested(axis(d.first), d.second, d.second.common(to.cut(d.first)), mesh);
+    });
     if (fits && next == now) return false;
     if (!fits) {
-      if (std::any_of(now.partial.begin(), now.partial.end(), [&](auto& p) { return !to.pending(p.first); }))
+      if (std::any_of(now.partial.begin(), now.partial.end(),
+                      [&](auto& p) { return !to.pending(p.first); }))
         return false;  // summed first
       next = now;
       next.dims = to.dims;
@@ -98,8 +103,11 @@ struct Resharding {
   }
   bool exchange(const Sharding& next) {
     std::vector<Piece> all{{.axes = axes, .at = now}};
-    return go(
-        {Hop::Kind::exchange, next, exchange_over(all, axes, next), {}, exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
+    return go({Hop::Kind::exchange,
+               next,
+               exchange_over(all, axes, next),
+               {},
+               exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
   }
   bool straight() {  // where blocks do not lie in one another: each device gets what it wants
     auto next = now;
@@ -112,7 +120,8 @@ struct Resharding {
       Cut over;
       for (auto& [x, how] : now.partial)
         if (how == m && !stays(x, how)) over.push_back(x), next.resolve(x);
-      if (!over.empty()) return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
+      if (!over.empty())
+        return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
     }
     return false;
   }
@@ -132,11 +141,14 @@ struct Resharding {
 
 }  // namespace
 
-std::vector<Hop> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from, const Sharding& to) {
+std::vector<Hop> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from,
+                         const Sharding& to) {
   Resharding r{mesh, axes, dtype, to, std::move(from)};
   while (!(r.now == to))
-    if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() && !r.all_gather() && !r.straight())
-      throw Error("[partition] there is no way from " + to_string(r.now) + " to " + to_string(to) + " of " + to_string(axes));
+    if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() &&
+        !r.all_gather() && !r.straight())
+      throw Error("[partition] there is no way from " + to_string(r.now) + " to " + to_string(to) +
+                  " of " + to_string(axes));
   return std::move(r.hops);
 }
 

@@ -1,13 +1,21 @@
-// From one sharding of a value to another. Out: hops, each from where the one before has led, the last to what is wanted; none if
-// they are the same. Always: on all devices alike.
+// From one sharding of a value to another. Out: hops, each from where the one before has led, the
+// last to what is wanted; none if they are the same. Always: on all devices alike.
 #pragma once
 #include "compile/sharding/exchange.h"
 
 namespace haliax {
 
 struct Hop {
-  // The first two are free: a device's part of what it has, and the identity on all ranks but the first.
-  enum class Kind : std::uint8_t { slice, pend, reduce_scatter, exchange, all_reduce, all_gather } kind = Kind::slice;
+  // The first two are free: a device's part of what it has, and the identity on all ranks but the
+  // first.
+  enum class Kind : std::uint8_t {
+    slice,
+    pend,
+    reduce_scatter,
+    exchange,
+    all_reduce,
+    all_gather
+  } kind = Kind::slice;
   Sharding to;
   Cut over;          // the mesh axes that talk
   Name axis = {};    // cut by a reduce-scatter, joined by an all-gather

@@ -1,7 +1,8 @@
-// What a layer rematerialises in the backward pass must not be sent again: a value that a loop over layers has summed over
-// devices, and that a later loop rematerialises and would have to sum again, is one more thing that the first loop keeps. So is
-// what a chunk of a loss has summed, if it is no larger than what the loop walks: logits are not kept. Afterwards the graph of
-// the whole has other roots, and is planned anew.
+// What a layer rematerialises in the backward pass must not be sent again: a value that a loop over
+// layers has summed over devices, and that a later loop rematerialises and would have to sum again,
+// is one more thing that the first loop keeps. So is what a chunk of a loss has summed, if it is no
+// larger than what the loop walks: logits are not kept. Afterwards the graph of the whole has other
+// roots, and is planned anew.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -17,8 +18,8 @@ bool may_stack(const Loop& l, const Node& n) {
   auto* chunk = find(n, l.axis.name);
   return l.drop ? !chunk : chunk && chunk->size == prim::index_chunk(*l.index[0]);
 }
-// A body of a later loop, seen from the loop whose stacks it reads: what it slices out of a stack is what the earlier body put
-// there.
+// A body of a later loop, seen from the loop whose stacks it reads: what it slices out of a stack
+// is what the earlier body put there.
 struct Twin {
   NodePtr earlier;
   Rewrite to;
@@ -46,7 +47,8 @@ struct Repeated {
 };
 Repeated repeated(const Plan& plan, Whole& whole) {
   Repeated out;
-  std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;  // by node
+  // by node
+  std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;
   for (auto& l : plan.loops) {
     auto& loop = whole.ptr(l.node);
     auto& index = loop_of(*loop).index;
@@ -63,7 +65,8 @@ Repeated repeated(const Plan& plan, Whole& whole) {
       if (!s.live || !s.sums() || n->bytes() > walked || !may_stack(loop_of(*loop), *n)) continue;
       for (auto& [was, by] : known[s.node]) {
         auto& earlier = whole.ptr(by->node);
-        bool beside = earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
+        bool beside =
+            earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
         if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
         out.earlier = earlier, out.later = loop, out.nodes.push_back(n);
         break;
@@ -90,9 +93,10 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
   Loop less = loop_of(*later);
   auto& kept = loop_of(*made);
   for (std::size_t k = 0; k < r.nodes.size(); ++k)
-    body[now(first, r.nodes[k]).get()] =
-        prim::slice_at(loop_result(made, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
-  for (auto& result : less.results) result.value = substitute(result.value, body, less.index[0].get());
+    body[now(first, r.nodes[k]).get()] = prim::slice_at(
+        loop_result(made, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
+  for (auto& result : less.results)
+    result.value = substitute(result.value, body, less.index[0].get());
   replace_loop(later, std::move(less), then);
   return substitute(changed, then);
 }
@@ -111,7 +115,8 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     bool looked = false;
     for (int k : plan.body(l.bodies[0]).versions) {
       auto& s = plan.version(k);
-      if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
+      if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too))
+        continue;
       if (!looked) t = twin_of(whole, whole.level(l.node, 0).order, index[0].get()), looked = true;
       if (!t.earlier) break;
       auto& rematerialised = whole.ptr(s.node);
@@ -127,7 +132,8 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       if (!there) continue;
       auto& list = residuals[t.earlier.get()];
       if (list.empty()) loops.push_back(t.earlier);
-      if (std::none_of(list.begin(), list.end(), [&](auto& p) { return p.second == rematerialised; }))
+      if (std::none_of(list.begin(), list.end(),
+                       [&](auto& p) { return p.second == rematerialised; }))
         list.push_back({was, rematerialised});
     }
   }
@@ -147,7 +153,8 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     bool drop = more.drop;
     auto made = replace_loop(f, std::move(more), to);
     for (std::size_t i = 0; i < place.size(); ++i)
-      to[residuals[f.get()][i].second.get()] = prim::slice_at(loop_result(made, place[i]), index, drop);
+      to[residuals[f.get()][i].second.get()] =
+          prim::slice_at(loop_result(made, place[i]), index, drop);
   }
   return substitute(roots, to);
 }

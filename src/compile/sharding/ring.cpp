@@ -1,5 +1,6 @@
-// A gather that one contraction alone reads is never made whole: its blocks go round, and each is contracted as it comes.
-// Afterwards a version with ring >= 0 is never made: emit makes it and the contraction it names one node.
+// A gather that one contraction alone reads is never made whole: its blocks go round, and each is
+// contracted as it comes. Afterwards a version with ring >= 0 is never made: emit makes it and the
+// contraction it names one node.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -27,20 +28,31 @@ struct Ringing {
     if (!s.gathers() || reader(k) < 0) return false;
     auto& to = plan.version(reader(k));
     auto& contraction = node(to);
-    if (to.kind != Version::Kind::compute || contraction.op->kind != Kind::contract || to.body != s.body) return false;
-    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return plan.version(x).ring >= 0; })) return false;
-    // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in one call.
+    if (to.kind != Version::Kind::compute || contraction.op->kind != Kind::contract ||
+        to.body != s.body)
+      return false;
+    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return plan.version(x).ring >= 0; }))
+      return false;
+    // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in
+    // one call.
     int n = ranks(whole.mesh, s.hop.over);
     auto size = find(node(s), s.hop.axis)->size;
-    bool all = plan.version(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
-    if (!all || s.hop.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 || bytes(s) <= kSmall) return false;
-    auto dtype = contraction.dtype;
-    if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype || contraction.in[1]->dtype != dtype)
+    bool all =
+        plan.version(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
+    if (!all || s.hop.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 ||
+        bytes(s) <= kSmall)
       return false;
-    // Each device adds up in an order of its own: what must be the same on all of them would not be.
-    bool sums = !find(contraction, s.hop.axis), differs = to.at.cuts(s.hop.over[0]) || to.at.pending(s.hop.over[0]);
+    auto dtype = contraction.dtype;
+    if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype ||
+        contraction.in[1]->dtype != dtype)
+      return false;
+    // Each device adds up in an order of its own: what must be the same on all of them would not
+    // be.
+    bool sums = !find(contraction, s.hop.axis),
+         differs = to.at.cuts(s.hop.over[0]) || to.at.pending(s.hop.over[0]);
     if (sums && !differs) return false;
-    // Sums of half floats over the gathered axis are kept in f32: not at the price of more memory than is saved.
+    // Sums of half floats over the gathered axis are kept in f32: not at the price of more memory
+    // than is saved.
     return dtype == DType::f32 || !sums || bytes(to) < bytes(s) * (n - 2) / n;
   }
 };

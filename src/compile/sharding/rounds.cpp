@@ -1,8 +1,10 @@
-// Loops that go round: over the blocks of an axis that a mesh axis cuts, while the devices along it share the work of each turn
-// along another axis. Attention with the positions of queries and keys cut is one. Each device starts with its own block; the
-// blocks of the others come turn by turn, and what is made of a block for the device that has it goes there. No device makes a
-// turn when another one does: so nothing else is sent along that mesh axis in a turn, and what is left may come in any order.
-// Under a mask a turn may leave all as it is: then this device's is not made, and nothing is sent for it (emit.cpp).
+// Loops that go round: over the blocks of an axis that a mesh axis cuts, while the devices along it
+// share the work of each turn along another axis. Attention with the positions of queries and keys
+// cut is one. Each device starts with its own block; the blocks of the others come turn by turn,
+// and what is made of a block for the device that has it goes there. No device makes a turn when
+// another one does: so nothing else is sent along that mesh axis in a turn, and what is left may
+// come in any order. Under a mask a turn may leave all as it is: then this device's is not made,
+// and nothing is sent for it (emit.cpp).
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -14,7 +16,9 @@ namespace {
 
 constexpr int kMostRounds = 32;  // as many bodies are in the program
 
-bool is_block(const SliceAttr& s, std::int64_t size) { return !s.drop && s.start == 0 && s.step == 1 && s.size == size; }
+bool is_block(const SliceAttr& s, std::int64_t size) {
+  return !s.drop && s.start == 0 && s.step == 1 && s.size == size;
+}
 
 bool sends_nothing_else(const Plan& plan, const Whole& whole, int body, int round, bool& masked) {
   for (int k : plan.body(body).versions) {
@@ -45,7 +49,8 @@ Cut Planned::goes_round(int n) const {
     auto slice = SliceAttr::of(me);
     auto cut = first(operand(s, 0)).cut(slice.axis);
     if (cut.empty()) continue;
-    bool other = !over.empty() && !(cut == over), whole = haliax::find(*me.in[0], slice.axis)->size == l.axis.size;
+    bool other = !over.empty() && !(cut == over),
+         whole = haliax::find(*me.in[0], slice.axis)->size == l.axis.size;
     if (other || !whole || !is_block(slice, chunk)) return {};
     over = cut;
   }
@@ -55,12 +60,14 @@ Cut Planned::goes_round(int n) const {
   bool fits = over.size() == 1 && count > 1 && count <= kMostRounds && l.axis.size == chunk * count;
   return fits && !busy && shares_work(n, l.axis.name, over) ? over : Cut();
 }
-// A slice that such a loop takes of an array of which each device has a block: true, and it is that of another one.
+// A slice that such a loop takes of an array of which each device has a block: true, and it is that
+// of another one.
 bool Planner::visit(int n) {
   auto& me = node(n);
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    if (o.round.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0)) continue;
+    if (o.round.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0))
+      continue;
     auto axis = SliceAttr::of(me).axis;
     auto lies = first(operand(n, 0)).without_pending();
     bool in_loop_inside = &o != &open_.back();
@@ -68,7 +75,8 @@ bool Planner::visit(int n) {
     auto at = lies.on(me.axes);
     at.set(axis, {});
     const double others = 1 - 1. / ranks(mesh_, o.round);
-    Version v{.kind = Version::Kind::visit, .node = n, .at = at, .in = {obtain(operand(n, 0), lies)}};
+    Version v{
+        .kind = Version::Kind::visit, .node = n, .at = at, .in = {obtain(operand(n, 0), lies)}};
     v.hop = {.to = at, .over = o.round, .axis = axis, .bytes = bytes(n, at) * others};
     now_.plan.bytes += v.hop.bytes * turns_of(n);
     put_first(n, std::move(v), 0);
@@ -82,25 +90,31 @@ int Planner::sent_back(const LoopAttempt& a, int n, const Sharding& at) {
   landed.resolve(a.plan.round[0]);
   const double others = 1 - 1. / ranks(mesh_, a.plan.round);
   Version v{.kind = Version::Kind::back, .node = n, .at = landed, .in = {obtain(n, at)}};
-  v.hop = {.to = landed, .over = a.plan.round, .axis = a.l.axis.name, .bytes = bytes(n, landed) * others};
+  v.hop = {.to = landed,
+           .over = a.plan.round,
+           .axis = a.l.axis.name,
+           .bytes = bytes(n, landed) * others};
   now_.plan.bytes += v.hop.bytes * turns_of(n);
   return add(std::move(v));
 }
-// A loop goes round if what is sent along the mesh axis are blocks alone, and what it leaves is each device's own, or the same
-// whatever comes first.
+// A loop goes round if what is sent along the mesh axis are blocks alone, and what it leaves is
+// each device's own, or the same whatever comes first.
 bool Planner::is_stuck(const LoopAttempt& a) const {
   if (a.plan.round.empty()) return false;
   const int x = a.plan.round[0];
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     auto& r = a.l.results[k];
     auto& v = now_.plan.version(a.plan.value[k][0]);
-    bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min || !is_float(node(v.node).dtype));
+    bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
+                                          !is_float(node(v.node).dtype));
     bool own = r.fold != Fold::stack && (v.at.cuts(x) || v.at.pending(x));
     if (v.kind != Version::Kind::back && !own && !exact) return true;
   }
-  for (auto body = std::size_t(a.plan.bodies[0]); body < now_.plan.bodies.size(); ++body)   // it, and those inside
+  // it, and those inside
+  for (auto body = std::size_t(a.plan.bodies[0]); body < now_.plan.bodies.size(); ++body)
     for (int k : now_.plan.bodies[body].versions)
-      if (auto& v = now_.plan.version(k); v.talks() && !v.goes_round() && v.hop.over.has(x)) return true;
+      if (auto& v = now_.plan.version(k); v.talks() && !v.goes_round() && v.hop.over.has(x))
+        return true;
   return false;
 }
 

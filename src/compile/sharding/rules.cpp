@@ -10,8 +10,7 @@ namespace {
 using Way = Along::Way;
 
 // f(operand, its axis, the rule) for all axes that an op reads.
-template <class F>
-void each_axis(const Node& n, F f) {
+template <class F> void each_axis(const Node& n, F f) {
   for (std::size_t k = 0; k < n.in.size(); ++k)
     if (n.in[k] && !only_waits(n, k))
       for (auto& a : n.in[k]->axes) f(k, a, along(n, k, a.name));
@@ -129,7 +128,8 @@ Sharding made(const Node& n, const Sharding& work) {
   return out;
 }
 
-Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mesh& mesh, Sharding* left) {
+Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mesh& mesh,
+                Sharding* left) {
   Sharding out;
   if (only_waits(n, k)) return out;
   auto leave = [&](Name a, const Cut& c) {
@@ -171,19 +171,23 @@ bool picks(const Node& n) { return has_way(n, Way::pick); }
 bool regroups(const Node& n) { return has_way(n, Way::regroup); }
 bool flattens(const Node& n) { return regroup_of(n)->flattens; }
 bool writes_into(const Node& n) {
-  // Also where an axis of the ids has the name of the one that is placed along, and so both need all of it.
-  return !n.in.empty() && n.in[0] && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
-    if (!n.op->on_block || !has(n.axes, a.name)) return false;
-    auto way = along(n, 0, a.name).way;
-    return way == Way::pick || (way == Way::whole && along(n, kResultSide, a.name).way == Way::whole);
-  });
+  // Also where an axis of the ids has the name of the one that is placed along, and so both need
+  // all of it.
+  return !n.in.empty() && n.in[0] &&
+         std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
+           if (!n.op->on_block || !has(n.axes, a.name)) return false;
+           auto way = along(n, 0, a.name).way;
+           return way == Way::pick ||
+                  (way == Way::whole && along(n, kResultSide, a.name).way == Way::whole);
+         });
 }
 bool costs_nothing(const Node& n) {
   if (n.op->kind == Kind::view) return !shifted(n);
   return n.op->kind == Kind::map ? n.op->cheap : n.op->kind == Kind::wrap && n.in.size() == 1;
 }
 bool made_anywhere(const Node& n) {
-  return n.op->kind == Kind::map || (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::whole));
+  return n.op->kind == Kind::map ||
+         (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::whole));
 }
 bool together(const Node& n) {
   int moved = 0;

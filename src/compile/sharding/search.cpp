@@ -10,14 +10,16 @@ namespace {
 
 std::string looks(const Node& n, int decision) {
   auto text = std::string(n.op->name) + to_string(n.axes);
-  if (decision == kRides) return text;  // the parts of a sum: all of them stay pending, or nothing is saved
+  // the parts of a sum: all of them stay pending, or nothing is saved
+  if (decision == kRides) return text;
   for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
   return text;
 }
 }  // namespace
 
-// Gather the weight, or move the activation? The bytes of the whole program are compared: a gather that another op needs anyway
-// is free here, a reduction that will be merged with another costs once. Only what pays is tried.
+// Gather the weight, or move the activation? The bytes of the whole program are compared: a gather
+// that another op needs anyway is free here, a reduction that will be merged with another costs
+// once. Only what pays is tried.
 Plan best(Whole& whole, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(whole.values.size());
@@ -25,7 +27,9 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
   auto most = b.points * 1.01;
   auto take = [&, &b = b](const Choices& c) {
     Plan p = planner.run(c, false).plan;
-    if (p.bytes >= b.bytes - 1 || p.points > most || (strict && unasked(p, whole) > unasked(b, whole))) return false;
+    if (p.bytes >= b.bytes - 1 || p.points > most ||
+        (strict && unasked(p, whole) > unasked(b, whole)))
+      return false;
     b = std::move(p), choices = c;
     return true;
   };
@@ -34,7 +38,8 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
     c.stack[stack] = at;
     take(c);
   }
-  // Ops that look the same, layer after layer, are decided together; what an op is said in terms of before the op itself.
+  // Ops that look the same, layer after layer, are decided together; what an op is said in terms of
+  // before the op itself.
   std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
   for (auto& [n, k] : contested) alike[{n < given, looks(whole.node(n), k), k}].insert(n);
   struct Declined {

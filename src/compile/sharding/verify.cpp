@@ -21,19 +21,22 @@ struct PlanCheck {
   const Whole& whole;
   const char* after;
   std::vector<std::vector<int>> readers = readers_of(plan);
-  std::vector<int> place = places(plan);         // of each version, in the list of its body; -1: in none
-  std::vector<int> place_of_loop = places_of_loops();   // of the version that is the loop, likewise
+  std::vector<int> place = places(plan);  // of each version, in the list of its body; -1: in none
+  // of the version that is the loop, likewise
+  std::vector<int> place_of_loop = places_of_loops();
 
   static std::vector<int> places(const Plan& plan) {
     std::vector<int> out(plan.versions.size(), -1);
     for (auto& body : plan.bodies)
-      for (std::size_t k = 0; k < body.versions.size(); ++k) out[std::size_t(body.versions[k])] = int(k);
+      for (std::size_t k = 0; k < body.versions.size(); ++k)
+        out[std::size_t(body.versions[k])] = int(k);
     return out;
   }
   std::vector<int> places_of_loops() const {
     std::vector<int> out(plan.loops.size(), -1);
     for (auto& v : plan.versions)
-      if (v.kind == Version::Kind::loop && v.live) out[std::size_t(v.loop)] = place[std::size_t(number(v))];
+      if (v.kind == Version::Kind::loop && v.live)
+        out[std::size_t(v.loop)] = place[std::size_t(number(v))];
     return out;
   }
   int number(const Version& v) const { return int(&v - plan.versions.data()); }
@@ -42,7 +45,9 @@ struct PlanCheck {
   template <class... A> void must(bool ok, const Version& v, const char* why, const A&... a) const {
     if (ok) return;
     auto& n = node(v);
-    fail_at(n.origin, "verify", fmt::format("{} after {}: {}", n.op->name, after, fmt::format(fmt::runtime(why), text(a)...)));
+    fail_at(n.origin, "verify",
+            fmt::format("{} after {}: {}", n.op->name, after,
+                        fmt::format(fmt::runtime(why), text(a)...)));
   }
   template <class A> static const A& text(const A& a) { return a; }
   std::string text(const Cut& c) const { return c.empty() ? "whole" : to_string(whole.mesh, c); }
@@ -53,19 +58,23 @@ struct PlanCheck {
     return out;
   }
 
-  // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or that share its turns.
+  // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or
+  // that share its turns.
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
       must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number {}", x);
-      must(used.insert(x).second, v, "mesh axis {} is used twice", whole.mesh.axes()[std::size_t(x)].first);
+      must(used.insert(x).second, v, "mesh axis {} is used twice",
+           whole.mesh.axes()[std::size_t(x)].first);
     };
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      if (auto& l = plan.loop(body->loop); whole.changes_in(node(v), loop_of(whole.node(l.node)), body->number))
+      if (auto& l = plan.loop(body->loop);
+          whole.changes_in(node(v), loop_of(whole.node(l.node)), body->number))
         for (int x : l.shared_by)
-          if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);   // one device has all turns
+          if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);  // one device has all turns
     for (auto& [name, cut] : v.at.dims) {
-      must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name, node(v).axes);
+      must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name,
+           node(v).axes);
       for (int x : cut) use(x);
     }
     for (auto& [x, m] : v.at.partial) use(x);
@@ -75,7 +84,8 @@ struct PlanCheck {
     for (int k : v.in) {
       if (k < 0) continue;
       must(plan.version(k).live, v, "an operand is never made");
-      int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];   // of v, or the loop that it is in
+      // of v, or the loop that it is in
+      int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];
       for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent)
         mine = plan.body(body).loop < 0 ? -1 : place_of_loop[std::size_t(plan.body(body).loop)];
       must(body >= 0, v, "an operand is made in another body");
@@ -86,17 +96,21 @@ struct PlanCheck {
   void once() const {
     std::vector<int> times(plan.versions.size());
     for (auto& body : plan.bodies)
-      for (int k : body.versions) must(++times[std::size_t(k)] == 1, plan.version(k), "it is made twice");
+      for (int k : body.versions)
+        must(++times[std::size_t(k)] == 1, plan.version(k), "it is made twice");
     for (auto& v : plan.versions)
-      if (v.live && !plan.body(v.body).versions.empty()) must(times[std::size_t(number(v))] == 1, v, "it is made in no body");
+      if (v.live && !plan.body(v.body).versions.empty())
+        must(times[std::size_t(number(v))] == 1, v, "it is made in no body");
   }
-  Cut turns_of(const Version& v, const Node& index) const {   // that are counted by it
+  Cut turns_of(const Version& v, const Node& index) const {  // that are counted by it
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      if (auto& l = plan.loop(body->loop); loop_of(whole.node(l.node)).index[body->number].get() == &index) return l.shared_by;
+      if (auto& l = plan.loop(body->loop);
+          loop_of(whole.node(l.node)).index[body->number].get() == &index)
+        return l.shared_by;
     return {};
   }
-  // How the points of an op are cut: as the result is, and as the operands are where it lacks them; then it is pending. All are
-  // cut alike, and none where the op needs all of an axis.
+  // How the points of an op are cut: as the result is, and as the operands are where it lacks them;
+  // then it is pending. All are cut alike, and none where the op needs all of an axis.
   Sharding points(const Version& v, Sharding& made) const {
     using Way = Along::Way;
     auto& n = node(v);
@@ -120,8 +134,11 @@ struct PlanCheck {
           for (int m : cut) made.pend(m, rule.monoid);
         }
         // What a loop walks is cut as its turns are.
-        auto should = !apart ? work.cut(rule.point) : v.own_turns && k == 0 ? turns_of(v, *n.in[1]) : Cut();
-        must(cut == should, v, "axis {} of operand {} is {}, and should be {}", a.name, k, cut, should);
+        auto should = !apart                  ? work.cut(rule.point)
+                      : v.own_turns && k == 0 ? turns_of(v, *n.in[1])
+                                              : Cut();
+        must(cut == should, v, "axis {} of operand {} is {}, and should be {}", a.name, k, cut,
+             should);
       }
     }
     return work;
@@ -136,9 +153,11 @@ struct PlanCheck {
     for (auto p : r.parts) parts.push_back(*find_axis(flattens ? n.in[0]->axes : n.axes, p));
     auto even = rules::spread((flattens ? v.at : x).cut(r.flat), parts, whole.mesh);
     for (std::size_t p = 0; p < parts.size(); ++p)
-      must(even && apart.cut(parts[p].name) == (*even)[p], v, "axis {} is not cut in blocks of {}", r.flat, parts[p].name);
+      must(even && apart.cut(parts[p].name) == (*even)[p], v, "axis {} is not cut in blocks of {}",
+           r.flat, parts[p].name);
   }
-  // The result is pending over what is folded, and what rides: through one operand of a product, or all that are added or moved.
+  // The result is pending over what is folded, and what rides: through one operand of a product, or
+  // all that are added or moved.
   void computed(const Version& v) const {
     auto& n = node(v);
     Sharding made;
@@ -146,45 +165,56 @@ struct PlanCheck {
     if (rules::regroups(n)) regroups(v);
     const bool writes = rules::writes_into(n);
     auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
-    auto counts = [&](std::size_t k) { return v.in[k] >= 0 && !only_waits(n, k) && !(writes && k == 0); };
+    auto counts = [&](std::size_t k) {
+      return v.in[k] >= 0 && !only_waits(n, k) && !(writes && k == 0);
+    };
     must(!writes || pending(0) == v.at.partial, v, "what it writes into does not count once");
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (!counts(k)) continue;
       for (auto& p : pending(k)) {
         auto how = linear_in(n, k);
-        bool rides = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum), all = how != Linear::one;
+        bool rides = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum),
+             all = how != Linear::one;
         must(rides && !work.cuts(p.first), v, "a sum is pending in what it is not linear in");
         for (std::size_t j = 0; j < n.in.size(); ++j) {
           if (j == k || !counts(j) || (all && linear_in(n, j) == Linear::no)) continue;
           bool too = std::count(pending(j).begin(), pending(j).end(), p) > 0;
-          must(too == all, v, "a sum is pending in operand {}, and {} in operand {}", k, too ? "also" : "not", j);
+          must(too == all, v, "a sum is pending in operand {}, and {} in operand {}", k,
+               too ? "also" : "not", j);
         }
         made.pend(p.first, p.second);
       }
     }
     must(made.partial == v.at.partial, v, "pending in it is {}, and not {}", made, v.at);
   }
-  // Positions that move, or lie in parts, come from what lies as it says, and fill the result in order; all else lies as before.
+  // Positions that move, or lie in parts, come from what lies as it says, and fill the result in
+  // order; all else lies as before.
   void moved(const Version& v) const {
     std::int64_t done = 0;
     for (auto& p : v.pieces) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
       must(p.at == x && x.partial == v.at.partial, v, "it is {}, made of {}", v.at, x);
-      bool exchanged = v.talks() || node(v).size() == 0;   // of nothing nothing is sent
-      bool comes = v.kind == Version::Kind::shift && exchanged && !x.cut(p.axis).empty();   // from other devices
+      bool exchanged = v.talks() || node(v).size() == 0;  // of nothing nothing is sent
+      // from other devices
+      bool comes = v.kind == Version::Kind::shift && exchanged && !x.cut(p.axis).empty();
       for (auto& a : p.axes)
-        must(comes || a.name == p.axis || x.cut(a.name) == v.at.cut(a.name), v, "axis {} lies otherwise", a.name);
+        must(comes || a.name == p.axis || x.cut(a.name) == v.at.cut(a.name), v,
+             "axis {} lies otherwise", a.name);
       for (auto& [lie, at] : {std::pair(&p.given, &x), std::pair(&p.taken, &v.at)})
         for (std::size_t k = 0; k < lie->parts.size(); ++k)
-          must(lie->cuts[k] == at->cut(lie->parts[k].name), v, "part {} lies otherwise", lie->parts[k].name);
+          must(lie->cuts[k] == at->cut(lie->parts[k].name), v, "part {} lies otherwise",
+               lie->parts[k].name);
       auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
-      must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v, "it reaches outside of {}", p.axes);
+      must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v,
+           "it reaches outside of {}", p.axes);
       must(p.to == done, v, "position {} comes after {}", p.to, done);
       done += p.size;
     }
-    must(v.kind == Version::Kind::regroup || done == find_axis(node(v).axes, v.hop.axis)->size, v, "{} positions come", done);
+    must(v.kind == Version::Kind::regroup || done == find_axis(node(v).axes, v.hop.axis)->size, v,
+         "{} positions come", done);
   }
-  // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut, and all else is as before.
+  // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut,
+  // and all else is as before.
   void hop(const Version& v) const {
     using Kind = Hop::Kind;
     auto& from = plan.version(v.in[0]).at;
@@ -193,7 +223,8 @@ struct PlanCheck {
     for (auto& a : node(v).axes) {
       auto was = from.cut(a.name), is = v.at.cut(a.name);
       bool finer = is.starts_with(was) && nested(a, is, was.size(), whole.mesh);
-      bool joins = was == is + h.over && nested(a, was, is.size(), whole.mesh), mine = a.name == h.axis;
+      bool joins = was == is + h.over && nested(a, was, is.size(), whole.mesh),
+           mine = a.name == h.axis;
       bool talks = mine && (h.kind == Kind::all_gather ? joins : finer && is == was + h.over);
       bool sent = talks || h.kind == Kind::exchange || (h.kind == Kind::slice && finer);
       must(sent || (is == was && !mine), v, "axis {} is {}, and arrives {}", a.name, was, is);
@@ -204,35 +235,44 @@ struct PlanCheck {
     for (auto& p : from.partial) {
       bool ends = v.sums() && h.over.has(p.first);
       if (ends) kinds.insert(p.second);
-      must(ends != (std::count(v.at.partial.begin(), v.at.partial.end(), p) > 0), v, "what was {} arrives as {}", from, v.at);
+      must(ends != (std::count(v.at.partial.begin(), v.at.partial.end(), p) > 0), v,
+           "what was {} arrives as {}", from, v.at);
       left.resolve(p.first);
     }
     must(kinds.size() < 2, v, "it ends sums of two kinds");
     must(h.kind == Kind::pend || left.partial.empty(), v, "it arrives as {}, and was no sum", v.at);
   }
-  // A block that visits lay elsewhere, cut by the mesh axis that goes round; what is sent back was a sum over it.
+  // A block that visits lay elsewhere, cut by the mesh axis that goes round; what is sent back was
+  // a sum over it.
   void rounds(const Version& v) const {
     auto& from = plan.version(v.in[0]).at;
     auto& over = plan.loop(plan.body(v.body).loop).round;
     auto lies = v.at;
-    if (v.kind == Version::Kind::visit) lies.set(v.hop.axis, over);
-    else if (!over.empty()) lies.pend(over[0], Monoid::sum);
+    if (v.kind == Version::Kind::visit)
+      lies.set(v.hop.axis, over);
+    else if (!over.empty())
+      lies.pend(over[0], Monoid::sum);
     bool whole = v.at.cut(v.hop.axis).empty();
-    must(!over.empty() && v.hop.over == over && whole && from == lies, v, "it goes round as {}, and was {}", v.at, from);
+    must(!over.empty() && v.hop.over == over && whole && from == lies, v,
+         "it goes round as {}, and was {}", v.at, from);
   }
-  // Where devices make turns of their own, nothing but blocks is sent between them, and nothing where a flag says for each
-  // whether there is a turn.
+  // Where devices make turns of their own, nothing but blocks is sent between them, and nothing
+  // where a flag says for each whether there is a turn.
   void apart(const Version& v) const {
     if (!v.talks()) return;
     const auto over = v.moves() ? exchange_over(v.pieces, node(v).axes, v.at) : v.hop.over;
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
       auto& l = plan.loop(body->loop);
-      must(v.goes_round() || !l.round.meets(over), v, "it is sent over {} in a loop that goes round it", over);
+      must(v.goes_round() || !l.round.meets(over), v,
+           "it is sent over {} in a loop that goes round it", over);
       if (!whole.decides(l.node)) continue;
-      for (auto* around = &plan.body(body->parent); around->parent >= 0; around = &plan.body(around->parent)) {
+      for (auto* around = &plan.body(body->parent); around->parent >= 0;
+           around = &plan.body(around->parent)) {
         auto& other = plan.loop(around->loop);
-        bool alike = !whole.changes_in(whole.node(l.node), loop_of(whole.node(other.node)), around->number);
-        must(alike || !other.shared_by.meets(over), v, "it is sent over {}, whose devices do not all make this turn", over);
+        bool alike =
+            !whole.changes_in(whole.node(l.node), loop_of(whole.node(other.node)), around->number);
+        must(alike || !other.shared_by.meets(over), v,
+             "it is sent over {}, whose devices do not all make this turn", over);
       }
     }
   }
@@ -246,16 +286,19 @@ struct PlanCheck {
       must(adds, v, "devices share its turns, and what it carries is not only added to");
     }
   }
-  // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out, with the turns of all
-  // devices side by side, or still to be summed.
+  // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes
+  // out, with the turns of all devices side by side, or still to be summed.
   void loop(const Version& v) const {
     auto& l = plan.loop(v.loop);
     auto& of = loop_of(node(v));
     for (std::size_t k = 0; k < l.at.size(); ++k) {
       for (auto* made : {&l.value[k], &l.carry[k]})
-        for (int x : *made) must(plan.version(x).at == l.inside[k], v, "bodies make, or carry, a result in another sharding");
+        for (int x : *made)
+          must(plan.version(x).at == l.inside[k], v,
+               "bodies make, or carry, a result in another sharding");
       auto& r = of.results[k];
-      for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b) parts_add_up(v, l.carry[k][b], l.value[k][b]);
+      for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b)
+        parts_add_up(v, l.carry[k][b], l.value[k][b]);
       auto at = l.inside[k];
       bool stacks = r.fold == Fold::stack && !r.carry;
       must(!stacks || at.cut(of.axis.name).empty(), v, "it stacks what is cut along {}", of.axis);
@@ -264,20 +307,26 @@ struct PlanCheck {
       else
         for (int x : l.shared_by) at.pend(x, r.carry ? Monoid::sum : r.monoid);
       must(at == l.at[k], v, "a result is {}, and its turns make it {}", l.at[k], at);
-      if (l.start[k] >= 0) must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
+      if (l.start[k] >= 0)
+        must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
     }
   }
-  // What is sent in one call is sent by one kind of call, over the same devices, and ends in sums of one kind.
+  // What is sent in one call is sent by one kind of call, over the same devices, and ends in sums
+  // of one kind.
   void joined(const Version& v, std::map<int, const Version*>& calls) const {
     if (v.bucket < 0 || !v.talks()) return;
     auto& first = *calls.try_emplace(v.bucket, &v).first->second;
     for (int k : v.in)
-      if (k >= 0) must(plan.version(k).bucket != v.bucket, v, "it is sent in one call with what it is made of");
-    bool alike = v.kind == first.kind && v.hop.kind == first.hop.kind && v.hop.over == first.hop.over && v.body == first.body;
-    must(alike && ended(v) == ended(first), v, "it is sent in one call with what is sent otherwise");
+      if (k >= 0)
+        must(plan.version(k).bucket != v.bucket, v,
+             "it is sent in one call with what it is made of");
+    bool alike = v.kind == first.kind && v.hop.kind == first.hop.kind &&
+                 v.hop.over == first.hop.over && v.body == first.body;
+    must(alike && ended(v) == ended(first), v,
+         "it is sent in one call with what is sent otherwise");
   }
-  // Versions of one call stand side by side: the call is made where the first of them stands, and what stood between could be
-  // made of that one, and be sent by the next.
+  // Versions of one call stand side by side: the call is made where the first of them stands, and
+  // what stood between could be made of that one, and be sent by the next.
   void side_by_side() const {
     std::set<int> calls;
     for (auto& body : plan.bodies)
@@ -285,11 +334,12 @@ struct PlanCheck {
         auto& v = plan.version(k);
         if (!v.live) continue;
         bool joins = v.bucket >= 0 && v.bucket == before;
-        must(v.bucket < 0 || joins || calls.insert(v.bucket).second, v, "what is sent in one call with it stands elsewhere");
+        must(v.bucket < 0 || joins || calls.insert(v.bucket).second, v,
+             "what is sent in one call with it stands elsewhere");
         before = v.bucket;
       }
   }
-  std::set<Monoid> ended(const Version& v) const {   // by a call that sums
+  std::set<Monoid> ended(const Version& v) const {  // by a call that sums
     std::set<Monoid> out;
     if (v.sums())
       for (auto& [m, how] : plan.version(v.in[0]).at.partial)
@@ -305,40 +355,47 @@ struct PlanCheck {
     }
     auto count = plan.roots.size();
     if (count != wanted.size())
-      throw Error(fmt::format("[verify] a plan after {}: it has {} results, and should have {}", after, count, wanted.size()));
+      throw Error(fmt::format("[verify] a plan after {}: it has {} results, and should have {}",
+                              after, count, wanted.size()));
   }
   void run() const {
     using Kind = Version::Kind;
-    std::map<int, const Version*> calls;   // the first version of each
+    std::map<int, const Version*> calls;  // the first version of each
     once();
     side_by_side();
     for (auto& v : plan.versions) {
       if (!v.live) continue;
       reads(v);
-      if (v.kind == Kind::loop) loop(v);
-      else legal(v);
+      if (v.kind == Kind::loop)
+        loop(v);
+      else
+        legal(v);
       if (v.kind == Kind::compute) computed(v);
       if (v.kind == Kind::hop) hop(v);
       if (v.goes_round()) rounds(v);
       apart(v);
       joined(v, calls);
       if (v.moves()) moved(v);
-      bool freely = v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
+      bool freely =
+          v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
       must(freely, v, "it is not made of numbers and positions alone");
-      if (v.kind == Kind::result) must(v.at == plan.loop(v.loop).at[v.result], v, "its loop leaves it in another sharding");
+      if (v.kind == Kind::result)
+        must(v.at == plan.loop(v.loop).at[v.result], v, "its loop leaves it in another sharding");
     }
   }
 };
 
-// What a device makes of a version is its block; where it slices, or puts together, the positions are those that the plan says.
+// What a device makes of a version is its block; where it slices, or puts together, the positions
+// are those that the plan says.
 struct DeviceCheck {
   const Plan& plan;
   const Whole& whole;
   int device;
-  const std::vector<NodePtr>& made;   // of each version; null: it is none, or a ring's
+  const std::vector<NodePtr>& made;  // of each version; null: it is none, or a ring's
   const char* after;
 
-  struct PositionRun {   // positions of an axis of a node; of: null where they come from other devices
+  // positions of an axis of a node; of: null where they come from other devices
+  struct PositionRun {
     const Node* of;
     std::int64_t from, size, step;
   };
@@ -347,7 +404,8 @@ struct DeviceCheck {
   const Node& node(const Version& v) const { return whole.node(v.node); }
   void must(bool ok, const Version& v, const std::function<std::string()>& why) const {
     if (ok) return;
-    fail_at(node(v).origin, "verify", fmt::format("{} after {} on device {}: {}", node(v).op->name, after, device, why()));
+    fail_at(node(v).origin, "verify",
+            fmt::format("{} after {} on device {}: {}", node(v).op->name, after, device, why()));
   }
   std::int64_t start(const Version& v, Name a) const {
     return block_of(*find_axis(node(v).axes, a), v.at.cut(a), whole.mesh, device).first;
@@ -356,19 +414,24 @@ struct DeviceCheck {
   void positions_below(const PositionRun& r, Name axis, PositionRuns& out) const {
     if (r.size == 0) return;
     auto& n = *r.of;
-    auto same = [&](std::size_t k) { positions_below({n.in[k].get(), r.from, r.size, r.step}, axis, out); };
+    auto same = [&](std::size_t k) {
+      positions_below({n.in[k].get(), r.from, r.size, r.step}, axis, out);
+    };
     if (is_seen_through(n) && keeps_names(n))
-      return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});   // all positions are alike
+      // all positions are alike
+      return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});
     if (!n.op->stretches) return out.push_back(r);
     auto rule = along(n, kResultSide, axis);
     if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
     if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);
     PositionRuns parts;
-    std::int64_t zeros = r.size;   // `place` has some
+    std::int64_t zeros = r.size;  // `place` has some
     for (auto& s : n.op->stretches(n)) {
       auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
       if (begin >= end) continue;
-      parts.push_back({n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}), zeros -= end - begin;
+      parts.push_back(
+          {n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}),
+          zeros -= end - begin;
     }
     if (zeros > 0) return out.push_back(r);
     for (auto& p : parts) positions_below(p, axis, out);
@@ -377,14 +440,17 @@ struct DeviceCheck {
   PositionRuns planned(const Version& v, Name axis) const {
     PositionRuns out;
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
-    const auto first = start(v, axis), size = find(*made[std::size_t(&v - plan.versions.data())], axis)->size;
-    if (v.kind == Version::Kind::hop) return {{made[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
+    const auto first = start(v, axis),
+               size = find(*made[std::size_t(&v - plan.versions.data())], axis)->size;
+    if (v.kind == Version::Kind::hop)
+      return {{made[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
     for (auto& p : v.pieces) {
       auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
       if (begin >= end) continue;
       bool comes = v.talks() && !p.at.cut(p.axis).empty();
       out.push_back({comes ? nullptr : made[std::size_t(v.in[std::size_t(p.array)])].get(),
-                     p.from + p.step * (begin - p.to) - start(have(p.array), axis), end - begin, p.step});
+                     p.from + p.step * (begin - p.to) - start(have(p.array), axis), end - begin,
+                     p.step});
     }
     return out;
   }
@@ -399,12 +465,14 @@ struct DeviceCheck {
       auto n = std::min(x.size, y.size);
       bool alike = !y.of || (x.of == y.of && x.from == y.from && (n == 1 || x.step == y.step));
       must(alike, v, [&] {
-        return fmt::format("position {} of {} is {} of what it is made of, and should be {}", at, axis, x.from, y.from);
+        return fmt::format("position {} of {} is {} of what it is made of, and should be {}", at,
+                           axis, x.from, y.from);
       });
       for (auto* r : {&x, &y}) r->from += n * r->step, r->size -= n;
       at += n, a += x.size == 0, b += y.size == 0;
     }
-    must(at == find(*mine, axis)->size, v, [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
+    must(at == find(*mine, axis)->size, v,
+         [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
   }
   // Of this position of its block of an axis: which it is of the whole axis.
   std::int64_t in_whole(const Lie& lie, std::int64_t start, std::int64_t at) const {
@@ -421,19 +489,23 @@ struct DeviceCheck {
     auto& p = v.pieces[0];
     auto* n = made[std::size_t(&v - plan.versions.data())].get();
     auto* had = made[std::size_t(v.in[0])].get();
-    while (!find(*n, p.axis)) {                    // before it is put in parts
-      if (n->in.empty()) return;                   // numbers: nothing of it was there before
+    while (!find(*n, p.axis)) {   // before it is put in parts
+      if (n->in.empty()) return;  // numbers: nothing of it was there before
       n = n->in[0].get();
     }
     PositionRuns kept, given;
     positions_below({n, 0, find(*n, p.axis)->size, 1}, p.axis, kept);
-    if (had && find(*had, p.axis)) positions_below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
+    if (had && find(*had, p.axis))
+      positions_below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
     for (auto& r : kept) {
-      bool flattened = given.empty() && had && !r.of->in.empty() && r.of->in[0].get() == had;   // here
+      // here
+      bool flattened = given.empty() && had && !r.of->in.empty() && r.of->in[0].get() == had;
       if (flattened) given = {{r.of, 0, find(*r.of, p.axis)->size, 1}};
     }
     const Axis axis = *find_axis(p.axes, p.axis);
-    auto first = [&](const Sharding& s) { return block_of(axis, s.cut(p.axis), whole.mesh, device).first; };
+    auto first = [&](const Sharding& s) {
+      return block_of(axis, s.cut(p.axis), whole.mesh, device).first;
+    };
     using OfNode = std::pair<const Node*, std::int64_t>;
     std::multimap<OfNode, std::int64_t> of_all;  // which of the whole axis each is that it had
     auto each = [](const PositionRuns& runs, auto f) {
@@ -445,13 +517,16 @@ struct DeviceCheck {
     each(kept, [&](auto at, auto x) {
       auto [is, end] = of_all.equal_range(x);
       auto should = in_whole(p.taken, first(v.at), at);
-      bool known = is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
+      bool known =
+          is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
       must(known, v, [&] {
-        return fmt::format("position {} of {} is {} of all, and should be {}", at, axis.name.text(), is->second, should);
+        return fmt::format("position {} of {} is {} of all, and should be {}", at, axis.name.text(),
+                           is->second, should);
       });
     });
   }
-  // An op is that of the plan, of what the plan says. Those that pick, and slices of turns, count from elsewhere.
+  // An op is that of the plan, of what the plan says. Those that pick, and slices of turns, count
+  // from elsewhere.
   void computed(const Version& v, const NodePtr& mine) const {
     auto& n = node(v);
     if (v.kind != Version::Kind::compute || n.op->on_block || v.own_turns) return;
@@ -461,11 +536,14 @@ struct DeviceCheck {
       in.push_back(k < 0 ? nullptr : made[std::size_t(k)]);
     }
     auto should = prim::remade(n, in, local_axes(n.axes, v.at, whole.mesh, device));
-    auto same = [&](auto field) { return (*mine).*field == (*should).*field; };   // one may be of another mapping
-    bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) && same(&Node::attr);
+    // one may be of another mapping
+    auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
+    bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
+                 same(&Node::attr);
     must(alike, v, [&] { return fmt::format("it is not {} of what it is made of", n.op->name); });
   }
-  // A version that others take part in is what the call makes of its operand, along the mesh axes and by the monoid of the plan.
+  // A version that others take part in is what the call makes of its operand, along the mesh axes
+  // and by the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
     if (v.kind != Version::Kind::hop || !v.talks()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
@@ -473,7 +551,8 @@ struct DeviceCheck {
     auto& w = wiring_of(*mine->in[0]);
     Cut over;
     for (int x : w.how.over) over.push_back(x);
-    must(over == v.hop.over && w.how.ranks == ranks(whole.mesh, over), v, [] { return "its call is of other devices"; });
+    must(over == v.hop.over && w.how.ranks == ranks(whole.mesh, over), v,
+         [] { return "its call is of other devices"; });
     using Kind = Hop::Kind;
     using Wire = program::Wire;
     static const std::map<Kind, Wire> wires{{Kind::all_reduce, Wire::all_reduce},
@@ -482,13 +561,16 @@ struct DeviceCheck {
                                             {Kind::exchange, Wire::exchange}};
     must(w.how.wire == wires.at(v.hop.kind), v, [] { return "its call is another collective"; });
     for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
-      must(!v.sums() || !v.hop.over.has(x) || w.how.monoid == monoid, v, [] { return "its call folds by another monoid"; });
-    if (w.how.wire == Wire::exchange) return;     // of several arrays each; see the checks of steps
+      must(!v.sums() || !v.hop.over.has(x) || w.how.monoid == monoid, v,
+           [] { return "its call folds by another monoid"; });
+    if (w.how.wire == Wire::exchange) return;  // of several arrays each; see the checks of steps
     auto k = result_number(*mine);
     must(w.along[k] == v.hop.axis, v, [] { return "its call goes along another axis"; });
     auto* sent = mine->in[0]->in[k].get();
-    while (sent->op == &prim::kBarrier && sent != made[std::size_t(v.in[0])].get()) sent = sent->in[0].get();
-    must(sent == made[std::size_t(v.in[0])].get(), v, [] { return "its call is of another array"; });
+    while (sent->op == &prim::kBarrier && sent != made[std::size_t(v.in[0])].get())
+      sent = sent->in[0].get();
+    must(sent == made[std::size_t(v.in[0])].get(), v,
+         [] { return "its call is of another array"; });
   }
   // The first of the devices along what it is now pending over has it, the others nothing.
   void pended(const Version& v, const NodePtr& mine) const {
@@ -498,22 +580,27 @@ struct DeviceCheck {
     for (auto& [m, how] : v.at.partial)
       first &= plan.version(v.in[0]).at.pending(m) || coordinate(whole.mesh, device, m) == 0;
     bool right = (mine == x) == first || prim::is_number(x);
-    must(right, v, [&] { return first ? "it is the first, and has nothing" : "it is not the first, and has a value"; });
+    must(right, v, [&] {
+      return first ? "it is the first, and has nothing" : "it is not the first, and has a value";
+    });
   }
   void run() const {
     for (std::size_t k = 0; k < made.size(); ++k) {
       auto& v = plan.versions[k];
       if (!made[k] || v.kind == Version::Kind::loop) continue;
       auto axes = local_axes(node(v).axes, v.at, whole.mesh, device);
-      must(same_set(made[k]->axes, axes), v,
-           [&] { return "it is " + to_string(made[k]->axes) + ", and its block is " + to_string(axes); });
-      must(made[k]->dtype == node(v).dtype, v, [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
+      must(same_set(made[k]->axes, axes), v, [&] {
+        return "it is " + to_string(made[k]->axes) + ", and its block is " + to_string(axes);
+      });
+      must(made[k]->dtype == node(v).dtype, v,
+           [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
       computed(v, made[k]);
       called(v, made[k]);
       pended(v, made[k]);
       if (v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::slice)
         for (auto& a : axes)
-          if (v.at.cut(a.name) != plan.version(v.in[0]).at.cut(a.name) && a.size > 0) moved(v, a.name);
+          if (v.at.cut(a.name) != plan.version(v.in[0]).at.cut(a.name) && a.size > 0)
+            moved(v, a.name);
       if (v.kind == Version::Kind::shift && axis_size(axes) > 0) moved(v, v.hop.axis);
       if (v.kind == Version::Kind::regroup && !v.talks() && axis_size(axes) > 0) regrouped(v);
     }
@@ -522,12 +609,14 @@ struct DeviceCheck {
 
 }  // namespace
 
-void verify(const Plan& plan, const Whole& whole, const char* after, const std::vector<Sharding>* wanted) {
+void verify(const Plan& plan, const Whole& whole, const char* after,
+            const std::vector<Sharding>* wanted) {
   PlanCheck check{plan, whole, after};
   check.run();
   if (wanted) check.results(*wanted);
 }
-void verify_device(const Plan& plan, const Whole& whole, int device, const std::vector<NodePtr>& made, const char* after) try {
+void verify_device(const Plan& plan, const Whole& whole, int device,
+                   const std::vector<NodePtr>& made, const char* after) try {
   DeviceCheck{plan, whole, device, made, after}.run();
 } catch (const Error& e) {
   throw VerifyError(e.what());

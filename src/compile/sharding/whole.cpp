@@ -27,15 +27,17 @@ int Whole::id(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
   std::vector<const Node*> carried;
-  bool seen_through = rules::costs_nothing(*n) || n->op->kind == Kind::view || n->op == &prim::kBarrier ||
-                      n->op->kind == Kind::map;
+  bool seen_through = rules::costs_nothing(*n) || n->op->kind == Kind::view ||
+                      n->op == &prim::kBarrier || n->op->kind == Kind::map;
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
-    if (x && !only_waits(*n, i)) seen_through &= at(operands.back()).of_inputs || at(operands.back()).generated;
+    if (x && !only_waits(*n, i))
+      seen_through &= at(operands.back()).of_inputs || at(operands.back()).generated;
     if (!x) continue;
     for (auto* index : at(operands.back()).carried)
-      if (std::find(carried.begin(), carried.end(), index) == carried.end()) carried.push_back(index);
+      if (std::find(carried.begin(), carried.end(), index) == carried.end())
+        carried.push_back(index);
   }
   if (n->op == &prim::kCarry) carried = {n->in[0].get()};
   if (n->op == &kLoop) loops_[loop_of(*n).index[0].get()] = n.get();
@@ -48,7 +50,8 @@ int Whole::id(const NodePtr& n) {
 const Node* Whole::input(int n) const {
   while (at(n).of_inputs && node(n).op != &prim::kInput) {
     auto& in = at(n).in;
-    auto from = std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && at(x).of_inputs; });
+    auto from =
+        std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && at(x).of_inputs; });
     if (from == in.end()) return nullptr;  // of numbers and positions alone
     n = *from;
   }
@@ -92,7 +95,8 @@ const Whole::Level& Whole::level(int loop, std::size_t body) {
   return s;
 }
 
-// Wishes travel back through ops that keep the axes, and never through a constraint, which has a wish of its own.
+// Wishes travel back through ops that keep the axes, and never through a constraint, which has a
+// wish of its own.
 void Whole::wish_for(int n, const Sharding& s) {
   auto& w = at(n).wish;
   for (auto& [name, cut] : s.on(node(n).axes).dims) {
@@ -109,7 +113,8 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
   for (int k : order) wish_below(k);
 }
 namespace {
-// An axis that the op needs whole may have the name of one that it reads: that is another, as of ids and what they write into.
+// An axis that the op needs whole may have the name of one that it reads: that is another, as of
+// ids and what they write into.
 void drop_unshared(const Node& n, Sharding& wish) {
   for (auto& a : n.axes)
     if (along(n, kResultSide, a.name).way == Along::Way::whole) wish.set(a.name, {});
@@ -129,7 +134,8 @@ void Whole::wish_below(int k, int least) {
     if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
     for (auto& v : r.value) wish_of(id(v), of_turn);
     if (r.start) wish_of(id(r.start), mine);
-  } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::writes_into(n))) {
+  } else if (!mine.dims.empty() &&
+             (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::writes_into(n))) {
     drop_unshared(n, mine);
     for (std::size_t i = 0; i < n.in.size(); ++i) {
       if (!n.in[i] || only_waits(n, i)) continue;
