@@ -55,8 +55,10 @@ void read_plain(const std::string& path) {
 }
 void forget(const fs::path& folder) {  // what is cached of its files
   for (auto& e : fs::recursive_directory_iterator(folder))
-    if (int file = open(e.path().c_str(), O_RDONLY); file >= 0)
-      posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), close(file);
+    if (int file = open(e.path().c_str(), O_RDONLY); file >= 0) {
+      posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+      close(file);
+    }
 }
 struct Times {
   const char* what;
@@ -94,7 +96,8 @@ int run(const fs::path& folder, int rounds) {
         else
           load_checkpoint(saved, 1, like);
       }));
-    fs::remove(plain), fs::remove_all(saved);
+    fs::remove(plain);
+    fs::remove_all(saved);
   }
   for (auto& each : times) each.print(mb);
 

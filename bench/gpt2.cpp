@@ -53,7 +53,8 @@ class Training {
   void compile() { step_ = jit(gpt2::make_train_step(optimizer(), loss_), {.donate = {0, 1}}); }
   void step() {
     auto after = step_(model_, state_, ids_, keys_);
-    model_ = std::move(after.model), state_ = std::move(after.opt_state);
+    model_ = std::move(after.model);
+    state_ = std::move(after.opt_state);
     last_loss_ = after.loss.item();
   }
   JitReport report() const { return step_.report(); }

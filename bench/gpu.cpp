@@ -59,7 +59,8 @@ double seconds(const std::function<void()>& one, int often) {
 int samples() { return o.small ? 3 : 20; }
 // How often at a time, after a warm-up.
 int warm(const std::function<void()>& one) {
-  seconds(one, 1), seconds(one, 2);
+  seconds(one, 1);
+  seconds(one, 2);
   return o.small ? 1 : int(std::clamp(0.03 / std::max(seconds(one, 1), 1e-9), 1., 1000.));
 }
 struct Times {
@@ -176,7 +177,12 @@ std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std
                 product_size(m, k, n), [one = all[best], x, w, out] { one(); }};
 }
 Row gemm(std::int64_t m, std::int64_t k, std::int64_t n) {
-  if (o.small) m = 48, k = 32, n = 40;
+  if (o.small) {
+    m = 48;
+    k = 32;
+    n = 40;
+  }
+
   const Axis M("m", m), K("k", k), N("n", n);
   auto x = draw({M, K}, 0, DType::bf16), w = draw({K, N}, 1, DType::bf16);
   return {"gemm",
@@ -257,7 +263,13 @@ struct Gpt2 {
   using Model = gpt2::Gpt2LMHeadModel;
   static gpt2::Gpt2Config config() {
     gpt2::Gpt2Config c;
-    if (o.small) c.seq_len = 16, c.hidden_dim = 16, c.num_layers = 2, c.num_heads = 2;
+    if (o.small) {
+      c.seq_len = 16;
+      c.hidden_dim = 16;
+      c.num_layers = 2;
+      c.num_heads = 2;
+    }
+
     c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
     return c;
   }
@@ -360,7 +372,9 @@ Row gpt2_step() {
   auto loss = std::make_shared<NamedArray>();
   auto one = [=] {
     auto next = step(g->model, g->state, ids, keys);
-    g->model = std::move(next.model), g->state = std::move(next.opt_state),
+    g->model = std::move(next.model);
+    g->state = std::move(next.opt_state);
+
     *loss = std::move(next.loss);
   };
   return {"gpt2",
@@ -405,9 +419,17 @@ int print_table() {
 // ---- losses: of a small GPT-2, on the device and on the cpu ----
 std::vector<double> losses_of(const std::string& backend, int steps) {
   gpt2::Gpt2Config c;
-  c.seq_len = 64, c.hidden_dim = 64, c.num_layers = 2, c.num_heads = 2,
+  c.seq_len = 64;
+  c.hidden_dim = 64;
+  c.num_layers = 2;
+  c.num_heads = 2;
+
   c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
-  if (o.small) c.seq_len = 16, c.hidden_dim = 16;
+  if (o.small) {
+    c.seq_len = 16;
+    c.hidden_dim = 16;
+  }
+
   const Axis Vocab("vocab", 256), Batch("batch", size(8, 2));
   const auto optimizer = optim::adamw({.learning_rate = 1e-3});
   const JitOptions here{.backend = "cpu"};  // both begin with the same bits
@@ -426,7 +448,9 @@ std::vector<double> losses_of(const std::string& backend, int steps) {
   std::vector<double> out;
   for (int k = 0; k < steps; ++k) {
     auto next = step(model, state, batches[std::size_t(k % 4)], keys);
-    model = std::move(next.model), state = std::move(next.opt_state),
+    model = std::move(next.model);
+    state = std::move(next.opt_state);
+
     out.push_back(next.loss.item());
   }
   return out;
@@ -452,7 +476,8 @@ int compare_losses() {
 // ---- steps: in turns with another program's ----
 int make_steps() {
   const auto row = gpt2_step();
-  seconds(row.one, 1), seconds(row.one, 2);
+  seconds(row.one, 1);
+  seconds(row.one, 2);
   say({{"ready", row.shape}, {"tokens", row.amount}});
   for (int n = 0; std::cin >> n && n > 0;) say({{"seconds", seconds(row.one, n)}});
   return 0;
@@ -507,8 +532,10 @@ int compare_bits() {
         std::string want;
         if (o.write)
           out << line << "\n";
-        else if (++all; !std::getline(known, want) || want != line)
-          ++wrong, fmt::print("got {}, want {}\n", line, want);
+        else if (++all; !std::getline(known, want) || want != line) {
+          ++wrong;
+          fmt::print("got {}, want {}\n", line, want);
+        }
       }
   if (!o.write) fmt::print("{} of {} have the same bits\n", all - wrong, all);
   return wrong > 0;

@@ -124,13 +124,17 @@ class Measured {
     for (auto& r : results) out_ += r.ndim() ? r.size() * bytes_of(r.dtype()) : 0;
     if (results.size() == 1 && results[0].ndim()) return;
     loss_ = results[0].item();
-    if (results.size() == 3) gx_ = norm(results[1]), gw_ = norm(results[2]);
+    if (results.size() == 3) {
+      gx_ = norm(results[1]);
+      gw_ = norm(results[2]);
+    }
   }
   Results run() const { return run_.call(data_.head, data_.ids); }
   double timed_run() {
     auto cpu = bench::cpu_seconds(), wall = bench::wall_seconds();
     run();
-    wall_.push_back(bench::wall_seconds() - wall), cpu_.push_back(bench::cpu_seconds() - cpu);
+    wall_.push_back(bench::wall_seconds() - wall);
+    cpu_.push_back(bench::cpu_seconds() - cpu);
     return wall_.back();
   }
   json line() const {

@@ -51,14 +51,18 @@ struct Ziggurat {
         r * density(r) + std::sqrt(std::numbers::pi / 2) * std::erfc(r / std::numbers::sqrt2);
     const double q = area / density(r);
     double x = r, last = r;
-    k[0] = std::uint32_t(std::round(r / q * scale)), k[1] = 0;
-    w[0] = float(q / scale), w[255] = float(r / scale);
-    f[0] = 1, f[255] = float(density(r));
+    k[0] = std::uint32_t(std::round(r / q * scale));
+    k[1] = 0;
+    w[0] = float(q / scale);
+    w[255] = float(r / scale);
+    f[0] = 1;
+    f[255] = float(density(r));
     for (int i = 254; i >= 1; --i) {
       x = std::sqrt(-2 * std::log(area / x + density(x)));
       k[i + 1] = std::uint32_t(std::round(x / last * scale));
       last = x;
-      f[i] = float(density(x)), w[i] = float(x / scale);
+      f[i] = float(density(x));
+      w[i] = float(x / scale);
     }
   }
 };
@@ -90,7 +94,8 @@ std::uint32_t NumpyRandom::next32() {  // the low half first
     return half_;
   }
   auto v = next64();
-  has_half_ = true, half_ = std::uint32_t(v >> 32);
+  has_half_ = true;
+  half_ = std::uint32_t(v >> 32);
   return std::uint32_t(v);
 }
 

@@ -192,7 +192,11 @@ struct Ops {
 
 std::vector<Case> op_cases(DType dtype) {
   Ops ops{dtype};
-  ops.elementwise(), ops.rows(), ops.attention(), ops.picking(), ops.random_numbers();
+  ops.elementwise();
+  ops.rows();
+  ops.attention();
+  ops.picking();
+  ops.random_numbers();
   return std::move(ops.cases);
 }
 

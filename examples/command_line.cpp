@@ -20,15 +20,29 @@ Option& Option::range(double least, double most) {
     of(known_).check(CLI::Range(std::int64_t(least), std::int64_t(most)));
   return *this;
 }
-Option& Option::positive() { return of(known_).check(CLI::PositiveNumber), *this; }
-Option& Option::not_negative() { return of(known_).check(CLI::NonNegativeNumber), *this; }
-Option& Option::one_of(std::vector<std::string> words) {
-  return of(known_).check(CLI::IsMember(std::move(words))), *this;
+Option& Option::positive() {
+  of(known_).check(CLI::PositiveNumber);
+  return *this;
 }
-Option& Option::required() { return of(known_).required(), *this; }
-Option& Option::needs(const Option& other) { return of(known_).needs(&of(other.known_)), *this; }
+Option& Option::not_negative() {
+  of(known_).check(CLI::NonNegativeNumber);
+  return *this;
+}
+Option& Option::one_of(std::vector<std::string> words) {
+  of(known_).check(CLI::IsMember(std::move(words)));
+  return *this;
+}
+Option& Option::required() {
+  of(known_).required();
+  return *this;
+}
+Option& Option::needs(const Option& other) {
+  of(known_).needs(&of(other.known_));
+  return *this;
+}
 Option& Option::excludes(const Option& other) {
-  return of(known_).excludes(&of(other.known_)), *this;
+  of(known_).excludes(&of(other.known_));
+  return *this;
 }
 
 struct CommandLine::Impl {

@@ -32,7 +32,8 @@ class Unit {  // one device
     std::lock_guard hold(lock_);
     if (!started_) std::thread([this] { serve(); }).detach();
     started_ = true;
-    work_.splice(work_.end(), one), ++posted_;
+    work_.splice(work_.end(), one);
+    ++posted_;
     changed_.notify_all();
   }
   void wait() {  // for all that was posted so far
@@ -71,7 +72,11 @@ class Unit {  // one device
     const auto size = (std::max<std::int64_t>(bytes, 1) + 63) / 64 * 64;
     Work fill{[] {}}, back{[] {}};  // who gives memory back has none to ask for it
     auto* got = memory_.take(size);
-    if (!got) wait(), got = memory_.take(size);  // what is given back comes in order
+    if (!got) {
+      wait();
+      got = memory_.take(size);
+    }
+    // what is given back comes in order
     if (!got)
       throw Error("[memory] " + std::to_string(bytes) +
                   " bytes are wanted, and apart has not as many on device " +
@@ -94,11 +99,18 @@ class Unit {  // one device
     planted_ = what ? what : "";
     if (!what) failed_.clear();
   }
-  void hold() { lock_.lock(), memory_.lock().lock(); }
-  void let_go() { memory_.lock().unlock(), lock_.unlock(); }
+  void hold() {
+    lock_.lock();
+    memory_.lock().lock();
+  }
+  void let_go() {
+    memory_.lock().unlock();
+    lock_.unlock();
+  }
   void in_child() {  // its thread is not there; what that was at counts as done
     new (&changed_) std::condition_variable;
-    started_ = false, done_ = posted_ - std::int64_t(work_.size());
+    started_ = false;
+    done_ = posted_ - std::int64_t(work_.size());
     if (!work_.empty()) post({[] {}});
   }
 
@@ -181,13 +193,16 @@ class ApartDevice final : public Device {
   int devices() const override { return int(units->size()); }
   Memory take(std::int64_t bytes, int d) override { return unit(d).take(bytes); }
   void put(const Box& b, int d) override {
-    unit(d).begin(&Counts::puts), unit(d).here([&] { copy_on_host(b); });
+    unit(d).begin(&Counts::puts);
+    unit(d).here([&] { copy_on_host(b); });
   }
   void get(const Box& b, int d) override {
-    unit(d).begin(&Counts::gets), unit(d).here([&] { copy_on_host(b); });
+    unit(d).begin(&Counts::gets);
+    unit(d).here([&] { copy_on_host(b); });
   }
   void copy(const Box& b, int d) override {
-    unit(d).begin(&Counts::copies), unit(d).post({[b] { copy_on_host(b); }});
+    unit(d).begin(&Counts::copies);
+    unit(d).post({[b] { copy_on_host(b); }});
   }
 
  private:
@@ -204,7 +219,10 @@ std::unique_ptr<Device> make_apart_device() {
   });
   return std::make_unique<ApartDevice>();
 }
-Counts counts(int device) { return make_apart_device(), unit(device).counts(); }
+Counts counts(int device) {
+  make_apart_device();
+  return unit(device).counts();
+}
 void plant_error(int device, const char* what) { unit(device).plant(what); }
 
 }  // namespace haliax::apart

@@ -33,7 +33,8 @@ class Pass {
 
  private:
   template <class F> void each_tape(const F& f) {
-    f(plan_.constants), f(plan_.prologue);
+    f(plan_.constants);
+    f(plan_.prologue);
     for (auto* tapes : {&plan_.outer, &plan_.inner})
       for (Tape& tape : *tapes) f(tape);
     f(plan_.outer_stores);
@@ -47,7 +48,10 @@ class Pass {
   void go_through(Tape& tape) {
     Tape out;
     std::vector<Op> open;
-    auto flush = [&] { close(open, out), open.clear(); };
+    auto flush = [&] {
+      close(open, out);
+      open.clear();
+    };
     auto makes = [&](int v) {
       return std::any_of(open.begin(), open.end(), [&](const Op& o) { return o.out == v; });
     };
@@ -116,8 +120,11 @@ class Pass {
       last[op.out] = number++;
     }
     for (auto& [value, at] : last)
-      if (uses_[std::size_t(value)] > reads[value])
-        w.point.outputs.push_back({at}), w.out.push_back({value});
+      if (uses_[std::size_t(value)] > reads[value]) {
+        w.point.outputs.push_back({at});
+        w.out.push_back({value});
+      }
+
     w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) {
       return i.shows == Shows::of_row || i.shows == Shows::along_row;
     });
@@ -140,11 +147,14 @@ class Pass {
     w.code = assembled(w.point);
     if (!w.code) {
       const auto half = open.begin() + std::ptrdiff_t(open.size() / 2);
-      close({open.begin(), half}, out), close({half, open.end()}, out);
+      close({open.begin(), half}, out);
+      close({half, open.end()}, out);
       return;
     }
     Op op;
-    op.kind = Op::assembled, op.extent = open[0].extent, op.which = int(plan_.assembled.size());
+    op.kind = Op::assembled;
+    op.extent = open[0].extent;
+    op.which = int(plan_.assembled.size());
     for (const Op& o : open)
       for (int v : o.in)
         if (v >= 0) --uses_[std::size_t(v)];
@@ -193,8 +203,11 @@ void assemble_narrow(FusedPlan& plan) {
     PointCode narrow = ops.point;
     bool any = false;
     for (std::size_t k = 0; k < ops.in.size(); ++k)
-      if (value(ops.in[k].value).narrow)
-        any = ops.in[k].narrow = true, narrow.inputs[k] = PointCode::Input::bf16;
+      if (value(ops.in[k].value).narrow) {
+        any = ops.in[k].narrow = true;
+        narrow.inputs[k] = PointCode::Input::bf16;
+      }
+
     for (std::size_t k = 0; k < ops.out.size(); ++k)
       if (ops.out[k].narrow) any = narrow.outputs[k].bf16 = true;
     if (any) ops.narrow_code = assembled(narrow);

@@ -140,7 +140,8 @@ class Assembler : Xbyak::CodeGenerator {
   // ---- the points of a register ----
   void points() {
     left_ = uses_;
-    free_ = wide_ ? 0xffffffff : 0xffff, free_tests_.set();
+    free_ = wide_ ? 0xffffffff : 0xffff;
+    free_tests_.set();
     if (rest_ && !wide_) {
       free_.reset(rest_lanes);
       const Vector lanes = reg(rest_lanes);
@@ -181,7 +182,11 @@ class Assembler : Xbyak::CodeGenerator {
   Address here(int array) { return ptr[array_register(array) + rcx * 4 + 32 * half_]; }
   int take() {
     for (int z = 0; z < 32; ++z)
-      if (free_[std::size_t(z)]) return free_.reset(std::size_t(z)), z;
+      if (free_[std::size_t(z)]) {
+        free_.reset(std::size_t(z));
+        return z;
+      }
+
     throw OutOfRegisters();
   }
   // A register for now.
@@ -195,7 +200,11 @@ class Assembler : Xbyak::CodeGenerator {
   int take_test() {
     if (!wide_) return take();
     for (int k = first_test; k < 8; ++k)
-      if (free_tests_[std::size_t(k)]) return free_tests_.reset(std::size_t(k)), k;
+      if (free_tests_[std::size_t(k)]) {
+        free_tests_.reset(std::size_t(k));
+        return k;
+      }
+
     return -1;
   }
   void used(int value) {
@@ -364,8 +373,11 @@ class Assembler : Xbyak::CodeGenerator {
       case Code::neg:
         if (is_float(op.does.from))
           bits_xor(z, x, literal(0x80000000u));
-        else
-          bits_xor(z, z, z), vpsubd(z, z, x);
+        else {
+          bits_xor(z, z, z);
+          vpsubd(z, z, x);
+        }
+
         break;
       case Code::abs:
         bits_and(z, x, literal(0x7fffffffu));
@@ -460,7 +472,11 @@ class Assembler : Xbyak::CodeGenerator {
     if (what == Code::logical_not) {
       const bool is_test = places_[std::size_t(op.args[0])].kind == Place::test;
       const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
-      if (is_test) return vpxor(z, x, literal(~0u)), finish_test(op, value, z);
+      if (is_test) {
+        vpxor(z, x, literal(~0u));
+        return finish_test(op, value, z);
+      }
+
       vpxor(z, z, z);
       if (is_float(op.does.from))
         vcmpps(z, z, x, 0);
@@ -489,7 +505,8 @@ class Assembler : Xbyak::CodeGenerator {
       const auto ordered = [&](const Vector& t, const Vector& v) {
         is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u));
       };
-      ordered(a.z, x), ordered(b.z, y);
+      ordered(a.z, x);
+      ordered(b.z, y);
       if (what == Code::less)
         vpcmpgtd(z, b.z, a.z);
       else
@@ -739,13 +756,22 @@ class Assembler : Xbyak::CodeGenerator {
 std::string key_of(const PointCode& code) {
   std::string key;
   auto add = [&](int x) { key.append(reinterpret_cast<const char*>(&x), sizeof x); };
-  add(int(code.inputs.size())), add(int(code.ops.size())), add(code.fetches_inputs);
+  add(int(code.inputs.size()));
+  add(int(code.ops.size()));
+  add(code.fetches_inputs);
   for (auto input : code.inputs) add(int(input));
   for (auto& op : code.ops) {
-    add(op.does.does), add(int(op.does.what)), add(int(op.does.from)), add(int(op.does.to));
+    add(op.does.does);
+    add(int(op.does.what));
+    add(int(op.does.from));
+    add(int(op.does.to));
     for (int a : op.args) add(a);
   }
-  for (auto& o : code.outputs) add(o.value), add(o.bf16);
+  for (auto& o : code.outputs) {
+    add(o.value);
+    add(o.bf16);
+  }
+
   return key;
 }
 

@@ -63,7 +63,11 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
     // of one k
     const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + row * m);
     if (best >= 0 && time >= best) continue;
-    best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m),
+    best = time;
+    p.m_block = m;
+    p.n_block = n;
+    p.m_blocks = count(c.m.n, m);
+
     p.n_blocks = count(c.n.n, n);
   }
   if (p.kernel->only_small && p.m_block * c.k.n > most_packed) {
@@ -114,7 +118,10 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
                      std::int64_t n, bool accumulate) {
   const auto& x = p.choice;
   GemmShape s;
-  s.g = g, s.m = m, s.n = n, s.k = x.k.n;
+  s.g = g;
+  s.m = m;
+  s.n = n;
+  s.k = x.k.n;
   // The stride of a dimension of size 1 says nothing: make it that of a dense matrix.
   auto dense = [](std::int64_t(&stride)[3], std::int64_t group, std::int64_t rows, std::int64_t row,
                   std::int64_t cols, std::int64_t col) {
@@ -190,7 +197,10 @@ class MatmulStep final : public CompiledStep {
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
-    if (auto asked = blocks()) shown_ = *asked, flags_.emplace(contract_.shown.flags);
+    if (auto asked = blocks()) {
+      shown_ = *asked;
+      flags_.emplace(contract_.shown.flags);
+    }
   }
   void run(Frame& frame) override {
     const MatmulPlan& p = *plan_;
@@ -217,7 +227,8 @@ class MatmulStep final : public CompiledStep {
                                   m * c.m.out + n * c.n.out;
       std::byte* slice = scratch + p.packed_a_bytes + p.packed_b_bytes + worker * p.slice;
       auto mine = shown;
-      mine.m.first = m, mine.n.first = n;
+      mine.m.first = m;
+      mine.n.first = n;
       for (std::int64_t k = 0; k < p.k_points; ++k) {
         const bool accumulate = contract_.accumulate || k > 0;
         calls_[static_cast<std::size_t>(worker * 8 + edge * 2 + accumulate)]->run(
@@ -280,7 +291,10 @@ class LoopContractStep final : public CompiledStep {
       : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)),
         shape_(program::dims_of(c)) {
     shape_.normalize();
-    m_ = points(shape_.m), n_ = points(shape_.n), k_ = points(shape_.k),
+    m_ = points(shape_.m);
+    n_ = points(shape_.n);
+    k_ = points(shape_.k);
+
     batch_ = points(shape_.batch);
     // exact sums cost nothing here
     if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;

@@ -256,7 +256,8 @@ class FusedStep final : public CompiledStep {
           }
           const std::int64_t stride = iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
           near &= std::abs(at) + reach + std::abs(stride) * plan_.inner_points < far_position;
-          value += sign * at, step -= sign * stride;
+          value += sign * at;
+          step -= sign * stride;
         }
         if (!near) return 0;
         for (int d = 0; d < plan_.outer_dims; ++d)
@@ -518,7 +519,8 @@ class FusedStep final : public CompiledStep {
       const AssembledOps& ops = plan_.assembled[static_cast<std::size_t>(op.which)];
       const std::int64_t count = ops.by_row ? rows() : 1, n = ops.by_row ? columns() : points;
       AssembledCall call;
-      call.points = n / 16 * 16, call.rest = (1 << n % 16) - 1;
+      call.points = n / 16 * 16;
+      call.rest = (1 << n % 16) - 1;
       const bool narrow = are_narrow(op, ops, points);
       int arrays = 0, scalars = 0;
       std::int64_t step[most_arrays];
@@ -526,16 +528,21 @@ class FusedStep final : public CompiledStep {
       for (auto& in : ops.in) {
         auto* x = static_cast<std::uint32_t*>(value(in.value));
         if (in.shows == Shows::each || in.shows == Shows::along_row) {
-          call.array[arrays] = x,
+          call.array[arrays] = x;
+
           step[arrays++] = in.shows == Shows::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
         } else {
-          call.scalar[scalars] = *x, of_row[scalars++] = in.shows == Shows::of_row ? x : nullptr;
+          call.scalar[scalars] = *x;
+          of_row[scalars++] = in.shows == Shows::of_row ? x : nullptr;
         }
       }
       for (auto& out : ops.out)  // which may be an input, too
         if (!out.narrow) aim(op, out.value, out.into, points);
-      for (auto& out : ops.out)
-        call.array[arrays] = value(out.value), step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
+      for (auto& out : ops.out) {
+        call.array[arrays] = value(out.value);
+        step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
+      }
+
       for (std::int64_t r = 0;;) {
         if (!ops.point.fetches_inputs) {
           const void* soon = ahead_.take(n / 16);
@@ -561,7 +568,9 @@ class FusedStep final : public CompiledStep {
         return;
       }
       if (access.folded && runs.count == 2 && runs.stride[1] == 1 && runs.size[1] == tile_.outer) {
-        value(op.out) = memory, pitched_ = op.out, pitch_ = runs.stride[0];
+        value(op.out) = memory;
+        pitched_ = op.out;
+        pitch_ = runs.stride[0];
         return;
       }
       char* reg = static_cast<char*>(values_[op.out] = home_of(static_cast<std::size_t>(op.out)));

@@ -123,7 +123,11 @@ class Planner {
     bool outer_stores = false;
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      if (is_reduce(instr(i).code)) return reduces_ = true, one_hot();
+      if (is_reduce(instr(i).code)) {
+        reduces_ = true;
+        return one_hot();
+      }
+
       outer_stores |= is_store(instr(i).code) && !instr(i).inner;
     }
     std::int64_t inner_points = 1;
@@ -283,7 +287,11 @@ class Planner {
         if (std::abs(access.strides[d]) == 1) votes[d] += points;
     }
     for (std::size_t d : outer)
-      if (votes[d] > best) best = votes[d], best_dim = d;
+      if (votes[d] > best) {
+        best = votes[d];
+        best_dim = d;
+      }
+
     if (best <= rows) return;
     plan_.lanes = true;
     outer.erase(std::find(outer.begin(), outer.end(), best_dim));
@@ -419,8 +427,12 @@ class Planner {
         me.level = std::max(me.level, arg.level);
         me.extent = me.extent | arg.extent;
       }
-      if (at_point(in))
-        me.uniform = me.constant = me.fixed = false, me.varies = true, me.extent = Extent::full;
+      if (at_point(in)) {
+        me.uniform = me.constant = me.fixed = false;
+        me.varies = true;
+        me.extent = Extent::full;
+      }
+
       me.inner = me.varies && !me.fixed;
       if (is_reduce(in.code)) {
         me.uniform = me.constant = me.fixed = me.varies = me.inner = false;

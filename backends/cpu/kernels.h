@@ -53,14 +53,17 @@ struct Ahead {
   void set(const std::byte* memory, std::int64_t bytes) {
     if (at < end && waiting < most)
       more[waiting++] = {memory, memory + bytes};
-    else
-      at = memory, end = memory + bytes;
+    else {
+      at = memory;
+      end = memory + bytes;
+    }
   }
   void fetch(std::int64_t lines) {
     for (; lines > 0; --lines, at += 64) {
       if (at >= end) {
         if (waiting == 0) return;
-        at = more[--waiting].at, end = more[waiting].end;
+        at = more[--waiting].at;
+        end = more[waiting].end;
       }
       __builtin_prefetch(at, 0, 2);
     }
@@ -68,7 +71,11 @@ struct Ahead {
   void drop() { waiting = 0; }  // what waits is read now
   // The next lines, which somebody else fetches; null: there are none.
   const std::byte* take(std::int64_t lines) {
-    if (at >= end && waiting > 0) at = more[--waiting].at, end = more[waiting].end;
+    if (at >= end && waiting > 0) {
+      at = more[--waiting].at;
+      end = more[waiting].end;
+    }
+
     if (at >= end) return nullptr;
     const std::byte* taken = at;
     at += 64 * lines;

@@ -28,7 +28,10 @@ class Analysis {
         hidden_[i] = Hidden::same;
       } else {
         hidden_[i] = of(in);
-        if (auto mask = mask_of(in)) out_.masks.push_back(*mask), hidden_[i] = Hidden::not_true;
+        if (auto mask = mask_of(in)) {
+          out_.masks.push_back(*mask);
+          hidden_[i] = Hidden::not_true;
+        }
       }
     }
     if (out_.masks.empty()) return {};

@@ -45,8 +45,12 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     const std::size_t d = static_cast<std::size_t>(o);
     walk_.add(dims[d], {from[d], to[d]});
   }
-  if (walk_.count == 0)
-    walk_.size[walk_.count] = 1, walk_.stride[0][0] = walk_.stride[1][0] = 1, walk_.count = 1;
+  if (walk_.count == 0) {
+    walk_.size[walk_.count] = 1;
+    walk_.stride[0][0] = walk_.stride[1][0] = 1;
+    walk_.count = 1;
+  }
+
   // The source runs along another dimension: make that one the last but one, for square tiles.
   const int last = walk_.count - 1;
   for (int d = 0; d < last && std::abs(walk_.stride[0][last]) > 1; ++d) {
@@ -174,8 +178,12 @@ class Rows {
     for (std::size_t e = d; e < dims.size(); ++e) run_.add(dims[e], {here[e], there[e]});
     outer_ = d;
     for (std::size_t e = 0; e < d; ++e) rows_ *= dims[e];
-    if (run_.count == 0)
-      run_.size[0] = 1, run_.stride[0][0] = run_.stride[1][0] = 1, run_.count = 1;
+    if (run_.count == 0) {
+      run_.size[0] = 1;
+      run_.stride[0][0] = run_.stride[1][0] = 1;
+      run_.count = 1;
+    }
+
     inner_points_ = run_.points(0, run_.count - 1);
   }
   std::int64_t rows() const { return rows_; }

@@ -27,7 +27,9 @@ class Rewriter {
       if (Point p; in.code == Code::reduce_sum && is_wide(in) &&
                    selects(from_.code[i].args[0], p) && dtype(p.value) == in.dtype) {
         shift(p, out);
-        in.args[0] = to(p.value), in.args[1] = p.id, in.dim = p.position;
+        in.args[0] = to(p.value);
+        in.args[1] = p.id;
+        in.dim = p.position;
       } else if ((in.code == Code::add || in.code == Code::sub) && is_wide(in)) {
         const int first = from_.code[i].args[0], second = from_.code[i].args[1];
         const bool right = selects(second, p) && !varies_[static_cast<std::size_t>(p.value)];
@@ -35,7 +37,10 @@ class Rewriter {
                           !varies_[static_cast<std::size_t>(p.value)];
         if (left || right) {
           shift(p, out);
-          in.args[0] = to(right ? first : second), in.args[1] = to(p.value), in.args[2] = p.id,
+          in.args[0] = to(right ? first : second);
+          in.args[1] = to(p.value);
+          in.args[2] = p.id;
+
           in.dim = p.position;
         }
       }
@@ -75,13 +80,16 @@ class Rewriter {
     for (int side = 0; side < 2; ++side) {
       const int id = condition.args[side], position = condition.args[1 - side];
       if ((dtype(id) != DType::i32 && dtype(id) != DType::i64) || !still(id)) continue;
-      p.id = id, p.offset = -1, p.position = position;
+      p.id = id;
+      p.offset = -1;
+      p.position = position;
       if (counts(position)) return true;
       const Instr& sum = at(position);
       if (sum.code != Code::add) continue;
       for (int term = 0; term < 2; ++term)
         if (counts(sum.args[term]) && still(sum.args[1 - term])) {
-          p.position = sum.args[term], p.offset = sum.args[1 - term];
+          p.position = sum.args[term];
+          p.offset = sum.args[1 - term];
           return true;
         }
     }
@@ -90,11 +98,14 @@ class Rewriter {
   // The point in the new code, with its offset taken from the id.
   void shift(Point& p, Fused& out) const {
     const DType id = dtype(p.id);
-    p.id = to(p.id), p.position = to(p.position);
+    p.id = to(p.id);
+    p.position = to(p.position);
     if (p.offset < 0) return;
     Instr difference;
-    difference.code = Code::sub, difference.dtype = id;
-    difference.args[0] = p.id, difference.args[1] = to(p.offset);
+    difference.code = Code::sub;
+    difference.dtype = id;
+    difference.args[0] = p.id;
+    difference.args[1] = to(p.offset);
     p.id = static_cast<int>(out.code.size());
     out.code.push_back(difference);
   }

@@ -185,8 +185,11 @@ class CumulativeStep final : public CompiledStep {
   void f32_sums(const std::byte* const* from, std::byte* const* to, std::int64_t count) const {
     const float* x[kMost];
     float* out[kMost];
-    for (std::int64_t l = 0; l < count; ++l)
-      x[l] = reinterpret_cast<const float*>(from[l]), out[l] = reinterpret_cast<float*>(to[l]);
+    for (std::int64_t l = 0; l < count; ++l) {
+      x[l] = reinterpret_cast<const float*>(from[l]);
+      out[l] = reinterpret_cast<float*>(to[l]);
+    }
+
     kernels().running_sums({count, lines_.length, x, out, what_.x.strides.back(),
                             what_.out.strides.back(), what_.reverse});
   }

@@ -15,7 +15,8 @@ struct InPlace {
 
   const Access& access(int a) const { return plan.accesses[static_cast<std::size_t>(a)]; }
   void survey() {
-    shown.assign(plan.values.size(), -1), reads.assign(plan.values.size(), 0);
+    shown.assign(plan.values.size(), -1);
+    reads.assign(plan.values.size(), 0);
     for (const auto* tapes : {&plan.outer, &plan.inner})
       for (const Tape& tape : *tapes)
         for (const Op& op : tape) {
@@ -57,8 +58,11 @@ struct InPlace {
       if (auto* made = made_by(tape[t], value); made && makers.empty()) {
         // nobody else wants it as f32
         const bool alone = reads[static_cast<std::size_t>(value)] == 1;
-        if (made->into < 0 && (!is_narrow(to.dtype) || alone) && !is_read(tape, t, to))
-          made->into = tape[at].access, made->narrow = is_narrow(to.dtype);
+        if (made->into < 0 && (!is_narrow(to.dtype) || alone) && !is_read(tape, t, to)) {
+          made->into = tape[at].access;
+          made->narrow = is_narrow(to.dtype);
+        }
+
         return;
       }
       if (is_narrow(to.dtype)) {

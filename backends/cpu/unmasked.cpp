@@ -40,7 +40,8 @@ Unmasked::Unmasked(const program::Fused& fused) : fused_(fused), code_(fused.cod
   bool turns = false;
   std::size_t used = 0;
   positions_.resize(code_.size());
-  known_.resize(code_.size()), compared_.resize(code_.size());
+  known_.resize(code_.size());
+  compared_.resize(code_.size());
   for (std::size_t i = 0; i < code_.size(); ++i) {
     auto& in = code_[i];
     known_[i] = is_position(in);
@@ -53,7 +54,8 @@ Unmasked::Unmasked(const program::Fused& fused) : fused_(fused), code_(fused.cod
                    known_[static_cast<std::size_t>(in.args[1])];
     if (compared_[i]) used = i + 1;
   }
-  code_.resize(used), bounds_.resize(used);
+  code_.resize(used);
+  bounds_.resize(used);
   if (turns && used > 0) drop_masks();
 }
 
@@ -69,8 +71,11 @@ void Unmasked::drop_masks() {
     auto becomes = [&](int k) {
       const int by = in.args[k];
       auto& other = fused_.code[static_cast<std::size_t>(by)];
-      if (other.dtype == in.dtype && other.inner == in.inner)
-        same[i] = by, holds[i] = held(k), exists_ |= in.code == Code::select;
+      if (other.dtype == in.dtype && other.inner == in.inner) {
+        same[i] = by;
+        holds[i] = held(k);
+        exists_ |= in.code == Code::select;
+      }
     };
     holds[i] = compared_[i];
     const bool masks =

@@ -79,7 +79,8 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
                                                          std::max<std::int64_t>(1, each / enough));
     p.k_block = std::min(most_x, parts_of(parts_of(p.k.n, wanted), 8) * 8);
   }
-  p.n_blocks = parts_of(p.n.n, p.n_block), p.k_blocks = parts_of(p.k.n, p.k_block);
+  p.n_blocks = parts_of(p.n.n, p.n_block);
+  p.k_blocks = parts_of(p.k.n, p.k_block);
   return p;
 }
 

@@ -109,7 +109,8 @@ Cards cards() {
   if (d.missing && !d.version) return c;
   c.needed = CUDA_VERSION;
   if (auto r = d.version(&c.driver); r != CUDA_SUCCESS) {
-    c.driver = c.needed, c.says = d.says ? says(r) : fmt::format("error {}", int(r));
+    c.driver = c.needed;
+    c.says = d.says ? says(r) : fmt::format("error {}", int(r));
     return c;
   }
   if (c.driver / 1000 < c.needed / 1000) return c;
@@ -124,7 +125,8 @@ Cards cards() {
     CUdevice id = 0;
     char name[256] = "";
     CUuuid uuid{};
-    must(d.device(&id, k), "a card"), must(d.device_name(name, sizeof name, id), "a card's name");
+    must(d.device(&id, k), "a card");
+    must(d.device_name(name, sizeof name, id), "a card's name");
     must(d.device_id(&uuid, id), "a card's name");
     std::string told_apart;
     for (unsigned char byte : uuid.bytes) told_apart += fmt::format("{:02x}", byte);
@@ -171,7 +173,8 @@ void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
       try {
         if (m->check && m->lost.empty()) m->check(waited);
       } catch (const Error& e) {
-        m->lost = e.what(), nccl_abort(m->nccl);
+        m->lost = e.what();
+        nccl_abort(m->nccl);
       }
       refuse_lost(mine);
     } else if (driver().set_context(m->device->context) == CUDA_SUCCESS) {
@@ -324,8 +327,9 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
   CUstream stream = nullptr;
   CUevent from = nullptr, to = nullptr;
   must(drv.make_stream(&stream, CU_STREAM_NON_BLOCKING), "a stream");
-  must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event"),
-      must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
+  must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event");
+
+  must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
   std::vector<CUdeviceptr> memory;
   for (auto bytes :
        {bytes_of(p.a, p.batch), bytes_of(p.b, p.batch), bytes_of(p.out, p.batch), kCublasWorkspace})
@@ -338,15 +342,20 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
       float ms = 0;
       must(drv.record(from, stream), "an event");
       told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
-      must(drv.record(to, stream), "an event"), must(drv.wait(stream), "to wait"),
-          must(drv.elapsed(&ms, from, to), "a time");
+      must(drv.record(to, stream), "an event");
+      must(drv.wait(stream), "to wait");
+
+      must(drv.elapsed(&ms, from, to), "a time");
       mine.push_back(ms);
     }
     std::nth_element(mine.begin(), mine.begin() + 3, mine.end());
     times.emplace_back(mine[3], how);
   }
   for (auto m : memory) drv.give(m, stream);
-  drv.wait(stream), drv.end_event(from), drv.end_event(to), drv.end_stream(stream);
+  drv.wait(stream);
+  drv.end_event(from);
+  drv.end_event(to);
+  drv.end_stream(stream);
   return std::min_element(times.begin(), times.end(),
                           [](auto& a, auto& b) { return a.first < b.first; })
       ->second;
@@ -442,7 +451,9 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   const auto now = captured(s);
   CUgraphNodeParams node{};
   node.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
-  node.conditional.handle = condition, node.conditional.type = CU_GRAPH_COND_TYPE_IF,
+  node.conditional.handle = condition;
+  node.conditional.type = CU_GRAPH_COND_TYPE_IF;
+
   node.conditional.size = 1;
   node.conditional.ctx = s.device->context;
   CUgraphNode made = nullptr;
@@ -470,8 +481,12 @@ void end_if(Handle) {}
 
 Api table() {
   Api a;
-  a.name = "cuda", a.cards = cards, a.free_bytes = free_bytes;
-  a.take = take, a.give = give, a.take_host = take_host;
+  a.name = "cuda";
+  a.cards = cards;
+  a.free_bytes = free_bytes;
+  a.take = take;
+  a.give = give;
+  a.take_host = take_host;
   a.give_host = [](void* p) { driver().give_host(p); };
   a.put = [](Handle s, void* to, const void* from, std::int64_t n) {
     must(driver().put(address(to), from, std::size_t(n), on(s).stream), "a copy");
@@ -520,8 +535,11 @@ Api table() {
     must(driver().elapsed(&ms, event(from).event, event(to).event), "a time");
     return double(ms) / 1e3;
   };
-  a.compile = compile, a.launch = launch;
-  a.make_product = make_product, a.make_products = make_products, a.multiply = multiply;
+  a.compile = compile;
+  a.launch = launch;
+  a.make_product = make_product;
+  a.make_products = make_products;
+  a.multiply = multiply;
   a.workspace = [] { return kCublasWorkspace; };
   a.begin_graph = [](Handle s) {
     auto& at = on(s);
@@ -530,14 +548,18 @@ Api table() {
   };
   a.end_graph = end_graph;
   a.drop_graph = [](Handle g) { driver().drop_graph(static_cast<CUgraph>(g)); };
-  a.instantiate = instantiate, a.update = update;
+  a.instantiate = instantiate;
+  a.update = update;
   a.run_graph = [](Handle s, Handle i) {
     must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph");
   };
   a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
-  a.has_ifs = has_ifs, a.begin_if = begin_if, a.end_if = end_if;
+  a.has_ifs = has_ifs;
+  a.begin_if = begin_if;
+  a.end_if = end_if;
   a.make_id = nccl_id;
-  a.join = join, a.leave = leave;
+  a.join = join;
+  a.leave = leave;
   a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) {
     nccl_exchange(static_cast<Member*>(c)->nccl, on(s).stream, all);
   };

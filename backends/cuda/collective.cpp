@@ -18,8 +18,14 @@ bool dense(const View& v, const Dims& dims) {
     if (dims[d] > 1 && v.strides[d] != want[d]) return false;
   return std::none_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.slot >= 0; });
 }
-View moved(View v, std::int64_t elements) { return v.offset += elements, v; }
-Dims with(Dims dims, int d, std::int64_t n) { return dims[std::size_t(d)] = n, dims; }
+View moved(View v, std::int64_t elements) {
+  v.offset += elements;
+  return v;
+}
+Dims with(Dims dims, int d, std::int64_t n) {
+  dims[std::size_t(d)] = n;
+  return dims;
+}
 
 // Blocks of an axis, of which the last may be short, or empty.
 struct Blocks {
@@ -56,8 +62,11 @@ Room room(const Collective& c, std::size_t k) {
 }
 View box_of(const Operand& o, const program::Parcel& p) {
   View v = o.view;
-  for (std::size_t d = 0; d < p.dims.size(); ++d)
-    v.offset += p.start[d] * v.strides[d], v.strides[d] *= p.step.empty() ? 1 : p.step[d];
+  for (std::size_t d = 0; d < p.dims.size(); ++d) {
+    v.offset += p.start[d] * v.strides[d];
+    v.strides[d] *= p.step.empty() ? 1 : p.step[d];
+  }
+
   return v;
 }
 std::int64_t bytes(std::int64_t elements, DType d) { return aligned(elements * bytes_of(d)); }
@@ -93,7 +102,8 @@ class CollectiveMaker {
       for (auto& s : steps) out.push_back({std::move(s)});
       if (!messages.empty()) out.push_back({{}, std::move(messages)});
     };
-    add(before_, first_), add(between_, second_);
+    add(before_, first_);
+    add(between_, second_);
     std::vector<Message> none;
     add(behind_, none);
     return out;
@@ -108,7 +118,10 @@ class CollectiveMaker {
       throw Error("[collective] a collective needs more scratch than is planned for it");
     return v;
   }
-  static View laid(View v, const Dims& dims) { return v.strides = row_major(dims), v; }
+  static View laid(View v, const Dims& dims) {
+    v.strides = row_major(dims);
+    return v;
+  }
   static void copy(std::vector<Step>& to, const Dims& dims, const View& from, const View& out) {
     if (points(dims) > 0) to.push_back({.kind = Kind::copy, .copy = {dims, from, out}});
   }
@@ -128,7 +141,8 @@ class CollectiveMaker {
     constexpr Code codes[] = {Code::add, Code::mul, Code::max, Code::min};
     const auto d = is_float(out.dtype) && out.dtype != DType::f64 ? DType::f32 : out.dtype;
     Step s;
-    s.fused.dims = dims, s.fused.outer = int(dims.size());
+    s.fused.dims = dims;
+    s.fused.outer = int(dims.size());
     auto& code = s.fused.code;
     for (auto& v : of_rank) {
       code.push_back({.code = Code::load, .dtype = d, .view = v});

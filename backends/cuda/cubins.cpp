@@ -65,7 +65,10 @@ std::string compiler_of(const std::filesystem::path& folder, int version) {
 }
 std::string cached_cubin(const std::string& text, int sm, bool exact) {
   const auto folder = cache_folder();
-  auto compiled = [&] { return ++made, compile_for_card(text, sm, exact).bytes; };
+  auto compiled = [&] {
+    ++made;
+    return compile_for_card(text, sm, exact).bytes;
+  };
   if (folder.empty()) return compiled();
   const auto all = fmt::format("{} {} {}\n{}", compiler_of(folder, nvrtc_version()), sm,
                                fmt::join(nvrtc_options(sm, exact), " "), text);

@@ -142,7 +142,8 @@ CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_uniq
     throw Error(
         "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in "
         "the loader's path?");
-  i.wide = p.out.dtype == DType::f64, i.accumulate = p.accumulate;
+  i.wide = p.out.dtype == DType::f64;
+  i.accumulate = p.accumulate;
   const auto compute = i.wide                            ? kComputeF64
                        : tf32 && p.a.dtype == DType::f32 ? kComputeTf32
                                                          : kComputeF32;
@@ -151,7 +152,9 @@ CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_uniq
         "a transpose");
   i.set(i.lib.set_descriptor, i.descriptor, kTransposeB, std::int32_t(p.b.transposed),
         "a transpose");
-  i.lay(i.a, p.a, p.batch), i.lay(i.b, p.b, p.batch), i.lay(i.out, p.out, p.batch);
+  i.lay(i.a, p.a, p.batch);
+  i.lay(i.b, p.b, p.batch);
+  i.lay(i.out, p.out, p.batch);
   // By itself it takes for granted that all pointers are aligned to 256 bytes, and may put partial
   // sums together in the dtype of the result.
   must(i.lib.make_preference(&i.preference), "a preference");
@@ -210,7 +213,11 @@ void CublasProduct::run(void* library, void* stream, const Algorithm& how, const
   const double one = 1, beta = i.accumulate ? 1 : 0;
   const float one_f32 = 1, beta_f32 = float(beta);
   const void* scale[] = {&one_f32, &beta_f32};
-  if (i.wide) scale[0] = &one, scale[1] = &beta;
+  if (i.wide) {
+    scale[0] = &one;
+    scale[1] = &beta;
+  }
+
   must(i.lib.multiply(library, i.descriptor, scale[0], a, i.a, b, i.b, scale[1], out, i.out, out,
                       i.out, &how, workspace, std::size_t(kCublasWorkspace), stream),
        "to multiply");

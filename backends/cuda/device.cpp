@@ -70,7 +70,9 @@ class CudaDevice final : public Device, public Measured {
   }
   Machine machine() const override {
     auto m = machine_;
-    m.lane = kUsualLane, m.whole_rows = true, m.row = 16;
+    m.lane = kUsualLane;
+    m.whole_rows = true;
+    m.row = 16;
     return m;
   }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
@@ -93,7 +95,8 @@ class CudaDevice final : public Device, public Measured {
     });
   }
   double seconds(const Instant& from, const Instant& to) override {
-    api_.wait_event(from.get()), api_.wait_event(to.get());
+    api_.wait_event(from.get());
+    api_.wait_event(to.get());
     return api_.seconds(from.get(), to.get());
   }
   std::vector<std::function<void()>> bare_products(const Step& s, const std::vector<void*>& places,
@@ -135,7 +138,8 @@ class CudaDevice final : public Device, public Measured {
       else if (all.missing == 0)
         start(all, ranks);
       --all.missing;
-      id = all.id, one_card = all.one_card;
+      id = all.id;
+      one_card = all.one_card;
     }
     Check check;
     if (group) check = [group](auto waited) { group->check(waited); };

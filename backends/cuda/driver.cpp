@@ -13,32 +13,56 @@ Driver opened() {
   auto find = [&](auto& f, const char* name) {
     if (!library.find(f, name) && !d.missing) d.missing = name;
   };
-  find(d.init, "cuInit"), find(d.version, "cuDriverGetVersion"), find(d.says, "cuGetErrorString");
-  find(d.count, "cuDeviceGetCount"), find(d.device, "cuDeviceGet"),
-      find(d.device_name, "cuDeviceGetName");
+  find(d.init, "cuInit");
+  find(d.version, "cuDriverGetVersion");
+  find(d.says, "cuGetErrorString");
+  find(d.count, "cuDeviceGetCount");
+  find(d.device, "cuDeviceGet");
+
+  find(d.device_name, "cuDeviceGetName");
   find(d.device_id, "cuDeviceGetUuid_v2");
-  find(d.attribute, "cuDeviceGetAttribute"), find(d.context, "cuDevicePrimaryCtxRetain");
-  find(d.set_context, "cuCtxSetCurrent"), find(d.memory, "cuMemGetInfo_v2");
-  find(d.pool, "cuDeviceGetDefaultMemPool"), find(d.set_pool, "cuMemPoolSetAttribute");
-  find(d.get_pool, "cuMemPoolGetAttribute"), find(d.take, "cuMemAllocAsync"),
-      find(d.give, "cuMemFreeAsync");
-  find(d.take_host, "cuMemHostAlloc"), find(d.give_host, "cuMemFreeHost"),
-      find(d.put, "cuMemcpyHtoDAsync_v2");
-  find(d.get, "cuMemcpyDtoHAsync_v2"), find(d.copy, "cuMemcpyDtoDAsync_v2"),
-      find(d.make_stream, "cuStreamCreate");
+  find(d.attribute, "cuDeviceGetAttribute");
+  find(d.context, "cuDevicePrimaryCtxRetain");
+  find(d.set_context, "cuCtxSetCurrent");
+  find(d.memory, "cuMemGetInfo_v2");
+  find(d.pool, "cuDeviceGetDefaultMemPool");
+  find(d.set_pool, "cuMemPoolSetAttribute");
+  find(d.get_pool, "cuMemPoolGetAttribute");
+  find(d.take, "cuMemAllocAsync");
+
+  find(d.give, "cuMemFreeAsync");
+  find(d.take_host, "cuMemHostAlloc");
+  find(d.give_host, "cuMemFreeHost");
+
+  find(d.put, "cuMemcpyHtoDAsync_v2");
+  find(d.get, "cuMemcpyDtoHAsync_v2");
+  find(d.copy, "cuMemcpyDtoDAsync_v2");
+
+  find(d.make_stream, "cuStreamCreate");
   find(d.end_stream, "cuStreamDestroy_v2");
-  find(d.is_done, "cuStreamQuery"), find(d.wait, "cuStreamSynchronize");
-  find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
-  find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"),
-      find(d.record, "cuEventRecord");
+  find(d.is_done, "cuStreamQuery");
+  find(d.wait, "cuStreamSynchronize");
+  find(d.mark, "cuStreamWriteValue64_v2");
+  find(d.follow, "cuStreamWaitEvent");
+  find(d.make_event, "cuEventCreate");
+  find(d.end_event, "cuEventDestroy_v2");
+
+  find(d.record, "cuEventRecord");
   find(d.has_come, "cuEventQuery");
-  find(d.wait_event, "cuEventSynchronize"), find(d.elapsed, "cuEventElapsedTime_v2");
-  find(d.load, "cuLibraryLoadData"), find(d.kernel, "cuLibraryGetKernel");
-  find(d.set_kernel, "cuKernelSetAttribute"), find(d.launch, "cuLaunchKernel");
-  find(d.begin_graph, "cuStreamBeginCapture_v2"), find(d.end_graph, "cuStreamEndCapture");
-  find(d.drop_graph, "cuGraphDestroy"), find(d.instantiate, "cuGraphInstantiateWithFlags");
-  find(d.update, "cuGraphExecUpdate_v2"), find(d.run_graph, "cuGraphLaunch"),
-      find(d.end_instance, "cuGraphExecDestroy");
+  find(d.wait_event, "cuEventSynchronize");
+  find(d.elapsed, "cuEventElapsedTime_v2");
+  find(d.load, "cuLibraryLoadData");
+  find(d.kernel, "cuLibraryGetKernel");
+  find(d.set_kernel, "cuKernelSetAttribute");
+  find(d.launch, "cuLaunchKernel");
+  find(d.begin_graph, "cuStreamBeginCapture_v2");
+  find(d.end_graph, "cuStreamEndCapture");
+  find(d.drop_graph, "cuGraphDestroy");
+  find(d.instantiate, "cuGraphInstantiateWithFlags");
+  find(d.update, "cuGraphExecUpdate_v2");
+  find(d.run_graph, "cuGraphLaunch");
+
+  find(d.end_instance, "cuGraphExecDestroy");
 #if CUDA_VERSION >= 13000
   int version = 0;
   d.has_ifs = library.find(d.captured, "cuStreamGetCaptureInfo_v3") &&

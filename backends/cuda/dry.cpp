@@ -28,12 +28,15 @@ class Memory {
     auto* got = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) return nullptr;
     std::lock_guard hold(lock_);
-    return taken_[got] = whole, got;
+    taken_[got] = whole;
+    return got;
   }
   void give(void* p) {
     std::lock_guard hold(lock_);
-    if (auto found = taken_.find(p); found != taken_.end())
-      munmap(p, found->second), taken_.erase(found);
+    if (auto found = taken_.find(p); found != taken_.end()) {
+      munmap(p, found->second);
+      taken_.erase(found);
+    }
   }
 
  private:

@@ -43,7 +43,8 @@ class CudaExecutable final : public Executable {
     if (words_.keep) keep_texts();
     auto kernels = api_.compile(lane_.device, kernels_);
     for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->made = kernels[k];
-    kernels_.clear(), waiting_.clear();
+    kernels_.clear();
+    waiting_.clear();
     if (sequence_.flags > 0) flags_ = lane_.take(sequence_.flags);
     if (sequence_.beside > 0) beside_ = lane_.take(sequence_.beside);
     in_graphs_ = fits_in_graph();
@@ -71,7 +72,8 @@ class CudaExecutable final : public Executable {
         run_graph(arguments, results, arena, rank);
       } else {
         Call call(*this, lane_.stream, lane_.side, arguments, results, arena, rank);
-        call.run(sequence_.items), call.end();
+        call.run(sequence_.items);
+        call.end();
       }
       mine.end();
       if (sequence_.asks_host || words_.sync) api_.wait(lane_.stream);
@@ -114,8 +116,11 @@ class CudaExecutable final : public Executable {
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
-      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part)
-        kernels_.push_back(named(i.launch.text)), waiting_.push_back(&i);
+      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part) {
+        kernels_.push_back(named(i.launch.text));
+        waiting_.push_back(&i);
+      }
+
       if (i.kind == Item::Kind::product)
         i.made = api_.make_product(lane_.device, *i.launch.product, words_);
       if (i.kind == Item::Kind::collective)
@@ -136,7 +141,8 @@ class CudaExecutable final : public Executable {
     at_.clear();
     for (auto* all : {&arguments, &results})
       for (auto* p : *all) at_.push_back(number(p));
-    at_.push_back(number(arena)), at_.push_back(sequence_.speaks ? rank->number : 0);
+    at_.push_back(number(arena));
+    at_.push_back(sequence_.speaks ? rank->number : 0);
     auto known =
         std::find_if(instances_.begin(), instances_.end(), [&](auto& i) { return i.at == at_; });
     if (known == instances_.end()) known = write_down(arguments, results, arena, rank);
@@ -151,7 +157,8 @@ class CudaExecutable final : public Executable {
     api_.begin_graph(lane_.graph);
     try {
       Call call(*this, lane_.graph, lane_.graph_side, arguments, results, arena, rank);
-      call.run(sequence_.items), call.end();
+      call.run(sequence_.items);
+      call.end();
     } catch (...) {
       try {
         api_.drop_graph(api_.end_graph(lane_.graph));
@@ -287,7 +294,8 @@ class CudaExecutable final : public Executable {
       const auto main = std::exchange(stream_, side_);
       auto others = std::exchange(beside_, {});
       run(i.body);
-      beside_ = std::move(others), stream_ = main;
+      beside_ = std::move(others);
+      stream_ = main;
       api_.record(i.behind, side_);
       Beside mine{i.behind};
       each_range(i, [&](const Range& r) { mine.ranges.push_back(r); });

@@ -93,7 +93,8 @@ class FusedText : FusedPoints {
     parts_ = p;
     for (auto i : all_folds()) {
       partial_.resize(code_.size());
-      partial_[i] = place,
+      partial_[i] = place;
+
       place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     }
     for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_fold(code_[i].code);
@@ -102,9 +103,11 @@ class FusedText : FusedPoints {
   }
   Fused second_pass(const Fused& f, const Parts& p, std::int64_t place) const {
     Fused out;
-    out.dims.assign(f.dims.begin(), f.dims.begin() + f.outer), out.outer = f.outer;
+    out.dims.assign(f.dims.begin(), f.dims.begin() + f.outer);
+    out.outer = f.outer;
     Dims strides = program::row_major(out.dims);
-    out.dims.push_back(p.count), strides.push_back(rows_);
+    out.dims.push_back(p.count);
+    strides.push_back(rows_);
     std::vector<int> now(code_.size(), -1);
     auto add = [&](Instr in) {
       for (int& a : in.args)
@@ -123,7 +126,8 @@ class FusedText : FusedPoints {
       Instr x{.code = Code::load, .dtype = wide, .inner = true};
       x.view = {kArenaSlot, wide, place / bytes_of(wide), strides, {}};
       place += program::aligned(p.count * rows_ * bytes_of(wide));
-      in.args[0] = add(std::move(x)), in.dtype = wide;
+      in.args[0] = add(std::move(x));
+      in.dtype = wide;
       now[i] = add(std::move(in));
       if (wide != d) {  // rounded once, here
         out.code.push_back({.code = Code::cast, .dtype = d, .args = {now[i], -1, -1, -1}});
@@ -152,8 +156,9 @@ class FusedText : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& s = info_[i].strides;
       if (!info_[i].needed || s.empty() || !code_[i].inner) continue;
-      along |= s.back() == 1 && (outer_ == 0 || is_of_row(i)),
-          along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
+      along |= s.back() == 1 && (outer_ == 0 || is_of_row(i));
+
+      along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
     }
     return {along_rows, along};
   }
@@ -224,7 +229,8 @@ class FusedText : FusedPoints {
             std::any_of(here + 1, walks.end(), is(kKept)))
           kept += size_of(code_[i].dtype);
       }
-      most_kept = std::max(most_kept, kept), most_read = std::max(most_read, read);
+      most_kept = std::max(most_kept, kept);
+      most_read = std::max(most_read, read);
     }
     return {most_kept, most_read};
   }
@@ -236,7 +242,8 @@ class FusedText : FusedPoints {
     along_ = dims_.size() - 1;
     if (!is_plain() && dims_.size() == outer_ + 1) few_ = few_along(along_, true);
     group_ = usual_group();
-    kept_.assign(code_.size(), 0), walks_ = walks_with(kept_);
+    kept_.assign(code_.size(), 0);
+    walks_ = walks_with(kept_);
     if (is_plain()) return;
     ahead_ = std::min(power_from(chunks_each(group_)), few_ > 1 ? 4 : kTerms);
     for (bool long_ones : {true, false})
@@ -250,10 +257,15 @@ class FusedText : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept[i]) continue;
       const auto chunks = (inner_ + few_ - 1) / few_;
-      at[i] = bytes, bytes += program::aligned(chunks * few_ * bytes_of(code_[i].view.dtype));
+      at[i] = bytes;
+      bytes += program::aligned(chunks * few_ * bytes_of(code_[i].view.dtype));
     }
     if (bytes > near_ || std::none_of(kept.begin(), kept.end(), [](char k) { return k; })) return;
-    group_ = kMostGroup, kept_ = kept, walks_ = walks_with(kept), near_at_ = at,
+    group_ = kMostGroup;
+    kept_ = kept;
+    walks_ = walks_with(kept);
+    near_at_ = at;
+
     near_bytes_ = bytes;
   }
   // Few threads that hold little each, so that many rows are under way; more of both where rows are
@@ -267,7 +279,11 @@ class FusedText : FusedPoints {
         const auto chunks = std::int64_t(power_from(chunks_each(group)));
         if (chunks * few_ * numbers > most || chunks * few_ * read > kMostRead) continue;
         if (group < group_ && rows_ * group < 2 * kManyThreads) continue;  // there are few rows
-        keeps_ = true, group_ = group, ahead_ = int(chunks), kept_ = kept, walks_ = walks;
+        keeps_ = true;
+        group_ = group;
+        ahead_ = int(chunks);
+        kept_ = kept;
+        walks_ = walks;
         return;
       }
   }
@@ -302,7 +318,8 @@ class FusedText : FusedPoints {
     if (stores_rows_) store_rows();
     text_.close();
     auto out = text_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
-    out.threads = threads,
+    out.threads = threads;
+
     out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
     out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), near_bytes_);
     return out;
@@ -324,13 +341,18 @@ class FusedText : FusedPoints {
   // The row, or which few, of what is counted, of which each part of all rows has so many; from and
   // to: its points.
   std::string part_of(const std::string& counted, std::int64_t many) {
-    if (!in_parts()) return from_ = "0", counted;
+    if (!in_parts()) {
+      from_ = "0";
+      return counted;
+    }
+
     auto each = text_.word(many), length = text_.word(parts_.length);
     text_.line(fmt::format("const I piece = {} / I({});", counted, each));
     text_.line(fmt::format(
         "const I from = piece * I({}), next = from + I({}), to = next < I({}) ? next : I({});",
         length, length, to_, to_));
-    from_ = "from", to_ = "to";
+    from_ = "from";
+    to_ = "to";
     return fmt::format("{} % I({})", counted, each);
   }
   void keep_room() {
@@ -424,8 +446,11 @@ class FusedText : FusedPoints {
     unroll(each);
     place();
     for (std::size_t i = 0; i < code_.size(); ++i)  // what all rows share is near
-      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i))
-        fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i)) {
+        fetch(i, fmt::format("const auto x{}", i), "here");
+        fetched(i, "");
+      }
+
     each_of_chunk(marks, [&](std::size_t i) { point_of_row(i, marks[i]); });
     if (stores(marks)) {
       text_.open("if (there)");
@@ -535,7 +560,9 @@ class FusedText : FusedPoints {
     return along_rows && !along;
   }
   void chunk_columns() {
-    along_ = outer_ - 1, few_ = few_along(along_, false), kept_.assign(code_.size(), 0);
+    along_ = outer_ - 1;
+    few_ = few_along(along_, false);
+    kept_.assign(code_.size(), 0);
     ahead_ = int(std::min<std::int64_t>(few_ > 1 ? 4 : kTerms,
                                         power_from(std::min<std::int64_t>(inner_, kTerms))));
   }
@@ -557,8 +584,10 @@ class FusedText : FusedPoints {
       if (outer[i] && is_fold(code_[i].code)) inner[i] = kMade;
       for (int a : code_[i].args)
         if (a >= 0 && inner[i]) inner[std::size_t(a)] = kMade;
-      if (outer[i] && is_load(i))
-        fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+      if (outer[i] && is_load(i)) {
+        fetch(i, fmt::format("const auto x{}", i), "here");
+        fetched(i, "");
+      }
     }
     const auto each_line = fmt::format("for (int k = 0; k < {}; ++k)", few_);
     for (auto i : folds) {

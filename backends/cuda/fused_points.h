@@ -29,7 +29,8 @@ class FusedPoints {
     read(f);
     merge();
     for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
-    rows_ = program::points(part(0, outer_)), inner_ = program::points(part(outer_, dims_.size()));
+    rows_ = program::points(part(0, outer_));
+    inner_ = program::points(part(outer_, dims_.size()));
     empty_ = inner_ == 0;
     text_.far = program::points(dims_) >= most_near;
     for (std::size_t i = 0; i < code_.size(); ++i) text_.far |= reach(i) >= most_near;
@@ -58,12 +59,14 @@ class FusedPoints {
 
   // ---- the space of points: without dims of one, and with dims that lie side by side as one ----
   void read(const Fused& f) {
-    dims_ = f.dims, outer_ = std::size_t(f.outer);
+    dims_ = f.dims;
+    outer_ = std::size_t(f.outer);
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!has_place(code_[i])) continue;
       auto& s = info_[i].strides;
       if (code_[i].code != Code::iota) s = code_[i].view.strides;
-      s.resize(code_[i].inner ? dims_.size() : outer_), s.resize(dims_.size());
+      s.resize(code_[i].inner ? dims_.size() : outer_);
+      s.resize(dims_.size());
       if (code_[i].code == Code::iota && code_[i].dim >= 0)
         s[std::size_t(code_[i].dim)] = code_[i].stride;
     }
@@ -243,7 +246,11 @@ class FusedPoints {
       "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
       "blockDim_x)";
   Launch points(std::int64_t n) {
-    if (!serial_ && !dims_.empty()) along_ = dims_.size() - 1, few_ = few_along(along_, false);
+    if (!serial_ && !dims_.empty()) {
+      along_ = dims_.size() - 1;
+      few_ = few_along(along_, false);
+    }
+
     if (few_ > 1) return chunks();
     auto count = text_.word(n);
     text_.open(serial_ ? fmt::format("for (I p = 0; p < I({}); ++p)", count)
@@ -273,7 +280,11 @@ class FusedPoints {
     text_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
     const Marks all = needed();
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (all[i] && is_load(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+      if (all[i] && is_load(i)) {
+        fetch(i, fmt::format("const auto x{}", i), "here");
+        fetched(i, "");
+      }
+
     each_of_chunk(all, [&](std::size_t i) {
       if (is_store(code_[i].code))
         into_chunk(i);

@@ -44,7 +44,11 @@ class Joiner {
     for (auto& i : items) {
       Group g{.touched = touched(i)};
       const bool has_equals = is_kernel(i) && many[key_of(i)] > 1;
-      if (has_equals) g.after = last_collective(g.touched), g.differs.resize(i.launch.words.size());
+      if (has_equals) {
+        g.after = last_collective(g.touched);
+        g.differs.resize(i.launch.words.size());
+      }
+
       g.all.push_back(std::move(i));
       if (auto* into = has_equals ? equal_before(g) : nullptr) {
         into->differs = differing(*into, g.all[0].launch);

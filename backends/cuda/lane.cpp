@@ -28,14 +28,22 @@ struct Units {
     dtype = width == 8 ? DType::u64 : width == 4 ? DType::u32 : width == 2 ? DType::u16 : DType::u8;
     for (auto* strides : {&to, &from})
       for (auto& s : *strides) s *= each;
-    dims.push_back(each), to.push_back(1), from.push_back(1);
+    dims.push_back(each);
+    to.push_back(1);
+    from.push_back(1);
   }
 };
 // The box from, or to, memory where it lies in one piece.
 Box from_packed(Box b, const void* data) {
-  return b.from = data, b.from_strides = row_major(b.dims), b;
+  b.from = data;
+  b.from_strides = row_major(b.dims);
+  return b;
 }
-Box to_packed(Box b, void* data) { return b.to = data, b.to_strides = row_major(b.dims), b; }
+Box to_packed(Box b, void* data) {
+  b.to = data;
+  b.to_strides = row_major(b.dims);
+  return b;
+}
 Memory host_memory(std::int64_t bytes) {
   return {::operator new(std::size_t(bytes)), [](void* p) { ::operator delete(p); }};
 }
@@ -55,7 +63,11 @@ Lane::~Lane() {
   } catch (const Error&) {}
   if (workspace_) api.give(stream, workspace_);
   for (auto& h : halves_)
-    if (h.data) api.end_event(h.event), api.give_host(h.data);
+    if (h.data) {
+      api.end_event(h.event);
+      api.give_host(h.data);
+    }
+
   api.give_host(done_);
   for (auto s : {stream, side, graph, graph_side}) api.end_stream(s);
 }
@@ -118,8 +130,11 @@ void* Lane::workspace() {
 // ---- copies ----
 Lane::Half& Lane::half(std::int64_t k) {
   auto& h = halves_[std::size_t(k % 2)];
-  if (!h.data)
-    h.data = static_cast<std::byte*>(api.take_host(kHalf)), h.event = api.make_event(device);
+  if (!h.data) {
+    h.data = static_cast<std::byte*>(api.take_host(kHalf));
+    h.event = api.make_event(device);
+  }
+
   api.wait_event(h.event);
   return h;
 }
@@ -168,7 +183,11 @@ void Lane::put(const Box& b) {
     const bool as_it_is = in_one_piece(b.dims, b.from_strides),
                direct = in_one_piece(b.dims, b.to_strides);
     Memory here, there;
-    if (!as_it_is) here = host_memory(bytes), copy_on_host(to_packed(b, here.get()));
+    if (!as_it_is) {
+      here = host_memory(bytes);
+      copy_on_host(to_packed(b, here.get()));
+    }
+
     if (!direct) there = take(bytes);
     put_bytes(static_cast<std::byte*>(direct ? b.to : there.get()),
               static_cast<const std::byte*>(as_it_is ? b.from : here.get()), bytes);
@@ -182,7 +201,11 @@ void Lane::get(const Box& b) {
     const bool as_it_is = in_one_piece(b.dims, b.from_strides),
                direct = in_one_piece(b.dims, b.to_strides);
     Memory here, there;
-    if (!as_it_is) there = take(bytes), copy_there(to_packed(b, there.get()));
+    if (!as_it_is) {
+      there = take(bytes);
+      copy_there(to_packed(b, there.get()));
+    }
+
     if (!direct) here = host_memory(bytes);
     get_bytes(static_cast<std::byte*>(direct ? b.to : here.get()),
               static_cast<const std::byte*>(as_it_is ? b.from : there.get()), bytes);

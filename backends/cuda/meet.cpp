@@ -39,7 +39,10 @@ Said said_in(const std::string& text) {
     return all;
   };
   Said s;
-  s.id = from_hex(line()), s.host = line(), s.taken = words(), s.seen = words();
+  s.id = from_hex(line());
+  s.host = line();
+  s.taken = words();
+  s.seen = words();
   return s;
 }
 std::string counted(std::size_t n, const char* what) {
@@ -52,8 +55,10 @@ void refuse_shared_cards(const Api& api, const std::vector<Said>& all) {
     std::size_t ranks = 0, devices = 0;
     for (auto& s : all) {
       if (s.host != one.host) continue;
-      ++ranks, devices += s.taken.size();
-      taken.insert(s.taken.begin(), s.taken.end()), seen.insert(s.seen.begin(), s.seen.end());
+      ++ranks;
+      devices += s.taken.size();
+      taken.insert(s.taken.begin(), s.taken.end());
+      seen.insert(s.seen.begin(), s.seen.end());
     }
     if (taken.size() == devices) continue;
     const auto of_each =

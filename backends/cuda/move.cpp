@@ -14,7 +14,10 @@ namespace {
 
 using namespace program;
 
-Dims without_last(Dims d) { return d.pop_back(), d; }
+Dims without_last(Dims d) {
+  d.pop_back();
+  return d;
+}
 const char* bits_type(DType d) {  // of the same size
   switch (bytes_of(d)) {
     case 1:
@@ -101,7 +104,8 @@ Parted parted(const Scatter& s) {
     auto old = v.strides;
     for (std::size_t k = 0; k < order.size(); ++k) v.strides[k] = old[order[k]];
   };
-  arrange(out.updates), arrange(out.target);
+  arrange(out.updates);
+  arrange(out.target);
   for (auto& i : out.indexed) arrange(i.ids);
   return out;
 }
@@ -160,7 +164,10 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   w.line("const I at_id = from_lane(to, lane), from_id = from_lane(from, lane);");
   w.open("if (there)");
   update(w, s, base, "at_point + at_id", from, "from_point + from_id");
-  w.close(), w.close(), w.close(), w.close();
+  w.close();
+  w.close();
+  w.close();
+  w.close();
   return w.launch(32 * groups * parts, true);
 }
 Launch scatter(const Scatter& s, Around* around) {
@@ -182,7 +189,9 @@ Launch scatter(const Scatter& s, Around* around) {
   auto base = w.base(p.target, true), at = w.at(p.target, p.target.strides) + " + moved";
   auto from = w.base(p.updates), from_at = w.at(p.updates, p.updates.strides);
   update(w, s, base, at, from, from_at);
-  w.close(), w.close(), w.close();
+  w.close();
+  w.close();
+  w.close();
   return w.launch(points(p.apart));
 }
 
@@ -240,7 +249,8 @@ Launch cumulative(const Cumulative& c, Around* around) {
                      fold_of(c.monoid), S, X, X, x, x_at, x_step));
   w.line(
       fmt::format("store<{0}>({1}, {2} + q * {3}, result<{0}>(sum));", S, out, out_at, out_step));
-  w.close(), w.close();
+  w.close();
+  w.close();
   return w.launch(points(rows));
 }
 

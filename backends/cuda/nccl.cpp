@@ -80,7 +80,8 @@ void nccl_exchange(Handle h, void* stream, const std::vector<Transfer>& all) {
       status = t.sends ? lib.send(t.at, std::size_t(t.bytes), kBytes, t.peer, m.comm, stream)
                        : lib.receive(t.at, std::size_t(t.bytes), kBytes, t.peer, m.comm, stream);
   const int ended = lib.end_group();
-  must(status, "a send or a receive"), must(ended, "a group");
+  must(status, "a send or a receive");
+  must(ended, "a group");
 }
 void nccl_abort(Handle h) {
   if (auto& m = member(h); !std::exchange(m.aborted, true)) nccl().abort(m.comm);

@@ -34,22 +34,32 @@ template <class F> void each_view(const Step& s, const F& f) {
       for (auto& i : s.fused.code) f(i.view);
       break;
     case Kind::contract:
-      f(s.contract.a), f(s.contract.b), f(s.contract.out);
+      f(s.contract.a);
+      f(s.contract.b);
+      f(s.contract.out);
       break;
     case Kind::gather:
-      f(s.gather.table), f(s.gather.out), indexed(s.gather.indexed);
+      f(s.gather.table);
+      f(s.gather.out);
+      indexed(s.gather.indexed);
       break;
     case Kind::scatter:
-      f(s.scatter.updates), f(s.scatter.target), indexed(s.scatter.indexed);
+      f(s.scatter.updates);
+      f(s.scatter.target);
+      indexed(s.scatter.indexed);
       break;
     case Kind::sort:
-      f(s.sort.x), f(s.sort.out), f(s.sort.indices);
+      f(s.sort.x);
+      f(s.sort.out);
+      f(s.sort.indices);
       break;
     case Kind::cumulative:
-      f(s.cumulative.x), f(s.cumulative.out);
+      f(s.cumulative.x);
+      f(s.cumulative.out);
       break;
     case Kind::copy:
-      f(s.copy.x), f(s.copy.out);
+      f(s.copy.x);
+      f(s.copy.out);
       break;
     case Kind::skip:
       f(s.skip.unless);
@@ -88,7 +98,11 @@ class Nest {
   Nest(const Loop& outermost, const Program& p, std::int64_t near, bool marks)
       : loop_(outermost), program_(p), loops_(nested(outermost)), marks_(marks) {
     std::int64_t turns = 1;
-    for (auto* l : loops_) turns *= l->trips, around_.loops.insert(l->variable);
+    for (auto* l : loops_) {
+      turns *= l->trips;
+      around_.loops.insert(l->variable);
+    }
+
     each_step(body(), [&](auto& s, auto) {
       if (s.kind == Kind::loop) around_.loops.insert(s.loop.variable);
     });
@@ -119,9 +133,12 @@ class Nest {
     close();
     // so many threads, and one of so many blocks on a processor
     out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
-    out.text = kernel_text(around_.words.size(), text_, out.bounds), out.words = around_.words;
+    out.text = kernel_text(around_.words.size(), text_, out.bounds);
+    out.words = around_.words;
     out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.lanes : 1 << 20);
-    out.threads = kNestThreads, out.waits = true, out.shared = stage_ + kept_ + near_;
+    out.threads = kNestThreads;
+    out.waits = true;
+    out.shared = stage_ + kept_ + near_;
   }
   Launch out;
 
@@ -131,8 +148,14 @@ class Nest {
   void line(const std::string& text) {
     text_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n";
   }
-  void open(const std::string& text) { line(text + " {"), ++depth_; }
-  void close() { --depth_, line("}"); }
+  void open(const std::string& text) {
+    line(text + " {");
+    ++depth_;
+  }
+  void close() {
+    --depth_;
+    line("}");
+  }
 
   // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are
   // 128 a thread. For sm_80 the compiler takes some more, and spills.)
@@ -161,11 +184,13 @@ class Nest {
         });
       });
     };
-    count(body(), 1), count(all, -1);
+    count(body(), 1);
+    count(all, -1);
     auto lives_here = [&](int slot) { return is_own(slot) && touched[slot] == 0; };
     auto found = tile_group(all, program_, lives_here);
     if (found && found->stage_bytes() + found->kept_bytes() <= near) {
-      stage_ = std::max(stage_, found->stage_bytes()), kept_ = std::max(kept_, found->kept_bytes());
+      stage_ = std::max(stage_, found->stage_bytes());
+      kept_ = std::max(kept_, found->kept_bytes());
       tiles_[&all] = std::move(found);
       return;
     }
@@ -182,11 +207,17 @@ class Nest {
     std::set<int> slots;
     each_step(body(), [&](auto& s, std::int64_t times) {
       each_view(s, [&](const View& v) {
-        if (v.slot >= 0 && !is_unused(v.slot))
-          slots.insert(v.slot),
-              touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
+        if (v.slot >= 0 && !is_unused(v.slot)) {
+          slots.insert(v.slot);
+
+          touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
+        }
+
         for (auto& t : v.terms)
-          if (t.slot >= 0) slots.insert(t.slot), touched[program_.memory(t.slot)] += times;
+          if (t.slot >= 0) {
+            slots.insert(t.slot);
+            touched[program_.memory(t.slot)] += times;
+          }
       });
     });
     std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
@@ -195,7 +226,13 @@ class Nest {
     for (auto& [s, start] : starts)
       all = std::max(all, stage_ + kept_ + start + program_.slot(s).bytes);
     if (tiles_.empty() || all > most) {
-      if (!tiles_.empty()) return tiles_.clear(), stage_ = kStageBytes, kept_ = 0, place(most);
+      if (!tiles_.empty()) {
+        tiles_.clear();
+        stage_ = kStageBytes;
+        kept_ = 0;
+        return place(most);
+      }
+
       starts = stretch(touched, most - stage_);
     }
     for (int s : slots) {
@@ -222,7 +259,10 @@ class Nest {
       std::int64_t sum = 0, from = program_.slot(first.first).offset;
       for (auto& [s, bytes] : touched)
         if (is_near(s, from)) sum += bytes;
-      if (sum > best) best = sum, start = from;
+      if (sum > best) {
+        best = sum;
+        start = from;
+      }
     }
     std::map<int, std::int64_t> out;
     for (auto& t : touched)
@@ -246,8 +286,11 @@ class Nest {
     std::map<int, std::int64_t> out;
     std::int64_t at = 0;
     for (int s : order)
-      if (const auto bytes = aligned(program_.slot(s).bytes); is_small(s) || at + bytes <= room)
-        out[s] = at, at += bytes;
+      if (const auto bytes = aligned(program_.slot(s).bytes); is_small(s) || at + bytes <= room) {
+        out[s] = at;
+        at += bytes;
+      }
+
     return out;
   }
 
@@ -356,7 +399,11 @@ class Nest {
     auto stride = [&](const View& v) { return at < v.strides.size() ? v.strides[at] : 0; };
     auto part = [&](const Dims& sizes) {
       std::vector<Dim> out;
-      for (auto n : sizes) out.push_back({n, stride(c.a), stride(c.b), stride(c.out)}), ++at;
+      for (auto n : sizes) {
+        out.push_back({n, stride(c.a), stride(c.b), stride(c.out)});
+        ++at;
+      }
+
       return out;
     };
     auto walked = part(c.batch), rows = part(c.m), columns = part(c.n), terms = part(c.k);
@@ -372,9 +419,14 @@ class Nest {
     for (auto* more : {&rows, &columns}) walked.insert(walked.end(), more->begin(), more->end());
     std::erase_if(walked, [](auto& d) { return d.n == 1; });
     Dims sizes, strides[3];
-    for (auto& d : walked)
-      sizes.push_back(d.n), strides[0].push_back(d.a), strides[1].push_back(d.b),
-          strides[2].push_back(d.out);
+    for (auto& d : walked) {
+      sizes.push_back(d.n);
+      strides[0].push_back(d.a);
+      strides[1].push_back(d.b);
+
+      strides[2].push_back(d.out);
+    }
+
     std::string text = "  using I = std::int64_t;\n";
     for (std::size_t d = 0; d < sizes.size(); ++d)
       text += fmt::format("  for (I i{0} = 0; i{0} < {1}; ++i{0})\n", d, word({-1, sizes[d]}));
@@ -425,7 +477,8 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   bool fits = turns > 1 && count_contractions(body) > 0;
   double steps = 0;
   each_step(body, [&](auto& s, std::int64_t times) {
-    fits &= is_for_kernel(s.kind), steps += double(times);
+    fits &= is_for_kernel(s.kind);
+    steps += double(times);
   });
   // One block makes a product at about a third of its part of the card's rate; to start a step
   // takes as long as many multiplications.

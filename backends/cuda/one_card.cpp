@@ -27,7 +27,8 @@ void OneCard::exchange(int rank, Handle stream, const std::vector<Transfer>& all
     if (t.sends) continue;
     auto& from = on_the_way_[{t.peer, rank}];
     wait(held, [&] { return !from.empty(); });
-    received.push_back(from.front()), from.pop_front();
+    received.push_back(from.front());
+    from.pop_front();
     auto& p = *received.back();
     if (p.bytes != t.bytes)
       throw Error(fmt::format("[{}] rank {} sends {} bytes to rank {}, which receives {}",

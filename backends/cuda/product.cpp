@@ -70,7 +70,8 @@ struct ProductMaker {
                        std::int64_t col, std::int64_t step, std::int64_t at) {
     Matrix m{.dtype = v.dtype, .step = step, .alignment = alignment(v, {step, at})};
     bool by_rows = cols == 1 ? rows == 1 || row != 1 : col == 1;
-    m.rows = by_rows ? cols : rows, m.cols = by_rows ? rows : cols;
+    m.rows = by_rows ? cols : rows;
+    m.cols = by_rows ? rows : cols;
     m.ld = std::max(m.cols == 1 ? m.rows : by_rows ? row : col, m.rows);
     m.transposed = !by_rows;
     return m;
@@ -98,7 +99,11 @@ struct ProductMaker {
     auto most = std::max_element(walked.begin(), walked.end(), [](auto& a, auto& b) {
       return (a.out != 0) * a.n < (b.out != 0) * b.n;
     });
-    if (most != walked.end() && most->out != 0) batch = *most, walked.erase(most);
+    if (most != walked.end() && most->out != 0) {
+      batch = *most;
+      walked.erase(most);
+    }
+
     for (std::int64_t o = 0; o < points(walked); ++o)
       for (std::int64_t k = 0; k < points(p.k_outer); ++k) {
         auto at = [&](MatrixStride s) {
@@ -137,7 +142,8 @@ struct ProductMaker {
            std::int64_t n, std::int64_t out_at, bool accumulate) {
     auto& to = step.contract.out;
     Product w;  // in columns: out^T (n, m) = y^T (n, k) x^T (k, m)
-    w.batch = batch.n, w.accumulate = accumulate;
+    w.batch = batch.n;
+    w.accumulate = accumulate;
     w.a = matrix(y, p.k.n, p.k.b, n, p.n.b, batch.b, y_at);
     w.b = matrix(x, m, p.m.a, p.k.n, p.k.a, batch.a, x_at);
     const auto ld = std::max(m == 1 ? n : p.m.out, n);

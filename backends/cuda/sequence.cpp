@@ -44,7 +44,10 @@ class SequenceMaker {
   SequenceMaker(const Program& p, std::int64_t near_bytes, SequenceOptions o)
       : program_(p), near_bytes_(near_bytes), options_(o) {
     for (bool again = true; again;) {
-      out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
+      out = {};
+      around_.clear();
+      in_vain_.clear();
+      touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
       look(out.items);
       again = false;
@@ -89,7 +92,8 @@ class SequenceMaker {
     for (auto& s : steps) {
       Item i{.step = &s, .flag = flag};
       if (options_.parts && s.kind == Kind::skip) {
-        i.kind = Item::Kind::part, i.launch = tell(s.skip.unless);
+        i.kind = Item::Kind::part;
+        i.launch = tell(s.skip.unless);
         i.body = items_of(steps.subspan(std::size_t(&s - steps.data()) + 1), flag);
         items.push_back(std::move(i));
         break;  // that was the rest of the turn
@@ -100,25 +104,30 @@ class SequenceMaker {
             i.launch = nest_launch(s.loop, program_, near_bytes_, options_.marks);
             if (flag >= 0) i.launch = guarded(std::move(i.launch), {kFlagSlot, flag});
           } else {
-            i.kind = Item::Kind::loop, i.body = items_of(s.loop.body, flag);
+            i.kind = Item::Kind::loop;
+            i.body = items_of(s.loop.body, flag);
           }
           items.push_back(std::move(i));
           break;
         case Kind::skip:
           i.launch = look_at(s.skip.unless, flag, out.flags);
           items.push_back(std::move(i));
-          around_.push_back(flag), flag = out.flags++;
+          around_.push_back(flag);
+          flag = out.flags++;
           break;
         case Kind::host:
           if (s.host.once && program_.device > 0) break;
-          i.kind = Item::Kind::host, out.asks_host = true;
+          i.kind = Item::Kind::host;
+          out.asks_host = true;
           items.push_back(std::move(i));
           break;
         case Kind::finish:
           break;  // what touches a call's arrays waits for it anyway
         case Kind::collective:
-          i.kind = Item::Kind::collective, i.body = parts(s, flag);
-          out.speaks = true, out.asks_host |= flag >= 0;
+          i.kind = Item::Kind::collective;
+          i.body = parts(s, flag);
+          out.speaks = true;
+          out.asks_host |= flag >= 0;
           items.push_back(std::move(i));
           break;
         default:
@@ -154,7 +163,8 @@ class SequenceMaker {
     to.strides.resize(dims.size());
     out.beside = std::max(out.beside, points(dims) * bytes_of(d));
     Step rest{.kind = Kind::fused};
-    rest.fused.dims = dims, rest.fused.outer = int(dims.size());
+    rest.fused.dims = dims;
+    rest.fused.outer = int(dims.size());
     rest.fused.code.push_back({.code = Code::load, .dtype = d, .view = from});
     if (c.accumulate) {
       rest.fused.code.push_back({.code = Code::load, .dtype = d, .view = to});
@@ -163,7 +173,8 @@ class SequenceMaker {
     const int value = int(rest.fused.code.size()) - 1;
     rest.fused.code.push_back(
         {.code = Code::store, .dtype = to.dtype, .args = {value, -1, -1, -1}, .view = to});
-    add(items, product, s, flag), add(items, rest, s, flag);
+    add(items, product, s, flag);
+    add(items, rest, s, flag);
   }
   std::vector<Item> parts(const Step& s, int flag) {
     std::vector<Item> items;

@@ -95,7 +95,8 @@ std::string Writer::word(Word w) {
   });
   if (auto at = around_->places.find(w.slot); at != around_->places.end()) {
     before = at->second.from + std::string(" + ");
-    w.slot = -1, w.value += at->second.bytes;
+    w.slot = -1;
+    w.value += at->second.bytes;
   }
   around_->words.push_back(std::move(w));
   auto mine = fmt::format("a.w[{}]", around_->words.size() - 1);
@@ -165,7 +166,8 @@ Launch joined(const std::vector<Launch>& all) {
              // few texts, for many counts
       each = 2 + own, room = std::min(std::bit_ceil(all.size()), most_joined(differs));
   Launch out = first;
-  out.words = {Word{-1, std::int64_t(all.size())}}, out.blocks = 0;
+  out.words = {Word{-1, std::int64_t(all.size())}};
+  out.blocks = 0;
   std::vector<std::string> places;  // of each word, as text
   std::size_t owned = 2;
   for (std::size_t k = 0; k < differs.size(); ++k) {
@@ -174,8 +176,10 @@ Launch joined(const std::vector<Launch>& all) {
     if (!differs[k]) out.words.push_back(first.words[k]);
   }
   for (auto& l : all) {
-    out.words.push_back({-1, out.blocks}), out.words.push_back({-1, l.blocks}),
-        out.blocks += l.blocks;
+    out.words.push_back({-1, out.blocks});
+    out.words.push_back({-1, l.blocks});
+
+    out.blocks += l.blocks;
     for (std::size_t k = 0; k < differs.size(); ++k)
       if (differs[k]) out.words.push_back(l.words[k]);
   }
@@ -184,9 +188,11 @@ Launch joined(const std::vector<Launch>& all) {
   const auto text = body_of(first.text);
   for (std::size_t at = 0, next = 0; at < text.size(); at = next) {
     const auto word = std::min(text.find("a.w[", at), text.size());
-    body += text.substr(at, word - at), next = word;
+    body += text.substr(at, word - at);
+    next = word;
     if (word == text.size()) break;
-    body += places[std::stoul(text.substr(word + 4))], next = text.find(']', word) + 1;
+    body += places[std::stoul(text.substr(word + 4))];
+    next = text.find(']', word) + 1;
   }
   const auto from = fmt::format(
       "const __grid_constant__ NAME_words a) {{\n  const Word* const own = a.w + {0} + {1} * "
@@ -206,7 +212,9 @@ Launch Writer::launch(std::int64_t points, bool waits, const char* bounds) {
   auto text = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);
   out.text = around_ ? std::move(text) : kernel_text(words_.size(), text, out.bounds);
   out.words = words_;
-  out.blocks = std::min(most, (points + threads - 1) / threads), out.threads = threads,
+  out.blocks = std::min(most, (points + threads - 1) / threads);
+  out.threads = threads;
+
   out.waits = waits;
   return out;
 }

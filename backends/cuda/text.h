@@ -88,8 +88,14 @@ class Writer {
   void line(const std::string& text) {
     body_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n";
   }
-  void open(const std::string& text) { line(text + " {"), ++depth_; }
-  void close(const char* behind = "") { --depth_, line(std::string("}") + behind); }
+  void open(const std::string& text) {
+    line(text + " {");
+    ++depth_;
+  }
+  void close(const char* behind = "") {
+    --depth_;
+    line(std::string("}") + behind);
+  }
   // The address of the view's first element, and its offset at a point of which the indices are i0,
   // i1, ...
   std::string base(const program::View&, bool writes = false);

@@ -37,30 +37,47 @@ struct Layout {
 
   Layout(const TileGroup& g, const TileAction& pass) {
     std::set<int> all;
-    for (int f : pass.all_folds()) all.merge(g.sources(f)), all.erase(f);
+    for (int f : pass.all_folds()) {
+      all.merge(g.sources(f));
+      all.erase(f);
+    }
+
     for (int p : pass.all_products()) all.merge(g.sources(g.products[std::size_t(p)].value));
     for (int f : pass.pending()) all.erase(f);
     for (int i : all) (g.code[std::size_t(i)].inner ? inner : row).insert(i);
     for (int i : inner)
       if (int p = g.tile_of[std::size_t(i)]; p >= 0) makes.push_back(p);
     std::int64_t room = 16;
-    for (int p : makes)
-      use(rows, g.products[std::size_t(p)], true), use(columns, g.products[std::size_t(p)], false);
+    for (int p : makes) {
+      use(rows, g.products[std::size_t(p)], true);
+      use(columns, g.products[std::size_t(p)], false);
+    }
+
     for (int p : pass.all_products()) {
       auto& product = g.products[std::size_t(p)];
       if (product.kind == Tile::over_columns) {
-        use(columns, product, false), room = std::max(room, kRows * product.depth() * 4);
+        use(columns, product, false);
+        room = std::max(room, kRows * product.depth() * 4);
       } else {
         use(rows, product, true);
         if (std::find(shown.begin(), shown.end(), product.value) == shown.end())
           shown.push_back(product.value);
       }
     }
-    for (auto& o : rows) o.at = bytes, bytes += o.bytes(kRows);
-    shown_at = bytes, bytes += shown.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
+    for (auto& o : rows) {
+      o.at = bytes;
+      bytes += o.bytes(kRows);
+    }
+
+    shown_at = bytes;
+    bytes += shown.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
     room_at = bytes;  // of what is staged for the last time, when it is read
     auto tiles = bytes;
-    for (auto& o : columns) o.at = tiles, tiles += 4 * o.bytes(kColumns);
+    for (auto& o : columns) {
+      o.at = tiles;
+      tiles += 4 * o.bytes(kColumns);
+    }
+
     bytes =
         std::max({tiles, room_at + room, room_at + std::int64_t(pass.all_folds().size()) * kRoom});
   }
@@ -83,7 +100,8 @@ class PassText {
         kept_(kept) {}
   std::string text() {
     find_wanted();
-    rows_ = w_.word(points(g_.rows)), columns_ = w_.word(points(g_.columns));
+    rows_ = w_.word(points(g_.rows));
+    columns_ = w_.word(points(g_.columns));
     if (!begun_.empty()) w_.line(fmt::format("if (({}) & ~({}))", wanted_, begun_));
     w_.open("");
     w_.line(
@@ -91,16 +109,22 @@ class PassText {
         "int(threadIdx_x) / 128;");
     w_.open(fmt::format("for (I first = 0; first < I({}); first += tile_rows)", rows_));
     if (has_tiles()) {
-      before(), walk();
+      before();
+      walk();
       if (!folds_.empty() && !walked_.always) w_.line("const I visited = walk.columns();");
-      if (!folds_.empty()) w_.line("__syncthreads();"), finish_folds(pass_.folds);
+      if (!folds_.empty()) {
+        w_.line("__syncthreads();");
+        finish_folds(pass_.folds);
+      }
+
       if (has_top()) finish_early();
       for (int p : products_)
         if (product(p).kind == Tile::over_columns) store_sums(p);
     }
     if (!pass_.stores.empty()) store_rows();
     if (points(g_.rows) > kRows) w_.line("__syncthreads();");
-    w_.close(), w_.close();
+    w_.close();
+    w_.close();
     return w_.launch(1).text;
   }
 
@@ -260,7 +284,8 @@ class PassText {
   }
   // For h of a lane's two rows: `row`, and its indices.
   void open_rows() {
-    w_.line("#pragma unroll"), w_.open("for (int h = 0; h < 2; ++h)");
+    w_.line("#pragma unroll");
+    w_.open("for (int h = 0; h < 2; ++h)");
     row_line();
     w_.indices("row", g_.rows);
   }
@@ -371,7 +396,8 @@ class PassText {
     for (auto* all : {&at_last, &at_first}) {
       std::set<int> made;
       for (int i : *all) add_inner(made, i, -1);
-      w_.line("#pragma unroll"), w_.open("for (int h = 0; h < 2; ++h)");
+      w_.line("#pragma unroll");
+      w_.open("for (int h = 0; h < 2; ++h)");
       w_.line(fmt::format("const I column = mine.column + {};",
                           all == &at_last ? "tile_columns - 1" : "0"));
       w_.indices("column", g_.columns, g_.rows.size());
@@ -381,9 +407,14 @@ class PassText {
       for (int i : *all) w_.line(fmt::format("edge |= !v{};", i));
       w_.close();
     }
-    w_.open("if (any_lane(edge))"), elements(kept), w_.close();
-    at_last.merge(at_first), true_ = std::move(at_last);
-    w_.open("else"), elements(kept), w_.close();
+    w_.open("if (any_lane(edge))");
+    elements(kept);
+    w_.close();
+    at_last.merge(at_first);
+    true_ = std::move(at_last);
+    w_.open("else");
+    elements(kept);
+    w_.close();
     true_.clear();
   }
   void elements(const std::set<int>& kept) {
@@ -410,7 +441,8 @@ class PassText {
                           kept_value(v), zero.empty() ? "" : " : 0"));
     for (int f : folds_)
       if (f != pass_.top) fold(f, fmt::format("{}{}[h]", sums_floats(f) ? "some" : "fold", f));
-    w_.close(), w_.close();
+    w_.close();
+    w_.close();
     for (int f : folds_)
       if (sums_floats(f))
         w_.line(fmt::format("for (int h = 0; h < 2; ++h) fold{0}[h] = add(fold{0}[h], some{0}[h]);",
@@ -418,15 +450,18 @@ class PassText {
   }
   // For each of a lane's points: where it is.
   void open_points() {
-    w_.line("#pragma unroll"), w_.open("for (int j = 0; j < 4; ++j)");
-    w_.line("#pragma unroll"), w_.open("for (int e = 0; e < 4; ++e)");
+    w_.line("#pragma unroll");
+    w_.open("for (int j = 0; j < 4; ++j)");
+    w_.line("#pragma unroll");
+    w_.open("for (int e = 0; e < 4; ++e)");
     w_.line("const int h = e / 2;");
     if (!whole_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
     row_line();
     w_.line(fmt::format("const I column = mine.column + {};",
                         whole_columns() ? "8 * j + lane % 4 * 2 + e % 2"
                                         : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
-    w_.indices("row", g_.rows), w_.indices("column", g_.columns, g_.rows.size());
+    w_.indices("row", g_.rows);
+    w_.indices("column", g_.columns, g_.rows.size());
   }
   std::string point(int i) {
     if (true_.count(i)) return "true";
@@ -456,7 +491,8 @@ class PassText {
       w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
     w_.line(fmt::format("top{}[j][e] = v{};", top, top_value()));
     fold(top, fmt::format("fold{}[h]", top));
-    w_.close(), w_.close();
+    w_.close();
+    w_.close();
     w_.open(
         fmt::format("if (any_lane(!(fold{0}[0] <= limit[0]) || !(fold{0}[1] <= limit[1])))", top));
     w_.line("float scale[2];");
@@ -518,7 +554,12 @@ class PassText {
     };
     each(l_.shown[0], load);
     for (std::size_t k = 0; k < l_.shown.size(); ++k) {
-      if (k > 0) w_.line("__syncthreads();"), w_.line("if (there > 0)"), show(l_.shown[k]);
+      if (k > 0) {
+        w_.line("__syncthreads();");
+        w_.line("if (there > 0)");
+        show(l_.shown[k]);
+      }
+
       w_.line("__syncthreads();");
       if (k + 1 < l_.shown.size()) each(l_.shown[k + 1], load);
       each(l_.shown[k], [&](int n, auto& p) {
@@ -572,7 +613,8 @@ class PassText {
       w_.line(fmt::format("fold_lanes(fold{0}, {1}, room{0});", f, fold_of(f)));
     }
     w_.line("__syncthreads();");
-    w_.open("if (half == 0 && lane % 4 == 0)"), open_rows();
+    w_.open("if (half == 0 && lane % 4 == 0)");
+    open_rows();
     for (int f : folds) {
       auto S = element_of(instr(f).dtype);
       w_.line(
@@ -590,7 +632,8 @@ class PassText {
           "if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});",
           S, kept(f), f));
     }
-    w_.close(), w_.close();
+    w_.close();
+    w_.close();
     w_.line("__syncthreads();");
   }
   // The maximum is known: what was made with one that a lane had before is scaled once more, and
@@ -607,8 +650,11 @@ class PassText {
       const std::set<int> open(together.begin(), together.end());
       const auto known = factors(-1, f);
       auto waits = [&](auto& factor) { return g_.waits(factor.first, open); };
-      if (std::any_of(known->factors.begin(), known->factors.end(), waits))
-        finish_folds(together), together.clear();
+      if (std::any_of(known->factors.begin(), known->factors.end(), waits)) {
+        finish_folds(together);
+        together.clear();
+      }
+
       together.push_back(f);
     }
     if (!together.empty()) finish_folds(together);
@@ -634,11 +680,17 @@ class PassText {
   }
   void store_rows() {
     std::set<int> all;
-    for (int s : pass_.stores) all.merge(g_.sources(s)), all.erase(s);
-    w_.open("if (half == 0 && lane % 4 == 0)"), open_rows();
+    for (int s : pass_.stores) {
+      all.merge(g_.sources(s));
+      all.erase(s);
+    }
+
+    w_.open("if (half == 0 && lane % 4 == 0)");
+    open_rows();
     values(g_.code, all);
     for (int s : pass_.stores) w_.line("if (at == row) " + value(g_.code, s));
-    w_.close(), w_.close();
+    w_.close();
+    w_.close();
   }
 
   const TileGroup& g_;

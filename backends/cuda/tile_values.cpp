@@ -17,7 +17,9 @@ LeftOut::State LeftOut::look(const TileGroup& g, std::size_t i) {
   if (int p = g.tile_of[i]; p >= 0) {
     auto& product = g.products[std::size_t(p)];
     if (!product.has_flags) return State::inner;
-    in.code = Code::constant, in.number = 0, in.integer = 0;
+    in.code = Code::constant;
+    in.number = 0;
+    in.integer = 0;
     return product.filled ? State::row : State::unknown;
   }
   if (!in.inner || is_fold(in.code)) return State::row;
@@ -31,7 +33,9 @@ LeftOut::State LeftOut::look(const TileGroup& g, std::size_t i) {
   if (in.code == Code::select && of(0) != State::unknown &&
       (of(1) == State::unknown) != (of(2) == State::unknown)) {
     const int other = in.args[of(1) == State::unknown ? 2 : 1];
-    in.code = Code::cast, in.args[0] = other, in.args[1] = in.args[2] = -1;
+    in.code = Code::cast;
+    in.args[0] = other;
+    in.args[1] = in.args[2] = -1;
     return of(0);
   }
   auto out = State::row;
@@ -151,7 +155,8 @@ int without_factor(const TileGroup& g, int instr, const std::set<int>& pending) 
 std::set<int> TileAction::pending() const {
   if (top < 0) return {};
   std::set<int> out{top};
-  return out.insert(early_folds.begin(), early_folds.end()), out;
+  out.insert(early_folds.begin(), early_folds.end());
+  return out;
 }
 
 }  // namespace haliax::cuda

@@ -19,22 +19,32 @@ template <class F> void each_access(const Step& s, const F& f) {  // f(view, wri
         if (i.view.slot >= 0 || !i.view.terms.empty()) f(i.view, i.code >= Code::store);
       break;
     case Kind::contract:
-      f(s.contract.a, false), f(s.contract.b, false), f(s.contract.out, true);
+      f(s.contract.a, false);
+      f(s.contract.b, false);
+      f(s.contract.out, true);
       break;
     case Kind::gather:
-      f(s.gather.table, false), f(s.gather.out, true), indexed(s.gather.indexed);
+      f(s.gather.table, false);
+      f(s.gather.out, true);
+      indexed(s.gather.indexed);
       break;
     case Kind::scatter:
-      f(s.scatter.updates, false), f(s.scatter.target, true), indexed(s.scatter.indexed);
+      f(s.scatter.updates, false);
+      f(s.scatter.target, true);
+      indexed(s.scatter.indexed);
       break;
     case Kind::sort:
-      f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true);
+      f(s.sort.x, false);
+      f(s.sort.out, true);
+      f(s.sort.indices, true);
       break;
     case Kind::cumulative:
-      f(s.cumulative.x, false), f(s.cumulative.out, true);
+      f(s.cumulative.x, false);
+      f(s.cumulative.out, true);
       break;
     case Kind::copy:
-      f(s.copy.x, false), f(s.copy.out, true);
+      f(s.copy.x, false);
+      f(s.copy.out, true);
       break;
     case Kind::skip:
       f(s.skip.unless, false);
@@ -86,9 +96,11 @@ std::optional<Flat> flat(const Contract& c) {
       const auto sizes = without_ones(dims), strides = strides_of(dims, mine);
       if (sizes.empty()) continue;
       auto s = as_one(sizes, strides, 0, sizes.size());
-      fits &= s.has_value(), *stride = s.value_or(0);
+      fits &= s.has_value();
+      *stride = s.value_or(0);
     }
-    n = points(dims), at += dims.size();
+    n = points(dims);
+    at += dims.size();
     return fits;
   };
   Flat f;
@@ -117,12 +129,15 @@ std::optional<Block> block_of(const Step& s) {
         (body.size() == 2 && body[0].kind != Kind::skip))
       return {};
     if (body.size() == 2) b.flag = &body[0].skip.unless;
-    product = &body.back(), b.variable = s.loop.variable, b.trips = s.loop.trips;
+    product = &body.back();
+    b.variable = s.loop.variable;
+    b.trips = s.loop.trips;
   }
   if (product->kind != Kind::contract) return {};
   auto f = flat(product->contract);
   if (!f) return {};
-  b.c = &product->contract, b.f = *f;
+  b.c = &product->contract;
+  b.f = *f;
   return b;
 }
 // Without what the loop adds; that is `step`.
@@ -130,7 +145,8 @@ View first_of(View v, int variable, std::int64_t& step) {
   step = 0;
   std::erase_if(v.terms, [&](auto& t) {
     if (t.loop < 0 || t.loop != variable) return false;
-    return step += t.stride, true;
+    step += t.stride;
+    return true;
   });
   return v;
 }
@@ -163,9 +179,11 @@ class Finder {
     return false;
   }
   TileGroup find() {
-    rows_ = points(g_.rows), columns_ = points(g_.columns);
+    rows_ = points(g_.rows);
+    columns_ = points(g_.columns);
     require(rows_ < (1 << 16) && columns_ < (1 << 24));
-    space_ = g_.rows, space_.insert(space_.end(), g_.columns.begin(), g_.columns.end());
+    space_ = g_.rows;
+    space_.insert(space_.end(), g_.columns.begin(), g_.columns.end());
     find_wide();
     for (std::size_t k = 0; k < steps_.size();) k = add(k);
     require(!g_.products.empty());
@@ -191,7 +209,8 @@ class Finder {
   Dims instruction_strides(const Fused& f, const Instr& i) const {
     Dims s;
     if (i.code != Code::iota) s = i.view.strides;
-    s.resize(i.inner ? f.dims.size() : std::size_t(f.outer)), s.resize(f.dims.size());
+    s.resize(i.inner ? f.dims.size() : std::size_t(f.outer));
+    s.resize(f.dims.size());
     if (i.code == Code::iota && i.dim >= 0) s[std::size_t(i.dim)] = i.stride;
     return strides_of(f.dims, s);
   }
@@ -222,7 +241,12 @@ class Finder {
   }
   void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
     require(row != 0 && column != 0);
-    if (w.offset < 0) w.offset = offset, w.row = row, w.column = column;
+    if (w.offset < 0) {
+      w.offset = offset;
+      w.row = row;
+      w.column = column;
+    }
+
     require(w.offset == offset && w.row == row && w.column == column);
   }
   std::size_t add(std::size_t k) {
@@ -232,14 +256,21 @@ class Finder {
       each_access(s, [&](const View& v, bool writes) { writes ? forget(v) : void(); });
       return k + 1;
     }
-    if (s.kind == Kind::fused) return add_fused(s.fused, int(k)), k + 1;
+    if (s.kind == Kind::fused) {
+      add_fused(s.fused, int(k));
+      return k + 1;
+    }
+
     return add_product(k);
   }
 
   // ---- fused steps ----
   int push(Instr i, Dims strides, int at, int product = -1) {
-    g_.code.push_back(std::move(i)), g_.strides.push_back(std::move(strides)),
-        g_.home.push_back(at), g_.tile_of.push_back(product);
+    g_.code.push_back(std::move(i));
+    g_.strides.push_back(std::move(strides));
+
+    g_.home.push_back(at);
+    g_.tile_of.push_back(product);
     return int(g_.code.size()) - 1;
   }
   int cast_to(DType d, int value, int at) {
@@ -334,13 +365,15 @@ class Finder {
                b = bare(first_of(c.b, first->variable, steps[1])),
                out = bare(first_of(c.out, first->variable, steps[2]));
     // Which of m, n, k the rows and the columns are.
-    enum { is_m, is_n, is_k } row, column;
+    enum { is_m, is_n, is_k } row;
+    column;
     std::int64_t sizes[3] = {f.m, f.n, f.k};
     // strides of the tile along two of them
     auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {
       const bool rows_first =
           sizes[of_s] == rows_ && (wide.offset < 0 ? t < s : s == wide.row && t == wide.column);
-      row = rows_first ? of_s : of_t, column = rows_first ? of_t : of_s;
+      row = rows_first ? of_s : of_t;
+      column = rows_first ? of_t : of_s;
       look(wide, (wide_a ? a : wide_b ? b : out).offset, rows_first ? s : t, rows_first ? t : s);
     };
     if (wide_a)
@@ -353,8 +386,11 @@ class Finder {
     const TileOperand of_a{a, f.am, f.ak}, of_b{b, f.bn, f.bk}, of_b_terms{b, f.bk, f.bn},
         of_a_terms{a, f.ak, f.am}, of_out{out, f.om, f.on}, of_out_terms{out, f.on, f.om};
     if (wide_out) {
-      p.kind = TileProduct::Kind::makes, p.terms = f.k;
-      p.x = row == is_m ? of_a : of_b, p.y = row == is_m ? of_b : of_a,
+      p.kind = TileProduct::Kind::makes;
+      p.terms = f.k;
+      p.x = row == is_m ? of_a : of_b;
+      p.y = row == is_m ? of_b : of_a;
+
       p.out = {out, wide.row, wide.column};
     } else {
       const bool over_columns = column == is_k;
@@ -390,7 +426,8 @@ class Finder {
     for (int v = 0; v < 3; ++v) require(first.trips == 1 || steps[v] == next[v] * width);
     auto columns = width * first.trips;
     if (first.flag) {
-      p.has_flags = true, p.flag = first_of(*first.flag, first.variable, p.flag_step);
+      p.has_flags = true;
+      p.flag = first_of(*first.flag, first.variable, p.flag_step);
       require(p.flag.terms.empty() || std::all_of(p.flag.terms.begin(), p.flag.terms.end(),
                                                   [](auto& t) { return t.slot < 0; }));
       require(!g_.width || g_.width == width);
@@ -414,13 +451,20 @@ class Finder {
       require(same(r.am, f.am, 0) && same(r.om, f.om, 0) && same(r.bn, f.bn, 1) &&
               same(r.on, f.on, 1) && same(r.ak, f.ak, 2) && same(r.bk, f.bk, 2));
       if (p.has_flags) require(moved(p.flag, p.flag_step * first.trips) == bare(*rest->flag));
-      columns = columns_, ++k;
+      columns = columns_;
+      ++k;
     }
     require(columns == columns_ && (!p.has_flags || (columns_ + width - 1) / width <= 64));
     return k;
   }
-  static View bare(View v) { return v.strides.clear(), v; }
-  static View moved(View v, std::int64_t by) { return v.offset += by, bare(v); }
+  static View bare(View v) {
+    v.strides.clear();
+    return v;
+  }
+  static View moved(View v, std::int64_t by) {
+    v.offset += by;
+    return bare(v);
+  }
 
   void make(Wide& w, TileProduct& p, DType d) {
     if (w.value >= 0) {
@@ -467,9 +511,12 @@ class Finder {
   std::set<int> read_by(int instr) const {
     std::set<int> out;
     const int p = g_.tile_of[std::size_t(instr)];
-    if (p >= 0)
-      touch(out, g_.products[std::size_t(p)].x.view),
-          touch(out, g_.products[std::size_t(p)].y.view);
+    if (p >= 0) {
+      touch(out, g_.products[std::size_t(p)].x.view);
+
+      touch(out, g_.products[std::size_t(p)].y.view);
+    }
+
     else if (g_.code[std::size_t(instr)].code == Code::load)
       touch(out, g_.code[std::size_t(instr)].view);
     return out;
@@ -482,12 +529,20 @@ class Finder {
       });
     if (n.flags >= 0) return touch(n.reads, g_.products[std::size_t(n.flags)].flag);
     int value = n.fold;
-    if (n.store >= 0)
-      value = n.store, touch(n.writes, g_.code[std::size_t(n.store)].view), n.reads = n.writes;
+    if (n.store >= 0) {
+      value = n.store;
+      touch(n.writes, g_.code[std::size_t(n.store)].view);
+      n.reads = n.writes;
+    }
+
     if (n.product >= 0) {
       auto& p = g_.products[std::size_t(n.product)];
-      value = p.value, touch(n.writes, p.out.view), touch(n.reads, p.x.view),
-      touch(n.reads, p.y.view), touch(n.reads, p.out.view);
+      value = p.value;
+      touch(n.writes, p.out.view);
+      touch(n.reads, p.x.view);
+
+      touch(n.reads, p.y.view);
+      touch(n.reads, p.out.view);
     }
     for (int i : g_.sources(value)) {
       if (i != value && is_fold(g_.code[std::size_t(i)].code)) n.folds.insert(i);
@@ -556,9 +611,14 @@ class Finder {
           continue;
         if (n.fold >= 0 && !is_sum(n.fold, wanted, left_out)) continue;
         if (!wants_all(n, wanted, whole)) continue;
-        pass.top = top, shift = known->shift, begun[k] = int(g_.actions.size());
-        if (n.fold >= 0)
-          pending.insert(n.fold), pass.early_folds.push_back(n.fold);
+        pass.top = top;
+        shift = known->shift;
+        begun[k] = int(g_.actions.size());
+        if (n.fold >= 0) {
+          pending.insert(n.fold);
+          pass.early_folds.push_back(n.fold);
+        }
+
         else
           pass.early_products.push_back(n.product);
         if (whole) behind[k] = true;
@@ -638,7 +698,10 @@ class Finder {
            std::any_of(f.code.begin(), f.code.end(),
                        [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
   }
-  View rooted(View v) const { return v.slot = root(v.slot), v; }
+  View rooted(View v) const {
+    v.slot = root(v.slot);
+    return v;
+  }
   void order() {
     for (auto& n : nodes_) look_at(n);
     for (auto& n : nodes_) require_same_again(n);
@@ -654,7 +717,8 @@ class Finder {
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
         auto& n = nodes_[k];
         if (n.is_tile() || n.store >= 0 || !is_ready(k, done)) continue;
-        g_.actions.push_back({n.step, n.flags}), done[k] = more = true;
+        g_.actions.push_back({n.step, n.flags});
+        done[k] = more = true;
       }
       if (more) continue;
       TileAction pass;
@@ -673,8 +737,11 @@ class Finder {
       if (pass.rest_of < 0) make_early(pass, done, behind, begun);
       // a rest may be left out
       for (std::size_t k = 0; k < nodes_.size() && pass.rest_of < 0; ++k)
-        if (nodes_[k].store >= 0 && is_ready(k, behind))
-          pass.stores.push_back(nodes_[k].store), behind[k] = more = true;
+        if (nodes_[k].store >= 0 && is_ready(k, behind)) {
+          pass.stores.push_back(nodes_[k].store);
+          behind[k] = more = true;
+        }
+
       done = behind;
       if (more) g_.actions.push_back(std::move(pass));
     }

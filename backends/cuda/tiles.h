@@ -50,7 +50,8 @@ struct TileAction {
   std::vector<int> all_products() const { return joined(products, early_products); }
   std::set<int> pending() const;  // folds that are not known before the end of the pass
   static std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
-    return a.insert(a.end(), b.begin(), b.end()), a;
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
   }
 };
 // All that is made of the columns of `rows` points, over one space: the dims of the rows, then

@@ -289,7 +289,8 @@ class Run {
         auto add = [&](std::int64_t at) {
           all.push_back(number<T>(converted(get(v, at), v.dtype, wide)));
         };
-        return walk(dims, strides, start(v) + offset_of(point, v.strides), add), all;
+        walk(dims, strides, start(v) + offset_of(point, v.strides), add);
+        return all;
       };
       const auto a =
           read(c.a, joined(c.m, c.k), joined(part(c.a.strides, batch, m), part(c.a.strides, n, k)));

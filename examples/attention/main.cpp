@@ -91,7 +91,11 @@ void draw(const std::vector<Curve>& all, const Command& c) {
   constexpr double left = 70, top = 56, width = 520, height = 320, names = 200;
   double least = 1, most = 1;
   for (auto& curve : all)
-    for (auto [_, mib] : curve.points) least = std::min(least, mib), most = std::max(most, mib);
+    for (auto [_, mib] : curve.points) {
+      least = std::min(least, mib);
+      most = std::max(most, mib);
+    }
+
   const double low = std::floor(std::log2(least)), high = std::ceil(std::log2(most));
   const double first = std::log2(double(c.from)),
                last = std::max(std::log2(double(c.to)), first + 1);

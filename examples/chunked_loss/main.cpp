@@ -32,7 +32,11 @@ void show_progress(const std::string& name, std::size_t done, std::size_t all) {
 
 void print_row(const Row& r, double most) {
   auto& m = r.measured;
-  if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\x1b[K"), std::fflush(stderr);
+  if (isatty(STDERR_FILENO)) {
+    std::fprintf(stderr, "\r\x1b[K");
+    std::fflush(stderr);
+  }
+
   if (!m.error.empty()) {
     std::printf("%-22s  %s\n", r.name.c_str(), m.error.c_str());
   } else {
@@ -91,9 +95,12 @@ void run(const Command& c) {
   if (!chunks.empty()) std::printf("chunks of tokens\n");
   const auto by_chunk = measured(chunks);
   show_progress("", done, done);
-  check_losses(by_method), check_losses(by_chunk);
-  if (!c.svg.empty())
-    write_picture(c.svg, title, by_method, by_chunk), std::printf("picture: %s\n", c.svg.c_str());
+  check_losses(by_method);
+  check_losses(by_chunk);
+  if (!c.svg.empty()) {
+    write_picture(c.svg, title, by_method, by_chunk);
+    std::printf("picture: %s\n", c.svg.c_str());
+  }
 }
 
 int parse_and_run(int argc, char** argv) {

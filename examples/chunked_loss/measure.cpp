@@ -74,7 +74,9 @@ Measured run(const Method& method, const Sizes& sizes, int threads, int runs) {
 
   Measured m;
   auto report = step.compile(p, ids);
-  m.planned = double(report.peak_bytes), m.contractions = report.contractions,
+  m.planned = double(report.peak_bytes);
+  m.contractions = report.contractions;
+
   m.loops = report.loops;
   const double baseline = resident();
   {
@@ -82,7 +84,8 @@ Measured run(const Method& method, const Sizes& sizes, int threads, int runs) {
     auto [loss, gradients] = step(p, ids);
     m.loss = loss.item();
     watch.stop();
-    m.curve = watch.curve(baseline), m.span = watch.span();
+    m.curve = watch.curve(baseline);
+    m.span = watch.span();
   }
   m.peak = *std::max_element(m.curve.begin(), m.curve.end());
   std::vector<double> seconds;

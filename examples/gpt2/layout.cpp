@@ -12,12 +12,16 @@ Layout layout_of(const std::string& text) {
   std::vector<Mapping::Entry> parameters, inside;
   for (auto& [name, size] : out.mesh.axes())
     if (name == "data") {
-      parameters.emplace_back("embed", "data"), inside.emplace_back("batch", "data");
+      parameters.emplace_back("embed", "data");
+      inside.emplace_back("batch", "data");
     } else {
-      for (const char* axis : {"heads", "mlp"})
-        parameters.emplace_back(axis, "model"), inside.emplace_back(axis, "model");
+      for (const char* axis : {"heads", "mlp"}) {
+        parameters.emplace_back(axis, "model");
+        inside.emplace_back(axis, "model");
+      }
     }
-  out.parameters = Mapping::of(parameters), out.inside = Mapping::of(inside);
+  out.parameters = Mapping::of(parameters);
+  out.inside = Mapping::of(inside);
   return out;
 }
 

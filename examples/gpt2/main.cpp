@@ -132,7 +132,9 @@ int train(Command c) {
   if (!c.checkpoint.empty()) {
     before = run.open_checkpoints(c.checkpoint, c.keep, c.resume, position);
     batches.seek(position);
-    stop_at(SIGINT), stop_at(SIGTERM), stop_at(SIGUSR1);
+    stop_at(SIGINT);
+    stop_at(SIGTERM);
+    stop_at(SIGUSR1);
   }
   std::printf(
       "%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million "
@@ -148,10 +150,21 @@ int train(Command c) {
   if (!losses.empty()) print_losses(losses, before);
   if (stopped_by) return 128 + int(stopped_by);
   const bool writes = haliax::this_rank() == 0;
-  if (writes && !c.curve.empty() && !losses.empty())
-    gpt2::write_loss_curve(c.curve, losses), std::printf("loss curve: %s\n", c.curve.c_str());
-  if (!c.save.empty()) run.save(c.save), std::printf("weights: %s\n", c.save.c_str());
-  if (c.tokens > 0) std::printf("---- a sample ----\n"), print_sample(run, c);
+  if (writes && !c.curve.empty() && !losses.empty()) {
+    gpt2::write_loss_curve(c.curve, losses);
+    std::printf("loss curve: %s\n", c.curve.c_str());
+  }
+
+  if (!c.save.empty()) {
+    run.save(c.save);
+    std::printf("weights: %s\n", c.save.c_str());
+  }
+
+  if (c.tokens > 0) {
+    std::printf("---- a sample ----\n");
+    print_sample(run, c);
+  }
+
   return 0;
 }
 

@@ -101,7 +101,10 @@ struct Gpt2Attention {
     // Scaled first, so that the products stay small.
     double scale = 1 / std::sqrt(double(HeadSize.size));
     q = config.scale_by_inverse_layer_idx ? q * astype(scale / (layer_idx + 1.), dtype) : q * scale;
-    if (config.upcast_attention) q = q.astype(DType::f32), k = k.astype(DType::f32);
+    if (config.upcast_attention) {
+      q = q.astype(DType::f32);
+      k = k.astype(DType::f32);
+    }
 
     auto scores = dot(q, k, HeadSize);  // (position, heads, key_position)
     scores = where(mask, scores, -1e9);

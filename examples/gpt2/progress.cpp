@@ -56,7 +56,8 @@ void Progress::finish() {
 }
 
 void Progress::draw(bool last) {
-  drawn_ = elapsed(), drawn_step_ = step();
+  drawn_ = elapsed();
+  drawn_step_ = step();
   auto n = std::int64_t(losses_.size());
   double speed =
              n > 1 && drawn_ > first_ ? double((n - 1) * tokens_per_step_) / (drawn_ - first_) : 0,

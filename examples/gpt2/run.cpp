@@ -54,8 +54,12 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
 
 // Weights, wherever they come in or out, lie as the layout says.
 JitOptions on(const Layout& layout, JitOptions o) {
-  if (layout.mesh.devices() > 1)
-    o.mesh = layout.mesh, o.axis_resources = layout.parameters, o.partition = true;
+  if (layout.mesh.devices() > 1) {
+    o.mesh = layout.mesh;
+    o.axis_resources = layout.parameters;
+    o.partition = true;
+  }
+
   return o;
 }
 
@@ -184,7 +188,9 @@ RunOptions sizes_of(const std::string& weights, RunOptions o) {
     if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is no matrix");
     return t.shape;
   };
-  o.vocab = matrix("wte.weight")[0], o.embed = matrix("wte.weight")[1],
+  o.vocab = matrix("wte.weight")[0];
+  o.embed = matrix("wte.weight")[1];
+
   o.seq_len = matrix("wpe.weight")[0];
   for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");)
     ++o.layers;
@@ -224,7 +230,8 @@ double Run::step(const std::vector<std::int32_t>& ids, double learning_rate) {
   auto& r = *impl_;
   auto after = r.step(r.model, r.opt_state, integers(ids, {r.Batch, r.Pos}), r.keys[1],
                       integers({r.steps++}, {}), NamedArray(learning_rate));
-  r.model = std::move(after.model), r.opt_state = std::move(after.opt_state);
+  r.model = std::move(after.model);
+  r.opt_state = std::move(after.opt_state);
   return after.loss.item();
 }
 
@@ -272,9 +279,12 @@ std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool res
       latest_checkpoint(folder, Trained{r.model, r.opt_state, r.keys[1]}, checkpoint_options(keep));
   if (!found) return 0;
   auto& state = found->state;
-  r.model = std::move(state.model), r.opt_state = std::move(state.opt_state),
+  r.model = std::move(state.model);
+  r.opt_state = std::move(state.opt_state);
+
   r.keys[1] = std::move(state.key);
-  r.steps = std::int32_t(found->step), position = found->number("position");
+  r.steps = std::int32_t(found->step);
+  position = found->number("position");
   return r.steps;
 }
 void Run::save_checkpoint(std::int64_t position) {

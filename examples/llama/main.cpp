@@ -10,7 +10,8 @@ using namespace haliax;
 
 int main(int argc, char** argv) {
   llama::Run run;
-  run.steps = 200, run.speaks = true;
+  run.steps = 200;
+  run.speaks = true;
   std::string mesh, svg;
   std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size,
                embed = run.config.Embed.size, layers = run.config.Layers.size;
@@ -36,7 +37,11 @@ int main(int argc, char** argv) {
   line.option("--svg", svg, "with --modes: a picture of memory over time").needs(modes);
   if (auto status = line.parse(argc, argv)) return *status;
   auto& c = run.config;
-  c.Pos.size = pos, c.Batch.size = batch, c.Embed.size = embed, c.Mlp.size = 2 * embed,
+  c.Pos.size = pos;
+  c.Batch.size = batch;
+  c.Embed.size = embed;
+  c.Mlp.size = 2 * embed;
+
   c.Layers.size = layers;
   try {
     if (!mesh.empty()) run.mesh = examples::mesh_option("llama", mesh);

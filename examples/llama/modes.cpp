@@ -36,7 +36,8 @@ void write_picture(const std::string& path, const std::string& title,
     auto& r = row.trained.report;
     panels.push_back({.name = row.mode.name, .line = row.bytes()});
     panels.back().curve.assign(r.memory_over_time.begin(), r.memory_over_time.end());
-    panels.back().above = fmt::format("{:.2f} MiB", row.bytes() / kMib),
+    panels.back().above = fmt::format("{:.2f} MiB", row.bytes() / kMib);
+
     panels.back().below = fmt::format("{:.0f} kB sent", r.sent_bytes / 1e3);
   }
   examples::write_panels(
@@ -48,7 +49,8 @@ void write_picture(const std::string& path, const std::string& title,
 
 void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
   Run run = given;
-  run.mesh.reset(), run.speaks = false;
+  run.mesh.reset();
+  run.speaks = false;
   const bool tells = this_rank() == 0;
   const double tolerance = Policy(run.policy).compute == DType::f32 ? 1e-5 : 5e-2;
   const auto one = train(run);

@@ -44,10 +44,13 @@ inline Layout layout_of(const Mesh& mesh) {
   std::vector<Mapping::Entry> parameters, inside;
   for (auto& [name, size] : mesh.axes())
     if (name == "data") {
-      parameters.emplace_back("embed", "data"), inside.emplace_back("batch", "data");
+      parameters.emplace_back("embed", "data");
+      inside.emplace_back("batch", "data");
     } else {
-      for (const char* axis : {"kv_heads", "mlp", "vocab"})
-        parameters.emplace_back(axis, "model"), inside.emplace_back(axis, "model");
+      for (const char* axis : {"kv_heads", "mlp", "vocab"}) {
+        parameters.emplace_back(axis, "model");
+        inside.emplace_back(axis, "model");
+      }
     }
   return {Mapping::of(parameters), Mapping::of(inside)};
 }
@@ -78,14 +81,22 @@ inline auto step_of(const Run& run, const optim::AdamW& optimizer) {
   };
   JitOptions options{.donate = {0, 1}};
   if (policy.compute != DType::f32) options.reduce_dtype = policy.reduce;
-  if (run.mesh)
-    options.mesh = run.mesh, options.axis_resources = layout.parameters,
+  if (run.mesh) {
+    options.mesh = run.mesh;
+    options.axis_resources = layout.parameters;
+
     options.overlap = run.mode.overlap;
+  }
+
   return named_jit(step, options);
 }
 inline auto born(const Run& run) {
   JitOptions options;
-  if (run.mesh) options.mesh = run.mesh, options.axis_resources = layout_of(*run.mesh).parameters;
+  if (run.mesh) {
+    options.mesh = run.mesh;
+    options.axis_resources = layout_of(*run.mesh).parameters;
+  }
+
   return options;
 }
 

@@ -50,7 +50,8 @@ inline Layout fully_sharded() {
 }
 inline Layout mixed_precision(const char* policy = "compute=bfloat16,parameter=f32,output=f32") {
   auto layout = fully_sharded();
-  layout.name = "mixed precision", layout.policy = Policy(policy);
+  layout.name = "mixed precision";
+  layout.policy = Policy(policy);
   return layout;
 }
 inline Layout wider_sums() {  // gradients are summed in f32
@@ -139,10 +140,14 @@ inline Ran run(const Layout& layout, const Sizes& sizes, int steps,
     training_key = next_key;
     auto batch_key = random::split(my_key, sizes.Batch);
     auto after = step(model, opt_state, sizes.some_ids(), batch_key);
-    model = after.model, opt_state = after.opt_state;
+    model = after.model;
+    opt_state = after.opt_state;
     out.losses.push_back(after.loss.item());
   }
-  out.model = model, out.init = init_model.report(), out.state = init_state.report(),
+  out.model = model;
+  out.init = init_model.report();
+  out.state = init_state.report();
+
   out.step = step.report();
   return out;
 }

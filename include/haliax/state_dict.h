@@ -68,7 +68,10 @@ template <class T> void collect_state(StateWalk& w, void* address) {
     w.add(node);
   } else if constexpr (std::is_same_v<T, nn::LayerNorm> || std::is_same_v<T, nn::RmsNorm>) {
     w.add_norm(node.weight, node.bias);
-  } else if constexpr (requires { node.stacked, node.Layers; }) {
+  } else if constexpr (requires {
+                         node.stacked;
+                         node.Layers;
+                       }) {
     w.check_no_layers();
     w.layers = node.Layers.size;
     w.named("{}", &collect_state<std::remove_reference_t<decltype(node.stacked)>>, &node.stacked);

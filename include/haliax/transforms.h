@@ -99,7 +99,11 @@ Leaves associative_scan_leaves(const AxisSelector&, const Leaves& xs, BodyFuncti
 template <class T> Walk traced(T& tree, const LeafFilter& wrt = {}, SourceLocation at = {}) {
   Walk w = walk_of(tree, {.paths = true});
   auto left_out = w.frozen;
-  if (!wrt.all()) left_out = trainable_of(w, wrt.chosen("grad", w, at)), left_out.flip();
+  if (!wrt.all()) {
+    left_out = trainable_of(w, wrt.chosen("grad", w, at));
+    left_out.flip();
+  }
+
   w.assign(tracers(w.leaves(), left_out, w.paths));
   return w;
 }
@@ -327,7 +331,8 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
         auto r = detail::spread(
             [&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); },
             unflatten(s.xs, in));
-        next = flatten(r.first), out = flatten(r.second);
+        next = flatten(r.first);
+        out = flatten(r.second);
         s.y = std::move(r.second);
       };
       auto [last, ys] =
@@ -436,7 +441,8 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
       back->out = *call.out;
       // their structure is all that is kept
       Walk given = walk_of(back->like), made = walk_of(*back->out);
-      given.assign(Leaves(given.arrays.size())), made.assign(Leaves(made.arrays.size()));
+      given.assign(Leaves(given.arrays.size()));
+      made.assign(Leaves(made.arrays.size()));
       return unflatten(std::move(*call.out), out);
     }
   });

@@ -120,8 +120,9 @@ template <class T, class Visit> constexpr decltype(auto) apply(T& node, Visit&& 
     return visit(__VA_ARGS__);      \
   }
   HALIAX_CASE(1, a)
-  HALIAX_CASE(2, a, b) HALIAX_CASE(3, a, b, c) HALIAX_CASE(4, a, b, c, d) HALIAX_CASE(
-      5, a, b, c, d, e) HALIAX_CASE(6, a, b, c, d, e, f) HALIAX_CASE(7, a, b, c, d, e, f, g)
+  HALIAX_CASE(2, a, b)
+  HALIAX_CASE(3, a, b, c) HALIAX_CASE(4, a, b, c, d) HALIAX_CASE(5, a, b, c, d, e) HALIAX_CASE(
+      6, a, b, c, d, e, f) HALIAX_CASE(7, a, b, c, d, e, f, g)
       HALIAX_CASE(8, a, b, c, d, e, f, g, h) HALIAX_CASE(9, a, b, c, d, e, f, g, h, i) HALIAX_CASE(
           10, a, b, c, d, e, f, g, h, i, j) HALIAX_CASE(11, a, b, c, d, e, f, g, h, i, j, k)
           HALIAX_CASE(12, a, b, c, d, e, f, g, h, i, j, k, l) HALIAX_CASE(
@@ -281,7 +282,8 @@ template <class T> inline constexpr bool is_text_map = AMap<T>&& requires {
 template <class T> inline constexpr bool is_function = false;
 template <template <class> class Of, class R, class... A>
 inline constexpr bool is_function<Of<R(A...)>> = requires(const Of<R(A...)>& f) {
-  f.target_type(), f.template target<R (*)(A...)>();
+  f.target_type();
+  f.template target<R (*)(A...)>();
 };
 template <template <class> class Of, class R, class... A>
 R (*const* target_of(const Of<R(A...)>& f))
@@ -714,7 +716,8 @@ struct WalkOptions {
 // is not const.
 template <class T> Walk walk_of(const T& tree, WalkOptions options = {}) {
   Walk w;
-  w.with_paths = options.paths, w.with_statics = options.statics;
+  w.with_paths = options.paths;
+  w.with_statics = options.statics;
   haliax::visit<T>(w, const_cast<T*>(&tree));  // not what is found beside T: std::visit
   return w;
 }

@@ -14,7 +14,9 @@ class SourceLocation {
                                           const char* function = __builtin_FUNCTION(),
                                           std::uint_least32_t line = __builtin_LINE()) {
     SourceLocation here;
-    here.file_ = file, here.function_ = function, here.line_ = line;
+    here.file_ = file;
+    here.function_ = function;
+    here.line_ = line;
     return here;
   }
   constexpr const char* file_name() const { return file_; }

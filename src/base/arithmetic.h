@@ -28,10 +28,16 @@ static inline Words threefry(std::uint32_t key0, std::uint32_t key1, std::uint32
                              std::uint32_t x1) {
   constexpr int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const std::uint32_t keys[3] = {key0, key1, key0 ^ key1 ^ 0x1BD11BDAu};
-  x0 += keys[0], x1 += keys[1];
+  x0 += keys[0];
+  x1 += keys[1];
   for (std::uint32_t i = 0; i < 5; ++i) {
-    for (int r : rotations[i % 2]) x0 += x1, x1 = std::rotl(x1, r) ^ x0;
-    x0 += keys[(i + 1) % 3], x1 += keys[(i + 2) % 3] + i + 1;
+    for (int r : rotations[i % 2]) {
+      x0 += x1;
+      x1 = std::rotl(x1, r) ^ x0;
+    }
+
+    x0 += keys[(i + 1) % 3];
+    x1 += keys[(i + 2) % 3] + i + 1;
   }
   return {x0, x1};
 }

@@ -70,7 +70,11 @@ std::string did_you_mean(std::string_view wanted, const std::vector<std::string>
   std::string near;
   std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;  // else no slip of the pen
   for (auto& c : candidates)
-    if (auto d = edit_distance(wanted, c); d < least) least = d, near = c;
+    if (auto d = edit_distance(wanted, c); d < least) {
+      least = d;
+      near = c;
+    }
+
   return near.empty() ? "" : "; did you mean " + near + "?";
 }
 std::string did_you_mean(Name wanted, const Axes& candidates) {

@@ -21,7 +21,8 @@ std::byte* Protected::take(std::int64_t bytes) {
   const auto at = found->first;
   used_.emplace(at, bytes);
   auto rest = free_.extract(found);
-  rest.key() += bytes, rest.mapped() -= bytes;
+  rest.key() += bytes;
+  rest.mapped() -= bytes;
   if (rest.mapped() > 0) free_.insert(std::move(rest));
   in_use_ += bytes;
   return base_ + at;
@@ -35,8 +36,11 @@ void Protected::give_back(std::byte* data, bool idle) {
     madvise(base_ + first, std::size_t(end - first), MADV_DONTNEED);
   in_use_ -= bytes;
   auto next = free_.lower_bound(at);
-  if (next != free_.end() && at + bytes == next->first)
-    gone.mapped() += next->second, next = free_.erase(next);
+  if (next != free_.end() && at + bytes == next->first) {
+    gone.mapped() += next->second;
+    next = free_.erase(next);
+  }
+
   auto before = next == free_.begin() ? free_.end() : std::prev(next);
   if (before != free_.end() && before->first + before->second == at)
     before->second += gone.mapped();

@@ -71,7 +71,8 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        if (!c.partition) return;
        auto mine = c.partition->on(c.number);
-       c.roots = std::move(mine.roots), c.inputs = std::move(mine.inputs);
+       c.roots = std::move(mine.roots);
+       c.inputs = std::move(mine.inputs);
      }},
     // ---- the graph of one device ----
     {"batch_turns", "walks batches of products whose results others read", Stage::device, true,
@@ -103,7 +104,8 @@ const Pass kPasses[] = {
        const int row = c.options.device && optional ? c.options.device->machine().row : 1;
        auto low = lower(c.roots, c.inputs, {.fuse = optional && !checks_finite(), .row = row},
                         c.layouts, c.turns);
-       c.program = std::move(low.program), c.captured = std::move(low.captured);
+       c.program = std::move(low.program);
+       c.captured = std::move(low.captured);
        c.program->device = c.number;
        if (c.options.mesh)
          for (auto& [name, size] : c.options.mesh->axes()) c.program->mesh.push_back(size);
@@ -142,7 +144,8 @@ const Pass kPasses[] = {
        plan_memory(*c.alternative, donated, true);
        if (c.alternative->peak_bytes > c.program->peak_bytes) return;
        c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
-       *c.program = std::move(*c.alternative), c.alternative.reset();
+       *c.program = std::move(*c.alternative);
+       c.alternative.reset();
      }},
     {"poison", "with HALIAX_POISON=1: fills what was gathered with NaN, once read", Stage::program,
      false,
@@ -157,7 +160,11 @@ std::string printed() {
   const char* asked = std::getenv("HALIAX_PRINT");
   std::string wanted = asked ? asked : "", names;
   bool known = wanted.empty() || wanted == "all";
-  for (auto& p : kPasses) known |= wanted == p.name, names += std::string(" ") + p.name;
+  for (auto& p : kPasses) {
+    known |= wanted == p.name;
+    names += std::string(" ") + p.name;
+  }
+
   if (!known) refuse_asked("HALIAX_PRINT", wanted, "all or a pass:" + names, context().origin.at);
   return wanted;
 }
@@ -217,7 +224,11 @@ void run(Compilation& c, Stage first, Stage last) {
       c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs),
                                                 *c.options.mesh, c.options.partition);
     }
-    if (size < 0 || counted != p.on) size = size_of(c, p.on), counted = p.on;
+    if (size < 0 || counted != p.on) {
+      size = size_of(c, p.on);
+      counted = p.on;
+    }
+
     auto before = c.roots;
     const auto said = c.turns.size() + c.layouts.size();
     auto started = seconds_now();
@@ -257,7 +268,8 @@ void run_whole(Compilation& c) {
 
 Compilation on_device(const Compilation& whole, int number) {
   Compilation c{whole.roots, whole.inputs, whole.options};
-  c.partition = whole.partition, c.number = number;
+  c.partition = whole.partition;
+  c.number = number;
   return c;
 }
 

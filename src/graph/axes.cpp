@@ -47,7 +47,11 @@ Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at) {
   Here here(at);
   Axes out;
   for (auto& x : a)
-    if (has(b, x.name)) check_size("intersect_axes", x, b), out.push_back(x);
+    if (has(b, x.name)) {
+      check_size("intersect_axes", x, b);
+      out.push_back(x);
+    }
+
   return out;
 }
 Axes without_axes(const Axes& axes, const AxisSelection& remove, SourceLocation at) {

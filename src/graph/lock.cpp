@@ -21,8 +21,11 @@ constinit std::atomic<int> threads{0};  // that have read
 void lock_shared() noexcept {
   auto now = state.load(std::memory_order_relaxed);
   for (;;) {
-    if (now & kWriter)
-      state.wait(now, std::memory_order_relaxed), now = state.load(std::memory_order_relaxed);
+    if (now & kWriter) {
+      state.wait(now, std::memory_order_relaxed);
+      now = state.load(std::memory_order_relaxed);
+    }
+
     else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire,
                                          std::memory_order_relaxed))
       return;

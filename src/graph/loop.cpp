@@ -39,7 +39,8 @@ std::vector<const Node*> Loop::held() const {
   for (auto& n : index) add(n);
   for (auto& r : results) {
     for (auto& v : r.value) add(v);
-    add(r.start), add(r.carry);
+    add(r.start);
+    add(r.carry);
   }
   return out;
 }
@@ -101,7 +102,8 @@ LoopInputs inputs_of(const Loop& l) {
       }
     });
   }
-  sort_by_age(out.slices), sort_by_age(out.invariants);
+  sort_by_age(out.slices);
+  sort_by_age(out.invariants);
   return out;
 }
 

@@ -43,7 +43,10 @@ struct Cons {
 
   const Node*& place(std::uint64_t hash) { return first[hash & (first.size() - 1)]; }
   // there is room
-  void add(const Node& n) { n.next_ = std::exchange(place(n.hash_), &n), ++count; }
+  void add(const Node& n) {
+    n.next_ = std::exchange(place(n.hash_), &n);
+    ++count;
+  }
   void make_room() {
     if (count < first.size()) return;
     std::vector<const Node*> before(2 * first.size());
@@ -72,7 +75,8 @@ struct Cons {
     std::lock_guard hold(t.lock);
     auto* at = &t.place(n.hash_);
     while (*at != &n) at = &(*at)->next_;
-    *at = n.next_, --t.count;
+    *at = n.next_;
+    --t.count;
     n.hash_ = 0;
   }
 };
@@ -136,9 +140,15 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   }
   t.make_room();
   auto n = std::make_shared<Node>();
-  n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype,
+  n->op = &op;
+  n->in = std::move(in);
+  n->axes = std::move(axes);
+  n->dtype = dtype;
+
   n->attr = std::move(attr);
-  n->id = Cons::next(), n->domain_ = c.domain, n->origin = c.origin;
+  n->id = Cons::next();
+  n->domain_ = c.domain;
+  n->origin = c.origin;
   if (n->origin.traced == 0) n->origin.traced = n->id;
   for (auto& x : n->in)
     if (x)
@@ -224,7 +234,10 @@ static const Op kData{.name = "data", .kind = Kind::leaf};
 
 NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   auto n = std::make_shared<Node>();
-  n->op = &kData, n->axes = std::move(axes), n->dtype = dtype, n->origin = context().origin;
+  n->op = &kData;
+  n->axes = std::move(axes);
+  n->dtype = dtype;
+  n->origin = context().origin;
   n->value.set(std::move(value));
   n->id = n->origin.traced = Cons::next();
   return n;
@@ -269,7 +282,8 @@ void detach(const Node& node, Forgotten& recipe) {
     recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()),
                      std::make_move_iterator(n.in.end()));
   if (n.attr.payload) recipe.payloads.push_back(std::move(n.attr.payload));
-  n.in = {}, n.attr = {};
+  n.in = {};
+  n.attr = {};
 }
 Forgotten::~Forgotten() { take_apart(in); }
 
@@ -287,7 +301,11 @@ static bool stands_for(const Node& n) {
 
 Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
-  at_ = c.origin.at, module_ = c.origin.module, made_ = c.origin.made, fixed_ = c.fixed,
+  at_ = c.origin.at;
+  module_ = c.origin.module;
+  made_ = c.origin.made;
+  fixed_ = c.fixed;
+
   reads_ = !layer;
   if (reads_) GraphReader::enter();
   if (!c.fixed) c.origin.at = at;
@@ -305,7 +323,10 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
 }
 Here::~Here() {
   auto& c = context();
-  c.origin.at = at_, c.origin.module = module_, c.origin.made = made_, c.fixed = fixed_;
+  c.origin.at = at_;
+  c.origin.module = module_;
+  c.origin.made = made_;
+  c.fixed = fixed_;
   if (reads_) GraphReader::leave();
 }
 

@@ -144,7 +144,8 @@ class BackwardOnly {
   BackwardOnly(bool on = false) : on_(on) {}
   BackwardOnly(const BackwardOnly& other) : on_(bool(other)) {}
   BackwardOnly& operator=(const BackwardOnly& other) {
-    return on_.store(bool(other), std::memory_order_relaxed), *this;
+    on_.store(bool(other), std::memory_order_relaxed);
+    return *this;
   }
   operator bool() const { return on_.load(std::memory_order_relaxed); }
   void never() const {

@@ -78,7 +78,11 @@ void Walk::leaf(NamedArray& a) {
 // arguments.
 void Walk::parts(const Part* parts, std::size_t count, WriteNames write_names) {
   std::vector<std::string_view> names;
-  if (with_paths && write_names) names.resize(count), write_names(names.data(), count);
+  if (with_paths && write_names) {
+    names.resize(count);
+    write_names(names.data(), count);
+  }
+
   for (std::size_t i = 0; i < count; ++i) {
     if (!with_paths)
       parts[i].visit(*this, parts[i].node);
@@ -127,7 +131,8 @@ void Walk::add_length(std::size_t n) {
 }
 void Walk::add(std::string_view s) {
   const auto n = s.size();
-  add_bytes(&n, sizeof n), add_bytes(s.data(), n);
+  add_bytes(&n, sizeof n);
+  add_bytes(s.data(), n);
   if (with_paths) note(fmt::format("\"{}\"", s).c_str());
 }
 void Walk::add(const std::string& s) { add(std::string_view(s)); }
@@ -137,7 +142,8 @@ void Walk::add(Name n) {
 }
 void Walk::add(const Axis& a) { add(AxisSelector(a)); }
 void Walk::add(const AxisSelector& a) {
-  add_bytes(&a.name, sizeof a.name), add_bytes(&a.size, sizeof a.size);
+  add_bytes(&a.name, sizeof a.name);
+  add_bytes(&a.size, sizeof a.size);
   if (with_paths)
     note((a.size < 0 ? std::string(a.name.text()) : to_string(Axis(a.name, a.size))).c_str());
 }
@@ -152,7 +158,8 @@ void Walk::add(const AxisSpec& s) {
   for (const Axis& a : s) add(a);
 }
 void Walk::add(const AxisSelection& s) {
-  add(s.all()), add_length(s.items().size());
+  add(s.all());
+  add_length(s.items().size());
   for (const AxisSelector& a : s.items()) add(a);
 }
 

@@ -8,7 +8,8 @@ static std::vector<Listed> sorted(const Nodes& roots, bool (*stop)(const Node&),
   std::vector<Listed> out;
   std::vector<const NodePtr*> todo;
   Numbering seen;
-  out.reserve(16), todo.reserve(16);
+  out.reserve(16);
+  todo.reserve(16);
   auto add = [&](const Nodes& more) {
     for (auto& n : more)
       if (n) todo.push_back(&n);

@@ -23,7 +23,11 @@ class Numbering {
       const auto end = few_.begin() + size_;
       if (auto at = std::find(few_.begin(), end, n); at != end)
         return {std::uint32_t(at - few_.begin()), false};
-      if (size_ < few_.size()) return few_[size_] = n, Number{size_++, true};
+      if (size_ < few_.size()) {
+        few_[size_] = n;
+        return Number{size_++, true};
+      }
+
       grow();
     } else if (2 * size_ > table_.size()) {
       grow();

@@ -96,13 +96,17 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
            a.name, q_axes);
     need("key", k_axes, a);
   }
-  need("query", q_axes, Key), need("key", k_axes, Key);
+  need("query", q_axes, Key);
+  need("key", k_axes, Key);
 
   auto dtype = query.dtype();
   auto q = query / std::sqrt(double(query.resolve_axis(Key).size));
   NamedArray k = key;
-  if (options.attention_dtype)
-    q = astype(q, *options.attention_dtype), k = astype(k, *options.attention_dtype);
+  if (options.attention_dtype) {
+    q = astype(q, *options.attention_dtype);
+    k = astype(k, *options.attention_dtype);
+  }
+
   auto scores = dot(q, k, {Key});
   if (options.bias) scores = scores + *options.bias;
   if (options.mask) scores = where(*options.mask, scores, -1e9);

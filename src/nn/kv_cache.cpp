@@ -56,7 +56,8 @@ KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Bat
   if (dtype == DType::boolean) fail(kCache, "a cache of bools holds no keys; give it their dtype");
   if (of_each.empty()) fail(kCache, "keys and values need an axis that queries share; say which");
   axes.insert(axes.end(), of_each.begin(), of_each.end() - 1);
-  axes.push_back(Pos), axes.push_back(of_each.back());
+  axes.push_back(Pos);
+  axes.push_back(of_each.back());
   return {zeros(axes, dtype), zeros(axes, dtype), zeros(Batch, DType::i32), Pos};
 }
 NamedArray KVCache::positions(const Axis& New, SourceLocation at) const {

@@ -42,9 +42,13 @@ Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis
            o.mask.value_or(none),
            o.weights.value_or(none),
            o.class_weights.value_or(none)};
-  if (auto& head = o.teacher)
-    a.teacher_x = head->x, a.teacher_weight = head->weight,
+  if (auto& head = o.teacher) {
+    a.teacher_x = head->x;
+    a.teacher_weight = head->weight;
+
     a.teacher_bias = head->bias.value_or(none);
+  }
+
   return a;
 }
 // Are the axes named, this one among them?
@@ -324,7 +328,9 @@ class LiveFirst {
     std::erase_if(rows, [&](auto& t) { return !o.walked.all() && !is_named(o.walked, t.name); });
     if (rows.empty() || !a.x.has_axis(rows)) return;
     auto name = fmt::format("{}", fmt::join(names_of(rows), ","));
-    rows_ = rows, walked_ = Axis(name, axis_size(rows)), row_ = "row of " + name;
+    rows_ = rows;
+    walked_ = Axis(name, axis_size(rows));
+    row_ = "row of " + name;
   }
 
   // The options' cut, with one axis in place of those.
@@ -336,7 +342,11 @@ class LiveFirst {
     for (std::size_t i = 0; i < asked.items().size(); ++i) {
       const auto name = has(rows_, asked.items()[i].name) ? walked_.name : asked.items()[i].name;
       const auto at = std::size_t(std::find(names.begin(), names.end(), name) - names.begin());
-      if (at == names.size()) names.push_back(name), turn.push_back(1);
+      if (at == names.size()) {
+        names.push_back(name);
+        turn.push_back(1);
+      }
+
       if (!o.chunks.chunks.empty()) turn[at] *= o.chunks.chunks[i];
     }
     auto chunks = o.chunks;
@@ -464,9 +474,11 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   auto inputs = live_first.ordered(arrays, tokens.live);
   Result r;
   if (auto turn = live_first.large_turn(p, arrays)) {
-    chunks.chunk = turn, inputs.here = live_first.filling(turn, tokens.live);
+    chunks.chunk = turn;
+    inputs.here = live_first.filling(turn, tokens.live);
     r = chunked_reduce(walked, chunks, tiled)(inputs);
-    chunks.chunk = live_first.small_turn, inputs.here = ~inputs.here;
+    chunks.chunk = live_first.small_turn;
+    inputs.here = ~inputs.here;
     r = r + chunked_reduce(walked, chunks, tiled)(inputs);
   } else {
     r = walked.items().empty() ? tiled(inputs) : chunked_reduce(walked, chunks, tiled)(inputs);

@@ -129,7 +129,8 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
     const auto m = b1 * astype(mu[i], d) + (1 - b1) * g,
                n = b2 * astype(nu[i], d) + (1 - b2) * square(g);
     grads[i] = astype(m * c1 / (sqrt(n * c2) + eps), of_both);
-    mu[i] = astype(m, of_mu), nu[i] = astype(n, of_nu);
+    mu[i] = astype(m, of_mu);
+    nu[i] = astype(n, of_nu);
   }
   return {std::move(grads), std::move(mu), std::move(nu)};
 }
@@ -140,7 +141,8 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
     if (grads[i].empty()) continue;
     const auto of_both = promote(trace[i].dtype(), grads[i].dtype()), d = wide(of_both);
     const auto g = astype(grads[i], d), t = g + decay * astype(trace[i], d);
-    grads[i] = astype(nesterov ? g + decay * t : t, of_both), trace[i] = astype(t, of_both);
+    grads[i] = astype(nesterov ? g + decay * t : t, of_both);
+    trace[i] = astype(t, of_both);
   }
   return {std::move(grads), std::move(trace)};
 }

@@ -59,7 +59,9 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     field->dtype = float_called(trimmed(part.substr(equals + 1)), spec);
     if (rest.find(',') == rest.npos) break;
   }
-  param = params.value_or(param), compute = computation.value_or(compute),
+  param = params.value_or(param);
+  compute = computation.value_or(compute);
+
   output = outputs.value_or(output);
 }
 

@@ -272,7 +272,11 @@ struct Columnsort {
     return out;
   }
   void order(Name along) {
-    if (rows.size() == 1) return rows = {sort(rows[0], along)}, void();
+    if (rows.size() == 1) {
+      rows = {sort(rows[0], along)};
+      return void();
+    }
+
     auto by = argsort(rows[1], along);
     by = with_order(by, along, argsort(with_order(rows[0], along, by), along));
     rows = each([&](auto& x) { return with_order(x, along, by); });
@@ -318,8 +322,11 @@ NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
   auto& x = n->in[0];
   if (has_another_axis(*n, axis, blocks)) return nullptr;
   Nodes rows{x}, lasts{last_of(x->dtype)};
-  if (n->op == &kArgsort)
-    rows.push_back(fit(iota(*find(*x, axis)), x->axes)), lasts.push_back(extreme(DType::i32, true));
+  if (n->op == &kArgsort) {
+    rows.push_back(fit(iota(*find(*x, axis)), x->axes));
+    lasts.push_back(extreme(DType::i32, true));
+  }
+
   Columnsort c(rows, lasts, *find(*x, axis), blocks);
   return c.pays(x->bytes()) ? c.run().back() : nullptr;
 }

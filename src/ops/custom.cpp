@@ -106,7 +106,9 @@ void lower(const Node& n, Emit& e) {
   for (std::size_t k = 0; k < n.in.size(); ++k)
     arrays.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
   arrays.push_back(Emit::view(e.result(), n.axes, dims));
-  s.custom.dims = Emit::sizes(dims), s.custom.outer = int(outer), s.custom.run = kernel_of(n).run;
+  s.custom.dims = Emit::sizes(dims);
+  s.custom.outer = int(outer);
+  s.custom.run = kernel_of(n).run;
   if (dims.empty()) {  // a row of one
     s.custom.dims = {1};
     for (auto& v : arrays) v.strides = {0};
@@ -252,7 +254,10 @@ CustomFunction custom_op(CustomOp user, SourceLocation at) {
   op->user = std::move(user);
   op->name = op->user.name = op->label.c_str();
   op->kind = Kind::step;
-  op->grad = gradient, op->lower = lower, op->along = along_rule, op->linear_in = linear_rule;
+  op->grad = gradient;
+  op->lower = lower;
+  op->along = along_rule;
+  op->linear_in = linear_rule;
   std::lock_guard hold(making);
   all->push_back(std::move(op));
   return CustomFunction(all->back().get());

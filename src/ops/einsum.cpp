@@ -53,13 +53,15 @@ class Spec {
     auto rest = std::string_view(spec_).substr(at_);
     if (starts_label(c)) {
       while (t.length < rest.size() && in_label(rest[t.length])) ++t.length;
-      t.text = rest.substr(0, t.length), t.label = true;
+      t.text = rest.substr(0, t.length);
+      t.label = true;
     } else if (c == '"' || c == '\'') {
       auto end = rest.find(c, 1);
       t.length = end == rest.npos ? rest.size() : end + 1;
       if (end == rest.npos || end == 1)
         wrong(t, end == 1 ? "a label has no name" : "the quote is not closed");
-      t.text = rest.substr(1, end - 1), t.label = true;
+      t.text = rest.substr(1, end - 1);
+      t.label = true;
     } else {
       t.length = rest.starts_with("...") ? 3 : rest.starts_with("->") ? 2 : 1;
       t.text = rest.substr(0, t.length);
@@ -82,7 +84,8 @@ class Spec {
         open = o.braces = true;
       } else if (t.text == "}" && !t.label) {
         if (!open) wrong(t, "this brace was never opened");
-        open = false, closed = true;
+        open = false;
+        closed = true;
       } else if (t.label || is_dots(t)) {
         if (closed) wrong(t, "nothing may follow the brace but a comma or ->");
         if (is_dots(t) && o.has_dots()) wrong(t, "only one ... is allowed in an operand");

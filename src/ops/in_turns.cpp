@@ -98,7 +98,8 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
                        least_of(both(in_old, equal(old_keys, least)), old_at, far));
       auto mine = equal(iota(Kept, DType::i32), integer(i, DType::i32));
       auto put = [&](const NodePtr& value, NodePtr& to) { to = select(mine, value, to, to->axes); };
-      put(least, out[0]), put(where, out[1]);
+      put(least, out[0]);
+      put(where, out[1]);
       for (std::size_t j = 2; j < known.size(); ++j) {
         auto& x = blocks[j - 1];
         const Axes row(known[j]->axes.begin(), known[j]->axes.end() - 1);
@@ -108,7 +109,8 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
         };
         put(add(at_place(at, x), at_place(old_at, known[j])), out[j]);
       }
-      key = least, position = where;
+      key = least;
+      position = where;
     }
     return out;
   };

@@ -132,10 +132,15 @@ DType promoted(const char* op, std::span<const Arr* const> operands) {
   for (auto* a : operands) {
     if (a->is_number())
       weak = promote(weak, dtype_of_number(*a));
-    else if (auto& n = *node_of(op, a->array()); out)
-      tell_mixed(op, *first, n), out = promote(*out, n.dtype);
-    else
-      out = n.dtype, first = &n;
+    else if (auto& n = *node_of(op, a->array()); out) {
+      tell_mixed(op, *first, n);
+      out = promote(*out, n.dtype);
+    }
+
+    else {
+      out = n.dtype;
+      first = &n;
+    }
   }
   if (!out || *out == DType::boolean) return weak;
   return is_float(weak) && !is_float(*out) ? DType::f32 : *out;

@@ -22,7 +22,9 @@ struct Call2 {
         b(node_of(op, b, dtype)) {}
   Nodes operands() {  // once
     Nodes both(2);
-    return both[0] = std::move(a), both[1] = std::move(b), both;
+    both[0] = std::move(a);
+    both[1] = std::move(b);
+    return both;
   }
 };
 NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b,

@@ -33,7 +33,10 @@ struct Contraction {
       for (std::size_t j = i + 1; j < left.size(); ++j) {
         std::pair<double, double> cost{volume(joined(left[i]->axes, left[j]->axes)),
                                        volume(surviving(i, j))};
-        if (cost < least) least = cost, best = {i, j};
+        if (cost < least) {
+          least = cost;
+          best = {i, j};
+        }
       }
     return best;
   }
@@ -60,7 +63,11 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
     auto& a = c.left[i];
     auto b = c.left[j];
     bool product = joined(a->axes, b->axes).size() == kept.size();  // nothing is summed
-    if (product || a->dtype != b->dtype) a = prim::cast(a, inner), b = prim::cast(b, inner);
+    if (product || a->dtype != b->dtype) {
+      a = prim::cast(a, inner);
+      b = prim::cast(b, inner);
+    }
+
     a = product ? prim::map(prim::kMul, {a, b}, inner, &kept) : prim::contract(a, b, kept, inner);
     c.left.erase(c.left.begin() + std::ptrdiff_t(j));
   }

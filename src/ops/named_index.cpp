@@ -172,10 +172,12 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
     p.index = &index;
     switch (index.kind) {
       case By::position:
-        p.range = {position_on(op, a, index.position), 1, 1}, p.left = {};
+        p.range = {position_on(op, a, index.position), 1, 1};
+        p.left = {};
         break;
       case By::range:
-        p.range = range_of(op, a, index.range), p.left = {a.resize(p.range.size)};
+        p.range = range_of(op, a, index.range);
+        p.left = {a.resize(p.range.size)};
         break;
       case By::window:
         p.ids = node_of(op, index.array);

@@ -153,7 +153,11 @@ class Rearrangement {
     auto* b = bindings_.find(label);
     Name wanted = b ? b->name : Name(label), name = wanted;
     while (has(x_->axes, name) && !has(old, name)) name = Name("(" + text(name) + ")");
-    if (name != wanted) wanted_.from.push_back(name), wanted_.to.push_back(wanted);
+    if (name != wanted) {
+      wanted_.from.push_back(name);
+      wanted_.to.push_back(wanted);
+    }
+
     return name;
   }
   void capture(const std::string& label, Name axis) {
@@ -253,11 +257,19 @@ class Rearrangement {
   void check_right(const Side& right) {
     bool dots = false;
     for (auto& item : right.items) {
-      if (item.dots) dots = true, order_.push_back(ellipsis);
+      if (item.dots) {
+        dots = true;
+        order_.push_back(ellipsis);
+      }
+
       if (!item.dots && !item.group) order_.push_back(captured(item.label));
       if (!item.group) continue;
       auto& merged = merges_.emplace_back(item.label, Names()).second;
-      for (auto& p : item.parts) merged.push_back(captured(p)), order_.push_back(merged.back());
+      for (auto& p : item.parts) {
+        merged.push_back(captured(p));
+        order_.push_back(merged.back());
+      }
+
       if (item.label.empty())
         parser_.error(fmt::format("the merged axis ({0}) needs a name: (name: {0})",
                                   fmt::join(item.parts, " ")));

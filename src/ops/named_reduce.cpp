@@ -25,7 +25,8 @@ struct Reduced {
     if (where) operands.push_back(mask = mask_of(op, *where, *x));
     whole = with_hidden(operands, visible(*x));
     rest = without(whole, over);
-    narrow = float_of(x->dtype), wide = wide_of(x->dtype);
+    narrow = float_of(x->dtype);
+    wide = wide_of(x->dtype);
   }
   NodePtr by(Monoid m, G v) const {
     return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), whole) : v,

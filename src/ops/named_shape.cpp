@@ -25,7 +25,8 @@ NamedArray renamed(const Arr& array, const Renames& renames) {
       fail(op, fmt::format("axis {} cannot become {}: the sizes differ", a,
                            Axis(fresh.name, fresh.size)));
     if (fresh.name.text().empty()) fail(op, "axis " + text(a.name) + " is renamed to nothing");
-    r.from.push_back(a.name), r.to.push_back(fresh.name);
+    r.from.push_back(a.name);
+    r.to.push_back(fresh.name);
   }
   for (auto& a : result) a.name = r.renamed(a.name);
   check_unique(op, result);
@@ -101,7 +102,8 @@ struct Square {
     if (a.name == b.name)
       fail(op, fmt::format("axis {} is given twice; a {} needs two axes", a.name, what));
     const auto d = prim::position_dtype(std::max(a.size, b.size) + std::abs(std::int64_t(offset)));
-    row = prim::add(prim::iota(a, d), prim::integer(offset, d)), column = prim::iota(b, d);
+    row = prim::add(prim::iota(a, d), prim::integer(offset, d));
+    column = prim::iota(b, d);
   }
 };
 NodePtr kept_where(G inside, G x, const Axes& axes) {  // zero elsewhere
@@ -185,7 +187,11 @@ std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& p
   constexpr auto op = "split";
   auto [here, n, a] = CallAlong(op, x, axis);
   std::int64_t total = 0;
-  for (auto& p : pieces) total += p.size, with_parts(op, n, a, {p});
+  for (auto& p : pieces) {
+    total += p.size;
+    with_parts(op, n, a, {p});
+  }
+
   if (total != a.size)
     fail(op, fmt::format("the pieces {} add up to {}, not to {}", pieces, total, a));
   std::vector<NamedArray> out;
@@ -258,8 +264,10 @@ NamedArray tile(Arr x, const std::vector<std::pair<Name, std::int64_t>>& reps) {
     if (times < 0) fail("tile", fmt::format("cannot tile axis {} {} times", name, times));
     if (find(*n, name))
       n = copies("tile", n, name, times, false);
-    else
-      check_free("tile", name, fresh), fresh.push_back({name, times});
+    else {
+      check_free("tile", name, fresh);
+      fresh.push_back({name, times});
+    }
   }
   return wrap(arranged(n, concat_axes(fresh, visible(*n))));
 }

@@ -208,7 +208,8 @@ const Op kScatter{
           Nodes out(o->in.size());
           switch (how.update) {
             case Update::add:
-              out[0] = g, out[1] = picked(g);
+              out[0] = g;
+              out[1] = picked(g);
               break;
             case Update::set:
               out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
@@ -281,17 +282,29 @@ NodePtr signed_ids(G ids, std::int64_t size) {
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
   Nodes in{table};
   GatherAttr attr{{}, outside};
-  for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
+  for (auto& [axis, ids] : where) {
+    attr.axes.push_back(axis);
+    in.push_back(ids);
+  }
+
   return make(kGather, in, out, table->dtype, attr.attr());
 }
 NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
   Axes dims;  // the ids' axes, then what is left of the base
   Axes rest = base->axes;
-  for (auto& [axis, ids] : where) dims = joined(dims, ids->axes), rest = replaced(rest, axis, {});
+  for (auto& [axis, ids] : where) {
+    dims = joined(dims, ids->axes);
+    rest = replaced(rest, axis, {});
+  }
+
   dims = joined(dims, rest);
   Nodes in{base, update == Update::add ? sum_to(updates, dims) : fit(updates, dims)};
   ScatterAttr attr{{}, update, clamp};
-  for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
+  for (auto& [axis, ids] : where) {
+    attr.axes.push_back(axis);
+    in.push_back(ids);
+  }
+
   return make(kScatter, in, base->axes, base->dtype, attr.attr());
 }
 NodePtr argsort(G x, Name axis) {

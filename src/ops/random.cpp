@@ -86,7 +86,9 @@ struct Draw {
   Here here;
   Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32)
       : here(at, true) {
-    check_key(op, k), check_unique(op, axes), check_float(op, real);
+    check_key(op, k);
+    check_unique(op, axes);
+    check_float(op, real);
   }
 };
 
@@ -290,7 +292,8 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
     low = prim::integer(lo, work);
     if (count < (std::int64_t(1) << 32)) {
       auto m = std::uint32_t(half % count);
-      span = u32(count), times = u32(std::int64_t(std::uint32_t(m * m) % std::uint32_t(count)));
+      span = u32(count);
+      times = u32(std::int64_t(std::uint32_t(m * m) % std::uint32_t(count)));
     }
   } else {
     auto limit = [&](Arr a) {

@@ -86,7 +86,8 @@ Place flatten_view(const Node& n, const Place& in, Emit&) {
       stride = in.strides[d];
     else if (in.strides[d] != expect)
       return {};
-    expect = in.strides[d] * from[d].size, first = false;
+    expect = in.strides[d] * from[d].size;
+    first = false;
   }
   for (auto& a : n.axes)
     p.strides.push_back(a.name == flat ? stride : in.strides[position(from, a.name)]);
@@ -305,7 +306,8 @@ NodePtr rename(G x, const Names& from, const Names& to) {
   for (auto& a : axes) {
     auto now = RenameAttr{from, to}.renamed(a.name);
     if (now == a.name) continue;
-    r.from.push_back(a.name), r.to.push_back(now);
+    r.from.push_back(a.name);
+    r.to.push_back(now);
     a.name = now;
   }
   if (r.from.empty()) return x;
@@ -356,8 +358,10 @@ NodePtr flatten(G x, const Names& old, const Axis& flat) {
     bool merged = has(old, a.name);
     if (!merged)
       axes.push_back(a);
-    else if (!done)
-      axes.push_back(flat), done = true;
+    else if (!done) {
+      axes.push_back(flat);
+      done = true;
+    }
   }
   if (is_number(x)) return fit(stripped(x), axes);
   return make(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
@@ -381,7 +385,9 @@ NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
     mine.size = n;
     if (n) parts.push_back(fit(value, piece));
   };
-  fill(before), parts.push_back(x), fill(after);
+  fill(before);
+  parts.push_back(x);
+  fill(after);
   return concat(parts, {axis, whole});
 }
 

@@ -45,7 +45,8 @@ NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dt
 NodePtr awaited(G x) { return make(kAwaited, {x}, x->axes, x->dtype); }
 NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
   auto p = std::make_shared<Pin>();
-  p->mapping = std::move(mapping), p->by = by;
+  p->mapping = std::move(mapping);
+  p->by = by;
   return make(kPin, {x}, x->axes, x->dtype, {.payload = p});
 }
 

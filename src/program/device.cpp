@@ -16,10 +16,17 @@ struct WalkedBox {
       if (b.dims[d] == 1) continue;
       bool follows = !dims.empty() && to.back() == b.dims[d] * b.to_strides[d] &&
                      from.back() == b.dims[d] * b.from_strides[d];
-      if (follows)
-        dims.back() *= b.dims[d], to.back() = b.to_strides[d], from.back() = b.from_strides[d];
-      else
-        dims.push_back(b.dims[d]), to.push_back(b.to_strides[d]), from.push_back(b.from_strides[d]);
+      if (follows) {
+        dims.back() *= b.dims[d];
+        to.back() = b.to_strides[d];
+        from.back() = b.from_strides[d];
+      }
+
+      else {
+        dims.push_back(b.dims[d]);
+        to.push_back(b.to_strides[d]);
+        from.push_back(b.from_strides[d]);
+      }
     }
   }
 };
@@ -46,7 +53,9 @@ void copy_on_host(const Box& b) {
   std::int64_t run = b.width;
   if (!w.dims.empty() && w.to.back() == 1 && w.from.back() == 1) {
     run *= w.dims.back();
-    w.dims.pop_back(), w.to.pop_back(), w.from.pop_back();
+    w.dims.pop_back();
+    w.to.pop_back();
+    w.from.pop_back();
   }
   for (auto* strides : {&w.to, &w.from})
     for (auto& s : *strides) s *= b.width;

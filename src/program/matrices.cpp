@@ -33,7 +33,8 @@ void merge(MatrixDims& dims) {
     auto* last = merged.empty() ? nullptr : &merged.back();
     if (last && last->a == d.a * d.n && last->b == d.b * d.n && last->out == d.out * d.n) {
       auto n = last->n;
-      *last = d, last->n = n * d.n;
+      *last = d;
+      last->n = n * d.n;
     } else {
       merged.push_back(d);
     }
@@ -66,7 +67,11 @@ bool choose(MatrixProducts& p, const ContractDims& s, bool k_whole) {
                           (n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n);
         if (!fits || m.n * n.n * k.n <= best_size) continue;
         best_size = m.n * n.n * k.n;
-        p.m = m, p.n = n, p.k = k, p.outer = s.batch, p.k_outer = {};
+        p.m = m;
+        p.n = n;
+        p.k = k;
+        p.outer = s.batch;
+        p.k_outer = {};
         for (auto& d : s.m)
           if (&d != &m) p.outer.push_back(d);
         for (auto& d : s.n)
@@ -116,7 +121,10 @@ ContractDims dims_of(const Contract& c) {
       ++at;
     }
   };
-  take(s.batch, c.batch), take(s.m, c.m), take(s.n, c.n), take(s.k, c.k);
+  take(s.batch, c.batch);
+  take(s.m, c.m);
+  take(s.n, c.n);
+  take(s.k, c.k);
   return s;
 }
 
@@ -127,7 +135,11 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, b
   };
   auto whole = dims_of(c);
   const bool swapped = !unit(whole.n) && unit(whole.m);
-  if (swapped) swap_operands(whole), std::swap(must_pack_a, must_pack_b);
+  if (swapped) {
+    swap_operands(whole);
+    std::swap(must_pack_a, must_pack_b);
+  }
+
   for (int packs = 0; packs < 4; ++packs) {  // nothing, a, b, both
     const bool a = packs & 1, b = packs & 2;
     if ((must_pack_a && !a) || (must_pack_b && !b)) continue;

@@ -374,7 +374,8 @@ class Communicator {
   // order in which they are started or run. Returns the call's number, larger each time.
   virtual std::int64_t start(const Collective& c, const void* const* x, void* const* out,
                              void* scratch, std::int64_t scratch_bytes) {
-    return run(c, x, out, scratch, scratch_bytes), 0;
+    run(c, x, out, scratch, scratch_bytes);
+    return 0;
   }
   // Waits until all calls up to this number are done, and raises what went wrong in them.
   virtual void finish([[maybe_unused]] std::int64_t call) {}

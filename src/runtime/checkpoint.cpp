@@ -186,11 +186,15 @@ void Checkpoints::Impl::sweep(const StepFolder& written) const {
 Checkpoints::Checkpoints(std::string folder, CheckpointOptions options, SourceLocation at)
     : impl_(std::make_unique<Impl>()) {
   auto& m = *impl_;
-  m.folder = std::move(folder), m.options = std::move(options);
+  m.folder = std::move(folder);
+  m.options = std::move(options);
   m.group = m.options.group ? m.options.group : &all_processes();
   said_at(kOp, at, [&] { m.open(); });
   m.all = m.group;
-  if (m.group->apart) m.own = m.group->apart(), m.group = &m.own;
+  if (m.group->apart) {
+    m.own = m.group->apart();
+    m.group = &m.own;
+  }
 }
 Checkpoints::~Checkpoints() {
   impl_->join();

@@ -69,8 +69,10 @@ Json json_of(const Manifest& m) {
 
 SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
   SavedBlock b;
-  b.file = j.at("file").get<std::size_t>(), b.begin = j.at("begin").get<std::int64_t>();
-  b.part.start = j.at("start").get<program::Dims>(),
+  b.file = j.at("file").get<std::size_t>();
+  b.begin = j.at("begin").get<std::int64_t>();
+  b.part.start = j.at("start").get<program::Dims>();
+
   b.part.sizes = j.at("sizes").get<program::Dims>();
   std::string sums = j.at("xxh64");
   bool inside = b.part.start.size() == a.axes.size() && b.part.sizes.size() == a.axes.size();
@@ -91,7 +93,8 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
 }
 SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
   SavedArray a;
-  a.name = j.at("name"), a.dtype = dtype_of(j.at("dtype").get<std::string>());
+  a.name = j.at("name");
+  a.dtype = dtype_of(j.at("dtype").get<std::string>());
   for (auto& axis : j.at("axes"))
     a.axes.push_back({axis.at(0).get<std::string>(), axis.at(1).get<std::int64_t>()});
   a.shape = j.at("shape").get<std::vector<std::int64_t>>(),
@@ -188,7 +191,10 @@ void add(Manifest& to, const Manifest& from, int rank) {
     auto& a = to.arrays[k];
     auto& b = from.arrays[k];
     same = a.name == b.name && a.axes == b.axes && a.dtype == b.dtype;
-    for (auto block : b.blocks) block.file += first, a.blocks.push_back(std::move(block));
+    for (auto block : b.blocks) {
+      block.file += first;
+      a.blocks.push_back(std::move(block));
+    }
   }
   if (!same)
     throw Error(

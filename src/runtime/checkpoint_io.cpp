@@ -39,8 +39,10 @@ Bytes bytes_on_host(const HeldPart& held, DType dtype, std::unique_ptr<Buffer>& 
   if (b.on_host()) return {b.data(), std::size_t(b.bytes())};
   scratch = std::make_unique<Buffer>(b.bytes());
   program::Box box;
-  box.dims = held.part.sizes, box.width = bytes_of(dtype);
-  box.to = scratch->data(), box.to_strides = program::row_major(box.dims);
+  box.dims = held.part.sizes;
+  box.width = bytes_of(dtype);
+  box.to = scratch->data();
+  box.to_strides = program::row_major(box.dims);
   haliax::read(b, std::move(box));
   return {scratch->data(), std::size_t(scratch->bytes())};
 }
@@ -155,7 +157,9 @@ struct CheckpointReader::Source {
         }
         std::memcpy(to, piece.data() + (from - begin), std::size_t(n));
       }
-      from += n, to += n, size -= n;
+      from += n;
+      to += n;
+      size -= n;
     }
   }
 };
@@ -174,8 +178,9 @@ class ByteRuns {
     bytes_ = width;
     bool joined = true;  // the last dims, as far as both have all of them, and one more
     for (auto d = both.sizes.size(); d-- > 0;) {
-      from_ += (both.start[d] - block.start[d]) * from[d] * width,
-          to_ += (both.start[d] - part.part.start[d]) * to[d] * width;
+      from_ += (both.start[d] - block.start[d]) * from[d] * width;
+
+      to_ += (both.start[d] - part.part.start[d]) * to[d] * width;
       if (joined)
         bytes_ *= both.sizes[d];
       else
@@ -189,9 +194,12 @@ class ByteRuns {
   std::int64_t bytes() const { return bytes_; }
   void next() {
     for (auto& d : outer_) {
-      from_ += d.from, to_ += d.to;
+      from_ += d.from;
+      to_ += d.to;
       if (++d.index < d.size) return;
-      from_ -= d.size * d.from, to_ -= d.size * d.to, d.index = 0;
+      from_ -= d.size * d.from;
+      to_ -= d.size * d.to;
+      d.index = 0;
     }
     bytes_ = 0;
   }

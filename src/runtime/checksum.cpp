@@ -28,8 +28,10 @@ std::uint64_t xxh64(std::span<const std::byte> data) {
   if (left >= 32) {
     std::uint64_t a = kPrimes[0] + kPrimes[1], b = kPrimes[1], c = 0, d = 0 - kPrimes[0];
     for (; left >= 32; left -= 32) {
-      a = mixed(a, next<std::uint64_t>(at)), b = mixed(b, next<std::uint64_t>(at));
-      c = mixed(c, next<std::uint64_t>(at)), d = mixed(d, next<std::uint64_t>(at));
+      a = mixed(a, next<std::uint64_t>(at));
+      b = mixed(b, next<std::uint64_t>(at));
+      c = mixed(c, next<std::uint64_t>(at));
+      d = mixed(d, next<std::uint64_t>(at));
     }
     h = std::rotl(a, 1) + std::rotl(b, 7) + std::rotl(c, 12) + std::rotl(d, 18);
     for (auto lane : {a, b, c, d}) h = (h ^ mixed(0, lane)) * kPrimes[0] + kPrimes[3];
@@ -37,9 +39,12 @@ std::uint64_t xxh64(std::span<const std::byte> data) {
   h += data.size();
   for (; left >= 8; left -= 8)
     h = std::rotl(h ^ mixed(0, next<std::uint64_t>(at)), 27) * kPrimes[0] + kPrimes[3];
-  if (left >= 4)
-    h = std::rotl(h ^ next<std::uint32_t>(at) * kPrimes[0], 23) * kPrimes[1] + kPrimes[2],
+  if (left >= 4) {
+    h = std::rotl(h ^ next<std::uint32_t>(at) * kPrimes[0], 23) * kPrimes[1] + kPrimes[2];
+
     left -= 4;
+  }
+
   for (; left > 0; --left) h = std::rotl(h ^ next<std::uint8_t>(at) * kPrimes[4], 11) * kPrimes[0];
   h = (h ^ h >> 33) * kPrimes[1];
   h = (h ^ h >> 29) * kPrimes[2];

@@ -94,7 +94,8 @@ class Meeting {
  private:
   bool is_last(Group& g) {  // then it calls go_on
     if (++g.waiting < g.devices.size()) return false;
-    g.waiting = 0, ++g.round;
+    g.waiting = 0;
+    ++g.round;
     for (int d : g.devices) at_[std::size_t(d)] = nullptr;
     return true;
   }
@@ -275,9 +276,13 @@ class Crew {
     std::unique_lock hold(c.lock);
     for (int d = c.started + 1; d < n; ++d) {
       std::thread([&c, d, seen = c.work] { c.serve(d, seen); }).detach();
-      ++c.started, ++threads_started;
+      ++c.started;
+      ++threads_started;
     }
-    c.f = &f, c.n = n, c.busy = n - 1, ++c.work;
+    c.f = &f;
+    c.n = n;
+    c.busy = n - 1;
+    ++c.work;
     hold.unlock();
     c.start.notify_all();
     f(0);
@@ -345,8 +350,11 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   bool elsewhere = false;
   auto keep = [&](bool by_another) {  // the first, but rather a cause than what followed from it
     std::lock_guard hold(lock);
-    if (!error || (elsewhere && !by_another))
-      error = std::current_exception(), elsewhere = by_another;
+    if (!error || (elsewhere && !by_another)) {
+      error = std::current_exception();
+      elsewhere = by_another;
+    }
+
   };
   auto give_up = [&](int device, program::Communicator& mine, const char* why) {
     keep(false);

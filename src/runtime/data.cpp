@@ -62,7 +62,8 @@ class TokenFile {
   }
   explicit TokenFile(std::string text) : name_("the text"), dtype_(DType::u8) {
     auto held = std::make_shared<std::string>(std::move(text));
-    first_ = reinterpret_cast<const std::byte*>(held->data()), size_ = std::int64_t(held->size());
+    first_ = reinterpret_cast<const std::byte*>(held->data());
+    size_ = std::int64_t(held->size());
     mapped_ = std::move(held);
   }
   const std::string& name() const { return name_; }
@@ -94,7 +95,9 @@ class TokenFile {
       throw Error(fmt::format(
           "[Tokens] {} has {} axes, and tokens lie along one; np.save(path, tokens.ravel())", name_,
           h.shape.size()));
-    dtype_ = h.dtype, first_ += h.begin, size_ = h.shape[0];
+    dtype_ = h.dtype;
+    first_ += h.begin;
+    size_ = h.shape[0];
   }
   template <class T> std::int64_t load(std::int64_t k) const {
     T v;
@@ -120,7 +123,8 @@ std::int64_t permuted(std::int64_t i, std::int64_t n, std::uint64_t key) {
     auto left = at >> bits, right = at & mask;
     for (std::uint64_t round = 0; round < 8; ++round) {
       const auto next = left ^ (stirred(right + key_of(key, round)) & mask);
-      left = right, right = next;
+      left = right;
+      right = next;
     }
     at = left << bits | right;
   } while (at >= std::uint64_t(n));
@@ -224,7 +228,8 @@ NamedArray TokenLoader::next(SourceLocation at) {
       for (std::int64_t row = 0; row < part.sizes[0]; ++row, tokens += part.sizes[1])
         read(position_ + part.start[0] + row, part.start[1], part.sizes[1],
              reinterpret_cast<std::int32_t*>(data) + row * part.sizes[1]);
-    position_ += batch_.size, tokens_read_ += tokens;
+    position_ += batch_.size;
+    tokens_read_ += tokens;
     return batch.finish();
   });
 }

@@ -29,8 +29,11 @@ std::vector<std::string> pieces_of(std::string_view text) {
     bool pair = i + 1 < text.size();
     if (pair && (text[i] == '{' || text[i] == '}') && text[i + 1] == text[i])
       out.back() += text[i++];
-    else if (pair && text[i] == '{' && text[i + 1] == '}')
-      out.emplace_back(), ++i;
+    else if (pair && text[i] == '{' && text[i + 1] == '}') {
+      out.emplace_back();
+      ++i;
+    }
+
     else
       out.back() += text[i];
   }
@@ -80,7 +83,8 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
   Nodes nodes;
   for (auto& a : values) {
     if (a.empty()) fail("print", "a NamedArray is empty: it was never given a value");
-    nodes.push_back(a.node()), call->axes.push_back(shown(a.node()->axes));
+    nodes.push_back(a.node());
+    call->axes.push_back(shown(a.node()->axes));
   }
   add_effect(std::move(nodes), std::move(call));
   settle_effects();
@@ -95,7 +99,8 @@ void check(const Arr& given, const Text& text) {
   if (context().chunked_calls > 0)
     fail("check", "inside chunked_reduce no value is ever whole; check what it gives");
   auto call = std::make_shared<CheckCall>();
-  call->origin = context().origin, call->text = text.text;
+  call->origin = context().origin;
+  call->text = text.text;
   add_effect({prim::reduce(Monoid::min, condition.node(), {})}, std::move(call));
   settle_effects();
 }

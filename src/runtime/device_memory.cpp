@@ -38,7 +38,10 @@ const OnDevice* DeviceMemory::here(const Buffer& b) const {
 }
 std::unique_ptr<OnDevice> DeviceMemory::around(program::Memory memory, std::int64_t bytes) const {
   auto out = std::make_unique<OnDevice>();
-  out->device = device_, out->number = number_, out->memory = std::move(memory), out->bytes = bytes;
+  out->device = device_;
+  out->number = number_;
+  out->memory = std::move(memory);
+  out->bytes = bytes;
   return out;
 }
 std::unique_ptr<OnDevice> DeviceMemory::taken(std::int64_t bytes) const {
@@ -77,14 +80,16 @@ BufferPtr DeviceMemory::taken_over(Buffer& b) const {
 }
 BufferPtr DeviceMemory::part(Box box) const {
   auto out = fresh(program::points(box.dims) * box.width);
-  box.to = address(*out), box.to_strides = program::row_major(box.dims);
+  box.to = address(*out);
+  box.to_strides = program::row_major(box.dims);
   host_ ? program::copy_on_host(box) : device_->put(box, number_);
   return out;
 }
 
 void read(const Buffer& b, Box box) {
   auto* there = b.on_host() ? nullptr : dynamic_cast<const OnDevice*>(b.pieces());
-  box.from = there ? there->memory.get() : b.data(),
+  box.from = there ? there->memory.get() : b.data();
+
   box.from_strides = program::row_major(box.dims);
   there ? there->device->get(box, there->number) : program::copy_on_host(box);
 }

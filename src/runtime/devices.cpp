@@ -21,7 +21,8 @@ std::atomic<bool> said = false;        // it is a number that was asked for
 void set_devices(int n, SourceLocation at) {
   Here here(at);
   if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
-  in_this_process = n, said = true;
+  in_this_process = n;
+  said = true;
 }
 int devices(SourceLocation at) {
   Here here(at);
@@ -64,7 +65,8 @@ std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
   std::vector<LocalShard> out;
   for (std::size_t k = 0; k < s->blocks.size(); ++k) {
     LocalShard one;
-    one.device = s->first + int(k), one.first = owner_of(s->at, s->mesh, one.device) == one.device;
+    one.device = s->first + int(k);
+    one.first = owner_of(s->at, s->mesh, one.device) == one.device;
     one.start = part_on(n.axes, s->at, s->mesh, one.device).start;
     one.value = NamedArray(
         make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));

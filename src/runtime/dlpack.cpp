@@ -60,9 +60,13 @@ DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
   lent->sizes = sizes_of(a.axes());
   lent->strides = program::row_major(lent->sizes);
   auto& t = lent->tensor.dl_tensor;
-  t.data = node.value->data(), t.device = {kDLCPU, 0}, t.ndim = std::int32_t(lent->sizes.size()),
+  t.data = node.value->data();
+  t.device = {kDLCPU, 0};
+  t.ndim = std::int32_t(lent->sizes.size());
+
   t.dtype = code_of(node.dtype);
-  t.shape = lent->sizes.data(), t.strides = lent->strides.data();
+  t.shape = lent->sizes.data();
+  t.strides = lent->strides.data();
   lent->tensor.manager_ctx = lent.get();
   lent->tensor.deleter = [](DLManagedTensor* self) {
     delete static_cast<Lent*>(self->manager_ctx);

@@ -24,7 +24,8 @@ class Spelling {
   // None, as a node holds what words cannot say (a loop, the user's own function), or has no value
   // any more.
   GraphWords of(const Nodes& roots) {
-    out_.words.reserve(16 * nodes_.size() + roots.size() + 4), out_.arrays.reserve(4);
+    out_.words.reserve(16 * nodes_.size() + roots.size() + 4);
+    out_.arrays.reserve(4);
     add(context().origin.at);
     for (auto* n : nodes_)
       if (!add(*n)) return {};
@@ -35,7 +36,10 @@ class Spelling {
  private:
   void add(std::uint64_t word) { out_.words.push_back(word); }
   void add(const void* p) { add(std::uint64_t(p)); }
-  void add(const SourceLocation& at) { add(at.file_name()), add(std::uint64_t(at.line())); }
+  void add(const SourceLocation& at) {
+    add(at.file_name());
+    add(std::uint64_t(at.line()));
+  }
   // one that vmap hides is another in each call: which it is, in their order
   void add(Name name) {
     if (!name.hidden()) return add(name.data());
@@ -43,10 +47,14 @@ class Spelling {
     add(std::uint64_t(at - hidden_.begin()));
     if (at != hidden_.end()) return;
     hidden_.push_back(name);
-    add(Name(name.text()).data()), add(name.data()->by);
+    add(Name(name.text()).data());
+    add(name.data()->by);
   }
   void add(const Axes& axes) {
-    for (auto& a : axes) add(a.name), add(std::uint64_t(a.size));
+    for (auto& a : axes) {
+      add(a.name);
+      add(std::uint64_t(a.size));
+    }
   }
   bool add(const Node& n) {
     // a tracer's says nothing more
@@ -69,8 +77,11 @@ class Spelling {
     for (auto& name : n.attr.names) add(name);
     for (auto i : n.attr.ints) add(std::uint64_t(i));
     add(std::bit_cast<std::uint64_t>(n.attr.number));
-    add(n.origin.at), add(n.origin.module.data()), add(n.origin.made.data()),
-        add(std::uint64_t(n.origin.backward));
+    add(n.origin.at);
+    add(n.origin.module.data());
+    add(n.origin.made.data());
+
+    add(std::uint64_t(n.origin.backward));
     return true;
   }
   std::uint64_t number_of(const Node& n) const {  // by age, as they are sorted
@@ -112,11 +123,14 @@ class Cache {
   void keep(std::uint64_t hash, const CompiledGraphPtr& made) {
     CompiledGraphPtr oldest;  // gone without the lock
     std::lock_guard hold(lock_);
-    known_.emplace(hash, made), by_age_.push_back(hash), ++planned_;
+    known_.emplace(hash, made);
+    by_age_.push_back(hash);
+    ++planned_;
     if (by_age_.size() <= kMostPrograms) return;
     auto first = known_.find(by_age_.front());
     oldest = std::move(first->second);
-    known_.erase(first), by_age_.pop_front();
+    known_.erase(first);
+    by_age_.pop_front();
   }
   std::uint64_t planned() {
     std::lock_guard hold(lock_);

@@ -45,7 +45,8 @@ class Claim {
   Claim() = default;
   void take(const Nodes& wanted) {
     auto& r = Running::now();
-    mine.reserve(wanted.size()), entered_.reserve(wanted.size());
+    mine.reserve(wanted.size());
+    entered_.reserve(wanted.size());
     std::unordered_set<const Node*> taken;
     taken.reserve(wanted.size());
     std::unique_lock hold(r.lock);
@@ -55,8 +56,11 @@ class Claim {
         if (!n || n->value || taken.count(n.get())) continue;
         bool is_new = r.claims(*n);
         if (is_new) entered_.push_back(n);
-        if (is_new || computing > 0)
-          taken.insert(n.get()), mine.push_back(n);
+        if (is_new || computing > 0) {
+          taken.insert(n.get());
+          mine.push_back(n);
+        }
+
         else
           others = true;
       }
@@ -79,10 +83,15 @@ class Claim {
     if (more.empty()) return {};
     auto& r = Running::now();
     Nodes out;
-    out.reserve(more.size()), entered_.reserve(entered_.size() + more.size());
+    out.reserve(more.size());
+    entered_.reserve(entered_.size() + more.size());
     std::lock_guard hold(r.lock);
     for (auto& n : more)
-      if (!n->value && r.claims(*n)) entered_.push_back(n), out.push_back(n);
+      if (!n->value && r.claims(*n)) {
+        entered_.push_back(n);
+        out.push_back(n);
+      }
+
     return out;
   }
   Nodes mine;

@@ -55,7 +55,11 @@ double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
 std::string size_of(double bytes) {
   const char* const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   std::size_t u = 0;
-  while (bytes >= 999.5 && u < 5) bytes /= 1000, ++u;
+  while (bytes >= 999.5 && u < 5) {
+    bytes /= 1000;
+    ++u;
+  }
+
   return fmt::format("{:.{}f} {}", bytes,
                      u == 0 || bytes >= 99.95 ? 0
                      : bytes >= 9.995         ? 1
@@ -72,7 +76,8 @@ std::string seconds_of(double s) {
 }
 
 void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
-  r.sent_bytes = m.sent_bytes, r.calls = m.calls;
+  r.sent_bytes = m.sent_bytes;
+  r.calls = m.calls;
   std::vector<std::vector<std::string>> rows{
       {"collective", "over", "sends", "times", "what", "for", "asked by"}};
   std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
@@ -92,7 +97,8 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
                     array_of(move), cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];
-    calls += c.turns, bytes += c.turns * c.bytes;
+    calls += c.turns;
+    bytes += c.turns * c.bytes;
   }
   auto& out = r.explain;
   out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh),
@@ -127,7 +133,8 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
                                             : 0,
            size = double(inputs[k]->size());
     if (purpose == "parameters") count += size;
-    whole += times * size * bytes_of(inputs[k]->dtype), mine += times * double(slot.bytes);
+    whole += times * size * bytes_of(inputs[k]->dtype);
+    mine += times * double(slot.bytes);
   }
   if (trains && count > 0)
     out += fmt::format(
@@ -162,14 +169,19 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 
 void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const MachineSpeed& speed) {
   auto& p = m ? *m->devices[m->fullest].program : *c.program;
-  r.arena_bytes = p.arena_bytes, r.peak_bytes = p.peak_bytes, r.argument_bytes = argument_bytes(p);
-  r.contractions = count_contractions(p.steps), r.loops = p.loops;
-  r.flops = 2 * multiplications(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
+  r.arena_bytes = p.arena_bytes;
+  r.peak_bytes = p.peak_bytes;
+  r.argument_bytes = argument_bytes(p);
+  r.contractions = count_contractions(p.steps);
+  r.loops = p.loops;
+  r.flops = 2 * multiplications(p.steps);
+  r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
   r.memory = memory_of(p);
   r.memory_over_time = arena_in_use(p);
   for (auto& bytes : r.memory_over_time) bytes += r.argument_bytes + p.peak_bytes - p.arena_bytes;
   r.program = program::to_string(p);
-  r.collectives.clear(), r.sent_bytes = r.calls = r.sending_s = 0;
+  r.collectives.clear();
+  r.sent_bytes = r.calls = r.sending_s = 0;
   if (m)
     add_collectives(r, *m, speed);
   else

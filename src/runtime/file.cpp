@@ -28,7 +28,8 @@ void read_all(const char* op, const std::string& path, void* data, std::int64_t 
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_on(op, path, "cannot be read");
     if (n == 0) haliax::fail(op, path + " became shorter while it was read");
-    at += n, bytes -= n;
+    at += n;
+    bytes -= n;
   }
 }
 
@@ -76,7 +77,8 @@ void OutputFile::write(std::span<const std::byte> data) {
     const ssize_t n = ::write(descriptor_, data.data(), data.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_on(op_, path_, "cannot be written");
-    data = data.subspan(std::size_t(n)), written_ += n;
+    data = data.subspan(std::size_t(n));
+    written_ += n;
   }
 }
 void OutputFile::start_sync() {

@@ -37,7 +37,8 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
     auto& r = results[k];
     e.result_of_leaf.push_back(!r.empty() ? int(roots.size()) : -1);
     if (r.empty()) continue;
-    roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
+    roots.push_back(r.node());
+    e.results.push_back({r.node()->axes, r.dtype()});
     e.part_of_result.push_back(parts.of_leaf[k]);
   }
   refuse_tracers(roots, e.inputs);
@@ -241,11 +242,15 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   }
   m.mapping_outside = context().origin.mapping;
   m.tracing.emplace();
-  context().in_jit = true, context().effect = nullptr;
+  context().in_jit = true;
+  context().effect = nullptr;
   context().scores_budget = m.options.scores_budget;
   context().trace = std::move(trace);
-  if (auto mesh = m.mesh())
-    context().mesh = std::move(mesh), context().gradients = std::make_shared<Gradients>();
+  if (auto mesh = m.mesh()) {
+    context().mesh = std::move(mesh);
+    context().gradients = std::make_shared<Gradients>();
+  }
+
   if (m.options.axis_resources)
     context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
   return out;

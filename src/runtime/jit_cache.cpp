@@ -118,11 +118,18 @@ void JitCore::Impl::tell_retraces(const Walk& w) {
     auto note = [&](const std::string& text) {
       if (std::find(values.begin(), values.end(), text) == values.end()) values.push_back(text);
     };
-    for (auto* s : others) differs |= !same_static(*s, w, k), note(s->told[k].text);
+    for (auto* s : others) {
+      differs |= !same_static(*s, w, k);
+      note(s->told[k].text);
+    }
+
     note(w.told[k].text);
     if (!differs) continue;
-    if (values.size() > 4)
-      values.erase(values.begin() + 2, values.end() - 1), values.insert(values.end() - 1, "...");
+    if (values.size() > 4) {
+      values.erase(values.begin() + 2, values.end() - 1);
+      values.insert(values.end() - 1, "...");
+    }
+
     which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.told[k].path),
                          values[0].empty() ? "" : fmt::format(" ({})", fmt::join(values, ", ")));
   }

@@ -26,8 +26,10 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     auto at = std::find_if(regions.begin(), regions.end(), same);
     if (at == regions.end()) at = regions.insert(regions.begin(), WalkedRegion{c});
     for (auto& x : everything(values_of(l, 0)))
-      if (x->op == &prim::kContract && x->varies_with(l.index[0].get()))
-        ++at->contractions, at->distinct.insert(x.get());
+      if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) {
+        ++at->contractions;
+        at->distinct.insert(x.get());
+      }
   }
   std::string said;
   for (auto& w : regions) {

@@ -31,7 +31,8 @@ struct Seen {
 class Search {
  public:
   explicit Search(const Nodes& roots) {
-    all_.reserve(16), refers_.reserve(16);
+    all_.reserve(16);
+    refers_.reserve(16);
     for (auto& r : roots) all_[number_of(r.get())].is_root = true;
     for (std::uint32_t k = 0; k < all_.size(); ++k) refer(k);
     by_age_.resize(all_.size());
@@ -75,7 +76,8 @@ class Search {
         bool counts = payloads_.insert(payload).second;
         for (auto* x : held) add(x, counts);
       }
-    all_[k].first = std::uint32_t(first), all_[k].count = std::uint32_t(refers_.size() - first);
+    all_[k].first = std::uint32_t(first);
+    all_[k].count = std::uint32_t(refers_.size() - first);
   }
   std::span<const std::uint32_t> refers(const Seen& s) const {
     return {refers_.data() + s.first, s.count};

@@ -143,11 +143,15 @@ static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {
   auto& mesh = *c.options.mesh;
   MeshProgram m;
-  m.mesh = mesh, m.in = c.options.in, m.out = c.options.out, m.donated = c.options.donated;
+  m.mesh = mesh;
+  m.in = c.options.in;
+  m.out = c.options.out;
+  m.donated = c.options.donated;
   m.donated.resize(c.inputs.size());
   for (auto& n : c.inputs) m.inputs.push_back({n->axes, n->dtype});
   for (auto& n : c.roots) m.results.push_back({n->axes, n->dtype});
-  m.moves = c.partition->moves(), m.sent_bytes = c.partition->sent_bytes();
+  m.moves = c.partition->moves();
+  m.sent_bytes = c.partition->sent_bytes();
   for (auto& move : m.moves) m.calls += move.turns;
   m.uneven = c.options.partition.overlap && !c.partition->even();
   if (c.options.partition.strict) refuse_gathers(m.moves, mesh);
@@ -160,8 +164,11 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     auto local = on_device(c, d);
     m.devices.push_back(finish(local, backend, !simulated));
     auto& p = *m.devices.back().program;
-    if (auto bytes = p.peak_bytes + argument_bytes(p); bytes > most)
-      most = bytes, m.fullest = m.devices.size() - 1, of_fullest = local.log;
+    if (auto bytes = p.peak_bytes + argument_bytes(p); bytes > most) {
+      most = bytes;
+      m.fullest = m.devices.size() - 1;
+      of_fullest = local.log;
+    }
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
   // calls have other places than the plan has given them

@@ -38,12 +38,21 @@ class HeaderReader {
     while (!next_is('}')) {
       auto name = quoted();
       expect(':');
-      if (name == "descr")
-        dtype(), has_dtype = true;
-      else if (name == "fortran_order")
-        out_.fortran = truth(), has_order = true;
-      else if (name == "shape")
-        shape(), has_shape = true;
+      if (name == "descr") {
+        dtype();
+        has_dtype = true;
+      }
+
+      else if (name == "fortran_order") {
+        out_.fortran = truth();
+        has_order = true;
+      }
+
+      else if (name == "shape") {
+        shape();
+        has_shape = true;
+      }
+
       else
         fail(fmt::format("has a header with an unknown field {}", printable(name)));
       if (!next_is(',')) {
@@ -106,7 +115,8 @@ class HeaderReader {
           fmt::format("holds elements of NumPy's dtype {}, which arrays here have not; cast it "
                       "with astype before np.save",
                       printable(name)));
-    out_.dtype = found->second, out_.swapped = order == '>' && bytes_of(out_.dtype) > 1;
+    out_.dtype = found->second;
+    out_.swapped = order == '>' && bytes_of(out_.dtype) > 1;
   }
   void shape() {
     expect('(');
@@ -180,7 +190,8 @@ Tensor tensor_in(Bytes file, const std::string& name) {
   const auto data = file.subspan(header.begin);
   const auto width = std::size_t(bytes_of(header.dtype));
   Tensor out;
-  out.dtype = header.dtype, out.shape = header.shape;
+  out.dtype = header.dtype;
+  out.shape = header.shape;
   if (header.fortran && header.shape.size() > 1)
     out.data = row_major(data, header.shape, width);
   else
@@ -286,7 +297,10 @@ NamedArray from_tensor(const Tensor& t, const AxisSpec& axes, SourceLocation at)
 Tensor to_tensor(const NamedArray& a, std::string name, SourceLocation at) {
   Here here(at);
   Tensor out;
-  out.name = std::move(name), out.dtype = a.dtype(), out.shape = sizes_of(a.axes()),
+  out.name = std::move(name);
+  out.dtype = a.dtype();
+  out.shape = sizes_of(a.axes());
+
   out.data = a.bytes(at);
   return out;
 }

@@ -35,16 +35,21 @@ template <class F> void each_stretch(const Patch& p, F f) {
   std::int64_t width = bytes_of(p.dtype);
   Dims at(outer);
   std::int64_t rest = p.from / run, skipped = p.from % run, offset = 0;
-  for (auto d = outer; d-- > 0; rest /= p.dims[d])
-    at[d] = rest % p.dims[d], offset += at[d] * p.strides[d];
+  for (auto d = outer; d-- > 0; rest /= p.dims[d]) {
+    at[d] = rest % p.dims[d];
+    offset += at[d] * p.strides[d];
+  }
+
   for (auto left = p.count; left > 0;) {
     auto n = std::min(left, run - skipped);
     f(p.at + (offset + skipped) * width, n * width);
-    left -= n, skipped = 0;
+    left -= n;
+    skipped = 0;
     for (auto d = outer; d-- > 0;) {
       offset += p.strides[d];
       if (++at[d] < p.dims[d]) break;
-      offset -= at[d] * p.strides[d], at[d] = 0;
+      offset -= at[d] * p.strides[d];
+      at[d] = 0;
     }
   }
 }
@@ -72,22 +77,34 @@ void copy_stretch(std::byte* to, const std::byte* from, std::int64_t bytes) {
 
 void pack(const Patches& all, std::byte* to) {
   for (auto& p : all)
-    each_stretch(p, [&](std::byte* at, std::int64_t n) { copy_stretch(to, at, n), to += n; });
+    each_stretch(p, [&](std::byte* at, std::int64_t n) {
+      copy_stretch(to, at, n);
+      to += n;
+    });
 }
 void unpack(const std::byte* from, const Patches& all) {
   for (auto& p : all)
-    each_stretch(p, [&](std::byte* at, std::int64_t n) { copy_stretch(at, from, n), from += n; });
+    each_stretch(p, [&](std::byte* at, std::int64_t n) {
+      copy_stretch(at, from, n);
+      from += n;
+    });
 }
 std::vector<Patches> pieces_of(const Patches& all, std::int64_t most) {
   std::vector<Patches> out;
   std::int64_t room = 0;
   for (auto p : all) {
     while (p.count > 0) {
-      if (room < bytes_of(p.dtype)) out.emplace_back(), room = most;
+      if (room < bytes_of(p.dtype)) {
+        out.emplace_back();
+        room = most;
+      }
+
       auto part = p;
       part.count = std::min(p.count, room / bytes_of(p.dtype));
       out.back().push_back(part);
-      p.from += part.count, p.count -= part.count, room -= part.bytes();
+      p.from += part.count;
+      p.count -= part.count;
+      room -= part.bytes();
     }
   }
   return out;
@@ -105,7 +122,8 @@ class PatchBlocks {
   // Where elements [at, at + n) lie, if in one piece; else where they are packed.
   std::byte* place(std::int64_t at, std::int64_t n, bool filled) {
     now_ = patch_;
-    now_.from += at, now_.count = n;
+    now_.from += at;
+    now_.count = n;
     packed_ = n > left(at);
     if (!packed_) {
       each_stretch(now_, [&](std::byte* where, std::int64_t) { lies_ = where; });
@@ -168,8 +186,11 @@ bool takes_part(const program::Collective& c, const void* const* x) {
 
 Patch reordered(Patch p, const std::vector<std::size_t>& order) {
   auto dims = p.dims, strides = p.strides;
-  for (std::size_t d = 0; d < order.size(); ++d)
-    p.dims[d] = dims[order[d]], p.strides[d] = strides[order[d]];
+  for (std::size_t d = 0; d < order.size(); ++d) {
+    p.dims[d] = dims[order[d]];
+    p.strides[d] = strides[order[d]];
+  }
+
   return p;
 }
 std::vector<std::size_t> order_in_memory(const Dims& strides) {
@@ -207,13 +228,16 @@ Patch box_patch(void* at, const program::Operand& o, const Dims& start, const Di
     offset += start[d] * p.strides[d];
     if (step) p.strides[d] *= (*step)[d];
   }
-  p.at += offset * bytes_of(p.dtype), p.dims = dims, p.count = program::points(dims);
+  p.at += offset * bytes_of(p.dtype);
+  p.dims = dims;
+  p.count = program::points(dims);
   return p;
 }
 Patch slice_patch(void* at, const program::Operand& o, int dim, std::int64_t from,
                   std::int64_t size) {
   Dims start(o.dims.size()), dims = o.dims;
-  start[std::size_t(dim)] = from, dims[std::size_t(dim)] = size;
+  start[std::size_t(dim)] = from;
+  dims[std::size_t(dim)] = size;
   return box_patch(at, o, start, dims, nullptr);
 }
 

@@ -14,7 +14,8 @@ const ProcessGroup& all_processes() {
   static const ProcessGroup* all = [] {
     auto* g = new ProcessGroup;  // never destroyed: a save may still ask it at the end
     if (auto* ranks = peers()) {
-      g->rank = ranks->rank(), g->count = ranks->count();
+      g->rank = ranks->rank();
+      g->count = ranks->count();
       g->rank_of = [ranks](const Mesh& mesh, int device) {
         // or each has one of its own
         return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();

@@ -69,8 +69,11 @@ class Values {
     for (std::int64_t i = 0; i < size; ++i) {
       if (i && rows_ && !innermost)
         s += ",\n" + indent;
-      else if (i && rows_ && s.size() - line + longest_ > width)
-        s += ",\n" + indent, line = s.size();
+      else if (i && rows_ && s.size() - line + longest_ > width) {
+        s += ",\n" + indent;
+        line = s.size();
+      }
+
       else if (i)
         s += ", ";
       if (short_ && size > 2 * edge && i == edge) {

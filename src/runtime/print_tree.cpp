@@ -12,7 +12,9 @@ namespace {
 struct Sums {
   std::int64_t arrays = 0, elements = 0, frozen = 0, bytes = 0;
   void add(const Node& n, bool is_frozen) {
-    ++arrays, elements += n.size(), bytes += n.bytes();
+    ++arrays;
+    elements += n.size();
+    bytes += n.bytes();
     if (is_frozen) frozen += n.size();
   }
 };

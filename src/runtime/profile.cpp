@@ -83,7 +83,9 @@ class Profiler::Recording final : public program::Recorder {
   }
   void note(int row, double began, double ended, double own, double made = 1) {
     auto& all = spent[row];
-    all.calls += 1, all.seconds += own, all.made += made;
+    all.calls += 1;
+    all.seconds += own;
+    all.made += made;
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) {
       ++left_out;
@@ -111,7 +113,9 @@ class Profiler::Recording final : public program::Recorder {
       for (auto& [row, s] : b->spent) {
         auto& all = spent[row];
         const double seconds = s.seconds / double(threads);
-        all.calls += s.calls, all.seconds += seconds, all.made += s.made;
+        all.calls += s.calls;
+        all.seconds += seconds;
+        all.made += s.made;
         open_.back().inside += seconds;
       }
       left_out += b->left_out;
@@ -120,7 +124,9 @@ class Profiler::Recording final : public program::Recorder {
           ++left_out;
           continue;
         }
-        ++in_loops_, events.push_back(e), events.back().beside *= int(threads);
+        ++in_loops_;
+        events.push_back(e);
+        events.back().beside *= int(threads);
       }
     }
     beside_.clear();
@@ -154,7 +160,9 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments,
   auto count = [&](const auto& spent, int sign) {
     for (auto& [row, s] : spent) {
       auto& r = rows_[std::size_t(row)];
-      r.calls += sign * s.calls, r.seconds += sign * s.seconds, r.made += sign * s.made;
+      r.calls += sign * s.calls;
+      r.seconds += sign * s.seconds;
+      r.made += sign * s.made;
     }
   };
   count(told.spent, 1);
@@ -174,7 +182,8 @@ Profiler::Known& Profiler::known(const Compiled& c) {
   auto mine = std::make_unique<Known>();
   mine->program = c.program;  // so that no other has its address
   Row whole;
-  whole.called = c.program->called, whole.is_call = true;
+  whole.called = c.program->called;
+  whole.is_call = true;
   mine->call = row(whole);
   measure(rates_, c.memory.device(), "");
   describe(*c.program, c.program->steps, {}, *mine);
@@ -192,15 +201,20 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
                         Known& known) {
   for (auto& s : steps) {
     Row r;
-    r.kind = program::name_of(s.kind), r.op = s.why, r.shape = step_shape(s), r.called = p.called;
-    r.loops = around.loops, r.side_by_side = around.side_by_side;
+    r.kind = program::name_of(s.kind);
+    r.op = s.why;
+    r.shape = step_shape(s);
+    r.called = p.called;
+    r.loops = around.loops;
+    r.side_by_side = around.side_by_side;
     if (s.kind == program::Kind::fused) r.holds = computed_by(s.fused);
     auto in = s.where.find("in ");
     bool has = in != s.where.npos && (in == 0 || s.where.compare(in - 2, 2, ", ") == 0);
     r.where = has ? s.where.substr(0, in < 2 ? 0 : in - 2) : s.where;
     if (has) r.module = s.where.substr(in + 3);
     auto moved = traffic_of(s, p);
-    r.read = moved.read, r.written = moved.written;
+    r.read = moved.read;
+    r.written = moved.written;
     if (s.kind == program::Kind::contract) {
       auto &a = s.contract.a, &b = s.contract.b;
       r.flops = 2 * program::multiplications({s});
@@ -234,19 +248,28 @@ void Profiler::leave_out(double seconds) {
 
 // ---- sums ----
 static void add_cost(ProfileCost& sum, const ProfileCost& c) {
-  sum.calls += c.calls, sum.seconds += c.seconds, sum.read += c.read, sum.written += c.written;
-  sum.flops += c.flops, sum.bound_s += c.bound_s;
+  sum.calls += c.calls;
+  sum.seconds += c.seconds;
+  sum.read += c.read;
+  sum.written += c.written;
+  sum.flops += c.flops;
+  sum.bound_s += c.bound_s;
 }
 static std::vector<ProfileSum> dearest_first(std::map<std::string, ProfileSum> sums) {
   std::vector<ProfileSum> out;
-  for (auto& [name, sum] : sums) out.push_back(std::move(sum)), out.back().name = name;
+  for (auto& [name, sum] : sums) {
+    out.push_back(std::move(sum));
+    out.back().name = name;
+  }
+
   std::stable_sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.seconds > b.seconds; });
   return out;
 }
 Profile Profiler::summary(int runs, double wall_s) const {
   std::lock_guard hold(recording);
   Profile p;
-  p.runs = runs, p.machine = rates_;
+  p.runs = runs;
+  p.machine = rates_;
   std::map<std::string, ProfileSum> kinds, modules;
   for (auto& r : rows_) {
     if (r.calls == 0) continue;
@@ -258,7 +281,8 @@ Profile Profiler::summary(int runs, double wall_s) const {
     s.flops *= r.made / r.calls;
     s.bound_s = bound_of(s, r.products, rates_);
     const double turns = r.calls / std::max(1, runs);
-    s.calls = turns, s.seconds /= std::max(1, runs);
+    s.calls = turns;
+    s.seconds /= std::max(1, runs);
     for (double* each : {&s.read, &s.written, &s.flops, &s.bound_s}) *each *= turns;
     p.steps_s += s.seconds;
     add_cost(kinds[s.kind], s);
@@ -269,7 +293,8 @@ Profile Profiler::summary(int runs, double wall_s) const {
     p.steps.push_back(std::move(s));
   }
   if (runs > 0) p.wall_s = wall_s / runs;
-  p.by_kind = dearest_first(std::move(kinds)), p.by_module = dearest_first(std::move(modules));
+  p.by_kind = dearest_first(std::move(kinds));
+  p.by_module = dearest_first(std::move(modules));
   return p;
 }
 

@@ -90,14 +90,18 @@ Step product_step(std::int64_t n, DType dtype) {  // out (m, n) of a (m, k), b (
 // first.
 double seconds_of_step(program::Device& device, Step step, const std::vector<std::int64_t>& bytes) {
   auto p = std::make_shared<Program>();
-  step.scratch_bytes = device.scratch_bytes(step, 0), step.scratch = 0;
+  step.scratch_bytes = device.scratch_bytes(step, 0);
+  step.scratch = 0;
   p->arena_bytes = program::aligned(step.scratch_bytes);
   p->steps.push_back(std::move(step));
   std::vector<Buffer> memory;
   memory.reserve(bytes.size() + 1);
   // small numbers
-  for (auto n : bytes)
-    memory.emplace_back(n), std::memset(memory.back().data(), 0x3c, std::size_t(n));
+  for (auto n : bytes) {
+    memory.emplace_back(n);
+    std::memset(memory.back().data(), 0x3c, std::size_t(n));
+  }
+
   memory.emplace_back(p->arena_bytes);
   std::vector<void*> arguments, results;
   for (std::size_t k = 0; k < bytes.size(); ++k) {
@@ -109,7 +113,9 @@ double seconds_of_step(program::Device& device, Step step, const std::vector<std
                         .index = int(list.size())});
     list.push_back(memory[k].data());
   }
-  p->arguments = int(arguments.size()), p->results = 1, p->donated.assign(arguments.size(), -1);
+  p->arguments = int(arguments.size());
+  p->results = 1;
+  p->donated.assign(arguments.size(), -1);
   auto executable = device.compile(p);
   double best = INFINITY;
   for (int k = 0; k < 4; ++k) {
@@ -128,7 +134,8 @@ void measure_memory(MachineRates& rates, program::Device& device) {
     double adding = seconds_of_step(device, sum_step(n), {bytes, 256 * bytes_of(DType::f32)});
     double multiplying = seconds_of_step(device, vector_step(n), {4096, bytes, n / 256});
     double reading = std::min(adding, multiplying);
-    rates.copy = 2 * double(bytes) / copying, rates.read = double(bytes) / reading;
+    rates.copy = 2 * double(bytes) / copying;
+    rates.read = double(bytes) / reading;
     if (copying > 10 * kLongEnough) break;
   }
 }
@@ -171,7 +178,8 @@ void measure(MachineRates& rates, program::Device& device, const std::string& dt
   auto& known = measured[{device.name(), threads()}];
   if (dtype.empty()) {
     if (known.copy == 0) measure_memory(known, device);
-    rates.copy = known.copy, rates.read = known.read;
+    rates.copy = known.copy;
+    rates.read = known.read;
     return;
   }
   auto find = [&](auto& all) {

@@ -44,15 +44,20 @@ std::string Profiler::trace(const std::string& process) const {
   for (auto& e : events_) {
     auto& r = rows_[std::size_t(e.row)];
     ProfileCost cost = r;  // of this event
-    cost.seconds = e.seconds, cost.flops *= e.made,
+    cost.seconds = e.seconds;
+    cost.flops *= e.made;
+
     cost.bound_s = bound_of(cost, r.products, rates_) * e.beside;
     TraceJson args = TraceJson::object();
     if (!r.where.empty()) args["where"] = r.where;
     if (!r.module.empty()) args["module"] = r.module;
     if (!r.holds.empty()) args["holds"] = r.holds;
     if (!r.shape.empty()) args["shape"] = r.shape;
-    if (auto bytes = cost.read + cost.written; bytes > 0)
-      args["bytes"] = bytes, args["GB/s"] = cost.bytes_per_s() * 1e-9;
+    if (auto bytes = cost.read + cost.written; bytes > 0) {
+      args["bytes"] = bytes;
+      args["GB/s"] = cost.bytes_per_s() * 1e-9;
+    }
+
     if (r.flops > 0) args["GFLOP/s"] = cost.flops_per_s() * 1e-9;
     if (cost.bound_s > 0) args["of best"] = cost.share();
     auto name = r.is_call                        ? r.called

@@ -75,7 +75,11 @@ void Peers::hear() {
     while (!carrier_.done(note.message)) std::this_thread::yield();  // it is here
     if (m->from == (me_ + count_ - 1) % count_) heard_ = Clock::now();
     if (m->tag == failures) note_failure(std::move(note.text));
-    if (m->tag == ends) ended_[std::size_t(m->from)] = true, changed_.notify_all();
+    if (m->tag == ends) {
+      ended_[std::size_t(m->from)] = true;
+      changed_.notify_all();
+    }
+
     if (m->tag == calls) {
       std::uint64_t number = 0;
       const char* end = note.text.data() + note.text.size();
@@ -96,7 +100,8 @@ void Peers::compare_call(std::uint64_t number) {
   if (mine->second != theirs->second)
     fail_all(fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}",
                          (me_ + count_ - 1) % count_, me_, theirs->second, mine->second, kSame));
-  mine_.erase(mine), theirs_.erase(theirs);
+  mine_.erase(mine);
+  theirs_.erase(theirs);
 }
 void Peers::tell(int rank, Care what, std::string text) {
   auto& n = notes_.emplace_back();
@@ -188,8 +193,11 @@ void Peers::wait(std::vector<Transfer>& all) {
   auto since = Clock::now();
   for (int idle = 0; !all.empty(); ++idle) {
     check();
-    if (std::erase_if(all, [&](Transfer& p) { return carrier_.done(p.message); }))
-      idle = 0, since = Clock::now();
+    if (std::erase_if(all, [&](Transfer& p) { return carrier_.done(p.message); })) {
+      idle = 0;
+      since = Clock::now();
+    }
+
     if (idle < 50) continue;
     if (idle < 500)
       std::this_thread::yield();
@@ -217,8 +225,10 @@ void Peers::suspect(const std::vector<Transfer>& all, Clock::time_point since) {
   }
   if (Clock::now() - since < 3s || all.empty()) return;
   std::lock_guard hold(lock_);
-  if (!waiting_.exchange(true) || Clock::now() - asked_ > 3s)
-    tell(all.front().other.rank, waits, doing_), asked_ = Clock::now();
+  if (!waiting_.exchange(true) || Clock::now() - asked_ > 3s) {
+    tell(all.front().other.rank, waits, doing_);
+    asked_ = Clock::now();
+  }
 }
 
 // ---- texts ----

@@ -73,7 +73,8 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given,
   auto mine = c.idle.take();
   if (!mine) mine = c.for_call();
   auto &arguments = mine->arguments, &results = mine->results;
-  arguments.clear(), results.clear();
+  arguments.clear();
+  results.clear();
   std::vector<BufferPtr> made(std::size_t(p.results)), captured;
   for (std::size_t k = 0; k < given.size(); ++k) {
     arguments.push_back(given[k].data);

@@ -134,7 +134,8 @@ class Reader {
     const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
     if (offsets.size() != 2 || offsets[0] > offsets[1])
       fail(name, "has data_offsets that are not a begin and an end");
-    e.begin = offsets[0], e.end = offsets[1];
+    e.begin = offsets[0];
+    e.end = offsets[1];
     const auto wanted = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
     if (!wanted) fail(name, "has a shape that is too large");
     if (*wanted != e.end - e.begin)

@@ -27,8 +27,11 @@ template <class F> auto said_at(const char* op, SourceLocation at, const F& f) {
 std::vector<std::string> together(const ProcessGroup&, std::string (*call)(void*), void* f);
 template <class F> std::vector<std::string> together(const ProcessGroup& group, F f) {
   auto call = [](void* g) -> std::string {
-    if constexpr (std::is_void_v<decltype(f())>)
-      return (*static_cast<F*>(g))(), std::string();
+    if constexpr (std::is_void_v<decltype(f())>) {
+      (*static_cast<F*>(g))();
+      return std::string();
+    }
+
     else
       return (*static_cast<F*>(g))();
   };

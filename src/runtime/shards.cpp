@@ -17,7 +17,8 @@ Part part_on(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) 
   Part out;
   for (auto& a : axes) {
     auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
-    out.start.push_back(from), out.sizes.push_back(size);
+    out.start.push_back(from);
+    out.sizes.push_back(size);
   }
   return out;
 }
@@ -26,7 +27,8 @@ Part intersection(const Part& a, const Part& b) {
   for (std::size_t d = 0; d < a.sizes.size(); ++d) {
     auto from = std::max(a.start[d], b.start[d]);
     auto to = std::min(a.start[d] + a.sizes[d], b.start[d] + b.sizes[d]);
-    out.start.push_back(from), out.sizes.push_back(std::max<std::int64_t>(0, to - from));
+    out.start.push_back(from);
+    out.sizes.push_back(std::max<std::int64_t>(0, to - from));
   }
   return out;
 }
@@ -35,7 +37,9 @@ DeviceBlock::DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const
                          int device) {
   const auto whole = sizes_of(axes);
   auto [start, sizes] = part_on(axes, s, mesh, device);
-  in_whole.dims = sizes, in_whole.width = bytes_of(dtype),
+  in_whole.dims = sizes;
+  in_whole.width = bytes_of(dtype);
+
   in_whole.from_strides = program::row_major(whole);
   std::int64_t outer = 1;  // points of the dims before this one
   for (std::size_t d = 0; d < whole.size(); ++d) {
@@ -128,7 +132,12 @@ class SharedRead {
 std::unique_ptr<Shards> shards(const Mesh& mesh, const Sharding& at, const Axes& axes, DType dtype,
                                int first, std::vector<BufferPtr> blocks) {
   auto s = std::make_unique<Shards>();
-  s->mesh = mesh, s->at = at, s->axes = axes, s->dtype = dtype, s->first = first,
+  s->mesh = mesh;
+  s->at = at;
+  s->axes = axes;
+  s->dtype = dtype;
+  s->first = first;
+
   s->blocks = std::move(blocks);
   return s;
 }
@@ -136,7 +145,8 @@ void Shards::write(std::byte* whole) const {
   auto put = [&](int device, const auto& copy) {
     DeviceBlock b(axes, dtype, at, mesh, device);
     auto box = b.in_whole;
-    box.to = whole + b.offset, box.to_strides = std::move(box.from_strides);
+    box.to = whole + b.offset;
+    box.to_strides = std::move(box.from_strides);
     copy(std::move(box));
   };
   std::set<int> there;
@@ -150,7 +160,8 @@ void Shards::write(std::byte* whole) const {
   if (shared.all_have_all()) return;
   shared.run([&](int device, const std::byte* block) {
     put(device, [&](program::Box box) {
-      box.from = block, box.from_strides = program::row_major(box.dims);
+      box.from = block;
+      box.from_strides = program::row_major(box.dims);
       program::copy_on_host(box);
     });
   });

@@ -193,7 +193,11 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
 std::string bytes_text(double b) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int u = 0;
-  while (b >= 1024 && u < 4) b /= 1024, ++u;
+  while (b >= 1024 && u < 4) {
+    b /= 1024;
+    ++u;
+  }
+
   return u == 0 ? fmt::format("{:.0f} B", b) : fmt::format("{:.1f} {}", b, units[u]);
 }
 
@@ -252,7 +256,8 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
     };
     auto all = bytes(axes), each = bytes(local_axes(axes, lies, mesh, 0));
     add(paths[k], to_string(axes), spec.empty() ? "whole" : spec, all, each);
-    whole += all, mine += each;
+    whole += all;
+    mine += each;
   }
   add("all", "", "", whole, mine);
   return table(rows);

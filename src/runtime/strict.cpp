@@ -49,7 +49,8 @@ void refuse_mappings(const Nodes& roots, const Nodes& inputs,
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
   };
-  unique(known), unique(mappings);
+  unique(known);
+  unique(mappings);
   for (auto* m : mappings) {
     if (!m) continue;
     if (!mesh) refuse_without_mesh(*m);

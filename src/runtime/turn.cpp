@@ -12,7 +12,8 @@ thread_local std::uint32_t mine = 0, before_fork = 0;
 
 const bool turn_forks = at_fork({kForkRest, nullptr, nullptr, [] {
                                    of_parent = last.load();
-                                   before_fork = mine, mine = ++last;
+                                   before_fork = mine;
+                                   mine = ++last;
                                  }});
 
 }  // namespace

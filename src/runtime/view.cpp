@@ -26,7 +26,8 @@ HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelec
     std::int64_t stride = 1;
     for (std::size_t k = mine.size(); mine[k - 1].name != axis.name; --k)
       stride *= mine[k - 1].size;
-    out.sizes.push_back(axis.size), out.strides.push_back(stride);
+    out.sizes.push_back(axis.size);
+    out.strides.push_back(stride);
   }
   out.data = a.eval(at).node()->value.get()->data();
   return out;

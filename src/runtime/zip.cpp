@@ -68,11 +68,13 @@ class Bits {
       word_ |= std::uint32_t(data_[at_++]) << held_, held_ += 8;
     }
     auto out = word_ & ((1u << n) - 1);
-    word_ >>= n, held_ -= n;
+    word_ >>= n;
+    held_ -= n;
     return out;
   }
   Bytes bytes(std::size_t n) {  // from the next whole byte on
-    word_ = 0, held_ = 0;
+    word_ = 0;
+    held_ = 0;
     if (n > data_.size() - at_) fail("ends in the middle of a compressed block");
     at_ += n;
     return data_.subspan(at_ - n, n);
@@ -108,7 +110,9 @@ struct Huffman {
     for (std::size_t n = 1; n < 16; ++n) {
       code |= int(bits.take(1));
       if (code - count[n] < first) return symbols[std::size_t(index + code - first)];
-      index += count[n], first = (first + count[n]) << 1, code <<= 1;
+      index += count[n];
+      first = (first + count[n]) << 1;
+      code <<= 1;
     }
     fail("has a compressed block with an unknown code");
   }
@@ -152,7 +156,8 @@ class Inflate {
   }
   static std::vector<int> fixed_lengths() {
     std::vector<int> n(288, 8);
-    std::fill(n.begin() + 144, n.begin() + 256, 9), std::fill(n.begin() + 256, n.begin() + 280, 7);
+    std::fill(n.begin() + 144, n.begin() + 256, 9);
+    std::fill(n.begin() + 256, n.begin() + 280, 7);
     return n;
   }
   void dynamic() {
@@ -279,7 +284,8 @@ std::vector<Entry> entries_of(Bytes archive) {
     std::uint64_t skip = local.u16();
     skip += local.u16();
     local.take(skip);
-    e.packed = local.take(packed), e.size = size;
+    e.packed = local.take(packed);
+    e.size = size;
     out.push_back(std::move(e));
   }
   return out;
@@ -315,8 +321,14 @@ Frame frame_of(const std::vector<Stored>& entries) {
   };
   // version, UTF-8 names, stored, 1980-01-01, sum, sizes
   auto common = [&](std::vector<std::byte>& to, std::uint32_t crc) {
-    put(to, 45, 2), put(to, 0x0800, 2), put(to, 0, 2), put(to, 0, 2), put(to, 33, 2);
-    put(to, crc, 4), put(to, kLarge, 4), put(to, kLarge, 4);
+    put(to, 45, 2);
+    put(to, 0x0800, 2);
+    put(to, 0, 2);
+    put(to, 0, 2);
+    put(to, 33, 2);
+    put(to, crc, 4);
+    put(to, kLarge, 4);
+    put(to, kLarge, 4);
   };
   std::vector<std::byte> list;
   for (auto& e : entries) {
@@ -324,25 +336,60 @@ Frame frame_of(const std::vector<Stored>& entries) {
     for (auto& p : e.parts) size += p.size();
     auto crc = crc_of(e.parts);
     auto& local = out.before.emplace_back();
-    put(local, kLocal, 4), common(local, crc);
-    put(local, e.name.size(), 2), put(local, 20, 2), name(local, e.name);
-    put(local, 1, 2), put(local, 16, 2), put(local, size, 8), put(local, size, 8);
-    put(list, kCentral, 4), put(list, 45, 2), common(list, crc);
-    put(list, e.name.size(), 2), put(list, 28, 2), put(list, 0, 2), put(list, 0, 2),
-        put(list, 0, 2), put(list, 0, 4);
-    put(list, kLarge, 4), name(list, e.name);
-    put(list, 1, 2), put(list, 24, 2), put(list, size, 8), put(list, size, 8), put(list, at, 8);
+    put(local, kLocal, 4);
+    common(local, crc);
+    put(local, e.name.size(), 2);
+    put(local, 20, 2);
+    name(local, e.name);
+    put(local, 1, 2);
+    put(local, 16, 2);
+    put(local, size, 8);
+    put(local, size, 8);
+    put(list, kCentral, 4);
+    put(list, 45, 2);
+    common(list, crc);
+    put(list, e.name.size(), 2);
+    put(list, 28, 2);
+    put(list, 0, 2);
+    put(list, 0, 2);
+
+    put(list, 0, 2);
+    put(list, 0, 4);
+    put(list, kLarge, 4);
+    name(list, e.name);
+    put(list, 1, 2);
+    put(list, 24, 2);
+    put(list, size, 8);
+    put(list, size, 8);
+    put(list, at, 8);
     at += local.size() + size;
   }
   auto& end = out.end = list;
-  put(end, kEnd64, 4), put(end, 44, 8), put(end, 45, 2), put(end, 45, 2), put(end, 0, 4),
-      put(end, 0, 4);
-  put(end, entries.size(), 8), put(end, entries.size(), 8), put(end, list.size(), 8),
-      put(end, at, 8);
-  put(end, kLocator64, 4), put(end, 0, 4), put(end, at + list.size(), 8), put(end, 1, 4);
+  put(end, kEnd64, 4);
+  put(end, 44, 8);
+  put(end, 45, 2);
+  put(end, 45, 2);
+  put(end, 0, 4);
+
+  put(end, 0, 4);
+  put(end, entries.size(), 8);
+  put(end, entries.size(), 8);
+  put(end, list.size(), 8);
+
+  put(end, at, 8);
+  put(end, kLocator64, 4);
+  put(end, 0, 4);
+  put(end, at + list.size(), 8);
+  put(end, 1, 4);
   auto few = std::min<std::uint64_t>(entries.size(), 0xffff);
-  put(end, kEnd, 4), put(end, 0, 4), put(end, few, 2), put(end, few, 2), put(end, kLarge, 4),
-      put(end, kLarge, 4), put(end, 0, 2);
+  put(end, kEnd, 4);
+  put(end, 0, 4);
+  put(end, few, 2);
+  put(end, few, 2);
+  put(end, kLarge, 4);
+
+  put(end, kLarge, 4);
+  put(end, 0, 2);
   return out;
 }
 

@@ -160,14 +160,17 @@ Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at) {
   auto inside = mapped(in, stand_in);
   auto traced = called(f, inside);
   auto given = nodes_of(in);
-  c->inputs = nodes_of(inside), c->outs = nodes_of(traced), c->results = c->outs.size();
+  c->inputs = nodes_of(inside);
+  c->outs = nodes_of(traced);
+  c->results = c->outs.size();
   Rewrite to;
   for (std::size_t k = 0; k < given.size(); ++k) to[c->inputs[k].get()] = given[k];
   if (auto& effect = context().effect) effect = substitute(effect, to);
   auto more = captured(c->outs, c->inputs);
   append(c->inputs, more);
   auto operands = substitute(c->outs, to);
-  append(operands, given), append(operands, more);
+  append(operands, given);
+  append(operands, more);
   settle_effects();
   return results_of(c, operands, traced);
 }
@@ -178,7 +181,9 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
   auto c = std::make_shared<ByHand>();
   auto outs = called(forward, in);
   auto operands = nodes_of(outs);
-  c->self = std::move(self), c->call = call, c->results = operands.size();
+  c->self = std::move(self);
+  c->call = call;
+  c->results = operands.size();
   for (auto& a : outs) c->given_out.push_back(!a.empty());
   for (auto& a : in) c->given_in.push_back(!a.empty());
   append(operands, nodes_of(in));

@@ -142,10 +142,18 @@ Attr ChunkKey::attr() const {
 ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
   auto walked = walked_axis(a);
-  k.axis = walked.name, k.walked = {a.names.begin() + 1, a.names.end()};
-  k.size = walked.size, k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]),
+  k.axis = walked.name;
+  k.walked = {a.names.begin() + 1, a.names.end()};
+  k.size = walked.size;
+  k.depth = int(a.ints[1]);
+  k.memory = a.ints[2];
+  k.form = int(a.ints[3]);
+
   k.keep = int(a.ints[4]);
-  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]),
+  k.inside = int(a.ints[5]);
+  k.reverse = a.ints[6] != 0;
+  k.blocks = int(a.ints[7]);
+
   k.after = int(a.ints[8]);
   k.chunks = {a.ints.begin() + 9, a.ints.end()};
   return k;
@@ -187,9 +195,13 @@ void check_options(const AxisSelection& selection, const ChunkOptions& options) 
 ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs,
                 std::vector<std::int64_t>& sizes) {
   ChunkKey call;
-  call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep),
+  call.memory = options.memory;
+  call.form = int(options.form);
+  call.keep = int(options.keep);
+
   call.reverse = options.reverse;
-  call.depth = context().loop_depth, call.inside = context().chunked_calls;
+  call.depth = context().loop_depth;
+  call.inside = context().chunked_calls;
   for (auto& s : selection.items()) {
     std::int64_t size = -1;
     for (auto& n : nodes_of(xs))
@@ -197,7 +209,8 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
     if (size < 0)
       fail(op, "no array has the walked axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
     if (has(call.walked, s.name)) fail(op, "axis {} is named twice", s.name);
-    call.walked.push_back(s.name), sizes.push_back(size);
+    call.walked.push_back(s.name);
+    sizes.push_back(size);
   }
   call.chunks = options.chunks;
   if (options.chunk) {  // positions of all axes together: the last axis first
@@ -225,7 +238,9 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i] <= 1) continue;  // nothing to walk
-      call.axis = call.walked[i], call.size = sizes[i],
+      call.axis = call.walked[i];
+      call.size = sizes[i];
+
       call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
     }

@@ -102,7 +102,9 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
     roots = inside_turn(roots, index, newest);
     if (effects.any()) effects.replace_last(roots.back());
     Loop l;
-    l.axis = turn, l.index = {index}, l.drop = true;
+    l.axis = turn;
+    l.index = {index};
+    l.drop = true;
     auto flag = prim::carry(index, {}, DType::boolean);
     l.results.push_back(
         {Fold::carry, Monoid::sum, {flag}, is_side(which, s, sides.count), flag, true});

@@ -90,7 +90,8 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
     if (ys[k].empty() || gs[k].empty()) continue;
     if (!same_axes(ys[k], gs[k]))
       fail("vjp", "a cotangent is {} and its array {}", gs[k].axes(), ys[k].axes());
-    y.push_back(ys[k].node()), g.push_back(gs[k].node());
+    y.push_back(ys[k].node());
+    g.push_back(gs[k].node());
   }
   for (auto& n : nodes_of(wrt))
     if (is_tracer(n)) x.push_back(n);
@@ -125,7 +126,11 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   auto ys = called(f, x);
   Nodes us, y, wrt, ts;
   for (auto& n : nodes_of(ys))
-    if (is_float(n->dtype)) y.push_back(n), us.push_back(prim::input(n->axes, n->dtype));
+    if (is_float(n->dtype)) {
+      y.push_back(n);
+      us.push_back(prim::input(n->axes, n->dtype));
+    }
+
   for (std::size_t k = 0; k < x.size(); ++k) {
     if (x[k].empty() || !is_tracer(x[k].node())) continue;
     wrt.push_back(x[k].node());
@@ -136,7 +141,11 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   auto g = vjp(y, us, wrt);
   Nodes gg, tt;
   for (std::size_t k = 0; k < g.size(); ++k)
-    if (g[k]) gg.push_back(g[k]), tt.push_back(ts[k]);
+    if (g[k]) {
+      gg.push_back(g[k]);
+      tt.push_back(ts[k]);
+    }
+
   auto d = vjp(gg, tt, us);
   Rewrite gone;  // linear in the cotangents: their values do not matter where they are left
   for (auto& u : us) gone[u.get()] = prim::zeros_like(u);

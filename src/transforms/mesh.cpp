@@ -44,7 +44,8 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
     if (size < 1)
       fail("mesh", "mesh axis {} has size {}; it must be at least 1, or -1 for what is left", name,
            size);
-    others *= size, split += size > 1;
+    others *= size;
+    split += size > 1;
     if (split >= Cut::most)
       fail("mesh", "a mesh has fewer than {} axes of more than one device", int(Cut::most));
     if (others > kMostDevices)
@@ -159,10 +160,12 @@ axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
 std::shared_ptr<const Mesh> current_mesh() { return context().mesh; }
 std::shared_ptr<const Mapping> current_mapping() { return context().origin.mapping; }
 use_scopes::use_scopes(const Scopes& s) {
-  context().mesh = s.mesh, context().origin.mapping = s.mapping;
+  context().mesh = s.mesh;
+  context().origin.mapping = s.mapping;
 }
 use_scopes::~use_scopes() {
-  context().mesh = outer_.mesh, context().origin.mapping = outer_.mapping;
+  context().mesh = outer_.mesh;
+  context().origin.mapping = outer_.mapping;
 }
 
 // ---- where axes are ----

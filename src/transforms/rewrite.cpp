@@ -122,9 +122,14 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
       Loop l = loop_of(*n);
       for (auto& r : l.results) {
         for (auto& v : r.value) put(v);
-        put(r.start), put(r.carry);
+        put(r.start);
+        put(r.carry);
       }
-      if (changed) to[n.get()] = make_loop(std::move(l)), to.held.push_back(n);
+      if (changed) {
+        to[n.get()] = make_loop(std::move(l));
+        to.held.push_back(n);
+      }
+
     } else if (changed) {
       auto& made = to[n.get()];
       to.held.push_back(n);
@@ -191,7 +196,8 @@ Nodes copied(const Nodes& roots) {
       for (auto& i : l->index) i = now(i);
       for (auto& r : l->results) {
         for (auto& v : r.value) v = now(v);
-        r.start = now(r.start), r.carry = now(r.carry);
+        r.start = now(r.start);
+        r.carry = now(r.carry);
       }
       attr.payload = std::move(l);
     }

@@ -82,13 +82,16 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted,
       for (auto& r : l.results) values.push_back(r.value[b]);
       // it may read a loop that has changed
       auto now = rewritten(substitute(values, to, index, &same), l.index[b].get());
-      for (std::size_t k = 0; k < now.size(); ++k)
-        changed |= now[k] != values[k], l.results[k].value[b] = now[k];
+      for (std::size_t k = 0; k < now.size(); ++k) {
+        changed |= now[k] != values[k];
+        l.results[k].value[b] = now[k];
+      }
     }
     for (auto& r : l.results)
       if (r.start) {
         auto start = substitute(Nodes{r.start}, to, index, &same)[0];
-        changed |= start != r.start, r.start = start;
+        changed |= start != r.start;
+        r.start = start;
       }
     if (changed) replace_loop(n, std::move(l), to);
   }

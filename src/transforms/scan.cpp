@@ -222,7 +222,8 @@ struct Scan {
       called(f, carry,
              walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }),
              next, y);
-      check_carry(init, next, paths), check_given(y, axis);
+      check_carry(init, next, paths);
+      check_given(y, axis);
       if (i == 0) given = y;
       check_alike(given, y, axis);
       carry = next;
@@ -255,19 +256,27 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     append(made, nodes_of(y));
     if (effects.any()) made.push_back(effects.last());
     trace.check(made, index.get());
-    check_carry(start, next, paths), check_given(y, axis);
+    check_carry(start, next, paths);
+    check_given(y, axis);
     // a carry that starts without an axis that vmap hides may gain it in the first turn
     bool widened = false;
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
       auto axes = start[k].node()->axes;
       for (auto& a : next[k].node()->axes)
-        if (!has(axes, a.name)) axes.insert(axes.begin(), a), widened = true;
+        if (!has(axes, a.name)) {
+          axes.insert(axes.begin(), a);
+          widened = true;
+        }
+
       start[k] = NamedArray(prim::fit(start[k].node(), axes));
     }
     if (widened && attempt < 8) continue;
     Loop l;
-    l.axis = axis, l.index = {index}, l.drop = true, l.reverse = options.reverse;
+    l.axis = axis;
+    l.index = {index};
+    l.drop = true;
+    l.reverse = options.reverse;
     l.save = options.checkpoint.policy == ScanCheckpoint::Policy::none ? Save::all : Save::carries;
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
@@ -325,7 +334,8 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
     while (size % outer) --outer;
     if (outer > 1) {  // blocks of positions, each of which makes its inside again
       auto around = options, inside = options;
-      around.checkpoint = inside.checkpoint = true, around.unroll = 1;
+      around.checkpoint = inside.checkpoint = true;
+      around.unroll = 1;
       return scan_blocks(s.axis, outer, around, inside, init, paths, xs, f);
     }
   }

@@ -186,7 +186,8 @@ class ScoresOfLevel {
     bool weighed = many || std::any_of(needed.begin(), needed.end(),
                                        [&](auto* n) { return weighs(*n, made, keys); });
     if (outs.empty() || !weighed) return {};
-    made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
+    made.insert(needed.begin(), needed.end());
+    made.insert(outs.begin(), outs.end());
     take_in(made, queries, keys);
     return made;
   }
@@ -338,7 +339,11 @@ struct Walker {
   // Regions of scores below these, one after another, are each a region of its own.
   ChunkKey key_of(const Node& scores, const Axis& queries, int depth) const {
     ChunkKey k;
-    k.axis = queries.name, k.size = queries.size, k.depth = depth, k.inside = kOfScores,
+    k.axis = queries.name;
+    k.size = queries.size;
+    k.depth = depth;
+    k.inside = kOfScores;
+
     k.walked = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
     const bool small = f32_bytes(scores) <= kUsualBudget;  // nobody would cut them: in thirds

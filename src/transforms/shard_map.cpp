@@ -72,7 +72,9 @@ NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
 namespace detail {
 
 JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions options) {
-  options.in = params, options.out = std::move(params), options.axis_resources = std::move(compute);
+  options.in = params;
+  options.out = std::move(params);
+  options.axis_resources = std::move(compute);
   return options;
 }
 ShardMap::ShardMap(const JitOptions& options) : options_(options) {
@@ -171,7 +173,8 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
   Names from, to;
   for (auto& o : outer) {
     own.push_back(Axis(fresh_hidden(Name("parts")), o.size));
-    from.push_back(o.name), to.push_back(own.back().name);
+    from.push_back(o.name);
+    to.push_back(own.back().name);
     if (!has(all, o.name)) all.insert(all.begin(), o);
   }
   return ops::constrained(

@@ -88,7 +88,8 @@ std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, co
   std::int64_t block = 0, blocks = 1;
   for (int x : cut) {
     auto size = mesh.axes()[std::size_t(x)].second;
-    block = block * size + coordinate(mesh, device, x), blocks *= size;
+    block = block * size + coordinate(mesh, device, x);
+    blocks *= size;
   }
   std::int64_t step = (a.size + blocks - 1) / blocks, from = std::min(a.size, block * step);
   return {from, std::min(a.size, from + step) - from};

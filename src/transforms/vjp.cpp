@@ -92,7 +92,8 @@ class Backward {
       auto [n, g] = *open_.begin();
       open_.erase(open_.begin());
       auto origin = n->origin;
-      origin.backward = true, origin.traced = 0;
+      origin.backward = true;
+      origin.traced = 0;
       follow(origin);
       if (g) g = put_together(g);
       if (goals_.count(n.get())) {
@@ -120,7 +121,10 @@ class Backward {
     g = prim::cast(in_order(prim::sum_to(g, n->axes)), n->dtype);
     auto& slot = open_[n];
     slot = slot ? prim::add(slot, g) : g;
-    if (auto& noted = context().gradients) noted->note(n, g), noted->note(n, slot);
+    if (auto& noted = context().gradients) {
+      noted->note(n, g);
+      noted->note(n, slot);
+    }
   }
   // A point-wise cotangent in another order of axes is made in the primal's order: else it would
   // lie in memory transposed.
@@ -189,15 +193,22 @@ class Backward {
     back.results.clear();
     if (!carries.empty()) back.reverse = !l.reverse;
     Nodes of, of_carries;  // what its results are cotangents of; what it carries
-    for (auto& x : inputs.slices)
-      of.push_back(x), back.results.push_back({Fold::stack, Monoid::sum, {}});
-    for (auto& x : inputs.invariants)
-      of.push_back(x), back.results.push_back({Fold::fold, Monoid::sum, {}});
+    for (auto& x : inputs.slices) {
+      of.push_back(x);
+      back.results.push_back({Fold::stack, Monoid::sum, {}});
+    }
+
+    for (auto& x : inputs.invariants) {
+      of.push_back(x);
+      back.results.push_back({Fold::fold, Monoid::sum, {}});
+    }
+
     for (auto k : carries) {
       auto& c = l.results[k].carry;
       auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
-      of.push_back(l.results[k].start),
-          of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
+      of.push_back(l.results[k].start);
+
+      of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
       back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
     }
     Loop forward = l;  // with what is kept for the backward

@@ -34,19 +34,27 @@ struct Apart {
   std::unique_ptr<Executable> adds_one(std::int64_t n, std::int64_t turns = 1) {
     auto p = std::make_shared<Program>();
     p->slots = {{n * 4, Home::argument, 0}, {n * 4, Home::result, 0}};
-    p->arguments = p->results = 1, p->argument_slots = {0}, p->result_slots = {1},
+    p->arguments = p->results = 1;
+    p->argument_slots = {0};
+    p->result_slots = {1};
+
     p->donated = {-1};
-    p->device = p->number = kUnit, p->called = "jit at there.cpp:7";
+    p->device = p->number = kUnit;
+    p->called = "jit at there.cpp:7";
     View x{0, DType::f32, 0, {1}, {}}, out{1, DType::f32, 0, {1}, {}};
     Step s;
     s.fused.dims = {n};
     Instr load{Code::load, DType::f32}, one{Code::constant, DType::f32},
         add{Code::add, DType::f32, {0, 1}};
     Instr store{Code::store, DType::f32, {2}};
-    load.inner = add.inner = store.inner = true, load.view = x, store.view = out, one.number = 1;
+    load.inner = add.inner = store.inner = true;
+    load.view = x;
+    store.view = out;
+    one.number = 1;
     s.fused.code = {load, one, add, store};
     Step loop;
-    loop.kind = Kind::loop, loop.loop = {.variable = -1, .trips = turns, .body = {s}};
+    loop.kind = Kind::loop;
+    loop.loop = {.variable = -1, .trips = turns, .body = {s}};
     p->steps = {loop};
     return device->compile(p);
   }
@@ -131,7 +139,10 @@ TEST_CASE(
       "planted "
       "fault; it runs nothing more";
   CHECK(error_of([&] { return a.get(y, 1); }) == want);
-  CHECK(error_of([&] { return a.run(*f, x, y), 0; }) == want);
+  CHECK(error_of([&] {
+          a.run(*f, x, y);
+          return 0;
+        }) == want);
   CHECK(error_of([&] { return a.get(x, 1); }) == want);
   apart::plant_error(kUnit, nullptr);
   a.run(*f, x, y);

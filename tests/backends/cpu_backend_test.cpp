@@ -100,8 +100,11 @@ TEST_CASE("cpu: products leave out blocks") {
       return shown[std::size_t(x / block[0] * columns + y / block[1])];
     };
     Contract::Shown::Flags* of[] = {&p.shown.m, &p.shown.n, &p.shown.k};
-    *of[row] = {block[0], flags.strides[0]}, *of[column] = {block[1], flags.strides[1]};
-    p.shown.flags = flags, p.shown.flags.strides = Dims(4, 0), p.shown.zero = c.random.coin();
+    *of[row] = {block[0], flags.strides[0]};
+    *of[column] = {block[1], flags.strides[1]};
+    p.shown.flags = flags;
+    p.shown.flags.strides = Dims(4, 0);
+    p.shown.zero = c.random.coin();
     if (without != 2) {  // along k: 0 in one of the operands
       auto& v = without == 1 ? p.a : p.b;
       auto* x = c.arguments[without == 1 ? 0 : 1].data() + v.offset * bytes_of(in);
@@ -353,14 +356,16 @@ TEST_CASE(
     auto layout = static_cast<Case::Layout>(seed % 4);
     auto& sum = c.add(Kind::cumulative).cumulative;
     const DType dtype = seed % 2 ? DType::f32 : all_dtypes[c.random.below(13)];
-    sum.x = c.view(false, dtype, dims, layout), sum.out = c.view(true, dtype, dims, layout);
+    sum.x = c.view(false, dtype, dims, layout);
+    sum.out = c.view(true, dtype, dims, layout);
     if (dtype != DType::f32) sum.monoid = static_cast<Monoid>(c.random.below(4));
     // neighbours of a line lie apart
     if (const auto along = static_cast<std::size_t>(seed / 4 % 3); along < 2) {
       std::swap(dims[along], dims[2]);
       for (View* v : {&sum.x, &sum.out}) std::swap(v->strides[along], v->strides[2]);
     }
-    sum.dims = dims, sum.reverse = c.random.coin();
+    sum.dims = dims;
+    sum.reverse = c.random.coin();
     INFO("seed ", seed, " ", std::string(name_of(dtype)));
     compare(c);
     if (seed % 16 == 0) same_bits(c);
@@ -404,7 +409,8 @@ TEST_CASE("collectives: the communicator is given the step's scratch") {
   struct Recorder : Communicator {
     void run(const Collective&, const void* const*, void* const*, void* at,
              std::int64_t n) override {
-      scratch = at, bytes = n;
+      scratch = at;
+      bytes = n;
     }
     void fail(const char*) override {}
     void* scratch = nullptr;
@@ -412,11 +418,18 @@ TEST_CASE("collectives: the communicator is given the step's scratch") {
   } recorder;
   Program p;
   p.slots = {{4, Home::argument, 0}, {4, Home::result, 0}};
-  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1}, p.donated = {-1},
+  p.arguments = p.results = 1;
+  p.argument_slots = {0};
+  p.result_slots = {1};
+  p.donated = {-1};
+
   p.arena_bytes = 256;
   Step s;
-  s.kind = Kind::collective, s.scratch = 128, s.scratch_bytes = 100;
-  s.collective.x = {{{1}, {0, DType::f32, 0, {1}, {}}}},
+  s.kind = Kind::collective;
+  s.scratch = 128;
+  s.scratch_bytes = 100;
+  s.collective.x = {{{1}, {0, DType::f32, 0, {1}, {}}}};
+
   s.collective.out = {{{1}, {1, DType::f32, 0, {1}, {}}}};
   p.steps = {s};
   alignas(64) std::byte arena[256];
@@ -429,7 +442,8 @@ TEST_CASE("collectives: the communicator is given the step's scratch") {
   run();
   CHECK(recorder.scratch == arena + 128);
   CHECK(recorder.bytes == 100);
-  p.steps[0].scratch = -1, p.steps[0].scratch_bytes = 0;
+  p.steps[0].scratch = -1;
+  p.steps[0].scratch_bytes = 0;
   run();
   CHECK(recorder.scratch == nullptr);
   CHECK(recorder.bytes == 0);

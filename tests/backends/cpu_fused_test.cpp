@@ -407,7 +407,8 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     const int outer = static_cast<int>(dims.size()) - (seed % 3 == 0 ? 1 : 0);
     const bool inner = outer < static_cast<int>(dims.size());
     auto& f = c.add(Kind::fused).fused;
-    f.dims = dims, f.outer = outer;
+    f.dims = dims;
+    f.outer = outer;
     std::vector<View> places;
     for (int k = 0; k < 3; ++k) {
       places.push_back(
@@ -458,9 +459,13 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
                row = c.view(false, dtype, {33, 1}, Case::dense),
                column = c.view(false, dtype, {1, 100}, Case::dense),
                out = c.view(true, dtype, dims, Case::dense);
-    auto along = [](View v, Dims strides) { return v.strides = std::move(strides), v; };
+    auto along = [](View v, Dims strides) {
+      v.strides = std::move(strides);
+      return v;
+    };
     auto& f = c.add(Kind::fused).fused;
-    f.dims = dims, f.outer = 2;
+    f.dims = dims;
+    f.outer = 2;
     f.code = {load(x),
               load(along(row, {1, 0})),
               load(along(column, {0, 1})),
@@ -486,7 +491,11 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
 // By itself, and behind another op in one piece of machine code.
 TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
   std::vector<float> values;
-  for (float x = 1e-40f; x < 30; x *= 1.0003f) values.push_back(x), values.push_back(-x);
+  for (float x = 1e-40f; x < 30; x *= 1.0003f) {
+    values.push_back(x);
+    values.push_back(-x);
+  }
+
   values.insert(values.end(),
                 {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()});
   const auto x = array(values, Axis("n", std::int64_t(values.size()))).eval();
@@ -515,7 +524,11 @@ TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
               nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> values;
   for (int k = 0; k <= 210000; ++k) values.push_back(-110.f + 1e-3f * float(k));  // to 100
-  for (float x = 1e-40f; x < 1; x *= 1.001f) values.push_back(x), values.push_back(-x);
+  for (float x = 1e-40f; x < 1; x *= 1.001f) {
+    values.push_back(x);
+    values.push_back(-x);
+  }
+
   values.insert(values.end(), {0.f, -0.f, inf, -inf, nan, 87.f, -87.f, -87.33f, 88.72f, 88.73f});
   std::vector<float> mixed;  // each beside far ones
   for (std::size_t k = 0; k < values.size(); ++k)
@@ -558,7 +571,8 @@ TEST_CASE("cpu: a softmax of bf16 over rows of any length, in the place of its o
     const View x = c.view(false, narrow, {6, n}, Case::dense),
                y = c.view(true, narrow, {6, n}, Case::dense);
     auto& f = c.add(Kind::fused).fused;
-    f.dims = {6, n}, f.outer = 1;
+    f.dims = {6, n};
+    f.outer = 1;
     f.code = {load(x, true),
               op(Code::cast, t, {0}, true),
               op(Code::reduce_max, t, {1}),
@@ -583,7 +597,8 @@ TEST_CASE("cpu: rows of a reduction go several at once, if they lie near") {
     const View x = c.view(false, DType::f32, {rows, columns}, Case::dense),
                out = c.view(true, DType::f32, {rows, 1}, Case::dense);
     program::Fused f;
-    f.dims = {rows, columns}, f.outer = 1;
+    f.dims = {rows, columns};
+    f.outer = 1;
     f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}),
               op(Code::sub, DType::f32, {0, 1}, true), op(Code::exp, DType::f32, {2}, true),
               op(Code::reduce_sum, DType::f32, {3})};

@@ -72,7 +72,8 @@ struct Softmax {
     int sum = add({.code = Code::reduce_sum, .args = {exp, -1, -1, -1}}, false);
     Instr store{.code = Code::store,
                 .args = {add({.code = Code::div, .args = {exp, sum, -1, -1}}), -1, -1, -1}};
-    store.view.slot = 1, store.view.strides = {600, 1};
+    store.view.slot = 1;
+    store.view.strides = {600, 1};
     add(store);
   }
 };

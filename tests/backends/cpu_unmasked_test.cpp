@@ -90,7 +90,8 @@ TEST_CASE("cpu unmasked: two masks at once, and one that is not known") {
     auto recent =
         m.of(Code::less, DType::boolean, m.of(Code::sub, DType::i32, q, k), m.number(200));
     Instr ids{.code = Code::load, .dtype = DType::boolean};
-    ids.view.dtype = DType::boolean, ids.view.strides = {0, 1};
+    ids.view.dtype = DType::boolean;
+    ids.view.strides = {0, 1};
     auto both = m.of(Code::bit_and, DType::boolean, causal, known ? recent : m.add(ids));
     m.store(m.of(Code::select, DType::f32, both, m.load(),
                  m.add({.code = Code::constant, .number = -1})));
@@ -170,7 +171,8 @@ TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
       const bool compares = std::any_of(
           code.begin(), code.end(), [](auto& i) { return i.code == Code::less_equal && i.inner; });
       const bool is_tile = compares && program::points(s.fused.dims) >= 4096;
-      tiles += is_tile, masked += is_tile && !Unmasked(s.fused).exists();
+      tiles += is_tile;
+      masked += is_tile && !Unmasked(s.fused).exists();
     }
   };
   look(compiled.program->steps, look);

@@ -25,7 +25,8 @@ template <class T> std::array<std::vector<T>, 3> on_cards(const std::vector<T>& 
   Case c(1);
   const auto n = std::int64_t(x.size());
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {n}, f.outer = 1;
+  f.dims = {n};
+  f.outer = 1;
   f.code.push_back(load({c.slot(false, d, n), d, 0, {1}, {}}));
   for (auto code : codes) {
     f.code.push_back(op(code, d, {0}));
@@ -67,8 +68,11 @@ template <class T> std::vector<T> angles() {
       out.push_back(x);
   }
   for (T x : {T(1 << 20), std::nextafter(T(1 << 20), T(0)), std::numeric_limits<T>::max(),
-              std::numeric_limits<T>::denorm_min()})
-    out.push_back(x), out.push_back(-x);
+              std::numeric_limits<T>::denorm_min()}) {
+    out.push_back(x);
+    out.push_back(-x);
+  }
+
   return out;
 }
 template <class T> void compare(DType d, double most_sin, double most_tan) {

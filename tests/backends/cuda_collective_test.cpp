@@ -45,7 +45,8 @@ struct Drawn {
            Case::Layout out) {
     const auto size = dim < 0 ? 0 : whole[std::size_t(dim)],
                step = dim < 0 ? 0 : (size + ranks() - 1) / ranks();
-    how.dim.push_back(dim), how.size.push_back(size);
+    how.dim.push_back(dim);
+    how.size.push_back(size);
     for (int d = 0; d < mesh.devices(); ++d) {
       auto& c = of_device[std::size_t(d)];
       auto dims = [&](bool cut) {
@@ -60,14 +61,18 @@ struct Drawn {
       c.fill(c.arguments.back(), dtype);
       if (c.program.steps.empty()) c.add(Kind::collective).collective.wire = how.wire;
       auto& mine = c.program.steps[0].collective;
-      mine.x.push_back(from), mine.out.push_back(to);
+      mine.x.push_back(from);
+      mine.out.push_back(to);
     }
   }
   void finish() {
     for (auto& c : of_device) {
       auto& mine = c.program.steps[0].collective;
       auto x = mine.x, out = mine.out;
-      mine = how, mine.x = x, mine.out = out, mine.ranks = int(ranks());
+      mine = how;
+      mine.x = x;
+      mine.out = out;
+      mine.ranks = int(ranks());
     }
   }
 };
@@ -164,7 +169,8 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
     const Dims dims{6, 5};
     for (auto& c : all) {
       auto& how = c.add(Kind::collective).collective;
-      how.wire = Wire::exchange, how.over = {0, 1};
+      how.wire = Wire::exchange;
+      how.over = {0, 1};
       how.x = {{dims, c.view(false, DType::f32, dims, Case::Layout(seed % 4))}};
       how.out = {{dims, c.view(true, DType::f32, dims, Case::Layout(seed / 4 % 4))}};
     }
@@ -319,7 +325,8 @@ TEST_CASE("cuda: a missing edge between streams is found") {
         const auto out = c.program.steps[0].collective.out[0].view,
                    twice = c.view(true, DType::f32, {4}, Case::dense);
         auto& f = c.add(Kind::fused).fused;
-        f.dims = {4}, f.outer = 1;
+        f.dims = {4};
+        f.outer = 1;
         f.code = {load(out), op(Code::add, DType::f32, {0, 0}), store(twice, 1)};
       }
       auto got = error_of([&] {

@@ -41,14 +41,18 @@ Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   const auto x = c.view(false, DType::f32, {n}, Case::dense),
              out = c.view(true, DType::f32, {n}, Case::dense);
   Step s;
-  s.why = "add", s.where = "model.cpp:3";
-  s.fused.dims = {n}, s.fused.outer = 1;
+  s.why = "add";
+  s.where = "model.cpp:3";
+  s.fused.dims = {n};
+  s.fused.outer = 1;
   s.fused.code = {load(x), constant(DType::f32, 1), op(Code::add, DType::f32, {0, 1}),
                   store(out, 2)};
   Step again = s;  // out += 1
   again.fused.code[0].view = out;
   Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns - 1, .body = {again}}};
-  c.program.steps = {s, loop}, c.program.loops = 1, c.program.called = "jit at there.cpp:7";
+  c.program.steps = {s, loop};
+  c.program.loops = 1;
+  c.program.called = "jit at there.cpp:7";
   return c;
 }
 // A run of the case on a device with such words, and what comes back.
@@ -95,8 +99,9 @@ TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to p
       return Box{dims, bytes_of(d), at(to, into), into.strides, at(from, of), of.strides};
     };
     auto want = c.results, got = c.results;
-    copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x)),
-        copy_on_host(box(want[1].data(), z, want[0].data(), y));
+    copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x));
+
+    copy_on_host(box(want[1].data(), z, want[0].data(), y));
     auto there = put(*device, c.results[0]), other = put(*device, c.results[1]);
     device->put(box(there.get(), y, c.arguments[0].data(), x), 0);
     device->copy(box(other.get(), z, there.get(), y), 0);
@@ -219,7 +224,8 @@ Case skipped_products(unsigned seed, DType d) {
   std::vector<Step> body{skip, step};
   if (seed % 4 == 3) {  // in a part of the turn alone
     Step other = skip;
-    other.skip.unless.terms[0].stride = -1, other.skip.unless.offset += turns - 1;
+    other.skip.unless.terms[0].stride = -1;
+    other.skip.unless.offset += turns - 1;
     Step part{.kind = Kind::loop,
               .loop = {.variable = -1, .trips = 1, .body = {skip, other, step}}};
     body = {part};
@@ -261,9 +267,12 @@ TEST_CASE(
   for (int k = 0; k < 7; ++k) {  // more than are kept
     std::vector<void*> in, out;
     for (auto* all : {&c.arguments, &c.results})
-      for (auto& b : *all)
-        kept.push_back(put(*device, b)),
-            (all == &c.results ? out : in).push_back(kept.back().get());
+      for (auto& b : *all) {
+        kept.push_back(put(*device, b));
+
+        (all == &c.results ? out : in).push_back(kept.back().get());
+      }
+
     Since since;
     executable->run(in, out, arena.get(), nullptr);
     CHECK(since(&Asked::updates) == (k < 4 ? 0 : 1));
@@ -292,7 +301,9 @@ TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a 
   api.copy(inside, memory, static_cast<char*>(memory) + 128, 64);
   api.end_if(inside);
   CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL refuses that"));
-  api.leave(join), api.give(stream, memory), api.end_stream(stream);
+  api.leave(join);
+  api.give(stream, memory);
+  api.end_stream(stream);
 }
 
 TEST_CASE(
@@ -306,19 +317,26 @@ TEST_CASE(
   };
   {
     Run good(c), bad(c, "", api);
-    good.run(), bad.run();  // returns
+    good.run();
+    bad.run();  // returns
     const std::string want =
         "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it "
         "runs nothing more; "
         "HALIAX_CUDA=sync finds the step";
     CHECK(error_of([&] { return bad.result(); }) == want);
-    CHECK(error_of([&] { return bad.run(), 0; }) == want);
+    CHECK(error_of([&] {
+            bad.run();
+            return 0;
+          }) == want);
     CHECK(error_of([&] { return bad.device->take(4, 0); }) == want);
   }
   cuda::plant_fault(0, "");
   {
     Run bad(c, "sync", api);
-    CHECK(error_of([&] { return bad.run(), 0; }) ==
+    CHECK(error_of([&] {
+            bad.run();
+            return 0;
+          }) ==
           "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: add "
           "(model.cpp:3) has failed: a planted fault; it runs nothing more");
   }
@@ -353,7 +371,10 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
   const auto x = product.view(false, DType::f32, {4, 4}, Case::dense),
              y = product.view(false, DType::f32, {4, 4}, Case::dense);
   const auto out = product.view(true, DType::f32, {4, 4}, Case::dense);
-  auto at = [](View v, Dims strides) { return v.strides = std::move(strides), v; };
+  auto at = [](View v, Dims strides) {
+    v.strides = std::move(strides);
+    return v;
+  };
   product.add(Kind::contract).contract = {
       {}, {4}, {4}, {4}, at(x, {4, 0, 1}), at(y, {0, 1, 4}), at(out, {4, 1, 0}), false};
   for (std::size_t k : {0, 1})
@@ -407,7 +428,8 @@ TEST_CASE("cuda engine: products of turns that are left out are counted before a
 
 TEST_CASE("cuda engine: of a plan that is too large the largest purposes are named") {
   auto c = adds_one(3);
-  c.program.arena_bytes = 0, c.program.peak_bytes = std::int64_t(1) << 50;
+  c.program.arena_bytes = 0;
+  c.program.peak_bytes = std::int64_t(1) << 50;
   c.program.at_peak = {{"scratch", 5}, {"activations", 900}, {"gradients", 70}, {"gaps", 1}};
   const auto said = error_of(
       [&] { return cuda::make_simulated_device()->compile(std::make_shared<Program>(c.program)); });
@@ -454,8 +476,11 @@ TEST_CASE(
     CAPTURE(devices);
     JitOptions options{.donate = {0}, .backend = "cuda-sim"}, there{.backend = "cuda-sim"};
     if (devices > 1)
-      for (auto* o : {&options, &there})
-        o->mesh = Mesh{{{"data", devices}}}, o->axis_resources = Mapping{{"batch", "data"}};
+      for (auto* o : {&options, &there}) {
+        o->mesh = Mesh{{{"data", devices}}};
+        o->axis_resources = Mapping{{"batch", "data"}};
+      }
+
     auto with_product = [](const NamedArray& x) {  // so that there is a workspace
       return sum(dot(x, x.rename({{x.axes()[1].name, "other"}}), x.axes()[0].name)) * 0. + x;
     };

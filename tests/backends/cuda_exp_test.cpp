@@ -21,7 +21,8 @@ std::vector<float> quick_exp(const std::vector<float>& x) {
   Case c(1);
   const auto n = std::int64_t(x.size());
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {n}, f.outer = 1;
+  f.dims = {n};
+  f.outer = 1;
   f.code = {load({c.slot(false, DType::f32, n), DType::f32, 0, {1}, {}}),
             op(Code::exp, DType::f32, {0}),
             store({c.slot(true, DType::f32, n), DType::f32, 0, {1}, {}}, 1)};

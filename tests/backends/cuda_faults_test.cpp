@@ -69,7 +69,8 @@ Case rows(std::int64_t n = 1000) {
   const auto x = c.view(false, DType::f32, {8, n}, Case::dense);
   auto total = c.view(true, DType::f32, {8}, Case::dense);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {8, n}, f.outer = 1;
+  f.dims = {8, n};
+  f.outer = 1;
   f.code = {load(x, true),
             op(Code::reduce_sum, DType::f32, {0}),
             op(Code::div, DType::f32, {0, 1}, true),
@@ -97,7 +98,10 @@ Case product(DType d = DType::f32) {
 bool is_found(const Case& c, const cuda::Api& api) {
   const auto want = c.run(*cuda::make_simulated_device());
   std::vector<Bytes> got;
-  const auto said = error_of([&] { return got = c.run(*device_of(api)), 0; });
+  const auto said = error_of([&] {
+    got = c.run(*device_of(api));
+    return 0;
+  });
   cuda::plant_fault(0, "");
   return !said.empty() || got != want;
 }
@@ -142,20 +146,24 @@ TEST_CASE("cuda faults: a store one past the end") {
   const auto x = c.view(false, DType::f32, {499}, Case::dense),
              out = c.view(true, DType::f32, {499}, Case::dense);
   auto tight = [](View v, Case& in) {
-    return in.program.slot(v.slot).bytes = (v.offset + 499) * 4, v;
+    in.program.slot(v.slot).bytes = (v.offset + 499) * 4;
+    return v;
   };
   tight(out, c);
   c.results[0].resize(std::size_t(out.offset + 499) * 4);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {499}, f.outer = 1;
+  f.dims = {499};
+  f.outer = 1;
   f.code = {load(x), op(Code::exp, DType::f32, {0}), store(out, 1)};
-  CHECK(error_of([&] { return made(c), 0; }) == "");
+  CHECK(error_of([&] {
+          made(c);
+          return 0;
+        }) == "");
   const auto said = error_of([&] {
-    return made(c,
-                [](std::string text) {
-                  return changed(std::move(text), "few_there<4>(", "few_there<4>(1 + ");
-                }),
-           0;
+    made(c, [](std::string text) {
+      return changed(std::move(text), "few_there<4>(", "few_there<4>(1 + ");
+    });
+    return 0;
   });
   CHECK(has(said, "written behind the end of"));
 }
@@ -180,7 +188,8 @@ TEST_CASE("cuda faults: parts of a fold in another order, and a part too short")
   const auto x = c.view(false, DType::f32, {n}, Case::dense),
              out = c.view(true, DType::f32, {}, Case::dense);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {n}, f.outer = 0;
+  f.dims = {n};
+  f.outer = 0;
   f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
   c.program.steps[0].scratch_bytes =
       cuda::make_simulated_device()->scratch_bytes(c.program.steps[0], 0);
@@ -222,7 +231,8 @@ TEST_CASE("cuda faults: partial sums in the dtype of the result") {
     auto part = whole;
     part.a.cols = part.b.rows = 1;
     for (std::int64_t k = 0; k < whole.b.rows; ++k) {
-      part.accumulate = k > 0, part.a.alignment = part.b.alignment = 2;
+      part.accumulate = k > 0;
+      part.a.alignment = part.b.alignment = 2;
       cuda::simulated().multiply(s, cuda::simulated().make_product(0, part, {}),
                                  static_cast<const char*>(a) + k * part.a.ld * 2,
                                  static_cast<const char*>(b) + k * 2, out, workspace);
@@ -238,17 +248,28 @@ TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is wri
   CHECK(
       has(error_of([&] { return api.take(stream, 4); }), "writes down a graph, and takes memory"));
   CHECK(has(error_of([&] { return api.take_host(4); }), "writes down a graph, and takes memory"));
-  CHECK(has(error_of([&] { return api.wait(other), 0; }), "writes down a graph, and waits"));
+  CHECK(has(error_of([&] {
+              api.wait(other);
+              return 0;
+            }),
+            "writes down a graph, and waits"));
   api.drop_graph(api.end_graph(stream));
   // A stream that joins, and that nobody follows.
   const auto event = api.make_event(device);
   auto* memory = api.take(other, 256);
   api.begin_graph(stream);
-  api.record(event, stream), api.follow(other, event);
+  api.record(event, stream);
+  api.follow(other, event);
   api.copy(other, static_cast<char*>(memory) + 128, memory, 128);
   CHECK(has(error_of([&] { return api.end_graph(stream); }), "nobody follows"));
   api.wait(other);
   api.give(other, memory);
-  CHECK(has(error_of([&] { return api.put(stream, memory, &api, 8), 0; }), "not taken for it"));
-  api.end_event(event), api.end_stream(stream), api.end_stream(other);
+  CHECK(has(error_of([&] {
+              api.put(stream, memory, &api, 8);
+              return 0;
+            }),
+            "not taken for it"));
+  api.end_event(event);
+  api.end_stream(stream);
+  api.end_stream(other);
 }

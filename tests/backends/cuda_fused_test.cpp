@@ -18,7 +18,8 @@ namespace {
 // Scratch as the device asks for it; it lies behind whatever else is in the arena.
 void plan_scratch(Case& c, Device& device) {
   for (auto& s : c.program.steps) {
-    s.scratch_bytes = device.scratch_bytes(s, 0), s.scratch = c.program.arena_bytes;
+    s.scratch_bytes = device.scratch_bytes(s, 0);
+    s.scratch = c.program.arena_bytes;
     c.program.arena_bytes += aligned(s.scratch_bytes);
   }
 }
@@ -49,7 +50,8 @@ Case softmax(std::int64_t rows, std::int64_t n, std::int64_t offset, std::int64_
   const auto x = rows_of(c, false, d, rows, n, offset, gap),
              out = rows_of(c, true, d, rows, n, offset, gap);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {rows, n}, f.outer = 1;
+  f.dims = {rows, n};
+  f.outer = 1;
   f.code = {load(x, true),
             op(Code::reduce_max, d, {0}),
             op(Code::sub, d, {0, 1}, true),
@@ -65,7 +67,8 @@ Case fold(Code code, DType d, std::int64_t rows, std::int64_t n, bool first, uns
   const auto x = rows_of(c, false, d, rows, n, c.random.below(3), c.random.below(2));
   const auto out = c.view(true, d, {first ? n : rows}, Case::dense);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {first ? n : rows, first ? rows : n}, f.outer = 1;
+  f.dims = {first ? n : rows, first ? rows : n};
+  f.outer = 1;
   View in = x, of_row = out;
   if (first) std::swap(in.strides[0], in.strides[1]);
   of_row.strides = {1, 0};
@@ -90,9 +93,11 @@ TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any
     View all = c.view(false, DType::f32, {rows}, Case::dense);
     all.strides = {1, 0};
     auto position = leaf(Code::iota, DType::f32);
-    position.dim = 1, position.stride = 3;
+    position.dim = 1;
+    position.stride = 3;
     auto& f = c.add(Kind::fused).fused;
-    f.dims = {rows, n}, f.outer = 2;
+    f.dims = {rows, n};
+    f.outer = 2;
     f.code = {load(x),
               load(y),
               op(Code::cast, DType::f32, {1}),
@@ -146,10 +151,12 @@ TEST_CASE(
   const auto device = cuda::make_simulated_device();
   auto of = [&](Code code, DType d, std::int64_t rows, std::int64_t n, bool first) {
     Step s;  // nothing runs
-    s.fused.dims = {first ? n : rows, first ? rows : n}, s.fused.outer = 1;
+    s.fused.dims = {first ? n : rows, first ? rows : n};
+    s.fused.outer = 1;
     const View x{0, d, 0, first ? Dims{1, n} : Dims{n, 1}, {}}, out{1, d, 0, {1, 0}, {}};
     s.fused.code = {load(x, true), op(code, d, {0}), store(out, 1)};
-    s.scratch_bytes = device->scratch_bytes(s, 0), s.scratch = 0;
+    s.scratch_bytes = device->scratch_bytes(s, 0);
+    s.scratch = 0;
     return cuda::launches_of(s);
   };
   CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true).size() == 2);
@@ -186,11 +193,13 @@ TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
   double sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const double one = i == 0 ? 1000 : i % 4096 == 5 ? 16 : 1;
-    scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset + i) * 2], {one, 0}),
-        sum += one;
+    scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset + i) * 2], {one, 0});
+
+    sum += one;
   }
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {n}, f.outer = 0;
+  f.dims = {n};
+  f.outer = 0;
   f.code = {load(x, true), op(Code::reduce_sum, DType::bf16, {0}), store(out, 1)};
   const auto device = cuda::make_simulated_device();
   plan_scratch(c, *device);
@@ -222,7 +231,8 @@ TEST_CASE(
     // (x - mean) / sqrt(mean of squares) * gain + bias
     for (std::int64_t n : {768, 4096, 16384, 50257}) {
       auto& f = steps.emplace_back(Step{.kind = Kind::fused}).fused;
-      f.dims = {1000, n}, f.outer = 1;
+      f.dims = {1000, n};
+      f.outer = 1;
       f.code = {load(view(0, {n, 1}), true),       op(Code::reduce_sum, d, {0}),
                 op(Code::sub, d, {0, 1}, true),    op(Code::mul, d, {2, 2}, true),
                 op(Code::reduce_sum, d, {3}),      load(view(1, {0, 1}), true),
@@ -231,7 +241,8 @@ TEST_CASE(
     }
     for (bool first : {true, false}) {
       auto& f = steps.emplace_back(Step{.kind = Kind::fused}).fused;
-      f.dims = {first ? 768 : 4, 1 << 20}, f.outer = 1;
+      f.dims = {first ? 768 : 4, 1 << 20};
+      f.outer = 1;
       f.code = {load(view(0, first ? Dims{1, 768} : Dims{1 << 20, 1}), true),
                 op(Code::mul, d, {0, 0}, true), op(Code::reduce_sum, d, {1}),
                 store(view(1, {1, 0}), 2)};
@@ -242,7 +253,8 @@ TEST_CASE(
   std::string text;
   int count = 0;
   for (auto& s : steps) {
-    s.scratch_bytes = device->scratch_bytes(s, 0), s.scratch = 0;
+    s.scratch_bytes = device->scratch_bytes(s, 0);
+    s.scratch = 0;
     for (auto& l : cuda::launches_of(s)) {
       ++count;
       if (known.insert(l.text).second) text += cuda::named(l.text).text;

@@ -36,10 +36,15 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::loop) count(i.body, times * i.step->loop.trips, into);
     // the one that tells
-    if (i.kind == Item::Kind::part) ++into.kernels, count(i.body, times, into);
+    if (i.kind == Item::Kind::part) {
+      ++into.kernels;
+      count(i.body, times, into);
+    }
+
     if (i.kind == Item::Kind::product) into.products += times;
     if (i.kind != Item::Kind::launch) continue;
-    into.kernels += times, into.texts.insert(i.launch.text);
+    into.kernels += times;
+    into.texts.insert(i.launch.text);
     into.nests += i.step->kind == program::Kind::loop ? times : 0;
     into.copies += i.step->kind == program::Kind::copy ? times : 0;
     if (i.step->kind != program::Kind::contract) continue;
@@ -64,7 +69,8 @@ template <class T> T as_inputs(const T& x, Compilation& c, bool donated) {
   return tree_map(
       [&](const NamedArray& a) {
         auto n = prim::input(a.node()->axes, a.node()->dtype, Name("argument"));
-        c.inputs.push_back(n), c.options.donated.push_back(donated);
+        c.inputs.push_back(n);
+        c.options.donated.push_back(donated);
         return NamedArray(n);
       },
       x);
@@ -190,7 +196,8 @@ TEST_CASE(
   const auto device = cuda::make_simulated_device();
   const auto optimizer = optim::adamw();
   Compilation c;
-  c.options.device = device.get(), c.options.called = "jit at gpt2_test.cpp:1";
+  c.options.device = device.get();
+  c.options.called = "jit at gpt2_test.cpp:1";
   detail::Tracing tracing;
   const auto like = g.init();
   const auto model = as_inputs(like, c, true), grads = as_inputs(like, c, false);

@@ -26,8 +26,10 @@ Counted run(const Case& c, const char* words) {
 // The first elements of `to` become those of `from` times `by`.
 Step scaled(const View& from, const View& to, std::int64_t n, double by) {
   Step s;
-  s.why = "scale", s.where = "model.cpp:3";
-  s.fused.dims = {n}, s.fused.outer = 1;
+  s.why = "scale";
+  s.where = "model.cpp:3";
+  s.fused.dims = {n};
+  s.fused.outer = 1;
   s.fused.code = {load(from), constant(DType::f32, by), op(Code::mul, DType::f32, {0, 1}),
                   store(to, 2)};
   return s;
@@ -83,7 +85,8 @@ TEST_CASE("cuda join: what depends on each other stays in order") {
         for (int j = 0; j < 3; ++j)
           loop.loop.body.push_back(
               scaled(arrays[any(0)], arrays[any(1)], 1 + c.random.below(n), 0.5));
-        c.program.steps.push_back(loop), c.program.loops = 1;
+        c.program.steps.push_back(loop);
+        c.program.loops = 1;
       }
     }
     const auto one_by_one = run(c, "sync"), got = run(c, "");

@@ -80,8 +80,12 @@ Case turns(DType d, std::int64_t far = 0) {
             weights = of_turn(m * l * bytes_of(d), 64 + scores_bytes + far);
   p.loops = 1;
   auto& loop = c.add(Kind::loop).loop;
-  loop.variable = 0, loop.trips = trips, loop.reverse = true, loop.lanes = far ? 2 : 1;
-  loop.lane_start = 64, loop.lane_bytes = scores_bytes + weights_bytes + far;
+  loop.variable = 0;
+  loop.trips = trips;
+  loop.reverse = true;
+  loop.lanes = far ? 2 : 1;
+  loop.lane_start = 64;
+  loop.lane_bytes = scores_bytes + weights_bytes + far;
   p.arena_bytes = 64 + loop.lane_bytes * loop.lanes;
   Step first{.kind = Kind::contract}, between{.kind = Kind::fused}, last{.kind = Kind::contract};
   first.contract = {{},
@@ -93,7 +97,8 @@ Case turns(DType d, std::int64_t far = 0) {
                     at(scores, DType::f32, {l, 1, 0}),
                     false};
   auto& f = between.fused;
-  f.dims = {m, l}, f.outer = 1;
+  f.dims = {m, l};
+  f.outer = 1;
   f.code = {load(at(scores, DType::f32, {l, 1}), true),
             op(Code::reduce_max, DType::f32, {0}),
             op(Code::sub, DType::f32, {0, 1}, true),

@@ -86,7 +86,9 @@ TEST_CASE("cuda: a product that says what is not so is refused") {
     api.wait(stream);
   };
   cuda::Product p;
-  p.a = {DType::f32, 3, 4, 3, 0, 4, false}, p.b = {DType::f32, 4, 5, 4, 0, 4, false},
+  p.a = {DType::f32, 3, 4, 3, 0, 4, false};
+  p.b = {DType::f32, 4, 5, 4, 0, 4, false};
+
   p.out = {DType::f32, 3, 5, 3, 0, 4, false};
   multiply(p);
   CHECK(out[14] == 4);
@@ -114,7 +116,9 @@ TEST_CASE("cuda: a contraction is one product where strides allow, and packs whe
   // are heads, or sequences.
   auto heads = step_of({4, 3}, 16, 16, 8, {16 * 24, 8}, {16 * 24, 8}, {3 * 256, 256}, DType::bf16,
                        DType::bf16);
-  heads.contract.a.strides[2] = 24, heads.contract.b.strides[3] = 24,
+  heads.contract.a.strides[2] = 24;
+  heads.contract.b.strides[3] = 24;
+
   heads.contract.b.strides[4] = 1;
   all = products_of(heads);
   REQUIRE(all.size() == 3);
@@ -143,23 +147,27 @@ TEST_CASE("cuda: what would be added up in parts is packed where that moves fewe
                   {1, DType::bf16, 0, {0, 1, all_positions * embed, embed}, {}},
                   {2, DType::f32, 0, {embed, 1, 0, 0}, {}},
                   false};
-    s.scratch_bytes = cuda::product_scratch(s.contract), s.scratch = 0;
+    s.scratch_bytes = cuda::product_scratch(s.contract);
+    s.scratch = 0;
     return s;
   };
   auto packed = step(400, 24, 5);
   CHECK(packed.scratch_bytes == aligned(sequences * 5 * 24 * 2));
   CHECK(products_of(packed).size() == 1);
-  packed.scratch = -1, packed.scratch_bytes = 0;  // where there is no scratch, as in a nest
+  packed.scratch = -1;
+  packed.scratch_bytes = 0;  // where there is no scratch, as in a nest
   CHECK(products_of(packed).size() == std::size_t(sequences));
   // a result that is small beside what would be copied
   CHECK(step(64, 64, 100).scratch_bytes == 0);
   CHECK(products_of(step(64, 64, 100)).size() == std::size_t(sequences));
 
   Case c(5);
-  c.slot(false, DType::bf16, sequences * 5 * 400),
-      c.slot(false, DType::bf16, sequences * all_positions * 24);
+  c.slot(false, DType::bf16, sequences * 5 * 400);
+
+  c.slot(false, DType::bf16, sequences * all_positions * 24);
   c.slot(true, DType::f32, 400 * 24);
-  c.program.steps = {step(400, 24, 5)}, c.program.arena_bytes = c.program.steps[0].scratch_bytes;
+  c.program.steps = {step(400, 24, 5)};
+  c.program.arena_bytes = c.program.steps[0].scratch_bytes;
   const auto got = c.run(*cuda::make_simulated_device()),
              want = c.run(*reference::make_reference_device());
   CHECK(difference(DType::f32, got[0], want[0], 2e-6) == "");
@@ -171,8 +179,10 @@ TEST_CASE(
   Case c(3);
   const std::int64_t m = 5, n = 7, k = 6;
   auto s = step_of({}, m, n, k, {}, {}, {}, DType::bf16, DType::bf16);
-  c.slot(false, DType::bf16, m * k), c.slot(false, DType::bf16, k * n),
-      c.slot(true, DType::bf16, m * n);
+  c.slot(false, DType::bf16, m * k);
+  c.slot(false, DType::bf16, k * n);
+
+  c.slot(true, DType::bf16, m * n);
   c.program.steps = {s};
   const auto device = cuda::make_simulated_device();
   const auto want = c.run(*device)[0];
@@ -229,8 +239,12 @@ TEST_CASE(
   Step s;
   s.kind = Kind::contract;
   auto& c = s.contract;
-  c.m = {700}, c.n = {1001}, c.k = {24};
-  c.a = {0, DType::bf16, 0, {24, 0, 1}, {}}, c.b = {1, DType::bf16, 0, {0, 24, 1}, {}},
+  c.m = {700};
+  c.n = {1001};
+  c.k = {24};
+  c.a = {0, DType::bf16, 0, {24, 0, 1}, {}};
+  c.b = {1, DType::bf16, 0, {0, 24, 1}, {}};
+
   c.out = {2, DType::bf16, 0, {1008, 1, 0}, {}};
   const auto all = products_of(s);
   REQUIRE(all.size() == 2);

@@ -46,7 +46,8 @@ void add_scatter(Case& c, DType d, Update update, const Sizes& n, const How& how
   if (n.more > 1)
     s.indexed.push_back(
         {drawn_ids(c, DType::i64, {n.batch, n.ids}, {1, 0, n.batch}, n.more), row, n.more});
-  s.update = update, s.clamp = how.clamps;
+  s.update = update;
+  s.clamp = how.clamps;
   c.add(Kind::scatter).scatter = s;
 }
 auto reference_bits(const Case& c) { return c.run(*reference::make_reference_device()); }

@@ -25,7 +25,11 @@ struct There {
   bool mesh;
   auto function(NamedArray (*f)(const NamedArray&), std::vector<int> donate = {}) const {
     JitOptions o{.donate = std::move(donate), .backend = backend};
-    if (mesh) o.mesh = Mesh{{{"data", 2}}}, o.axis_resources = Mapping{{"n", "data"}};
+    if (mesh) {
+      o.mesh = Mesh{{{"data", 2}}};
+      o.axis_resources = Mapping{{"n", "data"}};
+    }
+
     return named_jit(f, o);
   }
 };

@@ -74,7 +74,8 @@ TEST_CASE("cuda: every code compiles for cards") {
   Texts texts;
   Case c(1);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {64}, f.outer = 1;
+  f.dims = {64};
+  f.outer = 1;
   for (int k = int(Code::exp); k <= int(Code::shift_right); ++k) {
     auto code = Code(k);
     // Their own functions have tables and tails: not without a stack.

@@ -60,7 +60,9 @@ class Turns {
     p().loops = 8;
     Step outer{.kind = Kind::loop};
     auto& l = outer.loop;
-    l.variable = turn, l.trips = 2, l.lanes = 1;
+    l.variable = turn;
+    l.trips = 2;
+    l.lanes = 1;
     q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = turn, .stride = n_.rows * line}});
     const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
     auto& b = l.body;
@@ -70,13 +72,18 @@ class Turns {
     b.push_back(
         sums_out(sums, at(all_sums, DType::f32, {1}, 0, {{.loop = turn, .stride = n_.rows}})));
     const int later = n_.follows ? made : seen;
-    if (n_.follows) b.push_back(no_weight(weights, none)), b.push_back(made_too(seen, none, made));
+    if (n_.follows) {
+      b.push_back(no_weight(weights, none));
+      b.push_back(made_too(seen, none, made));
+    }
+
     const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0,
                         {{.loop = turn, .stride = n_.rows * n_.terms}}),
                keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0,
                          {{.loop = turn, .stride = n_.columns * n_.terms}});
-    b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32)),
-        b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
+    b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32));
+
+    b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
     products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}),
              at(v, d_, {0, 1, line}), out, true);
     b.push_back(zero(at(ds, d_, {n_.columns, 1}), {n_.rows, n_.columns}, d_));
@@ -86,7 +93,8 @@ class Turns {
     View q_terms = q_;
     q_terms.strides = {0, 1, line};
     products(b, later, {0, n_.terms, n_.rows}, at(ds, d_, {1, 0, n_.columns}), q_terms, keys, true);
-    l.lane_start = 64, l.lane_bytes = p().arena_bytes - 64;
+    l.lane_start = 64;
+    l.lane_bytes = p().arena_bytes - 64;
     p().steps.push_back(std::move(outer));
   }
   Case c;
@@ -120,7 +128,8 @@ class Turns {
         return v;
       };
       s.contract = {{}, {sizes[0]}, {sizes[1]}, {sizes[2]}, moved(a), moved(b), moved(out), adds};
-      all.loop.variable = variable, all.loop.trips = trips;
+      all.loop.variable = variable;
+      all.loop.trips = trips;
       if (flags >= 0) {
         Step skip{.kind = Kind::skip};
         skip.skip.unless = at(flags, DType::boolean, {}, first / n_.width);
@@ -136,7 +145,8 @@ class Turns {
   }
   static Step zero(const View& to, Dims dims, DType d) {
     Step s{.kind = Kind::fused};
-    s.fused.dims = dims, s.fused.outer = 2;
+    s.fused.dims = dims;
+    s.fused.outer = 2;
     s.fused.code = {number(d, 0), store(to, 0)};
     s.fused.code[1].view.strides.resize(2);
     return s;
@@ -145,7 +155,8 @@ class Turns {
   Step softmax(int s, int e, int sums, int weights, int p32) {
     Step out{.kind = Kind::fused, .why = "softmax", .where = "model.cpp:7"};
     auto& f = out.fused;
-    f.dims = {n_.rows, n_.columns}, f.outer = 1;
+    f.dims = {n_.rows, n_.columns};
+    f.outer = 1;
     constexpr auto f32 = DType::f32, i32 = DType::i32, flag = DType::boolean;
     f.code = {iota(0, 2),
               iota(1, 1),
@@ -161,7 +172,10 @@ class Turns {
               op(Code::select, d_, {8, 9, 10}, true),
               op(Code::cast, f32, {11}, true),
               op(Code::reduce_max, f32, {12})};
-    auto add = [&](Instr i) { return f.code.push_back(std::move(i)), int(f.code.size()) - 1; };
+    auto add = [&](Instr i) {
+      f.code.push_back(std::move(i));
+      return int(f.code.size()) - 1;
+    };
     int top = 13;
     if (n_.guarded) {
       const int is_infinite = add(op(Code::is_inf, flag, {top})), zero = add(number(f32, 0));
@@ -174,8 +188,9 @@ class Turns {
     add(store(at(sums, f32, {1, 0}), sum));
     const int p = add(op(Code::div, f32, {exp, sum}, true)),
               rounded = add(op(Code::cast, d_, {p}, true));
-    add(store(at(s, d_, {n_.columns, 1}), rounded, true)),
-        add(store(at(p32, f32, {n_.columns, 1}), exp, true));
+    add(store(at(s, d_, {n_.columns, 1}), rounded, true));
+
+    add(store(at(p32, f32, {n_.columns, 1}), exp, true));
     const int fill = add(op(Code::cast, f32, {10})),
               least = add(op(Code::exp, f32, {add(op(Code::sub, f32, {fill, top}))}));
     add(store(at(weights, f32, {1, 0}), add(op(Code::div, f32, {least, sum}))));
@@ -183,14 +198,16 @@ class Turns {
   }
   Step sums_out(int sums, const View& to) {
     Step out{.kind = Kind::fused};
-    out.fused.dims = {n_.rows}, out.fused.outer = 1;
+    out.fused.dims = {n_.rows};
+    out.fused.outer = 1;
     out.fused.code = {load(at(sums, DType::f32, {1})), store(to, 0)};
     return out;
   }
   // Is what a row puts on all else nothing, in all rows?
   Step no_weight(int weights, int none) {
     Step out{.kind = Kind::fused};
-    out.fused.dims = {1, n_.rows}, out.fused.outer = 1;
+    out.fused.dims = {1, n_.rows};
+    out.fused.outer = 1;
     constexpr auto f32 = DType::f32, flag = DType::boolean;
     out.fused.code = {load(at(weights, f32, {0, 1}), true), number(f32, 0),
                       op(Code::equal, flag, {0, 1}, true), op(Code::reduce_min, flag, {2}),
@@ -200,7 +217,8 @@ class Turns {
   Step made_too(int seen, int none, int made) {
     Step out{.kind = Kind::fused};
     constexpr auto flag = DType::boolean;
-    out.fused.dims = {(n_.columns + n_.width - 1) / n_.width}, out.fused.outer = 1;
+    out.fused.dims = {(n_.columns + n_.width - 1) / n_.width};
+    out.fused.outer = 1;
     out.fused.code = {load(at(seen, flag, {1})), load(at(none, flag, {0})),
                       op(Code::logical_not, flag, {1}), op(Code::bit_or, flag, {0, 2}),
                       store(at(made, flag, {1}), 3)};
@@ -210,7 +228,8 @@ class Turns {
   Step gradient_of_wide(int p32, int sums, int ds, int grad_sums) {
     Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
     auto& f = out.fused;
-    f.dims = {n_.rows, n_.columns}, f.outer = 1;
+    f.dims = {n_.rows, n_.columns};
+    f.outer = 1;
     constexpr auto f32 = DType::f32;
     f.code = {load(at(p32, f32, {n_.columns, 1}), true),
               number(f32, 1),
@@ -231,7 +250,8 @@ class Turns {
   Step gradient(int s, int ds) {
     Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
     auto& f = out.fused;
-    f.dims = {n_.rows, n_.columns}, f.outer = 1;
+    f.dims = {n_.rows, n_.columns};
+    f.outer = 1;
     constexpr auto f32 = DType::f32;
     f.code = {load(at(s, d_, {n_.columns, 1}), true),  op(Code::cast, f32, {0}, true),
               load(at(ds, d_, {n_.columns, 1}), true), op(Code::cast, f32, {2}, true),
@@ -287,18 +307,44 @@ TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far"
   const Shape early{.wide = true, .follows = true};
   auto with = [&](auto change) {
     Shape s = early;
-    return change(s), s;
+    change(s);
+    return s;
   };
   for (const Shape& s :
        {early, with([](Shape& s) { s.blind = -1; }), with([](Shape& s) { s.fill = -1e9; }),
-        with([](Shape& s) { s.fill = -inf; }),
-        with([](Shape& s) { s.fill = -inf, s.guarded = true; }),
-        with([](Shape& s) { s.fill = -inf, s.guarded = true, s.blind = -1; }),
-        with([](Shape& s) { s.rows = 130, s.columns = 164, s.width = 48; }),
-        with([](Shape& s) { s.rows = 37, s.columns = 70, s.width = 33, s.dtype = DType::f16; }),
-        with([](Shape& s) { s.rows = 128, s.beyond = 160, s.blind = -1; }),
-        with([](Shape& s) { s.from = true, s.beyond = 160; }),
-        with([](Shape& s) { s.beyond = 1, s.blind = -1; })}) {
+        with([](Shape& s) { s.fill = -inf; }), with([](Shape& s) {
+          s.fill = -inf;
+          s.guarded = true;
+        }),
+        with([](Shape& s) {
+          s.fill = -inf;
+          s.guarded = true;
+          s.blind = -1;
+        }),
+        with([](Shape& s) {
+          s.rows = 130;
+          s.columns = 164;
+          s.width = 48;
+        }),
+        with([](Shape& s) {
+          s.rows = 37;
+          s.columns = 70;
+          s.width = 33;
+          s.dtype = DType::f16;
+        }),
+        with([](Shape& s) {
+          s.rows = 128;
+          s.beyond = 160;
+          s.blind = -1;
+        }),
+        with([](Shape& s) {
+          s.from = true;
+          s.beyond = 160;
+        }),
+        with([](Shape& s) {
+          s.beyond = 1;
+          s.blind = -1;
+        })}) {
     CAPTURE(s.rows);
     CAPTURE(s.blind);
     CAPTURE(s.fill);

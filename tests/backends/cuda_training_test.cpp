@@ -23,7 +23,9 @@ TEST_CASE("cuda training: steps of GPT-2 in bf16 have the cpu's losses") {
     std::vector<double> out;
     for (int k = 0; k < 3; ++k) {
       auto next = step(model, state, ids, keys);
-      model = std::move(next.model), state = std::move(next.opt_state),
+      model = std::move(next.model);
+      state = std::move(next.opt_state);
+
       out.push_back(next.loss.item());
     }
     return out;

@@ -38,7 +38,9 @@ class Bench {
   }
   int slot(void* data, std::int64_t bytes) {
     Slot s;
-    s.bytes = bytes, s.home = Home::argument, s.index = program.arguments++;
+    s.bytes = bytes;
+    s.home = Home::argument;
+    s.index = program.arguments++;
     program.slots.push_back(s);
     arguments.push_back(data);
     return int(program.slots.size()) - 1;
@@ -60,54 +62,65 @@ class Bench {
 
 Step step_of(Fused f) {
   Step s;
-  s.kind = Kind::fused, s.fused = std::move(f);
+  s.kind = Kind::fused;
+  s.fused = std::move(f);
   return s;
 }
 Step step_of(Contract c) {
   Step s;
-  s.kind = Kind::contract, s.contract = std::move(c);
+  s.kind = Kind::contract;
+  s.contract = std::move(c);
   return s;
 }
 Step step_of(Gather g) {
   Step s;
-  s.kind = Kind::gather, s.gather = std::move(g);
+  s.kind = Kind::gather;
+  s.gather = std::move(g);
   return s;
 }
 Step step_of(Scatter c) {
   Step s;
-  s.kind = Kind::scatter, s.scatter = std::move(c);
+  s.kind = Kind::scatter;
+  s.scatter = std::move(c);
   return s;
 }
 Step step_of(Sort c) {
   Step s;
-  s.kind = Kind::sort, s.sort = std::move(c);
+  s.kind = Kind::sort;
+  s.sort = std::move(c);
   return s;
 }
 Step step_of(Cumulative c) {
   Step s;
-  s.kind = Kind::cumulative, s.cumulative = std::move(c);
+  s.kind = Kind::cumulative;
+  s.cumulative = std::move(c);
   return s;
 }
 Step step_of(Copy c) {
   Step s;
-  s.kind = Kind::copy, s.copy = std::move(c);
+  s.kind = Kind::copy;
+  s.copy = std::move(c);
   return s;
 }
 Step step_of(Collective c) {
   Step s;
-  s.kind = Kind::collective, s.collective = std::move(c);
+  s.kind = Kind::collective;
+  s.collective = std::move(c);
   return s;
 }
 Step step_of(Loop l) {
   Step s;
-  s.kind = Kind::loop, s.loop = std::move(l);
+  s.kind = Kind::loop;
+  s.loop = std::move(l);
   return s;
 }
 
 Instr leaf(Code code, View v, bool inner = true) {
   Instr i{};
   i.code = code;
-  i.dtype = v.dtype, i.view = std::move(v), i.inner = inner;
+  i.dtype = v.dtype;
+  i.view = std::move(v);
+  i.inner = inner;
   return i;
 }
 Instr load_of(View v, bool inner = true) { return leaf(Code::load, std::move(v), inner); }
@@ -150,8 +163,11 @@ std::vector<std::uint16_t> apply16(DType dtype, Code code,
   Bench b;
   Fused f{{n}, 0, {}};
   std::vector<int> args;
-  for (auto& x : in)
-    args.push_back(int(args.size())), f.code.push_back(load_of({b.slot(x), dtype, 0, {1}, {}}));
+  for (auto& x : in) {
+    args.push_back(int(args.size()));
+    f.code.push_back(load_of({b.slot(x), dtype, 0, {1}, {}}));
+  }
+
   f.code.push_back(op(code, dtype, args));
   f.code.push_back(store_of(int(args.size()), {b.slot(out), dtype, 0, {1}, {}}));
   b.add(step_of(f));
@@ -378,7 +394,9 @@ TEST_CASE("fused: strides may be negative, zero, and leave gaps; iota; no points
   F x{1, 2, 3, 4}, out(4, -1), untouched{7};
   Bench b;
   auto position = leaf(Code::iota, {});  // 10 + 100 * position
-  position.dim = 0, position.stride = 100, position.integer = 10;
+  position.dim = 0;
+  position.stride = 100;
+  position.integer = 10;
   auto to = b.view(out, {2});
   b.add(step_of(Fused{{2},
                       0,
@@ -449,7 +467,9 @@ TEST_CASE("contract: batches, transposed operands, accumulation, other dtypes") 
   Contract c{{}, {2}, {2}, {3}, {}, {}, {}, false};
   for (bool accumulate : {false, true}) {
     Bench b;
-    c.a = b.view(a, {3, 0, 1}), c.b = b.view(w, {0, 3, 1}), c.out = b.view(out, {2, 1, 0});
+    c.a = b.view(a, {3, 0, 1});
+    c.b = b.view(w, {0, 3, 1});
+    c.out = b.view(out, {2, 1, 0});
     c.accumulate = accumulate;
     b.add(step_of(c));
     b.run();
@@ -600,7 +620,8 @@ TEST_CASE("loop: nested, reversed, with terms of loops and of memory") {
   to.terms = {{.loop = 0, .stride = 3}, {.loop = 1, .stride = 1}};
   log_to.terms = {{.slot = counter.slot, .slot_dtype = DType::i32, .limit = 5, .stride = 1}};
   auto one = leaf(Code::constant, {}, false);
-  one.dtype = DType::i32, one.integer = 1;
+  one.dtype = DType::i32;
+  one.integer = 1;
   Step set = step_of(Fused{{}, 0, {value, store_of(0, to, false), store_of(0, log_to, false)}});
   Step tick = step_of(Fused{{}, 0, {one, store_of(0, counter, false, Code::store_add)}});
   Step inner = step_of(Loop{.variable = 1, .trips = 3, .reverse = true, .body = {set, tick}});
@@ -628,10 +649,16 @@ TEST_CASE("loop: nested, reversed, with terms of loops and of memory") {
 TEST_CASE("slots: results, the arena and aliases of both") {
   F argument{1, 2}, result(2);
   Program p;
-  p.arguments = 1, p.results = 2, p.arena_bytes = 128;
+  p.arguments = 1;
+  p.results = 2;
+  p.arena_bytes = 128;
   auto slot = [&](Home home, int index, std::int64_t offset, int alias) {
     Slot s;
-    s.bytes = 8, s.home = home, s.index = index, s.offset = offset, s.alias = alias;
+    s.bytes = 8;
+    s.home = home;
+    s.index = index;
+    s.offset = offset;
+    s.alias = alias;
     p.slots.push_back(s);
     return View{int(p.slots.size()) - 1, DType::f32, 0, {1}, {}};
   };
@@ -674,7 +701,8 @@ TEST_CASE("collective: goes to the communicator, with the places that the terms 
   F x{1, 2, 3, 4}, out(2);
   Bench b;
   Collective c;
-  c.x = {{{2}, b.view(x, {1}, 2)}}, c.out = {{{2}, b.view(out, {1})}};
+  c.x = {{{2}, b.view(x, {1}, 2)}};
+  c.out = {{{2}, b.view(out, {1})}};
   b.add(step_of(c));
   CHECK_THROWS_AS(b.run(), Error);
   b.run(&recorder);

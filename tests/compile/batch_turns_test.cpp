@@ -44,15 +44,21 @@ class Drawn {
     for (auto name : {"b", "heads", "c"})
       if (batch.size() < 2 && (below(3) > 0 || name[0] == 'c'))
         batch.push_back(Axis(name, 2 + below(4)));
-    Q = Axis("q", 6 + below(20)), K = Axis("k", 6 + below(20));
-    shared = below(3) == 0, mask = below(4), change = below(5), keeps = below(2),
+    Q = Axis("q", 6 + below(20));
+    K = Axis("k", 6 + below(20));
+    shared = below(3) == 0;
+    mask = below(4);
+    change = below(5);
+    keeps = below(2);
+
     both = below(3) > 0;
   }
   std::vector<NamedArray> results() {
     auto of_keys = batch;
     if (shared) of_keys.pop_back();
     auto with = [&](Axes axes, const Axes& more) {
-      return axes.insert(axes.end(), more.begin(), more.end()), shuffled(axes);
+      axes.insert(axes.end(), more.begin(), more.end());
+      return shuffled(axes);
     };
     Parts p{draw(1, with(batch, {Q, D})), draw(2, with(of_keys, {K, D})),
             draw(3, with(of_keys, {K, D})), draw(4, with(batch, {Q, K}))};
@@ -62,7 +68,11 @@ class Drawn {
       if (keeps) out.push_back(weights);
       return dot(weights, p.value, K);
     };
-    if (!both) return out.push_back(f(p)), out;
+    if (!both) {
+      out.push_back(f(p));
+      return out;
+    }
+
     auto [y, pull] = vjp(f, p);
     auto g = pull(sin(y));
     return {y, g.query, g.key, g.value, g.bias};
@@ -88,7 +98,10 @@ class Drawn {
     return w;
   }
   int below(int n) { return int(random_() % unsigned(n)); }
-  Axes shuffled(Axes axes) { return std::shuffle(axes.begin(), axes.end(), random_), axes; }
+  Axes shuffled(Axes axes) {
+    std::shuffle(axes.begin(), axes.end(), random_);
+    return axes;
+  }
 
   std::mt19937 random_;
   Axis Q{"q", 1}, K{"k", 1}, D{"d", 5};

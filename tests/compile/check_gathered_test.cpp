@@ -22,7 +22,8 @@ namespace {
 Program start() {
   Program p;
   p.arguments = p.results = 1;
-  p.argument_slots = {0}, p.result_slots = {2};
+  p.argument_slots = {0};
+  p.result_slots = {2};
   p.slots = {
       {16, Home::argument, 0}, {16, Home::arena, -1}, {16, Home::result, 0}, {16, Home::arena, -1}};
   p.slots[1].gathered = true;
@@ -39,14 +40,16 @@ Step gathered(int from, int to) {
   Step s;
   s.kind = program::Kind::collective;
   s.collective.wire = program::Wire::all_gather;
-  s.collective.x = {{{2}, view(from)}}, s.collective.out = {{{4}, view(to)}};
+  s.collective.x = {{{2}, view(from)}};
+  s.collective.out = {{{4}, view(to)}};
   s.where = "model.cpp:7";
   return s;
 }
 Step loop(std::vector<Step> body) {
   Step s;
   s.kind = program::Kind::loop;
-  s.loop.trips = 3, s.loop.body = std::move(body);
+  s.loop.trips = 3;
+  s.loop.body = std::move(body);
   return s;
 }
 std::string refused(const Program& p) {

@@ -83,7 +83,9 @@ TEST_CASE("chunks: the softmax of a row without a finite maximum is that of the 
   const float inf = std::numeric_limits<float>::infinity(),
               nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> v(40, 1);
-  v[9] = inf, v[18] = -inf, v[27] = nan;     // rows 1, 2, 3
+  v[9] = inf;
+  v[18] = -inf;
+  v[27] = nan;                               // rows 1, 2, 3
   std::fill(v.begin() + 32, v.end(), -inf);  // and 4
   auto x = array(v, {N, V, D}).eval(), ones = full({D}, 1.f).eval();
   auto alike = [](const NamedArray& a, const NamedArray& b) {

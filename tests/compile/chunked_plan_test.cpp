@@ -364,7 +364,11 @@ TEST_CASE("chunked plan: what is chosen for a budget does not depend on the numb
       std::vector<std::vector<std::byte>> got;
       for (auto& a : flatten(run(p))) got.push_back(a.bytes());
       auto chosen = run.report().explain.substr(0, run.report().explain.find('\n'));
-      if (want.empty()) want = got, form = chosen;
+      if (want.empty()) {
+        want = got;
+        form = chosen;
+      }
+
       CHECK(chosen == form);
       CHECK(got == want);
     }

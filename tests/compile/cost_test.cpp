@@ -13,12 +13,17 @@ std::vector<Step> steps(DType dtype) {
   const std::int64_t n = 4096;
   Step product, kernel, loop;
   product.kind = Kind::contract;
-  product.contract.m = {1}, product.contract.n = {n}, product.contract.k = {n};
-  product.contract.a = {0, dtype, 0, {0, 0, 1}, {}},
+  product.contract.m = {1};
+  product.contract.n = {n};
+  product.contract.k = {n};
+  product.contract.a = {0, dtype, 0, {0, 0, 1}, {}};
+
   product.contract.b = {1, dtype, 0, {0, 1, n}, {}};
   product.contract.out = {2, DType::f32, 0, {0, 1, 0}, {}};
   kernel.fused.dims = {10};
-  loop.kind = Kind::loop, loop.loop.trips = 2, loop.loop.body = {product};
+  loop.kind = Kind::loop;
+  loop.loop.trips = 2;
+  loop.loop.body = {product};
   return {loop, kernel};
 }
 
@@ -31,13 +36,16 @@ TEST_CASE("cost: bytes, narrow floats and steps cost what the machine says") {
   Machine m = usual;
   m.multiplications_per_byte *= 4;
   CHECK(cost_of(steps(DType::f32), m) > 2 * cost);
-  m = usual, m.cache = 1 << 30;  // then it is only far
+  m = usual;
+  m.cache = 1 << 30;  // then it is only far
   CHECK(cost_of(steps(DType::f32), m) < cost);
   m.near = 1 << 30;
   CHECK(cost_of(steps(DType::f32), m) < cost_of(steps(DType::f32), {.cache = 1 << 30}));
-  m = usual, m.narrow *= 8;
+  m = usual;
+  m.narrow *= 8;
   CHECK(cost_of(steps(DType::f32), m) == cost);
   CHECK(cost_of(steps(DType::bf16), m) > cost_of(steps(DType::bf16), usual));
-  m = usual, m.step = 100;  // three are run; the loop is none
+  m = usual;
+  m.step = 100;  // three are run; the loop is none
   CHECK(cost_of(steps(DType::f32), m) == cost + 300);
 }

@@ -198,7 +198,8 @@ TEST_CASE("masked: a device without queries has turns whose masks are slices of 
   auto all = [&](const Parts& p) { return all_of(f, p); };
   auto want = jit(all, {.scores_budget = most_bytes})(p);
   JitOptions on_mesh{.scores_budget = -1};
-  on_mesh.mesh = Mesh{{{"data", 2}, {"model", 2}}}, on_mesh.axis_resources = Mapping{{"q", "data"}};
+  on_mesh.mesh = Mesh{{{"data", 2}, {"model", 2}}};
+  on_mesh.axis_resources = Mapping{{"q", "data"}};
   auto got = named_jit(all, on_mesh)(p);
   for (std::size_t k = 0; k < want.size(); ++k)
     CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));

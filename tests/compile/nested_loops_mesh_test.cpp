@@ -90,7 +90,8 @@ TEST_CASE("nested loops: a loop in shared turns carries what is each device's ow
                          want, 1e-5) == "");
         o.out = Mappings(result);
         CHECK(difference(named_jit(f, o)(x), want, 1e-5) == "");
-        o.axis_resources = {}, o.in = Mappings(turns);
+        o.axis_resources = {};
+        o.in = Mappings(turns);
         CHECK(difference(named_jit(f, o)(x), want, 1e-5) == "");
       }
     }

@@ -369,8 +369,11 @@ TEST_CASE(
       };
       auto part = [=](const Layers& sum, const NamedArray& h) {
         auto g = grad([&](const Layers& q) { return loss(q, h); })(p);
-        for (std::size_t i = 0; i < g.up.size(); ++i)
-          g.up[i] = g.up[i] + sum.up[i], g.down[i] = g.down[i] + sum.down[i];
+        for (std::size_t i = 0; i < g.up.size(); ++i) {
+          g.up[i] = g.up[i] + sum.up[i];
+          g.down[i] = g.down[i] + sum.down[i];
+        }
+
         return g;
       };
       Layers zero;

@@ -162,7 +162,8 @@ TEST_CASE("partition: devices whose blocks are empty make their calls in the ord
                          .out = Mapping{},
                          .regather = false});
   auto got = g(x), want = f(x);
-  close(got.first, want.first), close(got.second, want.second);
+  close(got.first, want.first);
+  close(got.second, want.second);
 }
 
 TEST_CASE("partition: a stack of layers in a loop, weights and activations cut differently") {

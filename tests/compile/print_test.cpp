@@ -70,9 +70,13 @@ TEST_CASE(
 TEST_CASE(
     "print: a Program says where its slots lie, once they lie somewhere, and in whose memory") {
   program::Program p;
-  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
+  p.arguments = p.results = 1;
+  p.argument_slots = {0};
+  p.result_slots = {1};
   p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}, {16}, {16}};
-  p.slots[0].purpose = "inputs", p.slots[1].purpose = "results", p.slots[2].purpose = "activations";
+  p.slots[0].purpose = "inputs";
+  p.slots[1].purpose = "results";
+  p.slots[2].purpose = "activations";
   auto copy = [](int from, int to) {
     return program::Step{
         .kind = program::Kind::copy,
@@ -83,7 +87,9 @@ TEST_CASE(
         "1 arguments, 1 results, arena 0 bytes, peak 0 bytes\ncopy [4] arg0[1] to %2[1]\ncopy [4] "
         "%2[1] to out0[1]\n");
   // nothing touches the last one
-  p.slots[1].alias = 0, p.slots[2].offset = 64, p.slots[2].gathered = true;
+  p.slots[1].alias = 0;
+  p.slots[2].offset = 64;
+  p.slots[2].gathered = true;
   p.arena_bytes = p.peak_bytes = 128;
   CHECK(to_string(p) ==
         "1 arguments, 1 results, arena 128 bytes, peak 128 bytes\n"

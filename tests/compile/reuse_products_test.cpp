@@ -63,8 +63,11 @@ struct Example {
   }
   Program make() const {
     Program p;
-    p.arguments = 2, p.results = 1, p.loops = 2;
-    p.argument_slots = {0, 1}, p.result_slots = {2};
+    p.arguments = 2;
+    p.results = 1;
+    p.loops = 2;
+    p.argument_slots = {0, 1};
+    p.result_slots = {2};
     p.slots = {{rows * depth * 4, Home::argument, 0},
                {turns * width * depth * 4, Home::argument, 1},
                {turns * width * depth * 4, Home::result, 0},
@@ -149,7 +152,8 @@ TEST_CASE(
     CHECK(multiplications(p.steps) - multiplications(kept->steps) ==
           double(c.kept * c.rows * c.width * e.depth));
     auto before = p, after = *kept;
-    plan_memory(before, {false, false}, true), plan_memory(after, {false, false}, true);
+    plan_memory(before, {false, false}, true);
+    plan_memory(after, {false, false}, true);
     CHECK(after.peak_bytes <= before.peak_bytes);
     auto reference = reference::make_reference_device();
     CHECK(run(*kept, *reference) == run(p, *reference));

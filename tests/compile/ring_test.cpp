@@ -28,7 +28,8 @@ NamedArray shape(const Axes& axes, DType d = DType::f32) {
 }
 JitOptions on(const Mesh& mesh, bool ring, const Mapping& weights, const Mapping& out) {
   JitOptions o{.mesh = mesh, .axis_resources = batch, .ring = ring};
-  o.in = Mappings::of_each({weights, batch}), o.out = Mappings(out);
+  o.in = Mappings::of_each({weights, batch});
+  o.out = Mappings(out);
   return o;
 }
 Mesh of(int devices) { return Mesh{{{"data", devices}}}; }
@@ -73,7 +74,11 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
     out.push_back(sharding_for(roots.back()->axes, at, mesh, "a result"));
   }
   Compilation whole{roots, {}, {.mesh = &mesh, .out = out, .partition = {.ring = ring}}};
-  for (auto& i : inputs) whole.inputs.push_back(i.whole), whole.options.in.push_back(i.at);
+  for (auto& i : inputs) {
+    whole.inputs.push_back(i.whole);
+    whole.options.in.push_back(i.at);
+  }
+
   run(whole, Stage::graph, Stage::sharding);
   auto last = on_device(whole, mesh.devices() - 1);
   run(last, Stage::device, Stage::program);
@@ -168,7 +173,9 @@ TEST_CASE("ring: layers of a sharded model, forward and backward") {
     auto plain = named_jit(f, options(false)), ringed = named_jit(f, options(true));
     auto [want, wanted] = plain(w, x);
     auto [got, grads] = ringed(w, x);
-    agree(got, want), agree(grads.first, wanted.first), agree(grads.second, wanted.second);
+    agree(got, want);
+    agree(grads.first, wanted.first);
+    agree(grads.second, wanted.second);
     auto a = plain.report(), b = ringed.report();
     CAPTURE(a.explain);
     CAPTURE(b.explain);

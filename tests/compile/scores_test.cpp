@@ -486,7 +486,8 @@ TEST_CASE("scores: heads or examples that the mesh cuts send nothing") {
   };
   for (const char* axis : {"b", "heads"}) {
     JitOptions o;
-    o.mesh = Mesh{{{"x", 2}}}, o.axis_resources = Mapping{{axis, "x"}};
+    o.mesh = Mesh{{{"x", 2}}};
+    o.axis_resources = Mapping{{axis, "x"}};
     auto step = named_jit(
         [=](const Parts& p) {
           return grad([=](const Parts& p) { return sum(sin(attend(p))); })(p);
@@ -517,7 +518,8 @@ TEST_CASE("scores: keys go round that the mapping cuts otherwise") {
     for (auto& mapping : {Mapping{{"q", "x"}, {"k", "y"}}, Mapping{{"q", "x"}, {"heads", "y"}},
                           Mapping{{"q", "x"}}}) {
       JitOptions o{.ring = true, .scores_budget = 0};
-      o.mesh = Mesh{{{"x", 2}, {"y", 2}}}, o.axis_resources = mapping;
+      o.mesh = Mesh{{{"x", 2}, {"y", 2}}};
+      o.axis_resources = mapping;
       same(named_jit(all(true), o)(p), want, 2e-6);
     }
   }
@@ -579,7 +581,8 @@ TEST_CASE("scores: of loops that devices walk together what has no block is made
     return Leaves{out, g.query, g.key, g.value};
   };
   JitOptions o{.scores_budget = -1};
-  o.mesh = Mesh{{{"x", 2}, {"y", 2}}}, o.axis_resources = Mapping{{"k", "x"}, {"b", "y"}};
+  o.mesh = Mesh{{{"x", 2}, {"y", 2}}};
+  o.axis_resources = Mapping{{"k", "x"}, {"b", "y"}};
   same(named_jit(all, o)(p), jit(all, {.scores_budget = most_bytes})(p), 2e-6);
 }
 TEST_CASE("scores: second derivatives of checkpointed layers whose keys go round") {
@@ -604,7 +607,8 @@ TEST_CASE("scores: second derivatives of checkpointed layers whose keys go round
     };
   };
   JitOptions o{.ring = true, .scores_budget = 0};
-  o.mesh = Mesh{{{"x", 2}}}, o.axis_resources = Mapping{{"q", "x"}};
+  o.mesh = Mesh{{{"x", 2}}};
+  o.axis_resources = Mapping{{"q", "x"}};
   same(named_jit(all(true), o)(p), jit(all(false), {.scores_budget = most_bytes})(p), 4e-6);
 }
 
@@ -944,7 +948,8 @@ TEST_CASE("scores: attention in a loop in a loop") {
       CHECK(walked.report().chunked.size() > 0);
     }
   };
-  check(two), check(three);
+  check(two);
+  check(three);
 }
 
 // A layer's loops are cut once, and the layers behind it are not made again for each of them.

@@ -39,7 +39,8 @@ struct Steps {
   void count(const std::vector<Step>& steps) {
     for (auto& s : steps) {
       if (s.kind == program::Kind::loop) count(s.loop.body);
-      scatters += s.kind == program::Kind::scatter, products += s.kind == program::Kind::contract;
+      scatters += s.kind == program::Kind::scatter;
+      products += s.kind == program::Kind::contract;
       if (s.kind != program::Kind::fused) continue;
       for (auto& i : s.fused.code)
         exps += i.code == Code::store && i.inner &&

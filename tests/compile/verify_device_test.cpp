@@ -38,8 +38,13 @@ TEST_CASE("verify finds calls that are not those of the plan") {
   auto with = [&](auto change) {
     Wiring w;
     // an all_reduce
-    w.number = 1, w.how.over = {1}, w.how.ranks = 2, w.how.monoid = Monoid::max, w.how.size = {0};
-    w.out = {{A}}, w.along = {{}};
+    w.number = 1;
+    w.how.over = {1};
+    w.how.ranks = 2;
+    w.how.monoid = Monoid::max;
+    w.how.size = {0};
+    w.out = {{A}};
+    w.along = {{}};
     Nodes sent{mine};
     change(w, sent);
     return on_device(x, pending, {}, hop, mine, collective_result(make_collective(sent, w), 0));
@@ -52,7 +57,8 @@ TEST_CASE("verify finds calls that are not those of the plan") {
               "on device 1: its call folds by another monoid"));
   CHECK(found(with([](Wiring& w, Nodes&) { w.how.over = {0}; }), "its call is of other devices"));
   CHECK(found(with([](Wiring& w, Nodes&) {
-                w.how.over = {0, 1}, w.how.ranks = 4;
+                w.how.over = {0, 1};
+                w.how.ranks = 4;
               }),
               "its call is of other devices"));
   CHECK(found(with([](Wiring& w, Nodes&) { w.how.ranks = 4; }), "its call is of other devices"));
@@ -89,8 +95,10 @@ TEST_CASE("verify finds an op that is not that of the plan") {
     p.versions.push_back(
         {.kind = kind, .node = whole.find(of.get()), .at = {}, .in = std::move(in), .live = true});
   };
-  version(x, Version::Kind::given, {}), version(y, Version::Kind::given, {}),
-      version(n, Version::Kind::compute, {0, 1});
+  version(x, Version::Kind::given, {});
+  version(y, Version::Kind::given, {});
+
+  version(n, Version::Kind::compute, {0, 1});
   p.roots = {2};
   auto made = [&](const NodePtr& is) {
     return message_of([&] { verify_device(p, whole, 1, {x, y, is}, "a pass"); });
@@ -103,7 +111,8 @@ TEST_CASE("verify finds an op that is not that of the plan") {
 TEST_CASE("verify finds a call of what is made of one another") {
   auto x = array({A});
   Sharding pending;
-  pending.pend(0, Monoid::sum), pending.pend(1, Monoid::sum);
+  pending.pend(0, Monoid::sum);
+  pending.pend(1, Monoid::sum);
   auto once = pending;
   once.resolve(0);
   const Hop first{Hop::Kind::all_reduce, once, {0}, {}, 8},

@@ -36,9 +36,12 @@ Sharding cut(Name a) {
 program::Program copies(std::int64_t elements) {
   program::Program p;
   p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
-  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
+  p.arguments = p.results = 1;
+  p.argument_slots = {0};
+  p.result_slots = {1};
   program::Step s;
-  s.kind = program::Kind::copy, s.why = "copy";
+  s.kind = program::Kind::copy;
+  s.why = "copy";
   s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, 0, {1}, {}}};
   p.steps = {s};
   return p;
@@ -47,7 +50,8 @@ program::Program copies(std::int64_t elements) {
 // A leaf that is made anywhere, as positions are: it says what a device makes for its block.
 Op made_in_blocks(decltype(Op::on_block) on_block) {
   Op op{.name = "blocks", .kind = Kind::leaf};
-  op.on_block = on_block, op.cheap = true;
+  op.on_block = on_block;
+  op.cheap = true;
   return op;
 }
 Compilation for_devices(const NodePtr& root) {
@@ -116,7 +120,12 @@ TEST_CASE("verify is asked of the calls of all devices") {
         auto mine = prim::filled(1, n.dtype, axes);
         if (blocks[0].start->attr.number == 0) return mine;
         Wiring w;  // which nobody else takes part in
-        w.number = 1, w.how.over = {0}, w.how.ranks = 2, w.how.size = {0}, w.out = {axes},
+        w.number = 1;
+        w.how.over = {0};
+        w.how.ranks = 2;
+        w.how.size = {0};
+        w.out = {axes};
+
         w.along = {Name()};
         return collective_result(make_collective({mine}, std::move(w)), 0);
       });

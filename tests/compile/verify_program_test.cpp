@@ -18,9 +18,12 @@ using program::Program;
 Program copies(std::int64_t elements, std::int64_t offset = 0) {
   Program p;
   p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
-  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
+  p.arguments = p.results = 1;
+  p.argument_slots = {0};
+  p.result_slots = {1};
   program::Step s;
-  s.kind = program::Kind::copy, s.why = "copy";
+  s.kind = program::Kind::copy;
+  s.why = "copy";
   s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, offset, {1}, {}}};
   p.steps = {s};
   return p;
@@ -38,13 +41,17 @@ program::Step all_reduce(std::vector<int> over) {
 // The same, with two slots more, side by side in the arena.
 Program with_arena(std::int64_t bytes) {
   auto p = copies(4);
-  p.slots.push_back({16}), p.slots.push_back({16});
-  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = bytes;
+  p.slots.push_back({16});
+  p.slots.push_back({16});
+  p.slots[2].offset = 0;
+  p.slots[3].offset = 64;
+  p.arena_bytes = bytes;
   return p;
 }
 program::Step copy(int from, int to) {
   auto s = copies(4).steps[0];
-  s.copy.x.slot = from, s.copy.out.slot = to;
+  s.copy.x.slot = from;
+  s.copy.out.slot = to;
   return s;
 }
 
@@ -69,15 +76,21 @@ TEST_CASE("verify finds a program's faults") {
   p.steps[0].copy.x.terms = {{.loop = 0, .stride = 1}};
   CHECK(says(in_program(p), "a view counts the turns of a loop that is not around it"));
   program::Step loop;
-  loop.kind = program::Kind::loop, loop.loop.trips = 5, loop.loop.body = p.steps;
+  loop.kind = program::Kind::loop;
+  loop.loop.trips = 5;
+  loop.loop.body = p.steps;
   p.steps = {loop};
   CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
-  p.steps[0].loop.trips = 4, p.slots[1].bytes = 4;
+  p.steps[0].loop.trips = 4;
+  p.slots[1].bytes = 4;
   CHECK(in_program(p) == "");
-  p.slots[1].bytes = 16, p.steps[0].loop.lanes = 2,
+  p.slots[1].bytes = 16;
+  p.steps[0].loop.lanes = 2;
+
   p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   CHECK(in_program(p) == "");
-  p.slots[1].bytes = 4, p.steps[0].loop.body[0].copy.out.terms = {};
+  p.slots[1].bytes = 4;
+  p.steps[0].loop.body[0].copy.out.terms = {};
   CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") !=
         std::string::npos);
   p = copies(4);
@@ -85,10 +98,12 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") !=
         std::string::npos);
   p = copies(4);
-  p.steps[0].scratch_bytes = 64, p.steps[0].scratch = 0;
+  p.steps[0].scratch_bytes = 64;
+  p.steps[0].scratch = 0;
   CHECK(in_program(p) == "");
   CHECK(says(in_program(p, true), "its scratch lies outside of the arena"));
-  p.steps[0].scratch = 32, p.arena_bytes = 128;
+  p.steps[0].scratch = 32;
+  p.arena_bytes = 128;
   CHECK(says(in_program(p, true), "its scratch lies at 32, which is not aligned"));
 }
 
@@ -106,7 +121,8 @@ TEST_CASE("verify finds memory that is written over before it is read") {
   CHECK(says(in_program(p, true), "it writes slot 3, which shares bytes with slot 2"));
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
   p.slots[3].offset = 64;
-  p.steps[1].scratch_bytes = 64, p.steps[1].scratch = 0;
+  p.steps[1].scratch_bytes = 64;
+  p.steps[1].scratch = 0;
   CHECK(says(in_program(p, true), "slot 2 is read, and scratch was written over it"));
   p.steps[1].scratch = 64;
   CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
@@ -114,7 +130,8 @@ TEST_CASE("verify finds memory that is written over before it is read") {
 
 TEST_CASE("verify finds a value that another of the same memory was written over") {
   auto p = with_arena(128);
-  p.slots[3].offset = -1, p.slots[3].alias = 2;  // 3 lies in the memory of 2
+  p.slots[3].offset = -1;
+  p.slots[3].alias = 2;  // 3 lies in the memory of 2
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
   CHECK(in_program(p, true) == "");
   p.steps = {copy(0, 2), copy(0, 3), copy(3, 1)};
@@ -123,7 +140,8 @@ TEST_CASE("verify finds a value that another of the same memory was written over
   CHECK(says(in_program(p, true),
              "slot 2 is read, and slot 3 of the same memory was written after it"));
   p.slots[1].alias = 0;  // the result takes the place of an argument that is read behind it
-  p.slots[3].alias = -1, p.slots[3].offset = 64;
+  p.slots[3].alias = -1;
+  p.slots[3].offset = 64;
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
   CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }),
              "slot 0 is read, and slot 1 of the same memory was written after it"));
@@ -168,7 +186,9 @@ TEST_CASE("verify finds what is read and was written in part") {
       in_program(p),
       "4 elements from 0 to 3 of slot 2 are read, of which 8 bytes from 0 to 16 were written"));
   program::Step loop;
-  loop.kind = program::Kind::loop, loop.loop.trips = 4, loop.loop.body = {part(1, 0)};
+  loop.kind = program::Kind::loop;
+  loop.loop.trips = 4;
+  loop.loop.body = {part(1, 0)};
   loop.loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   p.steps = {loop, copy(2, 1)};
   for (bool placed : {false, true}) CHECK(in_program(p, placed) == "");
@@ -189,13 +209,16 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
       "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it";
   CHECK(shared({copy(0, 2), copy(2, 1), copy(0, 3), copy(3, 1)}) == "");
   auto bad = with_arena(128);
-  bad.slots[3].alias = 2, bad.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  bad.slots[3].alias = 2;
+  bad.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
   // which nobody takes for a reason to try another way
   CHECK_THROWS_AS(verify_shared(bad), VerifyError);
   CHECK(shared({copy(0, 2), copy(0, 3), copy(2, 1)}) == fault);
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;
-    s.kind = program::Kind::loop, s.loop.trips = 4, s.loop.body = std::move(body);
+    s.kind = program::Kind::loop;
+    s.loop.trips = 4;
+    s.loop.body = std::move(body);
     return s;
   };
   // A carry, and its next value: the copy says that one is the other.
@@ -220,7 +243,9 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
 
 TEST_CASE("verify finds slots that do not fit, and arguments that are written over") {
   auto p = copies(4);
-  p.slots.push_back({.bytes = 16}), p.slots[2].alias = 1, p.steps[0].copy.out.slot = 2;
+  p.slots.push_back({.bytes = 16});
+  p.slots[2].alias = 1;
+  p.steps[0].copy.out.slot = 2;
   CHECK(in_program(p, true) == "");
   p.slots[2].bytes = 20;
   CHECK(says(in_program(p, true), "slot 2 of 20 bytes lies in slot 1, which has 16"));
@@ -230,7 +255,8 @@ TEST_CASE("verify finds slots that do not fit, and arguments that are written ov
     CHECK(says(in_program(p, true), "slot 2 lies in no memory"));
   }
   p = copies(4);
-  p.slots.push_back({.bytes = 16, .offset = 64}), p.arena_bytes = 128;
+  p.slots.push_back({.bytes = 16, .offset = 64});
+  p.arena_bytes = 128;
   CHECK(in_program(p, true) == "");
   p.arena_bytes = 64;
   CHECK(says(in_program(p, true), "a slot of 16 bytes at 64 lies outside of the arena"));
@@ -251,9 +277,13 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
     p.slots = {{16, program::Home::argument, 0},
                {8, program::Home::argument, 1},
                {8, program::Home::result, 0}};
-    p.arguments = 2, p.results = 1, p.argument_slots = {0, 1}, p.result_slots = {2};
+    p.arguments = 2;
+    p.results = 1;
+    p.argument_slots = {0, 1};
+    p.result_slots = {2};
     program::Step s;
-    s.kind = Kind::gather, s.why = "take";
+    s.kind = Kind::gather;
+    s.why = "take";
     s.gather = {{2},
                 {0, DType::f32, offset, {0}, {}},
                 {2, DType::f32, 0, {1}, {}},
@@ -281,7 +311,9 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
   CHECK(says(in_program(p), "elements 0 to 6 of slot 2, which has 16 bytes"));
   p = copies(4);
   program::Step loop;
-  loop.kind = Kind::loop, loop.loop.trips = 1, loop.loop.body = p.steps;
+  loop.kind = Kind::loop;
+  loop.loop.trips = 1;
+  loop.loop.body = p.steps;
   p.steps = {loop};
   CHECK(in_program(p) == "");
   p.steps[0].loop.trips = 0;
@@ -293,15 +325,18 @@ TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
   p.mesh = {2};
   auto start = all_reduce({0});
   start.collective.ranks = 2;
-  start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}},
+  start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}};
+
   start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
   start.collective.call = 0;
   program::Step finish;
-  finish.kind = program::Kind::finish, finish.finish.call = 0;
+  finish.kind = program::Kind::finish;
+  finish.finish.call = 0;
   p.steps = {copy(0, 2), start, copy(0, 1), finish, copy(3, 1)};
   auto with_scratch = [&](std::size_t step, std::int64_t at) {
     auto q = p;
-    q.steps[step].scratch = at, q.steps[step].scratch_bytes = 64;
+    q.steps[step].scratch = at;
+    q.steps[step].scratch_bytes = 64;
     return in_program(q, true);
   };
   CHECK(with_scratch(2, 128) == "");
@@ -338,10 +373,13 @@ TEST_CASE("verify finds devices that make other calls") {
   // In the turns of a loop, or behind them.
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;
-    s.kind = program::Kind::loop, s.loop.trips = 2, s.loop.body = std::move(body);
+    s.kind = program::Kind::loop;
+    s.loop.trips = 2;
+    s.loop.body = std::move(body);
     return s;
   };
-  a.steps = {turns({all_reduce({0}), all_reduce({1})})},
+  a.steps = {turns({all_reduce({0}), all_reduce({1})})};
+
   b.steps = {turns({all_reduce({0})}), all_reduce({1})};
   CHECK(message_of([&] {
           verify_calls({&a, &b});
@@ -358,16 +396,22 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
   auto call = [](Wire wire, program::Dims x, program::Dims out, std::int64_t size,
                  DType dtype = DType::f32) {
     auto s = all_reduce({0});
-    s.collective.wire = wire, s.collective.ranks = 2, s.collective.size = {size},
+    s.collective.wire = wire;
+    s.collective.ranks = 2;
+    s.collective.size = {size};
+
     s.collective.dim = {0};
-    s.collective.x = {{std::move(x), {0, dtype, 0, {}, {}}}},
+    s.collective.x = {{std::move(x), {0, dtype, 0, {}, {}}}};
+
     s.collective.out = {{std::move(out), {1, dtype, 0, {}, {}}}};
     return s;
   };
   auto say = [](const program::Step& first, const program::Step& second, program::Dims mesh = {2}) {
     Program a, b;
-    a.mesh = b.mesh = std::move(mesh), b.device = 1;
-    a.steps = {first}, b.steps = {second};
+    a.mesh = b.mesh = std::move(mesh);
+    b.device = 1;
+    a.steps = {first};
+    b.steps = {second};
     return message_of([&] { verify_calls({&a, &b}); });
   };
   auto sum = [&](program::Dims dims, DType d = DType::f32) {

@@ -42,8 +42,14 @@ Step sends(Wire wire, Operand x, Operand out, std::int64_t size = 0) {
   Step s;
   s.kind = program::Kind::collective;
   auto& c = s.collective;
-  c.wire = wire, c.over = {0}, c.ranks = 2, c.x = {std::move(x)}, c.out = {std::move(out)},
-  c.dim = {0}, c.size = {size};
+  c.wire = wire;
+  c.over = {0};
+  c.ranks = 2;
+  c.x = {std::move(x)};
+  c.out = {std::move(out)};
+
+  c.dim = {0};
+  c.size = {size};
   return s;
 }
 
@@ -78,7 +84,8 @@ TEST_CASE("verify finds a step's faults: instructions") {
 
 TEST_CASE("verify finds a step's faults: dtypes of what is moved, picked, and asked") {
   Step s;
-  s.kind = program::Kind::copy, s.copy = {{4}, view(DType::f32), view(DType::f32)};
+  s.kind = program::Kind::copy;
+  s.copy = {{4}, view(DType::f32), view(DType::f32)};
   CHECK(fault(s) == "");
   s.copy.out.dtype = DType::bf16;
   CHECK(fault(s) == "it makes bf16 of f32");
@@ -91,7 +98,8 @@ TEST_CASE("verify finds a step's faults: dtypes of what is moved, picked, and as
   s.scatter.indexed = {{view(DType::bf16), 1, 4}};
   CHECK(fault(s) == "its ids are bf16");
   s = {.kind = program::Kind::cumulative};
-  s.cumulative.x = view(DType::f32), s.cumulative.out = view(DType::f64);
+  s.cumulative.x = view(DType::f32);
+  s.cumulative.out = view(DType::f64);
   CHECK(fault(s) == "it makes f64 of f32");
   s = {.kind = program::Kind::sort};
   s.sort.x = view(DType::f32);
@@ -124,10 +132,12 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(s) == "mesh axis 0 is used twice");
   s.collective.over = {0, 1};
   CHECK(fault(s) == "it is among 2 devices, and its mesh axes have 6");
-  s.collective.ranks = 6, s.collective.out.clear();
+  s.collective.ranks = 6;
+  s.collective.out.clear();
   CHECK(fault(s) == "it makes 0 arrays of 1");
   auto exchange = sends(Wire::exchange, operand({4, 4}), operand({2, 2}));
-  exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}},
+  exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}};
+
   exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
   CHECK(fault(exchange) == "");
   auto other = exchange;
@@ -136,25 +146,31 @@ TEST_CASE("verify finds a step's faults: collectives") {
         "a box at (3, 3) of (2, 2) reaches outside of what is sent, which is (4, 4)");
   other.collective.sends[0].dims = {2, 0};
   CHECK(fault(other) == "");
-  other = exchange, other.collective.receives[0].start = {1, 0};
+  other = exchange;
+  other.collective.receives[0].start = {1, 0};
   CHECK(fault(other) ==
         "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
-  other = exchange, other.collective.spares = program::Spares::unread;
+  other = exchange;
+  other.collective.spares = program::Spares::unread;
   CHECK(fault(other) == "no flag stands behind its arrays");
   other.collective.x.push_back(operand({}));
   CHECK(fault(other) == "its flag is f32");
   other.collective.x.back().view.dtype = DType::boolean;
   CHECK(fault(other) == "");
-  other.collective.sends[0].array = 1,
+  other.collective.sends[0].array = 1;
+
   other.collective.sends[0].start = other.collective.sends[0].dims = {};
   CHECK(fault(other) == "its flag is sent");
   other.collective.wire = Wire::all_gather;
   CHECK(fault(other) == "it may leave something out, and is no exchange");
-  other = exchange, other.collective.receives[0].array = 1;
+  other = exchange;
+  other.collective.receives[0].array = 1;
   CHECK(fault(other) == "it has no array 1 of what arrives");
-  other = exchange,
+  other = exchange;
+
   other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};
   CHECK(fault(other) == "");
-  other.collective.receives[1].start = {1, 0}, other.collective.receives[1].dims = {1, 2};
+  other.collective.receives[1].start = {1, 0};
+  other.collective.receives[1].dims = {1, 2};
   CHECK(fault(other) == "boxes at (0, 0) and (1, 0) of what arrives overlap");
 }

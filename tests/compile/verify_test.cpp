@@ -30,7 +30,10 @@ const Axis A{"a", 4}, B{"b", 3};
 // A loop over a: one body, one result.
 NodePtr loop_of_one(LoopResult r, const NodePtr& index) {
   Loop l;
-  l.axis = A, l.index = {index}, l.drop = true, l.results = {std::move(r)};
+  l.axis = A;
+  l.index = {index};
+  l.drop = true;
+  l.results = {std::move(r)};
   return loop_result(make_loop(std::move(l)), 0);
 }
 const NodePtr& turn() {
@@ -206,7 +209,9 @@ TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
   CHECK(says_of(flat({"a"}, {Axis("c", 4)}), "it maps axis b of (a=4, b=3)"));
   static const Op twice = [] {
     auto op = prim::kFlatten;
-    return op.name = "twice", op.linear = Linear::one, op;
+    op.name = "twice";
+    op.linear = Linear::one;
+    return op;
   }();
   CHECK(says_of(make(twice, {x}, {Axis("c", 12)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr()),
                 "it regroups axis a, and does more than move values"));
@@ -261,7 +266,8 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
   CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
   op.linear = Linear::one;  // so it computes, too
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does more than move values"));
-  op.linear = Linear::moves, op.stretches = nullptr;
+  op.linear = Linear::moves;
+  op.stretches = nullptr;
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does not say how"));
 }
 
@@ -320,7 +326,8 @@ TEST_CASE("verify finds a graph's faults: loops") {
              "it is (z=9), and its loop makes (a=4, b=3)"));
   auto bodies = [&](const NodePtr& second) {
     Loop l;
-    l.axis = A, l.index = {prim::index(A, 0, 3, 0), second};
+    l.axis = A;
+    l.index = {prim::index(A, 0, 3, 0), second};
     l.results = {{Fold::fold, Monoid::sum, {}}};
     for (auto& i : l.index)
       l.results[0].value.push_back(prim::sum(prim::slice_at(x, i, false), {A}));
@@ -336,7 +343,9 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   const Nodes index{prim::index(A, 0, 3, 0), prim::index(A, 3, 1, 0)};
   auto in = [&](Fold fold, const std::function<NodePtr(const NodePtr&, std::size_t)>& value) {
     Loop l;
-    l.axis = A, l.index = index, l.results = {{fold, Monoid::sum, {}}};
+    l.axis = A;
+    l.index = index;
+    l.results = {{fold, Monoid::sum, {}}};
     for (std::size_t b = 0; b < 2; ++b)
       l.results[0].value.push_back(value(prim::slice_at(x, index[b], false), b));
     return in_graph(make_loop(std::move(l)));
@@ -370,7 +379,10 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
              "what goes from turn to turn has no carry"));
   Loop twice;
   const LoopResult carried{Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry};
-  twice.axis = A, twice.index = {turn()}, twice.drop = true, twice.results = {carried, carried};
+  twice.axis = A;
+  twice.index = {turn()};
+  twice.drop = true;
+  twice.results = {carried, carried};
   CHECK(says(in_graph(make_loop(twice)), "two results are carried as one"));
   auto flag = prim::carry(turn(), {}, DType::boolean), start = array({}, DType::boolean);
   auto decides = [&](const NodePtr& value) {
@@ -388,7 +400,9 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
   // Bodies that read blocks, each by the index that it is told.
   auto reads = [&](const NodePtr& first, const NodePtr& second) {
     Loop l;
-    l.axis = A, l.index = index, l.results = {{Fold::carry, Monoid::sum, {}, start, carry}};
+    l.axis = A;
+    l.index = index;
+    l.results = {{Fold::carry, Monoid::sum, {}, start, carry}};
     for (auto& i : {first, second}) l.results[0].value.push_back(prim::add(carry, block(i)));
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
@@ -400,12 +414,16 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
     const Axis C{"c", 2};
     auto turn = prim::index(C, 0, 1, 1);
     Loop inner;
-    inner.axis = C, inner.index = {turn}, inner.drop = true;
+    inner.axis = C;
+    inner.index = {turn};
+    inner.drop = true;
     inner.results = {
         {Fold::fold, Monoid::sum, {prim::mul(block(by), prim::slice_at(array({C}), turn, true))}}};
     auto sum = loop_result(make_loop(std::move(inner)), 0);
     Loop l;
-    l.axis = A, l.index = index,
+    l.axis = A;
+    l.index = index;
+
     l.results = {{Fold::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
@@ -442,7 +460,12 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   auto x = array({A, B});
   auto made = [&](Wire wire, const Axes& out, Name along, std::int64_t size) {
     Wiring w;
-    w.number = 1, w.how.wire = wire, w.how.ranks = 2, w.how.size = {size}, w.out = {out},
+    w.number = 1;
+    w.how.wire = wire;
+    w.how.ranks = 2;
+    w.how.size = {size};
+    w.out = {out};
+
     w.along = {along};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
@@ -462,7 +485,11 @@ TEST_CASE("verify finds a graph's faults: collectives") {
              "it makes (a=2, b=2) of (a=4, b=3)"));
   auto exchange = [&](const program::Parcel& send, const program::Parcel& receive) {
     Wiring w;
-    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = {send}, w.how.receives = {receive},
+    w.number = 1;
+    w.how.wire = Wire::exchange;
+    w.how.sends = {send};
+    w.how.receives = {receive};
+
     w.out = {{A, B}};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
@@ -474,8 +501,12 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   CHECK(says(exchange(all, {1, 2, {0, 0}, {4, 3}, {1, 1}}), "it has no array 2"));
   auto made_by = [&](const std::function<void(Wiring&)>& change) {
     Wiring w;
-    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = w.how.receives = {all},
-    w.out = {{A, B}}, w.along = {Name()};
+    w.number = 1;
+    w.how.wire = Wire::exchange;
+    w.how.sends = w.how.receives = {all};
+
+    w.out = {{A, B}};
+    w.along = {Name()};
     change(w);
     return in_graph(make_collective({x}, w));
   };
@@ -485,12 +516,19 @@ TEST_CASE("verify finds a graph's faults: collectives") {
              }),
              "24 elements come to (a=4, b=3)"));
   CHECK(says(made_by([](auto& w) { w.number = 0; }), "the call has no number"));
-  CHECK(says(made_by([](auto& w) { w.how.wire = Wire::all_reduce, w.out.resize(2); }),
+  CHECK(says(made_by([](auto& w) {
+               w.how.wire = Wire::all_reduce;
+               w.out.resize(2);
+             }),
              "it makes 2 arrays of 1"));
   CHECK(says(made_by([](auto& w) { w.ranks = 2; }), "it is no ring"));
   auto ring = [&](const Axes& other, const Axes& block, const Axes& out) {
     Wiring w;
-    w.number = 1, w.ranks = 2, w.how.wire = Wire::exchange, w.out = {out}, w.along = {"a"};
+    w.number = 1;
+    w.ranks = 2;
+    w.how.wire = Wire::exchange;
+    w.out = {out};
+    w.along = {"a"};
     return in_graph(collective_result(make_collective({array(other), array(block)}, w), 0));
   };
   const Axis half{"a", 2};
@@ -503,7 +541,10 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   CHECK(says(ring({A, B}, {half}, {B, Axis("c", 2)}), "no operand has axis c=2"));
   CHECK(says(ring({A, B}, {B}, {A}), "the block (b=3) lacks axis a"));
   Wiring w;
-  w.number = 1, w.how.size = {0}, w.out = {{A, B}}, w.along = {Name()};
+  w.number = 1;
+  w.how.size = {0};
+  w.out = {{A, B}};
+  w.along = {Name()};
   auto call = make_collective({x}, w);
   CHECK(says(in_graph(make(kResult, {call}, {A}, DType::f32, {.ints = {0}})),
              "it is (a=4), and its collective makes (a=4, b=3)"));
@@ -773,7 +814,11 @@ TEST_CASE("verify finds a plan's faults: positions that move, and what is made i
   CHECK(says(moved([](auto& v) { v.pieces[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
   CHECK(says(moved([](auto& v) { v.at.pend(1, Monoid::sum); }),
              "it is {a: 0, pending: 1}, made of {a: 0}"));
-  CHECK(says(moved([](auto& v) { v.at.set("b", {1}), v.hop.bytes = 0; }), "axis b lies otherwise"));
+  CHECK(says(moved([](auto& v) {
+               v.at.set("b", {1});
+               v.hop.bytes = 0;
+             }),
+             "axis b lies otherwise"));
   auto odd = array({Axis("a", 3), Axis("b", 2)});
   auto flat = [&](auto damage) {
     return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}),
@@ -795,7 +840,9 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
     Whole whole({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    of.node = whole.find(n.get()), of.in = {0}, of.live = true;
+    of.node = whole.find(n.get());
+    of.in = {0};
+    of.live = true;
     p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, of};
     p.roots = {1};
     return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
@@ -908,7 +955,9 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   // Chunks of two, of an array that does not vary: cut, it would not be whole chunks.
   auto chunk = array({Axis("a", 2), B});
   Loop l;
-  l.axis = A, l.index = {prim::index(A, 0, 2, 0)},
+  l.axis = A;
+  l.index = {prim::index(A, 0, 2, 0)};
+
   l.results = {{Fold::stack, Monoid::sum, {chunk}}};
   auto loop = make_loop(std::move(l));
   Whole whole({loop}, {{}}, mesh);

@@ -32,7 +32,8 @@ struct Dice {
       bool known = std::any_of(entries.begin(), entries.end(),
                                [&](auto& e) { return e.axis == Name(name); });
       if (known || left.empty() || chance()) continue;
-      entries.emplace_back(Name(name), std::vector{left.back()}), left.pop_back();
+      entries.emplace_back(Name(name), std::vector{left.back()});
+      left.pop_back();
     }
     return Mapping::of(entries);
   }

@@ -38,7 +38,9 @@ double trained(const Axis& Batch, const Axis& Embed) {
   double last = 0;
   for (int k = 0; k < 20; ++k) {
     auto [next, next_state, value] = step(model, state, ones({Batch, Embed}));
-    model = next, state = next_state, last = value.item();
+    model = next;
+    state = next_state;
+    last = value.item();
   }
   return last;
 }

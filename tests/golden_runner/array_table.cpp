@@ -123,15 +123,27 @@ Arrays mapped(const Op& inner, const Value& inner_args, const Value& axes, std::
 }
 
 void add_reductions(Table& t) {
-  reduction(t, "sum", sum), reduction(t, "mean", mean), reduction(t, "prod", prod),
-      reduction(t, "max", haliax::max);
-  reduction(t, "min", haliax::min), reduction(t, "any", any), reduction(t, "all", all);
-  variance(t, "var", var), variance(t, "std", std_dev);
-  arg_reduction(t, "argmax", argmax), arg_reduction(t, "argmin", argmin);
-  over_axes(t, "logsumexp", logsumexp), over_axes(t, "softmax", softmax),
-      over_axes(t, "log_softmax", log_softmax);
-  along_axis(t, "cumsum", cumsum), along_axis(t, "cumprod", cumprod), along_axis(t, "sort", sort),
-      along_axis(t, "argsort", argsort);
+  reduction(t, "sum", sum);
+  reduction(t, "mean", mean);
+  reduction(t, "prod", prod);
+
+  reduction(t, "max", haliax::max);
+  reduction(t, "min", haliax::min);
+  reduction(t, "any", any);
+  reduction(t, "all", all);
+  variance(t, "var", var);
+  variance(t, "std", std_dev);
+  arg_reduction(t, "argmax", argmax);
+  arg_reduction(t, "argmin", argmin);
+  over_axes(t, "logsumexp", logsumexp);
+  over_axes(t, "softmax", softmax);
+
+  over_axes(t, "log_softmax", log_softmax);
+  along_axis(t, "cumsum", cumsum);
+  along_axis(t, "cumprod", cumprod);
+  along_axis(t, "sort", sort);
+
+  along_axis(t, "argsort", argsort);
   t["standardize"] = [](const Arrays& in, const Value& args) {
     return Arrays{standardize(input(in, 0), selection_of(args["axis"]), args["epsilon"].as_real())};
   };
@@ -230,7 +242,9 @@ void add_shapes(Table& t) {
       widths.push_back({w.keys[i], {w.items[i].at(0).as_integer(), w.items[i].at(1).as_integer()}});
     return Arrays{pad(input(in, 0), widths, number_of(args["value"]))};
   };
-  triangle(t, "tril", tril), triangle(t, "triu", triu), triangle(t, "trace", trace);
+  triangle(t, "tril", tril);
+  triangle(t, "triu", triu);
+  triangle(t, "trace", trace);
 }
 
 void add_indexing(Table& t) {
@@ -242,8 +256,11 @@ void add_indexing(Table& t) {
   t["index"] = [](const Arrays& in, const Value& args) {
     return Arrays{index(input(in, 0), indices_of(args["idx"], in))};
   };
-  placement(t, "at_set", at_set), placement(t, "at_add", at_add), placement(t, "at_mul", at_mul);
-  placement(t, "at_min", at_min), placement(t, "at_max", at_max);
+  placement(t, "at_set", at_set);
+  placement(t, "at_add", at_add);
+  placement(t, "at_mul", at_mul);
+  placement(t, "at_min", at_min);
+  placement(t, "at_max", at_max);
   t["updated_slice"] = [](const Arrays& in, const Value& args) {
     std::vector<std::pair<Name, NamedArray>> start;
     const Value& s = args["start"];
@@ -304,7 +321,10 @@ void add_creation(Table& t) {
 }  // namespace
 
 void add_array_ops(Table& t) {
-  add_reductions(t), add_shapes(t), add_indexing(t), add_creation(t);
+  add_reductions(t);
+  add_shapes(t);
+  add_indexing(t);
+  add_creation(t);
   t["vmap"] = [](const Arrays& in, const Value& args) {
     const std::string& inner = args["inner"].as_text();
     const auto op = table().find(inner);

@@ -143,7 +143,10 @@ void compare_values(const std::string& part, const std::vector<double>& got,
     ++wrong;
     const double off = std::abs(got[i] - want[i]) - tol.rtol * std::abs(want[i]);
     const double here = std::isnan(off) ? INFINITY : off;
-    if (here > excess) excess = here, worst = i;
+    if (here > excess) {
+      excess = here;
+      worst = i;
+    }
   }
   if (!wrong) return;
   problems.push_back(

@@ -19,8 +19,10 @@ namespace {
 
 gpt2::Gpt2Config config_of(const Value& args) {
   gpt2::Gpt2Config c;
-  c.seq_len = args["seq"].as_integer(), c.hidden_dim = args["embed"].as_integer();
-  c.num_layers = args["layers"].as_integer(), c.num_heads = args["heads"].as_integer();
+  c.seq_len = args["seq"].as_integer();
+  c.hidden_dim = args["embed"].as_integer();
+  c.num_layers = args["layers"].as_integer();
+  c.num_heads = args["heads"].as_integer();
   c.mlp_scale = args["mlp"].as_integer() / c.hidden_dim;
   c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   c.layer_norm_epsilon = args["layer_norm_epsilon"].as_real();
@@ -62,8 +64,12 @@ struct Script {
   JitOptions options(const std::string& backend) const {
     JitOptions o;
     o.backend = backend;
-    if (const auto& l = variant.layout)
-      o.mesh = l->mesh, o.axis_resources = l->parameters, o.partition = true;
+    if (const auto& l = variant.layout) {
+      o.mesh = l->mesh;
+      o.axis_resources = l->parameters;
+      o.partition = true;
+    }
+
     o.overlap = variant.overlap;
     return o;
   }
@@ -130,7 +136,8 @@ void compare_weights(const std::string& part, const Model& got, const Group& g, 
     std::vector<double> values[2], wanted[2];  // all but the bias of the keys, and that
     for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
       const bool key = is_key_bias(w.name, i, b.size());
-      values[key].push_back(a[i]), wanted[key].push_back(b[i]);
+      values[key].push_back(a[i]);
+      wanted[key].push_back(b[i]);
     }
     for (bool key : {false, true})
       compare_values(part + " of " + w.name + (key ? " (keys)" : ""), values[key], wanted[key],
@@ -222,7 +229,8 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
   for (std::int64_t i = 0; i < steps; ++i) {
     NamedArray value, norm;
     std::tie(value, norm, model, state) = step(model, state, ids, keys);
-    losses.push_back(value.item()), norms.push_back(norm.item());
+    losses.push_back(value.item());
+    norms.push_back(norm.item());
   }
   auto first = [&](const Value& list) {
     auto values = reals(list);
@@ -232,7 +240,8 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
   compare_values("losses", losses, first(expected["losses"]), Tolerance(tol["losses"]), problems);
   compare_values("gradient norms", norms, first(expected["gradient_norms"]),
                  Tolerance(tol["losses"]), problems);
-  result.step = step.report(), result.losses = losses;
+  result.step = step.report();
+  result.losses = losses;
   if (steps < all_steps) return result;
   compare_weights(
       "final weights", model, g, c, "final",

@@ -141,7 +141,10 @@ class Runner {
     std::fflush(stdout);
   }
   std::string seed_text() const { return std::to_string(*options_.mesh); }
-  void skip(const std::string& what) { ++skipped_, ++skips_[what]; }
+  void skip(const std::string& what) {
+    ++skipped_;
+    ++skips_[what];
+  }
 
   void one(const Group& g, const Value& c) {
     const std::string id = g.name + "/" + c["id"].as_text();

@@ -209,9 +209,15 @@ Trial drawn_trial(Dice& dice, const Recorded& r, int whole) {
   for (const NamedArray& y : results) t.leaving.push_back(drawn_way(dice, t.mesh, y, false, whole));
 
   t.scoped = chance(dice, 15);
-  if (!t.scoped) t.options.mesh = t.mesh, t.options.axis_resources = t.compute;
-  t.options.in = Mappings::of_each(t.in), t.options.out = Mappings::of_each(t.out);
-  t.options.ring = chance(dice, 25), t.options.regather = chance(dice, 75);
+  if (!t.scoped) {
+    t.options.mesh = t.mesh;
+    t.options.axis_resources = t.compute;
+  }
+
+  t.options.in = Mappings::of_each(t.in);
+  t.options.out = Mappings::of_each(t.out);
+  t.options.ring = chance(dice, 25);
+  t.options.regather = chance(dice, 75);
   const bool donates = chance(dice, 15);
   for (std::size_t k = 0; k < kSlots; ++k)
     if (donates && chance(dice, 40) && !in[k].empty()) t.options.donate.push_back(int(k));
@@ -236,7 +242,8 @@ std::string shown(const Trial& t, const Recorded& r) {
         text += ", " + (what + std::to_string(i)) + " constrained " + shown(all[i].constraint);
     }
   };
-  ways("argument ", t.entering), ways("result ", t.leaving);
+  ways("argument ", t.entering);
+  ways("result ", t.leaving);
   if (t.options.ring) text += ", ring";
   if (!t.options.regather) text += ", no regather";
   if (t.options.overlap) text += ", overlap";
@@ -364,7 +371,8 @@ Problems MeshCase::train(const Group& g, const Value& c, const std::string& back
       of({"batch", "position", "vocab"})};
   return trial([&](int whole) {
     Variant v{.most_steps = 2};
-    v.vmap = chance(dice_, 50), v.chunked = chance(dice_, 50);
+    v.vmap = chance(dice_, 50);
+    v.chunked = chance(dice_, 50);
     const Mesh mesh = drawn_mesh(dice_);
     auto mapping = [&](const std::vector<Axes>& arrays) {
       return drawn_mapping(dice_, mesh, names_of(arrays), arrays, std::max(whole, 50));

@@ -258,7 +258,11 @@ void add_initialisers(Table& t) {
 }  // namespace
 
 void add_nn_ops(Table& t) {
-  add_activations(t), add_layers(t), add_attention(t), add_losses(t), add_initialisers(t);
+  add_activations(t);
+  add_layers(t);
+  add_attention(t);
+  add_losses(t);
+  add_initialisers(t);
 }
 
 }  // namespace golden

@@ -49,7 +49,11 @@ const NamedArray& input(const Arrays& inputs, std::size_t i) {
 const Table& table() {
   static const Table all = [] {
     Table t;
-    add_elementwise_ops(t), add_array_ops(t), add_nn_ops(t), add_random_ops(t), add_scan_ops(t);
+    add_elementwise_ops(t);
+    add_array_ops(t);
+    add_nn_ops(t);
+    add_random_ops(t);
+    add_scan_ops(t);
     return t;
   }();
   return all;

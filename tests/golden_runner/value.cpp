@@ -24,10 +24,19 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool string(std::string& s) override { return add({.kind = Value::Kind::text, .text = s}); }
   bool binary(nlohmann::json::binary_t&) override { return false; }
   bool start_object(std::size_t) override { return open(Value::Kind::object); }
-  bool key(std::string& k) override { return open_.back()->keys.push_back(k), true; }
-  bool end_object() override { return open_.pop_back(), true; }
+  bool key(std::string& k) override {
+    open_.back()->keys.push_back(k);
+    return true;
+  }
+  bool end_object() override {
+    open_.pop_back();
+    return true;
+  }
   bool start_array(std::size_t) override { return open(Value::Kind::list); }
-  bool end_array() override { return open_.pop_back(), true; }
+  bool end_array() override {
+    open_.pop_back();
+    return true;
+  }
   bool parse_error(std::size_t at, const std::string&, const nlohmann::json::exception&) override {
     problem = "is not JSON at byte " + std::to_string(at);
     return false;
@@ -45,7 +54,11 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool open(Value::Kind kind) {
-    if (open_.size() == 100) return problem = "is nested more than 100 deep", false;
+    if (open_.size() == 100) {
+      problem = "is nested more than 100 deep";
+      return false;
+    }
+
     add({.kind = kind});
     open_.push_back(open_.empty() ? &root : &open_.back()->items.back());
     return true;

@@ -20,7 +20,8 @@ struct Text {
     const Axis P("pos", length);
     auto keys = random::split<3>(random::key(5));
     q = random::normal(keys[0], {Batch, P, Heads, Group, Size}).eval();
-    k = random::normal(keys[1], {Batch, P, Heads, Size}).eval(),
+    k = random::normal(keys[1], {Batch, P, Heads, Size}).eval();
+
     v = random::normal(keys[2], {P, Batch, Heads, Size}).eval();
   }
 };
@@ -64,7 +65,8 @@ TEST_CASE("kv cache: token by token is the whole text at once, with heads in gro
     auto part = [&](const NamedArray& x) { return slice(x, "pos", int(at), n); };
     auto [out, next] = step(part(t.q), part(t.k), part(t.v), cache);
     CHECK(difference(out, part(whole)) < 1e-5);
-    cache = next, at += n;
+    cache = next;
+    at += n;
     CHECK(max(abs(cache.lengths - int(at))).item() == 0);
   }
   CHECK(difference(cache.keys, K) == 0);

@@ -466,7 +466,8 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing, wherever they lie")
       auto two = [=](const NamedArray& a) { return unflatten_axis(a, Tokens, {Batch, Pos}); };
       for (std::int64_t tile : {0, 5}) {
         auto t = o;
-        t.mask = two(live).eval(), t.vocab_chunk = tile;
+        t.mask = two(live).eval();
+        t.vocab_chunk = tile;
         check(
             [=](const Parameters& p) {
               return nn::linear_cross_entropy(p.x, p.w, two(labels), Embed, Vocab, t).loss;
@@ -666,7 +667,8 @@ TEST_CASE(
   }
   auto wrong = where(arange(Tokens) < 2, where(arange(Tokens) < 1, -100, 16), ids()).eval();
   auto loss = [=](const NamedArray& targets, nn::LinearCrossEntropyOptions o) {
-    o.chunks = {.chunk = 5}, o.outputs = {.log_prob = true, .nll = true};
+    o.chunks = {.chunk = 5};
+    o.outputs = {.log_prob = true, .nll = true};
     return nn::linear_cross_entropy(p.x, p.w, targets, Embed, Vocab, o);
   };
   auto r = loss(wrong, {});
@@ -734,7 +736,8 @@ TEST_CASE("linear cross entropy: a drawn id is the same in any chunk, tile and s
       argmax(logits + random::gumbel(key, {Tokens, Vocab}, DType::f64), Vocab).integers();
   CHECK(random::categorical(key, logits, Vocab).integers() == want);
   auto drawn = [=](const Parameters& q, nn::LinearCrossEntropyOptions o) {
-    o.temperature = 0.5, o.outputs = {.sample = key};
+    o.temperature = 0.5;
+    o.outputs = {.sample = key};
     return losses(q, o).sample;
   };
   std::vector<nn::LinearCrossEntropyOptions> cuts{

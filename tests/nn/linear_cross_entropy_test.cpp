@@ -218,8 +218,11 @@ double relative(const NamedArray& got, const NamedArray& want) {  // L2
   if (got.empty() || want.empty() || got.axes() != want.axes()) return INFINITY;
   auto a = got.doubles(), b = want.doubles();
   double off = 0, size = 0;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    off += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    off += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+
   return size > 0 ? std::sqrt(off / size) : off > 0 ? INFINITY : 0;
 }
 
@@ -227,7 +230,9 @@ auto loss_and_gradients(Features f, const Data& d, const Cut& cut) {
   auto run = jit([&](const Inputs& in) {
     return value_and_grad([&](const Inputs& p) {
       auto o = options_of(f, d, p);
-      o.walked = cut.walked, o.chunks = cut.chunks(), o.vocab_chunk = cut.vocab_chunk;
+      o.walked = cut.walked;
+      o.chunks = cut.chunks();
+      o.vocab_chunk = cut.vocab_chunk;
       return objective(f, nn::linear_cross_entropy(hidden(f, d, p), p.weight, targets_of(f, d, p),
                                                    Embed, Vocab, o));
     })(in);
@@ -335,7 +340,9 @@ NamedArray with_cotangents(const Outputs& outputs, std::size_t only) {
 nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const Inputs& p,
                                              std::size_t only) {
   auto o = options_of(f, few(), p);
-  o.walked = cut.walked, o.chunks = cut.chunks(), o.vocab_chunk = cut.vocab_chunk;
+  o.walked = cut.walked;
+  o.chunks = cut.chunks();
+  o.vocab_chunk = cut.vocab_chunk;
   o.teacher = nn::LinearHead{.x = p.teacher_x, .weight = p.teacher_weight, .Embed = Wide};
   o.outputs = {.losses = true,
                .logsumexp = true,

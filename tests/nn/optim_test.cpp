@@ -34,7 +34,8 @@ void close(const NamedArray& a, const std::vector<double>& expected, double tole
 struct Scalar {
   double p, m = 0, v = 0;
   void step(double g, int t, double lr, double b1, double b2, double eps, double decay) {
-    m = b1 * m + (1 - b1) * g, v = b2 * v + (1 - b2) * g * g;
+    m = b1 * m + (1 - b1) * g;
+    v = b2 * v + (1 - b2) * g * g;
     p -=
         lr * (m / (1 - std::pow(b1, t)) / (std::sqrt(v / (1 - std::pow(b2, t))) + eps) + decay * p);
   }
@@ -60,10 +61,13 @@ TEST_CASE("adamw with clipping: the formulas, and nothing for what is not traine
     double gb = 2 * b.p, norm = std::sqrt(36 + 9 + gb * gb), cut = std::min(1.0, 1 / norm);
     close(optim::global_norm(g), {norm});
     auto [updates, next] = optimizer.update(g, state, p);
-    p = optim::apply_updates(p, updates), state = next;
-    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01),
-        w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01),
-        b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+    p = optim::apply_updates(p, updates);
+    state = next;
+    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+
+    w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+
+    b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
     close(p.w, {w0.p, w1.p});
     close(p.b, {b.p});
   }
@@ -92,7 +96,8 @@ TEST_CASE("sgd, momentum and schedules") {
   auto state = sgd.init(p);
   for (int t = 0; t < 2; ++t) {
     auto [u, next] = sgd.update(grad(loss)(p), state, p);
-    p = optim::apply_updates(p, u), state = next;
+    p = optim::apply_updates(p, u);
+    state = next;
   }
   close(p.w, {1 - 0.1 * 6 - 0.1 * 9, -2 + 0.1 * 3 + 0.1 * 4.5});
 
@@ -162,7 +167,8 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
       state = next;
     }
   };
-  check(adam), check(sgd);
+  check(adam);
+  check(sgd);
 
   auto state = optim::scale_by_adam().init(draw(0));  // each moment keeps what it has
   state.nu = state.nu.astype(DType::f32);

@@ -213,7 +213,8 @@ TEST_CASE("tree: arrays come in the order of the fields, and know whether they a
   CHECK(w.frozen == std::vector<bool>{0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1});
   CHECK(walk_of(Frozen{std::pair(Frozen{leaf(0)}, leaf(1))}).frozen == std::vector<bool>{1, 1});
   Walk two;
-  walk(two, m.wte), walk(two, m.head);
+  walk(two, m.wte);
+  walk(two, m.head);
   CHECK(two.arrays.size() == 4);
 }
 
@@ -334,7 +335,8 @@ TEST_CASE("tree: fields that make counting hard") {
   CHECK(tree_paths(Defaults{}) == Strings{"weight"});
   CHECK_FALSE(same_statics(Defaults{}, Defaults{3, {}, 5}));
   Optionals full;
-  full.b = Axis("a", 1), full.d = linear(0);
+  full.b = Axis("a", 1);
+  full.d = linear(0);
   CHECK_FALSE(same_statics(Optionals{}, full));
   CHECK(tree_paths(full) == Strings{"d.weight"});
   CHECK(tree_paths(Recursive{leaf(0), {{leaf(1), {{leaf(2), {}}}}, {leaf(3), {}}}}) ==

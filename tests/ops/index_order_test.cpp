@@ -243,7 +243,8 @@ struct Case {
 Case parse(std::string_view line) {
   Case c;
   auto open = line.find('['), close = line.find(']');
-  c.array = line.substr(0, open), c.result = line.substr(close + 5);
+  c.array = line.substr(0, open);
+  c.result = line.substr(close + 5);
   std::istringstream items(std::string(line.substr(open + 1, close - open - 1)));
   for (std::string item; items >> item;) {
     auto what = item.substr(2);
@@ -295,8 +296,11 @@ TEST_CASE("index puts the axes of the part where Haliax puts them") {
     for (std::int64_t flat = 0; flat < part.size(); ++flat) {
       std::map<char, std::int64_t> at;
       auto rest = flat;
-      for (auto a = axes.rbegin(); a != axes.rend(); ++a)
-        at[a->name.text()[0]] = rest % a->size, rest /= a->size;
+      for (auto a = axes.rbegin(); a != axes.rend(); ++a) {
+        at[a->name.text()[0]] = rest % a->size;
+        rest /= a->size;
+      }
+
       same = same && values[std::size_t(flat)] == expected(c, axes, at);
     }
     CHECK(same);

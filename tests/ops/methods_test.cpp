@@ -101,10 +101,15 @@ TEST_CASE("+= and its kin give the handle another array") {
   v += row;
   CHECK(same(v, x() + row));
   CHECK(same(other, x()));  // other handles keep what they hold
-  v -= 1, v *= 2., v /= row;
+  v -= 1;
+  v *= 2.;
+  v /= row;
   CHECK(same(v, (x() + row - 1) * 2. / row));
   auto n = arange(B);
-  n %= 2, n |= 4, n &= 5, n ^= 1;
+  n %= 2;
+  n |= 4;
+  n &= 5;
+  n ^= 1;
   CHECK(n.integers() == Ids{5, 4, 5});
   NamedArray total = 0.;
   for (auto& part : x().unbind("a")) total += part;  // () grows to (b)

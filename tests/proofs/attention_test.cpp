@@ -34,10 +34,17 @@ class Drawn {
     if (chance(3)) groups.push_back(Axis("group", 2));
     text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " +
             to_string(own) + " " + to_string(groups);
-    choose(mask, 8, "mask"), choose(fill, 4, "fill"), choose(change, 6, "change"),
-        choose(around, 6, "around"), choose(mesh, 6, "mesh");
-    choose(heads, 6, "heads"), choose(beside, 12, "beside"), choose(put, 8, "put"),
-        choose(by_sigmoid, 8, "by sigmoid");
+    choose(mask, 8, "mask");
+    choose(fill, 4, "fill");
+    choose(change, 6, "change");
+
+    choose(around, 6, "around");
+    choose(mesh, 6, "mesh");
+    choose(heads, 6, "heads");
+    choose(beside, 12, "beside");
+    choose(put, 8, "put");
+
+    choose(by_sigmoid, 8, "by sigmoid");
   }
   Parts parts() {
     auto all = joined({own, groups, {Q, D}}), of_keys = joined({own, {K, D}});
@@ -47,8 +54,11 @@ class Drawn {
   }
   NamedArray attend(const Parts& p) const {
     auto key = p.key, value = p.value;
-    if (goes_round())
-      key = shard(key, Mapping{{"k", "data"}}), value = shard(value, Mapping{{"k", "data"}});
+    if (goes_round()) {
+      key = shard(key, Mapping{{"k", "data"}});
+      value = shard(value, Mapping{{"k", "data"}});
+    }
+
     auto s = dot(p.query, key, D) / std::sqrt(float(D.size));
     auto other = dot(sin(p.query), key, D) / 2.f;
     const auto distance = abs(broadcast_axis(arange(Q), K) - arange(K));
@@ -177,14 +187,18 @@ class Drawn {
   int below(int n) { return int(random_() % unsigned(n)); }
   bool chance(int of) { return below(of) == 0; }
   void choose(int& what, int n, const char* name) {
-    what = below(n), text += std::string(", ") + name + " " + std::to_string(what);
+    what = below(n);
+    text += std::string(", ") + name + " " + std::to_string(what);
   }
   static Axes joined(std::initializer_list<Axes> parts) {
     Axes all;
     for (auto& p : parts) all.insert(all.end(), p.begin(), p.end());
     return all;
   }
-  Axes shuffled(Axes axes) { return std::shuffle(axes.begin(), axes.end(), random_), axes; }
+  Axes shuffled(Axes axes) {
+    std::shuffle(axes.begin(), axes.end(), random_);
+    return axes;
+  }
   NamedArray draw(const Axes& axes) { return random::normal(random::key(random_()), axes).eval(); }
 
   std::mt19937 random_;
@@ -221,7 +235,8 @@ TEST_CASE("attention: random programs, tiled and whole") {
                                   {{"q", "data"}, {"heads", "model"}},
                                   {{"q", "data"}}};
       const bool three = drawn.mesh == 5;
-      parts.mesh = three ? Mesh{{{"data", 3}}} : Mesh{{{"data", 2}, {"model", 2}}},
+      parts.mesh = three ? Mesh{{{"data", 3}}} : Mesh{{{"data", 2}, {"model", 2}}};
+
       parts.axis_resources = mappings[drawn.mesh - 1];
       parts.ring = drawn.goes_round();
     }

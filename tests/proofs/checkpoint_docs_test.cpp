@@ -55,7 +55,8 @@ Training train(const std::string& folder, const std::string& tokens_file, std::i
   Checkpoints checkpoints(folder, {.keep = 3});
   std::int64_t done = 0;
   if (auto found = latest_checkpoint(folder, training)) {
-    training = found->state, done = found->step;
+    training = found->state;
+    done = found->step;
     batches.seek(found->number("position"));
   }
   for (std::int64_t n = done + 1; n <= steps; ++n) {

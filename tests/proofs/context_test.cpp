@@ -138,10 +138,12 @@ TEST_CASE(
     return nn::dot_product_attention(KPos, D, q, k, sin(k), {.mask = nn::causal_mask(Pos, KPos)});
   };
   JitOptions o = cut(3, 1000);
-  o.mesh = Mesh{{{"context", 3}, {"model", 2}}},
+  o.mesh = Mesh{{{"context", 3}, {"model", 2}}};
+
   o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   for (bool ring : {false, true}) {
-    o.ring = ring, o.strict = true;
+    o.ring = ring;
+    o.strict = true;
     auto strict = named_jit(f, o);
     agree({strict(p)}, {jit(f)(p)});
     CHECK(strict.report().explain.find(
@@ -154,7 +156,8 @@ TEST_CASE("context: of one head that a mesh axis cuts, a device has none, and st
   auto p = parts(Pos, One);
   for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();
   auto o = cut(3);
-  o.mesh = Mesh{{{"context", 3}, {"model", 2}}},
+  o.mesh = Mesh{{{"context", 3}, {"model", 2}}};
+
   o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   agree(named_jit(all_of(causal), o)(p), jit(all_of(causal))(p));
 }
@@ -168,9 +171,12 @@ TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memo
       auto loss = [=](const Parts& p) {
         auto Pos = p[0].resolve_axis("pos"), KPos = Pos.alias("key_pos");
         auto q = p[0], k = rename(p[1], Pos, KPos), v = rename(p[2], Pos, KPos);
-        if (kind == Kind::widens)
-          q = q.astype(DType::bf16).astype(DType::f32),
+        if (kind == Kind::widens) {
+          q = q.astype(DType::bf16).astype(DType::f32);
+
           k = k.astype(DType::bf16).astype(DType::f32);
+        }
+
         auto weights = softmax(where(causal(Pos, KPos), dot(q, k, "d"), -1e9f), KPos);
         if (kind == Kind::drops)
           weights =
@@ -336,7 +342,8 @@ TEST_CASE("context: any attention, with heads cut too") {
   };
   for (auto& mask : masks) {
     JitOptions o = cut(2);
-    o.mesh = Mesh{{{"context", 2}, {"model", 2}}},
+    o.mesh = Mesh{{{"context", 2}, {"model", 2}}};
+
     o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
     agree(named_jit(all_of(mask), o)(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
   }
@@ -392,7 +399,8 @@ TEST_CASE("context: a GPT-2 whose positions are cut trains as on one device") {
     std::vector<double> out;
     for (int i = 0; i < 5; ++i) {
       auto [l, next] = f(m, ids);
-      out.push_back(double(l.item())), m = next;
+      out.push_back(double(l.item()));
+      m = next;
     }
     return out;
   };

@@ -49,7 +49,8 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
     // to which the residual is added again.
     const bool in_layer = a.has_axis("layers"),
                again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
-    forward += bytes / 2, scattered += bytes / 2;
+    forward += bytes / 2;
+    scattered += bytes / 2;
     if (in_layer && again) backward += bytes / 2;
     if (in_layer) layer += bytes / double(gpt.config.num_layers);
   }
@@ -108,8 +109,11 @@ NamedArray block(const NamedArray& h, const NamedArray& up, const NamedArray& do
 Blocks each_of(const Blocks& a, const Blocks& b,
                const std::function<NamedArray(const NamedArray&, const NamedArray&)>& f) {
   Blocks out;
-  for (std::size_t k = 0; k < a.up.size(); ++k)
-    out.up.push_back(f(a.up[k], b.up[k])), out.down.push_back(f(a.down[k], b.down[k]));
+  for (std::size_t k = 0; k < a.up.size(); ++k) {
+    out.up.push_back(f(a.up[k], b.up[k]));
+    out.down.push_back(f(a.down[k], b.down[k]));
+  }
+
   return out;
 }
 auto loss_of(const Blocks& m, const NamedArray& x, bool remade = false) {

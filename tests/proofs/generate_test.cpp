@@ -30,7 +30,9 @@ TEST_CASE("generate: GPT-2 with a cache draws the tokens that it draws without o
   for (bool scaled : {false, true}) {
     gpt2::Gpt2Config c{
         .seq_len = 40, .hidden_dim = 32, .num_layers = 3, .num_heads = 4, .initializer_range = 0.4};
-    c.tied = !scaled, c.scale_by_inverse_layer_idx = scaled, c.upcast_attention = scaled;
+    c.tied = !scaled;
+    c.scale_by_inverse_layer_idx = scaled;
+    c.upcast_attention = scaled;
     auto model =
         jit([&](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); })(random::key(3));
     auto prefill =

@@ -15,11 +15,15 @@ namespace {
 llama::Run small() {
   llama::Run run;
   auto& c = run.config;
-  c.Pos.size = 16, c.Batch.size = 8, c.Embed.size = 32, c.Mlp.size = 64;
+  c.Pos.size = 16;
+  c.Batch.size = 8;
+  c.Embed.size = 32;
+  c.Mlp.size = 64;
   return run;
 }
 llama::Run on_mesh(llama::Run run, const llama::Mode& mode) {
-  run.mesh = Mesh{{{"model", 4}}}, run.mode = mode;
+  run.mesh = Mesh{{{"model", 4}}};
+  run.mode = mode;
   return run;
 }
 double difference(const llama::Trained& a, const llama::Trained& b) {
@@ -91,7 +95,8 @@ TEST_CASE(
 }
 TEST_CASE("proof: what a llama sends and keeps in each mode") {
   auto run = small();
-  run.config.Layers.size = 3, run.config.Mlp.size = 96;
+  run.config.Layers.size = 3;
+  run.config.Mlp.size = 96;
   auto& c = run.config;
   const auto stream = 4 * c.Batch.size * c.Pos.size * c.Embed.size, layers = c.Layers.size;
   std::vector<JitReport> plans;

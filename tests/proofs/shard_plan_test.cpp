@@ -66,8 +66,11 @@ TEST_CASE("proof: what a rank plans of 4096 devices takes as long as what it pla
     return r.trace_s + r.compile_s;
   };
   double many = 1e9, few = 1e9;  // in turn: whoever else uses the machine slows both
-  for (int again = 0; again < 3; ++again)
-    few = std::min(few, seconds(4, 2)), many = std::min(many, seconds(512, 8));
+  for (int again = 0; again < 3; ++again) {
+    few = std::min(few, seconds(4, 2));
+    many = std::min(many, seconds(512, 8));
+  }
+
   CHECK(many < (sanitized ? 30 : 3));
   CHECK(many < (sanitized ? 4 : 1.5) * few);
 }

@@ -66,7 +66,8 @@ class Maker {
         continue;
       }
       trace.text += haliax::to_string(made->x.axes()) + (made->exact ? ", " : "~, ");
-      floats.push_back(*made), --steps;
+      floats.push_back(*made);
+      --steps;
     }
   }
 
@@ -611,7 +612,8 @@ struct Drawn {
       }
       return Mapping::of(m);
     };
-    parameters = drawn_mapping(), data = drawn_mapping();
+    parameters = drawn_mapping();
+    data = drawn_mapping();
     inside = dice.chance(50) ? data : drawn_mapping();
     results = dice.chance(50) ? parameters : drawn_mapping();
     int key = 0;
@@ -628,7 +630,8 @@ struct Drawn {
     for (int k = dice.between(1, 2); k > 0; --k)
       x.push_back(random::normal(random::key(++key), axes()));
     ids.push_back(random::randint(random::key(++key), axes(), 0, 12));
-    trains = dice.chance(50), steps = dice.between(3, 9);
+    trains = dice.chance(50);
+    steps = dice.between(3, 9);
   }
   // The last values, or the mean of the squares of the last and its gradients.
   std::vector<NamedArray> run(const std::vector<NamedArray>& p, const std::vector<NamedArray>& x,
@@ -652,13 +655,18 @@ struct Drawn {
         return sum;
       };
       auto [l, g] = value_and_grad(loss)(p);
-      out = g, out.push_back(l);
+      out = g;
+      out.push_back(l);
       trace.exact.assign(out.size(), false);
     } else {
       auto [values, ids] = made(p);
-      for (std::size_t k = values.size() > 3 ? values.size() - 3 : 0; k < values.size(); ++k)
-        out.push_back(values[k].x), trace.exact.push_back(values[k].exact);
-      out.push_back(ids.back()), trace.exact.push_back(true);
+      for (std::size_t k = values.size() > 3 ? values.size() - 3 : 0; k < values.size(); ++k) {
+        out.push_back(values[k].x);
+        trace.exact.push_back(values[k].exact);
+      }
+
+      out.push_back(ids.back());
+      trace.exact.push_back(true);
     }
     return out;
   }
@@ -702,9 +710,11 @@ std::string disagreement(const Drawn& d, bool tells) {
              to_string(d.inside) + " results " + to_string(d.results);
     if (tells) std::puts(about.c_str());
     JitOptions options{.backend = backend, .mesh = d.mesh, .axis_resources = d.inside};
-    options.in = Mappings::of_each({d.parameters, d.data, d.data}),
+    options.in = Mappings::of_each({d.parameters, d.data, d.data});
+
     options.out = Mappings(d.results);
-    options.regather = d.seed % 2 == 0, options.overlap = d.seed % 3 == 0;
+    options.regather = d.seed % 2 == 0;
+    options.overlap = d.seed % 3 == 0;
     auto sharded = named_jit(f, options);
     auto got = sharded(d.p, d.x, d.ids);
     if (tells) std::puts(sharded.report().explain.c_str());

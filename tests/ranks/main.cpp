@@ -84,10 +84,12 @@ int traffic() {
     }();
     set_devices(n / rank_count());
     auto tell = [&](bool good, const char* what) {
-      if (!good)
+      if (!good) {
         fmt::print("rank {}: parameters {}, inside {}: {}\n", this_rank(), parameters, inside,
-                   what),
-            ++wrong;
+                   what);
+
+        ++wrong;
+      }
     };
     tell(mine == theirs, "not the bits of threads");
     tell(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes,
@@ -181,12 +183,14 @@ int folders(const std::string& in) {
   const auto next = named_jit([](const NamedArray& x) { return x * 1.5; }, by_batch);
   Checkpoints last(in + "/last"), best(in + "/best");
   for (int step = 1; step <= 12; ++step) {
-    last.save(step, x), best.save(step, x);
+    last.save(step, x);
+    best.save(step, x);
     if (step % 4 == 0 && latest_checkpoint(in + "/last", x)->step < step - 1)
       throw Error("[test] an old one");
     x = next(x);
   }
-  last.wait(), best.wait();
+  last.wait();
+  best.wait();
   fmt::print("rank {}: {} and {} are there\n", this_rank(), checkpoint_steps(in + "/last"),
              checkpoint_steps(in + "/best"));
   return 0;

@@ -103,7 +103,8 @@ template <class F> std::string warnings_of(const F& f) {
   f();
   std::fflush(stderr);
   dup2(before, 2);
-  close(before), close(file);
+  close(before);
+  close(file);
   return slurp(path);
 }
 
@@ -159,7 +160,10 @@ TEST_CASE(
   const auto state = saved.step(2) / "state.safetensors",
              manifest = saved.step(2) / "manifest.json";
   const auto good_state = slurp(state), good_manifest = slurp(manifest);
-  const auto restore = [&] { spill(state, good_state), spill(manifest, good_manifest); };
+  const auto restore = [&] {
+    spill(state, good_state);
+    spill(manifest, good_manifest);
+  };
   fs::remove(state);
   saved.check_second_is_refused("there is no state.safetensors");
   restore();
@@ -189,7 +193,8 @@ TEST_CASE(
   saved.check_second_is_refused("it is a checkpoint of step 1");
   restore();
   CHECK(saved.loads() == 2);
-  fs::remove(state), fs::remove(saved.step(1) / "state.safetensors");
+  fs::remove(state);
+  fs::remove(saved.step(1) / "state.safetensors");
   warnings_of([&] {
     raises([&] { latest_checkpoint(saved.run, saved.first); },
            {"no checkpoint is whole:", "step-00000002 is", "step-00000001 is"});
@@ -286,7 +291,8 @@ TEST_CASE(
     REQUIRE(got.has_value());
     CHECK((got->step == 2 || got->step == 3));
     CHECK(bytes_of_all(got->state) == (got->step == 3 ? wanted : saved.bytes[1]));
-    whole += got->step == 3, killed += WIFSIGNALED(status);
+    whole += got->step == 3;
+    killed += WIFSIGNALED(status);
     // The next job sweeps up, and saves.
     { Checkpoints(saved.run, {.keep = 0}).save(9, saved.first); }
     CHECK(latest_checkpoint(saved.run, saved.first)->step == 9);
@@ -295,8 +301,10 @@ TEST_CASE(
     fs::remove_all(fs::path(saved.run) / "step-00000009");
     fs::remove_all(saved.step(3));
     if (!WIFSIGNALED(status)) break;
-    if (!fs::exists(saved.step(1)))
-      fs::create_directory(saved.step(1)), fs::copy(saved.step(2), saved.step(1));
+    if (!fs::exists(saved.step(1))) {
+      fs::create_directory(saved.step(1));
+      fs::copy(saved.step(2), saved.step(1));
+    }
   }
   CHECK(killed > 8);
   CHECK(killed == n);
@@ -313,7 +321,8 @@ struct Ranks {
   int count;
   ProcessGroup group(int rank) {
     ProcessGroup g;
-    g.rank = rank, g.count = count;
+    g.rank = rank;
+    g.count = count;
     g.rank_of = [n = count](const Mesh& mesh, int device) { return device * n / mesh.devices(); };
     g.exchange = [this, rank](const std::string& mine) {
       said[std::size_t(rank)] = mine;

@@ -115,7 +115,11 @@ TEST_CASE(
   const auto all = layouts();
   std::vector<decltype(step_on(all[0]))> step;
   std::vector<Training> likes;
-  for (auto& layout : all) step.push_back(step_on(layout)), likes.push_back(born(layout));
+  for (auto& layout : all) {
+    step.push_back(step_on(layout));
+    likes.push_back(born(layout));
+  }
+
   for (std::size_t from = 0; from < all.size(); ++from) {
     Folder folder(memory_folder());
     auto t = born(all[from]);
@@ -277,7 +281,12 @@ TEST_CASE("checkpoints: what cannot be saved") {
       },
       {"[Checkpoints] two arrays are called m.", "checkpoint_test"});
   raises(
-      [&] { jit([&](const Net& m) { return saves.save(1, m), m.norm(ones({Embed})); })(t.model); },
+      [&] {
+        jit([&](const Net& m) {
+          saves.save(1, m);
+          return m.norm(ones({Embed}));
+        })(t.model);
+      },
       {"jit"});  // no values there
   CHECK(checkpoint_steps(folder / "run").empty());
 }
@@ -338,7 +347,10 @@ TEST_CASE("checkpoints: what saving and loading hold beside the state") {
   Mapping cut{{"columns", "data"}};
   auto t = named_jit(make, {.mesh = mesh, .axis_resources = cut})();
   Checkpoints saves(folder / "run");
-  auto save = [&] { saves.save(1, t), saves.wait(); };
+  auto save = [&] {
+    saves.save(1, t);
+    saves.wait();
+  };
   // blocks are written from where they lie
   CHECK(peak_growth_of(save) < slack * resident_per_byte);
   auto step = named_jit(

@@ -57,7 +57,8 @@ TEST_CASE("data: a permutation by formula, another for each key") {
       auto to = permuted(i, n, 7);
       CHECK((to >= 0 && to < n));
       seen.insert(to);
-      stays += to == i, same += to == permuted(i, n, 8);
+      stays += to == i;
+      same += to == permuted(i, n, 8);
     }
     CHECK(std::int64_t(seen.size()) == n);
     if (n >= 1000) CHECK(std::max(stays, same) < 10);  // 1 is to be expected
@@ -66,7 +67,8 @@ TEST_CASE("data: a permutation by formula, another for each key") {
   std::vector<int> first(8), pairs(64);
   for (std::uint64_t key = 0; key < 8000; ++key) {
     auto a = permuted(0, 8, key_of(1, key)), b = permuted(1, 8, key_of(1, key));
-    ++first[std::size_t(a)], ++pairs[std::size_t(a * 8 + b)];
+    ++first[std::size_t(a)];
+    ++pairs[std::size_t(a * 8 + b)];
   }
   for (int count : first) CHECK(std::abs(count - 1000) < 150);
   for (int k = 0; k < 64; ++k) CHECK(std::abs(pairs[std::size_t(k)] - (k % 9 == 0 ? 0 : 143)) < 60);
@@ -149,7 +151,8 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
   }
   // One of two processes: half of the rows.
   ProcessGroup second;
-  second.rank = 1, second.count = 2;
+  second.rank = 1;
+  second.count = 2;
   second.rank_of = [](const Mesh&, int device) { return device / 2; };
   TokenLoader half(
       tokens, Batch, Pos,

@@ -47,8 +47,10 @@ TEST_CASE("print happens at once outside of jit, and in each call inside") {
   const Lines once{"y is " + text(x + 1.) + ", {a} is " + text(x), "and no more"};
   CHECK(lines == once);
   auto compiled = jit(f);
-  compiled(x), lines.clear();
-  compiled(x), compiled(x);
+  compiled(x);
+  lines.clear();
+  compiled(x);
+  compiled(x);
   CHECK(lines == Lines{once[0], once[1], once[0], once[1]});
   jit(f, {.backend = "reference"})(x);
   CHECK(lines.size() == 6);
@@ -73,9 +75,11 @@ TEST_CASE("print is in order and once in each turn of a loop, whatever is read")
                      text(number(2)), text(number(3)), "after " + text(number(6))};
   jit(f)(x);
   CHECK(lines == wanted);
-  lines.clear(), jit(f, {.backend = "reference"})(x);
+  lines.clear();
+  jit(f, {.backend = "reference"})(x);
   CHECK(lines == wanted);
-  lines.clear(), f(x);
+  lines.clear();
+  f(x);
   CHECK(lines == wanted);
 }
 
@@ -96,10 +100,12 @@ TEST_CASE("gradients print what the function prints, once") {
   };
   const auto sums = "inside " + text(sum(exp(x)));
   for (auto* backend : {"cpu", "reference"}) {
-    lines.clear(), jit(value_and_grad(loss), {.backend = backend})(x);
+    lines.clear();
+    jit(value_and_grad(loss), {.backend = backend})(x);
     CHECK(lines == Lines{sums, "turn", "turn", "turn", "turn"});
   }
-  lines.clear(), grad(loss)(x);
+  lines.clear();
+  grad(loss)(x);
   CHECK(lines == Lines{sums, "turn", "turn", "turn", "turn"});
 }
 
@@ -124,7 +130,8 @@ TEST_CASE("under vmap all positions are printed, by one side of cond where it ru
   };
   vmap(row, "batch")(x);
   CHECK(lines == Lines{text(x)});
-  lines.clear(), jit(vmap(row, "batch"))(x);
+  lines.clear();
+  jit(vmap(row, "batch"))(x);
   CHECK(lines == Lines{text(x)});
   auto f = [](const NamedArray& v) {
     auto side = [](const char* name) {
@@ -135,7 +142,10 @@ TEST_CASE("under vmap all positions are printed, by one side of cond where it ru
     };
     return cond(sum(v) > 0., side("one"), side("other"))(v);
   };
-  lines.clear(), jit(f)(x), jit(f)(-x), f(x);
+  lines.clear();
+  jit(f)(x);
+  jit(f)(-x);
+  f(x);
   CHECK(lines == Lines{"one", "other", "one"});
 }
 
@@ -209,7 +219,9 @@ TEST_CASE("outside of jit what is printed comes once and in order, however resul
         return a;
       };
       auto picked = cond(last > 0., yes, [](const NamedArray& a) { return -a; })(side);
-      sum(picked).item(), y.floats(), picked.floats();
+      sum(picked).item();
+      y.floats();
+      picked.floats();
       Lines more = turns;
       more.insert(more.end(), {"side", "yes"});
       CHECK(lines == more);
@@ -240,7 +252,8 @@ TEST_CASE("outside of jit nothing is computed again because it is printed") {
     return sum(square(h));
   };
   auto runs = [](auto f) {
-    ran = 0, f();
+    ran = 0;
+    f();
     return ran.load();
   };
   CHECK(runs([&] { return net(x).item(); }) == layers);

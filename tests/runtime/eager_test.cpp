@@ -75,12 +75,14 @@ std::vector<std::size_t> sizes(const Loss& loss_of, const Optimizer& optimizer, 
     auto [loss, g] = value_and_grad([&](const Model& m) { return loss_of(m, x, y); })(model);
     if (read_first) loss.eval();
     auto [updates, next] = optimizer.update(g, state, model);
-    model = optim::apply_updates(model, updates), state = next;
+    model = optim::apply_updates(model, updates);
+    state = next;
     total = total + loss * 0.5;
     auto before = pending(loss);
     CHECK(loss.item() > 0);
     if (std::find(at.begin(), at.end(), i) == at.end()) continue;
-    out.push_back(before), out.push_back(pending(model, state, loss));
+    out.push_back(before);
+    out.push_back(pending(model, state, loss));
   }
   return out;
 }
@@ -164,7 +166,8 @@ TEST_CASE("eager: of a thousand steps the last is as fast as the tenth, in the s
     const auto began = seconds_of_this_thread();
     auto [loss, g] = value_and_grad([&](const Model& m) { return plain(m, x, y); })(model);
     auto [updates, next] = optimizer.update(g, state, model);
-    model = optim::apply_updates(model, updates), state = next;
+    model = optim::apply_updates(model, updates);
+    state = next;
     nodes.push_back(pending(loss, model, state));
     REQUIRE(loss.item() > 0);
     seconds.push_back(seconds_of_this_thread() - began);
@@ -223,7 +226,11 @@ TEST_CASE("docs/eager.md") {
   CHECK(total > 0);
   CHECK(y.node()->value);
   NamedArray average = x, steps = 0.;
-  for (int i = 0; i < 3; ++i) average = average * 0.9 + x * 0.1, steps = steps + 1.;
+  for (int i = 0; i < 3; ++i) {
+    average = average * 0.9 + x * 0.1;
+    steps = steps + 1.;
+  }
+
   std::vector<NamedArray> now{average, steps};
   eval(now);  // both from here on are values
   CHECK(average.node()->value);

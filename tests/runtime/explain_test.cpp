@@ -70,7 +70,9 @@ TEST_CASE("explain: every collective says what moves, how often, and for what") 
   bool seen = false;
   for (auto& c : r.collectives) {
     CAPTURE(c.array);
-    bytes += c.bytes * c.turns, calls += c.turns, seconds += c.seconds;
+    bytes += c.bytes * c.turns;
+    calls += c.turns;
+    seconds += c.seconds;
     CHECK(c.over == "data");
     CHECK(c.where.find("model.h:") + c.where.find("gpt2.h:") != 2 * std::string::npos);
     auto steps = 7. * (c.kind == "all-reduce" ? 2 : 1);

@@ -30,7 +30,10 @@ template <class F> int in_child(const F& f) {
     alarm(60);
     test::is_child = true;
     test::leave_old_stacks();
-    auto wrong = error_of([&] { return f(), 0; });
+    auto wrong = error_of([&] {
+      f();
+      return 0;
+    });
     if (!wrong.empty()) static_cast<void>(!write(2, wrong.c_str(), wrong.size()));
     _exit(wrong.empty() ? 0 : 1);
   }
@@ -65,7 +68,10 @@ TEST_CASE("fork: a child uses what its parent has used") {
   CHECK(in_child([&] {  // and its child
           if (in_child([&] { compute(f); }) != 0) throw Error("[test] the child of a child");
         }) == 0);
-  CHECK(in_child([&] { set_threads(3), compute(f); }) == 0);
+  CHECK(in_child([&] {
+          set_threads(3);
+          compute(f);
+        }) == 0);
   compute(f);
 }
 

@@ -30,7 +30,8 @@ TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   auto x = arange(N).astype(DType::f32);
   int traces = 0;
   auto f = jit([&](const NamedArray& v, const NamedArray& by, NamedArray more) {
-    return ++traces, v * by + more;
+    ++traces;
+    return v * by + more;
   });
   for (int i = 0; i < 100; ++i)
     CHECK(difference(f(x, 0.25 * i, i), x * (0.25 * i) + double(i), 1e-5) == "");
@@ -100,7 +101,8 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   CHECK(generic.report().traces == 2);
   CHECK(generic.report().why == "the static argument 1 is 3, not 2");
   auto number = jit([](const NamedArray& v, double by, const std::string&) { return v * by; });
-  number(x, 0.1, std::string("a")), number(x, 0.1, std::string("b"));
+  number(x, 0.1, std::string("a"));
+  number(x, 0.1, std::string("b"));
   CHECK(number.report().why == "the static argument 2 is \"b\", not \"a\"");
   // an op may ask what the number is
   auto ops = jit([](const NamedArray& v, Arr by) { return power(v, by); });
@@ -115,21 +117,29 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   });
   Model m{{{}, {}}};
   f(m, x);
-  m.layers[1].rate = 0.75, f(m, x);
+  m.layers[1].rate = 0.75;
+  f(m, x);
   CHECK(f.report().why == "the static argument 0: layers.1.rate is 0.75, not 0.5");
-  m.layers[0].shape = tanh, f(m, x);
+  m.layers[0].shape = tanh;
+  f(m, x);
   CHECK(f.report().why == "the static argument 0: layers.0.shape is another");
-  m.layers.pop_back(), f(m, x);
+  m.layers.pop_back();
+  f(m, x);
   CHECK(f.report().why == "the static argument 0: layers is of 1 items, not of 2 items");
-  m.layers[0].weight = NamedArray(), m.layers[0].shape = tanh;
-  m.layers[0].weight = ones(N), f(m, x);
+  m.layers[0].weight = NamedArray();
+  m.layers[0].shape = tanh;
+  m.layers[0].weight = ones(N);
+  f(m, x);
   CHECK(f.report().why == "argument 0: layers.0.weight is (n=4), not ()");
-  m.layers[0].weight = ones(N, DType::bf16), f(m, x);
+  m.layers[0].weight = ones(N, DType::bf16);
+  f(m, x);
   CHECK(f.report().why == "the dtype of argument 0: layers.0.weight is bf16, not f32");
   auto lengths =
       jit([](const std::vector<int>& v, const Axis& a) { return arange(a) * int(v.size()); });
   std::vector<int> numbers{1, 2};
-  lengths(numbers, N), numbers.push_back(3), lengths(numbers, N);
+  lengths(numbers, N);
+  numbers.push_back(3);
+  lengths(numbers, N);
   CHECK(lengths.report().why == "the static argument 0 is of 3 items, not of 2 items");
   lengths(numbers, N.resize(5));
   CHECK(lengths.report().why == "the static argument 1 is n=5, not n=4");

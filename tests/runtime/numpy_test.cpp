@@ -33,8 +33,11 @@ std::string spilled(const Folder& folder, const std::string& bytes) {
 // A .npy file as NumPy writes it.
 std::string npy(const std::string& header, const std::string& data, int version = 1) {
   std::string out = "\x93NUMPY";
-  out += char(version), out += char(0), out += char(header.size() & 255),
-      out += char(header.size() >> 8);
+  out += char(version);
+  out += char(0);
+  out += char(header.size() & 255);
+
+  out += char(header.size() >> 8);
   if (version > 1) out += std::string(2, '\0');
   return out + header + data;
 }

@@ -35,7 +35,8 @@ std::vector<Compiled> compiled(bool overlap) {
   axis_mapping by(by_batch);
   detail::Tracing tracing;
   auto options = options_for("cpu", "a step");
-  options.mesh = &two, options.partition.overlap = overlap;
+  options.mesh = &two;
+  options.partition.overlap = overlap;
   Compilation c{{}, {}, options};
   Leaves in;
   auto argument = [&](const Axes& axes, const Mapping& at) {
@@ -43,8 +44,10 @@ std::vector<Compiled> compiled(bool overlap) {
     c.options.in.push_back(sharding_for(axes, at, two, "an argument"));
     in.push_back(NamedArray(c.inputs.back()));
   };
-  argument({Layers, Embed, Mlp}, by_embed), argument({Layers, Mlp, Embed}, by_embed),
-      argument({Batch, Embed}, by_batch);
+  argument({Layers, Embed, Mlp}, by_embed);
+  argument({Layers, Mlp, Embed}, by_embed);
+
+  argument({Batch, Embed}, by_batch);
   auto [y, g] = value_and_grad([&](const std::pair<NamedArray, NamedArray>& w) {
     return loss(w.first, w.second, in[2]);
   })(std::pair(in[0], in[1]));
@@ -84,11 +87,13 @@ class Timetable {
           break;
         case program::Kind::contract: {
           auto took = program::multiplications({s}) * multiplication_;
-          now += took, work += took;
+          now += took;
+          work += took;
           break;
         }
         case program::Kind::collective:
-          free_ = std::max(free_, now) + call_, calls += call_;
+          free_ = std::max(free_, now) + call_;
+          calls += call_;
           if (s.collective.call < 0)
             now = free_;
           else

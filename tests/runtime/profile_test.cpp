@@ -170,7 +170,11 @@ TEST_CASE("profile: what would be donated stays, and results are as ever") {
   REQUIRE(found(p, "fused"));
   CHECK(found(p, "fused")->calls == 1);
   CHECK(sum(f(x)).item() == 2. * 64 * 256);
-  CHECK(has(error_of([&] { x.eval(), sum(x).item(); }), "was donated"));
+  CHECK(has(error_of([&] {
+              x.eval();
+              sum(x).item();
+            }),
+            "was donated"));
 }
 
 TEST_CASE("profile: functions that are not jitted, and arrays that are read inside") {

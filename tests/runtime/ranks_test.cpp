@@ -36,7 +36,8 @@ struct Array {  // on one device
 // along a dim.
 Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
   Array a;
-  a.how.dims = dims, a.how.view.dtype = dtype;
+  a.how.dims = dims;
+  a.how.view.dtype = dtype;
   std::vector<std::size_t> order(dims.size());
   for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
   if (dice() % 2)
@@ -80,8 +81,10 @@ Dims drawn_dims(std::mt19937& dice) {
 void add_array(Exchange& e, int device, const Dims& x, const Dims& out, DType dtype,
                std::mt19937& dice) {
   auto d = std::size_t(device);
-  e.x[d].push_back(made(x, dtype, dice, true)), e.out[d].push_back(made(out, dtype, dice, false));
-  e.how[d].x.push_back(e.x[d].back().how), e.how[d].out.push_back(e.out[d].back().how);
+  e.x[d].push_back(made(x, dtype, dice, true));
+  e.out[d].push_back(made(out, dtype, dice, false));
+  e.how[d].x.push_back(e.x[d].back().how);
+  e.how[d].out.push_back(e.out[d].back().how);
 }
 // Every device has an array of its own size, and sends boxes of it, a step apart, to any; together
 // they make what those have.
@@ -105,15 +108,20 @@ void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std
   for (int d = 0; d < n; ++d)
     add_array(e, d, {rows, columns}, {std::max<std::int64_t>(got[std::size_t(d)], 1), columns},
               dtype, dice);
-  for (auto& [from, to, sent, received] : all)
-    e.how[std::size_t(from)].sends.push_back(sent),
-        e.how[std::size_t(to)].receives.push_back(received);
+  for (auto& [from, to, sent, received] : all) {
+    e.how[std::size_t(from)].sends.push_back(sent);
+
+    e.how[std::size_t(to)].receives.push_back(received);
+  }
+
   const auto spares = program::Spares(dice() % 3);
   if (spares == program::Spares::nothing) return;
   for (int k = 0; k < n; ++k) {
     const auto d = std::size_t(k);
     Array flag{{{}, {0, DType::boolean, 0, {}, {}}}, {std::byte(dice() % 2)}};
-    e.x[d].push_back(flag), e.how[d].x.push_back(flag.how), e.how[d].spares = spares;
+    e.x[d].push_back(flag);
+    e.how[d].x.push_back(flag.how);
+    e.how[d].spares = spares;
     // what is left out stays so
     for (auto& a : e.out[d]) std::fill(a.memory.begin(), a.memory.end(), std::byte(77));
   }
@@ -124,15 +132,26 @@ bool takes_part(const Exchange& e, int device) {
 Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   Exchange e;
   const int n = mesh.devices();
-  e.how.resize(std::size_t(n)), e.x.resize(std::size_t(n)), e.out.resize(std::size_t(n));
+  e.how.resize(std::size_t(n));
+  e.x.resize(std::size_t(n));
+  e.out.resize(std::size_t(n));
   std::vector<int> over;
   for (int a = 0; a < int(mesh.axes().size()); ++a)
     if (over.empty() || dice() % 2) over.push_back(a);
   if (dice() % 2) std::reverse(over.begin(), over.end());
   const auto wire = Wire(dice() % unsigned(kinds));
   const auto monoid = program::Monoid(dice() % 4);
-  for (auto& how : e.how) how.wire = wire, how.over = over, how.monoid = monoid;
-  if (wire == Wire::exchange) return draw_boxes(e, mesh, over, dice), e;
+  for (auto& how : e.how) {
+    how.wire = wire;
+    how.over = over;
+    how.monoid = monoid;
+  }
+
+  if (wire == Wire::exchange) {
+    draw_boxes(e, mesh, over, dice);
+    return e;
+  }
+
   const auto ranks = std::int64_t(group_of(mesh, over, 0).size());
   for (auto arrays = 1 + dice() % 3; arrays > 0; --arrays) {
     const auto dtype = DType(dice() % 13);
@@ -144,8 +163,9 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
       const auto at = std::int64_t(std::find(group.begin(), group.end(), d) - group.begin());
       Dims block = whole;
       block[dim] = std::clamp<std::int64_t>(whole[dim] - at * step, 0, step);
-      e.how[std::size_t(d)].dim.push_back(int(dim)),
-          e.how[std::size_t(d)].size.push_back(whole[dim]);
+      e.how[std::size_t(d)].dim.push_back(int(dim));
+
+      e.how[std::size_t(d)].size.push_back(whole[dim]);
       add_array(e, d, wire == Wire::all_gather ? block : whole,
                 wire == Wire::reduce_scatter ? block : whole, dtype, dice);
     }
@@ -203,7 +223,11 @@ void by_elements(Exchange& e, const Mesh& mesh) {
           other && how.spares == program::Spares::zeros && !takes_part(e, got.device);
       each_point(got.dims, [&](const Dims& i) {
         Dims from = sent.start, to = got.start;
-        for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], to[d] += i[d];
+        for (std::size_t d = 0; d < i.size(); ++d) {
+          from[d] += i[d] * sent.step[d];
+          to[d] += i[d];
+        }
+
         auto* at = element(e.out[std::size_t(device)][0], to);
         const auto width = std::size_t(bytes_of(how.out[0].view.dtype));
         if (zeros)
@@ -345,9 +369,17 @@ TEST_CASE("ranks: calls that differ, and a rank that has ended") {
     CAPTURE(how);
     auto one = drawn(two, dice), other = drawn(two, dice);
     for (auto* e : {&one, &other})
-      for (auto& c : e->how) c.wire = Wire::all_reduce, c.out = c.x;
-    for (std::size_t d = 0; d < 2; ++d)
-      one.out[d] = one.x[d], other.out[d] = other.x[d], other.how[d].monoid = program::Monoid::prod;
+      for (auto& c : e->how) {
+        c.wire = Wire::all_reduce;
+        c.out = c.x;
+      }
+
+    for (std::size_t d = 0; d < 2; ++d) {
+      one.out[d] = one.x[d];
+      other.out[d] = other.x[d];
+      other.how[d].monoid = program::Monoid::prod;
+    }
+
     for (auto& c : one.how) c.monoid = program::Monoid::sum;
     const auto said = on_ranks(2, [&](Peers& peers, SimulatedRanks&) {
       const bool second = peers.rank() == 1;

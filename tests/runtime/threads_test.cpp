@@ -192,7 +192,9 @@ TEST_CASE("threads: training beside training") {
     double last = 0;
     for (int i = 0; i < steps; ++i) {
       auto [m, s, loss] = step(model, state, batch);
-      model = m, state = s, last = loss.item();
+      model = m;
+      state = s;
+      last = loss.item();
     }
     return last;
   };
@@ -263,10 +265,16 @@ TEST_CASE("threads: an array is donated to one call; the others get the error, o
     std::atomic<int> given = 0, read = 0, refused = 0;
     CHECK(at_once(4, [&](int k) {
             try {
-              if (k < 2)
-                must(f(x).floats()[9] == 10, "i + 1"), ++given;
-              else
-                must((k == 2 ? x : x * 1.).floats()[9] == 9, "i"), ++read;
+              if (k < 2) {
+                must(f(x).floats()[9] == 10, "i + 1");
+                ++given;
+              }
+
+              else {
+                must((k == 2 ? x : x * 1.).floats()[9] == 9, "i");
+                ++read;
+              }
+
             } catch (const Error& e) {
               must(has(e.what(), "was donated to the call of jit"), e.what());
               ++refused;

@@ -132,7 +132,10 @@ TEST_CASE("tracers: what a scan leaves behind is no value of the next one over t
   auto eager = grad(twice)(x).floats();
   CHECK(eager == jit(grad(twice))(x).floats());
   NamedArray carried;
-  auto turn = [&](const NamedArray& c, const NamedArray& a) { return carried = c, c + a; };
+  auto turn = [&](const NamedArray& c, const NamedArray& a) {
+    carried = c;
+    return c + a;
+  };
   fold(turn, N)(NamedArray(0.), x);
   CHECK(has(message_of([&] {
               fold([&](const NamedArray& c, const NamedArray&) { return c + carried; }, N)(

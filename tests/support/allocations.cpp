@@ -51,13 +51,18 @@ const void* onednn() {
     Dl_info info{};
     theirs = library && dladdr(frames[i], &info) && info.dli_fbase == library;
   }
-  all += 1, by_onednn += theirs;
+  all += 1;
+  by_onednn += theirs;
   inside = false;
 }
 
 }  // namespace
 
-void count_allocations() { all = 0, by_onednn = 0, counting = true; }
+void count_allocations() {
+  all = 0;
+  by_onednn = 0;
+  counting = true;
+}
 Allocations stop_counting_allocations() {
   counting = false;
   return {all, by_onednn};

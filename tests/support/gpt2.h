@@ -53,8 +53,11 @@ JitReport plan_training(const Gpt2& g, const Mesh& mesh, const Mapping& params,
     auto m = g.init();
     return std::tuple(m, optimizer.init(m), g.ids());
   });
-  options.donate = {0, 1}, options.mesh = mesh, options.axis_resources = params;
-  options.in = Mappings::of_each({params, params, inside}),
+  options.donate = {0, 1};
+  options.mesh = mesh;
+  options.axis_resources = params;
+  options.in = Mappings::of_each({params, params, inside});
+
   options.out = Mappings::of_each({std::nullopt, params, params});
   return named_jit(step, options).plan(model, state, ids);
 }

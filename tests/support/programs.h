@@ -389,14 +389,19 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
 inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out,
                             bool accumulate, bool dense, std::optional<DType> in_b = {}) {
   auto& k_step = c.add(Kind::contract).contract;
-  k_step.batch = batch, k_step.m = m, k_step.n = n, k_step.k = k;
+  k_step.batch = batch;
+  k_step.m = m;
+  k_step.n = n;
+  k_step.k = k;
   k_step.accumulate = accumulate;
   auto view = [&](bool result, DType dtype, bool has_m, bool has_n, bool has_k) {
     Dims dims = batch;
     auto add = [&](const Dims& d, bool has) {
       if (has) dims.insert(dims.end(), d.begin(), d.end());
     };
-    add(m, has_m), add(n, has_n), add(k, has_k);
+    add(m, has_m);
+    add(n, has_n);
+    add(k, has_k);
     View v = c.view(result, dtype, dims,
                     dense ? Case::dense : static_cast<Case::Layout>(c.random.below(3)));
     Dims strides(v.strides.begin(), v.strides.begin() + static_cast<std::ptrdiff_t>(batch.size()));
@@ -404,7 +409,9 @@ inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType i
     auto spread = [&](const Dims& d, bool has) {
       for (std::size_t i = 0; i < d.size(); ++i) strides.push_back(has ? v.strides[at++] : 0);
     };
-    spread(m, has_m), spread(n, has_n), spread(k, has_k);
+    spread(m, has_m);
+    spread(n, has_n);
+    spread(k, has_k);
     v.strides = strides;
     return v;
   };

@@ -60,7 +60,10 @@ inline std::pair<std::vector<Bytes>, std::string> planted(
     return cuda::simulated().compile(d, changed);
   };
   std::pair<std::vector<Bytes>, std::string> out;
-  out.second = error_of([&] { return out.first = c.run(*device_of(api, words)), 0; });
+  out.second = error_of([&] {
+    out.first = c.run(*device_of(api, words));
+    return 0;
+  });
   cuda::plant_fault(0, "");
   return out;
 }
@@ -83,17 +86,23 @@ inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& m
       [&](int d, Communicator& c) {
         auto& of = cases[std::size_t(d)];
         auto p = std::make_shared<Program>(of.program);
-        p->device = p->number = d, p->called = "jit at mesh.cpp:1";
+        p->device = p->number = d;
+        p->called = "jit at mesh.cpp:1";
         for (auto& [name, size] : mesh.axes()) p->mesh.push_back(size);
         for (auto& s : p->steps) {
-          s.scratch_bytes = device.scratch_bytes(s, 0), s.scratch = p->arena_bytes;
+          s.scratch_bytes = device.scratch_bytes(s, 0);
+          s.scratch = p->arena_bytes;
           p->arena_bytes += aligned(s.scratch_bytes);
         }
         auto executable = device.compile(p);
         std::vector<Memory> kept;
         auto there = [&](const std::vector<Bytes>& all) {
           std::vector<void*> at;
-          for (auto& b : all) kept.push_back(put(device, b, d)), at.push_back(kept.back().get());
+          for (auto& b : all) {
+            kept.push_back(put(device, b, d));
+            at.push_back(kept.back().get());
+          }
+
           return at;
         };
         const auto in = there(of.arguments), results = there(of.results);

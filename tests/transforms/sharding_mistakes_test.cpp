@@ -438,7 +438,8 @@ TEST_CASE(
     return grad([&](const NamedArray& w) { return sum(square(cumsum(w, "vocab")) * x); })(w);
   };
   auto options = strict;
-  options.in = Mappings::of_each({by_vocab, by_batch}), options.strict = false;
+  options.in = Mappings::of_each({by_vocab, by_batch});
+  options.strict = false;
   auto r = named_jit(ordered, options).plan(x, random::normal(random::key(4), {Batch, Vocab}));
   CAPTURE(r.explain);
   auto gather = std::find_if(r.collectives.begin(), r.collectives.end(),

@@ -317,7 +317,9 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
       for (std::size_t k = 0; k < in.size(); ++k) CHECK(difference(got[k], want[k], 1e-11) == "");
     }
   };
-  check(carried), check(between), check(nested);
+  check(carried);
+  check(between);
+  check(nested);
 }
 
 TEST_CASE("scan: what is walked may be read whole as well, before its slice or behind it") {

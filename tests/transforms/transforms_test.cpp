@@ -189,7 +189,8 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   Leaves weight, bias;
   for (auto& r : rows) {
     auto g = grad(loss)(m, r);
-    weight.push_back(g.weight), bias.push_back(g.bias);
+    weight.push_back(g.weight);
+    bias.push_back(g.bias);
   }
   CHECK(difference(each.weight, stack("batch", weight), 1e-13) == "");
   CHECK(difference(each.bias, stack("batch", bias), 1e-13) == "");
@@ -399,7 +400,8 @@ TEST_CASE(
   Axis I{"i", 4};
   auto x = (arange(I) * 0.5).node();
   Origin line, back;
-  line.at = back.at = SourceLocation::current(), back.backward = true;
+  line.at = back.at = SourceLocation::current();
+  back.backward = true;
   for (bool forward_first : {false, true}) {
     auto made = [&](const Origin& by) {
       At here(by);

@@ -150,7 +150,8 @@ auto training_step(const Variant& v) {
       };
       auto sums = fold(turn, M)(zero, unflatten_axis(ids, B, {B.resize(B.size / M.size), M}));
       auto mean = tree_map([=](const NamedArray& x) { return x / double(M.size); }, sums);
-      l = mean.first, grads = mean.second;
+      l = mean.first;
+      grads = mean.second;
     }
     auto [updates, next] = optim::adamw().update(grads, state, model);
     return std::tuple(l, optim::apply_updates(model, updates), next);
@@ -176,7 +177,8 @@ Program gpt2(const Variant& v, const Axes& a) {
   };
   const auto state = v.optimizer.value_or(v.params);
   JitOptions options{.donate = {0, 1}, .mesh = v.mesh, .axis_resources = v.params};
-  options.in = Mappings({v.params, state, v.inside}),
+  options.in = Mappings({v.params, state, v.inside});
+
   options.out = Mappings({std::nullopt, v.params, state});
   auto step = training_step(v);
   Program p{.name = std::string("gpt2_") + v.name,

@@ -33,8 +33,13 @@ double lacking(const std::vector<Along>& axes) {
     for (auto& a : axes) {
       std::int64_t want = 0, both = 0;
       for (std::int64_t i = 0; i < a.size; ++i)
-        if (a.wants(device, i)) ++want, both += a.has(device, i);
-      wanted *= double(want), there *= double(both);
+        if (a.wants(device, i)) {
+          ++want;
+          both += a.has(device, i);
+        }
+
+      wanted *= double(want);
+      there *= double(both);
     }
     all += wanted - there;
   }
@@ -107,19 +112,23 @@ int main(int argc, char** argv) {
     for (auto& [name, size] : p.mesh.axes()) row["mesh"][name] = size;
     try {
       if (losses > 0) {
-        row["losses"] = p.losses(losses), row["unsharded"] = p.unsharded(losses);
+        row["losses"] = p.losses(losses);
+        row["unsharded"] = p.unsharded(losses);
         std::cout << row.dump() << std::endl;
         continue;
       }
       auto report = p.plan(regather);
-      row["calls"] = std::llround(report.calls),
-      row["sent_bytes"] = std::llround(report.sent_bytes),
+      row["calls"] = std::llround(report.calls);
+
+      row["sent_bytes"] = std::llround(report.sent_bytes);
+
       row["min_bytes"] = std::llround(p.min_bytes);
       if (p.min_regather_bytes) row["min_regather_bytes"] = std::llround(*p.min_regather_bytes);
       row["peak_bytes"] = report.argument_bytes + report.peak_bytes;
       if (explain) std::cerr << p.name << "\n" << report.explain;
     } catch (const haliax::Error& error) {
-      row["error"] = error.what(), ++failed;
+      row["error"] = error.what();
+      ++failed;
     }
     std::cout << row.dump() << std::endl;
   }

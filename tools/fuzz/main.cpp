@@ -44,8 +44,10 @@ const Target* now = nullptr;
 const Bytes* input = nullptr;
 char crash_file[512];
 void write_input(const char* path) {
-  if (auto* f = std::fopen(path, "wb"))
-    std::fwrite(input->data(), 1, input->size(), f), std::fclose(f);
+  if (auto* f = std::fopen(path, "wb")) {
+    std::fwrite(input->data(), 1, input->size(), f);
+    std::fclose(f);
+  }
 }
 [[maybe_unused]] void on_signal(int signal) {  // libFuzzer has its own
   write_input(crash_file);
@@ -56,7 +58,8 @@ void write_input(const char* path) {
 long refused = 0;
 // Was it taken, or refused with an Error?
 bool passes(const Target& t, const Bytes& bytes, const std::string& keep) {
-  now = &t, input = &bytes;
+  now = &t;
+  input = &bytes;
   std::snprintf(
       crash_file, sizeof crash_file, "%s/%s-%016zx", keep.c_str(), t.name,
       std::hash<std::string_view>()({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
@@ -130,7 +133,11 @@ Bytes changed(Bytes b, std::mt19937_64& random) {
   for (auto* folder : {"tests/fuzz", "../tests/fuzz"})
     if (auto path = std::filesystem::path(folder) / t.name; std::filesystem::is_directory(path))
       for (auto& f : std::filesystem::directory_iterator(path)) seeds.push_back(bytes_in(f.path()));
-  for (auto& s : seeds) finds += !passes(t, s, o.keep), ++runs;
+  for (auto& s : seeds) {
+    finds += !passes(t, s, o.keep);
+    ++runs;
+  }
+
   std::mt19937_64 random(std::uint64_t(o.seed) * 1000003);
   const auto start = std::chrono::steady_clock::now();
   auto past = [&] {
@@ -154,7 +161,11 @@ Bytes changed(Bytes b, std::mt19937_64& random) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const Target* target =
       find(std::getenv("HALIAX_FUZZ") ? std::getenv("HALIAX_FUZZ") : "safetensors");
-  if (!target) std::fprintf(stderr, "HALIAX_FUZZ names no target\n"), std::_Exit(1);
+  if (!target) {
+    std::fprintf(stderr, "HALIAX_FUZZ names no target\n");
+    std::_Exit(1);
+  }
+
   try {
     target->run({data, size});
   } catch (const haliax::Error& e) {  // anything else goes on, and libFuzzer keeps the input
@@ -168,20 +179,34 @@ int main(int argc, char** argv) {
   Options o;
   for (int k = 1; k < argc; ++k) {
     const std::string a = argv[k], value = k + 1 < argc ? argv[k + 1] : "";
-    if (a == "--runs")
-      o.runs = std::atol(value.c_str()), ++k;
-    else if (a == "--seed")
-      o.seed = std::atol(value.c_str()), ++k;
-    else if (a == "--seconds")
-      o.seconds = std::atof(value.c_str()), ++k;
-    else if (a == "--keep")
-      o.keep = value, ++k;
+    if (a == "--runs") {
+      o.runs = std::atol(value.c_str());
+      ++k;
+    }
+
+    else if (a == "--seed") {
+      o.seed = std::atol(value.c_str());
+      ++k;
+    }
+
+    else if (a == "--seconds") {
+      o.seconds = std::atof(value.c_str());
+      ++k;
+    }
+
+    else if (a == "--keep") {
+      o.keep = value;
+      ++k;
+    }
+
     else if (auto* t = find(a))
       o.targets.push_back(t);
     else if (std::filesystem::exists(a))
       o.files.push_back(a);
-    else
-      return std::fprintf(stderr, "%s is no target, and no file\n", a.c_str()), 1;
+    else {
+      std::fprintf(stderr, "%s is no target, and no file\n", a.c_str());
+      return 1;
+    }
   }
   if (o.targets.empty())
     for (auto& t : fuzz::targets()) o.targets.push_back(&t);

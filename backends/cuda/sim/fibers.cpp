@@ -54,7 +54,9 @@ struct Registers {
   ucontext_t context = {};
   void begin(std::byte* stack, void (*entry)()) {
     getcontext(&context);
-    context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = stack_bytes,
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = stack_bytes;
+
     context.uc_link = nullptr;
     makecontext(&context, entry, 0);
   }
@@ -70,7 +72,9 @@ class Place {
   void begin(std::byte* stack, void (*entry)()) {
     // frames of a thread that is done have left marks
     __asan_unpoison_memory_region(stack, stack_bytes);
-    bottom_ = stack, size_ = stack_bytes, frames_ = nullptr;
+    bottom_ = stack;
+    size_ = stack_bytes;
+    frames_ = nullptr;
     registers_.begin(stack, entry);
   }
   void go_to(Place& to, bool for_good = false) {
@@ -149,10 +153,12 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
   const unsigned n = at.threads;
   while (b.fibers.size() < n) b.fibers.push_back(std::make_unique<Fiber>());
   b.thread = &thread;
-  at.wait_for_block = wait_for_block, at.from_lane = from_lane;
+  at.wait_for_block = wait_for_block;
+  at.from_lane = from_lane;
   for (unsigned k = 0; k < n; ++k) {
     auto& f = *b.fibers[k];
-    f.state = State::ready, f.turn = 0;
+    f.state = State::ready;
+    f.turn = 0;
     f.place.begin(f.stack.get(), enter);
   }
   std::vector<unsigned> order(n);
@@ -175,7 +181,8 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
     for (;;) {
       for (auto k : mine) {
         if (b.fibers[k]->state != State::ready) continue;
-        b.current = k, at.x = k;
+        b.current = k;
+        at.x = k;
         b.outside.go_to(b.fibers[k]->place);
       }
       if (count(first, end, State::at_warp) < end - first) return;

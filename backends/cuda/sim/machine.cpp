@@ -51,7 +51,9 @@ void Machine::open(int by) {
 
 int Graph::add(Work w, const std::vector<int>& behind) {
   const int n = int(work.size());
-  work.push_back(std::move(w)), after.push_back(int(behind.size())), then.emplace_back();
+  work.push_back(std::move(w));
+  after.push_back(int(behind.size()));
+  then.emplace_back();
   for (int b : behind) then[std::size_t(b)].push_back(n);
   return n;
 }
@@ -106,7 +108,8 @@ void Machine::ask(Stream* s, Work w) {
     std::lock_guard hold(lock_);
     if (s->graph) {
       if (w.kind == Work::Kind::exchange) s->graph->exchanges = true;
-      w.ifs = s->ifs, s->graph->has_ifs |= !s->ifs.empty();
+      w.ifs = s->ifs;
+      s->graph->has_ifs |= !s->ifs.empty();
       s->tips = {s->graph->add(std::move(w), s->tips)};
       return;
     }
@@ -126,7 +129,8 @@ void Machine::record(Event* e, Stream* s) {
   }
   ask(s, {.run = [this, e = e->shared_from_this(), times = e->recorded] {
         std::lock_guard hold(lock_);
-        e->done = std::max(e->done, times), e->came = std::chrono::steady_clock::now();
+        e->done = std::max(e->done, times);
+        e->came = std::chrono::steady_clock::now();
       }});
 }
 void Machine::follow(Stream* s, Event* e) {
@@ -135,7 +139,11 @@ void Machine::follow(Stream* s, Event* e) {
     if (e->graph) {
       if (s->graph && s->graph != e->graph)
         throw Error("[cuda-sim] a stream follows an event of another graph");
-      if (!s->graph) e->graph->streams.push_back(s), s->tips.clear();
+      if (!s->graph) {
+        e->graph->streams.push_back(s);
+        s->tips.clear();
+      }
+
       s->graph = e->graph;
       for (int n : e->nodes)
         if (std::count(s->tips.begin(), s->tips.end(), n) == 0) s->tips.push_back(n);
@@ -152,7 +160,8 @@ void Machine::begin_graph(Stream* s) {
   std::lock_guard hold(lock_);
   if (s->graph || !s->queue.empty())
     throw Error("[cuda-sim] a stream is written down that has work left");
-  s->graph = new Graph, s->tips.clear();
+  s->graph = new Graph;
+  s->tips.clear();
   s->graph->streams = {s};
   ++writing;
 }
@@ -162,7 +171,11 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
   std::shared_ptr<Graph> g(s->graph);
   const auto tips = s->tips;
   const bool mixed = g->exchanges && g->has_ifs;
-  for (auto* other : g->streams) other->graph = nullptr, other->tips.clear();
+  for (auto* other : g->streams) {
+    other->graph = nullptr;
+    other->tips.clear();
+  }
+
   g->streams.clear();
   for (auto& e : events_)
     if (e->graph == g.get()) e->graph = nullptr;
@@ -179,8 +192,11 @@ void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned
   std::lock_guard hold(lock_);
   if (!s->graph)
     throw Error("[cuda-sim] a part that may be left out begins, and no graph is written down");
-  inside->graph = s->graph, inside->tips = s->tips, inside->ifs = s->ifs;
-  inside->ifs.push_back(runs), s->graph->told.push_back(std::move(runs));
+  inside->graph = s->graph;
+  inside->tips = s->tips;
+  inside->ifs = s->ifs;
+  inside->ifs.push_back(runs);
+  s->graph->told.push_back(std::move(runs));
   inside->around = s;
   s->graph->streams.push_back(inside);
 }
@@ -216,7 +232,10 @@ void Machine::finish(Stream* s, Running& r, std::size_t at, int node) {
   r.ready.erase(r.ready.begin() + std::ptrdiff_t(at));
   for (int k : r.graph->then[std::size_t(node)])
     if (--r.left[std::size_t(k)] == 0) r.ready.push_back(k);
-  if (++r.done == r.left.size()) s->queue.pop_front(), --waiting_;
+  if (++r.done == r.left.size()) {
+    s->queue.pop_front();
+    --waiting_;
+  }
 }
 void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
   auto& r = c.stream->queue.front();
@@ -254,9 +273,14 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
   changed_.notify_all();
 }
 void Machine::failed(int d, const std::string& why, bool lost) {
-  device(d).failed = why, device(d).lost = lost;
+  device(d).failed = why;
+  device(d).lost = lost;
   for (auto& s : streams_)
-    if (s->device == d && !s->busy) waiting_ -= std::int64_t(s->queue.size()), s->queue.clear();
+    if (s->device == d && !s->busy) {
+      waiting_ -= std::int64_t(s->queue.size());
+      s->queue.clear();
+    }
+
   for (auto& [id, n] : networks_)
     if (std::count(n->devices.begin(), n->devices.end(), d) > 0)
       n->fail(fmt::format("device {} has failed: {}", d, why));
@@ -333,8 +357,14 @@ std::byte* Machine::take(Stream* s, std::int64_t bytes) {
     refuse_if_failed(s->device);
     auto& d = device(s->device);
     if (d.used + whole(bytes) > d.limit || !(got = d.memory.take(whole(bytes)))) return nullptr;
-    d.used += whole(bytes), d.held += bytes, d.most_held = std::max(d.most_held, d.held);
-    if (auto* end = got + whole(bytes); end > d.end) d.end = end, ++grown_;
+    d.used += whole(bytes);
+    d.held += bytes;
+    d.most_held = std::max(d.most_held, d.held);
+    if (auto* end = got + whole(bytes); end > d.end) {
+      d.end = end;
+      ++grown_;
+    }
+
     d.taken[got] = {bytes, number = ++pieces_};
   }
   ask(s, {.run = [this, d = s->device, got, bytes, number] {
@@ -361,7 +391,8 @@ void Machine::give(Stream* s, std::byte* at) {
   std::lock_guard hold(lock_);
   auto& d = device(s->device);
   auto found = d.taken.find(at);
-  d.used -= whole(found->second.bytes), d.held -= found->second.bytes;
+  d.used -= whole(found->second.bytes);
+  d.held -= found->second.bytes;
   d.taken.erase(found);
   d.memory.give_back(at, false);  // what lies in queues may still use it
 }
@@ -387,21 +418,30 @@ void Machine::fail(int d, const std::string& why) {
 std::shared_ptr<Network> Machine::join(const std::string& id, int ranks, int rank, int d) {
   std::lock_guard hold(lock_);
   auto& n = networks_[id];
-  if (!n) n = std::make_shared<Network>(), n->devices.assign(std::size_t(ranks), -1);
+  if (!n) {
+    n = std::make_shared<Network>();
+    n->devices.assign(std::size_t(ranks), -1);
+  }
+
   if (n->devices.at(std::size_t(rank)) != -1 ||
       std::count(n->devices.begin(), n->devices.end(), d) > 0)
     throw Error(fmt::format(
         "[cuda-sim] device {} joins as rank {}, and that rank, or that device, is there already", d,
         rank));
-  n->devices[std::size_t(rank)] = d, ++n->joined;
+  n->devices[std::size_t(rank)] = d;
+  ++n->joined;
   return n;
 }
 // Others wait for what is sent to them, whether somebody waits here or not.
 std::shared_ptr<Network> Machine::join(std::unique_ptr<Links> links, const Check& check, int ranks,
                                        int rank, int d) {
   auto n = std::make_shared<Network>();
-  n->devices.assign(std::size_t(ranks), -1), n->devices[std::size_t(rank)] = d;
-  n->links = std::move(links), n->linked = rank, n->check = check, n->joined = 1;
+  n->devices.assign(std::size_t(ranks), -1);
+  n->devices[std::size_t(rank)] = d;
+  n->links = std::move(links);
+  n->linked = rank;
+  n->check = check;
+  n->joined = 1;
   std::lock_guard hold(lock_);
   if (std::exchange(has_threads_, true) == false) {
     std::thread([this] { go_on(); }).detach();
@@ -445,7 +485,8 @@ void Machine::ask_for_others(int d, std::chrono::nanoseconds waited) {
 }
 void Machine::abort(Network& n) {
   std::lock_guard hold(lock_);
-  n.aborted = true, n.sides.clear();
+  n.aborted = true;
+  n.sides.clear();
   changed_.notify_all();
 }
 void Machine::leave(Network& n) {

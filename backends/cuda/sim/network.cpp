@@ -40,8 +40,10 @@ void Network::meet(std::pair<int, int> key) {
     if (from.transfer.bytes != to.transfer.bytes)
       refuse_sizes(key.first, from.transfer.bytes, key.second, to.transfer.bytes);
     std::memcpy(to.transfer.at, from.transfer.at, std::size_t(from.transfer.bytes));
-    --from.meeting->left, --to.meeting->left;
-    side.sends.pop_front(), side.receives.pop_front();
+    --from.meeting->left;
+    --to.meeting->left;
+    side.sends.pop_front();
+    side.receives.pop_front();
   }
 }
 
@@ -55,7 +57,8 @@ void Network::take(int from) {
       refuse_sizes(from, std::int64_t(come.front().size()), linked, to.transfer.bytes);
     std::memcpy(to.transfer.at, come.front().data(), come.front().size());
     --to.meeting->left;
-    receives.pop_front(), come.pop_front();
+    receives.pop_front();
+    come.pop_front();
     links->send(Parcel::Kind::taken, from, nullptr, 0);
   }
 }
@@ -67,8 +70,11 @@ void Network::look() {
     auto& sends = sides[{linked, p.other}].sends;
     if (p.kind == Parcel::Kind::failed) failed = std::move(p.bytes);
     if (p.kind == Parcel::Kind::data) here[p.other].push_back(std::move(p.bytes));
-    if (p.kind == Parcel::Kind::taken && !sends.empty())
-      --sends.front().meeting->left, sends.pop_front();
+    if (p.kind == Parcel::Kind::taken && !sends.empty()) {
+      --sends.front().meeting->left;
+      sends.pop_front();
+    }
+
     if (p.kind == Parcel::Kind::gone) gone.insert(p.other);
     try {
       take(p.other);

@@ -92,7 +92,8 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
   std::vector<std::string> added;
   for (auto& k : kernels) {
     if (known->count(k.name) || std::count(added.begin(), added.end(), k.name)) continue;
-    added.push_back(k.name), ++counters.texts;
+    added.push_back(k.name);
+    ++counters.texts;
     text += k.text + fmt::format(
                          "extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const "
                          "{0}_words*>(w)); }}\n",
@@ -334,23 +335,31 @@ std::string make_id() {  // no other of this machine has it
 
 Api table() {
   Api a;
-  a.name = "cuda-sim", a.cards = cards;
+  a.name = "cuda-sim";
+  a.cards = cards;
   a.free_bytes = [](int d) { return machine().free_bytes(d); };
   a.take = [](Handle s, std::int64_t n) -> void* {
-    return ++counters.taken, machine().take(stream(s), n);
+    ++counters.taken;
+    return machine().take(stream(s), n);
   };
   a.give = [](Handle s, void* p) { machine().give(stream(s), static_cast<std::byte*>(p)); };
-  a.take_host = take_host, a.give_host = give_host;
+  a.take_host = take_host;
+  a.give_host = give_host;
   a.put = [](Handle s, void* to, const void* from, std::int64_t n) {
-    must_be_pinned(from, n), move(s, to, from, n);
+    must_be_pinned(from, n);
+    move(s, to, from, n);
   };
   a.get = [](Handle s, void* to, const void* from, std::int64_t n) {
-    must_be_pinned(to, n), move(s, to, from, n);
+    must_be_pinned(to, n);
+    move(s, to, from, n);
   };
   a.copy = move;
   a.make_stream = [](int d) -> Handle { return machine().make_stream(d); };
   a.end_stream = [](Handle s) { machine().end_stream(stream(s)); };
-  a.wait = [](Handle s) { ++counters.waits, machine().wait(stream(s)); };
+  a.wait = [](Handle s) {
+    ++counters.waits;
+    machine().wait(stream(s));
+  };
   a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
     machine().ask(stream(s), {.run = [=] { *to = n; }});
   };
@@ -358,11 +367,15 @@ Api table() {
   a.end_event = [](Handle e) { machine().end_event(event(e)); };
   a.record = [](Handle e, Handle s) { machine().record(event(e), stream(s)); };
   a.follow = [](Handle s, Handle e) { machine().follow(stream(s), event(e)); };
-  a.wait_event = [](Handle e) { ++counters.waits, machine().wait(event(e)); };
+  a.wait_event = [](Handle e) {
+    ++counters.waits;
+    machine().wait(event(e));
+  };
   a.seconds = [](Handle from, Handle to) { return machine().seconds(event(from), event(to)); };
   a.compile = [](int, const std::vector<Kernel>& all) { return compile(all); };
   a.launch = launch;
-  a.make_product = make_product, a.multiply = multiply;
+  a.make_product = make_product;
+  a.multiply = multiply;
   a.make_products = [](int d, const Product& p, const Words& w, int) {
     return std::vector{make_product(d, p, w)};
   };
@@ -372,17 +385,21 @@ Api table() {
   a.drop_graph = [](Handle g) { delete &graph(g); };
   a.instantiate = [](Handle g) -> Handle {
     machine().refuse_in_graph("makes an instance of one");
-    return ++counters.instances, new SharedGraph(graph(g));
+    ++counters.instances;
+    return new SharedGraph(graph(g));
   };
   a.update = update;
   a.run_graph = [](Handle s, Handle i) {
-    ++counters.graphs, machine().run_graph(stream(s), graph(i));
+    ++counters.graphs;
+    machine().run_graph(stream(s), graph(i));
   };
   a.end_instance = [](Handle i) { delete &graph(i); };
   a.has_ifs = [] { return true; };
   a.begin_if = begin_if;
   a.end_if = [](Handle s) { machine().end_if(stream(s)); };
-  a.make_id = make_id, a.join = join, a.exchange = exchange;
+  a.make_id = make_id;
+  a.join = join;
+  a.exchange = exchange;
   a.abort = [](Handle c) { machine().abort(*static_cast<Member*>(c)->network); };
   a.leave = [](Handle c) {
     auto* m = static_cast<Member*>(c);
@@ -407,7 +424,10 @@ Asked asked() {
           c.instances, c.updates,        c.graphs, c.taken,     machine().grown(),
           c.waits,     machine().sent(), c.ifs};
 }
-void set_simulated_cards(int n, int first) { cards_there = n, first_card = first; }
+void set_simulated_cards(int n, int first) {
+  cards_there = n;
+  first_card = first;
+}
 Held held(int device) {
   const auto [now, most] = machine().held(device);
   return {now, most};

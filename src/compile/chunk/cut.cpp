@@ -153,7 +153,8 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
 Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t from) {
   auto by_queries = plan, by_keys = plan;
   by_queries.late = by_keys.late = false;
-  std::swap(by_keys.cuts[from], by_keys.cuts[from + 1]), by_keys.keys = from;
+  std::swap(by_keys.cuts[from], by_keys.cuts[from + 1]);
+  by_keys.keys = from;
   auto region = [&](const CutPlan& p) {
     return Region(p.cuts[from].first.attr(), roots, level_of(roots, index), index);
   };

@@ -38,12 +38,21 @@ struct Product {
     bool floats = op == &prim::kCast && is_float(n->dtype) && is_float(n->in[0]->dtype);
     auto kind = below ? Factor::Kind::over : Factor::Kind::times;
     if (prim::is_number(n, 1)) return;
-    if (op == &prim::kMul)
-      add(n->in[0], below), add(n->in[1], below);
-    else if (op == &prim::kDiv)
-      add(n->in[0], below), add(n->in[1], !below);
-    else if (op == &prim::kSelect && prim::is_number(n->in[2], 0) && !below)
-      factors.push_back({Factor::Kind::where, n->in[0].get()}), add(n->in[1], below);
+    if (op == &prim::kMul) {
+      add(n->in[0], below);
+      add(n->in[1], below);
+    }
+
+    else if (op == &prim::kDiv) {
+      add(n->in[0], below);
+      add(n->in[1], !below);
+    }
+
+    else if (op == &prim::kSelect && prim::is_number(n->in[2], 0) && !below) {
+      factors.push_back({Factor::Kind::where, n->in[0].get()});
+      add(n->in[1], below);
+    }
+
     else if (floats)
       add(n->in[0], below);
     else
@@ -109,12 +118,19 @@ class LateRows {
                                    prim::number(1, s->dtype))
                     : s;
     };
-    if (x->op == &prim::kDiv && sums(x->in[1], x->in[0])) return by = divisor(x->in[1]), x->in[0];
+    if (x->op == &prim::kDiv && sums(x->in[1], x->in[0])) {
+      by = divisor(x->in[1]);
+      return x->in[0];
+    }
+
     if (x->op == &prim::kMul)
       for (std::size_t side : {0u, 1u}) {
         auto &e = x->in[side], &f = x->in[1 - side];
-        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && sums(f->in[1], e))
-          return by = divisor(f->in[1]), e;
+        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && sums(f->in[1], e)) {
+          by = divisor(f->in[1]);
+          return e;
+        }
+
         if (prim::is_number(f))
           if (auto y = again(side)) return y;
       }
@@ -132,8 +148,11 @@ class LateRows {
     Nodes in = x->in;
     bool some = false;
     for (auto& operand : in)
-      if (auto wide = unrounded(operand, products, known))
-        operand = wide, some = true;
+      if (auto wide = unrounded(operand, products, known)) {
+        operand = wide;
+        some = true;
+      }
+
       else if (is_float(operand->dtype))
         operand = prim::cast(operand, DType::f32);
     if (some) y = prim::map(*x->op, std::move(in), DType::f32, &x->axes);

@@ -129,7 +129,9 @@ LoopResult Region::folded(const NodePtr& n) {
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
   }
   if (r.monoid == Monoid::prod) {
-    r.fold = Fold::carry, r.start = prim::filled(1, n->dtype, n->axes),
+    r.fold = Fold::carry;
+    r.start = prim::filled(1, n->dtype, n->axes);
+
     r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
   }
@@ -218,14 +220,21 @@ Nodes Region::cut(const RegionCut& how) {
   Finals finals{around_};
   for (int s = 0; s < count; ++s) {
     Loop l;
-    l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
-    l.of_chunks = true, l.of_scores = how.of_scores, l.form = how.form, l.why = how.why;
+    l.axis = axis_;
+    l.index = index_;
+    l.save = Save::nothing;
+    l.reverse = goes_back(s);
+    l.of_chunks = true;
+    l.of_scores = how.of_scores;
+    l.form = how.form;
+    l.why = how.why;
     l.any_order = steps_[s].empty() && std::none_of(folds_[s].begin(), folds_[s].end(),
                                                     [&](auto& n) { return turns(*n); });
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) {
-      l.results.push_back(std::move(r)), of.push_back(n);
+      l.results.push_back(std::move(r));
+      of.push_back(n);
     };
     for (auto& n : steps_[s])
       if (!turns(*n))

@@ -399,7 +399,8 @@ int Region::sweeps() {
   std::unordered_map<const Node*, int> fold_stage;
   auto fold = [&](const NodePtr& n, int at) {
     folds_[at].push_back(n);
-    fold_stage[n.get()] = at, member(*n).order.ready = at + 1;
+    fold_stage[n.get()] = at;
+    member(*n).order.ready = at + 1;
   };
   int sweeps = 0;
   for (auto& n : level_) {
@@ -409,14 +410,23 @@ int Region::sweeps() {
       continue;
     }
     check(n);
-    if (goes_on(*n))
-      at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at),
+    if (goes_on(*n)) {
+      at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at);
+
       steps_[at].push_back(n);
+    }
+
     auto s = streamed(n);
     if (on_chunk(n)) {
       auto& order = member(*n).order;
-      order.stage = at, order.ready = at + 1, order.streamed = s;
-      if (leaves(*n)) stacks_[at].push_back(n), sweeps = std::max(sweeps, at + 1);
+      order.stage = at;
+      order.ready = at + 1;
+      order.streamed = s;
+      if (leaves(*n)) {
+        stacks_[at].push_back(n);
+        sweeps = std::max(sweeps, at + 1);
+      }
+
       continue;
     }
     if (!turns(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
@@ -518,7 +528,11 @@ Nodes Region::between() {
 std::int64_t Region::largest_bytes() const {
   std::unordered_set<const Node*> out;  // results are there anyway
   for (auto& n : level_)
-    if (leaves(*n)) out.insert(n.get()), out.insert(n->in[0].get());
+    if (leaves(*n)) {
+      out.insert(n.get());
+      out.insert(n->in[0].get());
+    }
+
   for (auto& r : roots_) out.insert(r.get());
   std::int64_t most = 1;
   for (auto& n : level_)

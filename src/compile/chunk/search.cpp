@@ -31,7 +31,9 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
     }
   if (!longest) return {};
   auto tile = call;
-  tile.axis = longest->name, tile.size = longest->size,
+  tile.axis = longest->name;
+  tile.size = longest->size;
+
   tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
   return tile;
 }
@@ -90,7 +92,11 @@ int contractions_of(const Nodes& roots, const Node* index) {
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
     Nodes body;
-    for (auto& r : l.results) body.push_back(r.value[0]), todo.push_back(r.start);
+    for (auto& r : l.results) {
+      body.push_back(r.value[0]);
+      todo.push_back(r.start);
+    }
+
     count += contractions_of(body, l.index[0].get());
   }
   return count;
@@ -260,10 +266,17 @@ class ChunkSearch {
     double low_bytes = 0, high_bytes = 0;
     for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
       auto t = trial(plan_of(c));
-      if (t.bytes <= budget_)
-        low = c, low_bytes = double(t.bytes), fits = std::move(t);
-      else
-        high = c, high_bytes = double(t.bytes);
+      if (t.bytes <= budget_) {
+        low = c;
+        low_bytes = double(t.bytes);
+        fits = std::move(t);
+      }
+
+      else {
+        high = c;
+        high_bytes = double(t.bytes);
+      }
+
       if (low + 1 >= high) break;  // not even one position fits, or nothing lies between
       auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
                                : double(low) + double(high - low) * (double(budget_) - low_bytes) /
@@ -304,8 +317,9 @@ class ChunkSearch {
       if (find(*n, keys_->axis)) bytes += n->bytes() / keys_->size * chunk;
     std::size_t at = 0;
     for (; at < tiles.size() && bytes > kMostVisits; ++at) bytes /= cuts[at].first.size;
-    cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk}),
-        tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
+    cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk});
+
+    tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
     return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at, true};
   }
   // Along which a query's scores have their greatest.
@@ -330,7 +344,9 @@ class ChunkSearch {
         std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
     if (longest == all.end()) return {};
     auto k = call_;
-    k.axis = longest->name, k.size = longest->size, k.blocks = 1;
+    k.axis = longest->name;
+    k.size = longest->size;
+    k.blocks = 1;
     try {
       auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).sweeps();
@@ -372,7 +388,9 @@ class ChunkSearch {
     for (auto& a : widest ? widest->axes : Axes()) {
       if (a.size == 1 || has(call_.walked, a.name) || has(keys, a.name)) continue;
       auto k = call_;
-      k.axis = a.name, k.size = a.size, k.blocks = blocks_of(a.name, widest->origin.mapping.get());
+      k.axis = a.name;
+      k.size = a.size;
+      k.blocks = blocks_of(a.name, widest->origin.mapping.get());
       try {
         auto with = haliax::tiled(roots, level, nullptr, regions, k);
         Region region(k.attr(), with, level_of(with, nullptr));
@@ -398,7 +416,8 @@ class ChunkSearch {
   // The same queries, whose keys are walked, too: their scores are never whole in a row. Not where
   // keys go round.
   CutPlan within(CutPlan plan, const ChunkKey& keys, std::int64_t chunk) const {
-    plan.cuts.push_back({keys, chunk}), plan.tiles.push_back(keys);
+    plan.cuts.push_back({keys, chunk});
+    plan.tiles.push_back(keys);
     plan.late = true;
     return plan;
   }

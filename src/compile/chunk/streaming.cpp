@@ -53,7 +53,8 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
     LoopResult state{Fold::carry, r.monoid, {}, r.start, known_of(*n).carried[k]};
     for (auto& made : known_of(*n).parts) state.value.push_back(loop_result(made, k));
     auto last = loop_result(n, k);
-    out.results.push_back(std::move(state)), of.push_back(contains(last) ? last : nullptr);
+    out.results.push_back(std::move(state));
+    of.push_back(contains(last) ? last : nullptr);
   }
 }
 
@@ -133,9 +134,12 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
       sums[k].value.push_back(prim::map(prim::kAdd, {old, more}, more->dtype, &n->axes));
     }
   }
-  l.results.push_back(std::move(max)), of.push_back(top);
-  for (std::size_t k = 0; k < folds.size(); ++k)
-    l.results.push_back(std::move(sums[k])), of.push_back(folds[k]);
+  l.results.push_back(std::move(max));
+  of.push_back(top);
+  for (std::size_t k = 0; k < folds.size(); ++k) {
+    l.results.push_back(std::move(sums[k]));
+    of.push_back(folds[k]);
+  }
 }
 
 // What an op knows that goes by turns: carried from chunk to chunk.

@@ -138,7 +138,8 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
         continue;
       }
       parts[i].join(parts[j]);
-      parts.erase(parts.begin() + std::ptrdiff_t(j)), j = i + 1;
+      parts.erase(parts.begin() + std::ptrdiff_t(j));
+      j = i + 1;
     }
 }
 
@@ -168,8 +169,11 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
     auto& value = r.value[body];
     bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
     for (auto& v : sums ? terms_of(value, false) : Nodes{value}) whole.values.push_back({k, v});
-    for (auto& v : sums ? terms_of(value, true) : Nodes{value})
-      split.values.push_back({k, v}), values.push_back(v);
+    for (auto& v : sums ? terms_of(value, true) : Nodes{value}) {
+      split.values.push_back({k, v});
+      values.push_back(v);
+    }
+
     carries |= r.fold == Fold::carry;
     known &= sums || r.fold == Fold::stack;
   }

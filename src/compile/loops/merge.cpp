@@ -120,8 +120,14 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
     for (auto& v : moved.value) v = substitute(v, to);
     places.push_back(add_result(out, moved));
   }
-  out.of_chunks |= lb.of_chunks, out.of_scores |= lb.of_scores, out.any_order &= lb.any_order;
-  if (!lb.why.empty()) out.form = lb.form, out.why = lb.why;
+  out.of_chunks |= lb.of_chunks;
+  out.of_scores |= lb.of_scores;
+  out.any_order &= lb.any_order;
+  if (!lb.why.empty()) {
+    out.form = lb.form;
+    out.why = lb.why;
+  }
+
   return make_loop(std::move(out));
 }
 

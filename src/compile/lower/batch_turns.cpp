@@ -36,7 +36,8 @@ class BatchesOfLevel {
           item.in.push_back(found->second);
       const int me = int(all_.size());
       for (int x : item.in) all_[std::size_t(x)].readers.push_back(me);
-      known[n.get()] = me, order_.push_back(me);
+      known[n.get()] = me;
+      order_.push_back(me);
       all_.push_back(std::move(item));
     }
     for (auto& r : roots)
@@ -78,7 +79,9 @@ class BatchesOfLevel {
     for (auto& a : n.axes) {
       if (bytes <= limits_.lane / 2) break;
       if (a.size == 1 || !has(n.in[0]->axes, a.name) || !has(n.in[1]->axes, a.name)) continue;
-      out.push_back(a), bytes /= double(a.size), turns *= a.size;
+      out.push_back(a);
+      bytes /= double(a.size);
+      turns *= a.size;
     }
     const bool large = multiplications >= limits_.product * double(turns);
     return bytes <= 2 * limits_.lane && turns >= limits_.turns && large ? out : Axes();
@@ -209,9 +212,12 @@ class BatchesOfLevel {
     });
     int before = 0, behind = std::numeric_limits<int>::max();
     for (int k : order_)
-      if (of_inside(k))
-        before = std::max(before, last[std::size_t(k)]),
+      if (of_inside(k)) {
+        before = std::max(before, last[std::size_t(k)]);
+
         behind = std::min(behind, first[std::size_t(k)]);
+      }
+
     return before < behind;
   }
   // One behind the other in the order, what is made of them behind all of them.
@@ -261,13 +267,18 @@ class BatchesOfLevel {
       for (auto& x : n->in) in.push_back(part(x, index, of_turn, to));
       of_turn[n.get()] = prim::remade(*n, std::move(in), without(n->axes, walked));
       auto is_elsewhere = [&](int r) { return at(r).loop != at(k).loop; };
-      if (at(k).given || std::any_of(at(k).readers.begin(), at(k).readers.end(), is_elsewhere))
-        whole.push_back(n), values.push_back(of_turn[n.get()]);
+      if (at(k).given || std::any_of(at(k).readers.begin(), at(k).readers.end(), is_elsewhere)) {
+        whole.push_back(n);
+        values.push_back(of_turn[n.get()]);
+      }
     }
     follow(whole[0]->origin);
     for (std::size_t k = walked.size(); k-- > 0;) {
       Loop l;
-      l.axis = walked[k], l.index = {index[k]}, l.drop = true, l.save = Save::nothing;
+      l.axis = walked[k];
+      l.index = {index[k]};
+      l.drop = true;
+      l.save = Save::nothing;
       for (auto& v : values) l.results.push_back({Fold::stack, Monoid::sum, {v}});
       auto loop = make_loop(std::move(l));
       for (std::size_t r = 0; r < values.size(); ++r) values[r] = loop_result(loop, r);

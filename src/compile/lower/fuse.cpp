@@ -81,7 +81,8 @@ struct Builder {
     std::vector<std::size_t> planned(order.size()), age(order.size()), wanted;
     for (std::size_t k = 0; k < order.size(); ++k) {
       auto call = calls.find(order[k].get());
-      age[k] = k, planned[k] = call == calls.end() ? 0 : call->second;
+      age[k] = k;
+      planned[k] = call == calls.end() ? 0 : call->second;
       for (auto& x : order[k]->in)
         if (auto below = at.find(x.get()); below != at.end() && !outside(*order[k]))
           then[below->second].push_back(k);
@@ -113,7 +114,10 @@ struct Builder {
         if (memory && !filled && !term) keep(x);
       }
     }
-    for (auto& t : targets) ++users[t.node.get()], scope.targets[t.node.get()].push_back(&t);
+    for (auto& t : targets) {
+      ++users[t.node.get()];
+      scope.targets[t.node.get()].push_back(&t);
+    }
   }
   void keep(const NodePtr& n) {  // what it shows lies in memory
     if (auto& base = base_of(n); !outside(*base)) scope.in_memory.insert(base.get());
@@ -227,7 +231,8 @@ struct Builder {
 
   // May n be made inside this kernel? If so, its points become `outer`, `inner`.
   bool joins(const NodePtr& n, const Unit& u, Axes& outer, Axes& inner) const {
-    outer = u.outer, inner = u.inner;
+    outer = u.outer;
+    inner = u.inner;
     if (finds_position(n->op->code)) return false;
     Axes all = outer;
     all.insert(all.end(), inner.begin(), inner.end());
@@ -243,7 +248,8 @@ struct Builder {
       if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over))
         return false;
     }
-    outer = minus(all, over), inner = minus(all, outer);
+    outer = minus(all, over);
+    inner = minus(all, outer);
     return true;
   }
 
@@ -335,8 +341,11 @@ struct Builder {
     int into = fuses ? kernel_for(n, read, after, outer, inner) : -1;
     if (into < 0)
       into = new_unit(n);
-    else
-      scope.units[std::size_t(into)].outer = outer, scope.units[std::size_t(into)].inner = inner;
+    else {
+      scope.units[std::size_t(into)].outer = outer;
+      scope.units[std::size_t(into)].inner = inner;
+    }
+
     if (fuses) {
       // that n waits for; of which it reads something at other places
       std::unordered_set<int> first, viewed;
@@ -346,7 +355,11 @@ struct Builder {
         if (!r.plain || !anchored.count(r.node.get())) viewed.insert(o);
       }
       for (auto& a : after)
-        for (int o : units_below(a)) first.insert(o), viewed.insert(o);
+        for (int o : units_below(a)) {
+          first.insert(o);
+          viewed.insert(o);
+        }
+
       for (auto& r : read)
         if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, into, first);
     }
@@ -384,7 +397,10 @@ struct Builder {
     bool many = made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel;
     if (direct || many) return;
     Unit u;
-    u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
+    u.type = Unit::Type::copy;
+    u.nodes = {n};
+    u.target = &t;
+    u.order = std::int64_t(n->id);
     if (made >= 0 || unit_of(base_of(n).get()) >= 0) {
       keep(n);
     } else {  // made here, from what others have made
@@ -423,7 +439,11 @@ struct Builder {
   NodePtr made_for(const NodePtr& x) {
     auto n = x;
     bool alone = users[n.get()] == 1;
-    while (shows_all(*n)) n = n->in[0], alone &= users[n.get()] == 1;
+    while (shows_all(*n)) {
+      n = n->in[0];
+      alone &= users[n.get()] == 1;
+    }
+
     return alone && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
                ? n
                : nullptr;

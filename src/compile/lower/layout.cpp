@@ -60,7 +60,8 @@ class Preferences {
     g.batch = batch;
   }
   void unite(const Node* a, const Node* b) {
-    a = root(a), b = root(b);
+    a = root(a);
+    b = root(b);
     if (a == b) return;
     auto from = groups_[a];
     parent_[a] = b;
@@ -78,7 +79,8 @@ class Preferences {
         if (find(*n.in[0], a.name) && find(*n.in[1], a.name)) batch.push_back(a.name);
       std::sort(batch.begin(), batch.end(), [](auto& x, auto& y) { return x.text() < y.text(); });
       prefer(&n, batch);
-      prefer(n.in[0].get(), batch), prefer(n.in[1].get(), batch);
+      prefer(n.in[0].get(), batch);
+      prefer(n.in[1].get(), batch);
     } else if (is_stack(n)) {
       for (auto& v : result_of(n).value) unite(v.get(), &n);
     } else if (auto cut = slice_of(n);

@@ -24,7 +24,10 @@ void Lowering::loop(const NodePtr& n) {
   auto parts = turns_.find(n.get());
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     t.parts.push_back(parts == turns_.end() ? std::vector{whole_turn(l, b)} : parts->second[b]);
-    for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr, t.again |= p.late != nullptr;
+    for (auto& p : t.parts[b]) {
+      t.may_end |= p.flag != nullptr;
+      t.again |= p.late != nullptr;
+    }
   }
   for (auto& r : l.results) t.may_end |= r.decides;
   Nodes results;
@@ -83,7 +86,8 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
   std::size_t m = 0;
   for (auto& how : l.results) {
     if (how.fold != Fold::carry || how.value[b] == how.carry) continue;
-    copy(moves[m].first, moves[m].second, how.value[b]->axes), ++m;
+    copy(moves[m].first, moves[m].second, how.value[b]->axes);
+    ++m;
   }
   forget(mark);
   variables_.erase(index);

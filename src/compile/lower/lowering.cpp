@@ -21,7 +21,11 @@ namespace {
 std::vector<std::int64_t> row_major(const Axes& axes) {
   std::vector<std::int64_t> s(axes.size());
   std::int64_t n = 1;
-  for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
+  for (std::size_t i = axes.size(); i-- > 0;) {
+    s[i] = n;
+    n *= axes[i].size;
+  }
+
   return s;
 }
 
@@ -54,7 +58,8 @@ Place Lowering::fresh_for(const NodePtr& n) {
     if (auto over = row % options_.row; over > 0 && options_.row % size == 0) {
       auto wide = axes;
       wide.back().size = (row - over + options_.row) / size;
-      p.strides = row_major(wide), slot.bytes = axis_size(wide) * size;
+      p.strides = row_major(wide);
+      slot.bytes = axis_size(wide) * size;
     }
   }
   return reordered(p, axes, n->axes);
@@ -64,8 +69,10 @@ void Lowering::know(const Node* n, Place p) {
   added_.push_back(n);
 }
 void Lowering::forget(std::size_t from) {
-  for (; added_.size() > from; added_.pop_back())
-    places_.erase(added_.back()), joined_.erase(added_.back());
+  for (; added_.size() > from; added_.pop_back()) {
+    places_.erase(added_.back());
+    joined_.erase(added_.back());
+  }
 }
 Place Lowering::place_of(const NodePtr& n) {
   if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
@@ -135,7 +142,11 @@ void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
           .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
-  if (now_) s.why = prim::user_name(*now_), s.where = where_of(now_->origin);
+  if (now_) {
+    s.why = prim::user_name(*now_);
+    s.where = where_of(now_->origin);
+  }
+
   steps_->push_back(std::move(s));
 }
 Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limit) {
@@ -145,8 +156,11 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
     auto variable = variables_.at(start.get());
     if (variable < 0)
       t.stride = at * stride;
-    else
-      t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
+    else {
+      t.loop = variable;
+      t.stride = prim::index_chunk(*start) * stride;
+    }
+
     return t;
   }
   if (prim::is_number(start)) {
@@ -159,7 +173,11 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
     copy(p, plain, {});
     p = plain;
   }
-  t.slot = p.slot, t.slot_dtype = p.dtype, t.slot_offset = p.offset, t.limit = limit,
+  t.slot = p.slot;
+  t.slot_dtype = p.dtype;
+  t.slot_offset = p.offset;
+  t.limit = limit;
+
   t.stride = stride;
   return t;
 }
@@ -233,8 +251,11 @@ void Lowering::ring(const NodePtr& n) {
   // what goes with the block of this turn
   auto part = [&](Place p, Axes axes, std::int64_t turn) {
     for (std::size_t d = 0; d < axes.size(); ++d)
-      if (axes[d].name == w.along[0])
-        p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
+      if (axes[d].name == w.along[0]) {
+        p.offset += (w.rank + turn) % w.ranks * size * p.strides[d];
+        axes[d].size = size;
+      }
+
     return Placed{p, axes};
   };
   bool sums = !find(*result, w.along[0]);
@@ -273,7 +294,8 @@ void Lowering::masked_product(const Node& n, bool add) {
   auto& c = steps_->back().contract;
   const ProductAxes of(a.axes, b.axes, out.axes);
   const auto flags = place_of(n.in[2]);
-  c.shown.flags = view(flags, {}, {}), c.shown.flags.strides.assign(c.out.strides.size(), 0);
+  c.shown.flags = view(flags, {}, {});
+  c.shown.flags.strides.assign(c.out.strides.size(), 0);
   c.shown.zero = masked.zero;
   for (std::size_t k = 0; k < masked.sides.size(); ++k) {
     auto [axis, size] = masked.sides[k];
@@ -351,8 +373,10 @@ void Lowering::kernel(const Unit& u) {
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())
       for (auto* target : t->second) {
         k.store(v, target->place, n->axes, target->accumulate, target->monoid);
-        if (!target->accumulate && !placed)
-          stored.push_back({n.get(), target->place}), placed = true;
+        if (!target->accumulate && !placed) {
+          stored.push_back({n.get(), target->place});
+          placed = true;
+        }
       }
     if (!placed && scope_->in_memory.count(n.get())) {
       auto p = target_place(n);

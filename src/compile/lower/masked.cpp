@@ -239,8 +239,11 @@ class MaskedProducts {
     auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;
     MaskedAttr attr{.zero = what.zero, .inside = inside};
     Axes flags;
-    for (auto& b : blocks)
-      attr.sides.push_back({b.axis.name, b.block}), flags.push_back(b.blocks());
+    for (auto& b : blocks) {
+      attr.sides.push_back({b.axis.name, b.block});
+      flags.push_back(b.blocks());
+    }
+
     auto product = make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, flags)}, n.axes, dtype,
                         attr.attr());
     return prim::cast(product, n.dtype);

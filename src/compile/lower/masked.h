@@ -18,7 +18,11 @@ struct MaskedAttr {
   bool inside = true;  // one product that leaves them out itself; else one for each block
   Attr attr() const {
     Attr a{.ints = {zero, inside}};
-    for (auto& s : sides) a.names.push_back(s.axis), a.ints.push_back(s.size);
+    for (auto& s : sides) {
+      a.names.push_back(s.axis);
+      a.ints.push_back(s.size);
+    }
+
     return a;
   }
   static MaskedAttr of(const Node& n) {

@@ -61,14 +61,18 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   auto key = [&](std::size_t u) {
     return std::tuple(by_age ? 0 : growth[u], s.units[u].order, place[u], u);
   };
-  auto enter = [&](std::size_t u) { place[u] = entered++, ready.insert(key(u)); };
+  auto enter = [&](std::size_t u) {
+    place[u] = entered++;
+    ready.insert(key(u));
+  };
   for (std::size_t u = 0; u < n; ++u)
     if (!waits[u]) enter(u);
   std::vector<bool> done(n);
   while (!ready.empty()) {
     auto u = std::get<3>(*ready.begin());
     ready.erase(ready.begin());
-    out.push_back(int(u)), done[u] = true;
+    out.push_back(int(u));
+    done[u] = true;
     for (auto* r : reads[u]) {
       auto& by = readers[r];
       if (--by.left != 1) continue;

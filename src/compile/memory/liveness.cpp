@@ -53,7 +53,10 @@ struct ArenaUse {
     for (int at = l.begin; at < l.end; ++at) bytes[std::size_t(at)] += size;
   }
   void add_scratch(const std::vector<Step>& all, int& at) {
-    for (auto& s : all) bytes[std::size_t(at++)] += s.scratch_bytes, add_scratch(s.loop.body, at);
+    for (auto& s : all) {
+      bytes[std::size_t(at++)] += s.scratch_bytes;
+      add_scratch(s.loop.body, at);
+    }
   }
   void walk(const std::vector<Step>& all, bool all_turns, int& at,
             std::vector<std::int64_t>& out) const {
@@ -63,8 +66,10 @@ struct ArenaUse {
       const auto turns = s.kind != Kind::loop ? 0
                          : all_turns          ? std::max<std::int64_t>(s.loop.trips, 1)
                                               : 1;
-      for (std::int64_t turn = 0; turn < turns; ++turn)
-        at = begin, walk(s.loop.body, all_turns, at, out);
+      for (std::int64_t turn = 0; turn < turns; ++turn) {
+        at = begin;
+        walk(s.loop.body, all_turns, at, out);
+      }
     }
   }
   std::vector<std::int64_t> run() {

@@ -20,7 +20,10 @@ using program::Step;
 
 struct Found {
   bool nan = false, inf = false;
-  void operator|=(const Found& o) { nan |= o.nan, inf |= o.inf; }
+  void operator|=(const Found& o) {
+    nan |= o.nan;
+    inf |= o.inf;
+  }
 };
 Found found_in(const Operand& x, const std::byte* at, std::size_t dim = 0) {
   Found out;
@@ -64,8 +67,11 @@ Operand reached(const program::Program& p, const Step& s, const program::View& v
   }
   auto dims = program::dims_of(s);
   for (std::size_t d = 0; d < dims.size() && d < v.strides.size(); ++d)
-    if (v.strides[d] != 0 || dims[d] == 0)
-      out.dims.push_back(dims[d]), out.view.strides.push_back(v.strides[d]);
+    if (v.strides[d] != 0 || dims[d] == 0) {
+      out.dims.push_back(dims[d]);
+      out.view.strides.push_back(v.strides[d]);
+    }
+
   return out;
 }
 
@@ -105,7 +111,9 @@ Step look_at(const program::Program& p, const Step& s) {
   for (auto& i : s.fused.code)
     if (i.code == program::Code::constant)
       call->known |= {std::isnan(i.number), std::isinf(i.number)};
-  call->op = s.why, call->where = s.where, call->made = made.size();
+  call->op = s.why;
+  call->where = s.where;
+  call->made = made.size();
   made.insert(made.end(), read.begin(), read.end());
   Step out{.kind = Kind::host, .why = s.why, .where = s.where};
   out.host = {std::move(made), std::move(call), false};

@@ -68,8 +68,9 @@ StartedCall started(const Step& s, bool ahead) {
       if (slots.insert(op.view.slot).second)
         views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
-  note(s.collective.x, o.goes_on.reads, o.finish.finish.x),
-      note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
+  note(s.collective.x, o.goes_on.reads, o.finish.finish.x);
+
+  note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
   return o;
 }
 
@@ -208,7 +209,8 @@ class Overlap {
         int mine = 0, here = 0;
         for (std::size_t j = 0; j < l.body.size(); ++j) {
           auto times = accesses_to(l.body[j], slot);
-          here += times, mine += g.steps.count(j) > 0 ? times : 0;
+          here += times;
+          mine += g.steps.count(j) > 0 ? times : 0;
           bool reads = times > 0 && g.steps.count(j) == 0;
           if (reads && (k != i || j < i || touched[j].writes.count(slot))) return {};
           if (reads) g.last = std::max(g.last, j);
@@ -315,7 +317,8 @@ void look(const std::vector<Step>& steps, bool part, std::map<int, Said>& calls)
     auto& s = steps[k];
     if (s.kind == Kind::collective && s.collective.call >= 0) {
       auto& c = calls[s.collective.call];
-      c.ahead |= part && c.start, c.next_turn |= c.waits && !c.ahead;
+      c.ahead |= part && c.start;
+      c.next_turn |= c.waits && !c.ahead;
       if (!c.start) c.start = &s;
     } else if (s.kind == Kind::finish) {
       auto next = k + 1;

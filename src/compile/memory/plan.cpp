@@ -65,7 +65,8 @@ struct MemoryPlanner {
 
   void drop(Step& s) {  // drop_empty takes it out afterwards
     if (verified) dropped.emplace(&s, s);
-    s.kind = Kind::fused, s.fused = {};
+    s.kind = Kind::fused;
+    s.fused = {};
   }
 
   // ---- liveness: of a slot and all that share its memory ----
@@ -85,14 +86,17 @@ struct MemoryPlanner {
     if (all.empty()) return l;
     auto home = p.slot(slot).home;
     bool given = home == Home::argument;  // made before all steps
-    l.first = given ? 0 : all.front().at, l.last = all.back().at;
+    l.first = given ? 0 : all.front().at;
+    l.last = all.back().at;
     // what is touched inside and outside of a loop stays there for all its turns
     for (auto& s : spans) {
       auto count = std::count_if(all.begin(), all.end(),
                                  [&](auto& a) { return a.at > s.begin && a.at < s.end; });
       // Of a result each turn may make a part.
-      if (count > 0 && (given || home == Home::result || std::size_t(count) < all.size()))
-        l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);
+      if (count > 0 && (given || home == Home::result || std::size_t(count) < all.size())) {
+        l.first = std::min(l.first, s.begin);
+        l.last = std::max(l.last, s.end);
+      }
     }
     if ((given && !is_donated(slot)) || home == Home::result) l.last = kForever;
     return l;
@@ -110,7 +114,8 @@ struct MemoryPlanner {
   void share(int slot, int with) {  // slot lies in the memory of `with`
     int r = root[std::size_t(slot)] = find_root(with);
     auto &a = liveness_in(r), &b = liveness_in(slot);
-    a.first = std::min(a.first, b.first), a.last = std::max(a.last, b.last);
+    a.first = std::min(a.first, b.first);
+    a.last = std::max(a.last, b.last);
   }
   bool counts_by(const View& v, int memory) const {  // a term reads it
     return std::any_of(v.terms.begin(), v.terms.end(),
@@ -171,7 +176,10 @@ struct MemoryPlanner {
       bool first = is_donated(x) && liveness_in(x).last != kForever;  // of the results that it is
       bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) &&
                  may_share_memory(x, o);
-      if (may) share(o, x), drop(*s);
+      if (may) {
+        share(o, x);
+        drop(*s);
+      }
     }
   }
   // Makes both sides of a copy one memory, if that may be.
@@ -465,7 +473,11 @@ struct MemoryPlanner {
         if (o->liveness.last < item.liveness.first || o->liveness.first > item.liveness.last)
           continue;
         auto gap = *o->offset - end;
-        if (gap >= aligned(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
+        if (gap >= aligned(item.bytes) && (best < 0 || gap < best_gap)) {
+          best = end;
+          best_gap = gap;
+        }
+
         end = std::max(end, *o->offset + aligned(o->bytes));
       }
       *item.offset = best < 0 ? end : best;
@@ -518,13 +530,20 @@ struct MemoryPlanner {
   // are gaps.
   void report_peak(const Items& items) {
     std::vector<std::int64_t> grows(moments.size() + 1);
-    for (auto& i : items)
-      grows[std::size_t(i.liveness.first)] += i.bytes,
-          grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
+    for (auto& i : items) {
+      grows[std::size_t(i.liveness.first)] += i.bytes;
+
+      grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
+    }
+
     std::int64_t now = 0, most = 0;
     int at = 0;
     for (int t = 0; t <= last(); ++t)
-      if (now += grows[std::size_t(t)]; now > most) most = now, at = t;
+      if (now += grows[std::size_t(t)]; now > most) {
+        most = now;
+        at = t;
+      }
+
     std::int64_t gaps = p.arena_bytes;
     for (auto& i : items) {
       if (i.liveness.first > at || i.liveness.last < at) continue;
@@ -540,8 +559,11 @@ struct MemoryPlanner {
   void run() {
     access.resize(p.slots.size());
     walk(p.steps, -1);
-    for (int s = 0; s < int(p.slots.size()); ++s)
-      root.push_back(s), liveness.push_back(liveness_of(s));
+    for (int s = 0; s < int(p.slots.size()); ++s) {
+      root.push_back(s);
+      liveness.push_back(liveness_of(s));
+    }
+
     if (optional) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!has_own_memory(s)) p.slot(s).alias = find_root(s);

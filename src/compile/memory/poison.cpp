@@ -42,7 +42,8 @@ struct Poison {
         if (gathered.count(p.memory(slot))) out.insert(p.memory(slot));
       });
     };
-    add(step), each_step(step.loop.body, add);
+    add(step);
+    each_step(step.loop.body, add);
     return out;
   }
   Step filled(int memory) const {
@@ -64,7 +65,11 @@ struct Poison {
     std::map<int, std::size_t> last, times;
     for (std::size_t k = 0; k < steps.size(); ++k)
       for (int m : touched(steps[k]))
-        if (memories.count(m)) last[m] = k, ++times[m];
+        if (memories.count(m)) {
+          last[m] = k;
+          ++times[m];
+        }
+
     std::vector<Step> out;
     for (std::size_t k = 0; k < steps.size(); ++k) {
       std::set<int> inside, behind;

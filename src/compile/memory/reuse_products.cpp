@@ -113,7 +113,8 @@ struct ReuseSearch {
       auto reach = plain ? extent(*a.view, *a.step) : std::nullopt;
       if (!reach) return r;
       auto bytes = bytes_of(a.view->dtype);
-      end = std::max(end, (a.view->offset + *reach) * bytes),
+      end = std::max(end, (a.view->offset + *reach) * bytes);
+
       step = std::max(step, a.view->terms[0].stride * bytes);
     }
     std::int64_t unit = bytes_of(product.contract.out.dtype),
@@ -125,7 +126,9 @@ struct ReuseSearch {
     // room >= each + (turns - 1) * max(each, step)
     if (room < each) return r;
     r.turns = std::min(loop.trips, 1 + (room - each) / std::max(each, step));
-    r.each = each / unit, r.start = all / unit - r.turns * r.each, r.host = slot;
+    r.each = each / unit;
+    r.start = all / unit - r.turns * r.each;
+    r.host = slot;
     return r;
   }
   // The products of two loops that spare most.
@@ -143,8 +146,10 @@ struct ReuseSearch {
         for (std::size_t made = 0; made < a.loop.body.size(); ++made)
           for (std::size_t again = 0; again < b.loop.body.size(); ++again)
             if (auto r = best_host({first, later, made, again}))
-              if (auto saved = r->turns * points(dims_of(b.loop.body[again])); saved > most)
-                most = saved, found = r;
+              if (auto saved = r->turns * points(dims_of(b.loop.body[again])); saved > most) {
+                most = saved;
+                found = r;
+              }
       }
     }
     return found;
@@ -170,7 +175,8 @@ void redirect(program::Loop& loop, int slot, const Reuse& r) {
   each_step(loop.body, [&](Step& s) {
     each_view(s, [&](View& v, bool) {
       if (v.slot != slot) return;
-      v.slot = r.host, v.offset += r.start;
+      v.slot = r.host;
+      v.offset += r.start;
       v.terms.push_back({.loop = loop.variable, .stride = r.each});
     });
   });
@@ -179,18 +185,23 @@ void redirect(program::Loop& loop, int slot, const Reuse& r) {
 Step rest_of(Program& p, int top, const Accesses& access, std::int64_t turn) {
   Step rest = p.steps[std::size_t(top)];
   auto was = rest.loop.variable;
-  rest.loop.variable = p.loops++, rest.loop.trips -= turn;
+  rest.loop.variable = p.loops++;
+  rest.loop.trips -= turn;
   std::map<int, int> variables{{was, rest.loop.variable}}, own;
   each_step(rest.loop.body, [&](Step& s) {
-    if (s.kind == Kind::loop && s.loop.variable >= 0)
-      variables[s.loop.variable] = p.loops, s.loop.variable = p.loops++;
+    if (s.kind == Kind::loop && s.loop.variable >= 0) {
+      variables[s.loop.variable] = p.loops;
+      s.loop.variable = p.loops++;
+    }
   });
   for (int slot = 0; slot < int(access.size()); ++slot) {
     auto& use = access[std::size_t(slot)];
     bool here =
         !use.empty() && std::all_of(use.begin(), use.end(), [&](auto& a) { return a.at == top; });
-    if (here && p.slot(slot).home == Home::arena)
-      own[slot] = int(p.slots.size()), p.slots.push_back(program::Slot(p.slot(slot)));
+    if (here && p.slot(slot).home == Home::arena) {
+      own[slot] = int(p.slots.size());
+      p.slots.push_back(program::Slot(p.slot(slot)));
+    }
   }
   auto put = [](int& number, const std::map<int, int>& by) {
     if (auto to = by.find(number); to != by.end()) number = to->second;
@@ -203,7 +214,8 @@ Step rest_of(Program& p, int top, const Accesses& access, std::int64_t turn) {
       put(v.slot, own);
       for (auto& t : v.terms) {
         if (t.loop == was && v.slot >= 0) v.offset += turn * t.stride;
-        put(t.loop, variables), put(t.slot, own);
+        put(t.loop, variables);
+        put(t.slot, own);
       }
     });
   });

@@ -221,8 +221,11 @@ struct ProgramCheck {
     Walks walks;
     std::int64_t points = 1;
     for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
-      if (dims[d] > 1 && v.strides[d] != 0)
-        walks.emplace_back(std::abs(v.strides[d]), dims[d]), points *= dims[d];
+      if (dims[d] > 1 && v.strides[d] != 0) {
+        walks.emplace_back(std::abs(v.strides[d]), dims[d]);
+        points *= dims[d];
+      }
+
     return elements_of(walks) < points;
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
@@ -230,13 +233,16 @@ struct ProgramCheck {
     written.insert(memory(slot));
     if (again == 0) {
       auto& f = filled.try_emplace(memory(slot), Filled{more.begin, more.end}).first->second;
-      f.begin = std::min(f.begin, more.begin), f.end = std::max(f.end, more.end);
+      f.begin = std::min(f.begin, more.begin);
+      f.end = std::max(f.end, more.end);
       f.bytes = std::min(f.bytes + more.bytes, most_elements);
     }
     if (!placed) return;
     wrote[slot] = now;
     auto mine = std::size_t(memory(slot));
-    last_write[mine] = now, last_writer[mine] = slot, last_turn[mine] = turn;
+    last_write[mine] = now;
+    last_writer[mine] = slot;
+    last_turn[mine] = turn;
   }
   // Calls that go on beside the work have their arrays to themselves.
   bool shares(const std::set<int>& all, int slot) const {
@@ -259,8 +265,10 @@ struct ProgramCheck {
     for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
   }
   void find_overlaps() {
-    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1),
-        last_scratch = last_writer = last_turn = last_write;
+    beside.resize(p.slots.size());
+    last_write.assign(p.slots.size(), -1);
+
+    last_scratch = last_writer = last_turn = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
@@ -275,8 +283,10 @@ struct ProgramCheck {
               [&](int a, int b) { return p.slot(a).offset < p.slot(b).offset; });
     for (auto a = in_arena.begin(); a != in_arena.end(); ++a)
       for (auto b = a + 1;
-           b != in_arena.end() && p.slot(*b).offset < p.slot(*a).offset + p.slot(*a).bytes; ++b)
-        beside[std::size_t(*a)].push_back(*b), beside[std::size_t(*b)].push_back(*a);
+           b != in_arena.end() && p.slot(*b).offset < p.slot(*a).offset + p.slot(*a).bytes; ++b) {
+        beside[std::size_t(*a)].push_back(*b);
+        beside[std::size_t(*b)].push_back(*a);
+      }
   }
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
@@ -303,11 +313,13 @@ struct ProgramCheck {
       auto outer = std::exchange(last, false);
       auto outer_turn = std::exchange(turn, now);
       steps(s.loop.body);
-      last = true, turn = now;  // once more: what the first turn wrote over the second may read
+      last = true;
+      turn = now;  // once more: what the first turn wrote over the second may read
       ++again;
       if (placed && s.loop.trips > 1) steps(s.loop.body);
       --again;
-      last = outer, turn = outer_turn;
+      last = outer;
+      turn = outer_turn;
       turns.erase(s.loop.variable);
     }
   }
@@ -372,7 +384,10 @@ struct GatheredCheck {
           refuse(s, loop ? "a carry of a loop is gathered" : "it is read before it is written");
         if (!writes && over.count(made->second)) refuse(s, "a value that a loop keeps is gathered");
       });
-      if (s.kind == Kind::loop) steps(s.loop.body, &s), over.insert(&s);
+      if (s.kind == Kind::loop) {
+        steps(s.loop.body, &s);
+        over.insert(&s);
+      }
     }
   }
 };

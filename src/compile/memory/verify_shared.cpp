@@ -99,8 +99,11 @@ struct SharedCheck {
         continue;
       }
       around.push_back({s.loop.variable, now, now});
-      for (int turn = 0; turn < std::min<std::int64_t>(s.loop.trips, 2); ++turn)
-        around.back().turn = now, steps(s.loop.body);
+      for (int turn = 0; turn < std::min<std::int64_t>(s.loop.trips, 2); ++turn) {
+        around.back().turn = now;
+        steps(s.loop.body);
+      }
+
       around.pop_back();
     }
   }

@@ -55,9 +55,8 @@ struct FusedCheck {
                          name_of(should));
     for (int k = 0; k < operands_of(i.code) && !converts(i.code); ++k) {
       const bool decides = i.code == Code::select && k == 0;
-      is = operand(i, k).dtype, should = decides            ? DType::boolean
-                                         : compares(i.code) ? operand(i, 0).dtype
-                                                            : i.dtype;
+      is = operand(i, k).dtype;
+      should = decides ? DType::boolean : compares(i.code) ? operand(i, 0).dtype : i.dtype;
       if (is != should)
         return fmt::format("operand {} of instruction {} is {}, and should be {}", k, at,
                            name_of(is), name_of(should));

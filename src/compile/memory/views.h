@@ -55,26 +55,36 @@ template <class S, class F> void each_view(S& s, F f) {
       }
       break;
     case Kind::contract:
-      f(s.contract.a, false), f(s.contract.b, false);
+      f(s.contract.a, false);
+      f(s.contract.b, false);
       if (s.contract.shown.flags.slot >= 0) f(s.contract.shown.flags, false);
       if (s.contract.accumulate) f(s.contract.out, false);
       f(s.contract.out, true);
       break;
     case Kind::gather:
-      ids(s.gather.indexed), f(s.gather.table, false), f(s.gather.out, true);
+      ids(s.gather.indexed);
+      f(s.gather.table, false);
+      f(s.gather.out, true);
       break;
     case Kind::scatter:
-      ids(s.scatter.indexed), f(s.scatter.updates, false), f(s.scatter.target, false),
-          f(s.scatter.target, true);
+      ids(s.scatter.indexed);
+      f(s.scatter.updates, false);
+      f(s.scatter.target, false);
+
+      f(s.scatter.target, true);
       break;
     case Kind::sort:
-      f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true);
+      f(s.sort.x, false);
+      f(s.sort.out, true);
+      f(s.sort.indices, true);
       break;
     case Kind::cumulative:
-      f(s.cumulative.x, false), f(s.cumulative.out, true);
+      f(s.cumulative.x, false);
+      f(s.cumulative.out, true);
       break;
     case Kind::copy:
-      f(s.copy.x, false), f(s.copy.out, true);
+      f(s.copy.x, false);
+      f(s.copy.out, true);
       break;
     case Kind::custom:
       for (auto& x : s.custom.arrays) f(x, &x == &s.custom.arrays.back());
@@ -107,7 +117,10 @@ template <class F> void each_access(const program::Step& s, F f) {
 }
 // f(step) of all steps, those of loops behind the loop.
 template <class Steps, class F> void each_step(Steps& steps, const F& f) {
-  for (auto& s : steps) f(s), each_step(s.loop.body, f);
+  for (auto& s : steps) {
+    f(s);
+    each_step(s.loop.body, f);
+  }
 }
 
 // An access to a slot, `at` a step by its number. view: none where a term of another view reads it.

@@ -102,8 +102,13 @@ struct Bucketing {
         bool apart = overlap && b <= kSmall;
         auto& [bucket, full] =
             open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k], apart}];
-        if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
-        s.bucket = bucket, full += b;
+        if (full == 0 || full + b > kBucket) {
+          bucket = ++buckets;
+          full = 0;
+        }
+
+        s.bucket = bucket;
+        full += b;
       } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
         // Gathers one by one, or all gathered arrays would be live at once; but the small ones with
         // the first.
@@ -111,8 +116,10 @@ struct Bucketing {
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)
           s.bucket = bucket = ++buckets;
-        else if (b <= kSmall && small + b <= kBucket)
-          s.bucket = bucket, small += b;
+        else if (b <= kSmall && small + b <= kBucket) {
+          s.bucket = bucket;
+          small += b;
+        }
       }
     }
     order(r, versions, ready);
@@ -154,8 +161,11 @@ struct Bucketing {
     for (auto& [u, all] : members)
       for (int k : all)
         for (int x : reads[std::size_t(k)])
-          if (plan.version(x).body == r && plan.version(x).live && unit(x) != u)
-            users[unit(x)].insert(u), waits[u].insert(unit(x));
+          if (plan.version(x).body == r && plan.version(x).live && unit(x) != u) {
+            users[unit(x)].insert(u);
+            waits[u].insert(unit(x));
+          }
+
     std::set<std::pair<int, int>> ready;
     std::map<int, std::size_t> left;
     for (auto& [u, at] : place) {

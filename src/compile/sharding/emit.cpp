@@ -28,10 +28,13 @@ class Emitter {
 
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
     std::vector<NodePtr> out;
-    for (auto& i : in)
+    for (auto& i : in) {
       out.push_back(prim::input(local_axes(i.whole->axes, i.at, mesh_, device_), i.whole->dtype,
-                                i.whole->origin.module)),
-          given_[i.whole.get()] = out.back();
+                                i.whole->origin.module));
+
+      given_[i.whole.get()] = out.back();
+    }
+
     return out;
   }
   Nodes run() {
@@ -194,8 +197,11 @@ class Emitter {
     auto monoid = Monoid::sum;
     bool first = true;
     for (auto& [m, how] : s.at.partial)
-      if (!version(s.in[0]).at.pending(m))
-        first &= coordinate(mesh_, device_, m) == 0, monoid = how;
+      if (!version(s.in[0]).at.pending(m)) {
+        first &= coordinate(mesh_, device_, m) == 0;
+        monoid = how;
+      }
+
     return first ? x : nothing_instead_of(x, monoid);
   }
   // Not before x is there: every device takes part in the collectives that x is made by.
@@ -240,7 +246,8 @@ class Emitter {
       auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index),
                               IndexAttr::of(*index).depth);
       own_turns_[index.get()] = {turn, start};
-      out.axis = out.axis.resize(size), index = turn;
+      out.axis = out.axis.resize(size);
+      index = turn;
     }
     for (std::size_t b = 0; b < p.bodies.size(); ++b) {
       in_body(p.bodies[b]);
@@ -302,7 +309,9 @@ class Emitter {
     auto& p = plan_.loop(s.loop);
     forget(p.bodies[0]);
     own_turns_[loop_of(*node(s)).index[0].get()] = std::move(turn);
-    round.known = round.results, round.parts.clear(), round.sends_back = false;
+    round.known = round.results;
+    round.parts.clear();
+    round.sends_back = false;
     round.index = round.flag ? prim::index(kOnce, 0, 1, kRoundDepth + s.loop) : nullptr;
     if (round.flag)
       for (auto& known : round.known) known = prim::carry(round.index, known->axes, known->dtype);
@@ -331,7 +340,9 @@ class Emitter {
   // zeros.
   static Nodes made_if(const Round& round, const Nodes& values, const std::vector<int>& back) {
     Loop l;
-    l.axis = kOnce, l.index = {round.index}, l.drop = true;
+    l.axis = kOnce;
+    l.index = {round.index};
+    l.drop = true;
     auto flag = prim::carry(round.index, {}, DType::boolean);
     l.results.push_back({Fold::carry, Monoid::sum, {flag}, round.flag, flag, true});
     for (std::size_t k = 0; k < values.size(); ++k) {
@@ -352,7 +363,8 @@ class Emitter {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
     auto& index = l.index[0];
-    round.flag = nullptr, round.looks_ahead = true;
+    round.flag = nullptr;
+    round.looks_ahead = true;
     begin_turn(s, round, {index, 0});
     in_body(p.bodies[0]);
     round.looks_ahead = false;
@@ -439,8 +451,11 @@ class Emitter {
                  : h.kind == Hop::Kind::all_gather     ? Wire::all_gather
                  : h.kind == Hop::Kind::reduce_scatter ? Wire::reduce_scatter
                                                        : Wire::exchange;
-    for (int m : h.over)
-      w.how.over.push_back(m), w.how.ranks *= mesh_.axes()[std::size_t(m)].second;
+    for (int m : h.over) {
+      w.how.over.push_back(m);
+      w.how.ranks *= mesh_.axes()[std::size_t(m)].second;
+    }
+
     for (int k : members) {
       auto& s = version(k);
       auto& n = *node(s);
@@ -534,7 +549,8 @@ class Emitter {
     auto& other = local(&version(s.in[0]) == &gather ? s.in[1] : s.in[0]);
     auto& block = local(gather.in[0]);
     Wiring w;
-    w.out = {axes_of(s)}, w.along = {gather.hop.axis};
+    w.out = {axes_of(s)};
+    w.along = {gather.hop.axis};
     hand_on(w, block->axes, gather.hop.over, mesh_, device_);
     w.how.sent_bytes = gather.hop.bytes / (w.ranks - 1);
     w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
@@ -583,8 +599,11 @@ class Emitter {
     if (runs.size() == 1 && runs[0].second == axis.size) return x;
     Nodes parts;
     axis.size = 0;
-    for (auto [from, size] : runs)
-      parts.push_back(prim::slice(x, p.axis, from, size)), axis.size += size;
+    for (auto [from, size] : runs) {
+      parts.push_back(prim::slice(x, p.axis, from, size));
+      axis.size += size;
+    }
+
     return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
   static std::vector<Piece> far(const Version& s) {  // those that others may have

@@ -33,9 +33,12 @@ BlockPosition position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
     std::int64_t size = l.parts[k].size, count = ranks(mesh, l.cuts[k]),
                  step = std::max<std::int64_t>(1, (size + count - 1) / count);
     auto at = i % size, block = at / step, here = std::min(step, size - block * step);
-    p.block += block * blocks, p.at += (at - block * step) * row;
+    p.block += block * blocks;
+    p.at += (at - block * step) * row;
     if (k + 1 == l.parts.size()) p.left = here - (at - block * step);
-    blocks *= count, row *= here, i /= size;
+    blocks *= count;
+    row *= here;
+    i /= size;
   }
   return p;
 }
@@ -67,7 +70,8 @@ std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const M
         out.back().size += n;  // the next row
       else
         out.push_back({p.block, p.at, mine, n, 1});
-      i += n, mine += n;
+      i += n;
+      mine += n;
     }
   return out;
 }
@@ -114,8 +118,11 @@ Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut&
   if (in_parts(p, target)) {
     auto over = lie_of(p.given, p, source, from).over();
     Got got{0, 0};
-    for (auto& r : runs_of(source, target, p, from, to, mesh, device))
-      got.all += r.size, got.own += with_block(device, r.block, over, mesh) == device ? r.size : 0;
+    for (auto& r : runs_of(source, target, p, from, to, mesh, device)) {
+      got.all += r.size;
+      got.own += with_block(device, r.block, over, mesh) == device ? r.size : 0;
+    }
+
     return got;
   }
   auto [low, length] = block_of(target, to, mesh, device);
@@ -152,8 +159,11 @@ std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& a
           if (giver >= 0 && with_block(giver, r.block, cut, mesh) != giver) continue;
           auto n = s;
           n.from = with_block(n.from, r.block, cut, mesh);
-          n.start.push_back(r.theirs), n.at.push_back(r.mine), n.dims.push_back(r.size),
-              n.step.push_back(r.step);
+          n.start.push_back(r.theirs);
+          n.at.push_back(r.mine);
+          n.dims.push_back(r.size);
+
+          n.step.push_back(r.step);
           next.push_back(std::move(n));
         }
       some = std::move(next);
@@ -173,7 +183,8 @@ std::vector<int> group_of(int device, const Cut& over, const Mesh& mesh) {
 
 void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, int device) {
   auto group = group_of(device, over, mesh);
-  w.ranks = int(group.size()),
+  w.ranks = int(group.size());
+
   w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
   program::Dims dims;
   for (auto& a : block) dims.push_back(a.size);
@@ -183,7 +194,8 @@ void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, in
   const program::Dims start(dims.size(), 0), step(dims.size(), 1);
   w.how.wire = program::Wire::exchange;
   for (int m : over) w.how.over.push_back(m);
-  w.how.sends = {{neighbour(-1), 0, start, dims, step}},
+  w.how.sends = {{neighbour(-1), 0, start, dims, step}};
+
   w.how.receives = {{neighbour(1), 0, start, dims, step}};
 }
 
@@ -243,7 +255,8 @@ double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const 
       for (std::size_t d = 0; d < axes.size() && all > 0; ++d) {
         auto got = got_along(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name),
                              mesh, device);
-        all *= double(got.all), own *= double(got.own);
+        all *= double(got.all);
+        own *= double(got.own);
       }
       moved += all - own;
     }

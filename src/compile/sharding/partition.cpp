@@ -36,7 +36,10 @@ struct Partition::Impl {
       roots = std::move(more);
       make(options.regather);
       idle = plan.bytes < least ? 0 : idle + 1;
-      if (idle == 0) best = roots, least = plan.bytes;
+      if (idle == 0) {
+        best = roots;
+        least = plan.bytes;
+      }
     }
     if (plan.bytes <= least) return;
     roots = std::move(best);

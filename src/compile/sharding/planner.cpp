@@ -33,8 +33,12 @@ Planner::Planner(Whole& whole, const PartitionOptions& options,
 }
 
 Run Planner::run(const Choices& choices, bool contests) {
-  choices_ = &choices, contests_ = contests;
-  now_ = {}, open_.clear(), pins_.clear(), stacks_.clear();
+  choices_ = &choices;
+  contests_ = contests;
+  now_ = {};
+  open_.clear();
+  pins_.clear();
+  stacks_.clear();
   now_.plan.bodies.emplace_back();
   fit_tables();
   for (auto& i : inputs_) {
@@ -63,7 +67,8 @@ void Planner::put_first(int n, Version v, double points) {
 void Planner::fit_tables() { now_.nodes.resize(whole_.values.size()); }
 int Planner::add(Version s) {
   int k = int(now_.plan.versions.size());
-  s.body = body_of(s.node), s.cause = cause_;
+  s.body = body_of(s.node);
+  s.cause = cause_;
   now_.plan.body(s.body).versions.push_back(k);
   now_.plan.versions.push_back(std::move(s));
   return k;

@@ -67,7 +67,9 @@ void Planner::shift(int n, const Sharding& work) {
   auto read = [&](int x, Stretch r) {
     if (waits_to_shift(x)) {
       auto below = node(x).op->stretches(node(x))[0];
-      r.from = below.from + r.from * below.step, r.step *= below.step, x = operand(x, 0);
+      r.from = below.from + r.from * below.step;
+      r.step *= below.step;
+      x = operand(x, 0);
     }
     auto need = rules::needed(me, 0, work, mesh_);
     if (!generated(x)) {
@@ -94,7 +96,11 @@ void Planner::shift(int n, const Sharding& work) {
     fit_tables();
     read(x, {.to = done_to, .size = to - done_to});
   };
-  for (auto& r : me.op->stretches(me)) zeros(r.to), read(in[r.operand], r);
+  for (auto& r : me.op->stretches(me)) {
+    zeros(r.to);
+    read(in[r.operand], r);
+  }
+
   zeros(haliax::find(me, axis)->size);
   s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
            exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};

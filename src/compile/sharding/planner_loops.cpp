@@ -83,7 +83,10 @@ Cut Planned::shared_turns(int n) const {
     auto& walked = *haliax::find(*me.in[0], SliceAttr::of(me).axis);
     if (walked.size != l.axis.size || SliceAttr::of(me).start != 0) return {};
     auto cut = first(operand(s, 0)).cut(walked.name);
-    if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
+    if (!cut.empty() && me.in[0]->bytes() > most) {
+      turns = cut;
+      most = me.in[0]->bytes();
+    }
   }
   if (shares_work(n, l.axis.name, turns)) return {};
   // Not at the price of a weight that the mapping cuts, gathered.
@@ -158,13 +161,17 @@ void Planner::loop(int n) {
     LoopAttempt a{
         n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
     now_.plan.loops.push_back({.node = n});
-    a.plan.inside.resize(count), a.plan.at.resize(count), a.plan.value.resize(count),
-        a.plan.carry.resize(count);
+    a.plan.inside.resize(count);
+    a.plan.at.resize(count);
+    a.plan.value.resize(count);
+
+    a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
     for (std::size_t b = 0; b < l.index.size(); ++b) plan_body(a, b);
     bool stuck = !a.changed && is_stuck(a);
     if (!a.changed && !stuck) return finish_loop(a);
-    carried = std::move(a.carried), now_ = std::move(before);
+    carried = std::move(a.carried);
+    now_ = std::move(before);
     if (stuck) round = {};
     fit_tables();
   }
@@ -210,12 +217,18 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   }
   if (r.carry) {
     auto natural = loose ? carried : first(v);
-    if (!a.last && carried.whole() && !natural.dims.empty())
-      carried.dims = natural.dims, a.changed = true;
+    if (!a.last && carried.whole() && !natural.dims.empty()) {
+      carried.dims = natural.dims;
+      a.changed = true;
+    }
+
     if (!a.last && accumulates(a.n, k, b))
       for (auto [x, m] : natural.partial)
-        if (m == Monoid::sum && !carried.pending(x) && !carried.cuts(x))
-          carried.pend(x, m), a.changed = true;
+        if (m == Monoid::sum && !carried.pending(x) && !carried.cuts(x)) {
+          carried.pend(x, m);
+          a.changed = true;
+        }
+
     inside = carried;
   } else if (b == 0) {
     inside = without(kept(v, r), a.blocked);

@@ -72,7 +72,10 @@ struct Regather {
     std::set<int> places;
     for (int k : g.readers) places.insert(place(k, g.body));
     for (auto at = places.begin(), next = std::next(at); next != places.end(); at = next++)
-      if (*next - *at > g.first - g.last) g.last = *at, g.first = *next;
+      if (*next - *at > g.first - g.last) {
+        g.last = *at;
+        g.first = *next;
+      }
   }
   // A weight that is gathered in r, for those who read it here, and for each loop. None: it is read
   // as a whole.
@@ -92,7 +95,8 @@ struct Regather {
     }
     std::vector<Gathered> out;
     for (auto& [body, g] : parts) {
-      g.made = all.made, g.bytes = all.bytes;
+      g.made = all.made;
+      g.bytes = all.bytes;
       find_places(g);
       out.push_back(std::move(g));
     }
@@ -153,9 +157,11 @@ struct Regather {
       Version s = plan.version(k);
       for (int& x : s.in)
         if (twin.count(x)) x = twin[x];
-      s.cause = plan.version(first).node, s.body = r;
+      s.cause = plan.version(first).node;
+      s.body = r;
       twin[k] = int(plan.versions.size());
-      plan.versions.push_back(std::move(s)), readers.emplace_back();
+      plan.versions.push_back(std::move(s));
+      readers.emplace_back();
       before = versions.insert(before, twin[k]) + 1;
     }
     for (auto& [k, t] : twin) {
@@ -207,7 +213,8 @@ struct Regather {
     std::vector<Gathered> waiting, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
-      g.made = parts[0].made, g.bytes = parts[0].bytes;
+      g.made = parts[0].made;
+      g.bytes = parts[0].bytes;
       for (auto& part : parts)
         g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
       find_places(g);

@@ -122,7 +122,8 @@ struct MoveReport {
     if (!m.origin.module) m.origin.module = module_of(s.node);
     if (m.gathers()) m.asked = s.goes_round() ? Asked::blocks : requests.by(s);
     m.at_most = s.goes_round() && may_spare(plan, whole, s.body);
-    m.bytes = s.hop.bytes / times, m.turns = plan.body(s.body).turns * times;
+    m.bytes = s.hop.bytes / times;
+    m.turns = plan.body(s.body).turns * times;
     for (int r = s.body; r > 0; r = plan.body(r).parent) {
       auto& l = loop_of(node(plan.loop(plan.body(r).loop).node));
       m.loops.insert(m.loops.begin(), l.axis.name);
@@ -138,7 +139,9 @@ struct MoveReport {
     // what nobody asked for stands first
     if (m.asked == Asked::nobody && call.asked != Asked::nobody) {
       call.arrays.insert(call.arrays.begin(), std::move(m.arrays[0]));
-      call.cause = m.cause, call.origin = m.origin, call.asked = m.asked;
+      call.cause = m.cause;
+      call.origin = m.origin;
+      call.asked = m.asked;
     } else {
       call.arrays.push_back(std::move(m.arrays[0]));
     }

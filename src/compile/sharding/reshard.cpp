@@ -61,7 +61,11 @@ struct Resharding {
       auto monoid = Monoid::sum;
       bool mixed = false;
       for (auto& [x, m] : now.partial)
-        if (over.has(x)) mixed |= m != monoid && x != over[0], monoid = m;
+        if (over.has(x)) {
+          mixed |= m != monoid && x != over[0];
+          monoid = m;
+        }
+
       if (mixed) continue;
       auto next = now;
       next.set(name, cut);
@@ -78,7 +82,11 @@ struct Resharding {
     std::vector<int> placed;
     for (auto& [name, want] : to.dims) {
       int n = 0;
-      while (n < want.size() && now.cuts(want[n])) placed.push_back(want[n]), ++n;
+      while (n < want.size() && now.cuts(want[n])) {
+        placed.push_back(want[n]);
+        ++n;
+      }
+
       next.set(name, want.prefix(n));
     }
     for (auto& [name, have] : now.dims) {
@@ -119,7 +127,11 @@ struct Resharding {
       auto next = now;
       Cut over;
       for (auto& [x, how] : now.partial)
-        if (how == m && !stays(x, how)) over.push_back(x), next.resolve(x);
+        if (how == m && !stays(x, how)) {
+          over.push_back(x);
+          next.resolve(x);
+        }
+
       if (!over.empty())
         return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
     }

@@ -68,7 +68,9 @@ Repeated repeated(const Plan& plan, Whole& whole) {
         bool beside =
             earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
         if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
-        out.earlier = earlier, out.later = loop, out.nodes.push_back(n);
+        out.earlier = earlier;
+        out.later = loop;
+        out.nodes.push_back(n);
         break;
       }
       known[s.node].push_back({&s, &l});
@@ -117,7 +119,11 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       auto& s = plan.version(k);
       if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too))
         continue;
-      if (!looked) t = twin_of(whole, whole.level(l.node, 0).order, index[0].get()), looked = true;
+      if (!looked) {
+        t = twin_of(whole, whole.level(l.node, 0).order, index[0].get());
+        looked = true;
+      }
+
       if (!t.earlier) break;
       auto& rematerialised = whole.ptr(s.node);
       if (t.to.count(rematerialised.get())) continue;  // kept already

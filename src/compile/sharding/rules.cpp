@@ -86,7 +86,8 @@ bool may_cut(const Node& n, Name a, const Cut& cut, const Sharding& work, const 
   bool there = has(n.axes, a), whole = there && along(n, kResultSide, a).way == Way::whole;
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) {
     if (!(rule.point == a)) return;
-    there = true, whole |= rule.way == Way::whole;
+    there = true;
+    whole |= rule.way == Way::whole;
   });
   return there && !whole;
 }

@@ -30,7 +30,8 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
     if (p.bytes >= b.bytes - 1 || p.points > most ||
         (strict && unasked(p, whole) > unasked(b, whole)))
       return false;
-    b = std::move(p), choices = c;
+    b = std::move(p);
+    choices = c;
     return true;
   };
   for (auto& [stack, at] : stacks) {
@@ -69,7 +70,8 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
     for (auto e = declined.begin(); e != d; ++e) {
       if (!meet(d->read, e->read) || meet(d->nodes, e->nodes)) continue;
       auto c = choices;
-      decide(c, *d), decide(c, *e);
+      decide(c, *d);
+      decide(c, *e);
       take(c);
     }
   return b;

@@ -120,7 +120,10 @@ struct PlanCheck {
       auto rule = along(n, kResultSide, a.name);
       bool maps = rule.way == Way::map;
       must(maps || v.at.cut(a.name).empty(), v, "it makes all of axis {}, which is cut", a.name);
-      if (maps) known.push_back(rule.point), work.set(rule.point, v.at.cut(a.name));
+      if (maps) {
+        known.push_back(rule.point);
+        work.set(rule.point, v.at.cut(a.name));
+      }
     }
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (v.in[k] < 0 || only_waits(n, k)) continue;
@@ -130,7 +133,8 @@ struct PlanCheck {
         if (rule.way == Way::regroup) continue;
         bool apart = rule.way == Way::whole || rule.way == Way::shift;
         if (!apart && !has(known, rule.point)) {
-          known.push_back(rule.point), work.set(rule.point, cut);
+          known.push_back(rule.point);
+          work.set(rule.point, cut);
           for (int m : cut) made.pend(m, rule.monoid);
         }
         // What a loop walks is cut as its turns are.
@@ -430,8 +434,9 @@ struct DeviceCheck {
       auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
       if (begin >= end) continue;
       parts.push_back(
-          {n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}),
-          zeros -= end - begin;
+          {n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step});
+
+      zeros -= end - begin;
     }
     if (zeros > 0) return out.push_back(r);
     for (auto& p : parts) positions_below(p, axis, out);
@@ -468,8 +473,14 @@ struct DeviceCheck {
         return fmt::format("position {} of {} is {} of what it is made of, and should be {}", at,
                            axis, x.from, y.from);
       });
-      for (auto* r : {&x, &y}) r->from += n * r->step, r->size -= n;
-      at += n, a += x.size == 0, b += y.size == 0;
+      for (auto* r : {&x, &y}) {
+        r->from += n * r->step;
+        r->size -= n;
+      }
+
+      at += n;
+      a += x.size == 0;
+      b += y.size == 0;
     }
     must(at == find(*mine, axis)->size, v,
          [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
@@ -480,7 +491,8 @@ struct DeviceCheck {
     std::int64_t out = 0, unit = 1;
     for (std::size_t k = lie.parts.size(); k-- > 0; unit *= lie.parts[k].size) {
       auto [first, size] = block_of(lie.parts[k], lie.cuts[k], whole.mesh, device);
-      out += (first + at % size) * unit, at /= size;
+      out += (first + at % size) * unit;
+      at /= size;
     }
     return out;
   }

@@ -80,7 +80,10 @@ const Whole::Level& Whole::level(int loop, std::size_t body) {
     if (n < 0 || (l && !varies_in(node(n), *l, body))) return;
     auto [entry, is_new] = s.users.try_emplace(n);
     entry->second.push_back(user);
-    if (is_new) todo.push_back(n), s.order.push_back(n);
+    if (is_new) {
+      todo.push_back(n);
+      s.order.push_back(n);
+    }
   };
   if (!l)
     for (int r : roots) reach(r, -1);
