@@ -374,7 +374,6 @@ Row gpt2_step() {
     auto next = step(g->model, g->state, ids, keys);
     g->model = std::move(next.model);
     g->state = std::move(next.opt_state);
-
     *loss = std::move(next.loss);
   };
   return {"gpt2",
@@ -423,7 +422,6 @@ std::vector<double> losses_of(const std::string& backend, int steps) {
   c.hidden_dim = 64;
   c.num_layers = 2;
   c.num_heads = 2;
-
   c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   if (o.small) {
     c.seq_len = 16;
@@ -450,7 +448,6 @@ std::vector<double> losses_of(const std::string& backend, int steps) {
     auto next = step(model, state, batches[std::size_t(k % 4)], keys);
     model = std::move(next.model);
     state = std::move(next.opt_state);
-
     out.push_back(next.loss.item());
   }
   return out;

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Lowest first. examples, then bench, tools and tests stand on top of everything.
 LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms", "src/nn",
           "src/compile/memory", "src/compile/loops", "src/compile/lower", "src/compile/sharding", "src/compile/chunk", "src/compile",
-          "src/runtime"]
+          "src/devices", "src/io", "src/runtime", "src/report"]
 APART = {"src/compile/sharding", "src/compile/chunk"}   # neither sees the other
 TOP = ["examples", "bench", "tools", "tests"]
 BACKEND_SEES = ["include/haliax", "src/base", "src/program"]

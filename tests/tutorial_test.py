@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a new user walks it: its files are written, its commands run, and what they print is what it shows."""
+"""The pages of Get started that a new user follows: their files are written, their commands run, and their outputs compared."""
 import os
 import pathlib
 import re
@@ -9,12 +9,12 @@ import unittest
 
 from consumer_test import LIBRARY, ROOT, install
 
-PAGE = ROOT / "docs/tutorial.md"
+TUTORIAL, QUICK_START = ROOT / "docs/get-started/tutorial.md", ROOT / "docs/get-started/quick-start.md"
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
 def alike(shown, printed):
-    """The same words; numbers may differ by three tenths, as losses do between machines and texts."""
+    """True if the words are equal and each number differs by at most 30 %: losses depend on the machine and on the text."""
     def value(number):
         return float(number.replace(",", ""))
     numbers = zip(NUMBER.findall(shown), NUMBER.findall(printed))
@@ -23,14 +23,14 @@ def alike(shown, printed):
 
 
 class Walk:
-    """One shell from the first block to the last: what a block leaves, the next one finds."""
+    """One shell from the first block to the last: each block starts in the folder in which the one before it ended."""
 
     def __init__(self, home):
         self.home = self.folder = pathlib.Path(home)
         self.files, self.printed = {}, []
 
     def write(self, code):
-        """A file that begins here, or what is added to the last one."""
+        """Writes the file that the first line names, or appends to the file of the block before."""
         named = re.match(r"(?://|#) (\w+\.\w+)", code)
         if named:
             self.last = self.folder / named[1]
@@ -48,9 +48,11 @@ class Walk:
         (self.folder / name).write_text(text.replace(was, now))
 
     def run(self, commands):
+        if commands.startswith("tools/install "):
+            return   # done once for all pages
         script = f"set -euo pipefail\n{commands}\npwd >{self.home}/here"
         done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace",   # a model that has seen little draws any byte
+                              errors="replace",   # a model that has trained for seconds samples any byte
                               env=dict(os.environ, HOME=str(self.home)))
         if done.returncode:
             raise AssertionError(f"{commands}{done.stdout}")
@@ -63,23 +65,34 @@ class Walk:
             if not any(alike(line, p) for p in printed):
                 raise AssertionError(f"the page shows\n{shown}\nand this is printed\n" + "\n".join(self.printed))
 
+    def follow(self, page):
+        """Does all that the page shows, in order; returns the kinds of its blocks."""
+        found = re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL)
+        for kind, block in found:
+            {"cpp": self.write, "cmake": self.write, "diff": self.change, "sh": self.run, "text": self.compare}[kind](block)
+        return [kind for kind, _ in found]
+
 
 @unittest.skipUnless(LIBRARY.exists(), "build/ has no shared library: tools/build")
 @unittest.skipUnless(shutil.which("cmake"), "there is no cmake: tools/setup --tests installs it")
-class Tutorial(unittest.TestCase):
-    def test_the_page_is_what_happens(self):
-        with tempfile.TemporaryDirectory() as home:
-            prefix, _ = install(home + "/made")
-            walk = Walk(home)
-            blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-            kinds = [kind for kind, _ in blocks]
-            self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text", "diff"))), 2)
-            for kind, block in blocks:
-                if block.startswith("tools/install "):
-                    prefix.rename(pathlib.Path(home) / "haliax")
-                else:
-                    {"cpp": walk.write, "cmake": walk.write, "diff": walk.change, "sh": walk.run, "text": walk.compare}[kind](block)
-            self.assertIn("<polyline", (walk.folder / "loss.svg").read_text())
+class GetStarted(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        home = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(home.cleanup)
+        cls.home = home.name
+        prefix, _ = install(home.name + "/made")
+        prefix.rename(pathlib.Path(home.name) / "haliax")
+
+    def test_the_tutorial_prints_what_it_shows(self):
+        walk = Walk(self.home)
+        kinds = walk.follow(TUTORIAL)
+        self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text", "diff"))), 2)
+        self.assertIn("<polyline", (walk.folder / "loss.svg").read_text())
+
+    def test_the_quick_start_prints_what_it_shows(self):
+        kinds = Walk(self.home).follow(QUICK_START)
+        self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text"))), 1)
 
 
 if __name__ == "__main__":

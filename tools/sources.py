@@ -43,7 +43,7 @@ def kind(root, file):
     text = "".join(texts(root, root / file))
     if re.search(r"using namespace (haliax::)?program;", text):
         return "_program"
-    inside = r'#include "(base|program|graph|ops|transforms|nn|compile|runtime|backends|examples|tests)/'
+    inside = r'#include "(base|program|graph|ops|transforms|nn|compile|devices|io|runtime|report|backends|examples|tests)/'
     return "_inside" if re.search(inside, text) else "_public"
 
 

@@ -67,7 +67,6 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
     p.m_block = m;
     p.n_block = n;
     p.m_blocks = count(c.m.n, m);
-
     p.n_blocks = count(c.n.n, n);
   }
   if (p.kernel->only_small && p.m_block * c.k.n > most_packed) {
@@ -294,7 +293,6 @@ class LoopContractStep final : public CompiledStep {
     m_ = points(shape_.m);
     n_ = points(shape_.n);
     k_ = points(shape_.k);
-
     batch_ = points(shape_.batch);
     // exact sums cost nothing here
     if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;

@@ -447,7 +447,6 @@ class CpuDevice final : public program::Device {
     m.lane = usual_lane;
     auto shown = [](const ProductKernel* k) { return k && !k->only_small ? 32 : 0; };
     m.shown = shown(product_kernel(DType::f32));
-
     m.shown_narrow = shown(product_kernel(DType::bf16));
     m.shown_vector = 64;
     return m;

@@ -529,7 +529,6 @@ class FusedStep final : public CompiledStep {
         auto* x = static_cast<std::uint32_t*>(value(in.value));
         if (in.shows == Shows::each || in.shows == Shows::along_row) {
           call.array[arrays] = x;
-
           step[arrays++] = in.shows == Shows::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
         } else {
           call.scalar[scalars] = *x;

@@ -40,7 +40,6 @@ class Rewriter {
           in.args[0] = to(right ? first : second);
           in.args[1] = to(p.value);
           in.args[2] = p.id;
-
           in.dim = p.position;
         }
       }

@@ -328,7 +328,6 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
   CUevent from = nullptr, to = nullptr;
   must(drv.make_stream(&stream, CU_STREAM_NON_BLOCKING), "a stream");
   must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event");
-
   must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
   std::vector<CUdeviceptr> memory;
   for (auto bytes :
@@ -344,7 +343,6 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
       told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
       must(drv.record(to, stream), "an event");
       must(drv.wait(stream), "to wait");
-
       must(drv.elapsed(&ms, from, to), "a time");
       mine.push_back(ms);
     }
@@ -453,7 +451,6 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   node.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
   node.conditional.handle = condition;
   node.conditional.type = CU_GRAPH_COND_TYPE_IF;
-
   node.conditional.size = 1;
   node.conditional.ctx = s.device->context;
   CUgraphNode made = nullptr;

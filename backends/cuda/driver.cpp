@@ -18,7 +18,6 @@ Driver opened() {
   find(d.says, "cuGetErrorString");
   find(d.count, "cuDeviceGetCount");
   find(d.device, "cuDeviceGet");
-
   find(d.device_name, "cuDeviceGetName");
   find(d.device_id, "cuDeviceGetUuid_v2");
   find(d.attribute, "cuDeviceGetAttribute");
@@ -29,15 +28,12 @@ Driver opened() {
   find(d.set_pool, "cuMemPoolSetAttribute");
   find(d.get_pool, "cuMemPoolGetAttribute");
   find(d.take, "cuMemAllocAsync");
-
   find(d.give, "cuMemFreeAsync");
   find(d.take_host, "cuMemHostAlloc");
   find(d.give_host, "cuMemFreeHost");
-
   find(d.put, "cuMemcpyHtoDAsync_v2");
   find(d.get, "cuMemcpyDtoHAsync_v2");
   find(d.copy, "cuMemcpyDtoDAsync_v2");
-
   find(d.make_stream, "cuStreamCreate");
   find(d.end_stream, "cuStreamDestroy_v2");
   find(d.is_done, "cuStreamQuery");
@@ -46,7 +42,6 @@ Driver opened() {
   find(d.follow, "cuStreamWaitEvent");
   find(d.make_event, "cuEventCreate");
   find(d.end_event, "cuEventDestroy_v2");
-
   find(d.record, "cuEventRecord");
   find(d.has_come, "cuEventQuery");
   find(d.wait_event, "cuEventSynchronize");
@@ -61,7 +56,6 @@ Driver opened() {
   find(d.instantiate, "cuGraphInstantiateWithFlags");
   find(d.update, "cuGraphExecUpdate_v2");
   find(d.run_graph, "cuGraphLaunch");
-
   find(d.end_instance, "cuGraphExecDestroy");
 #if CUDA_VERSION >= 13000
   int version = 0;

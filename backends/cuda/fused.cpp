@@ -94,7 +94,6 @@ class FusedText : FusedPoints {
     for (auto i : all_folds()) {
       partial_.resize(code_.size());
       partial_[i] = place;
-
       place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     }
     for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_fold(code_[i].code);
@@ -157,7 +156,6 @@ class FusedText : FusedPoints {
       auto& s = info_[i].strides;
       if (!info_[i].needed || s.empty() || !code_[i].inner) continue;
       along |= s.back() == 1 && (outer_ == 0 || is_of_row(i));
-
       along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
     }
     return {along_rows, along};
@@ -265,7 +263,6 @@ class FusedText : FusedPoints {
     kept_ = kept;
     walks_ = walks_with(kept);
     near_at_ = at;
-
     near_bytes_ = bytes;
   }
   // Few threads that hold little each, so that many rows are under way; more of both where rows are
@@ -319,7 +316,6 @@ class FusedText : FusedPoints {
     text_.close();
     auto out = text_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
     out.threads = threads;
-
     out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
     out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), near_bytes_);
     return out;

@@ -209,7 +209,6 @@ class Nest {
       each_view(s, [&](const View& v) {
         if (v.slot >= 0 && !is_unused(v.slot)) {
           slots.insert(v.slot);
-
           touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
         }
 
@@ -423,7 +422,6 @@ class Nest {
       sizes.push_back(d.n);
       strides[0].push_back(d.a);
       strides[1].push_back(d.b);
-
       strides[2].push_back(d.out);
     }
 

@@ -178,7 +178,6 @@ Launch joined(const std::vector<Launch>& all) {
   for (auto& l : all) {
     out.words.push_back({-1, out.blocks});
     out.words.push_back({-1, l.blocks});
-
     out.blocks += l.blocks;
     for (std::size_t k = 0; k < differs.size(); ++k)
       if (differs[k]) out.words.push_back(l.words[k]);
@@ -214,7 +213,6 @@ Launch Writer::launch(std::int64_t points, bool waits, const char* bounds) {
   out.words = words_;
   out.blocks = std::min(most, (points + threads - 1) / threads);
   out.threads = threads;
-
   out.waits = waits;
   return out;
 }

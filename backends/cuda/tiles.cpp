@@ -268,7 +268,6 @@ class Finder {
   int push(Instr i, Dims strides, int at, int product = -1) {
     g_.code.push_back(std::move(i));
     g_.strides.push_back(std::move(strides));
-
     g_.home.push_back(at);
     g_.tile_of.push_back(product);
     return int(g_.code.size()) - 1;
@@ -390,7 +389,6 @@ class Finder {
       p.terms = f.k;
       p.x = row == is_m ? of_a : of_b;
       p.y = row == is_m ? of_b : of_a;
-
       p.out = {out, wide.row, wide.column};
     } else {
       const bool over_columns = column == is_k;
@@ -513,7 +511,6 @@ class Finder {
     const int p = g_.tile_of[std::size_t(instr)];
     if (p >= 0) {
       touch(out, g_.products[std::size_t(p)].x.view);
-
       touch(out, g_.products[std::size_t(p)].y.view);
     }
 
@@ -540,7 +537,6 @@ class Finder {
       value = p.value;
       touch(n.writes, p.out.view);
       touch(n.reads, p.x.view);
-
       touch(n.reads, p.y.view);
       touch(n.reads, p.out.view);
     }

@@ -76,7 +76,6 @@ Measured run(const Method& method, const Sizes& sizes, int threads, int runs) {
   auto report = step.compile(p, ids);
   m.planned = double(report.peak_bytes);
   m.contractions = report.contractions;
-
   m.loops = report.loops;
   const double baseline = resident();
   {

@@ -190,7 +190,6 @@ RunOptions sizes_of(const std::string& weights, RunOptions o) {
   };
   o.vocab = matrix("wte.weight")[0];
   o.embed = matrix("wte.weight")[1];
-
   o.seq_len = matrix("wpe.weight")[0];
   for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");)
     ++o.layers;
@@ -281,7 +280,6 @@ std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool res
   auto& state = found->state;
   r.model = std::move(state.model);
   r.opt_state = std::move(state.opt_state);
-
   r.keys[1] = std::move(state.key);
   r.steps = std::int32_t(found->step);
   position = found->number("position");

@@ -41,7 +41,6 @@ int main(int argc, char** argv) {
   c.Batch.size = batch;
   c.Embed.size = embed;
   c.Mlp.size = 2 * embed;
-
   c.Layers.size = layers;
   try {
     if (!mesh.empty()) run.mesh = examples::mesh_option("llama", mesh);

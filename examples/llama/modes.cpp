@@ -37,7 +37,6 @@ void write_picture(const std::string& path, const std::string& title,
     panels.push_back({.name = row.mode.name, .line = row.bytes()});
     panels.back().curve.assign(r.memory_over_time.begin(), r.memory_over_time.end());
     panels.back().above = fmt::format("{:.2f} MiB", row.bytes() / kMib);
-
     panels.back().below = fmt::format("{:.0f} kB sent", r.sent_bytes / 1e3);
   }
   examples::write_panels(

@@ -84,7 +84,6 @@ inline auto step_of(const Run& run, const optim::AdamW& optimizer) {
   if (run.mesh) {
     options.mesh = run.mesh;
     options.axis_resources = layout.parameters;
-
     options.overlap = run.mode.overlap;
   }
 

@@ -147,7 +147,6 @@ inline Ran run(const Layout& layout, const Sizes& sizes, int steps,
   out.model = model;
   out.init = init_model.report();
   out.state = init_state.report();
-
   out.step = step.report();
   return out;
 }

@@ -82,16 +82,15 @@ class NamedArray {
   // x += y is x = x + y: this handle holds the sum from then on, with its axes and dtype; others
   // keep what they hold.
   NamedArray& operator+=(const Arr&) &;
-  &operator-=(const Arr&) &;
-  &operator*=(const Arr&) &;
-
-  &operator/=(const Arr&) &;
+  NamedArray& operator-=(const Arr&) &;
+  NamedArray& operator*=(const Arr&) &;
+  NamedArray& operator/=(const Arr&) &;
   NamedArray& operator%=(const Arr&) &;
-  &operator&=(const Arr&) &;
-  &operator|=(const Arr&) &;
-
-  &operator^=(const Arr&) &;
-  NamedArray& operator<<=(const Arr&) &, &operator>>=(const Arr&) &;
+  NamedArray& operator&=(const Arr&) &;
+  NamedArray& operator|=(const Arr&) &;
+  NamedArray& operator^=(const Arr&) &;
+  NamedArray& operator<<=(const Arr&) &;
+  NamedArray& operator>>=(const Arr&) &;
 
   // x[{"batch", 3}], x[{Pos, Slice{0, 4}}], x[{"vocab", ids}], x[{{"batch", 3}, {"pos", ds(i,
   // 4)}}]: index of haliax/ops.h.

@@ -12,7 +12,7 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-struct ProcessGroup;  // src/runtime/process_group.h
+struct ProcessGroup;  // src/io/process_group.h
 
 // Whole numbers that belong to a state and are no arrays: {{"position", batches.position()}}.
 using CheckpointNumbers = std::vector<std::pair<std::string, std::int64_t>>;

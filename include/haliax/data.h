@@ -14,7 +14,7 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-struct ProcessGroup;  // src/runtime/process_group.h
+struct ProcessGroup;  // src/io/process_group.h
 
 // Tokens that lie one after another in each of several files, or in memory. A handle: copies share
 // them.

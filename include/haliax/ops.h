@@ -251,16 +251,17 @@ class Picks {
 // likewise.
 class PickedPart {
  public:
-  PickedPart(NamedArray x, Picks picks) : x_(std::move(x));
-  picks_(std::move(picks)) {}
+  PickedPart(NamedArray x, Picks picks) : x_(std::move(x)), picks_(std::move(picks)) {}
   [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray set(
       const Arr& update) const;
-
-  add(const Arr& update) const;
-  mul(const Arr& update) const;
-  min(const Arr& update) const;
-
-  max(const Arr& update) const;
+  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray add(
+      const Arr& update) const;
+  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray mul(
+      const Arr& update) const;
+  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray min(
+      const Arr& update) const;
+  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray max(
+      const Arr& update) const;
 
  private:
   NamedArray x_;

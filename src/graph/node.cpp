@@ -144,7 +144,6 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   n->in = std::move(in);
   n->axes = std::move(axes);
   n->dtype = dtype;
-
   n->attr = std::move(attr);
   n->id = Cons::next();
   n->domain_ = c.domain;
@@ -305,7 +304,6 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   module_ = c.origin.module;
   made_ = c.origin.made;
   fixed_ = c.fixed;
-
   reads_ = !layer;
   if (reads_) GraphReader::enter();
   if (!c.fixed) c.origin.at = at;

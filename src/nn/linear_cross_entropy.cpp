@@ -45,7 +45,6 @@ Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis
   if (auto& head = o.teacher) {
     a.teacher_x = head->x;
     a.teacher_weight = head->weight;
-
     a.teacher_bias = head->bias.value_or(none);
   }
 

@@ -61,7 +61,6 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
   }
   param = params.value_or(param);
   compute = computation.value_or(compute);
-
   output = outputs.value_or(output);
 }
 

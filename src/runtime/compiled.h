@@ -6,7 +6,7 @@
 #include "base/idle.h"
 #include "graph/node.h"
 #include "program/program.h"
-#include "runtime/device_memory.h"
+#include "devices/device_memory.h"
 
 namespace haliax {
 

@@ -80,7 +80,6 @@ class Spelling {
     add(n.origin.at);
     add(n.origin.module.data());
     add(n.origin.made.data());
-
     add(std::uint64_t(n.origin.backward));
     return true;
   }

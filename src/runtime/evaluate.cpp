@@ -10,7 +10,7 @@
 #include "base/verify_error.h"
 #include "graph/walk.h"
 #include "runtime/eval_cache.h"
-#include "runtime/keep.h"
+#include "runtime/eager_cache_policy.h"
 #include "runtime/run.h"
 
 namespace haliax {

@@ -12,7 +12,7 @@
 #include "graph/fail.h"
 #include "ops/prim.h"
 #include "runtime/jit_impl.h"
-#include "runtime/own_graph.h"
+#include "runtime/graph_copy.h"
 #include "runtime/profile.h"
 #include "runtime/strict.h"
 #include "transforms/gradient_names.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "runtime/communicator.h"
-#include "runtime/devices.h"
+#include "devices/communicator.h"
+#include "devices/devices.h"
 #include "runtime/jit_impl.h"
 #include "runtime/strict.h"
 

@@ -5,7 +5,7 @@
 
 #include "haliax/jit.h"
 #include "runtime/mesh_run.h"
-#include "runtime/turn.h"
+#include "devices/trace_lock.h"
 
 namespace haliax::detail {
 

@@ -12,9 +12,9 @@
 #include "compile/verify.h"
 #include "haliax/fmt.h"
 #include "program/plugin.h"
-#include "runtime/communicator.h"
+#include "devices/communicator.h"
 #include "runtime/profile.h"
-#include "runtime/shards.h"
+#include "devices/shards.h"
 #include "runtime/strict.h"
 
 namespace haliax {

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "runtime/own_graph.h"
+#include "runtime/graph_copy.h"
 #include "base/where.h"
 #include "haliax/jit.h"
-#include "runtime/communicator.h"
+#include "devices/communicator.h"
 #include "runtime/profile.h"
 
 namespace haliax {

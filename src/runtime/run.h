@@ -4,12 +4,10 @@
 #include <string>
 
 #include "compile/pipeline.h"
+#include "devices/backends.h"
 #include "runtime/compiled.h"
 
 namespace haliax {
-
-// "cpu", "reference", for tests others; raises with the near name
-program::Device& backend(const std::string& name);
 
 // For one device, all stages. The graph below the roots is copied.
 Compiled compile(const Nodes& roots, const std::string& backend_name);

@@ -7,7 +7,7 @@
 #include "base/name.h"
 #include "base/where.h"
 #include "ops/prim.h"
-#include "runtime/move_text.h"
+#include "compile/sharding/collective_names.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {

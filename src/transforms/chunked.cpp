@@ -148,12 +148,10 @@ ChunkKey ChunkKey::of(const Attr& a) {
   k.depth = int(a.ints[1]);
   k.memory = a.ints[2];
   k.form = int(a.ints[3]);
-
   k.keep = int(a.ints[4]);
   k.inside = int(a.ints[5]);
   k.reverse = a.ints[6] != 0;
   k.blocks = int(a.ints[7]);
-
   k.after = int(a.ints[8]);
   k.chunks = {a.ints.begin() + 9, a.ints.end()};
   return k;
@@ -198,7 +196,6 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
   call.memory = options.memory;
   call.form = int(options.form);
   call.keep = int(options.keep);
-
   call.reverse = options.reverse;
   call.depth = context().loop_depth;
   call.inside = context().chunked_calls;
@@ -240,7 +237,6 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
       if (sizes[i] <= 1) continue;  // nothing to walk
       call.axis = call.walked[i];
       call.size = sizes[i];
-
       call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
     }

@@ -343,7 +343,6 @@ struct Walker {
     k.size = queries.size;
     k.depth = depth;
     k.inside = kOfScores;
-
     k.walked = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
     const bool small = f32_bytes(scores) <= kUsualBudget;  // nobody would cut them: in thirds

@@ -207,7 +207,6 @@ class Backward {
       auto& c = l.results[k].carry;
       auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
       of.push_back(l.results[k].start);
-
       of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
       back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
     }

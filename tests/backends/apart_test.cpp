@@ -37,7 +37,6 @@ struct Apart {
     p->arguments = p->results = 1;
     p->argument_slots = {0};
     p->result_slots = {1};
-
     p->donated = {-1};
     p->device = p->number = kUnit;
     p->called = "jit at there.cpp:7";

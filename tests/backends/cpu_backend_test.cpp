@@ -422,14 +422,12 @@ TEST_CASE("collectives: the communicator is given the step's scratch") {
   p.argument_slots = {0};
   p.result_slots = {1};
   p.donated = {-1};
-
   p.arena_bytes = 256;
   Step s;
   s.kind = Kind::collective;
   s.scratch = 128;
   s.scratch_bytes = 100;
   s.collective.x = {{{1}, {0, DType::f32, 0, {1}, {}}}};
-
   s.collective.out = {{{1}, {1, DType::f32, 0, {1}, {}}}};
   p.steps = {s};
   alignas(64) std::byte arena[256];

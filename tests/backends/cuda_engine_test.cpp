@@ -100,7 +100,6 @@ TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to p
     };
     auto want = c.results, got = c.results;
     copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x));
-
     copy_on_host(box(want[1].data(), z, want[0].data(), y));
     auto there = put(*device, c.results[0]), other = put(*device, c.results[1]);
     device->put(box(there.get(), y, c.arguments[0].data(), x), 0);
@@ -269,7 +268,6 @@ TEST_CASE(
     for (auto* all : {&c.arguments, &c.results})
       for (auto& b : *all) {
         kept.push_back(put(*device, b));
-
         (all == &c.results ? out : in).push_back(kept.back().get());
       }
 

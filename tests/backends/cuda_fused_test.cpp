@@ -194,7 +194,6 @@ TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
   for (std::int64_t i = 0; i < n; ++i) {
     const double one = i == 0 ? 1000 : i % 4096 == 5 ? 16 : 1;
     scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset + i) * 2], {one, 0});
-
     sum += one;
   }
   auto& f = c.add(Kind::fused).fused;

@@ -88,7 +88,6 @@ TEST_CASE("cuda: a product that says what is not so is refused") {
   cuda::Product p;
   p.a = {DType::f32, 3, 4, 3, 0, 4, false};
   p.b = {DType::f32, 4, 5, 4, 0, 4, false};
-
   p.out = {DType::f32, 3, 5, 3, 0, 4, false};
   multiply(p);
   CHECK(out[14] == 4);
@@ -118,7 +117,6 @@ TEST_CASE("cuda: a contraction is one product where strides allow, and packs whe
                        DType::bf16);
   heads.contract.a.strides[2] = 24;
   heads.contract.b.strides[3] = 24;
-
   heads.contract.b.strides[4] = 1;
   all = products_of(heads);
   REQUIRE(all.size() == 3);
@@ -163,7 +161,6 @@ TEST_CASE("cuda: what would be added up in parts is packed where that moves fewe
 
   Case c(5);
   c.slot(false, DType::bf16, sequences * 5 * 400);
-
   c.slot(false, DType::bf16, sequences * all_positions * 24);
   c.slot(true, DType::f32, 400 * 24);
   c.program.steps = {step(400, 24, 5)};
@@ -181,7 +178,6 @@ TEST_CASE(
   auto s = step_of({}, m, n, k, {}, {}, {}, DType::bf16, DType::bf16);
   c.slot(false, DType::bf16, m * k);
   c.slot(false, DType::bf16, k * n);
-
   c.slot(true, DType::bf16, m * n);
   c.program.steps = {s};
   const auto device = cuda::make_simulated_device();
@@ -244,7 +240,6 @@ TEST_CASE(
   c.k = {24};
   c.a = {0, DType::bf16, 0, {24, 0, 1}, {}};
   c.b = {1, DType::bf16, 0, {0, 24, 1}, {}};
-
   c.out = {2, DType::bf16, 0, {1008, 1, 0}, {}};
   const auto all = products_of(s);
   REQUIRE(all.size() == 2);

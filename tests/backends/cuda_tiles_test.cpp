@@ -82,7 +82,6 @@ class Turns {
                keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0,
                          {{.loop = turn, .stride = n_.columns * n_.terms}});
     b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32));
-
     b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
     products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}),
              at(v, d_, {0, 1, line}), out, true);
@@ -189,7 +188,6 @@ class Turns {
     const int p = add(op(Code::div, f32, {exp, sum}, true)),
               rounded = add(op(Code::cast, d_, {p}, true));
     add(store(at(s, d_, {n_.columns, 1}), rounded, true));
-
     add(store(at(p32, f32, {n_.columns, 1}), exp, true));
     const int fill = add(op(Code::cast, f32, {10})),
               least = add(op(Code::exp, f32, {add(op(Code::sub, f32, {fill, top}))}));

@@ -25,7 +25,6 @@ TEST_CASE("cuda training: steps of GPT-2 in bf16 have the cpu's losses") {
       auto next = step(model, state, ids, keys);
       model = std::move(next.model);
       state = std::move(next.opt_state);
-
       out.push_back(next.loss.item());
     }
     return out;

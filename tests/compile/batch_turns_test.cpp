@@ -50,7 +50,6 @@ class Drawn {
     mask = below(4);
     change = below(5);
     keeps = below(2);
-
     both = below(3) > 0;
   }
   std::vector<NamedArray> results() {

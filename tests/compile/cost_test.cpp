@@ -17,7 +17,6 @@ std::vector<Step> steps(DType dtype) {
   product.contract.n = {n};
   product.contract.k = {n};
   product.contract.a = {0, dtype, 0, {0, 0, 1}, {}};
-
   product.contract.b = {1, dtype, 0, {0, 1, n}, {}};
   product.contract.out = {2, DType::f32, 0, {0, 1, 0}, {}};
   kernel.fused.dims = {10};

@@ -133,7 +133,6 @@ TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
     p.argument_slots = {0};
     p.result_slots = {3};
     p.arguments = p.results = p.calls = 1;
-
     p.arena_bytes = 128;
     auto copy = [&](int from, int to) {
       return Step{.kind = Kind::copy, .copy = {{4}, view(from), view(to)}, .why = "copy"};
@@ -141,7 +140,6 @@ TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
     Step start{.kind = Kind::collective, .why = "sum"}, finish{.kind = Kind::finish, .why = "sum"};
     start.collective.x = {{{4}, view(1)}};
     start.collective.out = {{{4}, view(2)}};
-
     start.collective.call = 0;
     finish.finish = {0, {{1, DType::f32, 0, {}, {}}}, {{2, DType::f32, 0, {}, {}}}};
     p.steps = {copy(0, 1), start, copy(1, 3)};

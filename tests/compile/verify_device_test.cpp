@@ -97,7 +97,6 @@ TEST_CASE("verify finds an op that is not that of the plan") {
   };
   version(x, Version::Kind::given, {});
   version(y, Version::Kind::given, {});
-
   version(n, Version::Kind::compute, {0, 1});
   p.roots = {2};
   auto made = [&](const NodePtr& is) {

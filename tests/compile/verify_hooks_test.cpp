@@ -125,7 +125,6 @@ TEST_CASE("verify is asked of the calls of all devices") {
         w.how.ranks = 2;
         w.how.size = {0};
         w.out = {axes};
-
         w.along = {Name()};
         return collective_result(make_collective({mine}, std::move(w)), 0);
       });

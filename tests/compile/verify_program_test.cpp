@@ -86,7 +86,6 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 16;
   p.steps[0].loop.lanes = 2;
-
   p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 4;
@@ -326,7 +325,6 @@ TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
   auto start = all_reduce({0});
   start.collective.ranks = 2;
   start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}};
-
   start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
   start.collective.call = 0;
   program::Step finish;
@@ -379,7 +377,6 @@ TEST_CASE("verify finds devices that make other calls") {
     return s;
   };
   a.steps = {turns({all_reduce({0}), all_reduce({1})})};
-
   b.steps = {turns({all_reduce({0})}), all_reduce({1})};
   CHECK(message_of([&] {
           verify_calls({&a, &b});
@@ -399,10 +396,8 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
     s.collective.wire = wire;
     s.collective.ranks = 2;
     s.collective.size = {size};
-
     s.collective.dim = {0};
     s.collective.x = {{std::move(x), {0, dtype, 0, {}, {}}}};
-
     s.collective.out = {{std::move(out), {1, dtype, 0, {}, {}}}};
     return s;
   };

@@ -47,7 +47,6 @@ Step sends(Wire wire, Operand x, Operand out, std::int64_t size = 0) {
   c.ranks = 2;
   c.x = {std::move(x)};
   c.out = {std::move(out)};
-
   c.dim = {0};
   c.size = {size};
   return s;
@@ -137,7 +136,6 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(s) == "it makes 0 arrays of 1");
   auto exchange = sends(Wire::exchange, operand({4, 4}), operand({2, 2}));
   exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}};
-
   exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
   CHECK(fault(exchange) == "");
   auto other = exchange;
@@ -158,7 +156,6 @@ TEST_CASE("verify finds a step's faults: collectives") {
   other.collective.x.back().view.dtype = DType::boolean;
   CHECK(fault(other) == "");
   other.collective.sends[0].array = 1;
-
   other.collective.sends[0].start = other.collective.sends[0].dims = {};
   CHECK(fault(other) == "its flag is sent");
   other.collective.wire = Wire::all_gather;
@@ -167,7 +164,6 @@ TEST_CASE("verify finds a step's faults: collectives") {
   other.collective.receives[0].array = 1;
   CHECK(fault(other) == "it has no array 1 of what arrives");
   other = exchange;
-
   other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};
   CHECK(fault(other) == "");
   other.collective.receives[1].start = {1, 0};

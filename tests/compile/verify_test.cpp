@@ -423,7 +423,6 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
     Loop l;
     l.axis = A;
     l.index = index;
-
     l.results = {{Fold::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
@@ -465,7 +464,6 @@ TEST_CASE("verify finds a graph's faults: collectives") {
     w.how.ranks = 2;
     w.how.size = {size};
     w.out = {out};
-
     w.along = {along};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
@@ -489,7 +487,6 @@ TEST_CASE("verify finds a graph's faults: collectives") {
     w.how.wire = Wire::exchange;
     w.how.sends = {send};
     w.how.receives = {receive};
-
     w.out = {{A, B}};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
@@ -504,7 +501,6 @@ TEST_CASE("verify finds a graph's faults: collectives") {
     w.number = 1;
     w.how.wire = Wire::exchange;
     w.how.sends = w.how.receives = {all};
-
     w.out = {{A, B}};
     w.along = {Name()};
     change(w);
@@ -957,7 +953,6 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   Loop l;
   l.axis = A;
   l.index = {prim::index(A, 0, 2, 0)};
-
   l.results = {{Fold::stack, Monoid::sum, {chunk}}};
   auto loop = make_loop(std::move(l));
   Whole whole({loop}, {{}}, mesh);

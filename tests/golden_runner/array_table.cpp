@@ -126,7 +126,6 @@ void add_reductions(Table& t) {
   reduction(t, "sum", sum);
   reduction(t, "mean", mean);
   reduction(t, "prod", prod);
-
   reduction(t, "max", haliax::max);
   reduction(t, "min", haliax::min);
   reduction(t, "any", any);
@@ -137,12 +136,10 @@ void add_reductions(Table& t) {
   arg_reduction(t, "argmin", argmin);
   over_axes(t, "logsumexp", logsumexp);
   over_axes(t, "softmax", softmax);
-
   over_axes(t, "log_softmax", log_softmax);
   along_axis(t, "cumsum", cumsum);
   along_axis(t, "cumprod", cumprod);
   along_axis(t, "sort", sort);
-
   along_axis(t, "argsort", argsort);
   t["standardize"] = [](const Arrays& in, const Value& args) {
     return Arrays{standardize(input(in, 0), selection_of(args["axis"]), args["epsilon"].as_real())};

@@ -27,7 +27,6 @@ void add_elementwise_ops(Table& t) {
   unary(t, "abs", hx::abs);
   unary(t, "sign", hx::sign);
   unary(t, "negative", hx::negative);
-
   unary(t, "positive", hx::positive);
   unary(t, "square", hx::square);
   unary(t, "reciprocal", hx::reciprocal);
@@ -37,7 +36,6 @@ void add_elementwise_ops(Table& t) {
   unary(t, "log", hx::log);
   unary(t, "log2", hx::log2);
   unary(t, "log10", hx::log10);
-
   unary(t, "log1p", hx::log1p);
   unary(t, "sqrt", hx::sqrt);
   unary(t, "rsqrt", hx::rsqrt);
@@ -53,12 +51,10 @@ void add_elementwise_ops(Table& t) {
   unary(t, "tanh", hx::tanh);
   unary(t, "arcsinh", hx::arcsinh);
   unary(t, "arccosh", hx::arccosh);
-
   unary(t, "arctanh", hx::arctanh);
   unary(t, "erf", hx::erf);
   unary(t, "erfinv", hx::erfinv);
   unary(t, "deg2rad", hx::deg2rad);
-
   unary(t, "rad2deg", hx::rad2deg);
   unary(t, "floor", hx::floor);
   unary(t, "ceil", hx::ceil);
@@ -68,7 +64,6 @@ void add_elementwise_ops(Table& t) {
   unary(t, "isinf", hx::isinf);
   unary(t, "isneginf", hx::isneginf);
   unary(t, "isposinf", hx::isposinf);
-
   unary(t, "signbit", hx::signbit);
   unary(t, "logical_not", hx::logical_not);
   unary(t, "bitwise_not", hx::bitwise_not);
@@ -83,20 +78,16 @@ void add_elementwise_ops(Table& t) {
 
   binary(t, "add", hx::add);
   binary(t, "subtract", hx::subtract);
-
   binary(t, "multiply", hx::multiply);
   binary(t, "divide", hx::divide);
   binary(t, "power", hx::power);
   binary(t, "maximum", hx::maximum);
-
   binary(t, "minimum", hx::minimum);
   binary(t, "floor_divide", hx::floor_divide);
   binary(t, "mod", hx::mod);
-
   binary(t, "fmod", hx::fmod);
   binary(t, "arctan2", hx::arctan2);
   binary(t, "hypot", hx::hypot);
-
   binary(t, "logaddexp", hx::logaddexp);
   binary(t, "nextafter", hx::nextafter);
   binary(t, "fmax", hx::fmax);
@@ -106,15 +97,12 @@ void add_elementwise_ops(Table& t) {
   binary(t, "less", hx::less);
   binary(t, "less_equal", hx::less_equal);
   binary(t, "greater", hx::greater);
-
   binary(t, "greater_equal", hx::greater_equal);
   binary(t, "logical_and", hx::logical_and);
   binary(t, "logical_or", hx::logical_or);
-
   binary(t, "logical_xor", hx::logical_xor);
   binary(t, "bitwise_and", hx::bitwise_and);
   binary(t, "bitwise_or", hx::bitwise_or);
-
   binary(t, "bitwise_xor", hx::bitwise_xor);
   binary(t, "left_shift", hx::left_shift);
   binary(t, "right_shift", hx::right_shift);

@@ -6,7 +6,7 @@
 #include "examples/gpt2/model.h"
 #include "haliax/ranks.h"
 #include "haliax/state_dict.h"
-#include "runtime/ranks.h"
+#include "devices/ranks.h"
 
 namespace golden {
 

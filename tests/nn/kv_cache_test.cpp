@@ -21,7 +21,6 @@ struct Text {
     auto keys = random::split<3>(random::key(5));
     q = random::normal(keys[0], {Batch, P, Heads, Group, Size}).eval();
     k = random::normal(keys[1], {Batch, P, Heads, Size}).eval();
-
     v = random::normal(keys[2], {P, Batch, Heads, Size}).eval();
   }
 };

@@ -64,9 +64,7 @@ TEST_CASE("adamw with clipping: the formulas, and nothing for what is not traine
     p = optim::apply_updates(p, updates);
     state = next;
     w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
-
     w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
-
     b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
     close(p.w, {w0.p, w1.p});
     close(p.b, {b.p});

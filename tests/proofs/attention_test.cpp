@@ -37,13 +37,11 @@ class Drawn {
     choose(mask, 8, "mask");
     choose(fill, 4, "fill");
     choose(change, 6, "change");
-
     choose(around, 6, "around");
     choose(mesh, 6, "mesh");
     choose(heads, 6, "heads");
     choose(beside, 12, "beside");
     choose(put, 8, "put");
-
     choose(by_sigmoid, 8, "by sigmoid");
   }
   Parts parts() {
@@ -236,7 +234,6 @@ TEST_CASE("attention: random programs, tiled and whole") {
                                   {{"q", "data"}}};
       const bool three = drawn.mesh == 5;
       parts.mesh = three ? Mesh{{{"data", 3}}} : Mesh{{{"data", 2}, {"model", 2}}};
-
       parts.axis_resources = mappings[drawn.mesh - 1];
       parts.ring = drawn.goes_round();
     }

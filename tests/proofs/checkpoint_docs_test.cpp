@@ -1,5 +1,4 @@
-// The code of docs/checkpoints.md, compiled and run; tests/house_test.py checks that what the page
-// shows stands here.
+// The code of docs/how-to/checkpoints.md, compiled and run.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -28,8 +27,8 @@ using State = optim::State<optim::AdamW, Model>;
 
 struct Training {
   Model model;
-  State state;  // of the optimiser
-  Key key;      // what the next step draws from
+  State state;  // optimizer state
+  Key key;      // random key of the next step
 };
 Training init() {
   auto model = Model::init(random::key(0));
@@ -70,7 +69,7 @@ Training train(const std::string& folder, const std::string& tokens_file, std::i
 
 }  // namespace
 
-TEST_CASE("the programs of docs/checkpoints.md") {
+TEST_CASE("docs/how-to/checkpoints.md: a training run resumes bitwise identical and on a mesh") {
   Folder temporary(memory_folder());
   const std::string folder = temporary / "run", tokens_file = temporary / "tokens.bin";
   std::ofstream tokens(tokens_file, std::ios::binary);
@@ -87,7 +86,7 @@ TEST_CASE("the programs of docs/checkpoints.md") {
   const Mesh mesh{{{"data", 4}}};
   const Mapping params{{"embed", "data"}};
   use_mesh on(mesh);
-  axis_mapping lies(params);
+  axis_mapping scope(params);
   auto loaded = load_checkpoint(folder, 20, eval_shape(init));
   CHECK(placement(loaded.state.model.head.weight)->mapping == params);
 

@@ -9,7 +9,7 @@
 #include "examples/gpt2/model.h"
 #include "haliax/haliax.h"
 #include "haliax/profile.h"
-#include "runtime/communicator.h"
+#include "devices/communicator.h"
 #include "support/nans.h"
 #include "support/threads.h"
 
@@ -139,7 +139,6 @@ TEST_CASE(
   };
   JitOptions o = cut(3, 1000);
   o.mesh = Mesh{{{"context", 3}, {"model", 2}}};
-
   o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   for (bool ring : {false, true}) {
     o.ring = ring;
@@ -157,7 +156,6 @@ TEST_CASE("context: of one head that a mesh axis cuts, a device has none, and st
   for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();
   auto o = cut(3);
   o.mesh = Mesh{{{"context", 3}, {"model", 2}}};
-
   o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   agree(named_jit(all_of(causal), o)(p), jit(all_of(causal))(p));
 }
@@ -173,7 +171,6 @@ TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memo
         auto q = p[0], k = rename(p[1], Pos, KPos), v = rename(p[2], Pos, KPos);
         if (kind == Kind::widens) {
           q = q.astype(DType::bf16).astype(DType::f32);
-
           k = k.astype(DType::bf16).astype(DType::f32);
         }
 
@@ -343,7 +340,6 @@ TEST_CASE("context: any attention, with heads cut too") {
   for (auto& mask : masks) {
     JitOptions o = cut(2);
     o.mesh = Mesh{{{"context", 2}, {"model", 2}}};
-
     o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
     agree(named_jit(all_of(mask), o)(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
   }

@@ -1,5 +1,5 @@
-// The code of docs/losses.md, compiled and run; tests/house_test.py checks that what the page shows
-// stands here.
+// The code of docs/how-to/large-vocabularies.md, compiled and run. tests/house_test.py checks that
+// every code block of the page is in this file.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ using namespace haliax;
 
 namespace {
 
-// Axes by name: every program runs on a few tokens, and is planned for many.
+// Axes by name: each program runs with few tokens and is planned for many.
 const AxisSelector Embed("embed"), Vocab("vocab"), Codes("codes"), Pos("position");
 struct Inputs {
   NamedArray x, other_x;                 // (batch, position, embed)
@@ -43,8 +43,8 @@ std::pair<Inputs, Targets> make(const Sizes& s, DType d) {
            normal(5, {V, E}), normal(6, hidden), normal(7, Batch)},
           {drawn(8, V.size), drawn(9, V.size), drawn(10, C.size), drawn(11, 3) > 0}};
 }
-NamedArray losses_by_the_book(const NamedArray& x, const NamedArray& head, const AxisSelector& Ids,
-                              const NamedArray& ids) {
+NamedArray reference_losses(const NamedArray& x, const NamedArray& head, const AxisSelector& Ids,
+                            const NamedArray& ids) {
   return nn::cross_entropy_loss(dot(x, head, Embed), Ids, ids, {.reduction = nn::Reduction::none});
 }
 template <class F> auto with_gradients(F f) {
@@ -53,13 +53,14 @@ template <class F> auto with_gradients(F f) {
   });
 }
 
-// The value and the gradients are those of the book, cut as the default budget of 32 MiB says.
-template <class F, class G> void check_values(F f, G by_the_book) {
+// Compares the value and the gradients with those of the reference. The default budget of 32 MiB
+// makes the loss chunked.
+template <class F, class G> void check_values(F f, G reference) {
   auto [in, t] = make({16, 32, 6, 10007}, DType::f64);
-  auto got = flatten(with_gradients(f)(in, t)), want = flatten(with_gradients(by_the_book)(in, t));
+  auto got = flatten(with_gradients(f)(in, t)), want = flatten(with_gradients(reference)(in, t));
   for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-12) == "");
 }
-// The plan for so many tokens that their logits do not fit the budget.
+// Checks the plan for so many tokens that their logits exceed the budget.
 constexpr Sizes many{128, 32, 64, 32768};
 template <class F>
 JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contractions) {
@@ -77,13 +78,13 @@ JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contr
 
 std::string page() {
   std::stringstream text;
-  text << std::ifstream(golden_dir() + "/../../docs/losses.md").rdbuf();
+  text << std::ifstream(golden_dir() + "/../../docs/how-to/large-vocabularies.md").rdbuf();
   return text.str();
 }
 
 }  // namespace
 
-TEST_CASE("docs/losses.md: a loss") {
+TEST_CASE("large vocabularies: a loss, its gradients and its plan") {
   auto program = [](const Inputs& in, const Targets& t) {
     auto &x = in.x, &head = in.head, &ids = t.ids;
     // x (batch, position, embed), head (vocab, embed)
@@ -92,12 +93,12 @@ TEST_CASE("docs/losses.md: a loss") {
     return loss;
   };
   check_values(program, [](const Inputs& in, const Targets& t) {
-    return mean(losses_by_the_book(in.x, in.head, Vocab, t.ids));
+    return mean(reference_losses(in.x, in.head, Vocab, t.ids));
   });
   check_plan(program, many, "sweep", 3);
 }
 
-TEST_CASE("docs/losses.md: two heads") {
+TEST_CASE("large vocabularies: two heads with masks") {
   struct Model {
     NamedArray text_head, audio_head;
   };
@@ -112,13 +113,14 @@ TEST_CASE("docs/losses.md: two heads") {
     return loss;
   };
   check_values(program, [](const Inputs& in, const Targets& t) {
-    return mean(where(t.is_text, losses_by_the_book(in.x, in.head, Vocab, t.ids),
-                      losses_by_the_book(in.x, in.codes_head, Codes, t.codes)));
+    return mean(where(t.is_text, reference_losses(in.x, in.head, Vocab, t.ids),
+                      reference_losses(in.x, in.codes_head, Codes, t.codes)));
   });
-  CHECK(check_plan(program, many, "sweep", 3).chunked.size() > 1);  // each has a walk of its own
+  CHECK(check_plan(program, many, "sweep", 3).chunked.size() >
+        1);  // each loss has a loop of its own
 }
 
-TEST_CASE("docs/losses.md: distillation") {
+TEST_CASE("large vocabularies: distillation") {
   auto program = [](const Inputs& in, const Targets& t) {
     auto &x = in.x, &head = in.head, &ids = t.ids, &teacher_x = in.teacher_x,
          &teacher_head = in.teacher;
@@ -138,7 +140,7 @@ TEST_CASE("docs/losses.md: distillation") {
   check_plan(program, many, "sweep", 6);  // three with each head
 }
 
-TEST_CASE("docs/losses.md: DPO") {
+TEST_CASE("large vocabularies: DPO") {
   const double beta = 0.1;
   auto program = [=](const Inputs& in, const Targets& t) {
     auto &x = in.x, &head = in.head, &ids = t.ids, &reference = in.reference;
@@ -152,15 +154,15 @@ TEST_CASE("docs/losses.md: DPO") {
     return loss;
   };
   check_values(program, [=](const Inputs& in, const Targets& t) {
-    auto gain = losses_by_the_book(in.other_x, in.head, Vocab, t.other_ids) -
-                losses_by_the_book(in.x, in.head, Vocab, t.ids);
+    auto gain = reference_losses(in.other_x, in.head, Vocab, t.other_ids) -
+                reference_losses(in.x, in.head, Vocab, t.ids);
     return mean(log1p(exp(beta * (in.reference - sum(gain, Pos)))));
   });
   check_plan(program, many, "sweep", 6);
   check_plan(program, {4, 1024, 64, 32768}, "recompute", 8);
 }
 
-TEST_CASE("docs/losses.md: a contrastive loss") {
+TEST_CASE("large vocabularies: a contrastive loss") {
   auto with = [](bool chunked) {
     return [=](const Inputs& in, const Targets&) {
       const auto n = in.x.size() / in.x.axes()[2].size;
@@ -183,7 +185,7 @@ TEST_CASE("docs/losses.md: a contrastive loss") {
   check_plan(with(true), many, "recompute", 4);
 }
 
-TEST_CASE("docs/losses.md: what explain prints and the plans of its table") {
+TEST_CASE("large vocabularies: the page shows the output of explain and the planned memory") {
   const auto text = page();
   const Threads two(2);
   struct Head {
@@ -208,11 +210,11 @@ TEST_CASE("docs/losses.md: what explain prints and the plans of its table") {
   };
   const auto printed = explained({.chunks = {.chunk = 64}}) + explained({});
   CAPTURE(printed);
-  // Scratch of matrix products is the machine's.
+  // The scratch memory of matmuls depends on the machine.
   auto without_scratch = [](const std::string& s) {
     return std::regex_replace(s, std::regex("[0-9.]+ MiB of"), "some MiB of");
   };
-  CHECK(without_scratch(text).find("```\n" + without_scratch(printed) + "```") != text.npos);
+  CHECK(without_scratch(text).find("```text\n" + without_scratch(printed) + "```") != text.npos);
 
   auto large = planned(16384, 256, 153600, {});  // whose logits are 10 GB
   CHECK(large.argument_bytes + large.peak_bytes < 1 << 29);

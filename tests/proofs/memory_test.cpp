@@ -5,7 +5,7 @@
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "support/memory.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 #include "compile/pipeline.h"
 
 using namespace haliax;

@@ -711,7 +711,6 @@ std::string disagreement(const Drawn& d, bool tells) {
     if (tells) std::puts(about.c_str());
     JitOptions options{.backend = backend, .mesh = d.mesh, .axis_resources = d.inside};
     options.in = Mappings::of_each({d.parameters, d.data, d.data});
-
     options.out = Mappings(d.results);
     options.regather = d.seed % 2 == 0;
     options.overlap = d.seed % 3 == 0;

@@ -1,5 +1,4 @@
-// The code of docs/sharding.md, compiled and run; tests/house_test.py checks that what the page
-// shows stands here.
+// The code of docs/how-to/parallelism.md and docs/concepts/meshes-and-mappings.md, compiled and run.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -35,14 +34,14 @@ NamedArray compute_loss(const Model& model, const NamedArray& x, const NamedArra
   return mean(square(model(x) - y));
 }
 NamedArray train_batch_loss(const Model& model, const NamedArray& x, const NamedArray& y) {
-  // batch is still cut: vmap does not hide it from mappings
+  // batch stays sharded: vmap does not hide the axis from mappings
   auto per_example = vmap(compute_loss, "batch")(model, x, y);
   return mean(per_example, "batch");
 }
 
 }  // namespace
 
-TEST_CASE("the programs of docs/sharding.md") {
+TEST_CASE("the programs about meshes and layouts run") {
   auto optimizer = optim::adamw({.learning_rate = 1e-2});
   using State = decltype(optimizer.init(std::declval<const Model&>()));
   const auto input = random::normal(random::key(1), {Batch, Embed}), target = roll(input, 1, Embed);
@@ -88,10 +87,10 @@ TEST_CASE("the programs of docs/sharding.md") {
   auto hidden = input;
   use_mesh here(mesh);
   axis_mapping scope(compute);
-  auto whole = shard(hidden, Mapping{});  // a constraint; its cotangent is free
-  auto cut = auto_sharded(hidden);        // by the mapping in scope; without one, the array itself
-  CHECK(placement(whole)->mapping == Mapping{});
-  CHECK(cut.floats() == input.floats());
+  auto replicated = shard(hidden, Mapping{});  // a constraint; it does not constrain the gradient
+  auto sharded = auto_sharded(hidden);         // by the mapping in scope
+  CHECK(placement(replicated)->mapping == Mapping{});
+  CHECK(sharded.floats() == input.floats());
 
   auto normalized = shard_map(
       [](const NamedArray& part) {  // (batch / 4, embed)
@@ -103,7 +102,7 @@ TEST_CASE("the programs of docs/sharding.md") {
 
 namespace {
 
-// The table of collectives in a text: its words, without the numbers of lines of code.
+// Returns the table of collectives in a text without the line numbers of the code.
 std::string table_in(std::istream& in) {
   std::string out;
   for (std::string line; std::getline(in, line);)
@@ -117,21 +116,21 @@ std::string table_in(std::istream& in) {
 
 }  // namespace
 
-TEST_CASE("the table of collectives in docs/sharding.md is what explain prints") {
+TEST_CASE("the table of collectives in docs/how-to/parallelism.md is the output of explain") {
   // As examples/sharding has them.
   const sharding::Sizes sizes{{.seq_len = 32, .hidden_dim = 64, .num_layers = 2, .num_heads = 4},
                               Axis("vocab", 256),
                               Axis("batch", 16)};
   std::istringstream printed(sharding::plan(sharding::fully_sharded(), sizes).explain);
-  std::ifstream page(golden_dir() + "/../../docs/sharding.md");
+  std::ifstream page(golden_dir() + "/../../docs/how-to/parallelism.md");
   const auto want = table_in(printed);
   CHECK(want.find(" asked by\n") != want.npos);
   CHECK(table_in(page) == want);
 }
 
-// Fully sharded on 8 devices, with f32 parameters and bf16 inside: bytes, and how far from one
-// device.
-TEST_CASE("docs/sharding.md: what reduce_dtype costs and gives") {
+// Fully sharded on 8 devices, with f32 parameters and bf16 computation: bytes communicated, and the
+// difference from one device.
+TEST_CASE("docs/how-to/parallelism.md: reduce_dtype doubles the bytes of sums and removes their error") {
   const Axis Rows("batch", 64), Narrow("embed", 64), Wide("mlp", 256);
   auto [k_up, k_down] = random::split<2>(random::key(0));
   const Model net{nn::Linear::init(Narrow, Wide, k_up), nn::Linear::init(Wide, Narrow, k_down)};
@@ -193,7 +192,7 @@ TEST_CASE("docs/sharding.md: what reduce_dtype costs and gives") {
   CHECK(gradients(model, input, target).up.weight.dtype() == DType::f32);
 }
 
-TEST_CASE("docs/sharding.md: an order of positions for context parallelism") {
+TEST_CASE("docs/how-to/parallelism.md: zigzag orders positions for context parallelism") {
   const Axis Pos("pos", 16), KeyPos = Pos.alias("key_pos");
   auto ids = arange(Pos) * 10;
   auto order = nn::zigzag(Pos, 4);  // (pos): 0, 1, 14, 15, 2, 3, ... of 16

@@ -1,4 +1,4 @@
-// The table of docs/sharding.md that says what sorts, picks and writes along a cut axis send.
+// Compares the table of docs/how-to/parallelism.md about ops along a sharded axis with plans.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@ struct Row {
   A x, y = zeros({}, DType::i32), z = zeros({});
 };
 
-// Sent by a device, as a part of x; all lie cut, and so does what comes out.
+// Returns the bytes that a device sends, relative to x. Arguments and results are sharded.
 double part_of(const Row& r, int devices, bool strict = false) {
   const bool by_ids = !r.y.axes().empty();
   // strict: none that no array has
@@ -51,7 +51,7 @@ std::vector<Row> rows() {
        [](const A& x, const A&, const A&) { return random::permutation(random::key(0), x, "n"); },
        x},
       {"`take`", pick, table, ids},
-      {"its gradient alone",
+      {"gradient of `take`",
        [](const A& x, const A& i, const A& u) {
          return at_add(zeros(x.axes()), {{"n", Index(i)}}, u);
        },
@@ -69,9 +69,9 @@ std::vector<Row> rows() {
        table, ids, rows},
       {"`take` by 400 ids", pick, table, few},
       {"`at_add` by 400 ids", add, table, few, some},
-      {"`slice` of 400 from an array",
+      {"`slice` of 400, start in an array",
        [](const A& x, const A& at, const A&) { return slice(x, "n", at, 400); }, table},
-      {"`updated_slice` of 400 at an array",
+      {"`updated_slice` of 400, start in an array",
        [](const A& x, const A& at, const A& u) {
          return updated_slice(x, {{"n", at}}, u);
        },
@@ -81,8 +81,8 @@ std::vector<Row> rows() {
          return at_set(x, {{"n", Slice{5, 405}}}, u);
        },
        table, zeros({}, DType::i32), part},
-      {"`top_k`, 100", [](const A& x, const A&, const A&) { return top_k(x, "n", 100).first; }, x},
-      {"`top_k` and its gradient, 100",
+      {"`top_k` of 100", [](const A& x, const A&, const A&) { return top_k(x, "n", 100).first; }, x},
+      {"`top_k` of 100 and its gradient",
        [](const A& x, const A&, const A&) {
          return grad([](const A& x) { return sum(square(top_k(x, "n", 100).first)); })(x);
        },
@@ -92,8 +92,8 @@ std::vector<Row> rows() {
 
 }  // namespace
 
-TEST_CASE("docs/sharding.md: what is sent along a cut axis") {
-  std::ifstream file(golden_dir() + "/../../docs/sharding.md");
+TEST_CASE("docs/how-to/parallelism.md: communication of ops along a sharded axis") {
+  std::ifstream file(golden_dir() + "/../../docs/how-to/parallelism.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};
   for (auto& r : rows()) {
     auto line = fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} |", r.what, part_of(r, 2),
@@ -102,15 +102,15 @@ TEST_CASE("docs/sharding.md: what is sent along a cut axis") {
   }
 }
 
-TEST_CASE("docs/sharding.md: what strict refuses along a cut axis") {
-  std::ifstream file(golden_dir() + "/../../docs/sharding.md");
+TEST_CASE("docs/how-to/parallelism.md: ops along a sharded axis that strict mode refuses") {
+  std::ifstream file(golden_dir() + "/../../docs/how-to/parallelism.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};
   std::vector<std::string> refused;
   for (auto& r : rows()) {
     std::vector<int> on;
     for (int devices : {2, 3, 4}) {
       try {
-        auto sent = fmt::format("`take` on 2 is then {:.3f}.", part_of(r, devices, true));
+        auto sent = fmt::format("`take` on 2 devices then communicates {:.3f}.", part_of(r, devices, true));
         if (devices == 2 && std::string(r.what) == "`take`")
           CHECK_MESSAGE(page.find(sent) != page.npos, sent);
       } catch (const Error& e) {
@@ -119,8 +119,8 @@ TEST_CASE("docs/sharding.md: what strict refuses along a cut axis") {
         on.push_back(devices);
       }
     }
-    if (!on.empty()) refused.push_back(fmt::format("{} on {}", r.what, fmt::join(on, "/")));
+    if (!on.empty()) refused.push_back(fmt::format("- {}: {}", r.what, fmt::join(on, ", ")));
   }
-  auto line = fmt::format("\n{}\ndevices", fmt::join(refused, ", "));
+  auto line = fmt::format("\n\n{}\n\n", fmt::join(refused, "\n"));
   CHECK_MESSAGE(page.find(line) != page.npos, line);
 }

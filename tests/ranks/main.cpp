@@ -15,7 +15,7 @@
 #include "haliax/checkpoint.h"
 #include "haliax/fmt.h"
 #include "haliax/haliax.h"
-#include "runtime/ranks.h"
+#include "devices/ranks.h"
 
 using namespace haliax;
 
@@ -87,7 +87,6 @@ int traffic() {
       if (!good) {
         fmt::print("rank {}: parameters {}, inside {}: {}\n", this_rank(), parameters, inside,
                    what);
-
         ++wrong;
       }
     };
@@ -156,8 +155,8 @@ int arrays() {
                                     {.axis_resources = Mapping{{"batch", "data"}}})(positions);
   if (this_rank() == 0) fmt::print("total {}\n", total.item());  // each has all of it
   auto& x = y;
-  // docs/clusters.md shows this.
-  for (auto& shard : local_shards(x))  // without a word to other ranks
+  // docs/how-to/clusters.md shows this loop.
+  for (auto& shard : local_shards(x))  // without communication
     fmt::print("device {} of rank {}: {} from {}\n", shard.device, this_rank(), shard.value.axes(),
                shard.start);
   if (!on_any_rank(this_rank() == rank_count() - 1) || on_any_rank(false)) return 1;

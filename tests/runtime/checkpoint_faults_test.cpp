@@ -17,8 +17,8 @@
 
 #include "haliax/checkpoint.h"
 #include "graph/node.h"
-#include "runtime/shards.h"
-#include "runtime/process_group.h"
+#include "devices/shards.h"
+#include "io/process_group.h"
 #include "support/child.h"
 #include "support/folder.h"
 #include "support/raises.h"

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "haliax/checkpoint.h"
-#include "runtime/checksum.h"
+#include "io/checksum.h"
 #include "graph/node.h"
-#include "runtime/shards.h"
+#include "devices/shards.h"
 #include "support/folder.h"
 #include "support/memory.h"
 #include "support/raises.h"

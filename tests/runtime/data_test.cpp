@@ -8,9 +8,9 @@
 #include "haliax/data.h"
 #include "haliax/haliax.h"
 #include "graph/node.h"
-#include "runtime/shards.h"
-#include "runtime/permutation.h"
-#include "runtime/process_group.h"
+#include "devices/shards.h"
+#include "io/permutation.h"
+#include "io/process_group.h"
 #include "support/folder.h"
 #include "support/raises.h"
 

@@ -7,7 +7,7 @@
 #include "graph/node.h"
 #include "haliax/haliax.h"
 #include "program/devices.h"
-#include "runtime/device_memory.h"
+#include "devices/device_memory.h"
 #include "support/devices.h"
 #include "support/raises.h"
 

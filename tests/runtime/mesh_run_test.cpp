@@ -10,7 +10,7 @@
 #include "haliax/jit.h"
 #include "haliax/ops.h"
 #include "haliax/random.h"
-#include "runtime/communicator.h"
+#include "devices/communicator.h"
 #include "support/raises.h"
 
 using namespace haliax;

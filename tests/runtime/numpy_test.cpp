@@ -36,7 +36,6 @@ std::string npy(const std::string& header, const std::string& data, int version 
   out += char(version);
   out += char(0);
   out += char(header.size() & 255);
-
   out += char(header.size() >> 8);
   if (version > 1) out += std::string(2, '\0');
   return out + header + data;

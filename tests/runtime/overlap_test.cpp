@@ -8,7 +8,7 @@
 #include "compile/pipeline.h"
 #include "haliax/haliax.h"
 #include "ops/prim.h"
-#include "runtime/rank_communicator.h"
+#include "devices/rank_communicator.h"
 #include "runtime/run.h"
 #include "support/simulated_ranks.h"
 #include "transforms/sharding.h"
@@ -46,7 +46,6 @@ std::vector<Compiled> compiled(bool overlap) {
   };
   argument({Layers, Embed, Mlp}, by_embed);
   argument({Layers, Mlp, Embed}, by_embed);
-
   argument({Batch, Embed}, by_batch);
   auto [y, g] = value_and_grad([&](const std::pair<NamedArray, NamedArray>& w) {
     return loss(w.first, w.second, in[2]);

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "base/scalar.h"
-#include "runtime/communicator.h"
-#include "runtime/rank_communicator.h"
+#include "devices/communicator.h"
+#include "devices/rank_communicator.h"
 #include "support/raises.h"
 #include "support/simulated_ranks.h"
 
@@ -110,7 +110,6 @@ void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std
               dtype, dice);
   for (auto& [from, to, sent, received] : all) {
     e.how[std::size_t(from)].sends.push_back(sent);
-
     e.how[std::size_t(to)].receives.push_back(received);
   }
 
@@ -164,7 +163,6 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
       Dims block = whole;
       block[dim] = std::clamp<std::int64_t>(whole[dim] - at * step, 0, step);
       e.how[std::size_t(d)].dim.push_back(int(dim));
-
       e.how[std::size_t(d)].size.push_back(whole[dim]);
       add_array(e, d, wire == Wire::all_gather ? block : whole,
                 wire == Wire::reduce_scatter ? block : whole, dtype, dice);

@@ -57,7 +57,6 @@ JitReport plan_training(const Gpt2& g, const Mesh& mesh, const Mapping& params,
   options.mesh = mesh;
   options.axis_resources = params;
   options.in = Mappings::of_each({params, params, inside});
-
   options.out = Mappings::of_each({std::nullopt, params, params});
   return named_jit(step, options).plan(model, state, ids);
 }

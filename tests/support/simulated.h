@@ -7,7 +7,7 @@
 
 #include "backends/cuda/engine.h"
 #include "backends/cuda/sim/sim.h"
-#include "runtime/communicator.h"
+#include "devices/communicator.h"
 #include "support/programs.h"
 #include "support/raises.h"
 

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/ranks.h"
+#include "devices/ranks.h"
 
 namespace haliax::test {
 

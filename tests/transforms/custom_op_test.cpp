@@ -1,6 +1,6 @@
-// Ops of a user's own: that need a whole axis, that map, that fold, that make an axis. Each is
-// compared with the same in ordinary ops under every transform, on meshes, on both backends.
-// docs/custom_op.md shows some; tests/house_test.py checks that what the page shows stands here.
+// Custom ops that require a full axis, map, reduce, or add an axis. Each op is compared with the
+// same computation in ordinary ops under every transformation, on meshes and on both backends.
+// docs/how-to/custom-op.md shows some of them; tests/house_test.py checks its code blocks.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -74,7 +74,7 @@ const CustomFunction clipped = custom_op({
     },
 });
 
-// Sums of w at each of the bins that ids name.
+// Sums `w` into the bins that `ids` select.
 const CustomFunction histogram = custom_op({
     .name = "histogram",
     .along = {AxisRule::reduce_sum, AxisRule::made},

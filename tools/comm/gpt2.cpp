@@ -178,7 +178,6 @@ Program gpt2(const Variant& v, const Axes& a) {
   const auto state = v.optimizer.value_or(v.params);
   JitOptions options{.donate = {0, 1}, .mesh = v.mesh, .axis_resources = v.params};
   options.in = Mappings({v.params, state, v.inside});
-
   options.out = Mappings({std::nullopt, v.params, state});
   auto step = training_step(v);
   Program p{.name = std::string("gpt2_") + v.name,

@@ -119,9 +119,7 @@ int main(int argc, char** argv) {
       }
       auto report = p.plan(regather);
       row["calls"] = std::llround(report.calls);
-
       row["sent_bytes"] = std::llround(report.sent_bytes);
-
       row["min_bytes"] = std::llround(p.min_bytes);
       if (p.min_regather_bytes) row["min_regather_bytes"] = std::llround(*p.min_regather_bytes);
       row["peak_bytes"] = report.argument_bytes + report.peak_bytes;

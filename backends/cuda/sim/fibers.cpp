@@ -56,7 +56,6 @@ struct Registers {
     getcontext(&context);
     context.uc_stack.ss_sp = stack;
     context.uc_stack.ss_size = stack_bytes;
-
     context.uc_link = nullptr;
     makecontext(&context, entry, 0);
   }

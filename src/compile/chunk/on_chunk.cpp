@@ -131,7 +131,6 @@ LoopResult Region::folded(const NodePtr& n) {
   if (r.monoid == Monoid::prod) {
     r.fold = Fold::carry;
     r.start = prim::filled(1, n->dtype, n->axes);
-
     r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
   }

@@ -412,7 +412,6 @@ int Region::sweeps() {
     check(n);
     if (goes_on(*n)) {
       at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at);
-
       steps_[at].push_back(n);
     }
 

@@ -33,7 +33,6 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   auto tile = call;
   tile.axis = longest->name;
   tile.size = longest->size;
-
   tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
   return tile;
 }
@@ -318,7 +317,6 @@ class ChunkSearch {
     std::size_t at = 0;
     for (; at < tiles.size() && bytes > kMostVisits; ++at) bytes /= cuts[at].first.size;
     cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk});
-
     tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
     return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at, true};
   }

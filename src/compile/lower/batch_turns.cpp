@@ -214,7 +214,6 @@ class BatchesOfLevel {
     for (int k : order_)
       if (of_inside(k)) {
         before = std::max(before, last[std::size_t(k)]);
-
         behind = std::min(behind, first[std::size_t(k)]);
       }
 

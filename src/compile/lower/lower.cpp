@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "compile/lower/lowering.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 #include "ops/prim.h"
 
 namespace haliax {

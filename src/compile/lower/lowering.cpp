@@ -177,7 +177,6 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
   t.slot_dtype = p.dtype;
   t.slot_offset = p.offset;
   t.limit = limit;
-
   t.stride = stride;
   return t;
 }

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "compile/memory/memory.h"
-#include "compile/memory/stripes.h"
-#include "compile/memory/views.h"
+#include "program/stripes.h"
+#include "program/views.h"
 #include "haliax/error.h"
 
 namespace haliax {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "compile/memory/memory.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 
 namespace haliax {
 namespace {

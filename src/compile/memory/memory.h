@@ -64,8 +64,6 @@ void verify(const program::Program&, const char* after, bool placed,
 // another, but in a stripe of its own turn. The copies that sharing makes needless stand in the
 // program; raises a VerifyError.
 void verify_shared(const program::Program&);
-// What is wrong with a step of it by itself; empty: nothing.
-std::string fault_of(const program::Step&, const program::Program&);
 // All devices of a mesh make the same calls in the same order, of arrays that fit each other: what
 // a group sums, or puts together of blocks, has one size and dtype, and what a device sends is what
 // the other one takes; raises.

@@ -7,7 +7,7 @@
 #include "base/environment.h"
 #include "base/scalar.h"
 #include "compile/memory/memory.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 #include "graph/node.h"
 #include "haliax/error.h"
 

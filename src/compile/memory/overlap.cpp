@@ -15,7 +15,7 @@
 #include <set>
 
 #include "compile/memory/memory.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 
 namespace haliax {
 namespace {
@@ -69,7 +69,6 @@ StartedCall started(const Step& s, bool ahead) {
         views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
   note(s.collective.x, o.goes_on.reads, o.finish.finish.x);
-
   note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
   return o;
 }

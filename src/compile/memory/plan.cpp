@@ -7,8 +7,8 @@
 
 #include "base/environment.h"
 #include "compile/memory/memory.h"
-#include "compile/memory/stripes.h"
-#include "compile/memory/views.h"
+#include "program/stripes.h"
+#include "program/views.h"
 #include "graph/node.h"
 
 namespace haliax {
@@ -532,7 +532,6 @@ struct MemoryPlanner {
     std::vector<std::int64_t> grows(moments.size() + 1);
     for (auto& i : items) {
       grows[std::size_t(i.liveness.first)] += i.bytes;
-
       grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
     }
 

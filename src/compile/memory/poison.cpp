@@ -6,7 +6,7 @@
 
 #include "base/environment.h"
 #include "compile/memory/memory.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 #include "graph/node.h"
 
 namespace haliax {

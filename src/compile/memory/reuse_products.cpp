@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "compile/memory/memory.h"
-#include "compile/memory/views.h"
+#include "program/views.h"
 
 namespace haliax {
 namespace {
@@ -114,7 +114,6 @@ struct ReuseSearch {
       if (!reach) return r;
       auto bytes = bytes_of(a.view->dtype);
       end = std::max(end, (a.view->offset + *reach) * bytes);
-
       step = std::max(step, a.view->terms[0].stride * bytes);
     }
     std::int64_t unit = bytes_of(product.contract.out.dtype),

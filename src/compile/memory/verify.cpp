@@ -9,7 +9,8 @@
 
 #include "base/verify_error.h"
 #include "compile/memory/memory.h"
-#include "compile/memory/views.h"
+#include "program/legality.h"
+#include "program/views.h"
 #include "graph/node.h"
 #include "haliax/error.h"
 
@@ -267,7 +268,6 @@ struct ProgramCheck {
   void find_overlaps() {
     beside.resize(p.slots.size());
     last_write.assign(p.slots.size(), -1);
-
     last_scratch = last_writer = last_turn = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);

@@ -5,8 +5,8 @@
 
 #include "base/verify_error.h"
 #include "compile/memory/memory.h"
-#include "compile/memory/stripes.h"
-#include "compile/memory/views.h"
+#include "program/stripes.h"
+#include "program/views.h"
 
 namespace haliax {
 namespace {

@@ -31,7 +31,6 @@ class Emitter {
     for (auto& i : in) {
       out.push_back(prim::input(local_axes(i.whole->axes, i.at, mesh_, device_), i.whole->dtype,
                                 i.whole->origin.module));
-
       given_[i.whole.get()] = out.back();
     }
 

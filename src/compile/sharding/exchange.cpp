@@ -162,7 +162,6 @@ std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& a
           n.start.push_back(r.theirs);
           n.at.push_back(r.mine);
           n.dims.push_back(r.size);
-
           n.step.push_back(r.step);
           next.push_back(std::move(n));
         }
@@ -184,7 +183,6 @@ std::vector<int> group_of(int device, const Cut& over, const Mesh& mesh) {
 void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, int device) {
   auto group = group_of(device, over, mesh);
   w.ranks = int(group.size());
-
   w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
   program::Dims dims;
   for (auto& a : block) dims.push_back(a.size);
@@ -195,7 +193,6 @@ void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, in
   w.how.wire = program::Wire::exchange;
   for (int m : over) w.how.over.push_back(m);
   w.how.sends = {{neighbour(-1), 0, start, dims, step}};
-
   w.how.receives = {{neighbour(1), 0, start, dims, step}};
 }
 

@@ -164,7 +164,6 @@ void Planner::loop(int n) {
     a.plan.inside.resize(count);
     a.plan.at.resize(count);
     a.plan.value.resize(count);
-
     a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
     for (std::size_t b = 0; b < l.index.size(); ++b) plan_body(a, b);

@@ -1,5 +1,5 @@
 // A plan as text: one line a version, bodies of loops indented.
-#include "compile/sharding/asked.h"
+#include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -6,7 +6,7 @@
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
-#include "compile/sharding/asked.h"
+#include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {

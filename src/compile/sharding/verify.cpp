@@ -435,7 +435,6 @@ struct DeviceCheck {
       if (begin >= end) continue;
       parts.push_back(
           {n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step});
-
       zeros -= end - begin;
     }
     if (zeros > 0) return out.push_back(r);

@@ -1,0 +1,402 @@
+#include "devices/communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/fork.h"
+#include "base/idle.h"
+#include "devices/reduce.h"
+#include "devices/rank_communicator.h"
+#include "devices/trace_lock.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+using program::Collective;
+using program::Spares;
+using program::Wire;
+
+std::atomic<std::int64_t> exchanged{0};
+
+// What the threads of a mesh share: each says where its operands and results lie, all of a group
+// wait, each makes its own results out of what the others have, where it lies, and all wait again.
+// A sum is taken in rank order, so that every device has the same bits. Groups wait for themselves
+// alone: where turns of a loop are shared, one may make calls that another has no turn for.
+class Meeting {
+ public:
+  struct Arrival {
+    const Collective* how = nullptr;
+    void* const* x = nullptr;
+    void* const* out = nullptr;
+  };
+  explicit Meeting(int n) : given(std::size_t(n)), at_(std::size_t(n)), left_(std::size_t(n)) {}
+  std::vector<Arrival> given;  // by device
+
+  // The devices of a call over these mesh axes.
+  struct Group {
+    std::vector<int> devices;
+    std::condition_variable turn;
+    std::size_t waiting = 0;
+    std::uint64_t round = 0;
+    bool has(int device) const {
+      return std::find(devices.begin(), devices.end(), device) != devices.end();
+    }
+  };
+  Group& group(std::vector<int> devices) {
+    std::sort(devices.begin(), devices.end());
+    std::lock_guard hold(lock_);
+    auto& known = groups_[devices];
+    if (known.devices.empty()) known.devices = std::move(devices);
+    return known;
+  }
+  // Raises where a device has failed, or some will never come.
+  void arrive(Group& g, int device) {
+    std::unique_lock hold(lock_);
+    for (int d : g.devices)
+      if (left_[std::size_t(d)]) fail_all("another device has finished without this call");
+    if (!why_.empty()) fail_here();
+    at_[std::size_t(device)] = &g;
+    if (is_last(g)) return go_on(g, hold);
+    refuse_circles();
+    auto mine = g.round;
+    g.turn.wait(hold, [&] { return g.round != mine || !why_.empty(); });
+    if (g.round == mine) fail_here();
+  }
+  // For those who have arrived: all of them come here, so that nobody's arrays go while another
+  // still reads them.
+  void wait(Group& g) {
+    std::unique_lock hold(lock_);
+    if (is_last(g)) return go_on(g, hold);
+    auto mine = g.round;
+    g.turn.wait(hold, [&] { return g.round != mine; });
+  }
+  void fail(const std::string& why) {
+    std::lock_guard hold(lock_);
+    fail_all(why);
+  }
+  void leave(int device) {  // all calls made
+    std::lock_guard hold(lock_);
+    left_[std::size_t(device)] = true;
+    for (auto* g : at_)
+      if (g && g->has(device))
+        fail_all("another device has finished while this one waits for a call");
+  }
+
+ private:
+  bool is_last(Group& g) {  // then it calls go_on
+    if (++g.waiting < g.devices.size()) return false;
+    g.waiting = 0;
+    ++g.round;
+    for (int d : g.devices) at_[std::size_t(d)] = nullptr;
+    return true;
+  }
+  void go_on(Group& g, std::unique_lock<std::mutex>& hold) {
+    hold.unlock();  // those that wake up want it
+    g.turn.notify_all();
+  }
+  // Each waits for one that waits elsewhere, or has left: nobody will ever go on.
+  void refuse_circles() {
+    for (std::size_t d = 0; d < at_.size(); ++d)
+      if (!at_[d] && !left_[d]) return;
+    for (std::size_t d = 0; d < at_.size(); ++d)
+      for (int other : at_[d] ? at_[d]->devices : std::vector<int>())
+        if (auto* there = at_[std::size_t(other)]; there && there != at_[d])
+          return fail_all(fmt::format("device {} makes another call than device {}", other, d));
+  }
+  void fail_all(const std::string& why) {
+    if (why_.empty()) why_ = why;
+    for (auto& [devices, g] : groups_) g.turn.notify_all();
+  }
+  [[noreturn]] void fail_here() const { throw Elsewhere("[mesh] " + why_); }
+  std::mutex lock_;
+  std::map<std::vector<int>, Group> groups_;
+  std::vector<Group*> at_;  // where each device waits; null: nowhere
+  std::vector<char> left_;
+  std::string why_;
+};
+
+class ThreadCommunicator final : public program::Communicator {
+ public:
+  ThreadCommunicator(Meeting& m, const Mesh& mesh, int device)
+      : meeting_(m), mesh_(mesh), device_(device) {}
+  void run(const Collective& c, const void* const* x, void* const* out, void*,
+           std::int64_t) override {
+    std::vector<void*> given;  // only read
+    for (std::size_t k = 0; k < c.x.size(); ++k) given.push_back(const_cast<void*>(x[k]));
+    meeting_.given[std::size_t(device_)] = {&c, given.data(), out};
+    group_ = group_of(mesh_, c.over, device_);
+    mine_ = std::size_t(std::find(group_.begin(), group_.end(), device_) - group_.begin());
+    meets_ = &meeting_.group(group_);
+    meeting_.arrive(*meets_, device_);
+    refuse_others(c);
+    const bool stretches = in_stretches();
+    switch (c.wire) {
+      case Wire::exchange:
+        exchange(c, out);
+        break;
+      case Wire::all_gather:
+        gather(c, out);
+        break;
+      case Wire::reduce_scatter:
+        reduce_scatter(c, out);
+        break;
+      case Wire::all_reduce:
+        sum(c, out, stretches);
+        break;
+    }
+    if (stretches) {
+      wait();
+      if (c.wire == Wire::all_reduce) take_stretches(c, out);
+    }
+    wait();
+  }
+  void fail(const char* why) override {
+    meeting_.fail("device " + std::to_string(device_) + " has failed: " + why);
+  }
+
+ private:
+  using Arrival = Meeting::Arrival;
+  void wait() { meeting_.wait(*meets_); }
+  void refuse_others(const Collective& c) {
+    auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
+      auto& other = *call_of(d).how;
+      bool same = other.wire == c.wire && other.over == c.over &&
+                  other.out.size() == c.out.size() && other.monoid == c.monoid;
+      return !same || other.size != c.size || other.sent_bytes != c.sent_bytes;
+    });
+    if (differs == group_.end()) return;
+    wait();  // others still look at this call
+    throw Error("[mesh] device " + std::to_string(*differs) + " makes another call than device " +
+                std::to_string(device_));
+  }
+  const Arrival& call_of(int device) const { return meeting_.given[std::size_t(device)]; }
+  void gather(const Collective& c, void* const* out) const {
+    for (std::size_t k = 0; k < c.out.size(); ++k)
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        auto& from = call_of(group_[g]);
+        auto [first, size] = block_in_group(c, k, group_.size(), g);
+        copy_patch(whole_patch(from.x[k], from.how->x[k]),
+                   slice_patch(out[k], c.out[k], c.dim[k], first, size));
+      }
+  }
+  void reduce_scatter(const Collective& c, void* const* out) const {
+    for (std::size_t k = 0; k < c.out.size(); ++k) {
+      auto [first, size] = block_in_group(c, k, group_.size(), mine_);
+      Patches parts;
+      for (int d : group_)
+        parts.push_back(slice_patch(call_of(d).x[k], call_of(d).how->x[k], c.dim[k], first, size));
+      fold(c.monoid, parts, whole_patch(out[k], c.out[k]));
+    }
+  }
+  // Where much is summed, each device sums a stretch, and takes the others' from them: so all of
+  // the group wait once more.
+  bool in_stretches() const {
+    return std::any_of(group_.begin(), group_.end(), [&](int d) {
+      auto& how = *call_of(d).how;
+      if (how.wire != Wire::all_reduce) return false;
+      std::int64_t bytes = 0;
+      for (auto& o : how.out) bytes += program::points(o.dims) * bytes_of(o.view.dtype);
+      return bytes >= kInStretches;
+    });
+  }
+  // Elements in the order in which they lie on the first device of the group, for all alike.
+  Patch in_order(void* at, const program::Operand& o, std::size_t k) const {
+    auto& first = call_of(group_[0]);
+    return reordered(whole_patch(at, o), order_in_memory(first.how->x[k].view.strides));
+  }
+  Patch stretch(const Patch& p, std::size_t g) const { return share_of(p, group_.size(), g); }
+  void sum(const Collective& c, void* const* out, bool stretches) const {
+    for (std::size_t k = 0; k < c.out.size(); ++k) {
+      auto cut = [&](const Patch& p) { return stretches ? stretch(p, mine_) : p; };
+      Patches parts;
+      for (int d : group_) parts.push_back(cut(in_order(call_of(d).x[k], call_of(d).how->x[k], k)));
+      fold(c.monoid, parts, cut(in_order(out[k], c.out[k], k)));
+    }
+  }
+  void take_stretches(const Collective& c, void* const* out) const {
+    for (std::size_t k = 0; k < c.out.size(); ++k)
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        auto& from = call_of(group_[g]);
+        auto theirs = in_order(from.out[k], from.how->out[k], k),
+             here = in_order(out[k], c.out[k], k);
+        if (g != mine_) copy_patch(stretch(theirs, g), stretch(here, g));
+      }
+  }
+  void exchange(const Collective& c, void* const* out) const {
+    // of what each device sends to this one
+    std::vector<std::size_t> next(meeting_.given.size());
+    const bool unread = c.spares == Spares::unread && !takes_part(c, call_of(device_).x);
+    for (auto& got : c.receives) {
+      auto& from = call_of(got.device);
+      const bool own = got.device == device_;
+      if (unread && !own) continue;
+      if (c.spares == Spares::zeros && !own && !takes_part(*from.how, from.x)) {
+        fill_zeros(
+            box_patch(out[got.array], c.out[std::size_t(got.array)], got.start, got.dims, nullptr));
+        continue;
+      }
+      auto& sends = from.how->sends;
+      auto& at = next[std::size_t(got.device)];
+      while (sends[at].device != device_) ++at;
+      auto& sent = sends[at++];
+      auto theirs = std::size_t(sent.array), mine = std::size_t(got.array);
+      copy_patch(box_patch(from.x[theirs], from.how->x[theirs], sent.start, got.dims, &sent.step),
+                 box_patch(out[mine], c.out[mine], got.start, got.dims, nullptr));
+      if (!own) exchanged += program::points(got.dims) * bytes_of(c.out[mine].view.dtype);
+    }
+  }
+  // From so many bytes on a second wait costs less than each device's summing of all (measured with
+  // 4 devices on 2 cores).
+  static constexpr std::int64_t kInStretches = 64 << 10;
+  Meeting& meeting_;
+  const Mesh& mesh_;
+  int device_;
+  std::vector<int> group_;           // of the call, in rank order
+  std::size_t mine_ = 0;             // this device's place in it
+  Meeting::Group* meets_ = nullptr;  // its members, where they wait
+};
+
+std::atomic<int> threads_started{0};
+
+// Threads that wait for work: as many as the largest mesh so far has devices beside the caller's.
+// One call at a time.
+class Crew {
+ public:
+  void run(int n, const std::function<void(int)>& f) {
+    auto& c = crew_;
+    std::unique_lock hold(c.lock);
+    for (int d = c.started + 1; d < n; ++d) {
+      std::thread([&c, d, seen = c.work] { c.serve(d, seen); }).detach();
+      ++c.started;
+      ++threads_started;
+    }
+    c.f = &f;
+    c.n = n;
+    c.busy = n - 1;
+    ++c.work;
+    hold.unlock();
+    c.start.notify_all();
+    f(0);
+    hold.lock();
+    c.done.wait(hold, [&] { return c.busy == 0; });
+  }
+
+ private:
+  struct Shared {
+    [[noreturn]] void serve(int device, std::uint64_t seen) {
+      std::unique_lock hold(lock);
+      for (;;) {
+        start.wait(hold, [&] { return work != seen; });
+        seen = work;
+        if (device >= n) continue;
+        hold.unlock();
+        (*f)(device);
+        hold.lock();
+        if (--busy == 0) done.notify_one();
+      }
+    }
+    std::mutex lock;
+    std::condition_variable start, done;
+    const std::function<void(int)>* f = nullptr;
+    int started = 0, n = 0, busy = 0;
+    std::uint64_t work = 0;
+  };
+  Shared& crew_ = *new Shared;  // never destroyed: its threads end with the process
+};
+Idle<Crew>& crews() {
+  static auto* all = new Idle<Crew>;  // never destroyed: their threads are not
+  return *all;
+}
+// A child has none of their threads.
+const bool crew_forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});
+
+}  // namespace
+
+int device_threads() { return threads_started; }
+std::int64_t exchanged_bytes() { return exchanged; }
+
+DevicesHere devices_here(const Mesh& mesh) {
+  auto* ranks = mesh.devices() > 1 ? peers() : nullptr;
+  if (!ranks) return {nullptr, 0, mesh.devices()};
+  int each = mesh.devices() / ranks->count();
+  return {ranks, ranks->rank() * each, each};
+}
+
+int number_of(program::Device& backend, const Mesh* mesh, int device) {
+  auto* ranks = backend.is_host() ? nullptr : peers();
+  if (!ranks) return device;
+  const auto here = mesh ? devices_here(*mesh) : DevicesHere();
+  const int each = devices() / ranks->count();
+  return (ranks->place() * each + device - here.first) % backend.devices();
+}
+
+void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work,
+                program::Device* backend, const std::string& what) {
+  program::Dims sizes;
+  for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
+  auto here = devices_here(mesh);
+  Meeting meeting(here.count);
+  std::mutex lock;
+  std::exception_ptr error;
+  bool elsewhere = false;
+  auto keep = [&](bool by_another) {  // the first, but rather a cause than what followed from it
+    std::lock_guard hold(lock);
+    if (!error || (elsewhere && !by_another)) {
+      error = std::current_exception();
+      elsewhere = by_another;
+    }
+
+  };
+  auto give_up = [&](int device, program::Communicator& mine, const char* why) {
+    keep(false);
+    mine.fail(why);
+    if (here.ranks) here.ranks->fail(fmt::format("device {}: {}", device, why));
+  };
+  std::optional<Peers::JointCall> together;
+  if (here.ranks) together.emplace(*here.ranks, what);
+  // What devices queue for each other meets in the order of calls, which must be the same on all of
+  // them.
+  static TurnLock in_turn;
+  std::unique_lock turn(in_turn, std::defer_lock);
+  if (backend && !backend->is_host()) turn.lock();
+  const Scopes scopes;
+  auto crew = crews().take();
+  if (!crew) crew = std::make_unique<Crew>();
+  crew->run(here.count, [&](int k) {
+    use_scopes scoped(scopes);
+    int d = here.first + k;
+    ThreadCommunicator threads(meeting, mesh, d);
+    std::optional<RankCommunicator> messages;
+    std::shared_ptr<program::Communicator> own;
+    program::Communicator* mine = &threads;
+    try {
+      if (backend && !backend->is_host())
+        own = backend->communicator(sizes, d, number_of(*backend, &mesh, d), here.ranks);
+      if (own)
+        mine = own.get();
+      else if (here.ranks)
+        mine = &messages.emplace(*here.ranks, *together, mesh, d);
+      work(d, *mine);
+      meeting.leave(k);
+    } catch (const Elsewhere&) {
+      keep(true);
+    } catch (const std::exception& e) {
+      give_up(d, *mine, e.what());
+    } catch (...) {
+      give_up(d, *mine, "for a reason that is not known");
+    }
+  });
+  crews().leave(std::move(crew));
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace haliax

@@ -1,0 +1,78 @@
+// How many devices there are, in this process and in all ranks; and what lies on those of this one.
+#include <atomic>
+
+#include "base/environment.h"
+#include "graph/fail.h"
+#include "haliax/mesh.h"
+#include "haliax/ranks.h"
+#include "devices/devices.h"
+#include "devices/ranks.h"
+#include "devices/shards.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+std::atomic<int> in_this_process = 0;  // 0: nobody has asked yet
+std::atomic<bool> said = false;        // it is a number that was asked for
+
+}  // namespace
+
+void set_devices(int n, SourceLocation at) {
+  Here here(at);
+  if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
+  in_this_process = n;
+  said = true;
+}
+int devices(SourceLocation at) {
+  Here here(at);
+  if (in_this_process == 0) {
+    int unset = 0;
+    auto asked = number_asked("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
+    if (asked) said = true;
+    in_this_process.compare_exchange_strong(unset, int(asked.value_or(peers() ? 1 : 8)));
+  }
+  return in_this_process * rank_count();
+}
+bool has_asked_for(int n) {
+  const bool enough = devices() >= n;  // and the environment has been asked
+  return said && enough;
+}
+
+int this_rank() {
+  auto* p = peers();
+  return p ? p->rank() : 0;
+}
+int rank_count() {
+  auto* p = peers();
+  return p ? p->count() : 1;
+}
+
+bool on_any_rank(bool mine, SourceLocation at) {
+  Here here(at);
+  auto* p = peers();
+  return p ? p->any(mine) : mine;
+}
+
+std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
+  Here here(at);
+  if (a.empty()) fail("local_shards", "the array is empty");
+  a.eval(at);
+  auto& n = *a.node();
+  auto value = n.value.get();
+  auto* s = shards_in(*value);
+  if (!s) return {{0, std::vector<std::int64_t>(n.axes.size()), a, true}};
+  std::vector<LocalShard> out;
+  for (std::size_t k = 0; k < s->blocks.size(); ++k) {
+    LocalShard one;
+    one.device = s->first + int(k);
+    one.first = owner_of(s->at, s->mesh, one.device) == one.device;
+    one.start = part_on(n.axes, s->at, s->mesh, one.device).start;
+    one.value = NamedArray(
+        make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+}  // namespace haliax

@@ -1,0 +1,244 @@
+#include "devices/packing.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <tuple>
+
+namespace haliax {
+
+using program::Dims;
+
+std::int64_t bytes_in(const Patches& all) {
+  std::int64_t n = 0;
+  for (auto& p : all) n += p.bytes();
+  return n;
+}
+
+namespace {
+
+// How many elements lie in one piece, and of how many dims each such piece is a point.
+struct Stretches {
+  std::int64_t size = 1;
+  std::size_t outer;
+  explicit Stretches(const Patch& p) : outer(p.dims.size()) {
+    for (; outer > 0 && (p.dims[outer - 1] == 1 || p.strides[outer - 1] == size); --outer)
+      size *= p.dims[outer - 1];
+  }
+};
+// f(where they lie, bytes) for its stretches that lie in one piece, in order.
+template <class F> void each_stretch(const Patch& p, F f) {
+  if (p.count == 0) return;
+  auto [run, outer] = Stretches(p);
+  std::int64_t width = bytes_of(p.dtype);
+  Dims at(outer);
+  std::int64_t rest = p.from / run, skipped = p.from % run, offset = 0;
+  for (auto d = outer; d-- > 0; rest /= p.dims[d]) {
+    at[d] = rest % p.dims[d];
+    offset += at[d] * p.strides[d];
+  }
+
+  for (auto left = p.count; left > 0;) {
+    auto n = std::min(left, run - skipped);
+    f(p.at + (offset + skipped) * width, n * width);
+    left -= n;
+    skipped = 0;
+    for (auto d = outer; d-- > 0;) {
+      offset += p.strides[d];
+      if (++at[d] < p.dims[d]) break;
+      offset -= at[d] * p.strides[d];
+      at[d] = 0;
+    }
+  }
+}
+// A stretch may be a single element: then not by a call.
+void copy_stretch(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      *to = *from;
+      return;
+    case 2:
+      std::memcpy(to, from, 2);
+      return;
+    case 4:
+      std::memcpy(to, from, 4);
+      return;
+    case 8:
+      std::memcpy(to, from, 8);
+      return;
+    default:
+      std::memcpy(to, from, std::size_t(bytes));
+  }
+}
+
+}  // namespace
+
+void pack(const Patches& all, std::byte* to) {
+  for (auto& p : all)
+    each_stretch(p, [&](std::byte* at, std::int64_t n) {
+      copy_stretch(to, at, n);
+      to += n;
+    });
+}
+void unpack(const std::byte* from, const Patches& all) {
+  for (auto& p : all)
+    each_stretch(p, [&](std::byte* at, std::int64_t n) {
+      copy_stretch(at, from, n);
+      from += n;
+    });
+}
+std::vector<Patches> pieces_of(const Patches& all, std::int64_t most) {
+  std::vector<Patches> out;
+  std::int64_t room = 0;
+  for (auto p : all) {
+    while (p.count > 0) {
+      if (room < bytes_of(p.dtype)) {
+        out.emplace_back();
+        room = most;
+      }
+
+      auto part = p;
+      part.count = std::min(p.count, room / bytes_of(p.dtype));
+      out.back().push_back(part);
+      p.from += part.count;
+      p.count -= part.count;
+      room -= part.bytes();
+    }
+  }
+  return out;
+}
+
+namespace {
+
+// A patch that is read or written block by block.
+class PatchBlocks {
+ public:
+  explicit PatchBlocks(const Patch& p) : patch_(p), run_(Stretches(p).size) {}
+  bool in_long_pieces() const { return run_ >= kShort; }
+  // Elements from number `at` on that lie in one piece; short ones do not count.
+  std::int64_t left(std::int64_t at) const { return run_ - (patch_.from + at) % run_; }
+  // Where elements [at, at + n) lie, if in one piece; else where they are packed.
+  std::byte* place(std::int64_t at, std::int64_t n, bool filled) {
+    now_ = patch_;
+    now_.from += at;
+    now_.count = n;
+    packed_ = n > left(at);
+    if (!packed_) {
+      each_stretch(now_, [&](std::byte* where, std::int64_t) { lies_ = where; });
+      return lies_;
+    }
+    if (!room_)
+      room_ =
+          std::make_unique_for_overwrite<std::byte[]>(std::size_t(kBlock * bytes_of(patch_.dtype)));
+    if (filled) pack({now_}, room_.get());
+    return room_.get();
+  }
+  void put_back() const {
+    if (packed_) unpack(room_.get(), {now_});
+  }
+  static constexpr std::int64_t kShort = 128, kBlock = 2048;
+
+ private:
+  Patch patch_, now_;
+  std::int64_t run_;
+  bool packed_ = false;
+  std::byte* lies_ = nullptr;
+  std::unique_ptr<std::byte[]> room_;
+};
+
+}  // namespace
+
+void each_block(const Patch& out, const Patches& parts, const OnBlock& f) {
+  PatchBlocks to(out);
+  std::vector<PatchBlocks> from;
+  for (auto& p : parts) from.emplace_back(p);
+  std::vector<const std::byte*> places(parts.size());
+  std::int64_t n = 0;
+  for (std::int64_t at = 0; at < out.count; at += n) {
+    n = out.count - at;
+    auto limit = [&](const PatchBlocks& b) {
+      n = std::min(n, b.in_long_pieces() ? b.left(at) : PatchBlocks::kBlock);
+    };
+    limit(to);
+    for (auto& b : from) limit(b);
+    for (std::size_t k = 0; k < from.size(); ++k) places[k] = from[k].place(at, n, true);
+    f(to.place(at, n, false), places, n);
+    to.put_back();
+  }
+}
+void copy_patch(const Patch& from, const Patch& to) {
+  const auto width = bytes_of(to.dtype);
+  each_block(to, {from}, [&](std::byte* out, const auto& parts, std::int64_t n) {
+    std::memcpy(out, parts[0], std::size_t(n * width));
+  });
+}
+void fill_zeros(const Patch& p) {
+  const auto width = bytes_of(p.dtype);
+  each_block(p, {}, [&](std::byte* out, const auto&, std::int64_t n) {
+    std::memset(out, 0, std::size_t(n * width));
+  });
+}
+bool takes_part(const program::Collective& c, const void* const* x) {
+  return c.spares == program::Spares::nothing || *static_cast<const bool*>(x[c.x.size() - 1]);
+}
+
+Patch reordered(Patch p, const std::vector<std::size_t>& order) {
+  auto dims = p.dims, strides = p.strides;
+  for (std::size_t d = 0; d < order.size(); ++d) {
+    p.dims[d] = dims[order[d]];
+    p.strides[d] = strides[order[d]];
+  }
+
+  return p;
+}
+std::vector<std::size_t> order_in_memory(const Dims& strides) {
+  std::vector<std::size_t> order(strides.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](auto a, auto b) { return std::abs(strides[a]) > std::abs(strides[b]); });
+  return order;
+}
+
+static std::pair<std::int64_t, std::int64_t> share(std::int64_t n, std::size_t ranks,
+                                                   std::size_t g) {
+  auto each = (n + std::int64_t(ranks) - 1) / std::int64_t(ranks),
+       from = std::min(std::int64_t(g) * each, n);
+  return {from, std::min(each, n - from)};
+}
+Patch share_of(Patch p, std::size_t ranks, std::size_t g) {
+  std::tie(p.from, p.count) = share(p.count, ranks, g);
+  return p;
+}
+std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& c, std::size_t k,
+                                                     std::size_t ranks, std::size_t g) {
+  return share(c.size[k], ranks, g);
+}
+
+Patch whole_patch(void* at, const program::Operand& o) {
+  return {static_cast<std::byte*>(at), o.dims, o.view.strides, o.view.dtype, 0,
+          program::points(o.dims)};
+}
+Patch box_patch(void* at, const program::Operand& o, const Dims& start, const Dims& dims,
+                const Dims* step) {
+  auto p = whole_patch(at, o);
+  std::int64_t offset = 0;
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    offset += start[d] * p.strides[d];
+    if (step) p.strides[d] *= (*step)[d];
+  }
+  p.at += offset * bytes_of(p.dtype);
+  p.dims = dims;
+  p.count = program::points(dims);
+  return p;
+}
+Patch slice_patch(void* at, const program::Operand& o, int dim, std::int64_t from,
+                  std::int64_t size) {
+  Dims start(o.dims.size()), dims = o.dims;
+  start[std::size_t(dim)] = from;
+  dims[std::size_t(dim)] = size;
+  return box_patch(at, o, start, dims, nullptr);
+}
+
+}  // namespace haliax

@@ -1,0 +1,87 @@
+#include "devices/plugins.h"
+
+#include <dlfcn.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "graph/fail.h"
+
+namespace haliax {
+namespace {
+
+// Where plugins may lie: where HALIAX_PLUGINS says, beside the program or the library, one folder
+// above (a folder of builds), where they are installed.
+std::vector<std::string> folders() {
+  std::vector<std::string> out;
+  std::string asked = std::getenv("HALIAX_PLUGINS") ? std::getenv("HALIAX_PLUGINS") : "";
+  for (std::size_t from = 0; from < asked.size();) {
+    auto end = std::min(asked.find(':', from), asked.size());
+    if (end > from) out.push_back(asked.substr(from, end - from));
+    from = end + 1;
+  }
+  std::error_code ignored;
+  Dl_info mine{};
+  if (dladdr(reinterpret_cast<void*>(&folders), &mine) && mine.dli_fname) {
+    // what dladdr says of a program is how it was called
+    auto file = std::filesystem::canonical(mine.dli_fname, ignored);
+    if (file.empty()) file = std::filesystem::canonical("/proc/self/exe", ignored);
+    out.push_back(file.parent_path().string());
+    out.push_back(file.parent_path().parent_path().string());
+  }
+  out.push_back(program::plugin_folder());
+  return out;
+}
+bool is_file_name(const std::string& name) {
+  return !name.empty() &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == name.npos;
+}
+
+// libNAME.so.1, where dlopen says that it does not find that; else what it says.
+std::string missing(const std::string& said, const std::string& file) {
+  auto colon = said.find(": cannot open shared object file");
+  auto name = said.substr(0, colon);
+  if (colon == said.npos || name == file) return said;
+  return fmt::format(
+      "it needs {0}, which is not found; is the folder of {0} in the loader's path "
+      "(LD_LIBRARY_PATH, ldconfig)?",
+      name);
+}
+const program::Plugin& opened(const char* what, const std::string& name, const std::string& file) {
+  auto refuse = [&](const std::string& why) {
+    fail(what, fmt::format("{} ({}) cannot be used: {}", name, file, why));
+  };
+  auto* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    auto* said = dlerror();
+    refuse(missing(said ? said : "", file));
+  }
+  auto* entry = reinterpret_cast<decltype(&haliax_plugin)>(dlsym(library, "haliax_plugin"));
+  if (!entry) refuse("it is no plugin: it has no function haliax_plugin");
+  auto& plugin = *entry();
+  const std::string version = plugin.version, border = plugin.border;
+  if (version != program::library_version() || border != program::border_hash())
+    refuse(fmt::format(
+        "it was built for haliax {} ({}), and this is {} ({}); build both from the same sources",
+        version, border, program::library_version(), program::border_hash()));
+  return plugin;
+}
+
+}  // namespace
+
+const program::Plugin* plugin(const char* what, const std::string& name) {
+  for (auto& folder : folders()) {
+    auto file = fmt::format("{}/libhaliax_{}.so", folder, name);
+    std::error_code ignored;
+    if (is_file_name(name) && std::filesystem::exists(file, ignored))
+      return &opened(what, name, file);
+  }
+  return nullptr;
+}
+std::string in_plugin_folders(const std::string& name) {
+  return fmt::format("no plugin libhaliax_{}.so in {}", name, fmt::join(folders(), ", "));
+}
+
+}  // namespace haliax

@@ -1,0 +1,349 @@
+#include "devices/rank_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "base/buffer.h"
+#include "devices/reduce.h"
+#include "devices/packing.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+using program::Collective;
+using program::Dims;
+using program::Spares;
+using program::Wire;
+
+// bytes of packed messages that a device has at a time, about
+constexpr std::int64_t kStaging = 8 << 20;
+
+std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
+  h ^= v + 0x9e3779b97f4a7c15 + (h << 6) + (h >> 2);
+  return h * 0xbf58476d1ce4e5b9;
+}
+
+}  // namespace
+
+std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int device) {
+  std::vector<int> group{device};
+  for (int axis : over) {
+    std::vector<int> wider;
+    int size = mesh.axes()[std::size_t(axis)].second, stride = 1;
+    for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k)
+      stride *= mesh.axes()[k].second;
+    for (int g : group)
+      for (int r = 0; r < size; ++r) wider.push_back(g + (r - coordinate(mesh, g, axis)) * stride);
+    group = wider;
+  }
+  return group;
+}
+
+// One collective: lanes of messages, one to and one from each other device.
+class RankCommunicator::CollectiveRun {
+ public:
+  CollectiveRun(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x,
+                void* const* out)
+      : c_(c), key_(key), how_(how), group_(group_of(c.mesh_, how.over, c.device_)),
+        staging_(std::make_unique<Staging>()) {
+    mine_ = std::size_t(std::find(group_.begin(), group_.end(), c.device_) - group_.begin());
+    // only read
+    for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));
+    out_.assign(out, out + how.out.size());
+    piece_ = std::clamp<std::int64_t>(kStaging / std::int64_t(4 * group_.size()), 1 << 14, 1 << 20);
+  }
+  void run() {
+    try {
+      switch (how_.wire) {
+        case Wire::exchange:
+          return exchange(parcels(how_.sends, true), parcels(how_.receives, false));
+        case Wire::all_gather:
+          return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
+        case Wire::reduce_scatter:
+          return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
+        case Wire::all_reduce: {
+          auto parts = stretches(out_, how_.out);
+          return reduce(stretches(x_, how_.x), parts[mine_], &parts);
+        }
+      }
+    } catch (...) {
+      (void)staging_.release();  // what carries the messages may still use it
+      throw;
+    }
+  }
+
+ private:
+  // of memory that is there from the collective before
+  using Staging = std::vector<std::unique_ptr<Buffer>>;
+  using Lanes = std::vector<Patches>;  // by place in the group
+
+  // ---- what goes where ----
+  static Patches whole(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
+    Patches all;
+    for (std::size_t k = 0; k < at.size(); ++k) all.push_back(whole_patch(at[k], of[k]));
+    return all;
+  }
+  Lanes blocks(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
+    Lanes lanes(group_.size());
+    for (std::size_t g = 0; g < group_.size(); ++g)
+      for (std::size_t k = 0; k < at.size(); ++k) {
+        auto [from, size] = block_in_group(how_, k, group_.size(), g);
+        lanes[g].push_back(slice_patch(at[k], of[k], how_.dim[k], from, size));
+      }
+    return lanes;
+  }
+  // Each device sums as many elements.
+  Lanes stretches(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
+    Lanes lanes(group_.size());
+    for (std::size_t g = 0; g < group_.size(); ++g)
+      for (auto& p : whole(at, of)) lanes[g].push_back(share_of(p, group_.size(), g));
+    return lanes;
+  }
+  Lanes parcels(const std::vector<program::Parcel>& all, bool sends) const {
+    Lanes lanes(group_.size());
+    for (auto& p : all) {
+      auto g = std::size_t(std::find(group_.begin(), group_.end(), p.device) - group_.begin());
+      auto k = std::size_t(p.array);
+      lanes[g].push_back(sends ? box_patch(x_[k], how_.x[k], p.start, p.dims, &p.step)
+                               : box_patch(out_[k], how_.out[k], p.start, p.dims, nullptr));
+    }
+    return lanes;
+  }
+
+  // ---- messages ----
+  std::byte* room(const Patches& p) {
+    return staging_->emplace_back(std::make_unique<Buffer>(std::max<std::int64_t>(bytes_in(p), 1)))
+        ->data();
+  }
+  Peers::Endpoint end(std::size_t g) const {
+    int local = c_.mesh_.devices() / c_.peers_.count();
+    return {group_[g] / local, group_[g] % local};
+  }
+  int here() const { return end(mine_).device; }
+  void post_send(std::size_t g, int part, const std::byte* data, std::int64_t bytes) {
+    pending_.push_back(c_.peers_.send(here(), end(g), mix(key_, std::uint64_t(part)), data, bytes));
+  }
+  // What will come for these patches, packed: where it lies once `wait` has returned.
+  const std::byte* post_receive(std::size_t g, int part, const Patches& p) {
+    auto* to = room(p);
+    pending_.push_back(
+        c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), to, bytes_in(p)));
+    return to;
+  }
+  std::vector<std::vector<Patches>> in_pieces(const Lanes& lanes) const {
+    std::vector<std::vector<Patches>> out;
+    for (auto& l : lanes) out.push_back(pieces_of(l, piece_));
+    return out;
+  }
+
+  void move(const Lanes& from, const Lanes& to) {
+    auto sends = in_pieces(from), receives = in_pieces(to);
+    for (std::size_t round = 0;; ++round) {
+      std::vector<std::pair<const std::byte*, const Patches*>> got;
+      staging_->clear();
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        bool own = g == mine_, in = round < receives[g].size(), out = round < sends[g].size();
+        if (in && !own)
+          got.push_back({post_receive(g, 0, receives[g][round]), &receives[g][round]});
+        if (!out) continue;
+        auto* packed = room(sends[g][round]);
+        pack(sends[g][round], packed);
+        if (own)
+          unpack(packed, receives[g].at(round));
+        else
+          post_send(g, 0, packed, bytes_in(sends[g][round]));
+      }
+      if (staging_->empty()) return;
+      c_.peers_.wait(pending_);
+      for (auto& [at, patches] : got) unpack(at, *patches);
+    }
+  }
+  // Who takes nothing, or sends nothing, tells those whom it concerns before.
+  void exchange(Lanes sends, Lanes receives) {
+    if (how_.spares != Spares::nothing) leave_out(sends, receives);
+    move(sends, receives);
+  }
+  void leave_out(Lanes& sends, Lanes& receives) {
+    const bool mine = takes_part(how_, x_.data());
+    auto &told = how_.spares == Spares::unread ? receives : sends,
+         &tell = how_.spares == Spares::unread ? sends : receives;
+    std::vector<const std::byte*> theirs(group_.size());
+    auto flag = [&] { return staging_->emplace_back(std::make_unique<Buffer>(1))->data(); };
+    for (std::size_t g = 0; g < group_.size(); ++g) {
+      if (g == mine_) continue;
+      if (!told[g].empty()) {
+        auto* said = flag();
+        *said = std::byte(mine);
+        post_send(g, 2, said, 1);
+      }
+      if (tell[g].empty()) continue;
+      auto* comes = flag();
+      pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, 2), comes, 1));
+      theirs[g] = comes;
+    }
+    c_.peers_.wait(pending_);
+    for (std::size_t g = 0; g < group_.size(); ++g) {
+      if (g != mine_ && !mine) told[g].clear();
+      if (!theirs[g] || *theirs[g] != std::byte(0)) continue;
+      if (how_.spares == Spares::zeros)
+        for (auto& p : tell[g]) fill_zeros(p);
+      tell[g].clear();
+    }
+  }
+  // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all`
+  // have them, they are sent on.
+  void reduce(const Lanes& x, const Patches& mine, const Lanes* all) {
+    auto sends = in_pieces(x);
+    auto sums = pieces_of(mine, piece_);
+    auto others = all ? in_pieces(*all) : std::vector<std::vector<Patches>>(group_.size());
+    for (std::size_t round = 0;; ++round) {
+      staging_->clear();
+      bool sum = round < sums.size();
+      std::vector<const std::byte*> parts(group_.size());
+      std::vector<std::pair<const std::byte*, const Patches*>> got;
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        if (sum && g != mine_) parts[g] = post_receive(g, 0, sums[round]);
+        if (round >= sends[g].size()) continue;
+        auto* packed = room(sends[g][round]);
+        pack(sends[g][round], packed);
+        if (g == mine_)
+          parts[g] = packed;
+        else
+          post_send(g, 0, packed, bytes_in(sends[g][round]));
+      }
+      if (staging_->empty()) return;
+      c_.peers_.wait(pending_);
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        if (g == mine_ || round >= others[g].size()) continue;
+        got.push_back({post_receive(g, 1, others[g][round]), &others[g][round]});
+      }
+      if (sum) {
+        auto* total = room(sums[round]);
+        std::int64_t at = 0;
+        for (auto& p : sums[round]) {
+          std::vector<const std::byte*> from;
+          for (auto* part : parts) from.push_back(part + at);
+          fold(how_.monoid, p.dtype, from, total + at, p.count);
+          at += p.bytes();
+        }
+        unpack(total, sums[round]);
+        for (std::size_t g = 0; all && g < group_.size(); ++g)
+          if (g != mine_) post_send(g, 1, total, at);
+      }
+      c_.peers_.wait(pending_);
+      for (auto& [at, patches] : got) unpack(at, *patches);
+    }
+  }
+
+  RankCommunicator& c_;
+  const std::uint64_t key_;  // of the messages
+  const Collective& how_;
+  std::vector<int> group_;
+  std::size_t mine_ = 0;
+  std::vector<void*> x_, out_;
+  std::int64_t piece_;
+  std::unique_ptr<Staging> staging_;
+  std::vector<Peers::Transfer> pending_;
+};
+
+// Calls in the order in which they are added. After one that raises none is made.
+class RankCommunicator::Queue {
+ public:
+  struct QueuedCall {
+    const Collective* how;
+    std::uint64_t key;
+    std::vector<const void*> x;
+    std::vector<void*> out;
+  };
+  explicit Queue(RankCommunicator& c) : thread_([this, &c] { serve(c); }) {}
+  ~Queue() {
+    {
+      std::lock_guard hold(lock_);
+      stop_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+  std::int64_t add(QueuedCall i) {
+    std::lock_guard hold(lock_);
+    items_.push_back(std::move(i));
+    changed_.notify_all();
+    return ++added_;
+  }
+  void wait(std::int64_t call) {
+    std::unique_lock hold(lock_);
+    changed_.wait(hold, [&] { return done_ >= call || error_; });
+    if (done_ < call) std::rethrow_exception(error_);
+  }
+
+ private:
+  void serve(RankCommunicator& c) {
+    std::unique_lock hold(lock_);
+    for (;;) {
+      changed_.wait(hold, [&] { return stop_ || !items_.empty(); });
+      if (items_.empty()) return;
+      auto i = std::move(items_.front());
+      items_.pop_front();
+      hold.unlock();
+      std::exception_ptr error;
+      try {
+        CollectiveRun(c, i.key, *i.how, i.x.data(), i.out.data()).run();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      hold.lock();
+      if (error)
+        error_ = error;
+      else
+        ++done_;
+      changed_.notify_all();
+      if (error) return;
+    }
+  }
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::deque<QueuedCall> items_;
+  std::int64_t added_ = 0, done_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;  // last: it uses all above
+};
+
+RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, const Mesh& mesh,
+                                   int device)
+    : peers_(peers), mesh_(mesh), device_(device), call_(mix(17, call.number())) {}
+RankCommunicator::~RankCommunicator() = default;
+std::uint64_t RankCommunicator::next_key(const Collective& c) {
+  auto& key = keys_.try_emplace(c.over, call_).first->second;
+  key = mix(key, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
+  for (auto axis : c.over) key = mix(key, std::uint64_t(axis));
+  for (auto size : c.size) key = mix(key, std::uint64_t(size));
+  return key;
+}
+void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out,
+                           void* scratch, std::int64_t bytes) {
+  if (queue_) return finish(start(c, x, out, scratch, bytes));
+  CollectiveRun(*this, next_key(c), c, x, out).run();
+}
+std::int64_t RankCommunicator::start(const Collective& c, const void* const* x, void* const* out,
+                                     void*, std::int64_t) {
+  if (!queue_) queue_ = std::make_unique<Queue>(*this);
+  return queue_->add({&c, next_key(c), std::vector<const void*>(x, x + c.x.size()),
+                      std::vector<void*>(out, out + c.out.size())});
+}
+void RankCommunicator::finish(std::int64_t call) {
+  if (queue_) queue_->wait(call);
+}
+void RankCommunicator::fail(const char* why) {
+  peers_.fail(fmt::format("device {}: {}", device_, why));
+}
+
+}  // namespace haliax

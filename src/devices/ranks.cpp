@@ -1,0 +1,383 @@
+#include "devices/ranks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/environment.h"
+#include "graph/fail.h"
+#include "devices/plugins.h"
+
+namespace haliax {
+
+using program::Ranks;
+using Channel = Ranks::Channel;
+using namespace std::chrono_literals;
+
+static const char* const kSame =
+    "all ranks make the same calls on a mesh, and read the same arrays that lie on it, in the same "
+    "order";
+
+// ---- how ranks look after each other ----
+Peers::Peers(Ranks& carrier, std::chrono::milliseconds patience)
+    : carrier_(carrier), me_(carrier.rank()), count_(carrier.count()),
+      kinds_(carrier.tags() >> 20 ? 512 : 4), patience_(patience), ended_(std::size_t(count_)),
+      heard_(Clock::now()), care_([this] { look_after(); }) {}
+Peers::~Peers() {
+  {
+    std::lock_guard hold(lock_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (care_.joinable()) care_.join();
+}
+std::string Peers::named() const {
+  return fmt::format("rank {} ({}, process {})", me_, carrier_.where(), getpid());
+}
+
+void Peers::look_after() {
+  std::unique_lock hold(lock_);
+  auto beat = Clock::now();
+  while (!stop_) {
+    try {
+      hear();
+      std::erase_if(notes_, [&](Note& n) { return carrier_.done(n.message); });
+      if (notes_.empty()) changed_.notify_all();
+      if (auto now = Clock::now(); count_ > 1 && now >= beat) {
+        tell((me_ + 1) % count_, beats, {});
+        beat = now + std::min<Clock::duration>(1s, patience_.count() ? patience_ / 4 : 1000ms);
+      }
+      int before = (me_ + count_ - 1) % count_;
+      auto silent = Clock::now() - heard_;
+      if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
+        fail_all(
+            fmt::format("rank {} has said nothing for {:.3g} s: it has died, or stands still, or "
+                        "cannot be reached; {} "
+                        "waited for it",
+                        before, std::chrono::duration<double>(silent).count(), named()));
+      }
+    } catch (const std::exception& e) {
+      note_failure(e.what());
+    }
+    changed_.wait_for(hold, 20ms, [&] { return stop_; });
+  }
+}
+void Peers::hear() {
+  while (auto m = carrier_.waiting(Channel::care, -1, -1)) {
+    Note note;
+    note.text.resize(std::size_t(m->bytes));
+    note.message = carrier_.receive(Channel::care, m->from, m->tag, note.text.data(), m->bytes);
+    while (!carrier_.done(note.message)) std::this_thread::yield();  // it is here
+    if (m->from == (me_ + count_ - 1) % count_) heard_ = Clock::now();
+    if (m->tag == failures) note_failure(std::move(note.text));
+    if (m->tag == ends) {
+      ended_[std::size_t(m->from)] = true;
+      changed_.notify_all();
+    }
+
+    if (m->tag == calls) {
+      std::uint64_t number = 0;
+      const char* end = note.text.data() + note.text.size();
+      const char* rest = std::from_chars(note.text.data(), end, number).ptr;
+      theirs_[number] = std::string(std::min(rest + 1, end), end);
+      compare_call(number);
+    }
+    if (m->tag == waits && waiting_ && note.text != doing_)
+      fail_all(fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from,
+                           me_, note.text, doing_, kSame));
+  }
+}
+// Of this rank and the one before it. Devices that speak by a way of their own do not know what a
+// call is for: sends and receives of two different calls would fit, or wait for ever.
+void Peers::compare_call(std::uint64_t number) {
+  auto mine = mine_.find(number), theirs = theirs_.find(number);
+  if (mine == mine_.end() || theirs == theirs_.end()) return;
+  if (mine->second != theirs->second)
+    fail_all(fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}",
+                         (me_ + count_ - 1) % count_, me_, theirs->second, mine->second, kSame));
+  mine_.erase(mine);
+  theirs_.erase(theirs);
+}
+void Peers::tell(int rank, Care what, std::string text) {
+  auto& n = notes_.emplace_back();
+  n.text = std::move(text);
+  n.message = carrier_.send(Channel::care, rank, what, n.text.data(), std::int64_t(n.text.size()));
+}
+void Peers::tell_all(Care what, const std::string& text) {
+  for (int r = 0; r < count_; ++r)
+    if (r != me_) tell(r, what, text);
+}
+void Peers::note_failure(std::string why) {
+  if (failed_) return;
+  failure_ = std::move(why);
+  failed_ = true;
+  changed_.notify_all();
+}
+void Peers::fail_all(const std::string& why) {
+  note_failure(why);
+  tell_all(failures, why);
+}
+void Peers::fail(const std::string& why) noexcept {
+  try {
+    std::lock_guard hold(lock_);
+    if (failed_) return;
+    fail_all(fmt::format("{} has failed: {}", named(), why));
+  } catch (...) {}  // the others find out that this rank has gone
+}
+void Peers::check() const {
+  if (!failed_) return;
+  std::lock_guard hold(lock_);
+  throw Elsewhere("[ranks] " + failure_);
+}
+void Peers::check(std::chrono::nanoseconds waited) const {
+  check();
+  if (patience_.count() == 0 || waited < patience_) return;
+  std::lock_guard hold(lock_);
+  for (int r = 0; r < count_; ++r)
+    if (r != me_ && ended_[std::size_t(r)])
+      throw Elsewhere(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
+                                  r, me_, doing_, kSame));
+}
+void Peers::leave() {
+  {
+    std::unique_lock hold(lock_);
+    ended_[std::size_t(me_)] = true;
+    if (!failed_) tell_all(ends, {});
+    changed_.wait(hold,
+                  [&] { return failed_ || std::count(ended_.begin(), ended_.end(), 0) == 0; });
+    // What was told is on its way for a while. The first to go may take all others with it (mpirun
+    // ends the job): they are given time to say why.
+    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notes_.empty() && !failed_; });
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (care_.joinable()) care_.join();
+  carrier_.leave(!failed_);
+}
+
+// ---- calls ----
+Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), turn_(p.calling_) {
+  p.check();
+  std::lock_guard hold(p.lock_);
+  ++p.calls_;
+  p.doing_ = fmt::format("{} (call {})", what, p.calls_);
+  p.call_ = int((std::hash<std::string>()(p.doing_) + p.calls_) % std::uint64_t(p.kinds_));
+  if (p.count_ == 1) return;
+  p.tell((p.me_ + 1) % p.count_, calls, fmt::format("{} {}", p.calls_, p.doing_));
+  p.mine_[p.calls_] = p.doing_;
+  p.compare_call(p.calls_);
+}
+
+// From low to high: to which end, from which, in what call, about what.
+int Peers::tag(int from, int to, std::uint64_t key) const {
+  auto about = int(key % std::uint64_t((carrier_.tags() >> 10) / kinds_));
+  return ((about * kinds_ + call_) << 5 | from) << 5 | to;
+}
+Peers::Transfer Peers::send(int device, Endpoint to, std::uint64_t key, const void* data,
+                            std::int64_t bytes) {
+  auto t = tag(device, to.device, key);
+  if (to.rank != me_) sent_ += bytes;
+  return {carrier_.send(Channel::data, to.rank, t, data, bytes), to, t, false};
+}
+Peers::Transfer Peers::receive(Endpoint from, int device, std::uint64_t key, void* data,
+                               std::int64_t bytes) {
+  auto t = tag(from.device, device, key);
+  return {carrier_.receive(Channel::data, from.rank, t, data, bytes), from, t, true};
+}
+void Peers::wait(std::vector<Transfer>& all) {
+  auto since = Clock::now();
+  for (int idle = 0; !all.empty(); ++idle) {
+    check();
+    if (std::erase_if(all, [&](Transfer& p) { return carrier_.done(p.message); })) {
+      idle = 0;
+      since = Clock::now();
+    }
+
+    if (idle < 50) continue;
+    if (idle < 500)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(30us);
+    if (idle % 5000 == 4999) suspect(all, since);
+  }
+  if (waiting_) waiting_ = false;
+}
+// A message that does not come: does its sender do something else, or has it ended?
+void Peers::suspect(const std::vector<Transfer>& all, Clock::time_point since) {
+  constexpr int of_ends = 1 << 10;
+  for (auto& p : all) {
+    if (!p.receives) continue;
+    auto here = carrier_.waiting(Channel::data, p.other.rank, -1);
+    bool other_call = here && (here->tag / of_ends) % kinds_ != call_;
+    bool other_key = here && here->tag % of_ends == p.tag % of_ends && here->tag != p.tag;
+    if (other_call || other_key)
+      throw Error(fmt::format("[ranks] rank {} makes another call than rank {}, which is at {}; {}",
+                              p.other.rank, me_, doing_, kSame));
+    std::unique_lock hold(lock_);
+    if (ended_[std::size_t(p.other.rank)] && Clock::now() - since > 1s)
+      throw Error(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
+                              p.other.rank, me_, doing_, kSame));
+  }
+  if (Clock::now() - since < 3s || all.empty()) return;
+  std::lock_guard hold(lock_);
+  if (!waiting_.exchange(true) || Clock::now() - asked_ > 3s) {
+    tell(all.front().other.rank, waits, doing_);
+    asked_ = Clock::now();
+  }
+}
+
+// ---- texts ----
+// Beside calls, or where a call begins: how long it is, then the text.
+void Peers::wait_for(Ranks::Message m, int rank) {
+  auto since = Clock::now();
+  for (int idle = 0; !carrier_.done(m); ++idle) {
+    check();
+    if (idle > 100) std::this_thread::sleep_for(50us);
+    std::unique_lock hold(lock_);
+    if (ended_[std::size_t(rank)] && Clock::now() - since > 2s)
+      throw Error(fmt::format(
+          "[ranks] rank {} has ended, and rank {} waits for it; all ranks do the same", rank, me_));
+  }
+}
+void Peers::give(int talk, int to, const std::string& text) {
+  auto part = [&](const void* data, std::int64_t bytes) {
+    if (talk != kInCall)
+      return wait_for(carrier_.send(Channel::beside, to, talk % carrier_.tags(), data, bytes), to);
+    std::vector<Transfer> one{send(kItself, {to}, 0, data, bytes)};
+    wait(one);
+  };
+  auto bytes = std::int64_t(text.size());
+  part(&bytes, 8);
+  part(text.data(), bytes);
+}
+std::string Peers::take(int talk, int from) {
+  auto part = [&](std::int64_t bytes) {
+    auto text = std::make_unique<std::string>(std::size_t(bytes), '\0');
+    try {
+      if (talk != kInCall) {
+        wait_for(
+            carrier_.receive(Channel::beside, from, talk % carrier_.tags(), text->data(), bytes),
+            from);
+      } else {
+        std::vector<Transfer> one{receive({from}, kItself, 0, text->data(), bytes)};
+        wait(one);
+      }
+    } catch (...) {
+      (void)text.release();  // the message may still come
+      throw;
+    }
+    return std::move(*text);
+  };
+  std::int64_t bytes = 0;
+  std::memcpy(&bytes, part(8).data(), 8);
+  return part(bytes);
+}
+std::vector<std::string> Peers::said_by_all(int talk, const std::string& mine) {
+  std::vector<std::string> all{mine};
+  if (me_ > 0) {
+    give(talk, 0, mine);
+    return nlohmann::json::parse(take(talk, 0)).get<std::vector<std::string>>();
+  }
+  for (int r = 1; r < count_; ++r) all.push_back(take(talk, r));
+  const auto text = nlohmann::json(all).dump();
+  for (int r = 1; r < count_; ++r) give(talk, r, text);
+  return all;
+}
+std::vector<std::string> Peers::exchange(const std::string& mine, int talk) {
+  if (talk == 0) {
+    JointCall call(*this, "a checkpoint");
+    return said_by_all(kInCall, mine);
+  }
+  check();
+  return said_by_all(talk, mine);
+}
+void Peers::agree(const std::vector<Statement>& mine) {
+  std::vector<std::string> texts;
+  for (auto& f : mine) texts.push_back(f.text);
+  auto all = said_by_all(kInCall, nlohmann::json(texts).dump());
+  auto fields = [&](int r) {
+    return nlohmann::json::parse(all[std::size_t(r)]).get<std::vector<std::string>>();
+  };
+  const auto first = fields(0);
+  for (int r = 1; r < count_; ++r) {
+    const auto theirs = fields(r);
+    for (std::size_t k = 0; k < mine.size(); ++k) {
+      if (k < theirs.size() && k < first.size() && theirs[k] == first[k]) continue;
+      bool shown = mine[k].shown && k < theirs.size() && k < first.size();
+      haliax::fail("ranks",
+                   "rank {} has another {} than rank 0{}; all ranks run the same program, with the "
+                   "same arguments and "
+                   "environment",
+                   r, mine[k].name,
+                   shown ? fmt::format(": {}, and not {}", theirs[k], first[k]) : "");
+    }
+  }
+}
+bool Peers::any(bool mine) {
+  JointCall call(*this, "a question to all ranks");
+  auto all = said_by_all(kInCall, mine ? "1" : "0");
+  return std::find(all.begin(), all.end(), "1") != all.end();
+}
+
+// ---- those of this process ----
+namespace {
+
+int number_in(const char* text) {  // 0: it says none
+  int n = 0;
+  if (text) std::from_chars(text, text + std::strlen(text), n);
+  return n;
+}
+int started_together() {  // as what started this process says; 0: alone
+  if (int n = number_in(std::getenv("OMPI_COMM_WORLD_SIZE"))) return n;
+  if (int n = number_in(std::getenv("PMI_SIZE"))) return n;
+  return std::getenv("PMIX_RANK") ? number_in(std::getenv("SLURM_NTASKS")) : 0;
+}
+Peers* opened() {
+  const char* text = std::getenv("HALIAX_RANKS");
+  const std::string asked = text ? text : "";
+  if (asked != "" && asked != "mpi" && asked != "none")
+    refuse_asked("HALIAX_RANKS", asked, "mpi or none", context().origin.at);
+  int n = started_together();
+  if (asked == "none" || (asked.empty() && n < 2)) return nullptr;
+  auto* found = plugin("ranks", "mpi");
+  if (!found || !found->ranks) {
+    auto why = n > 1 ? fmt::format("this process is one of {} that were started together", n)
+                     : "HALIAX_RANKS asks for mpi";
+    fail("ranks",
+         "{}, and there is {}; it is built where MPI is installed, and HALIAX_PLUGINS=FOLDER says "
+         "where it lies; "
+         "HALIAX_RANKS=none lets each process run by itself",
+         why, in_plugin_folders("mpi"));
+  }
+  const auto patience = std::chrono::seconds(
+      number_asked("HALIAX_PATIENCE", 0, 86400, context().origin.at).value_or(20));
+  auto* mine = new Peers(*found->ranks(), patience);  // never destroyed: leaves at the end
+  static Peers* leaving;
+  leaving = mine;
+  std::atexit([] { leaving->leave(); });
+  return mine;
+}
+thread_local int by_themselves = 0;
+
+}  // namespace
+
+Peers* peers() {
+  if (by_themselves > 0) return nullptr;
+  static const auto process = getpid();
+  static Peers* const all = opened();
+  if (all && getpid() != process)
+    fail("ranks",
+         "this process was forked from rank {}, and is none; it computes by itself, and not on a "
+         "mesh of ranks",
+         all->rank());
+  return all;
+}
+alone::alone() { ++by_themselves; }
+alone::~alone() { --by_themselves; }
+
+}  // namespace haliax

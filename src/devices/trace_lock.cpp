@@ -1,0 +1,45 @@
+#include "devices/trace_lock.h"
+
+#include "base/fork.h"
+
+namespace haliax {
+namespace {
+
+// Numbers of threads in this process are larger than those of threads in the one that it was forked
+// from.
+constinit std::atomic<std::uint32_t> last{0}, of_parent{0};
+thread_local std::uint32_t mine = 0, before_fork = 0;
+
+const bool turn_forks = at_fork({kForkRest, nullptr, nullptr, [] {
+                                   of_parent = last.load();
+                                   before_fork = mine;
+                                   mine = ++last;
+                                 }});
+
+}  // namespace
+
+bool TurnLock::lock() {
+  if (mine == 0) mine = ++last;
+  auto now = owner_.load(std::memory_order_acquire);
+  if (now != 0 && (now == mine || now == before_fork)) {
+    ++depth_;
+    return false;
+  }
+  for (;;) {
+    bool lost = now != 0 && now <= of_parent.load(std::memory_order_relaxed);
+    if (now != 0 && !lost) {
+      owner_.wait(now);
+      now = owner_.load(std::memory_order_acquire);
+    } else if (owner_.compare_exchange_weak(now, mine, std::memory_order_acq_rel)) {
+      depth_ = 1;
+      return lost;
+    }
+  }
+}
+void TurnLock::unlock() {
+  if (--depth_ > 0) return;
+  owner_.store(0, std::memory_order_release);
+  owner_.notify_all();
+}
+
+}  // namespace haliax

@@ -1,0 +1,257 @@
+// Loading: every array of the state is made anew, part by part; they are given to the state when
+// all are there.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <span>
+
+#include "base/name.h"
+#include "base/thread_pool.h"
+#include "io/checkpoint_io.h"
+#include "io/safetensors.h"
+#include "io/joint_errors.h"
+#include "io/state_names.h"
+
+namespace haliax {
+namespace {
+
+constexpr const char* kReading = "load_checkpoint";
+
+// For each entry its array in the checkpoint. Raises if any does not fit.
+std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m,
+                                       const std::string& which) {
+  std::map<std::string_view, const SavedArray*> left;
+  std::vector<std::string> told;
+  for (auto& a : m.arrays) left[a.name] = &a;
+  std::vector<const SavedArray*> out;
+  for (auto& e : entries) {
+    auto found = left.find(e.path);
+    if (found == left.end()) {
+      told.push_back(e.path + " is missing" + did_you_mean(e.path, m.arrays, &SavedArray::name));
+      continue;
+    }
+    auto& a = *found->second;
+    auto axes = e.array->axes();
+    auto dtype = e.array->dtype();
+    auto differs = [&](auto is, auto wanted) {
+      told.push_back(fmt::format("{} is {}, but the model wants {}", e.path, is, wanted));
+    };
+    if (a.axes != axes)
+      differs(to_string(a.axes), to_string(axes));
+    else if (a.dtype != dtype)
+      differs(name_of(a.dtype), name_of(dtype));
+    out.push_back(&a);
+    left.erase(found);
+  }
+  for (auto& a : m.arrays)
+    if (left.contains(a.name)) told.push_back(a.name + " is left over");
+  if (told.empty()) return out;
+  constexpr std::size_t most = 10;
+  auto text = fmt::format("{} is of another model; {} array{} not fit:", which, told.size(),
+                          told.size() == 1 ? " does" : "s do");
+  for (std::size_t i = 0; i < std::min(told.size(), most); ++i) text += "\n  " + told[i];
+  if (told.size() > most) text += fmt::format("\n  and {} more", told.size() - most);
+  throw Error("[load_checkpoint] " + text);
+}
+
+// All parts of all arrays, block by block, by the threads of the pool.
+void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays,
+              const std::vector<PartedArray>& made) {
+  struct Task {
+    std::size_t array;
+    const SavedBlock* block;
+  };
+  std::vector<Task> tasks;
+  for (std::size_t k = 0; k < made.size(); ++k)
+    for (auto& block : arrays[k]->blocks) tasks.push_back({k, &block});
+  // The largest first, so that no thread is left alone with it.
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](auto& a, auto& b) { return a.block->sums.size() > b.block->sums.size(); });
+  std::mutex telling;
+  std::exception_ptr wrong;
+  parallel_for(std::int64_t(tasks.size()), threads(), [&](std::int64_t k, int) {
+    auto& t = tasks[std::size_t(k)];
+    try {
+      reader.read(*arrays[t.array], *t.block, made[t.array].to_fill());
+    } catch (...) {
+      std::lock_guard hold(telling);
+      if (!wrong) wrong = std::current_exception();
+    }
+  });
+  if (wrong) std::rethrow_exception(wrong);
+}
+
+// Nothing is changed but `loaded`, and that only if all is well.
+std::int64_t read_state(const std::string& path, std::int64_t step,
+                        const std::vector<StateEntry>& entries, const ProcessGroup& group,
+                        std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
+  CheckpointReader reader(path, step);
+  const auto arrays = matched(entries, reader.manifest(), path);
+  std::vector<PartedArray> made;
+  for (std::size_t k = 0; k < entries.size(); ++k)
+    made.emplace_back(arrays[k]->axes, arrays[k]->dtype, placement_like(*entries[k].array), group);
+  read_all(reader, arrays, made);
+  loaded.clear();
+  for (auto& m : made) loaded.push_back(m.finish());
+  numbers = reader.manifest().numbers;
+  return reader.bytes_read();
+}
+
+// Damaged in one process is damaged in all.
+struct Restored {
+  std::vector<NamedArray> arrays;
+  CheckpointNumbers numbers;
+  std::int64_t bytes_read = 0;
+  std::string damage;  // empty: there is none
+};
+Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
+                 const ProcessGroup& group) {
+  Restored out;
+  auto said = together(group, [&]() -> std::string {
+    try {
+      out.bytes_read = read_state(path, step, entries, group, out.arrays, out.numbers);
+      return "";
+    } catch (const Damaged& e) {
+      return e.what();
+    }
+  });
+  for (std::size_t r = 0; r < said.size() && out.damage.empty(); ++r)
+    if (!said[r].empty())
+      out.damage = group.count == 1 ? said[r] : fmt::format("process {}: {}", r, said[r]);
+  return out;
+}
+
+// What process 0 sees in the folder, newest first: all try the same.
+std::vector<StepFolder> candidates(const std::string& folder, std::optional<std::int64_t> step,
+                                   const ProcessGroup& group) {
+  auto seen = together(group, [&] {
+    std::string text;
+    if (group.rank == 0)
+      for (auto& s : step_folders(folder)) text += fmt::format("{} {} ", s.step, s.attempt);
+    return text;
+  });
+  std::vector<StepFolder> out;
+  std::size_t at = 0;
+  auto number = [&] {
+    auto end = seen[0].find(' ', at);
+    auto n = std::stoll(seen[0].substr(at, end - at));
+    at = end + 1;
+    return n;
+  };
+  while (at < seen[0].size()) {
+    StepFolder s{number()};
+    s.attempt = int(number());
+    if (!step || s.step == *step) out.insert(out.begin(), s);
+  }
+  return out;
+}
+
+std::string listed(const std::vector<std::int64_t>& steps) {
+  constexpr std::size_t most = 10;
+  std::vector<std::int64_t> last(steps.end() - std::ptrdiff_t(std::min(most, steps.size())),
+                                 steps.end());
+  return steps.empty()
+             ? "none"
+             : fmt::format("{}{}", steps.size() > most ? "..., " : "", fmt::join(last, ", "));
+}
+
+bool load(const std::string& folder, std::optional<std::int64_t> step,
+          const std::vector<StateEntry>& entries, const ProcessGroup& group,
+          detail::LoadedCheckpoint& loaded) {
+  const auto all = candidates(folder, step, group);
+  if (all.empty() && !step) return false;
+  if (all.empty())
+    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; of steps it has {}", kReading,
+                            folder, *step, listed(checkpoint_steps(folder))));
+  std::string damaged;
+  for (auto& candidate : all) {
+    const auto path = folder + "/" + candidate.name();
+    auto got = attempt(path, candidate.step, entries, group);
+    if (got.damage.empty()) {
+      for (std::size_t k = 0; k < entries.size(); ++k) *entries[k].array = std::move(got.arrays[k]);
+      loaded = {candidate.step, got.bytes_read, std::move(got.numbers)};
+      return true;
+    }
+    damaged += fmt::format("\n  {} is damaged: {}", path, got.damage);
+    if (!step && group.rank == 0)
+      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and passed over: {}\n", kReading,
+                 path, got.damage);
+  }
+  throw Error(fmt::format("[{}] no checkpoint is whole:{}", kReading, damaged));
+}
+
+}  // namespace
+
+bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64_t> step,
+                             const std::vector<StateEntry>& entries,
+                             const CheckpointOptions& options, LoadedCheckpoint& loaded,
+                             SourceLocation at) {
+  auto& group = options.group ? *options.group : all_processes();
+  return said_at(kReading, at, [&] { return load(folder, step, entries, group, loaded); });
+}
+std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name,
+                               SourceLocation at) {
+  for (auto& [known, value] : numbers)
+    if (known == name) return value;
+  Here here(at);
+  fail(kReading, "there is no number {} in the checkpoint{}", printable(name),
+       did_you_mean(name, numbers, [](auto& n) { return n.first; }));
+}
+std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
+  std::vector<std::int64_t> out;
+  for (auto& s : step_folders(folder))
+    if (out.empty() || out.back() != s.step) out.push_back(s.step);
+  return out;
+}
+
+void write_one_file(const std::string& folder, std::int64_t step, const std::string& path,
+                    const std::string& prefix, SourceLocation at) {
+  said_at("write_one_file", at, [&] {
+    auto found = step_folders(folder);
+    std::erase_if(found, [&](auto& s) { return s.step != step; });
+    if (found.empty())
+      throw Error(fmt::format("[{}] {} has no checkpoint of step {}", kReading, folder, step));
+    const auto name = folder + "/" + found.back().name();
+    const auto unfinished = path + ".tmp." + std::to_string(::getpid());
+    try {
+      CheckpointReader reader(name, step);
+      std::vector<const SavedArray*> order;
+      for (auto& a : reader.manifest().arrays)
+        if (a.name.starts_with(prefix)) order.push_back(&a);
+      if (order.empty())
+        throw Error(fmt::format("[{}] {} has no array that begins with {}", kReading, name,
+                                printable(prefix)));
+      std::stable_sort(order.begin(), order.end(),
+                       [](auto* a, auto* b) { return bytes_of(a->dtype) > bytes_of(b->dtype); });
+      std::vector<TensorHead> heads;
+      for (auto* a : order)
+        for (auto& t : tensors_of(*a, whole_part(a->axes))) {
+          t.name.erase(0, prefix.size());
+          heads.push_back(std::move(t));
+        }
+      OutputFile file("write_one_file", unfinished);
+      const auto head = safetensors_head(heads, {{"format", "pt"}});
+      file.write(std::as_bytes(std::span(head)));
+      for (auto* a : order) {
+        Buffer whole(a->bytes());
+        const PartedArray::ToFill all{whole_part(a->axes), whole.data()};
+        for (auto& block : a->blocks) reader.read(*a, block, {&all, 1});
+        file.write({whole.data(), std::size_t(a->bytes())});
+      }
+      file.sync_and_close();
+      if (std::rename(unfinished.c_str(), path.c_str()) != 0)
+        throw Error("[write_one_file] " + path + " cannot be written");
+    } catch (const Damaged& e) {
+      ::unlink(unfinished.c_str());
+      throw Error(fmt::format("[{}] {} is damaged: {}", kReading, name, e.what()));
+    } catch (...) {
+      ::unlink(unfinished.c_str());
+      throw;
+    }
+  });
+}
+
+}  // namespace haliax

@@ -1,0 +1,270 @@
+// safetensors: eight bytes with the size of a JSON header, the header, then the tensors' data side
+// by side.
+//   {"wte.weight": {"dtype": "F32", "shape": [512, 32], "data_offsets": [0, 65536]}, ...,
+//   "__metadata__": {"format": "pt"}}
+// Offsets count from the end of the header; the data has no holes and nothing overlaps.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+
+#include "base/name.h"
+#include "graph/node.h"
+#include "haliax/io.h"
+#include "io/file.h"
+#include "io/safetensors.h"
+
+namespace haliax {
+namespace {
+
+using nlohmann::json;
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+
+constexpr std::int64_t max_header = 100'000'000;  // of the format's own reader
+constexpr const char* metadata_key = "__metadata__";
+
+constexpr std::pair<DType, std::string_view> safetensors_names[] = {
+    {DType::f32, "F32"},     {DType::f64, "F64"}, {DType::bf16, "BF16"}, {DType::f16, "F16"},
+    {DType::i8, "I8"},       {DType::i16, "I16"}, {DType::i32, "I32"},   {DType::i64, "I64"},
+    {DType::u8, "U8"},       {DType::u16, "U16"}, {DType::u32, "U32"},   {DType::u64, "U64"},
+    {DType::boolean, "BOOL"}};
+
+bool is_boolean_data(const std::vector<std::byte>& data) {
+  return std::all_of(data.begin(), data.end(), [](std::byte b) { return b <= std::byte{1}; });
+}
+
+// ---- reading ----
+
+struct TensorEntry {
+  Tensor tensor;
+  std::int64_t begin = 0, end = 0;  // of its data
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path), file_("read_safetensors", path) {}
+
+  TensorFile read() {
+    const std::int64_t file_bytes = file_.size();
+    std::uint64_t header_bytes = 0;
+    if (file_bytes < 8)
+      fail(fmt::format("is too short to be a safetensors file: {} bytes", file_bytes));
+    file_.read(&header_bytes, 8);
+    if (header_bytes > std::uint64_t(max_header) || std::int64_t(header_bytes) > file_bytes - 8)
+      fail(fmt::format(
+          "is truncated or no safetensors file: it promises a header of {} bytes and has {} in all",
+          header_bytes, file_bytes));
+    std::string header(header_bytes, '\0');
+    file_.read(header.data(), std::int64_t(header_bytes));
+    const json root = parse(header);
+
+    std::vector<TensorEntry> entries;
+    for (const auto& [name, fields] : root.items()) {
+      if (name == metadata_key)
+        read_metadata(fields);
+      else
+        entries.push_back(entry(name, fields));
+    }
+    check_layout(entries, file_bytes - 8 - std::int64_t(header_bytes));
+    for (TensorEntry& e : entries) {  // in the order of the file
+      e.tensor.data.resize(std::size_t(e.end - e.begin));
+      file_.read(e.tensor.data.data(), e.end - e.begin);
+      if (e.tensor.dtype == DType::boolean && !is_boolean_data(e.tensor.data))
+        fail(e.tensor.name, "holds a bool that is not 0 or 1");
+      result_.tensors.push_back(std::move(e.tensor));
+    }
+    std::sort(result_.tensors.begin(), result_.tensors.end(),
+              [](auto& a, auto& b) { return a.name < b.name; });
+    return std::move(result_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    haliax::fail("read_safetensors", path_ + " " + what);
+  }
+  [[noreturn]] void fail(std::string_view tensor, const std::string& what) const {
+    haliax::fail("read_safetensors", path_ + ": tensor " + printable(tensor) + " " + what);
+  }
+
+  // The header is at most three levels deep and names nothing twice (JSON parsers keep the last
+  // silently).
+  json parse(const std::string& header) const {
+    std::set<std::string> names;
+    const auto check = [&](int depth, json::parse_event_t event, json& value) {
+      const bool opens =
+          event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+      if (opens && depth > 2) fail("is corrupt: its header is nested too deeply");
+      if (event == json::parse_event_t::key && depth == 1 &&
+          !names.insert(value.get<std::string>()).second)
+        fail(value.get<std::string>(), "is in the header twice");
+      return true;
+    };
+    try {
+      json root = json::parse(header, check);
+      if (root.is_object()) return root;
+    } catch (const json::exception&) {}
+    fail("is corrupt or no safetensors file: its header is not a JSON object");
+  }
+
+  void read_metadata(const json& fields) {
+    if (!fields.is_object()) fail("is corrupt: __metadata__ is not an object of strings");
+    for (const auto& [key, value] : fields.items()) {
+      if (!value.is_string()) fail("is corrupt: __metadata__ is not an object of strings");
+      result_.metadata.emplace_back(key, value.get<std::string>());
+    }
+  }
+
+  TensorEntry entry(const std::string& name, const json& fields) const {
+    if (!fields.is_object() || fields.size() != 3 || !fields.contains("dtype") ||
+        !fields["dtype"].is_string() || !fields.contains("shape") ||
+        !fields.contains("data_offsets"))
+      fail(name, "is described by something else than dtype, shape and data_offsets");
+    TensorEntry e;
+    e.tensor.name = name;
+    const std::string dtype = fields["dtype"];
+    const auto known = std::find_if(std::begin(safetensors_names), std::end(safetensors_names),
+                                    [&](auto& n) { return dtype == n.second; });
+    if (known == std::end(safetensors_names))
+      fail(name, "has dtype " + printable(dtype) + ", which is not supported");
+    e.tensor.dtype = known->first;
+    e.tensor.shape = integers(name, "shape", fields["shape"]);
+    const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
+    if (offsets.size() != 2 || offsets[0] > offsets[1])
+      fail(name, "has data_offsets that are not a begin and an end");
+    e.begin = offsets[0];
+    e.end = offsets[1];
+    const auto wanted = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
+    if (!wanted) fail(name, "has a shape that is too large");
+    if (*wanted != e.end - e.begin)
+      fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} need {}",
+                             e.end - e.begin, dtype, *wanted));
+    return e;
+  }
+
+  std::vector<std::int64_t> integers(const std::string& name, const char* field,
+                                     const json& value) const {
+    const auto is_size = [](const json& n) {
+      return n.is_number_unsigned() && n.get<std::uint64_t>() <= INT64_MAX;
+    };
+    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_size))
+      fail(name, fmt::format("has a {} that is not a list of sizes", field));
+    return value.get<std::vector<std::int64_t>>();
+  }
+
+  // Sorts by place. Every byte of the data belongs to one tensor.
+  void check_layout(std::vector<TensorEntry>& entries, std::int64_t data_bytes) const {
+    std::sort(entries.begin(), entries.end(), [](auto& a, auto& b) {
+      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const TensorEntry& e = entries[i];
+      if (e.begin < at)
+        fail(e.tensor.name, "overlaps tensor " + printable(entries[i - 1].tensor.name));
+      if (e.begin > at)
+        fail(e.tensor.name,
+             "leaves a hole of " + std::to_string(e.begin - at) + " bytes before it");
+      if (e.end > data_bytes)
+        fail(
+            e.tensor.name,
+            fmt::format("ends at byte {} of the data, but there are only {}: the file is truncated",
+                        e.end, data_bytes));
+      at = e.end;
+    }
+    if (at != data_bytes)
+      fail("has " + std::to_string(data_bytes - at) + " bytes after the last tensor");
+  }
+
+  std::string path_;
+  InputFile file_;
+  TensorFile result_;
+};
+
+// ---- writing ----
+
+// The tensors in the order of the file: wide elements first, so that each is aligned, then by name.
+std::vector<const Tensor*> in_file_order(const TensorFile& file) {
+  std::vector<const Tensor*> order;
+  for (const Tensor& t : file.tensors) order.push_back(&t);
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
+    return std::pair(-bytes_of(a->dtype), std::string_view(a->name)) <
+           std::pair(-bytes_of(b->dtype), std::string_view(b->name));
+  });
+  return order;
+}
+
+[[noreturn]] void fail_writing(const std::string& tensor, const std::string& what) {
+  fail("write_safetensors", "tensor " + printable(tensor) + " " + what);
+}
+
+}  // namespace
+
+std::string safetensors_head(const std::vector<TensorHead>& order,
+                             const std::vector<std::pair<std::string, std::string>>& metadata) {
+  json root = json::object();
+  std::int64_t at = 0;
+  for (const TensorHead& t : order) {
+    const auto bytes = bytes_of_shape(t.shape, t.dtype);
+    if (!bytes) fail_writing(t.name, "has a shape that is too large");
+    if (t.name == metadata_key) fail_writing(t.name, "has a name that the format keeps for itself");
+    if (root.contains(t.name)) fail_writing(t.name, "is there twice");
+    const auto known = std::find_if(std::begin(safetensors_names), std::end(safetensors_names),
+                                    [&](auto& n) { return n.first == t.dtype; });
+    root[t.name] = {
+        {"dtype", known->second}, {"shape", t.shape}, {"data_offsets", {at, at + *bytes}}};
+    at += *bytes;
+  }
+  for (const auto& [key, value] : metadata) root[metadata_key][key] = value;
+  try {
+    std::string header = root.dump();
+    header.resize((header.size() + 7) / 8 * 8, ' ');  // the data starts aligned
+    if (std::int64_t(header.size()) > max_header)
+      fail("write_safetensors", "the header is larger than the format allows");
+    const std::uint64_t header_bytes = header.size();
+    return std::string(reinterpret_cast<const char*>(&header_bytes), 8) + header;
+  } catch (const json::exception&) {
+    fail("write_safetensors", "a name or a metadata entry is not UTF-8");
+  }
+}
+
+const Tensor* TensorFile::find(std::string_view name) const {
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](auto& t) { return t.name == name; });
+  return found == tensors.end() ? nullptr : &*found;
+}
+
+const Tensor& TensorFile::at(std::string_view name, SourceLocation at) const {
+  if (const Tensor* found = find(name)) return *found;
+  Here here(at);
+  fail("read_safetensors",
+       "there is no tensor " + printable(name) + did_you_mean(name, tensors, &Tensor::name));
+}
+
+TensorFile read_safetensors(const std::string& path, SourceLocation at) {
+  Here here(at);
+  return Reader(path).read();
+}
+
+void write_safetensors(const std::string& path, const TensorFile& file, SourceLocation at) {
+  Here here(at);
+  const auto order = in_file_order(file);
+  std::vector<TensorHead> heads;
+  for (const Tensor* t : order) {
+    const auto wanted = bytes_of_shape(t->shape, t->dtype);
+    if (!wanted || *wanted != std::int64_t(t->data.size()))
+      fail_writing(t->name, "has " + std::to_string(t->data.size()) +
+                                " bytes of data, which is not what its shape and dtype need");
+    if (t->dtype == DType::boolean && !is_boolean_data(t->data))
+      fail_writing(t->name, "holds a bool that is not 0 or 1");
+    heads.push_back({t->name, t->dtype, t->shape});
+  }
+  const std::string head = safetensors_head(heads, file.metadata);
+  std::vector<std::span<const std::byte>> parts{std::as_bytes(std::span(head))};
+  for (const Tensor* t : order) parts.push_back(t->data);
+  replace_file("write_safetensors", path, parts);
+}
+
+}  // namespace haliax

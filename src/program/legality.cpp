@@ -1,0 +1,210 @@
+// What is wrong with a step by itself, whatever the other steps do.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "program/legality.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Collective;
+using program::Dims;
+using program::Instr;
+using StepKind = program::Kind;
+using program::Parcel;
+using program::Program;
+using program::Step;
+using program::Wire;
+
+bool compares(Code c) { return c >= Code::less && c <= Code::not_equal; }
+bool asks(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
+// Its operands are of another dtype than it is.
+bool converts(Code c) {
+  return c == Code::cast || c == Code::bitcast || finds_position(c) || asks(c);
+}
+
+struct FusedCheck {
+  const std::vector<Instr>& code;
+
+  const Instr& operand(const Instr& i, int k) const { return code[std::size_t(i.args[k])]; }
+  // Instructions read earlier ones; what is made at outer points reads what is made at inner ones
+  // by folds alone.
+  std::string reads(int at) const {
+    auto& i = code[std::size_t(at)];
+    const bool folds = i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin;
+    for (int k = 0; k < operands_of(i.code); ++k) {
+      if (i.args[k] < 0 || i.args[k] >= at)
+        return fmt::format("instruction {} reads instruction {}", at, i.args[k]);
+      if (!folds && !i.inner && operand(i, k).inner)
+        return fmt::format("instruction {} is made at outer points, and reads {} of inner ones", at,
+                           i.args[k]);
+    }
+    return "";
+  }
+  std::string dtypes(int at) const {
+    auto& i = code[std::size_t(at)];
+    const bool moves = i.code == Code::load || i.code >= Code::store;
+    const bool is_test = compares(i.code) || asks(i.code) || i.code == Code::logical_not;
+    DType is = moves ? i.view.dtype : i.dtype, should = i.dtype;
+    if (is_test) should = DType::boolean;
+    if (i.code >= Code::threefry0 && i.code <= Code::threefry_xor) should = DType::u32;
+    if (is != should)
+      return fmt::format("instruction {} is {}, and should be {}", at, name_of(is),
+                         name_of(should));
+    for (int k = 0; k < operands_of(i.code) && !converts(i.code); ++k) {
+      const bool decides = i.code == Code::select && k == 0;
+      is = operand(i, k).dtype;
+      should = decides ? DType::boolean : compares(i.code) ? operand(i, 0).dtype : i.dtype;
+      if (is != should)
+        return fmt::format("operand {} of instruction {} is {}, and should be {}", k, at,
+                           name_of(is), name_of(should));
+    }
+    return "";
+  }
+  std::string fault() const {
+    std::string wrong;
+    for (int at = 0; at < int(code.size()) && wrong.empty(); ++at) {
+      wrong = reads(at);
+      if (wrong.empty()) wrong = dtypes(at);
+    }
+    return wrong;
+  }
+};
+
+std::string ids_fault(const std::vector<program::Indexed>& indexed) {
+  for (auto& i : indexed)
+    if (is_float(i.ids.dtype)) return fmt::format("its ids are {}", name_of(i.ids.dtype));
+  return "";
+}
+std::string flag_fault(DType d) {
+  return d == DType::boolean ? "" : fmt::format("its flag is {}", name_of(d));
+}
+std::string alike(const program::View& x, const program::View& out) {
+  const bool same = out.slot < 0 || x.dtype == out.dtype;
+  return same ? "" : fmt::format("it makes {} of {}", name_of(out.dtype), name_of(x.dtype));
+}
+
+struct CollectiveCheck {
+  const Collective& c;
+  const Program& p;
+
+  std::string group() const {
+    std::int64_t ranks = 1;
+    for (std::size_t k = 0; k < c.over.size(); ++k) {
+      const int m = c.over[k];
+      if (m < 0 || m >= int(p.mesh.size())) return fmt::format("the mesh has no axis number {}", m);
+      if (std::count(c.over.begin(), c.over.end(), m) > 1)
+        return fmt::format("mesh axis {} is used twice", m);
+      ranks *= p.mesh[std::size_t(m)];
+    }
+    if (c.wire == Wire::exchange || ranks == c.ranks) return "";
+    return fmt::format("it is among {} devices, and its mesh axes have {}", c.ranks, ranks);
+  }
+  // Of an array its results have the same dims, or a block, or all blocks.
+  std::string sizes() const {
+    if (c.x.size() != c.out.size())
+      return fmt::format("it makes {} arrays of {}", c.out.size(), c.x.size());
+    for (std::size_t k = 0; k < c.x.size(); ++k) {
+      auto large = c.x[k].dims, small = c.out[k].dims;
+      if (auto wrong = alike(c.x[k].view, c.out[k].view); !wrong.empty()) return wrong;
+      if (c.wire == Wire::all_gather) std::swap(large, small);
+      bool fits = large.size() == small.size();
+      for (std::size_t d = 0; fits && d < large.size(); ++d) {
+        const bool in_blocks = c.wire != Wire::all_reduce && int(d) == c.dim[k];
+        fits = in_blocks ? large[d] == c.size[k] && small[d] <= (large[d] + c.ranks - 1) / c.ranks
+                         : large[d] == small[d];
+      }
+      if (!fits)
+        return fmt::format("array {} is ({}), and arrives ({})", k, fmt::join(c.x[k].dims, ", "),
+                           fmt::join(c.out[k].dims, ", "));
+    }
+    return "";
+  }
+  static std::string outside(const std::vector<Parcel>& parcels,
+                             const std::vector<program::Operand>& arrays, const char* of) {
+    for (auto& b : parcels) {
+      if (b.array < 0 || b.array >= int(arrays.size()))
+        return fmt::format("it has no array {} of {}", b.array, of);
+      auto& dims = arrays[std::size_t(b.array)].dims;
+      bool fits = b.start.size() == dims.size() && b.dims.size() == dims.size();
+      for (std::size_t d = 0; fits && d < dims.size(); ++d) {
+        auto last = b.start[d] + (b.dims[d] - 1) * (b.step.empty() ? 1 : b.step[d]);
+        fits = b.dims[d] == 0 ||
+               (std::min(b.start[d], last) >= 0 && std::max(b.start[d], last) < dims[d]);
+      }
+      if (program::points(b.dims) > 0 && !fits)
+        return fmt::format("a box at ({}) of ({}) reaches outside of {}, which is ({})",
+                           fmt::join(b.start, ", "), fmt::join(b.dims, ", "), of,
+                           fmt::join(dims, ", "));
+    }
+    return "";
+  }
+  std::string fault() const {
+    if (auto wrong = group(); !wrong.empty()) return wrong;
+    if (auto wrong = spares(); !wrong.empty()) return wrong;
+    if (c.wire != Wire::exchange) return sizes();
+    auto wrong = outside(c.sends, c.x, "what is sent");
+    if (wrong.empty()) wrong = outside(c.receives, c.out, "what arrives");
+    return wrong.empty() ? twice() : wrong;
+  }
+  std::string spares() const {
+    if (c.spares == program::Spares::nothing) return "";
+    if (c.wire != Wire::exchange) return "it may leave something out, and is no exchange";
+    if (c.x.empty() || !c.x.back().dims.empty()) return "no flag stands behind its arrays";
+    if (auto wrong = flag_fault(c.x.back().view.dtype); !wrong.empty()) return wrong;
+    auto flag = int(c.x.size()) - 1;
+    bool sent =
+        std::any_of(c.sends.begin(), c.sends.end(), [&](auto& p) { return p.array == flag; });
+    return sent ? "its flag is sent" : "";
+  }
+  // No element arrives from two devices.
+  std::string twice() const {
+    auto meet = [](const Parcel& a, const Parcel& b) {
+      bool apart =
+          a.array != b.array || program::points(a.dims) == 0 || program::points(b.dims) == 0;
+      for (std::size_t d = 0; d < a.dims.size() && !apart; ++d)
+        apart = a.start[d] + a.dims[d] <= b.start[d] || b.start[d] + b.dims[d] <= a.start[d];
+      return !apart;
+    };
+    for (auto a = c.receives.begin(); a != c.receives.end(); ++a)
+      for (auto b = a + 1; b != c.receives.end(); ++b)
+        if (meet(*a, *b))
+          return fmt::format("boxes at ({}) and ({}) of what arrives overlap",
+                             fmt::join(a->start, ", "), fmt::join(b->start, ", "));
+    return "";
+  }
+};
+
+}  // namespace
+
+std::string fault_of(const Step& s, const Program& p) {
+  switch (s.kind) {
+    case StepKind::fused:
+      return FusedCheck{s.fused.code}.fault();
+    case StepKind::gather:
+      return ids_fault(s.gather.indexed);
+    case StepKind::scatter:
+      return ids_fault(s.scatter.indexed);
+    case StepKind::copy:
+      return alike(s.copy.x, s.copy.out);
+    case StepKind::cumulative:
+      return alike(s.cumulative.x, s.cumulative.out);
+    case StepKind::sort:
+      return alike(s.sort.x, s.sort.out);
+    case StepKind::skip:
+      return flag_fault(s.skip.unless.dtype);
+    case StepKind::collective:
+      return CollectiveCheck{s.collective, p}.fault();
+    case StepKind::contract:
+    case StepKind::custom:
+    case StepKind::finish:
+    case StepKind::host:
+    case StepKind::loop:
+      break;
+  }
+  return "";
+}
+
+}  // namespace haliax

@@ -1,0 +1,192 @@
+#include "report/explain.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/where.h"
+#include "compile/memory/memory.h"
+#include "runtime/mesh_run.h"
+#include "compile/sharding/collective_names.h"
+
+namespace haliax {
+namespace {
+
+// Arguments are there all the time, results that take over no argument from the start; of the arena
+// what is live at its peak.
+std::vector<MemoryReport> memory_of(const program::Program& p) {
+  std::map<std::string, std::int64_t> bytes;
+  for (int s : p.argument_slots) bytes[p.slot(s).purpose] += p.slot(s).bytes;
+  const std::set<int> donated(p.donated.begin(), p.donated.end());
+  for (int r = 0; r < p.results; ++r)
+    if (!donated.count(r)) {
+      auto& slot = p.slot(p.result_slots[std::size_t(r)]);
+      bytes[slot.purpose] += slot.bytes;
+    }
+  for (auto& use : p.at_peak) bytes[use.purpose] += use.bytes;
+  std::vector<MemoryReport> out;
+  for (const char* purpose : {"parameters", "optimiser", "inputs", "gradients", "activations",
+                              "results", "gathered", "scratch", "gaps"})
+    if (bytes[purpose] > 0) out.push_back({purpose, bytes[purpose]});
+  return out;
+}
+
+// A ring of n passes its parts on n - 1 times, and twice that for an all-reduce; the slowest of its
+// links sets the pace.
+double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
+  double per_byte = 0, latency = 0;
+  for (int x : m.over) {
+    const LinkSpeed* link = nullptr;
+    for (auto& l : speed.links)
+      if (l.axis == mesh.axes()[std::size_t(x)].first || (l.axis.empty() && !link)) link = &l;
+    if (!link) continue;
+    if (link->bytes_per_s > 0) per_byte = std::max(per_byte, 1 / link->bytes_per_s);
+    latency = std::max(latency, link->latency_s);
+  }
+  double turns =
+      m.kind == Move::Kind::permute || m.kind == Move::Kind::ring ? 1 : ranks(mesh, m.over) - 1;
+  if (m.kind == Move::Kind::all_reduce) turns *= 2;
+  return m.turns * (m.bytes * per_byte + turns * latency);
+}
+
+std::string size_of(double bytes) {
+  const char* const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  std::size_t u = 0;
+  while (bytes >= 999.5 && u < 5) {
+    bytes /= 1000;
+    ++u;
+  }
+
+  return fmt::format("{:.{}f} {}", bytes,
+                     u == 0 || bytes >= 99.95 ? 0
+                     : bytes >= 9.995         ? 1
+                                              : 2,
+                     units[u]);
+}
+std::string number_of(double n) {
+  return n >= 1e9   ? fmt::format("{:.4g} billion", n / 1e9)
+         : n >= 1e6 ? fmt::format("{:.4g} million", n / 1e6)
+                    : fmt::format("{:.0f}", n);
+}
+std::string seconds_of(double s) {
+  return s >= 1 ? fmt::format("{:.2f} s", s) : fmt::format("{:.3g} ms", s * 1e3);
+}
+
+void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
+  r.sent_bytes = m.sent_bytes;
+  r.calls = m.calls;
+  std::vector<std::vector<std::string>> rows{
+      {"collective", "over", "sends", "times", "what", "for", "asked by"}};
+  std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
+  for (auto& move : m.moves) {
+    auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
+    auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
+    r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes,
+                             int(move.arrays.size()), move.bytes, move.turns, move.at_most,
+                             loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
+                             move.asked == Asked::nobody ? "" : name_of(move.asked),
+                             seconds(move, m.mesh, speed)});
+    auto& c = r.collectives.back();
+    r.sending_s += c.seconds;
+    auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
+    auto asked = move.gathers() ? name_of(move.asked) : "";
+    auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
+    rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
+                    array_of(move), cause, asked});
+    auto& [calls, bytes] = by_kind[c.kind];
+    calls += c.turns;
+    bytes += c.turns * c.bytes;
+  }
+  auto& out = r.explain;
+  out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh),
+                     m.mesh.devices());
+  out += m.moves.empty() ? "nothing is sent\n" : table(rows);
+  for (auto& [kind, sum] : by_kind)
+    out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
+  out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
+  if (auto lines = overlapped(*m.devices[m.fullest].program); !lines.empty())
+    out += fmt::format("beside the work:\n  {}\n\n", fmt::join(lines, "\n  "));
+  if (m.uneven) out += "nothing is sent beside the work: the blocks of an axis are not even\n\n";
+}
+
+// Memory on one of so many devices. inputs: the arguments on the whole.
+void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, int devices) {
+  auto& out = r.explain;
+  std::vector<std::vector<std::string>> rows{{"memory at the peak", ""}};
+  bool trains = false;
+  for (auto& [purpose, bytes] : r.memory) {
+    rows.push_back({purpose, size_of(double(bytes))});
+    trains |= purpose == "gradients";
+  }
+  rows.push_back({"in all", size_of(double(r.argument_bytes + r.peak_bytes))});
+  out += table(rows);
+  // What training keeps for each parameter: its value, a gradient like it, and the optimiser's.
+  double count = 0, whole = 0, mine = 0;
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    auto& slot = p.slot(p.argument_slots[k]);
+    std::string purpose = slot.purpose;
+    double times = purpose == "parameters"  ? 2
+                   : purpose == "optimiser" ? 1
+                                            : 0,
+           size = double(inputs[k]->size());
+    if (purpose == "parameters") count += size;
+    whole += times * size * bytes_of(inputs[k]->dtype);
+    mine += times * double(slot.bytes);
+  }
+  if (trains && count > 0)
+    out += fmt::format(
+        "{} parameters x {:.3g} bytes (values, gradients, optimiser): {} on one device{}\n",
+        number_of(count), whole / count, size_of(whole),
+        devices > 1 ? fmt::format(", {} on each of {}", size_of(mine), devices) : "");
+  if (r.compute_s > 0 || r.sending_s > 0)
+    out += fmt::format(
+        "\nestimated: {} for {:.3g} floating-point operations of matrix products, {} for what is "
+        "sent\n",
+        seconds_of(r.compute_s), r.flops, seconds_of(r.sending_s));
+}
+
+}  // namespace
+
+std::string table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> width;
+  for (auto& r : rows)
+    for (std::size_t c = 0; c < r.size(); ++c) {
+      width.resize(std::max(width.size(), r.size()));
+      width[c] = std::max(width[c], r[c].size());
+    }
+  std::string out;
+  for (auto& r : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < r.size(); ++c) line += fmt::format("{:<{}}  ", r[c], width[c]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    if (!line.empty()) out += line + "\n";
+  }
+  return out;
+}
+
+void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const MachineSpeed& speed) {
+  auto& p = m ? *m->devices[m->fullest].program : *c.program;
+  r.arena_bytes = p.arena_bytes;
+  r.peak_bytes = p.peak_bytes;
+  r.argument_bytes = argument_bytes(p);
+  r.contractions = count_contractions(p.steps);
+  r.loops = p.loops;
+  r.flops = 2 * multiplications(p.steps);
+  r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
+  r.memory = memory_of(p);
+  r.memory_over_time = arena_in_use(p);
+  for (auto& bytes : r.memory_over_time) bytes += r.argument_bytes + p.peak_bytes - p.arena_bytes;
+  r.program = program::to_string(p);
+  r.collectives.clear();
+  r.sent_bytes = r.calls = r.sending_s = 0;
+  if (m)
+    add_collectives(r, *m, speed);
+  else
+    r.explain += "on one device, no collectives\n\n";
+  add_memory(r, p, c.inputs, m ? m->mesh.devices() : 1);
+}
+
+}  // namespace haliax

@@ -1,0 +1,75 @@
+#include <algorithm>
+
+#include "compile/memory/memory.h"
+#include "ops/prim.h"
+#include "report/explain.h"
+#include "runtime/jit_impl.h"
+
+namespace haliax::detail {
+
+void JitCore::Impl::report_loops(const Compilation& compiled) {
+  report.chunked.clear();
+  report.explain.clear();
+  struct WalkedRegion {  // a region, in as many loops as it takes
+    ChunkReport report;
+    std::size_t contractions = 0;
+    std::unordered_set<const Node*> distinct = {};
+  };
+  std::vector<WalkedRegion> regions;
+  for (auto& n : everything(compiled.roots)) {
+    if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
+    auto& l = loop_of(*n);
+    ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
+    auto same = [&](auto& o) {
+      return o.report.axis == c.axis && o.report.chunk == c.chunk && o.report.why == c.why;
+    };
+    auto at = std::find_if(regions.begin(), regions.end(), same);
+    if (at == regions.end()) at = regions.insert(regions.begin(), WalkedRegion{c});
+    for (auto& x : everything(values_of(l, 0)))
+      if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) {
+        ++at->contractions;
+        at->distinct.insert(x.get());
+      }
+  }
+  std::string said;
+  for (auto& w : regions) {
+    auto& c = w.report;
+    bool again = w.contractions > w.distinct.size();
+    if (c.form == "sweep" && again) c.form = "recompute";
+    const char* why =
+        c.form == "forward" ? "no gradients"
+        : c.form == "sweep"
+            ? "values and gradients in one sweep, since no gradient waits for its end"
+            : "chunks are made again, since what follows waits for the end of a sweep";
+    report.chunked.push_back(c);
+    report.explain +=
+        c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
+    said = c.why;
+  }
+  for (auto& line : compiled.uncut) report.explain += line + "\n";
+}
+
+// Nothing is said of lengths and counters beside what was given away: they are read late, and to
+// copy them costs nothing.
+void JitCore::Impl::report_not_donated(const program::Program& p) {
+  auto& e = *pending;
+  std::int64_t all = 0, kept = 0;
+  report.not_donated.clear();
+  for (std::size_t k = 0; k < e.inputs.size(); ++k) {
+    if (!e.donated[k]) continue;
+    all += e.inputs[k]->bytes();
+    if (p.donated[k] >= 0) continue;
+    kept += e.inputs[k]->bytes();
+    report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) + ": " +
+                                 why_not_donated(p, int(k)));
+  }
+  if (100 * kept < all) report.not_donated.clear();
+}
+
+void JitCore::Impl::report_program(const Compilation& c, const MeshProgram* m) {
+  describe(report, c, m, options.speed);
+  report.passes = c.log;
+  if (options.passes) report.explain += "\n" + to_string(c.log);
+}
+
+}  // namespace haliax::detail

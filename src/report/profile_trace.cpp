@@ -1,0 +1,141 @@
+// HALIAX_PROFILE=FILE: events of the whole process as Chrome and Perfetto read them, written when
+// it ends, and a table on stderr.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/environment.h"
+#include "graph/fail.h"
+#include "haliax/ranks.h"
+#include "runtime/profile.h"
+
+namespace haliax {
+
+using TraceJson = nlohmann::ordered_json;
+
+// An event names its row's costs of one run; times are in microseconds.
+std::string Profiler::trace(const std::string& process) const {
+  std::string out = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  auto line = [&](const TraceJson& e) {
+    out += e.dump(-1, ' ', false, TraceJson::error_handler_t::replace) + ",\n";
+  };
+  std::set<std::pair<int, int>> rows;
+  for (auto& e : events_) rows.insert({e.device, e.thread});
+  int last = -1;
+  for (auto [device, thread] : rows) {
+    if (device != std::exchange(last, device))
+      line({{"ph", "M"},
+            {"name", "process_name"},
+            {"pid", device},
+            {"tid", 0},
+            {"args", {{"name", fmt::format("device {}{}", device, process)}}}});
+    line({{"ph", "M"},
+          {"name", "thread_name"},
+          {"pid", device},
+          {"tid", thread},
+          {"args", {{"name", fmt::format("thread {}", thread)}}}});
+  }
+  for (auto& e : events_) {
+    auto& r = rows_[std::size_t(e.row)];
+    ProfileCost cost = r;  // of this event
+    cost.seconds = e.seconds;
+    cost.flops *= e.made;
+    cost.bound_s = bound_of(cost, r.products, rates_) * e.beside;
+    TraceJson args = TraceJson::object();
+    if (!r.where.empty()) args["where"] = r.where;
+    if (!r.module.empty()) args["module"] = r.module;
+    if (!r.holds.empty()) args["holds"] = r.holds;
+    if (!r.shape.empty()) args["shape"] = r.shape;
+    if (auto bytes = cost.read + cost.written; bytes > 0) {
+      args["bytes"] = bytes;
+      args["GB/s"] = cost.bytes_per_s() * 1e-9;
+    }
+
+    if (r.flops > 0) args["GFLOP/s"] = cost.flops_per_s() * 1e-9;
+    if (cost.bound_s > 0) args["of best"] = cost.share();
+    auto name = r.is_call                        ? r.called
+                : r.kind == r.op || r.op.empty() ? r.kind
+                                                 : r.kind + " " + r.op;
+    line({{"ph", "X"},
+          {"name", name},
+          {"cat", r.is_call ? "call" : r.kind},
+          {"pid", e.device},
+          {"tid", e.thread},
+          {"ts", (e.began - start_) * 1e6},
+          {"dur", e.seconds * 1e6},
+          {"args", args}});
+  }
+  if (events_left_out_ > 0)
+    line({{"ph", "I"},
+          {"s", "g"},
+          {"name", fmt::format("cut off: {} events are left out", events_left_out_)},
+          {"pid", 0},
+          {"tid", 0},
+          {"ts",
+           events_.empty() ? 0 : (events_.back().began + events_.back().seconds - start_) * 1e6}});
+  if (out.ends_with(",\n")) out.erase(out.size() - 2);
+  return out + fmt::format("\n], \"otherData\": {{\"events\": {}, \"left_out\": {}}}}}\n",
+                           events_.size(), events_left_out_);
+}
+
+namespace {
+
+class ProcessProfile {
+ public:
+  explicit ProcessProfile(std::string path) : path_(std::move(path)), process_(::getpid()) {
+    if (rank_count() > 1) {  // a file each
+      auto name = path_.rfind('/') + 1, dot = path_.rfind('.');
+      auto end = dot == path_.npos || dot <= name ? path_.size() : dot;
+      of_rank_ = fmt::format(", rank {}", this_rank());
+      path_.insert(end, fmt::format(".rank{}", this_rank()));
+    }
+    file_.open(path_);
+    if (!file_)
+      refuse_asked("HALIAX_PROFILE", path_,
+                   fmt::format("a file that can be written ({})", std::strerror(errno)),
+                   context().origin.at);
+    told_.keep_events = true;
+  }
+  // The processes that this one forks do not write.
+  Profiler* told() { return ::getpid() == process_ ? &told_ : nullptr; }
+  void write() {
+    if (::getpid() != process_) return;
+    file_ << told_.trace(of_rank_) << std::flush;
+    if (!file_)
+      fmt::print(stderr, "haliax: warning: [profile] {} could not be written: {}\n", path_,
+                 std::strerror(errno));
+    fmt::print(stderr, "{}the trace is in {}\n", to_string(told_.summary(0, 0)), path_);
+  }
+
+ private:
+  std::string path_, of_rank_;
+  ::pid_t process_;
+  std::ofstream file_;
+  Profiler told_;
+};
+// Null where nobody asks. Never destroyed: threads may run after main.
+ProcessProfile* process_profile() {
+  static ProcessProfile* const all = []() -> ProcessProfile* {
+    const char* path = std::getenv("HALIAX_PROFILE");
+    if (!path || !*path) return nullptr;
+    auto* made = new ProcessProfile(path);
+    std::atexit([] { process_profile()->write(); });
+    return made;
+  }();
+  return all;
+}
+
+}  // namespace
+
+Profiler* profiler_of_process() {
+  auto* all = process_profile();
+  return all ? all->told() : nullptr;
+}
+
+}  // namespace haliax

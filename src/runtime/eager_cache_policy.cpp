@@ -1,0 +1,183 @@
+#include "runtime/eager_cache_policy.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <tuple>
+
+#include "graph/loop.h"
+#include "ops/attr.h"
+#include "ops/prim.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+// bytes that are kept, whatever a computation takes
+constexpr std::int64_t kKeptAnyway = 64 << 20;
+constexpr int kViews = 4;  // of a view of a view ... so many are made again where they are read
+
+struct Seen {
+  const Node* node = nullptr;
+  // of what it refers to, in `refers_`: its operands, and what its payload holds
+  std::uint32_t first = 0, count = 0;
+  long references = 0;                     // from nodes that were seen too
+  bool is_root = false, computed = false;  // or only below what has a value
+  bool bound = false, wanted = false;
+  int views = 0;
+  Names walked = {};  // axes of it that are walked in chunks: it need never exist as a whole
+};
+
+class Search {
+ public:
+  explicit Search(const Nodes& roots) {
+    all_.reserve(16);
+    refers_.reserve(16);
+    for (auto& r : roots) all_[number_of(r.get())].is_root = true;
+    for (std::uint32_t k = 0; k < all_.size(); ++k) refer(k);
+    by_age_.resize(all_.size());
+    std::iota(by_age_.begin(), by_age_.end(), 0u);
+    auto older = [&](auto a, auto b) { return all_[a].node->id < all_[b].node->id; };
+    std::sort(by_age_.begin(), by_age_.end(), older);
+    for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) ask(all_[*k]);
+  }
+  Keep run() {
+    for (auto k : by_age_) learn(all_[k]);
+    for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) choose(all_[*k]);
+    std::stable_sort(chosen_.begin(), chosen_.end(),
+                     [](auto* a, auto* b) { return rank(*a) < rank(*b); });
+    std::int64_t left = 2 * most();
+    for (auto* s : chosen_) {
+      if (s->node->bytes() > left) continue;
+      left -= s->node->bytes();
+      out_.more.push_back(s->node->shared_from_this());
+    }
+    return std::move(out_);
+  }
+
+ private:
+  std::uint32_t number_of(const Node* n) {
+    auto [number, is_new] = numbers_(n);
+    if (is_new) all_.emplace_back().node = n;
+    return number;
+  }
+  void refer(std::uint32_t k) {
+    auto& n = *all_[k].node;
+    auto first = refers_.size();
+    auto add = [&](const Node* x, bool counts) {
+      auto to = number_of(x);
+      refers_.push_back(to);
+      all_[to].references += counts;
+    };
+    for (auto& x : n.in)
+      if (x) add(x.get(), true);
+    if (auto* payload = n.attr.payload.get())
+      if (auto held = payload->held(); !held.empty()) {
+        bool counts = payloads_.insert(payload).second;
+        for (auto* x : held) add(x, counts);
+      }
+    all_[k].first = std::uint32_t(first);
+    all_[k].count = std::uint32_t(refers_.size() - first);
+  }
+  std::span<const std::uint32_t> refers(const Seen& s) const {
+    return {refers_.data() + s.first, s.count};
+  }
+  static bool referred_to(const Seen& s) {
+    return s.node->weak_from_this().use_count() > s.references;
+  }
+  static bool passes_on(const Node& n) {  // the value of in[0], or a view of it
+    return n.op->kind == Kind::view ||
+           (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
+  }
+  void ask(Seen& me) {  // users first
+    me.computed |= me.is_root;
+    if (!me.computed || me.node->value) return;
+    auto operands = refers(me);
+    // not what its backward is made of
+    if (me.node->op == &kCustomVjp) operands = operands.first(me.node->in.size());
+    for (auto x : operands) all_[x].computed = true;
+  }
+
+  void learn(Seen& me) {  // inputs first
+    auto& n = *me.node;
+    me.bound = n.op == &prim::kTracer && referred_to(me);
+    for (auto x : refers(me)) me.bound |= all_[x].bound;
+    regions_ |= n.op == &prim::kEnter;
+    if (regions_) me.walked = walked(me);
+    if (passes_on(n) && !n.value && !n.in.empty() && n.in[0])
+      me.views = all_[refers(me)[0]].views + 1;
+    if (me.bound)
+      out_.bound.insert(&n);
+    else if (n.value && n.op->kind != Kind::leaf)
+      out_.free.push_back(n.shared_from_this());
+    bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
+    if (stored || me.is_root || n.value) stored_ += n.bytes();
+  }
+  Names walked(const Seen& me) {
+    auto& n = *me.node;
+    Names out;
+    auto add = [&](Name a) {
+      if (has(n.axes, a) && !has(out, a)) out.push_back(a);
+    };
+    if (n.op == &kResult) {
+      auto& from = n.in[0]->op == &kLoop ? result_of(n).value[0] : n.in[0]->in[result_number(n)];
+      for (auto a : all_[number_of(from.get())].walked) add(a);
+      return out;
+    }
+    auto next = refers(me).begin();
+    for (std::size_t k = 0; n.op != &kLoop && k < n.in.size(); ++k) {
+      if (!n.in[k]) continue;
+      for (auto a : all_[*next++].walked) {
+        auto rule = along(n, k, a);
+        add(rule.way == Along::Way::map ? rule.point : a);
+      }
+    }
+    if (n.op == &prim::kEnter) add(walked_axis(n.attr).name);
+    if (n.op == &prim::kLeave) std::erase(out, walked_axis(n.attr).name);
+    return out;
+  }
+  static bool is_stored(const Node& n) {  // or is point by point, and so may never be in memory
+    auto kind = n.op->kind;
+    return kind == Kind::contract || kind == Kind::step || kind == Kind::result;
+  }
+  void choose(Seen& me) {  // users first
+    auto& n = *me.node;
+    if (!me.computed || me.is_root || n.value) return;
+    if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
+    if (!me.wanted && !referred_to(me)) return;
+    if (passes_on(n) &&
+        (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
+      for (auto x : refers(me)) all_[x].wanted = true;
+    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() &&
+               !is_generated(n.shared_from_this())) {
+      chosen_.push_back(&me);
+    }
+  }
+  std::int64_t most() const { return std::max(kKeptAnyway, stored_); }
+  static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) {
+    return {s.bound, !is_stored(*s.node), s.node->bytes()};
+  }
+
+  Numbering numbers_;
+  std::vector<Seen> all_;
+  std::vector<std::uint32_t> refers_, by_age_;
+  std::unordered_set<const Payload*> payloads_;
+  std::vector<const Seen*> chosen_;
+  std::int64_t stored_ = 0;
+  bool regions_ = false;
+  Keep out_;
+};
+
+}  // namespace
+
+Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& nodes) {
+  // Where each op is asked for, as one is that is read by itself, there is nothing else to keep.
+  auto is_op = [](auto& n) { return n->op->kind != Kind::leaf; };
+  auto plain = [](auto* n) { return n->op->kind == Kind::leaf || (!n->value && !n->attr.payload); };
+  const bool alone = std::all_of(roots.begin(), roots.end(), is_op) &&
+                     std::all_of(nodes.begin(), nodes.end(), plain) &&
+                     std::size_t(std::count_if(nodes.begin(), nodes.end(), is_op)) == roots.size();
+  return alone ? Keep{} : Search(roots).run();
+}
+
+}  // namespace haliax
