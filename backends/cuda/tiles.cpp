@@ -364,8 +364,9 @@ class Finder {
                b = bare(first_of(c.b, first->variable, steps[1])),
                out = bare(first_of(c.out, first->variable, steps[2]));
     // Which of m, n, k the rows and the columns are.
-    enum { is_m, is_n, is_k } row;
-    column;
+    enum Side { is_m, is_n, is_k };
+    Side row;
+    Side column;
     std::int64_t sizes[3] = {f.m, f.n, f.k};
     // strides of the tile along two of them
     auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {

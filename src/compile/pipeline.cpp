@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <cstdlib>
 
 #include "base/clock.h"
-#include "base/environment.h"
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
 #include "compile/lower/masked.h"
@@ -41,8 +39,8 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        auto& o = c.options;
        c.shares_queries = shares_queries(c.roots);
-       c.roots =
-           cut_chunks(c.roots, chunk_trial(o.device), o.chunk_depth, o.partition.rounds, &c.uncut);
+       c.roots = cut_chunks(c.roots, chunk_trial(o.device, o.debug), o.chunk_depth,
+                            o.partition.rounds, &c.uncut);
      }},
     {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
@@ -94,7 +92,7 @@ const Pass kPasses[] = {
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device,
      true, [](Compilation& c) { rewrite(c, accumulate_updates); }},
     {"early_exit", "ends turns, or their parts, that masks make nothing of", Stage::device, true,
-     [](Compilation& c) { c.turns = parts_of_turns(c.roots, !checks_finite()); }},
+     [](Compilation& c) { c.turns = parts_of_turns(c.roots, !c.options.debug.check_finite); }},
     {"layout", "orders the axes of values in memory for products", Stage::device, true,
      [](Compilation& c) { c.layouts = layouts_of(c.roots); }},
     // ---- the Program ----
@@ -102,8 +100,9 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        const bool optional = c.options.optional;
        const int row = c.options.device && optional ? c.options.device->machine().row : 1;
-       auto low = lower(c.roots, c.inputs, {.fuse = optional && !checks_finite(), .row = row},
-                        c.layouts, c.turns);
+       auto low =
+           lower(c.roots, c.inputs, {.fuse = optional && !c.options.debug.check_finite, .row = row},
+                 c.layouts, c.turns);
        c.program = std::move(low.program);
        c.captured = std::move(low.captured);
        c.program->device = c.number;
@@ -113,7 +112,7 @@ const Pass kPasses[] = {
     {"check_finite", "with HALIAX_NANS=1: stops where a step makes NaN or inf", Stage::program,
      false,
      [](Compilation& c) {
-       if (checks_finite()) check_finite(*c.program);
+       if (c.options.debug.check_finite) check_finite(*c.program);
      }},
     {"lanes", "runs turns side by side that share nothing they write", Stage::program, true,
      [](Compilation& c) {
@@ -138,10 +137,10 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        auto donated = c.options.donated;
        donated.resize(std::size_t(c.program->arguments));  // what the graph captured is not
-       plan_memory(*c.program, donated, c.options.optional);
+       plan_memory(*c.program, donated, c.options.optional, c.options.debug.verify);
        c.placed = true;
        if (!c.alternative) return;
-       plan_memory(*c.alternative, donated, true);
+       plan_memory(*c.alternative, donated, true, c.options.debug.verify);
        if (c.alternative->peak_bytes > c.program->peak_bytes) return;
        c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
        *c.program = std::move(*c.alternative);
@@ -150,29 +149,11 @@ const Pass kPasses[] = {
     {"poison", "with HALIAX_POISON=1: fills what was gathered with NaN, once read", Stage::program,
      false,
      [](Compilation& c) {
-       if (poisons()) poison(*c.program);
+       if (c.options.debug.poison) poison(*c.program);
      }},
 };
 
 // ---- behind each pass ----
-// The name of a pass, "all", or nothing.
-std::string printed() {
-  const char* asked = std::getenv("HALIAX_PRINT");
-  std::string wanted = asked ? asked : "", names;
-  bool known = wanted.empty() || wanted == "all";
-  for (auto& p : kPasses) {
-    known |= wanted == p.name;
-    names += std::string(" ") + p.name;
-  }
-
-  if (!known) refuse_asked("HALIAX_PRINT", wanted, "all or a pass:" + names, context().origin.at);
-  return wanted;
-}
-bool is_asked(const Pass& p) {
-  // read once; never destroyed, as threads may compute after main
-  static const auto& wanted = *new std::string(printed());
-  return wanted == p.name || wanted == "all";
-}
 std::string text_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->text();
   return on == Stage::program ? program::to_string(*c.program)
@@ -211,7 +192,7 @@ void run(Compilation& c, Stage first, Stage last) {
   Stage counted = first;
   bool reached = false, checked = false;
   // Custom gradients do not outlive the first pass.
-  if (verifies() && first == Stage::graph && c.options.from == kPasses[0].name)
+  if (c.options.debug.verify && first == Stage::graph && c.options.from == kPasses[0].name)
     verify(c.roots, "tracing");
   for (auto& p : kPasses) {
     reached |= p.name == c.options.from;
@@ -221,8 +202,10 @@ void run(Compilation& c, Stage first, Stage last) {
       std::vector<PartitionInput> inputs;
       for (std::size_t k = 0; k < c.inputs.size(); ++k)
         inputs.push_back({c.inputs[k], c.options.in[k]});
+      auto partition = c.options.partition;
+      partition.verify = c.options.debug.verify;
       c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs),
-                                                *c.options.mesh, c.options.partition);
+                                                *c.options.mesh, partition);
     }
     if (size < 0 || counted != p.on) {
       size = size_of(c, p.on);
@@ -238,7 +221,7 @@ void run(Compilation& c, Stage first, Stage last) {
     bool same = p.on != Stage::sharding && p.on != Stage::program && c.roots == before;
     c.log.push_back({p.name, size, same ? size : size_of(c, p.on), seconds});
     size = c.log.back().after;
-    if (is_asked(p)) {
+    if (c.options.debug.prints(p.name)) {
       auto device =
           c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
       std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(), text_of(c, p.on).c_str());
@@ -246,7 +229,7 @@ void run(Compilation& c, Stage first, Stage last) {
     // A graph is frozen: one that has been looked at, and of which nothing more is said, is as it
     // was.
     if (same && checked && c.turns.size() + c.layouts.size() == said) continue;
-    if (verifies()) verify_after(p, c);
+    if (c.options.debug.verify) verify_after(p, c);
     checked = true;
   }
 }
@@ -273,12 +256,16 @@ Compilation on_device(const Compilation& whole, int number) {
   return c;
 }
 
-Try chunk_trial(program::Device* device) {
+Try chunk_trial(program::Device* device, DebugOptions debug) {
   constexpr int workers = 2;  // what is chosen does not depend on how many threads there are
-  return [device](const Nodes& roots, const Nodes& inputs, int depth) {
+  return [device, debug = std::move(debug)](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots,
                   inputs,
-                  {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
+                  {.device = device,
+                   .workers = workers,
+                   .chunk_depth = depth,
+                   .from = "chunk",
+                   .debug = debug}};
     // tried with it, bf16 attention over long texts took plans of more memory
     c.options.walks_batches = false;
     run(c);

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "compile/chunk/search.h"
+#include "compile/debug_options.h"
 #include "compile/lower/lower.h"
 #include "compile/sharding/partition.h"
 #include "haliax/jit.h"
@@ -40,6 +41,7 @@ struct CompileOptions {
   const Mesh* mesh = nullptr;
   std::vector<Sharding> in = {}, out = {};
   PartitionOptions partition = {};
+  DebugOptions debug = debug_options();
 };
 
 // What is compiled, from pass to pass.
@@ -80,6 +82,6 @@ Compilation on_device(const Compilation&, int number);
 std::string to_string(const std::vector<PassReport>&);  // a table
 std::string table_of_passes();                          // the list, a line each
 // The passes from `chunk` on, as the search for chunks tries them.
-Try chunk_trial(program::Device*);
+Try chunk_trial(program::Device*, DebugOptions = debug_options());
 
 }  // namespace haliax

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/environment.h"
 #include "compile/memory/memory.h"
 #include "graph/axes.h"
 #include "ops/attr.h"
@@ -401,8 +400,6 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
 }
 
 }  // namespace
-
-bool verifies() { return check_asked("HALIAX_VERIFY", context().origin.at); }
 
 void verify(const Nodes& roots, const char* after, const TurnParts& turns, const Layouts& layouts) {
   auto all = everything(roots);

@@ -6,7 +6,6 @@
 
 namespace haliax {
 
-bool verifies();
 // A graph, bodies of loops included; raises. Axes and dtypes are what ops make of their operands;
 // carries and results fit; no index or carry is read outside of its loop; borders of regions have
 // the walked axis, and what enters leaves; collectives and custom gradients fit their operands.

@@ -178,7 +178,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
         {{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))),
           false}});
   }
-  if (verifies()) {
+  if (c.options.debug.verify) {
     std::vector<Compiled> elsewhere;
     for (int d = 0; here.ranks && d < mesh.devices(); ++d) {
       if (d >= here.first && d < here.first + here.count) continue;

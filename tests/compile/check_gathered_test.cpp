@@ -9,6 +9,7 @@
 #include "haliax/ops.h"
 #include "haliax/random.h"
 #include "program/devices.h"
+#include "compile/debug_options.h"
 #include "compile/memory/memory.h"
 
 using namespace haliax;
@@ -116,9 +117,9 @@ TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after 
     // a copy of all of it could take over its memory
     p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};
     {
-      plan_memory(p, {false}, true);
+      plan_memory(p, {false}, true, true);
       const Poison how(poisoned);
-      if (poisons()) poison(p);
+      if (debug_options().poison) poison(p);
     }
     CHECK(p.slots[3].alias != 1);
     CHECK(refused(p) == "");

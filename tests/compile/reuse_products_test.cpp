@@ -107,7 +107,7 @@ struct Example {
 };
 
 std::vector<float> run(Program p, program::Device& device) {
-  plan_memory(p, {false, false}, true);
+  plan_memory(p, {false, false}, true, true);
   std::mt19937 engine(1);
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> in, out;
@@ -152,8 +152,8 @@ TEST_CASE(
     CHECK(multiplications(p.steps) - multiplications(kept->steps) ==
           double(c.kept * c.rows * c.width * e.depth));
     auto before = p, after = *kept;
-    plan_memory(before, {false, false}, true);
-    plan_memory(after, {false, false}, true);
+    plan_memory(before, {false, false}, true, true);
+    plan_memory(after, {false, false}, true, true);
     CHECK(after.peak_bytes <= before.peak_bytes);
     auto reference = reference::make_reference_device();
     CHECK(run(*kept, *reference) == run(p, *reference));

@@ -4,46 +4,35 @@
 #include <algorithm>
 
 #include "compile/memory/memory.h"
-#include "program/views.h"
+#include "program/timeline.h"
 
 namespace haliax {
 namespace {
 
 using program::Home;
-using program::Kind;
 using program::Program;
 using program::Step;
 
 struct Touch {
   const Step* step = nullptr;
-  int at = 0, loop = -1;  // the outermost loop around, by its number
+  int at = 0;
+  int loop = -1;  // the outermost loop around, by its position
 };
 std::string told(const Step& s) { return s.why + (s.where.empty() ? "" : "; " + s.where); }
 
-struct TouchTimes {
-  const Program& p;
-  std::vector<Touch> first_write, last_read;  // by memory: the slot that others are aliases of
-  int now = 0, loops = 0;
-
-  explicit TouchTimes(const Program& program)
-      : p(program), first_write(p.slots.size()), last_read(p.slots.size()) {
-    walk(p.steps, -1);
-  }
-  std::size_t memory(int slot) const { return std::size_t(p.memory(slot)); }
-  void walk(const std::vector<Step>& steps, int loop) {
-    for (auto& s : steps) {
-      ++now;
-      each_access(s, [&](int slot, bool writes, const program::View*) {
-        auto m = memory(slot);
-        if (!writes)
-          last_read[m] = {&s, now, loop};
-        else if (!first_write[m].step)
-          first_write[m] = {&s, now, loop};
-      });
-      if (s.kind == Kind::loop) walk(s.loop.body, loop >= 0 ? loop : loops++);
-    }
-  }
+// The first write to a memory and the last read of it: of a slot and all that share its memory.
+struct Touches {
+  Touch first_write, last_read;
 };
+Touches touches_of(const Timeline& by_memory, int memory) {
+  Touches out;
+  for (auto& a : by_memory.accesses(memory)) {
+    const Touch touch{a.step, a.at, by_memory.outermost_loop(a.at)};
+    if (a.writes && !out.first_write.step) out.first_write = touch;
+    if (!a.writes) out.last_read = touch;
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -60,9 +49,10 @@ std::string why_not_donated(const Program& p, int argument) {
   }
   if (!any) return fmt::format("no result has its {} bytes", bytes);
   if (free.empty()) return "each result of its size took the place of another argument";
-  const TouchTimes touched(p);
-  auto& read = touched.last_read[touched.memory(x)];
-  auto& write = touched.first_write[touched.memory(p.result_slots[std::size_t(free[0])])];
+  const Timeline by_memory(p, true);
+  const auto read = touches_of(by_memory, p.memory(x)).last_read;
+  const int made_in = p.memory(p.result_slots[std::size_t(free[0])]);
+  const auto write = touches_of(by_memory, made_in).first_write;
   auto result = fmt::format("result {}", free[0]);
   if (!read.step || !write.step) return fmt::format("nothing reads it before {} is made", result);
   auto made = fmt::format("{} is first written by {}", result, told(*write.step));

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <span>
 
 #include "compile/memory/memory.h"
 #include "program/stripes.h"
-#include "program/views.h"
+#include "program/timeline.h"
 #include "haliax/error.h"
 
 namespace haliax {
@@ -18,9 +20,12 @@ using program::Program;
 using program::Step;
 
 // Who touches what, in a Program before or behind plan_memory.
-class Touches {
+class SlotUses {
  public:
-  explicit Touches(const Program& p) : p_(p), access_(p.slots.size()) { number(p.steps); }
+  explicit SlotUses(const Program& p) : p_(p), timeline_(p, true) {
+    for (auto& span : timeline_.loops())
+      spans_[&timeline_.step(span.begin)] = {span.begin + 1, span.end};
+  }
 
   // Does no turn of the loop touch what another one writes? What lives in a turn is written there
   // before it is read; what else a turn writes is a block of its own.
@@ -31,8 +36,8 @@ class Touches {
     if (!known) return false;
     around[loop.loop.variable] = loop.loop.trips;
     add_trips(loop.loop.body, around);
-    for (std::size_t m = 0; m < access_.size(); ++m) {
-      auto mine = within(access_[m], begin, end);
+    for (int m = 0; m < int(p_.slots.size()); ++m) {
+      auto mine = within(timeline_.accesses(m), begin, end);
       if (std::none_of(mine.begin(), mine.end(), [](auto& a) { return a.writes; })) continue;
       if (lives_in(m, begin, end)) {
         if (!mine.front().writes) return false;
@@ -51,44 +56,31 @@ class Touches {
   std::int64_t bytes_in(const Step& loop) const {
     auto [begin, end] = spans_.at(&loop);
     std::int64_t bytes = 0;
-    for (std::size_t m = 0; m < access_.size(); ++m)
-      if (!access_[m].empty() && lives_in(m, begin, end))
-        bytes += program::aligned(p_.slots[m].bytes);
+    for (int m = 0; m < int(p_.slots.size()); ++m)
+      if (!timeline_.accesses(m).empty() && lives_in(m, begin, end))
+        bytes += program::aligned(p_.slot(m).bytes);
     return bytes;
   }
 
  private:
-  void number(const std::vector<Step>& all) {
-    for (auto& s : all) {
-      const int at = steps_++;
-      each_access(s, [&](int slot, bool writes, const program::View* v) {
-        access_[memory(slot)].push_back({at, &s, writes, v});
-      });
-      if (s.kind != Kind::loop) continue;
-      number(s.loop.body);
-      spans_[&s] = {at + 1, steps_};
-    }
-  }
   static void add_trips(const std::vector<Step>& all, Trips& trips) {
     each_step(all, [&](auto& s) {
       if (s.kind == Kind::loop && s.loop.variable >= 0) trips[s.loop.variable] = s.loop.trips;
     });
   }
-  std::size_t memory(int slot) const { return std::size_t(p_.memory(slot)); }
   static std::span<const Access> within(const std::vector<Access>& all, int begin, int end) {
     auto at = [&](int n) {
       return std::partition_point(all.begin(), all.end(), [&](auto& a) { return a.at < n; });
     };
     return {at(begin), at(end)};
   }
-  bool lives_in(std::size_t m, int begin, int end) const {
-    return p_.slots[m].home == Home::arena && access_[m].front().at >= begin &&
-           access_[m].back().at < end;
+  bool lives_in(int m, int begin, int end) const {
+    auto& all = timeline_.accesses(m);
+    return p_.slot(m).home == Home::arena && all.front().at >= begin && all.back().at < end;
   }
 
   const Program& p_;
-  int steps_ = 0;
-  Accesses access_;  // by memory
+  Timeline timeline_;  // by memory
   std::map<const Step*, StepRange> spans_;
 };
 
@@ -102,7 +94,7 @@ template <class S> S* only_loop(S& s) {
 }  // namespace
 
 void give_lanes(Program& p, const program::Device& device, int workers) {
-  Touches touches(p);
+  SlotUses touches(p);
   auto walk = [&](auto& self, std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
@@ -126,7 +118,7 @@ void give_lanes(Program& p, const program::Device& device, int workers) {
 }
 
 void check_lanes(const Program& p, const char* after) {
-  Touches touches(p);
+  SlotUses touches(p);
   auto walk = [&](auto& self, const std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;

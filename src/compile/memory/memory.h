@@ -17,7 +17,8 @@ namespace haliax {
 
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 // optional: off, each slot has memory of its own throughout.
-void plan_memory(program::Program&, const std::vector<bool>& donated, bool optional);
+void plan_memory(program::Program&, const std::vector<bool>& donated, bool optional,
+                 bool verify);
 // Bytes of the arena that are in use while each step runs, behind plan_memory: in order, loops turn
 // by turn, or, where that were more than 4096 steps, one turn of each.
 std::vector<std::int64_t> arena_in_use(const program::Program&);
@@ -41,7 +42,6 @@ void give_lanes(program::Program&, const program::Device&, int workers);
 void check_lanes(const program::Program&, const char* after);
 // HALIAX_POISON=1: fills float arrays that a gather brought with NaN behind their last reader: what
 // reads them later is found.
-bool poisons();
 void poison(program::Program&);
 // Raises if a gathered value (Slot::gathered) is kept: as a result, as the carry of a loop, or by a
 // loop for later.
@@ -49,7 +49,6 @@ void check_gathered(const program::Program&);
 
 // HALIAX_NANS=1: behind each step that computes, one that raises if it has made NaN or inf, and
 // names op, line and module.
-bool checks_finite();
 void check_finite(program::Program&);
 
 // The legality check of a Program; raises. Slots are written before they are read, and results in

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/environment.h"
 #include "base/scalar.h"
 #include "compile/memory/memory.h"
 #include "program/views.h"
@@ -136,7 +135,6 @@ void check(const program::Program& p, std::vector<Step>& steps) {
 
 }  // namespace
 
-bool checks_finite() { return flag_asked("HALIAX_NANS", false, context().origin.at); }
 void check_finite(program::Program& p) { check(p, p.steps); }
 
 }  // namespace haliax

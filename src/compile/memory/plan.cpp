@@ -5,10 +5,9 @@
 #include <map>
 #include <string_view>
 
-#include "base/environment.h"
 #include "compile/memory/memory.h"
 #include "program/stripes.h"
-#include "program/views.h"
+#include "program/timeline.h"
 #include "graph/node.h"
 
 namespace haliax {
@@ -34,34 +33,11 @@ struct MemoryPlanner {
   Program& p;
   const std::vector<bool>& donated;
   bool optional;
-  struct LoopSpan {
-    int begin, end;
-  };
-  struct Moment {
-    Step* step;
-    int loop;
-  };  // the loop around, by its span; -1: none
-  // by position, from 1 on; a loop comes twice, before its body and behind it
-  std::vector<Moment> moments = {{}};
-  std::vector<LoopSpan> spans = {};
-  Accesses access = {};  // at positions
-
-  const bool verified = check_asked("HALIAX_VERIFY", context().origin.at);
+  bool verified;
+  MutableTimeline timeline{p};
   std::map<Step*, Step> dropped = {};  // as they were, for check_shared
 
-  int last() const { return int(moments.size()) - 1; }
-  void walk(std::vector<Step>& steps, int loop) {
-    for (auto& s : steps) {
-      moments.push_back({&s, loop});
-      note(access, s, last());
-      if (s.kind != Kind::loop) continue;
-      auto mine = spans.size();
-      spans.push_back({last(), 0});
-      walk(s.loop.body, int(mine));
-      moments.push_back({&s, loop});
-      spans[mine].end = last();
-    }
-  }
+  int last() const { return timeline.last(); }
 
   void drop(Step& s) {  // drop_empty takes it out afterwards
     if (verified) dropped.emplace(&s, s);
@@ -81,23 +57,12 @@ struct MemoryPlanner {
   }
   Liveness& liveness_in(int r) { return liveness[std::size_t(r)]; }
   Liveness liveness_of(int slot) const {
-    Liveness l;
-    auto& all = access[std::size_t(slot)];
-    if (all.empty()) return l;
-    auto home = p.slot(slot).home;
-    bool given = home == Home::argument;  // made before all steps
-    l.first = given ? 0 : all.front().at;
-    l.last = all.back().at;
-    // what is touched inside and outside of a loop stays there for all its turns
-    for (auto& s : spans) {
-      auto count = std::count_if(all.begin(), all.end(),
-                                 [&](auto& a) { return a.at > s.begin && a.at < s.end; });
-      // Of a result each turn may make a part.
-      if (count > 0 && (given || home == Home::result || std::size_t(count) < all.size())) {
-        l.first = std::min(l.first, s.begin);
-        l.last = std::max(l.last, s.end);
-      }
-    }
+    if (timeline.accesses(slot).empty()) return {};
+    const auto home = p.slot(slot).home;
+    const bool given = home == Home::argument;
+    // Each iteration may compute a part of a result, and an argument is there before all steps.
+    const auto live = timeline.live(slot, given || home == Home::result);
+    Liveness l{given ? 0 : live.begin, live.end};
     if ((given && !is_donated(slot)) || home == Home::result) l.last = kForever;
     return l;
   }
@@ -168,10 +133,10 @@ struct MemoryPlanner {
   // A donated argument that is a result as it is: the result lies where it lies, and nothing is
   // made over it.
   void hand_back() {
-    for (auto& [s, loop] : moments) {
+    for (auto& [s, loop] : timeline.positions()) {
       if (!s || s->kind != Kind::copy || loop >= 0 || !covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
-      auto& all = access[std::size_t(o)];
+      auto& all = timeline.accesses(o);
       bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
       bool first = is_donated(x) && liveness_in(x).last != kForever;  // of the results that it is
       bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) &&
@@ -205,7 +170,7 @@ struct MemoryPlanner {
   // not read afterwards ----
   bool may_be_next(int x, int loop) const {
     if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
-    auto span = spans[std::size_t(loop)];
+    auto span = timeline.loops()[std::size_t(loop)];
     auto made = liveness[std::size_t(find_root(x))].first;
     return made > span.begin && made < span.end;
   }
@@ -215,12 +180,12 @@ struct MemoryPlanner {
   // Is the old value read for the last time before x is made, or by what makes x, where it makes
   // it? Does the latter read it?
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
-    auto span = spans[std::size_t(loop)];
+    auto span = timeline.loops()[std::size_t(loop)];
     auto made = liveness[std::size_t(x)].first;
     Ends ends{true, false};
     for (int slot = 0; slot < int(p.slots.size()); ++slot) {
       if (find_root(slot) != find_root(carry)) continue;
-      for (auto& a : access[std::size_t(slot)]) {
+      for (auto& a : timeline.accesses(slot)) {
         if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < made) continue;
         ends.in_time &= a.at == made && is_elementwise(*a.step, x, find_root(carry));
         ends.where_made |= a.at == made;
@@ -236,7 +201,7 @@ struct MemoryPlanner {
     chain.push_back(x);
     if (in_time && where_made) return true;
     int made = liveness_in(x).first;
-    auto& f = moments[std::size_t(made)].step->fused;
+    auto& f = timeline.step(made).fused;
     auto store = std::find_if(f.code.begin(), f.code.end(),
                               [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
     if (in_time && store != f.code.end() && writes_once(f, x))
@@ -247,7 +212,7 @@ struct MemoryPlanner {
     return false;
   }
   void update_carries() {
-    for (auto& [s, loop] : moments) {
+    for (auto& [s, loop] : timeline.positions()) {
       if (!s || s->kind != Kind::copy || loop < 0 || !covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       std::vector<int> chain;
@@ -284,21 +249,20 @@ struct MemoryPlanner {
   std::vector<std::vector<int>> members = {};  // slots that lie in one memory, by its root
   Trips trips_at(int loop) const {
     Trips trips;
-    auto span = spans[std::size_t(loop)];
-    for (auto& s : spans)  // those around the loop, and those inside of it
+    auto span = timeline.loops()[std::size_t(loop)];
+    for (auto& s : timeline.loops())  // those around the loop, and those inside of it
       if ((s.begin <= span.begin && s.end >= span.end) ||
           (s.begin > span.begin && s.end < span.end))
-        trips[moments[std::size_t(s.begin)].step->loop.variable] =
-            moments[std::size_t(s.begin)].step->loop.trips;
+        trips[timeline.step(s.begin).loop.variable] = timeline.step(s.begin).loop.trips;
     return trips;
   }
   // None: it goes elsewhere than through stripes.
   std::optional<Striped> striped(int memory, int loop, const Trips& trips) const {
-    auto span = spans[std::size_t(loop)];
-    const int variable = moments[std::size_t(span.begin)].step->loop.variable;
+    auto span = timeline.loops()[std::size_t(loop)];
+    const int variable = timeline.step(span.begin).loop.variable;
     Striped out;
     for (int slot : members[std::size_t(memory)]) {
-      for (auto& a : access[std::size_t(slot)]) {
+      for (auto& a : timeline.accesses(slot)) {
         if (a.at <= span.begin || a.at >= span.end) continue;
         auto its = a.view ? stripes_of(*a.step, *a.view, variable, trips) : std::nullopt;
         if (!its || (out.stripes.count > 0 && out.stripes != *its)) return {};
@@ -318,7 +282,7 @@ struct MemoryPlanner {
            same_place(s.copy.x, s.copy.out);
   }
   bool shares_turns(int x, int o, int loop, const Trips& trips) const {
-    auto span = spans[std::size_t(loop)];
+    auto span = timeline.loops()[std::size_t(loop)];
     int rx = find_root(x);
     auto home = p.slot(o).home;
     bool may = rx != o && has_own_memory(o) && home != Home::argument && shareable(rx) &&
@@ -326,24 +290,23 @@ struct MemoryPlanner {
                (home == Home::arena || is_donated(rx) || p.slot(rx).home == Home::arena);
     if (!may || p.slot(rx).bytes != p.slot(o).bytes || liveness[std::size_t(rx)].last > span.end ||
         liveness[std::size_t(o)].first < span.begin ||
-        access[std::size_t(o)].front().at <= span.begin)
+        timeline.accesses(o).front().at <= span.begin)
       return false;
     return reads_first(rx, o, loop, trips);
   }
   // Has each turn read its stripe of the memory `old` when it makes that stripe of `o`?
   bool reads_first(int old, int o, int loop, const Trips& trips) const {
-    auto span = spans[std::size_t(loop)];
+    auto span = timeline.loops()[std::size_t(loop)];
     auto from = striped(old, loop, trips), to = striped(o, loop, trips);
     if (!from || !to || from->stripes != to->stripes) return false;
     if (from->first_write != kForever || from->last_read > to->first_write) return false;
     auto write = to->first_write;
     // which would come back to the stripe
-    bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {
+    bool inner = std::any_of(timeline.loops().begin(), timeline.loops().end(), [&](auto& s) {
       return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write &&
              from->last_read > s.begin;
     });
-    return !inner &&
-           (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, old));
+    return !inner && (from->last_read < write || writes_over(timeline.step(write), o, old));
   }
   void share_memory(int slot, int with) {  // and their members
     share(slot, with);
@@ -354,11 +317,11 @@ struct MemoryPlanner {
   void share_turns() {
     members.resize(p.slots.size());
     for (int s = 0; s < int(p.slots.size()); ++s) members[std::size_t(find_root(s))].push_back(s);
-    for (int loop = 0; loop < int(spans.size()); ++loop) {
-      auto span = spans[std::size_t(loop)];
-      if (moments[std::size_t(span.begin)].step->loop.variable < 0) continue;
+    for (int loop = 0; loop < int(timeline.loops().size()); ++loop) {
+      auto span = timeline.loops()[std::size_t(loop)];
+      if (timeline.step(span.begin).loop.variable < 0) continue;
       auto touched = [&](int slot, bool writes) {
-        auto& all = access[std::size_t(slot)];
+        auto& all = timeline.accesses(slot);
         return std::any_of(all.begin(), all.end(), [&](auto& a) {
           return a.at > span.begin && a.at < span.end && a.writes == writes && a.view &&
                  !a.view->terms.empty();
@@ -395,15 +358,14 @@ struct MemoryPlanner {
     auto all = [&](int memory, auto good) {
       auto& slots = members[std::size_t(memory)];
       return std::all_of(slots.begin(), slots.end(), [&](int slot) {
-        return std::all_of(access[std::size_t(slot)].begin(), access[std::size_t(slot)].end(),
-                           good);
+        return std::all_of(timeline.accesses(slot).begin(), timeline.accesses(slot).end(), good);
       });
     };
-    auto outer = spans[std::size_t(loop)];
-    for (int inside = 0; inside < int(spans.size()); ++inside) {
-      auto span = spans[std::size_t(inside)];
+    auto outer = timeline.loops()[std::size_t(loop)];
+    for (int inside = 0; inside < int(timeline.loops().size()); ++inside) {
+      auto span = timeline.loops()[std::size_t(inside)];
       if (span.begin <= outer.begin || span.end >= outer.end) continue;
-      if (moments[std::size_t(span.begin)].step->loop.variable < 0) continue;
+      if (timeline.step(span.begin).loop.variable < 0) continue;
       bool made_there = all(x, [&](const Access& a) {
         return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
       });
@@ -421,14 +383,16 @@ struct MemoryPlanner {
     hand_back();
     update_carries();
     for (int at = 1; at <= last(); ++at)
-      if (auto& s = *moments[std::size_t(at)].step; s.kind == Kind::fused) in_place(s.fused, at);
+      if (auto& s = timeline.step(at); s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= last(); ++at)
-      if (auto [s, loop] = moments[std::size_t(at)]; s->kind == Kind::copy && joins(*s, at, loop))
+      if (auto [s, loop] = timeline.positions()[std::size_t(at)];
+          s->kind == Kind::copy && joins(*s, at, loop))
         drop(*s);
     share_turns();
-    for (auto& [s, loop] : moments)
+    for (auto& [s, loop] : timeline.positions())
       if (s && s->kind == Kind::copy && loop >= 0) joins_turns(*s, loop);
-    for (auto& [s, loop] : moments)  // of the old value, over which the new one is made now
+    for (auto& [s, loop] :
+         timeline.positions())  // of the old value, over which the new one is made now
       if (s && s->kind == Kind::copy && same_place(s->copy.x, s->copy.out) &&
           find_root(s->copy.x.slot) == find_root(s->copy.out.slot))
         drop(*s);
@@ -497,7 +461,7 @@ struct MemoryPlanner {
           has_own_memory(s) && slot.home == Home::arena && liveness_in(s).last >= 0)
         add(slot.bytes, liveness_in(s), slot.offset, slot.purpose);
     for (int at = 1; at <= last(); ++at)
-      if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0)
+      if (auto& s = timeline.step(at); s.scratch_bytes > 0)
         add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
     return out;
   }
@@ -506,8 +470,8 @@ struct MemoryPlanner {
     auto all = items();
     std::map<program::Loop*, Items> lanes;
     int done = 0;
-    for (auto& span : spans) {
-      auto& loop = moments[std::size_t(span.begin)].step->loop;
+    for (auto& span : timeline.loops()) {
+      auto& loop = timeline.step(span.begin).loop;
       if (loop.lanes == 0 || span.begin < done) continue;
       done = span.end;
       auto inside = [&](auto& i) {
@@ -529,7 +493,7 @@ struct MemoryPlanner {
   // By purpose, what is live at the moment when most bytes are; what of the arena is not live then
   // are gaps.
   void report_peak(const Items& items) {
-    std::vector<std::int64_t> grows(moments.size() + 1);
+    std::vector<std::int64_t> grows(timeline.positions().size() + 1);
     for (auto& i : items) {
       grows[std::size_t(i.liveness.first)] += i.bytes;
       grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
@@ -556,8 +520,6 @@ struct MemoryPlanner {
   }
 
   void run() {
-    access.resize(p.slots.size());
-    walk(p.steps, -1);
     for (int s = 0; s < int(p.slots.size()); ++s) {
       root.push_back(s);
       liveness.push_back(liveness_of(s));
@@ -584,8 +546,8 @@ struct MemoryPlanner {
 
 }  // namespace
 
-void plan_memory(Program& p, const std::vector<bool>& donated, bool optional) {
-  MemoryPlanner{p, donated, optional}.run();
+void plan_memory(Program& p, const std::vector<bool>& donated, bool optional, bool verify) {
+  MemoryPlanner{p, donated, optional, verify}.run();
 }
 
 }  // namespace haliax

@@ -4,7 +4,6 @@
 #include <map>
 #include <set>
 
-#include "base/environment.h"
 #include "compile/memory/memory.h"
 #include "program/views.h"
 #include "graph/node.h"
@@ -85,7 +84,6 @@ struct Poison {
 
 }  // namespace
 
-bool poisons() { return check_asked("HALIAX_POISON", context().origin.at); }
 void poison(Program& p) {
   const Poison what(p);
   std::set<int> all;

@@ -3,7 +3,6 @@
 #include <tuple>
 #include <unordered_set>
 
-#include "base/environment.h"
 #include "compile/loops/loops.h"
 #include "compile/sharding/planner.h"
 #include "ops/attr.h"
@@ -23,8 +22,9 @@ using program::Wire;
 
 class Emitter {
  public:
-  Emitter(const Plan& plan, const Whole& whole, const Mesh& mesh, int device)
-      : plan_(plan), whole_(whole), mesh_(mesh), device_(device), local_(plan.versions.size()) {}
+  Emitter(const Plan& plan, const Whole& whole, const Mesh& mesh, int device, bool verify)
+      : plan_(plan), whole_(whole), mesh_(mesh), device_(device), verify_(verify),
+        local_(plan.versions.size()) {}
 
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
     std::vector<NodePtr> out;
@@ -41,8 +41,7 @@ class Emitter {
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
     keep(0, out);
-    if (check_asked("HALIAX_VERIFY", context().origin.at))
-      verify_device(plan_, whole_, device_, local_, "emit");
+    if (verify_) verify_device(plan_, whole_, device_, local_, "emit");
     return out;
   }
 
@@ -51,6 +50,7 @@ class Emitter {
   const Whole& whole_;
   const Mesh& mesh_;
   int device_;
+  bool verify_;
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
@@ -640,8 +640,8 @@ class Emitter {
 }  // namespace
 
 Nodes emit(const Plan& plan, const Whole& whole, const std::vector<PartitionInput>& inputs,
-           const Mesh& mesh, int device, Nodes& placeholders) {
-  Emitter e(plan, whole, mesh, device);
+           const Mesh& mesh, int device, Nodes& placeholders, bool verify) {
+  Emitter e(plan, whole, mesh, device, verify);
   placeholders = e.inputs(inputs);
   return e.run();
 }

@@ -81,7 +81,8 @@ void Partition::bucket() {
 
 Partition::DeviceGraph Partition::on(int device) const {
   DeviceGraph d;
-  d.roots = emit(impl_->plan, *impl_->whole, impl_->inputs, impl_->mesh, device, d.inputs);
+  d.roots = emit(impl_->plan, *impl_->whole, impl_->inputs, impl_->mesh, device, d.inputs,
+                 impl_->options.verify);
   return d;
 }
 

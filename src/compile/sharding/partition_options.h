@@ -9,6 +9,7 @@
 namespace haliax {
 
 struct PartitionOptions {
+  bool verify = false;  // DebugOptions::verify
   // each loop gathers its weights anew; off: they are gathered once, before the first loop
   bool regather = true;
   bool ring = false;  // a gather that one contraction reads: block by block, see ring

@@ -386,6 +386,6 @@ void bucket(Plan&, const Whole&, bool overlap);  // collectives that can be one 
 void drop_dead(Plan&);                           // (bucket.cpp)
 std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device,
-           Nodes& placeholders);
+           Nodes& placeholders, bool verify);
 
 }  // namespace haliax::partitioning

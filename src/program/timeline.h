@@ -1,0 +1,97 @@
+// The steps of a Program numbered in order, what each accesses, and when a slot is live.
+//
+// In: a Program. Out: a position for each step, the loops by their positions, the accesses to each
+// slot in order, and live ranges. Always: a loop has two positions, one before its body and one
+// after it, so that a value that is live throughout the loop ends at no step of the body.
+#pragma once
+#include <algorithm>
+
+#include "program/views.h"
+
+namespace haliax {
+
+// `StepType`: Step or const Step.
+template <class StepType> class TimelineOf {
+ public:
+  struct Position {
+    StepType* step = nullptr;
+    int loop = -1;  // innermost loop around, as a number in loops(); -1: none
+  };
+  struct LoopSpan {
+    int begin, end;  // positions before and after the body
+  };
+
+  // `by_memory`: an access counts for the slot in whose memory its slot is.
+  template <class ProgramType>
+  explicit TimelineOf(ProgramType& p, bool by_memory = false) : accesses_(p.slots.size()) {
+    std::vector<int> memory(p.slots.size());
+    for (int k = 0; k < int(memory.size()); ++k)
+      memory[std::size_t(k)] = by_memory ? p.memory(k) : k;
+    number(p.steps, -1, memory);
+  }
+
+  // Positions run from 1 to last(); 0 is before all steps.
+  int last() const { return int(positions_.size()) - 1; }
+  const std::vector<Position>& positions() const { return positions_; }
+  StepType& step(int at) const { return *positions_[std::size_t(at)].step; }
+  const std::vector<LoopSpan>& loops() const { return loops_; }
+  StepType& loop_step(int loop) const { return step(loops_[std::size_t(loop)].begin); }
+  // Returns true if `at` is the position after a loop.
+  bool ends_loop(int at) const { return ends_[std::size_t(at)]; }
+  // The position of the outermost loop around; -1: none.
+  int outermost_loop(int at) const {
+    int begin = -1;
+    for (int loop = positions_[std::size_t(at)].loop; loop >= 0;) {
+      begin = loops_[std::size_t(loop)].begin;
+      loop = positions_[std::size_t(begin)].loop;
+    }
+    return begin;
+  }
+  const std::vector<Access>& accesses(int slot) const { return accesses_[std::size_t(slot)]; }
+
+  // First and last position, both included, at which one of the accesses needs the memory. Memory
+  // that a loop shares with steps outside of it is live during all iterations; `always` treats all
+  // accesses in a loop so. Empty accesses: {0, -1}.
+  StepRange live(const std::vector<Access>& all, bool always = false) const {
+    if (all.empty()) return {0, -1};
+    StepRange live{all.front().at, all.back().at};
+    for (auto& s : loops_) {
+      auto inside = std::count_if(all.begin(), all.end(),
+                                  [&](auto& a) { return a.at > s.begin && a.at < s.end; });
+      if (inside == 0 || (!always && std::size_t(inside) == all.size())) continue;
+      live.begin = std::min(live.begin, s.begin);
+      live.end = std::max(live.end, s.end);
+    }
+    return live;
+  }
+  StepRange live(int slot, bool always = false) const { return live(accesses(slot), always); }
+
+ private:
+  template <class Steps> void number(Steps& steps, int loop, const std::vector<int>& memory) {
+    for (auto& s : steps) {
+      add(s, loop, false);
+      each_access(s, [&](int slot, bool writes, const program::View* v) {
+        accesses_[std::size_t(memory[std::size_t(slot)])].push_back({last(), &s, writes, v});
+      });
+      if (s.kind != program::Kind::loop) continue;
+      const auto mine = loops_.size();
+      loops_.push_back({last(), 0});
+      number(s.loop.body, int(mine), memory);
+      add(s, loop, true);
+      loops_[mine].end = last();
+    }
+  }
+  void add(StepType& s, int loop, bool ends_loop) {
+    positions_.push_back({&s, loop});
+    ends_.push_back(ends_loop);
+  }
+
+  std::vector<Position> positions_ = {{}};
+  std::vector<bool> ends_ = {false};
+  std::vector<LoopSpan> loops_;
+  Accesses accesses_;  // by slot
+};
+using Timeline = TimelineOf<const program::Step>;
+using MutableTimeline = TimelineOf<program::Step>;
+
+}  // namespace haliax
