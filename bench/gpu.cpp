@@ -38,7 +38,7 @@ program::Box bytes_between(void* to, const void* from, std::int64_t n) {
 }
 // Until the card has done what was asked of it.
 void wait() {
-  static const auto memory = device().take(64, 0);
+  static const auto memory = device().allocate(64, 0);
   std::array<char, 64> here{};
   device().get(bytes_between(here.data(), memory.get(), 64), 0);
 }
@@ -72,7 +72,7 @@ struct Times {
   }
 };
 // What a case is measured beside, in turns with it.
-struct Beside {
+struct Baseline {
   std::string what;
   double amount;  // of one, as the case counts
   std::function<void()> one;
@@ -84,7 +84,7 @@ struct Row {
   const char* unit;  // amount / second; "us": microseconds of each of `amount`; "ms"
   std::function<void()> one;
   std::function<json()> facts = {};
-  std::optional<Beside> beside = {};
+  std::optional<Baseline> baseline = {};
 };
 json line_of(const Row& r, const Times& t) {
   const bool us = r.unit == std::string("us"), ms = r.unit == std::string("ms");
@@ -102,19 +102,19 @@ void say(const json& line) {
   std::fflush(stdout);
 }
 void measure(const Row& r) {
-  const int often = warm(r.one), beside_often = r.beside ? warm(r.beside->one) : 0;
+  const int often = warm(r.one), baseline_often = r.baseline ? warm(r.baseline->one) : 0;
   for (int again = 0; again < 2; ++again) {  // twice, with the spread
     std::vector<double> mine, theirs;
     for (int k = 0; k < samples(); ++k) {
       mine.push_back(seconds(r.one, often));
-      if (r.beside) theirs.push_back(seconds(r.beside->one, beside_often));
+      if (r.baseline) theirs.push_back(seconds(r.baseline->one, baseline_often));
     }
     const Times t(mine);
     auto line = line_of(r, t);
-    if (r.beside) {
+    if (r.baseline) {
       const Times b(theirs);
-      line["beside"] = {{"what", r.beside->what}, {"seconds", b.median}, {"spread", b.spread}};
-      line["ratio"] = r.amount / t.median / (r.beside->amount / b.median);  // 1: as fast as that
+      line["beside"] = {{"what", r.baseline->what}, {"seconds", b.median}, {"spread", b.spread}};
+      line["ratio"] = r.amount / t.median / (r.baseline->amount / b.median);  // 1: as fast as that
     }
     if (r.facts) line.update(r.facts());
     say(line);
@@ -137,10 +137,10 @@ double product_size(std::int64_t m, std::int64_t k, std::int64_t n) {
 void* place_of(const NamedArray& x) {
   return DeviceMemory(device(), 0).address(*x.node()->value.get());
 }
-Beside a_copy() {  // GB, read and written
+Baseline a_copy() {  // GB, read and written
   const std::int64_t n = size(std::int64_t(1) << 30, 1 << 12);
   auto x = random::bits(random::key(9), Axis("n", n / 4)).eval();
-  auto y = device().take(n, 0);
+  auto y = device().allocate(n, 0);
   return {fmt::format("a copy of {} bytes", n), gigabytes(2. * double(n), 1),
           [=] { device().copy(bytes_between(y.get(), place_of(x), n), 0); }};
 }
@@ -150,8 +150,8 @@ Row copy() {
 }
 // The fastest of the library's bare calls for x (m, k) times w (k, n); none where the device has no
 // such library.
-std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std::int64_t m,
-                                   std::int64_t k, std::int64_t n) {
+std::optional<Baseline> bare_product(const NamedArray& x, const NamedArray& w, std::int64_t m,
+                                     std::int64_t k, std::int64_t n) {
   if (!measured()) return {};
   const auto d = DType::bf16;
   const program::Step s{.kind = program::Kind::contract,
@@ -162,8 +162,8 @@ std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std
                                      {0, d, 0, {k, 0, 1}, {}},
                                      {1, d, 0, {0, 1, n}, {}},
                                      {2, d, 0, {n, 1, 0}, {}}}};
-  const auto out = device().take(m * n * 2, 0);
-  auto all = measured()->bare_products(s, {place_of(x), place_of(w), out.get()}, 0);
+  const auto out = device().allocate(m * n * 2, 0);
+  auto all = measured()->library_products(s, {place_of(x), place_of(w), out.get()}, 0);
   std::vector<double> times;
   for (auto& one : all) {
     seconds(one, 1);
@@ -173,8 +173,8 @@ std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std
   }
   if (all.empty()) return {};
   const auto best = std::size_t(std::min_element(times.begin(), times.end()) - times.begin());
-  return Beside{fmt::format("the bare call, by algorithm {} of {}", best + 1, all.size()),
-                product_size(m, k, n), [one = all[best], x, w, out] { one(); }};
+  return Baseline{fmt::format("the bare call, by algorithm {} of {}", best + 1, all.size()),
+                  product_size(m, k, n), [one = all[best], x, w, out] { one(); }};
 }
 Row gemm(std::int64_t m, std::int64_t k, std::int64_t n) {
   if (o.small) {

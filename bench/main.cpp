@@ -101,8 +101,8 @@ int run(const Options& o) {
   if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is no float dtype");
   std::regex pattern(o.pattern);
   std::vector<Case> cases;
-  for (auto& kind :
-       {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype), generate_cases(dtype)})
+  for (auto& kind : {op_cases(dtype), gemm_cases(dtype), overhead_cases(), gpt2_cases(dtype),
+                     generate_cases(dtype)})
     for (auto& c : kind)
       if (std::regex_search(c.name, pattern)) cases.push_back(c);
   if (cases.empty())

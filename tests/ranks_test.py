@@ -40,7 +40,7 @@ class Ranks(unittest.TestCase):
         self.assertRegex(said, r"^[1-9]\d* passed, 0 failed, 0 skipped")
 
     def test_bits_and_bytes_on_devices_with_memory_of_their_own(self):
-        for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2), ("apart", 2, 1)):
+        for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2), ("separate-memory", 2, 1)):
             with self.subTest(backend=backend, ranks=count, devices=devices):
                 status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices), HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
                 self.assertEqual(status, 0, said)

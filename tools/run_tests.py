@@ -129,10 +129,10 @@ def golden_jobs(build, word, brief):
         for group in groups:
             jobs[f"golden {group} on cuda-sim"] = KEEPING + program + [group] + on_cuda
         jobs["golden scan, chunked on meshes, on cuda-sim"] = KEEPING + program + ["scan", "chunked", "--mesh", "1"] + on_cuda
-    if word in ("", "golden", "apart") and not brief:
-        on_apart = ["--backend", "apart"]
-        jobs["golden on apart"] = program + [g for g in groups if g != "gpt2"] + on_apart
-        jobs["golden scan, chunked on meshes, on apart"] = program + ["scan", "chunked", "--mesh", "1"] + on_apart
+    if word in ("", "golden", "separate-memory") and not brief:
+        on_separate_memory = ["--backend", "separate-memory"]
+        jobs["golden on separate-memory"] = program + [g for g in groups if g != "gpt2"] + on_separate_memory
+        jobs["golden scan, chunked on meshes, on separate-memory"] = program + ["scan", "chunked", "--mesh", "1"] + on_separate_memory
     return {title: (run, command, GOLDEN) for title, command in jobs.items()}
 
 
@@ -141,7 +141,7 @@ def rooms():
 
 
 # Files that run on backends too whose memory the host may not touch. (A card does not outlive a fork.)
-ON_DEVICES = {"apart": ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp"), "cuda-sim": ("debug_test.cpp", "mesh_run_test.cpp")}
+ON_DEVICES = {"separate-memory": ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp"), "cuda-sim": ("debug_test.cpp", "mesh_run_test.cpp")}
 NOT_ON_DEVICES = {   # test cases, and why
     "*is not cut again": "says what is copied in the host's memory",
     "*are read where they are": "says what is not copied in the host's memory",
@@ -160,14 +160,14 @@ def jobs(build, suites, word, brief, sanitized):
     if "mistakes" in suites and not brief:
         found["mistakes/README.md"] = script, word, TESTS / "mistakes/list.py"
     if "cards" in suites and not brief:
-        found[CARDS] = script, word, TESTS / "cards.py"
+        found[CARDS] = script, word, TESTS / "gpu_kernels.py"
     for file in sorted(TESTS.glob("*/*_test.cpp")):
         room = file.parent.name
         if room in suites:
             command = [str(build / "tests" / room), "-nv", f"-sf=*/{room}/{file.name}"] + [f"-tc=*{word}*"] * bool(word)
             found[f"{room}/{file.name}"] = run_file, command, word
             if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp", "ops_test.cpp") and not brief:
-                kept = KEEPING * (room == "ops")   # not those of random programs: cuda_text_test.cpp compiles some
+                kept = KEEPING * (room == "ops")   # not those of random programs: cuda_source_test.cpp compiles some
                 found[f"{room}/{file.name} on cuda-sim"] = run_file, [*kept, "env", "HALIAX_BACKEND=cuda-sim", *command], word
             if file.name in ("scores_test.cpp", "masked_test.cpp"):   # as a release call compiles: what is checked may hold more alive
                 found[f"{room}/{file.name} without the verifier"] = run_file, ["env", "HALIAX_VERIFY=0", *command], word

@@ -13,7 +13,7 @@ import sys
 
 FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
 # What meson.build names itself: plugins, kernels for several instruction sets, what several programs take.
-NAMED = re.compile(r"^backends/(cpu/kernels_(isa|amx)|cuda/(card_api|driver|nccl|plugin|dry|sim/left_out)|mpi/plugin)\.cpp$"
+NAMED = re.compile(r"^backends/(cpu/kernels_(isa|amx)|cuda/(gpu_api|driver|nccl|plugin|dry|sim/left_out)|mpi/plugin)\.cpp$"
                    r"|^bench/(main|loss|numpy|checkpoint|gpu)\.cpp$|^tests/((support|ranks|consumer)/|golden_runner/main\.cpp)")
 # What files behind it would see; and in a test, which is put into a namespace (together.py), what stands outside of one.
 SEEN = re.compile(r"^#\s*define", re.MULTILINE)

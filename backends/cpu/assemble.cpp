@@ -7,10 +7,12 @@
 namespace haliax::cpu {
 namespace {
 
-using Shows = AssembledOps::Shows;
+using Broadcast = AssembledOps::Broadcast;
 using Input = AssembledOps::Input;
 
-bool is_array(const Input& i) { return i.shows == Shows::each || i.shows == Shows::along_row; }
+bool is_array(const Input& i) {
+  return i.broadcast == Broadcast::each || i.broadcast == Broadcast::along_row;
+}
 
 class Pass {
  public:
@@ -79,17 +81,17 @@ class Pass {
     const int v = op.in[k];
     if (op.kind == Op::map_rows) {
       const auto from = op.from[k];
-      return {v, from == plan_.row()    ? Shows::of_row
-                 : from == Extent::full ? Shows::each
-                                        : Shows::along_row};
+      return {v, from == plan_.row()    ? Broadcast::of_row
+                 : from == Extent::full ? Broadcast::each
+                                        : Broadcast::along_row};
     }
-    if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Shows::one};
-    return {v, op.one[k] ? Shows::one : Shows::each};
+    if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Broadcast::one};
+    return {v, op.one[k] ? Broadcast::one : Broadcast::each};
   }
   AssembledOps written(const std::vector<Op>& open) const {
     AssembledOps w;
     // rows that are walked again fetch the next row
-    w.point.fetches_inputs = !plan_.keep && !plan_.stays;
+    w.point.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
     std::set<int> made;
     std::map<int, int> reads;  // of a value: how often it is read here
     auto& in = w.in;
@@ -126,7 +128,7 @@ class Pass {
       }
 
     w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) {
-      return i.shows == Shows::of_row || i.shows == Shows::along_row;
+      return i.broadcast == Broadcast::of_row || i.broadcast == Broadcast::along_row;
     });
     return w;
   }
@@ -178,8 +180,8 @@ class Pass {
 
 }  // namespace
 
-void assemble_narrow(FusedPlan& plan) {
-  if (!can_assemble_narrow()) return;
+void assemble_bf16(FusedPlan& plan) {
+  if (!can_assemble_bf16()) return;
   auto value = [&](int v) -> Register& { return plan.values[std::size_t(v)]; };
   auto each_op = [&](const auto& f) {
     for (auto* tapes : {&plan.outer, &plan.inner})
@@ -210,7 +212,7 @@ void assemble_narrow(FusedPlan& plan) {
 
     for (std::size_t k = 0; k < ops.out.size(); ++k)
       if (ops.out[k].narrow) any = narrow.outputs[k].bf16 = true;
-    if (any) ops.narrow_code = assembled(narrow);
+    if (any) ops.bf16_code = assembled(narrow);
   }
 }
 

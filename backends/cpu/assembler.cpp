@@ -26,7 +26,7 @@ using Xbyak::Operand;
 using Xbyak::Reg64;
 using Vector = Xbyak::Xmm;  // of any width
 
-bool is_float(Lane lane) { return lane == Lane::f32; }
+bool is_float(LaneType lane) { return lane == LaneType::f32; }
 bool is_test(Code c) { return (c >= Code::less && c <= Code::not_equal) || c == Code::logical_not; }
 // An op of bools whose operands are tests is one too.
 bool joins_tests(const PointOp& op) {
@@ -94,7 +94,7 @@ class Assembler : Xbyak::CodeGenerator {
     for (int k = 7; k <= arrays(); ++k) push(array_register(k));
     for (int k = 0; k < arrays(); ++k)
       mov(array_register(k), in_call(offsetof(AssembledCall, array) + 8 * std::size_t(k)));
-    mov(array_register(arrays()), in_call(offsetof(AssembledCall, soon)));
+    mov(array_register(arrays()), in_call(offsetof(AssembledCall, prefetch)));
     xor_(ecx, ecx);
   }
   void restore() {
@@ -310,7 +310,7 @@ class Assembler : Xbyak::CodeGenerator {
   }
 
   void make(const PointCode::Op& op, int value) {
-    switch (op.does.does) {
+    switch (op.action.action) {
       case PointOp::code:
         return code(op, value);
       case PointOp::round:
@@ -330,9 +330,9 @@ class Assembler : Xbyak::CodeGenerator {
     }
   }
   void code(const PointCode::Op& op, int value) {
-    if (is_test(op.does.what)) return compare(op, value);
-    if (joins_tests(op.does)) return join(op, value);
-    if (op.does.what == Code::select) return select(op, value);
+    if (is_test(op.action.what)) return compare(op, value);
+    if (joins_tests(op.action)) return join(op, value);
+    if (op.action.what == Code::select) return select(op, value);
     if (op.args[1] < 0) return unary(op, value);
     binary(op, value);
   }
@@ -347,13 +347,13 @@ class Assembler : Xbyak::CodeGenerator {
   }
   void unary(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]);
-    if (op.does.what == Code::exp) {
+    if (op.action.what == Code::exp) {
       Temporary c(*this);
       vmovaps(c.z, x);
       finish(op);
       return exp(result(value), c.z);
     }
-    if (op.does.what == Code::sigmoid) {  // 1 / (1 + exp(-x))
+    if (op.action.what == Code::sigmoid) {  // 1 / (1 + exp(-x))
       Temporary c(*this);
       bits_xor(c.z, x, literal(0x80000000u));
       finish(op);
@@ -363,15 +363,15 @@ class Assembler : Xbyak::CodeGenerator {
       vbroadcastss(c.z, at(1.f));
       return vdivps(z, c.z, z);
     }
-    if (op.does.what == Code::tanh) {
+    if (op.action.what == Code::tanh) {
       const Vector z = result(value);
       tanh(z, x);
       return finish(op);
     }
     const Vector z = result(value);
-    switch (op.does.what) {
+    switch (op.action.what) {
       case Code::neg:
-        if (is_float(op.does.from))
+        if (is_float(op.action.from))
           bits_xor(z, x, literal(0x80000000u));
         else {
           bits_xor(z, z, z);
@@ -402,9 +402,9 @@ class Assembler : Xbyak::CodeGenerator {
   }
   void binary(const PointCode::Op& op, int value) {
     auto [a, b] = std::pair(op.args[0], op.args[1]);
-    const bool commutes = op.does.what == Code::add || op.does.what == Code::mul ||
-                          op.does.what == Code::bit_and || op.does.what == Code::bit_or ||
-                          op.does.what == Code::bit_xor;
+    const bool commutes = op.action.what == Code::add || op.action.what == Code::mul ||
+                          op.action.what == Code::bit_and || op.action.what == Code::bit_or ||
+                          op.action.what == Code::bit_xor;
     if (commutes && places_[std::size_t(a)].kind != Place::vector &&
         places_[std::size_t(b)].kind == Place::vector)
       std::swap(a, b);
@@ -412,8 +412,8 @@ class Assembler : Xbyak::CodeGenerator {
     const auto other = last(b);
     const Operand& y = other.get();
     const Vector z = result(value);
-    const bool f = is_float(op.does.from);
-    switch (op.does.what) {
+    const bool f = is_float(op.action.from);
+    switch (op.action.what) {
       case Code::add:
         f ? vaddps(z, x, y) : vpaddd(z, x, y);
         break;
@@ -429,14 +429,14 @@ class Assembler : Xbyak::CodeGenerator {
       case Code::max:
       case Code::min:  // NaN of either passes: the instruction passes that of its last operand
         if (!f) {
-          const bool is_signed = op.does.from == Lane::i32;
-          if (op.does.what == Code::max)
+          const bool is_signed = op.action.from == LaneType::i32;
+          if (op.action.what == Code::max)
             is_signed ? vpmaxsd(z, x, y) : vpmaxud(z, x, y);
           else
             is_signed ? vpminsd(z, x, y) : vpminud(z, x, y);
           break;
         }
-        op.does.what == Code::max ? vmaxps(z, x, y) : vminps(z, x, y);
+        op.action.what == Code::max ? vmaxps(z, x, y) : vminps(z, x, y);
         if (wide_) {
           vcmpps(Opmask(scratch_mask), x, x, 3);  // unordered
           vmovaps(z | Opmask(scratch_mask), x);
@@ -459,7 +459,7 @@ class Assembler : Xbyak::CodeGenerator {
         vpsllvd(z, x, y);
         break;
       case Code::shift_right:
-        op.does.from == Lane::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y);
+        op.action.from == LaneType::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y);
         break;
       default:
         throw OutOfRegisters();
@@ -468,7 +468,7 @@ class Assembler : Xbyak::CodeGenerator {
   }
   // Lanes of z: all bits set where it holds.
   void compare_lanes(const PointCode::Op& op, int value) {
-    const auto what = op.does.what;
+    const auto what = op.action.what;
     if (what == Code::logical_not) {
       const bool is_test = places_[std::size_t(op.args[0])].kind == Place::test;
       const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
@@ -478,13 +478,13 @@ class Assembler : Xbyak::CodeGenerator {
       }
 
       vpxor(z, z, z);
-      if (is_float(op.does.from))
+      if (is_float(op.action.from))
         vcmpps(z, z, x, 0);
       else
         vpcmpeqd(z, z, x);
       return finish_test(op, value, z);
     }
-    if (is_float(op.does.from)) {
+    if (is_float(op.action.from)) {
       const Vector x = vector(op.args[0]);
       const auto other = last(op.args[1]);
       const Vector z = reg(take());
@@ -501,7 +501,7 @@ class Assembler : Xbyak::CodeGenerator {
       vpcmpeqd(z, x, y);
     } else {
       Temporary a(*this), b(*this);  // integers without a sign: in the order of those with one
-      const bool is_signed = op.does.from == Lane::i32;
+      const bool is_signed = op.action.from == LaneType::i32;
       const auto ordered = [&](const Vector& t, const Vector& v) {
         is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u));
       };
@@ -523,12 +523,12 @@ class Assembler : Xbyak::CodeGenerator {
     if (!wide_) return compare_lanes(op, value);
     const int mine = take_test();
     const Opmask k(mine < 0 ? scratch_mask : mine);
-    if (op.does.what == Code::logical_not) {
+    if (op.action.what == Code::logical_not) {
       if (places_[std::size_t(op.args[0])].kind == Place::test) {
         knotw(k, test(op.args[0]));
       } else {
         const Vector x = vector(op.args[0]);
-        if (is_float(op.does.from)) {
+        if (is_float(op.action.from)) {
           Temporary zero(*this);
           bits_xor(zero.z, zero.z, zero.z);
           vcmpps(k, x, zero.z, 0);
@@ -541,15 +541,15 @@ class Assembler : Xbyak::CodeGenerator {
       const auto other = last(op.args[1]);
       const Operand& y = other.get();
       const auto pick = [&](int less, int less_equal, int equal, int not_equal) {
-        return std::uint8_t(op.does.what == Code::less         ? less
-                            : op.does.what == Code::less_equal ? less_equal
-                            : op.does.what == Code::equal      ? equal
-                                                               : not_equal);
+        return std::uint8_t(op.action.what == Code::less         ? less
+                            : op.action.what == Code::less_equal ? less_equal
+                            : op.action.what == Code::equal      ? equal
+                                                                 : not_equal);
       };
       // false for NaN, but for not_equal
-      if (is_float(op.does.from))
+      if (is_float(op.action.from))
         vcmpps(k, x, y, pick(0x11, 0x12, 0, 4));
-      else if (op.does.from == Lane::i32)
+      else if (op.action.from == LaneType::i32)
         vpcmpd(k, x, y, pick(1, 2, 0, 4));
       else
         vpcmpud(k, x, y, pick(1, 2, 0, 4));
@@ -573,18 +573,18 @@ class Assembler : Xbyak::CodeGenerator {
     if (mine < 0) return binary(op, value);
     if (!wide_) {
       const Vector z = reg(mine), x = lanes_of(a), y = lanes_of(b);
-      if (op.does.what == Code::bit_and)
+      if (op.action.what == Code::bit_and)
         vpand(z, x, y);
-      else if (op.does.what == Code::bit_or)
+      else if (op.action.what == Code::bit_or)
         vpor(z, x, y);
       else
         vpxor(z, x, y);
       return finish_test(op, value, z);
     }
     const Opmask k(mine), x = test(a), y = test(b);
-    if (op.does.what == Code::bit_and)
+    if (op.action.what == Code::bit_and)
       kandw(k, x, y);
-    else if (op.does.what == Code::bit_or)
+    else if (op.action.what == Code::bit_or)
       korw(k, x, y);
     else
       kxorw(k, x, y);
@@ -631,20 +631,21 @@ class Assembler : Xbyak::CodeGenerator {
   }
   void round(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]), z = result(value);
-    round_to(z, x, op.does.to);
+    round_to(z, x, op.action.to);
     finish(op);
   }
   void convert(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]), z = result(value);
-    if (op.does.from == Lane::i32)
+    if (op.action.from == LaneType::i32)
       vcvtdq2ps(z, x);
-    else if (op.does.from == Lane::u32 && wide_)
+    else if (op.action.from == LaneType::u32 && wide_)
       vcvtudq2ps(z, x);
-    else if (op.does.from == Lane::u32)
+    else if (op.action.from == LaneType::u32)
       convert_halves(z, x);
-    else if (op.does.to == DType::f32)
+    else if (op.action.to == DType::f32)
       vmovaps(z, x);
-    if (op.does.to != DType::f32) round_to(z, op.does.from == Lane::f32 ? x : z, op.does.to);
+    if (op.action.to != DType::f32)
+      round_to(z, op.action.from == LaneType::f32 ? x : z, op.action.to);
     finish(op);
   }
 
@@ -761,10 +762,10 @@ std::string key_of(const PointCode& code) {
   add(code.fetches_inputs);
   for (auto input : code.inputs) add(int(input));
   for (auto& op : code.ops) {
-    add(op.does.does);
-    add(int(op.does.what));
-    add(int(op.does.from));
-    add(int(op.does.to));
+    add(op.action.action);
+    add(int(op.action.what));
+    add(int(op.action.from));
+    add(int(op.action.to));
     for (int a : op.args) add(a);
   }
   for (auto& o : code.outputs) {
@@ -787,14 +788,14 @@ bool can_assemble() {
   static const bool can = has_isa("avx512") || has_isa("avx2");
   return can;
 }
-bool can_assemble_narrow() { return has_isa("avx512"); }
+bool can_assemble_bf16() { return has_isa("avx512"); }
 bool can_assemble(const PointOp& op) {
-  if (op.does == PointOp::nothing) return false;
+  if (op.action == PointOp::nothing) return false;
   const bool narrow_float = op.to == DType::bf16 || op.to == DType::f16;
-  if (op.does == PointOp::round) return narrow_float;
-  const bool whole = op.from == Lane::i32 || op.from == Lane::u32;
-  if (op.from != Lane::f32 && !whole) return false;
-  if (op.does == PointOp::convert) return narrow_float || op.to == DType::f32;
+  if (op.action == PointOp::round) return narrow_float;
+  const bool whole = op.from == LaneType::i32 || op.from == LaneType::u32;
+  if (op.from != LaneType::f32 && !whole) return false;
+  if (op.action == PointOp::convert) return narrow_float || op.to == DType::f32;
   switch (op.what) {
     case Code::exp:
     case Code::tanh:
@@ -803,7 +804,7 @@ bool can_assemble(const PointOp& op) {
     case Code::rsqrt:
     case Code::abs:
     case Code::div:
-      return op.from == Lane::f32;
+      return op.from == LaneType::f32;
     case Code::bit_not:
     case Code::bit_and:
     case Code::bit_or:
@@ -825,7 +826,7 @@ bool can_assemble(const PointOp& op) {
     case Code::select:
       return true;
     default:
-      return op.does == PointOp::exp_of_difference;
+      return op.action == PointOp::exp_of_difference;
   }
 }
 
@@ -847,7 +848,7 @@ AssembledCode assembled(const PointCode& code) {
 #else
 namespace haliax::cpu {
 bool can_assemble() { return false; }
-bool can_assemble_narrow() { return false; }
+bool can_assemble_bf16() { return false; }
 bool can_assemble(const PointOp&) { return false; }
 AssembledCode assembled(const PointCode&) { return nullptr; }
 }  // namespace haliax::cpu

@@ -10,7 +10,7 @@
 #include "kernels.h"
 #include "vector_product.h"
 #include "program/matrices.h"
-#include "walk.h"
+#include "strided_copy.h"
 #include "workspace.h"
 
 namespace haliax::cpu {
@@ -138,7 +138,7 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   s.b = p.choice.swapped ? c.a.dtype : c.b.dtype;
   s.out = c.out.dtype;
   s.accumulate = accumulate;
-  s.ours = p.kernel != nullptr;
+  s.own_kernel = p.kernel != nullptr;
   return s;
 }
 
@@ -155,7 +155,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
   p->choice = *choice;
-  if (is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
+  if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
     p->kernel = product_kernel(c.a.dtype);
   choose_blocks(*p);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
@@ -197,8 +197,8 @@ class MatmulStep final : public CompiledStep {
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
     if (auto asked = blocks()) {
-      shown_ = *asked;
-      flags_.emplace(contract_.shown.flags);
+      block_mask_ = *asked;
+      flags_.emplace(contract_.block_mask.flags);
     }
   }
   void run(Frame& frame) override {
@@ -208,8 +208,8 @@ class MatmulStep final : public CompiledStep {
     std::byte* out = out_.at(frame);
     if (p.choice.pack_a.used) a = packed(copy_a_, a, scratch);
     if (p.choice.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
-    auto shown = shown_;
-    if (flags_) shown.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
+    auto block_mask = block_mask_;
+    if (flags_) block_mask.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
       const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks,
                          rest = task / p.m_blocks / p.n_blocks;
@@ -225,7 +225,7 @@ class MatmulStep final : public CompiledStep {
       const std::int64_t at_out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out +
                                   m * c.m.out + n * c.n.out;
       std::byte* slice = scratch + p.packed_a_bytes + p.packed_b_bytes + worker * p.slice;
-      auto mine = shown;
+      auto mine = block_mask;
       mine.m.first = m;
       mine.n.first = n;
       for (std::int64_t k = 0; k < p.k_points; ++k) {
@@ -237,24 +237,25 @@ class MatmulStep final : public CompiledStep {
       }
     });
   }
-  double made(const Frame& frame) const override {
-    return flags_ ? program::shown_part(contract_,
-                                        reinterpret_cast<const unsigned char*>(flags_->at(frame)))
+  double computed_fraction(const Frame& frame) const override {
+    return flags_ ? program::computed_fraction(
+                        contract_, reinterpret_cast<const unsigned char*>(flags_->at(frame)))
                   : 1;
   }
 
  private:
   // Which blocks to make, but for the flags, if the matrices go along the dims that these do. None:
   // all, as who does not ask makes them.
-  std::optional<ShownBlocks> blocks() const {
-    auto& s = contract_.shown;
+  std::optional<KernelBlockMask> blocks() const {
+    auto& s = contract_.block_mask;
     auto& c = plan_->choice;
     if (s.flags.slot < 0 || !plan_->kernel || plan_->kernel->only_small || plan_->group != 1 ||
         plan_->k_points != 1)
       return {};
-    ShownBlocks out;
+    KernelBlockMask out;
     out.zero = s.zero;
-    auto goes_along = [](ShownBlocks::Side& side, const program::Contract::Shown::Flags& flags,
+    auto goes_along = [](KernelBlockMask::Side& side,
+                         const program::Contract::BlockMask::Flags& flags,
                          const program::Dims& dims, const MatrixDim& d) {
       if (flags.size == 0) return true;
       side = {std::countr_zero(std::uint64_t(flags.size)), flags.stride, 0};
@@ -274,7 +275,7 @@ class MatmulStep final : public CompiledStep {
   std::unique_ptr<MatmulPlan> plan_;
   const Contract& contract_;
   Place a_, b_, out_;
-  ShownBlocks shown_;  // without the flags
+  KernelBlockMask block_mask_;  // without the flags
   std::optional<Place> flags_;
   Scratch scratch_;
   int in_bytes_, out_bytes_;
@@ -287,7 +288,7 @@ class MatmulStep final : public CompiledStep {
 class LoopContractStep final : public CompiledStep {
  public:
   explicit LoopContractStep(const Contract& c)
-      : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)),
+      : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_type_of(c.out.dtype)),
         shape_(program::dims_of(c)) {
     shape_.normalize();
     m_ = points(shape_.m);
@@ -295,7 +296,7 @@ class LoopContractStep final : public CompiledStep {
     k_ = points(shape_.k);
     batch_ = points(shape_.batch);
     // exact sums cost nothing here
-    if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;
+    if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = LaneType::f64;
     m_blocks_ = (m_ + rows - 1) / rows;
     n_blocks_ = (n_ + cols - 1) / cols;
     workers_ = batch_ * m_ * n_ * k_ < (1 << 18) ? 1 : threads();
@@ -377,13 +378,13 @@ class LoopContractStep final : public CompiledStep {
     const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
     std::byte* reg = tile + (p.row * pitch + p.column) * width;
     memory += (at + p.offset) * bytes;
-    if (dtype == DType::f32 && lane_ == Lane::f64)
+    if (dtype == DType::f32 && lane_ == LaneType::f64)
       return kernels().widen(reinterpret_cast<double*>(reg), pitch,
                              reinterpret_cast<const float*>(memory), p.row_stride, p.column_stride,
                              p.rows, p.columns);
     for (std::int64_t r = 0; r < p.rows;
          ++r, reg += pitch * width, memory += p.row_stride * bytes) {
-      if (lane_of(dtype) == lane_) {
+      if (lane_type_of(dtype) == lane_) {
         kernels().load(dtype)(reg, memory, p.column_stride, p.columns);
         continue;
       }
@@ -392,7 +393,7 @@ class LoopContractStep final : public CompiledStep {
         const std::int64_t some = std::min<std::int64_t>(64, p.columns - i);
         kernels().load(dtype)(buffer, memory + i * p.column_stride * bytes, p.column_stride, some);
         const void* in[] = {buffer};
-        kernels().cast(lane_of(dtype), wide(lane_))(reg + i * width, in, some);
+        kernels().cast(lane_type_of(dtype), wide(lane_))(reg + i * width, in, some);
       }
     }
   }
@@ -402,13 +403,13 @@ class LoopContractStep final : public CompiledStep {
     const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
     const std::byte* reg = tile + (p.row * pitch + p.column) * width;
     memory += (at + p.offset) * bytes;
-    if (dtype == DType::f32 && lane_ == Lane::f64)
+    if (dtype == DType::f32 && lane_ == LaneType::f64)
       return kernels().narrow(reinterpret_cast<float*>(memory), p.row_stride, p.column_stride,
                               reinterpret_cast<const double*>(reg), pitch, p.rows, p.columns);
     for (std::int64_t r = 0; r < p.rows; ++r, reg += pitch * width, memory += p.row_stride * bytes)
       kernels().store(dtype)(memory, reg, p.column_stride, p.columns);
   }
-  static DType wide(Lane lane) {
+  static DType wide(LaneType lane) {
     constexpr DType all[] = {DType::f32, DType::f64, DType::i32,
                              DType::u32, DType::i64, DType::u64};
     return all[static_cast<int>(lane)];
@@ -416,7 +417,7 @@ class LoopContractStep final : public CompiledStep {
 
   const Contract& contract_;
   Place a_, b_, out_;
-  Lane lane_;
+  LaneType lane_;
   ContractDims shape_;
   std::int64_t m_ = 1, n_ = 1, k_ = 1, batch_ = 1, m_blocks_ = 1, n_blocks_ = 1;
   int workers_ = 1;

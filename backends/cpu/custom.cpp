@@ -24,7 +24,7 @@ class CustomStep final : public CompiledStep {
                    calls_.run(first_.data(), block * per_block_,
                               std::min(points, (block + 1) * per_block_), worker);
                  });
-    calls_.throw_on();
+    calls_.rethrow();
   }
 
  private:

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "base/idle.h"
+#include "base/object_pool.h"
 #include "base/thread_pool.h"
 #include "cpu.h"
 #include "haliax/error.h"
@@ -31,7 +31,7 @@ Place::Place(const program::View& view)
     : slot_(view.slot), bytes_(haliax::bytes_of(view.dtype)), terms_(view.terms) {
   offset_ = view.offset * bytes_;
 }
-std::int64_t Place::turned(const Frame& frame) const {
+std::int64_t Place::loop_offset(const Frame& frame) const {
   std::int64_t sum = 0;
   for (const program::Term& term : terms_) {
     std::int64_t value = 0;
@@ -112,7 +112,7 @@ class CollectiveStep final : public CompiledStep {
     for (auto& o : what_.out) out_.emplace_back(o.view);
   }
   void run(Frame& frame) override {
-    if (!frame.wire)
+    if (!frame.communicator)
       throw Error(
           "[collective] the program talks to other devices, but there is no communicator; run it "
           "on a mesh");
@@ -120,10 +120,10 @@ class CollectiveStep final : public CompiledStep {
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
     auto* scratch = scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr;
     if (what_.call < 0)
-      frame.wire->run(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+      frame.communicator->run(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
     else
       frame.calls[what_.call] =
-          frame.wire->start(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+          frame.communicator->start(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
   }
 
  private:
@@ -139,7 +139,7 @@ class FinishStep final : public CompiledStep {
  public:
   explicit FinishStep(int call) : call_(call) {}
   void run(Frame& frame) override {
-    if (auto call = std::exchange(frame.calls[call_], 0)) frame.wire->finish(call);
+    if (auto call = std::exchange(frame.calls[call_], 0)) frame.communicator->finish(call);
   }
 
  private:
@@ -154,8 +154,8 @@ class Steps {
     for (std::size_t k = 0; k < compiled_.size(); ++k) {
       if (frame.recorder) frame.recorder->begin(steps_[k]);
       compiled_[k]->run(frame);
-      if (frame.recorder) frame.recorder->end(steps_[k], compiled_[k]->made(frame));
-      if (frame.turn_is_over) break;
+      if (frame.recorder) frame.recorder->end(steps_[k], compiled_[k]->computed_fraction(frame));
+      if (frame.iteration_skipped) break;
     }
   }
 
@@ -176,7 +176,7 @@ class LoopStep final : public CompiledStep {
     for (std::int64_t turn = 0; turn < trips_; ++turn) {
       if (variable_ >= 0) frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
       body_.run(frame);
-      frame.turn_is_over = false;
+      frame.iteration_skipped = false;
     }
   }
 
@@ -189,16 +189,16 @@ class LoopStep final : public CompiledStep {
 
 // Turns side by side, of one loop or of several that hold nothing but each other. Each worker has
 // steps of its own, and its lane.
-class LanesStep final : public CompiledStep {
+class ParallelLoopStep final : public CompiledStep {
  public:
-  LanesStep(const program::Loop& outermost, const Context& context)
-      : start_(outermost.lane_start), bytes_(outermost.lane_bytes) {
+  ParallelLoopStep(const program::Loop& outermost, const Context& context)
+      : start_(outermost.parallel_slot_start), bytes_(outermost.parallel_slot_bytes) {
     const program::Loop* loop = &outermost;
     for (;; loop = &loop->body[0].loop) {
       loops_.push_back({loop->variable, loop->trips, loop->reverse});
       turns_ *= loop->trips;
       if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop ||
-          loop->body[0].loop.lanes == 0)
+          loop->body[0].loop.parallel_slots == 0)
         break;
     }
     const auto& program = context.program;
@@ -206,35 +206,36 @@ class LanesStep final : public CompiledStep {
       const Slot& slot =
           program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
       if (slot.home == Home::arena && slot.offset >= start_ && slot.offset < start_ + bytes_)
-        in_lane_.push_back(s);
+        private_slots_.push_back(s);
     }
-    in_lane_.push_back(static_cast<std::size_t>(context.arena_slot));  // scratch
-    Context alone = context;
-    alone.workers = 1;
+    private_slots_.push_back(static_cast<std::size_t>(context.arena_slot));  // scratch
+    Context one_worker = context;
+    one_worker.workers = 1;
     const auto workers =
-        std::clamp<std::int64_t>(turns_, 1, std::min(outermost.lanes, context.workers));
+        std::clamp<std::int64_t>(turns_, 1, std::min(outermost.parallel_slots, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
-      lanes_.push_back({Steps(loop->body, alone), std::vector<std::byte*>(program.slots.size() + 1),
-                        std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
+      workers_.push_back({Steps(loop->body, one_worker),
+                          std::vector<std::byte*>(program.slots.size() + 1),
+                          std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
   }
   void run(Frame& frame) override {
-    for (std::size_t w = 0; w < lanes_.size(); ++w) {
-      Lane& lane = lanes_[w];
-      std::copy_n(frame.slots, lane.slots.size(), lane.slots.begin());
-      std::copy_n(frame.loops, lane.loops.size(), lane.loops.begin());
-      for (auto s : in_lane_) lane.slots[s] += static_cast<std::int64_t>(w) * bytes_;
-      lane.recorder = frame.recorder ? &frame.recorder->beside(static_cast<int>(w)) : nullptr;
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+      Worker& state = workers_[w];
+      std::copy_n(frame.slots, state.slots.size(), state.slots.begin());
+      std::copy_n(frame.loops, state.loops.size(), state.loops.begin());
+      for (auto s : private_slots_) state.slots[s] += static_cast<std::int64_t>(w) * bytes_;
+      state.recorder = frame.recorder ? &frame.recorder->for_worker(static_cast<int>(w)) : nullptr;
     }
-    parallel_for(turns_, static_cast<int>(lanes_.size()), [&](std::int64_t turn, int worker) {
-      Lane& lane = lanes_[static_cast<std::size_t>(worker)];
+    parallel_for(turns_, static_cast<int>(workers_.size()), [&](std::int64_t turn, int worker) {
+      Worker& state = workers_[static_cast<std::size_t>(worker)];
       for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
-        lane.loops[static_cast<std::size_t>(l->variable)] =
+        state.loops[static_cast<std::size_t>(l->variable)] =
             l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
         turn /= l->trips;
       }
-      Frame mine{lane.slots.data(), lane.loops.data()};
-      mine.recorder = lane.recorder;
-      lane.steps.run(mine);
+      Frame mine{state.slots.data(), state.loops.data()};
+      mine.recorder = state.recorder;
+      state.steps.run(mine);
     });
   }
 
@@ -244,7 +245,7 @@ class LanesStep final : public CompiledStep {
     std::int64_t trips;
     bool reverse;
   };
-  struct Lane {
+  struct Worker {
     Steps steps;
     std::vector<std::byte*> slots;
     std::vector<std::int64_t> loops;
@@ -253,14 +254,14 @@ class LanesStep final : public CompiledStep {
   std::vector<Nested> loops_;  // outermost first
   std::int64_t turns_ = 1;
   std::int64_t start_, bytes_;
-  std::vector<std::size_t> in_lane_;  // slots
-  std::vector<Lane> lanes_;
+  std::vector<std::size_t> private_slots_;  // slots
+  std::vector<Worker> workers_;
 };
 
 class SkipStep final : public CompiledStep {
  public:
   explicit SkipStep(const program::Skip& skip) : flag_(skip.unless) {}
-  void run(Frame& frame) override { frame.turn_is_over = *flag_.at(frame) == std::byte{0}; }
+  void run(Frame& frame) override { frame.iteration_skipped = *flag_.at(frame) == std::byte{0}; }
 
  private:
   Place flag_;
@@ -312,7 +313,8 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::finish:
       return std::make_unique<FinishStep>(step.finish.call);
     case Kind::loop:
-      if (step.loop.lanes > 0) return std::make_unique<LanesStep>(step.loop, context);
+      if (step.loop.parallel_slots > 0)
+        return std::make_unique<ParallelLoopStep>(step.loop, context);
       return std::make_unique<LoopStep>(step.loop, context);
   }
   throw Error("[compile] an unknown kind of step");
@@ -337,7 +339,7 @@ class Run {
     }
   }
   void operator()(const std::vector<void*>& arguments, const std::vector<void*>& results,
-                  void* arena, program::Communicator* wire, program::Recorder* recorder) {
+                  void* arena, program::Communicator* communicator, program::Recorder* recorder) {
     std::byte* const memory = static_cast<std::byte*>(arena);
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       const Source& source = sources_[s];
@@ -347,20 +349,20 @@ class Run {
                                                   : static_cast<std::byte*>(results[at]);
     }
     slots_.back() = memory;
-    Frame frame{slots_.data(), loops_.data(), wire, calls_.data(), recorder};
+    Frame frame{slots_.data(), loops_.data(), communicator, calls_.data(), recorder};
     try {
       steps_.run(frame);
     } catch (...) {
-      for (auto call : calls_) wait_for(wire, call);
+      for (auto call : calls_) wait_for(communicator, call);
       throw;
     }
   }
 
  private:
   // A call that still goes on has to do with memory that is about to be given back.
-  static void wait_for(program::Communicator* wire, std::int64_t call) {
+  static void wait_for(program::Communicator* communicator, std::int64_t call) {
     try {
-      if (call) wire->finish(call);
+      if (call) communicator->finish(call);
     } catch (...) {}  // what came first is raised
   }
   struct Source {
@@ -377,20 +379,20 @@ class Run {
 class CpuExecutable final : public program::Executable, public program::Recordable {
  public:
   explicit CpuExecutable(std::shared_ptr<const Program> program) : program_(std::move(program)) {
-    runs_.leave(std::make_unique<Run>(*program_));
+    runs_.put(std::make_unique<Run>(*program_));
   }
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
-           program::Communicator* wire) override {
-    start(arguments, results, arena, wire, nullptr);
+           program::Communicator* communicator) override {
+    start(arguments, results, arena, communicator, nullptr);
   }
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
-           program::Communicator* wire, program::Recorder& recorder) override {
-    start(arguments, results, arena, wire, &recorder);
+           program::Communicator* communicator, program::Recorder& recorder) override {
+    start(arguments, results, arena, communicator, &recorder);
   }
 
  private:
   void start(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
-             program::Communicator* wire, program::Recorder* recorder) {
+             program::Communicator* communicator, program::Recorder* recorder) {
     if (static_cast<int>(arguments.size()) != program_->arguments ||
         static_cast<int>(results.size()) != program_->results)
       throw Error("[run] the program takes " + std::to_string(program_->arguments) +
@@ -398,23 +400,24 @@ class CpuExecutable final : public program::Executable, public program::Recordab
                   std::to_string(arguments.size()) + " and " + std::to_string(results.size()));
     auto mine = runs_.take();
     if (!mine) mine = std::make_unique<Run>(*program_);
-    (*mine)(arguments, results, arena, wire, recorder);  // one that has raised is not used again
-    runs_.leave(std::move(mine));
+    (*mine)(arguments, results, arena, communicator,
+            recorder);  // one that has raised is not used again
+    runs_.put(std::move(mine));
   }
 
   std::shared_ptr<const Program> program_;
-  Idle<Run> runs_;
+  ObjectPool<Run> runs_;
 };
 
 // bytes; the latter of what shares no memory yet
-constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 32 << 20;
+constexpr std::int64_t max_slot_bytes = 5 << 18, max_shared_slot_bytes = 32 << 20;
 
 constexpr double small_product = 4 << 20;  // multiplications
 
 // Products that a product leaves out blocks of is made of.
 double blocks_of(const program::Contract& c) {
-  return double(c.shown.m.blocks(c.m)) * double(c.shown.n.blocks(c.n)) *
-         double(c.shown.k.blocks(c.k));
+  return double(c.block_mask.m.blocks(c.m)) * double(c.block_mask.n.blocks(c.n)) *
+         double(c.block_mask.k.blocks(c.k));
 }
 double products_run(const std::vector<Step>& steps) {
   double n = 0;
@@ -444,19 +447,19 @@ class CpuDevice final : public program::Device {
   }
   program::Machine machine() const override {
     program::Machine m;
-    m.lane = usual_lane;
-    auto shown = [](const ProductKernel* k) { return k && !k->only_small ? 32 : 0; };
-    m.shown = shown(product_kernel(DType::f32));
-    m.shown_narrow = shown(product_kernel(DType::bf16));
-    m.shown_vector = 64;
+    m.max_parallel_slot_bytes = max_slot_bytes;
+    auto mask_block_of = [](const ProductKernel* k) { return k && !k->only_small ? 32 : 0; };
+    m.mask_block = mask_block_of(product_kernel(DType::f32));
+    m.mask_block_bf16 = mask_block_of(product_kernel(DType::bf16));
+    m.mask_block_vector = 64;
     return m;
   }
   // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads
   // have turns to the end.
-  int lanes(const program::Loop& loop, std::int64_t turns, std::int64_t lane_bytes,
-            int workers) const override {
+  int parallel_slots(const program::Loop& loop, std::int64_t turns,
+                     std::int64_t parallel_slot_bytes, int workers) const override {
     const double products = products_run(loop.body);
-    if (turns < 2 || lane_bytes > most_in_lane || products == 0) return 0;
+    if (turns < 2 || parallel_slot_bytes > max_shared_slot_bytes || products == 0) return 0;
     if (workers == 0) workers = threads();
     const std::int64_t rounds = (turns + workers - 1) / workers;
     const bool small = program::multiplications(loop.body) / products < small_product;

@@ -104,9 +104,10 @@ class FusedStep final : public CompiledStep {
       return;
     for (std::size_t a = 0; a < bases_.size(); ++a) {
       const Access& access = plan_.accesses[a];
-      bases_[a] = access.iota ? Base{nullptr,
-                                     access.start + access.view.offset + access.place.turned(frame)}
-                              : Base{access.place.at(frame), 0};
+      bases_[a] =
+          access.iota
+              ? Base{nullptr, access.start + access.view.offset + access.place.loop_offset(frame)}
+              : Base{access.place.at(frame), 0};
     }
     if (!plan_.prologue.empty()) Worker(*this).once(plan_.prologue);
     partials_ = plan_.scratch_bytes ? scratch_.at(frame) : nullptr;
@@ -158,27 +159,27 @@ class FusedStep final : public CompiledStep {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
       // Where the rows of one box hid more than zeros, those of others will, too.
-      shown_ = plan_.row_masks.empty() || hides_more_ ? 0 : points_shown();
+      visible_points_ = plan_.row_masks.empty() || masks_more_ ? 0 : count_visible_points();
       walk(box, first, end);
-      if (shown_ == 0) return;
-      if (!hides_more_) return fill_ends();
-      shown_ = 0;
+      if (visible_points_ == 0) return;
+      if (!masks_more_) return fill_ends();
+      visible_points_ = 0;
       walk(box, first, end);
     }
     void walk(std::int64_t box, std::int64_t first, std::int64_t end) {
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
         plan_.reductions[r].init(accumulator(r), tile_.outer);
-      const std::size_t last_walk = plan_.last_walk();
+      const std::size_t last_pass = plan_.last_pass();
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
         play(plan_.outer[level]);
         // A row that is walked several times stays in the second cache, and so does the next one,
         // fetched in the last walk.
-        if (plan_.keep || plan_.stays)
-          soon_ = box + 1 < end && (plan_.keep || level == last_walk) ? next_row
-                  : level == 0 && box == first                        ? next_tile
-                                                                      : nothing;
+        if (plan_.single_inner_box || plan_.stays_in_cache)
+          soon_ = box + 1 < end && (plan_.single_inner_box || level == last_pass) ? next_row
+                  : level == 0 && box == first                                    ? next_tile
+                                                                                  : nothing;
         sweep(level, 0, plan_.inner_boxes);
-        if (shown_ > 0 && hides_more_) return;
+        if (visible_points_ > 0 && masks_more_) return;
       }
       play(plan_.outer_stores);
     }
@@ -230,14 +231,14 @@ class FusedStep final : public CompiledStep {
       if (tape.empty()) return;
       for (std::int64_t box = first; box < last; ++box) {
         tile_.set_inner(plan_, box);
-        if (shown_ > 0) tile_.inner = tile_.size[plan_.dims - 1] = shown_;
+        if (visible_points_ > 0) tile_.inner = tile_.size[plan_.dims - 1] = visible_points_;
         ahead_.drop();
         play(tape);
       }
     }
     // What any mask shows of any row, and some points more: the last one stands for those that are
     // left out. 0: all.
-    std::int64_t points_shown() const {
+    std::int64_t count_visible_points() const {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
       for (const RowMask& mask : plan_.row_masks) {
@@ -269,12 +270,12 @@ class FusedStep final : public CompiledStep {
       return shown < plan_.inner_points ? shown : 0;
     }
     void fill_ends() {
-      const std::int64_t left = plan_.inner_points - shown_;
+      const std::int64_t left = plan_.inner_points - visible_points_;
       for (int number : plan_.filled) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(number)];
         const std::int64_t bytes = haliax::bytes_of(access.dtype),
                            step = access.strides[static_cast<std::size_t>(plan_.dims - 1)];
-        std::int64_t last = (shown_ - 1) * step;
+        std::int64_t last = (visible_points_ - 1) * step;
         Runs rows;
         for (int d = 0; d < plan_.outer_dims; ++d) {
           last += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
@@ -329,7 +330,7 @@ class FusedStep final : public CompiledStep {
           return store(op);
         case Op::reduce: {
           const std::size_t r = static_cast<std::size_t>(op.reduction);
-          if (plan_.lanes)
+          if (plan_.inner_major)
             plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer,
                                       pitch_of(op.in[0]), tile_.position);
           else
@@ -384,11 +385,11 @@ class FusedStep final : public CompiledStep {
     }
     // At the points that stand for those left out.
     void expect_zero(const Op& op) {
-      if (shown_ == 0) return;
+      if (visible_points_ == 0) return;
       const void* x = value(op.in[0]);
       const bool wide = cpu::bytes_of(op.lane) == 8;
       for (auto last = tile_.inner - 1; last < tile_.outer * tile_.inner; last += tile_.inner)
-        hides_more_ |= wide ? static_cast<const double*>(x)[last] != 0
+        masks_more_ |= wide ? static_cast<const double*>(x)[last] != 0
                             : static_cast<const float*>(x)[last] != 0;
     }
     void call(const Op& op, void* out, const void* const* in, std::int64_t n) {
@@ -422,8 +423,8 @@ class FusedStep final : public CompiledStep {
         if (at >= 0 && at < tile_.inner) f(row, at);
       }
     }
-    std::int64_t rows() const { return plan_.lanes ? tile_.inner : tile_.outer; }
-    std::int64_t columns() const { return plan_.lanes ? tile_.outer : tile_.inner; }
+    std::int64_t rows() const { return plan_.inner_major ? tile_.inner : tile_.outer; }
+    std::int64_t columns() const { return plan_.inner_major ? tile_.outer : tile_.inner; }
     // Two operands, row by row: of each the row's one value, the row that all share, or the row's
     // own.
     void map_rows(const Op& op) {
@@ -446,7 +447,7 @@ class FusedStep final : public CompiledStep {
 
     // The next tile mostly lies behind this one.
     void expect(const Access& access, const std::byte* memory, std::int64_t bytes) {
-      if (plan_.folds) return;
+      if (plan_.only_reduces) return;
       if (soon_ == next_tile) ahead_.set(memory + bytes, bytes);
       if (soon_ != next_row) return;
       std::int64_t offset = 0;
@@ -468,9 +469,9 @@ class FusedStep final : public CompiledStep {
       };
       const bool outer = static_cast<int>(op.extent) & 1,
                  inner = !op.outer_access && static_cast<int>(op.extent) & 2;
-      if (plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
+      if (plan_.inner_major && inner) add(plan_.outer_dims, plan_.dims);
       if (outer) add(0, plan_.outer_dims);
-      if (!plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
+      if (!plan_.inner_major && inner) add(plan_.outer_dims, plan_.dims);
       return offset;
     }
     // Do the runs show n values one after another, or one?
@@ -493,7 +494,7 @@ class FusedStep final : public CompiledStep {
     // Does all that may be bf16 lie dense in memory, as such? Else inputs that do are read into
     // registers.
     bool are_narrow(const Op& op, const AssembledOps& ops, std::int64_t points) {
-      bool all = ops.narrow_code != nullptr;
+      bool all = ops.bf16_code != nullptr;
       for (auto& in : ops.in)
         all &= !in.narrow || value(in.value) != home_of(static_cast<std::size_t>(in.value));
       for (auto& out : ops.out) {
@@ -515,7 +516,7 @@ class FusedStep final : public CompiledStep {
       return false;
     }
     void run_assembled(const Op& op, std::int64_t points) {
-      using Shows = AssembledOps::Shows;
+      using Broadcast = AssembledOps::Broadcast;
       const AssembledOps& ops = plan_.assembled[static_cast<std::size_t>(op.which)];
       const std::int64_t count = ops.by_row ? rows() : 1, n = ops.by_row ? columns() : points;
       AssembledCall call;
@@ -527,12 +528,12 @@ class FusedStep final : public CompiledStep {
       const std::uint32_t* of_row[most_scalars];
       for (auto& in : ops.in) {
         auto* x = static_cast<std::uint32_t*>(value(in.value));
-        if (in.shows == Shows::each || in.shows == Shows::along_row) {
+        if (in.broadcast == Broadcast::each || in.broadcast == Broadcast::along_row) {
           call.array[arrays] = x;
-          step[arrays++] = in.shows == Shows::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
+          step[arrays++] = in.broadcast == Broadcast::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
         } else {
           call.scalar[scalars] = *x;
-          of_row[scalars++] = in.shows == Shows::of_row ? x : nullptr;
+          of_row[scalars++] = in.broadcast == Broadcast::of_row ? x : nullptr;
         }
       }
       for (auto& out : ops.out)  // which may be an input, too
@@ -544,10 +545,10 @@ class FusedStep final : public CompiledStep {
 
       for (std::int64_t r = 0;;) {
         if (!ops.point.fetches_inputs) {
-          const void* soon = ahead_.take(n / 16);
-          call.soon = soon ? soon : call.array[0];
+          const void* prefetch = ahead_.next_lines(n / 16);
+          call.prefetch = prefetch ? prefetch : call.array[0];
         }
-        (narrow ? ops.narrow_code : ops.code)(&call);
+        (narrow ? ops.bf16_code : ops.code)(&call);
         if (++r == count) return;
         for (int k = 0; k < arrays; ++k)
           call.array[k] = static_cast<char*>(call.array[k]) + step[k];
@@ -566,7 +567,8 @@ class FusedStep final : public CompiledStep {
         expect(access, memory, n * bytes);
         return;
       }
-      if (access.folded && runs.count == 2 && runs.stride[1] == 1 && runs.size[1] == tile_.outer) {
+      if (access.only_reduced && runs.count == 2 && runs.stride[1] == 1 &&
+          runs.size[1] == tile_.outer) {
         value(op.out) = memory;
         pitched_ = op.out;
         pitch_ = runs.stride[0];
@@ -586,7 +588,7 @@ class FusedStep final : public CompiledStep {
       std::byte* memory = memory_of(op, op.access, runs);
       const char* reg = static_cast<const char*>(value(op.in[0]));
       if (static_cast<const void*>(reg) == memory) return;  // made there
-      const int width = cpu::bytes_of(lane_of(access.dtype));
+      const int width = cpu::bytes_of(lane_type_of(access.dtype));
       runs.each(
           [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
             op.store_run(memory + offset * bytes, reg + position * width, stride, count);
@@ -611,10 +613,10 @@ class FusedStep final : public CompiledStep {
     int pitched_ = -1;  // the value that is memory, whose rows lie apart
     std::int64_t pitch_ = 0;
     Tile tile_, next_;
-    std::int64_t shown_ = 0;   // points of the row; 0: all
-    bool hides_more_ = false;  // than zeros: some row did
+    std::int64_t visible_points_ = 0;  // points of the row; 0: all
+    bool masks_more_ = false;          // than zeros: some row did
     enum { nothing, next_tile, next_row } soon_ = next_tile;
-    Ahead ahead_;
+    Prefetcher ahead_;
   };
 
   static void splat(const Op& op, void* out, const void* in, std::int64_t n) {
@@ -626,7 +628,7 @@ class FusedStep final : public CompiledStep {
   void* pool_value(int v) { return pool_ + plan_.values[static_cast<std::size_t>(v)].offset; }
   void set_constants() {
     for (auto [v, x] : plan_.numbers) {
-      if (plan_.values[static_cast<std::size_t>(v)].lane == Lane::f64)
+      if (plan_.values[static_cast<std::size_t>(v)].lane == LaneType::f64)
         *static_cast<double*>(pool_value(v)) = x;
       else
         *static_cast<float*>(pool_value(v)) = static_cast<float>(x);

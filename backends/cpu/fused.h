@@ -34,14 +34,14 @@ struct Access {  // a view, or an iota, in walk order
   std::int64_t start = 0;  // iota: its value at the origin
   bool direct = false;     // registers may be the memory itself
   // and where it is lanes, whatever lies between rows: reductions alone read it
-  bool folded = false;
+  bool only_reduced = false;
 };
 
 // What a map does, for who makes other code of it.
 struct PointOp {
-  enum Does : std::uint8_t { nothing, code, exp_of_difference, round, convert } does = nothing;
+  enum Action : std::uint8_t { nothing, code, exp_of_difference, round, convert } action = nothing;
   program::Code what = program::Code::add;  // code
-  Lane from = Lane::f32;                    // of the operands; of a choice, of both sides
+  LaneType from = LaneType::f32;            // of the operands; of a choice, of both sides
   DType to = DType::f32;                    // of the result
 };
 
@@ -67,7 +67,7 @@ struct Op {
   bool outer_access = false;    // load, store, iota: at the outer point
   // map_rows, expand: how many values the operands have; poke: what is added; pick, poke: ids
   Extent from[2] = {Extent::full, Extent::full};
-  Lane lane = Lane::f32;                   // of the result
+  LaneType lane = LaneType::f32;           // of the result
   int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;
   // map, map_rows, poke: the access of the store that the result is for: made there
@@ -86,7 +86,7 @@ using Tape = std::vector<Op>;
 // first, then the result of each op.
 struct PointCode {
   struct Op {
-    PointOp does;
+    PointOp action;
     int args[4] = {-1, -1, -1, -1};
   };
   // one value for all points, or one for each; as f32 lies in memory as bf16
@@ -104,10 +104,10 @@ struct AssembledCall;
 using AssembledCode = void (*)(const AssembledCall*);
 struct AssembledOps {
   // a value for each point, for all, for each row, one row for all
-  enum class Shows : std::uint8_t { each, one, of_row, along_row };
+  enum class Broadcast : std::uint8_t { each, one, of_row, along_row };
   struct Input {
     int value;
-    Shows shows;
+    Broadcast broadcast;
     bool narrow = false;  // may be bf16 in memory
     friend bool operator==(const Input&, const Input&) = default;
   };
@@ -121,13 +121,13 @@ struct AssembledOps {
   bool by_row = false;  // called row by row
   PointCode point;
   AssembledCode code = nullptr;
-  AssembledCode narrow_code = nullptr;  // where all that may be bf16 in memory are; null: never
+  AssembledCode bf16_code = nullptr;  // where all that may be bf16 in memory are; null: never
 };
 
 struct Register {  // where a value lies
   enum Home : std::uint8_t { none, pool, outer, inner };
   Home home = none;
-  Lane lane = Lane::f32;
+  LaneType lane = LaneType::f32;
   Extent extent = Extent::one;  // how many values
   std::int64_t offset = 0;      // bytes, in the pool or the workspace
   // it may be bf16 in memory, where that lies dense: assembled ops alone read it
@@ -137,15 +137,15 @@ struct Register {  // where a value lies
 struct FusedPlan {
   int dims = 0, outer_dims = 0;  // walk order: outer dims, then inner dims
   std::int64_t size[max_dims], box[max_dims];
-  bool lanes = false;   // tiles are [inner][outer]
-  bool serial = false;  // one point after the other
-  bool keep = false;    // one inner box: values stay in registers from level to level
+  bool inner_major = false;       // tiles are [inner][outer]
+  bool serial = false;            // one point after the other
+  bool single_inner_box = false;  // one inner box: values stay in registers from level to level
   // what is read is folded, and nothing else: nothing is gained by fetching it ahead
-  bool folds = true;
+  bool only_reduces = true;
   // what is read of an outer box stays in the second cache from level to level
-  bool stays = false;
+  bool stays_in_cache = false;
   // Rows are the outer points and columns the inner ones, or the other way round.
-  Extent row() const { return lanes ? Extent::inner : Extent::outer; }
+  Extent row() const { return inner_major ? Extent::inner : Extent::outer; }
   std::int64_t outer_points = 1, inner_points = 1, outer_boxes = 1, inner_boxes = 1;
   std::int64_t outer_box = 1, inner_box = 1;  // points of a full box
   // the inner space of an outer box is cut in this many parts that run side by side
@@ -165,7 +165,7 @@ struct FusedPlan {
   std::vector<RowMask> row_masks;
   std::vector<int> filled;  // accesses of the stores whose hidden points are filled in
   int levels = 1;
-  std::size_t last_walk() const {  // the level of the last sweep over the inner points
+  std::size_t last_pass() const {  // the level of the last sweep over the inner points
     std::size_t level = inner.size();
     while (level > 1 && inner[level - 1].empty()) --level;
     return level - 1;

@@ -26,7 +26,7 @@ bool gives_bool(Code c) {
 }
 // A narrow operand stays narrow: nothing to round.
 bool stays_narrow(Code c, DType dtype) {
-  bool floating = lane_of(dtype) == Lane::f32;
+  bool floating = lane_type_of(dtype) == LaneType::f32;
   return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and ||
          c == Code::bit_or || c == Code::bit_xor || c == Code::shift_right ||
          (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
@@ -55,7 +55,7 @@ class Planner {
     find_masks();
     choose_boxes();
     classify();
-    plan_.stays = plan_.levels > 1 && plan_.inner_points * plan_.outer_box <= 1 << 16;
+    plan_.stays_in_cache = plan_.levels > 1 && plan_.inner_points * plan_.outer_box <= 1 << 16;
     emit();
     place_registers(plan_);
     return std::move(plan_);
@@ -92,7 +92,7 @@ class Planner {
       const bool max = in.code == Code::reduce_max,
                  narrow = in.dtype == DType::i8 || in.dtype == DType::i16;
       if (!narrow || !(max || in.code == Code::reduce_min)) continue;
-      const auto least = scalar::lowest(in.dtype).whole;
+      const auto least = scalar::lowest(in.dtype).integer;
       in = {.code = Code::constant,
             .dtype = in.dtype,
             .number = double(max ? least : ~least),
@@ -103,7 +103,7 @@ class Planner {
     info_.resize(fused_.code.size());
     for (int i = count() - 1; i >= 0; --i) {
       if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
-      plan_.folds &= !info(i).needed || !instr(i).inner || instr(i).code == Code::load;
+      plan_.only_reduces &= !info(i).needed || !instr(i).inner || instr(i).code == Code::load;
       // a reduction of nothing reads nothing
       if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;
       for (int k = 0; k < operands(instr(i)); ++k) {
@@ -111,7 +111,7 @@ class Planner {
         if (a >= i) throw Error("[fused] an instruction reads a later one");
         info(a).needed = true;
       }
-      if (at_point(instr(i))) info(instr(i).dim).position = points_ = true;
+      if (is_element_op(instr(i))) info(instr(i).dim).position = points_ = true;
     }
   }
 
@@ -165,7 +165,7 @@ class Planner {
           return in.code == Code::load && stride_of(in, static_cast<std::size_t>(dim)) == 1;
         }))
       return;
-    fused_ = with_points(fused_, dim);
+    fused_ = with_element_ops(fused_, dim);
     info_.clear();
     mark_needed();
   }
@@ -257,8 +257,8 @@ class Planner {
   }
 
   void find_masks() {
-    if (plan_.lanes || plan_.serial || points_ || !reduces_ || plan_.dims != plan_.outer_dims + 1 ||
-        plan_.inner_points < long_row)
+    if (plan_.inner_major || plan_.serial || points_ || !reduces_ ||
+        plan_.dims != plan_.outer_dims + 1 || plan_.inner_points < long_row)
       return;
     int row = outer_;
     while (fused_.dims[static_cast<std::size_t>(row)] == 1) ++row;
@@ -293,7 +293,7 @@ class Planner {
       }
 
     if (best <= rows) return;
-    plan_.lanes = true;
+    plan_.inner_major = true;
     outer.erase(std::find(outer.begin(), outer.end(), best_dim));
     outer.push_back(best_dim);
   }
@@ -321,7 +321,7 @@ class Planner {
   // are folded at its pace.
   std::int64_t rows_at_once() const {
     if (!reduces_ && outer_ == 0) return 1;
-    if (!plan_.folds && plan_.outer_points * plan_.inner_points > near_points) return 1;
+    if (!plan_.only_reduces && plan_.outer_points * plan_.inner_points > near_points) return 1;
     int once = 0, inner = 0;
     for (std::size_t i = 0; i < info_.size(); ++i)
       if (info_[i].needed) ++(fused_.code[i].inner ? inner : once);
@@ -334,10 +334,10 @@ class Planner {
     } else if (flat()) {
       p.inner_box = cut(0, p.dims, tile_);
       square_tile();
-    } else if (p.lanes) {
-      const std::int64_t lanes = p.outer_points <= tile_ / 2            ? tile_
-                                 : p.folds && p.outer_points >= 1 << 14 ? 1024
-                                                                        : 256;
+    } else if (p.inner_major) {
+      const std::int64_t lanes = p.outer_points <= tile_ / 2                   ? tile_
+                                 : p.only_reduces && p.outer_points >= 1 << 14 ? 1024
+                                                                               : 256;
       p.outer_box = cut(0, p.outer_dims, std::min<std::int64_t>(tile_, lanes));
       bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
       const std::int64_t rows = may_keep_ && reduces_ ? 32 : 1;  // a sum is widened after so many
@@ -357,7 +357,7 @@ class Planner {
       (d < p.outer_dims ? p.outer_boxes : p.inner_boxes) *= boxes;
       (d < p.outer_dims ? p.outer_box : p.inner_box) *= p.box[d];
     }
-    p.keep = p.inner_boxes <= 1;
+    p.single_inner_box = p.inner_boxes <= 1;
     choose_blocks();
   }
   // A view that runs along another dimension: a square tile, so that each cache line it brings is
@@ -389,7 +389,7 @@ class Planner {
     std::int64_t wanted = std::clamp<std::int64_t>(
         points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
     if (p.serial) wanted = 1;
-    if (flat() || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.keep)) {
+    if (flat() || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.single_inner_box)) {
       p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1,
                                           std::max<std::int64_t>(1, p.inner_boxes));
       if (!flat()) p.chunks = std::min<std::int64_t>(p.chunks, 64);
@@ -427,7 +427,7 @@ class Planner {
         me.level = std::max(me.level, arg.level);
         me.extent = me.extent | arg.extent;
       }
-      if (at_point(in)) {
+      if (is_element_op(in)) {
         me.uniform = me.constant = me.fixed = false;
         me.varies = true;
         me.extent = Extent::full;
@@ -439,7 +439,7 @@ class Planner {
         me.extent = one_outer ? Extent::one : Extent::outer;
         me.reduction = static_cast<int>(plan_.reductions.size());
         plan_.reductions.push_back(kernels().reduce(
-            in.code, lane_of(finds_position(in.code) ? instr(in.args[0]).dtype : in.dtype),
+            in.code, lane_type_of(finds_position(in.code) ? instr(in.args[0]).dtype : in.dtype),
             in.dtype));
         plan_.reduction_level.push_back(me.level);
         ++me.level;
@@ -456,14 +456,14 @@ class Planner {
            : where == in_outer    ? plan_.outer[static_cast<std::size_t>(level_)]
                                   : plan_.inner[static_cast<std::size_t>(where)];
   }
-  int new_value(int where, Lane lane) {
+  int new_value(int where, LaneType lane) {
     Register::Home home = where <= in_prologue ? Register::pool
                           : where == in_outer  ? Register::outer
                                                : Register::inner;
     plan_.values.push_back({home, lane});
     return static_cast<int>(plan_.values.size()) - 1;
   }
-  Op& push(int where, Op::Kind kind, Extent extent, Lane lane) {
+  Op& push(int where, Op::Kind kind, Extent extent, LaneType lane) {
     Op op;
     op.kind = kind;
     op.extent = extent;
@@ -482,12 +482,12 @@ class Planner {
     const Info& me = info(i);
     if (box_points(me.extent) == box_points(extent)) return me.value;
     // a tile, and then its pitch is another
-    const bool may_be_shorter = plan_.lanes || (masked_ && plan_.outer_box > 1);
+    const bool may_be_shorter = plan_.inner_major || (masked_ && plan_.outer_box > 1);
     int home = me.uniform || (me.fixed && !may_be_shorter) ? home_of(me, where) : where;
     int& cached = filled_[{me.value, extent, home}];
     if (cached > 0) return cached;
     Op& op = push(home, me.extent == Extent::one ? Op::splat : Op::expand, extent,
-                  lane_of(instr(i).dtype));
+                  lane_type_of(instr(i).dtype));
     op.in[0] = me.value;
     op.from[0] = me.extent;
     return cached = op.out;
@@ -498,13 +498,13 @@ class Planner {
     return kernel;
   }
 
-  int map(int where, Code code, Extent extent, Lane from, DType result, const int* args, int n,
+  int map(int where, Code code, Extent extent, LaneType from, DType result, const int* args, int n,
           const bool* scalar) {
     Shape shape = n == 2 && scalar[0]   ? Shape::scalar_vector
                   : n == 2 && scalar[1] ? Shape::vector_scalar
                                         : Shape::vector_vector;
     Kernel kernel = need(kernels().map(code, from, shape), "an operation");
-    Op& op = push(where, Op::map, extent, lane_of(result));
+    Op& op = push(where, Op::map, extent, lane_type_of(result));
     std::copy(args, args + n, op.in);
     std::copy(scalar, scalar + n, op.one);
     op.kernel = kernel;
@@ -518,7 +518,7 @@ class Planner {
     if (!kernel) return;
     Op op;
     op.extent = extent;
-    op.lane = lane_of(dtype);
+    op.lane = lane_type_of(dtype);
     op.in[0] = op.out = value;
     op.kernel = kernel;
     op.point = {PointOp::round, Code::cast, op.lane, dtype};
@@ -529,7 +529,7 @@ class Planner {
     Info& me = info(i);
     const Instr& in = instr(i);
     if (in.code == Code::constant) {
-      me.value = new_value(in_constants, lane_of(in.dtype));
+      me.value = new_value(in_constants, lane_type_of(in.dtype));
       if (is_float(in.dtype))
         plan_.numbers.push_back({me.value, in.number});
       else
@@ -539,7 +539,7 @@ class Planner {
       return;
     }
     Op& op = push(where, in.code == Code::iota ? Op::iota : Op::load, me.extent,
-                  lane_of(plan_.accesses[static_cast<std::size_t>(me.access)].dtype));
+                  lane_type_of(plan_.accesses[static_cast<std::size_t>(me.access)].dtype));
     op.access = me.access;
     op.outer_access = !me.varies;
     me.value = op.out;
@@ -555,19 +555,19 @@ class Planner {
     }
   }
   int convert(int value, Extent extent, DType from, DType to, int where) {
-    if (from == to || (lane_of(from) == lane_of(to) && !is_narrow(to))) return value;
-    Op& op = push(where, Op::map, extent, lane_of(to));
+    if (from == to || (lane_type_of(from) == lane_type_of(to) && !is_narrow(to))) return value;
+    Op& op = push(where, Op::map, extent, lane_type_of(to));
     op.in[0] = value;
-    op.kernel = kernels().cast(lane_of(from), to);
-    op.point = {PointOp::convert, Code::cast, lane_of(from), to};
+    op.kernel = kernels().cast(lane_type_of(from), to);
+    op.point = {PointOp::convert, Code::cast, lane_type_of(from), to};
     return op.out;
   }
   int recast_bits(int value, Extent extent, DType from, DType to, int where) {
     if (haliax::bytes_of(from) != haliax::bytes_of(to))
       throw Error("[fused] a bitcast between dtypes of different size");
-    int temporary = new_value(where, Lane::f64);
+    int temporary = new_value(where, LaneType::f64);
     plan_.values.back().extent = extent;
-    Op& op = push(where, Op::recode, extent, lane_of(to));
+    Op& op = push(where, Op::recode, extent, lane_type_of(to));
     op.in[0] = value;
     op.in[1] = temporary;
     op.store_run = kernels().store(from);
@@ -581,7 +581,7 @@ class Planner {
     int where = home_of(me, inner_tape);
     if (is_leaf(in.code)) return emit_leaf(i, where);
     if (is_reduce(in.code)) {
-      Op& op = push(in_outer, Op::finish, me.extent, lane_of(in.dtype));
+      Op& op = push(in_outer, Op::finish, me.extent, lane_type_of(in.dtype));
       op.reduction = me.reduction;
       me.value = op.out;
       wrap(in_outer, op.out, me.extent, in.dtype);
@@ -601,7 +601,7 @@ class Planner {
       me.value = info(in.args[0]).value;
       return;
     }
-    if (at_point(in)) return emit_poke(i, where);
+    if (is_element_op(in)) return emit_poke(i, where);
     if (in.code == Code::exp && of_difference(in, where)) {
       me.value = tape(where).back().out;
       return;
@@ -612,7 +612,7 @@ class Planner {
         n == 2 && me.extent != Extent::one &&
         (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
     // Rows that are long enough to go one by one: what a row has but once need not be filled in.
-    const std::int64_t columns = plan_.lanes ? plan_.outer_box : plan_.inner_box;
+    const std::int64_t columns = plan_.inner_major ? plan_.outer_box : plan_.inner_box;
     bool partial = false;
     for (int k = 0; k < n; ++k)
       partial |= box_points(info(in.args[k]).extent) < box_points(me.extent);
@@ -625,7 +625,7 @@ class Planner {
       args[k] = scalar[k] || by_row ? info(in.args[k]).value : filled(in.args[k], me.extent, where);
     }
     // The lane of the operands; a condition's is always that of bool.
-    Lane from = lane_of(in.code == Code::select ? in.dtype : first.dtype);
+    LaneType from = lane_type_of(in.code == Code::select ? in.dtype : first.dtype);
     if (in.code == Code::popcount && (first.dtype == DType::i8 || first.dtype == DType::i16))
       args[0] = recast_bits(args[0], me.extent, first.dtype,
                             first.dtype == DType::i8 ? DType::u8 : DType::u16, where);
@@ -650,14 +650,15 @@ class Planner {
     if (exp.dtype != DType::f32 || difference.code != Code::sub || tape(where).empty())
       return false;
     Op& last = tape(where).back();
-    const bool by_scalar = last.kernel == kernels().map(Code::sub, Lane::f32, Shape::vector_scalar);
+    const bool by_scalar =
+        last.kernel == kernels().map(Code::sub, LaneType::f32, Shape::vector_scalar);
     const auto readers =
         std::count_if(fused_.code.begin(), fused_.code.end(), [&](const Instr& in) {
           return std::find(in.args, in.args + 4, exp.args[0]) != in.args + 4;
         });
     if (last.out != info(exp.args[0]).value || !by_scalar || readers != 1) return false;
     last.fetching = kernels().exp_difference;
-    last.point.does = PointOp::exp_of_difference;
+    last.point.action = PointOp::exp_of_difference;
     return true;
   }
 
@@ -671,7 +672,7 @@ class Planner {
     Info& me = info(i);
     const Instr& in = instr(i);
     const int value = filled(in.args[0], Extent::full, where);
-    Op& op = push(where, Op::poke, Extent::full, lane_of(in.dtype));
+    Op& op = push(where, Op::poke, Extent::full, lane_type_of(in.dtype));
     op.in[0] = value;
     op.in[1] = info(in.args[1]).value;
     op.from[0] = info(in.args[1]).extent;
@@ -687,11 +688,11 @@ class Planner {
     if (!finds_position(in.code))
       value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
     Op op;
-    op.kind = at_point(in) ? Op::pick : Op::reduce;
+    op.kind = is_element_op(in) ? Op::pick : Op::reduce;
     op.extent = Extent::full;
     op.in[0] = value;
     op.reduction = info(i).reduction;
-    if (at_point(in)) set_point(op, in.args[1], in.dim, 1);
+    if (is_element_op(in)) set_point(op, in.args[1], in.dim, 1);
     tape(where).push_back(op);
   }
   void emit_store(int i, int where, Extent extent, Tape& into) {
@@ -702,14 +703,14 @@ class Planner {
       value = convert(value, extent, source.dtype, in.view.dtype, where);
     const bool outer_access = !every_ && !in.inner;
     if (in.code != Code::store) {
-      Op& load = push(where, Op::load, extent, lane_of(in.view.dtype));
+      Op& load = push(where, Op::load, extent, lane_type_of(in.view.dtype));
       load.access = info(i).access;
       load.outer_access = outer_access;
       load.load_run = kernels().load(in.view.dtype);
       int args[2] = {load.out, value};
       const bool scalar[2] = {};
-      value = map(where, combining(in.code), extent, lane_of(in.view.dtype), in.view.dtype, args, 2,
-                  scalar);
+      value = map(where, combining(in.code), extent, lane_type_of(in.view.dtype), in.view.dtype,
+                  args, 2, scalar);
     }
     Op op;
     op.kind = Op::store;
@@ -724,7 +725,7 @@ class Planner {
   // before the last sweep, when it is known what lies behind. What must be 0 there.
   std::vector<int> hide_ends(int last_sweep) {
     FusedPlan& p = plan_;
-    if (!masked_ || !p.keep || p.chunks > 1) return {};
+    if (!masked_ || !p.single_inner_box || p.chunks > 1) return {};
     bool stores = false;
     for (auto& in : fused_.code) stores |= is_store(in.code) && in.inner;
     for (int i : masked_->zero)
@@ -740,7 +741,7 @@ class Planner {
     Op op;
     op.kind = Op::zero;
     op.extent = Extent::full;
-    op.lane = lane_of(instr(i).dtype);
+    op.lane = lane_type_of(instr(i).dtype);
     op.in[0] = filled(i, Extent::full, level_);
     plan_.inner[static_cast<std::size_t>(level_)].push_back(op);
   }
@@ -777,20 +778,21 @@ class Planner {
         if (!info(i).needed) continue;
         bool here = is_reduce(in.code) && info(i).level == level_ + 1;
         if (is_store(in.code) && (every_ || in.inner)) {
-          here = p.keep || is_loaded(in.view.slot) ? level_ == last_sweep : level_ == info(i).level;
+          here = p.single_inner_box || is_loaded(in.view.slot) ? level_ == last_sweep
+                                                               : level_ == info(i).level;
           if (here) stores.push_back(i);
         }
         if (here || (wanted[static_cast<std::size_t>(i)] && info(i).inner))
           for (int k = 0; k < operands(in); ++k)
             wanted[static_cast<std::size_t>(in.args[k])] = true;
       }
-      if (!p.keep) filled_.clear();
+      if (!p.single_inner_box) filled_.clear();
       for (int i = 0; i < count(); ++i) {
         const Instr& in = instr(i);
         std::size_t at = static_cast<std::size_t>(i);
         if (!info(i).needed || is_store(in.code)) continue;
-        bool mine = info(i).inner &&
-                    (p.keep ? info(i).level == level_ && !made[at] : static_cast<bool>(wanted[at]));
+        bool mine = info(i).inner && (p.single_inner_box ? info(i).level == level_ && !made[at]
+                                                         : static_cast<bool>(wanted[at]));
         if (mine) {
           emit_instr(i, level_);
           made[at] = true;
@@ -814,10 +816,10 @@ class Planner {
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
-    if (p.lanes) mark_folded();
+    if (p.inner_major) mark_folded();
     if (context_) assemble(p);
     store_in_place(p, context_);
-    assemble_narrow(p);
+    assemble_bf16(p);
   }
   // If a step of lanes reads one array, and does nothing with it but fold it, no tile of it need be
   // copied into a register.
@@ -833,7 +835,8 @@ class Planner {
       }
     if (loads.size() != 1 || other[static_cast<std::size_t>(loads[0]->out)]) return;
     Access& access = plan_.accesses[static_cast<std::size_t>(loads[0]->access)];
-    access.folded = access.direct && !loads[0]->outer_access && loads[0]->extent == Extent::full;
+    access.only_reduced =
+        access.direct && !loads[0]->outer_access && loads[0]->extent == Extent::full;
   }
   void emit_inner_store(int i, Tape& writes) {
     filled(instr(i).args[0], Extent::full, level_);

@@ -33,7 +33,7 @@ struct Registers {
         p.scratch_bytes += (p.chunks * p.outer_boxes * p.outer_box * r.bytes + 63) / 64 * 64;
     }
     const std::int64_t base = p.register_bytes;
-    if (p.keep) {
+    if (p.single_inner_box) {
       Tape all;
       for (const Tape& t : p.inner) all.insert(all.end(), t.begin(), t.end());
       scan(all, base);

@@ -65,7 +65,7 @@ bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1);
 }
 Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
-                   const ShownBlocks& shown = {}) {
+                   const KernelBlockMask& block_mask = {}) {
   return {s.m,
           s.n,
           s.k,
@@ -80,7 +80,7 @@ Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
           s.out_stride[1],
           s.out,
           s.accumulate,
-          shown};
+          block_mask};
 }
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
@@ -88,7 +88,7 @@ void check(dnnl_status_t status) {
 
 }  // namespace
 
-bool is_ours(const GemmShape& s) {
+bool uses_own_kernel(const GemmShape& s) {
   const auto* kernel = product_kernel(s.a);
   if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1)
     return false;
@@ -103,7 +103,7 @@ class Gemm {
       : shape(s), a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
         b(describe(s.b, s.g, s.k, s.n, s.b_stride)),
         out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
-    if (s.ours) return;
+    if (s.own_kernel) return;
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (s.accumulate) {
@@ -159,7 +159,8 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  if (s.ours) return product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr));
+  if (s.own_kernel)
+    return product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr));
   return static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
@@ -168,7 +169,7 @@ struct GemmCall::Handles {
   dnnl::memory a, b, out, scratch;
 };
 GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
-  if (gemm_->shape.ours) return;
+  if (gemm_->shape.own_kernel) return;
   gemm_->primitive();
   handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()),
                                                {gemm_->a, engine(), DNNL_MEMORY_NONE},
@@ -180,8 +181,8 @@ GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
 void GemmCall::run(const void* a, const void* b, void* out, void* scratch,
-                   const ShownBlocks& shown) {
-  if (gemm_->shape.ours) {
+                   const KernelBlockMask& block_mask) {
+  if (gemm_->shape.own_kernel) {
     const GemmShape& s = gemm_->shape;
     const auto at = [](auto* p, std::int64_t elements, DType dtype) {
       return p + elements * haliax::bytes_of(dtype);
@@ -191,7 +192,7 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch,
     for (std::int64_t g = 0; g < s.g; ++g)
       product_kernel(s.a)->run(
           product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
-                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), shown),
+                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), block_mask),
           scratch);
     return;
   }

@@ -17,7 +17,7 @@ struct GemmShape {
   bool accumulate = false;
   // by our own kernel: all blocks of a product or none, since a block's bits must not depend on its
   // size
-  bool ours = false;
+  bool own_kernel = false;
   auto operator<=>(const GemmShape&) const = default;
 };
 
@@ -26,7 +26,7 @@ constexpr std::int64_t most_packed = 1 << 17;
 
 class Gemm;  // a primitive; shared by all steps of the same shape
 // Is it for our own kernel? Its bits do not depend on how m and n are cut.
-bool is_ours(const GemmShape&);
+bool uses_own_kernel(const GemmShape&);
 // Null where there is no fast way.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
 std::int64_t scratch_bytes(const Gemm&);
@@ -37,7 +37,8 @@ class GemmCall {
   explicit GemmCall(std::shared_ptr<const Gemm>);
   GemmCall(GemmCall&&) noexcept;
   ~GemmCall();
-  void run(const void* a, const void* b, void* out, void* scratch, const ShownBlocks& shown = {});
+  void run(const void* a, const void* b, void* out, void* scratch,
+           const KernelBlockMask& block_mask = {});
 
  private:
   struct Handles;

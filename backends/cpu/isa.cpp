@@ -35,7 +35,7 @@ Isa allowed() {
                             {"baseline", Isa::baseline, dnnl::cpu_isa::sse41}};
   auto word =
       std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.name == asked; });
-  if (word == std::end(words)) refuse_asked(variable, asked, "amx, avx512, avx2 or baseline");
+  if (word == std::end(words)) fail_env(variable, asked, "amx, avx512, avx2 or baseline");
   if (word->ours < Isa::amx) dnnl::set_max_cpu_isa(word->theirs);
   return word->ours;
 }

@@ -12,32 +12,32 @@
 
 namespace haliax::cpu {
 
-enum class Lane : std::uint8_t { f32, f64, i32, u32, i64, u64 };
-constexpr int lane_count = 6;
+enum class LaneType : std::uint8_t { f32, f64, i32, u32, i64, u64 };
+constexpr int lane_types = 6;
 
-constexpr Lane lane_of(DType dtype) {
+constexpr LaneType lane_type_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
-      return Lane::f64;
+      return LaneType::f64;
     case DType::i8:
     case DType::i16:
     case DType::i32:
-      return Lane::i32;
+      return LaneType::i32;
     case DType::u8:
     case DType::u16:
     case DType::u32:
     case DType::boolean:
-      return Lane::u32;
+      return LaneType::u32;
     case DType::i64:
-      return Lane::i64;
+      return LaneType::i64;
     case DType::u64:
-      return Lane::u64;
+      return LaneType::u64;
     default:
-      return Lane::f32;
+      return LaneType::f32;
   }
 }
-constexpr int bytes_of(Lane lane) {
-  return lane == Lane::f64 || lane == Lane::i64 || lane == Lane::u64 ? 8 : 4;
+constexpr int bytes_of(LaneType lane) {
+  return lane == LaneType::f64 || lane == LaneType::i64 || lane == LaneType::u64 ? 8 : 4;
 }
 constexpr bool is_narrow(DType dtype) {  // memory and register differ
   return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 &&
@@ -48,7 +48,7 @@ constexpr bool is_narrow(DType dtype) {  // memory and register differ
 using Kernel = void (*)(void* out, const void* const* in, std::int64_t n);
 // Memory that is needed soon: fetched into the second cache some lines at a time, between other
 // work, so that nobody waits for it.
-struct Ahead {
+struct Prefetcher {
   const std::byte *at = nullptr, *end = nullptr;
   void set(const std::byte* memory, std::int64_t bytes) {
     if (at < end && waiting < most)
@@ -70,7 +70,7 @@ struct Ahead {
   }
   void drop() { waiting = 0; }  // what waits is read now
   // The next lines, which somebody else fetches; null: there are none.
-  const std::byte* take(std::int64_t lines) {
+  const std::byte* next_lines(std::int64_t lines) {
     if (at >= end && waiting > 0) {
       at = more[--waiting].at;
       end = more[waiting].end;
@@ -91,7 +91,7 @@ struct Ahead {
   int waiting = 0;
 };
 // A kernel that takes long enough to fetch a line with each line that it makes.
-using FetchingKernel = void (*)(void* out, const void* const* in, std::int64_t n, Ahead&);
+using FetchingKernel = void (*)(void* out, const void* const* in, std::int64_t n, Prefetcher&);
 // Which operands of a binary kernel are one value for all i.
 enum class Shape : std::uint8_t { vector_vector, vector_scalar, scalar_vector };
 // Between a register (dense) and memory (strided; strides in elements).
@@ -113,7 +113,7 @@ struct Reduction {
 };
 
 // Which blocks of a product are worth making (program::Contract::Shown).
-struct ShownBlocks {
+struct KernelBlockMask {
   struct Side {
     int shift = kNone;                   // positions of a block: 2 to that
     std::int64_t stride = 0, first = 0;  // bytes; where the product begins
@@ -137,7 +137,7 @@ struct Product {
   std::int64_t c_m;
   DType out;
   bool accumulate;
-  ShownBlocks shown = {};  // which may be ignored
+  KernelBlockMask block_mask = {};  // which may be ignored
 };
 struct ProductKernel {
   void (*run)(const Product&, void* scratch);  // at a cache line
@@ -172,20 +172,20 @@ struct RunningSums {
 struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
-  Kernel (*map)(program::Code, Lane lane, Shape);
+  Kernel (*map)(program::Code, LaneType lane, Shape);
   // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
   FetchingKernel exp_difference;
-  Kernel (*cast)(Lane from, DType to);
+  Kernel (*cast)(LaneType from, DType to);
   Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
   // start, start + step, ...
-  void (*count)(Lane, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);
+  void (*count)(LaneType, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);
   Load (*load)(DType);
   Store (*store)(DType);
-  Reduction (*reduce)(program::Code, Lane lane, DType result);
+  Reduction (*reduce)(program::Code, LaneType lane, DType result);
   // c (m, n) += a (m, k) b (k, n), all dense, rows of b and c of whole 64 bytes, n at most 64: for
   // what oneDNN does not do.
-  void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t n,
-                   std::int64_t k);
+  void (*multiply)(LaneType lane, void* c, const void* a, const void* b, std::int64_t m,
+                   std::int64_t n, std::int64_t k);
   // f32 with a stride for rows and one for columns to f64 with `pitch` elements a row, and back.
   void (*widen)(double* to, std::int64_t pitch, const float* from, std::int64_t row,
                 std::int64_t column, std::int64_t rows, std::int64_t columns);

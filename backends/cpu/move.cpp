@@ -4,7 +4,7 @@
 
 #include "base/scalar.h"
 #include "base/thread_pool.h"
-#include "walk.h"
+#include "strided_copy.h"
 
 namespace haliax::cpu {
 namespace {
@@ -43,32 +43,32 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
   });
   for (std::int64_t o : order) {
     const std::size_t d = static_cast<std::size_t>(o);
-    walk_.add(dims[d], {from[d], to[d]});
+    dims_merged_.add(dims[d], {from[d], to[d]});
   }
-  if (walk_.count == 0) {
-    walk_.size[walk_.count] = 1;
-    walk_.stride[0][0] = walk_.stride[1][0] = 1;
-    walk_.count = 1;
+  if (dims_merged_.count == 0) {
+    dims_merged_.size[dims_merged_.count] = 1;
+    dims_merged_.stride[0][0] = dims_merged_.stride[1][0] = 1;
+    dims_merged_.count = 1;
   }
 
   // The source runs along another dimension: make that one the last but one, for square tiles.
-  const int last = walk_.count - 1;
-  for (int d = 0; d < last && std::abs(walk_.stride[0][last]) > 1; ++d) {
-    if (std::abs(walk_.stride[0][d]) != 1) continue;
+  const int last = dims_merged_.count - 1;
+  for (int d = 0; d < last && std::abs(dims_merged_.stride[0][last]) > 1; ++d) {
+    if (std::abs(dims_merged_.stride[0][d]) != 1) continue;
     for (int e = d; e + 1 < last; ++e) {
-      std::swap(walk_.size[e], walk_.size[e + 1]);
-      for (auto& stride : walk_.stride) std::swap(stride[e], stride[e + 1]);
+      std::swap(dims_merged_.size[e], dims_merged_.size[e + 1]);
+      for (auto& stride : dims_merged_.stride) std::swap(stride[e], stride[e + 1]);
     }
     break;
   }
-  outer_ = std::max(0, walk_.count - 2);
-  outer_points_ = walk_.points(0, outer_);
-  const std::int64_t tile_bytes = walk_.points(outer_, walk_.count) * bytes;
-  if (outer_points_ == 1 && walk_.size[outer_] > 1) {  // cut the tile itself
-    const std::int64_t row = std::max<std::int64_t>(1, tile_bytes / walk_.size[outer_]);
+  outer_ = std::max(0, dims_merged_.count - 2);
+  outer_points_ = dims_merged_.points(0, outer_);
+  const std::int64_t tile_bytes = dims_merged_.points(outer_, dims_merged_.count) * bytes;
+  if (outer_points_ == 1 && dims_merged_.size[outer_] > 1) {  // cut the tile itself
+    const std::int64_t row = std::max<std::int64_t>(1, tile_bytes / dims_merged_.size[outer_]);
     per_block_ = std::max<std::int64_t>(1, copy_grain / row);
-    if (walk_.count > 1) per_block_ = (per_block_ + 31) / 32 * 32;
-    blocks_ = (walk_.size[outer_] + per_block_ - 1) / per_block_;
+    if (dims_merged_.count > 1) per_block_ = (per_block_ + 31) / 32 * 32;
+    blocks_ = (dims_merged_.size[outer_] + per_block_ - 1) / per_block_;
   } else {
     per_block_ = std::max<std::int64_t>(1, copy_grain / std::max<std::int64_t>(1, tile_bytes));
     blocks_ = tile_bytes == 0 ? 0 : (outer_points_ + per_block_ - 1) / per_block_;
@@ -80,24 +80,24 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     using T = decltype(zero);
     const T* source = reinterpret_cast<const T*>(from);
     T* target = reinterpret_cast<T*>(to);
-    const std::int64_t *f = walk_.stride[0], *t = walk_.stride[1];
-    const int a = outer_, b = walk_.count - 1;
+    const std::int64_t *f = dims_merged_.stride[0], *t = dims_merged_.stride[1];
+    const int a = outer_, b = dims_merged_.count - 1;
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
       if (a == b) return copy_run(s, d, rows, f[a], t[a]);
       if (f[b] == 1 || f[b] == 0 || std::abs(f[a]) != 1) {
         for (std::int64_t r = 0; r < rows; ++r)
-          copy_run(s + r * f[a], d + r * t[a], walk_.size[b], f[b], t[b]);
+          copy_run(s + r * f[a], d + r * t[a], dims_merged_.size[b], f[b], t[b]);
       } else {
-        copy_tile(s, d, rows, walk_.size[b], f[a], f[b], t[a], t[b]);
+        copy_tile(s, d, rows, dims_merged_.size[b], f[a], f[b], t[a], t[b]);
       }
     };
     const std::int64_t first = block * per_block_;
     if (outer_points_ == 1)
       return piece(source + first * f[a], target + first * t[a],
-                   std::min(per_block_, walk_.size[a] - first));
+                   std::min(per_block_, dims_merged_.size[a] - first));
     for (std::int64_t p = first; p < std::min(outer_points_, first + per_block_); ++p)
-      piece(source + walk_.offset(0, p, 0, outer_), target + walk_.offset(1, p, 0, outer_),
-            walk_.size[a]);
+      piece(source + dims_merged_.offset(0, p, 0, outer_),
+            target + dims_merged_.offset(1, p, 0, outer_), dims_merged_.size[a]);
   });
 }
 
@@ -145,7 +145,7 @@ class Ids {
       const program::Indexed& i = indexed_[k];
       std::int64_t id =
           scalar::load(i.ids.dtype, bases_[k] + ids_offset(k) * haliax::bytes_of(i.ids.dtype))
-              .whole;
+              .integer;
       if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;
       if (clamp_ && i.size > 0) id = std::clamp<std::int64_t>(id, 0, i.size - 1);
       inside &= id >= 0 && id < i.size;
@@ -217,7 +217,7 @@ class Rows {
  private:
   const Dims &dims_, &here_, &there_;
   const Ids& ids_;
-  Walk<2> run_;
+  MergedDims<2> run_;
   std::size_t outer_ = 0;
   std::int64_t rows_ = 1, inner_points_ = 1;
 };

@@ -117,6 +117,6 @@ class Rewriter {
 
 }  // namespace
 
-program::Fused with_points(const Fused& fused, int dim) { return Rewriter(fused, dim).run(); }
+program::Fused with_element_ops(const Fused& fused, int dim) { return Rewriter(fused, dim).run(); }
 
 }  // namespace haliax::cpu

@@ -6,7 +6,7 @@
 #include "base/scalar.h"
 #include "base/thread_pool.h"
 #include "kernels.h"
-#include "walk.h"
+#include "strided_copy.h"
 
 namespace haliax::cpu {
 namespace {
@@ -48,7 +48,7 @@ std::uint64_t key_of(DType dtype, scalar::Value v) {
     const std::uint64_t bits = std::bit_cast<std::uint64_t>(v.real + 0.0);
     return bits >> 63 ? ~bits : bits | std::uint64_t(1) << 63;
   }
-  return static_cast<std::uint64_t>(v.whole) ^ (is_signed(dtype) ? std::uint64_t(1) << 63 : 0);
+  return static_cast<std::uint64_t>(v.integer) ^ (is_signed(dtype) ? std::uint64_t(1) << 63 : 0);
 }
 
 // Stable: runs of twice the length, again and again. Leaves the result in `items`.
@@ -199,9 +199,9 @@ class CumulativeStep final : public CompiledStep {
     if constexpr (scalar::holds_real(type))
       return v.real;
     else if constexpr (scalar::is_unsigned(type))
-      return static_cast<std::uint64_t>(v.whole);
+      return static_cast<std::uint64_t>(v.integer);
     else
-      return v.whole;
+      return v.integer;
   }
   static scalar::Value value_of(double part) { return {part, 0}; }
   template <std::integral T> static scalar::Value value_of(T part) {

@@ -14,10 +14,10 @@ using program::Dims;
 struct Frame {
   std::byte* const* slots = nullptr;  // where each slot lies
   std::int64_t* loops = nullptr;      // the value of each loop variable
-  program::Communicator* wire = nullptr;
+  program::Communicator* communicator = nullptr;
   std::int64_t* calls = nullptr;          // of each number, the call that goes on; 0: none does
   program::Recorder* recorder = nullptr;  // who is told what runs; mostly nobody
-  bool turn_is_over = false;              // the rest of this turn is skipped
+  bool iteration_skipped = false;         // the rest of this turn is skipped
 };
 
 // Everything is decided when it is made: run() only computes, and allocates nothing.
@@ -26,7 +26,7 @@ class CompiledStep {
   virtual ~CompiledStep() = default;
   virtual void run(Frame&) = 0;
   // as Recorder::end has it; of the run that ended last
-  virtual double made(const Frame&) const { return 1; }
+  virtual double computed_fraction(const Frame&) const { return 1; }
 };
 
 // A view's first element.
@@ -37,9 +37,9 @@ class Place {
   std::byte* at(const Frame& frame) const {
     if (slot_ < 0) return nullptr;
     std::byte* p = frame.slots[slot_] + offset_;
-    return terms_.empty() ? p : p + (turned(frame) * bytes_);
+    return terms_.empty() ? p : p + (loop_offset(frame) * bytes_);
   }
-  std::int64_t turned(const Frame&) const;  // the sum of the terms, in elements
+  std::int64_t loop_offset(const Frame&) const;  // the sum of the terms, in elements
   bool exists() const { return slot_ >= 0; }
 
  private:

@@ -10,17 +10,17 @@ namespace {
 struct InPlace {
   FusedPlan& plan;
   const Context* context;
-  std::vector<int> shown = {};  // the access that a value is loaded from; -1: none
-  std::vector<int> reads = {};  // how many ops read a value
+  std::vector<int> access_of_value = {};  // the access that a value is loaded from; -1: none
+  std::vector<int> reads = {};            // how many ops read a value
 
   const Access& access(int a) const { return plan.accesses[static_cast<std::size_t>(a)]; }
   void survey() {
-    shown.assign(plan.values.size(), -1);
+    access_of_value.assign(plan.values.size(), -1);
     reads.assign(plan.values.size(), 0);
     for (const auto* tapes : {&plan.outer, &plan.inner})
       for (const Tape& tape : *tapes)
         for (const Op& op : tape) {
-          if (op.kind == Op::load) shown[static_cast<std::size_t>(op.out)] = op.access;
+          if (op.kind == Op::load) access_of_value[static_cast<std::size_t>(op.out)] = op.access;
           each_read(plan, op, [&](int v) { ++reads[static_cast<std::size_t>(v)]; });
         }
   }
@@ -30,7 +30,7 @@ struct InPlace {
     bool found = false;
     for (std::size_t t = maker; t < tape.size(); ++t)
       each_read(plan, tape[t], [&](int v) {
-        const int from = shown[static_cast<std::size_t>(v)];
+        const int from = access_of_value[static_cast<std::size_t>(v)];
         if (from < 0 || !same_memory(context, access(from).view.slot, to.view.slot)) return;
         found |= t != maker || !same_place(access(from), to);
       });

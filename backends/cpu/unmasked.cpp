@@ -100,7 +100,7 @@ std::optional<Unmasked::Bounds> Unmasked::bounds(std::size_t i, const Frame& fra
   if (in.code == Code::constant) {
     out = {in.integer, in.integer};
   } else if (in.code == Code::iota) {
-    const auto first = positions_[i].start + positions_[i].place.turned(frame),
+    const auto first = positions_[i].start + positions_[i].place.loop_offset(frame),
                last = first + positions_[i].reach;
     out = {std::min(first, last), std::max(first, last)};
   } else if (in.code == Code::cast) {
@@ -112,8 +112,8 @@ std::optional<Unmasked::Bounds> Unmasked::bounds(std::size_t i, const Frame& fra
   }
   constexpr std::int64_t far = std::int64_t(1) << 40;  // of an i64: sums of these are exact
   const bool wide = in.dtype == DType::i64;
-  const auto least = wide ? -far : scalar::lowest(in.dtype).whole,
-             most = wide ? far : scalar::highest(in.dtype).whole;
+  const auto least = wide ? -far : scalar::lowest(in.dtype).integer,
+             most = wide ? far : scalar::highest(in.dtype).integer;
   // it comes in again at the other end
   if (out && (out->low < least || out->high > most)) out.reset();
   return out;

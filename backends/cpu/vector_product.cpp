@@ -92,10 +92,10 @@ class VectorProductStep final : public CompiledStep {
         x_type_(plan_.swapped ? step.contract.b.dtype : step.contract.a.dtype),
         w_type_(plan_.swapped ? step.contract.a.dtype : step.contract.b.dtype),
         out_type_(step.contract.out.dtype), contract_(step.contract),
-        goes_along_k_(contract_.shown.k.size > 0), along_(along()),
+        goes_along_k_(contract_.block_mask.k.size > 0), along_(along()),
         scratch_(step, context.arena_slot, plan_.partial_floats() * 4),
         workers_(static_cast<int>(std::min<std::int64_t>(plan_.tasks(), threads()))) {
-    if (along_.size > 0) flags_.emplace(contract_.shown.flags);
+    if (along_.size > 0) flags_.emplace(contract_.block_mask.flags);
   }
   void run(Frame& frame) override {
     const auto& p = plan_;
@@ -145,18 +145,18 @@ class VectorProductStep final : public CompiledStep {
     });
   }
 
-  double made(const Frame& frame) const override {
-    return flags_ ? program::shown_part(contract_, flags_at(frame)) : 1;
+  double computed_fraction(const Frame& frame) const override {
+    return flags_ ? program::computed_fraction(contract_, flags_at(frame)) : 1;
   }
 
  private:
-  using Flags = Contract::Shown::Flags;
+  using Flags = Contract::BlockMask::Flags;
   static int bytes_of(DType type) { return haliax::bytes_of(type); }
   // The side of the matrix whose blocks may be left out. Size 0: neither; so where flags go along
   // both, or along one of several dims.
   Flags along() const {
     const Contract& c = contract_;
-    const auto& s = c.shown;
+    const auto& s = c.block_mask;
     const auto& n = plan_.swapped ? s.m : s.n;
     if (s.flags.slot < 0 || (n.size > 0) == goes_along_k_) return {};
     const bool whole =
@@ -171,14 +171,14 @@ class VectorProductStep final : public CompiledStep {
   template <class F>
   void each_shown(const unsigned char* flags, std::int64_t first, std::int64_t count, F f) const {
     const std::int64_t end = first + count, block = along_.size;
-    auto is_shown = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
+    auto is_computed = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
     // of its block
     auto behind = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };
     for (std::int64_t at = first; at < end;) {
       std::int64_t next = behind(at);
-      const bool shown = is_shown(at);
-      while (next < end && is_shown(next) == shown) next = behind(next);
-      if (shown) f(at, next - at);
+      const bool computed = is_computed(at);
+      while (next < end && is_computed(next) == computed) next = behind(next);
+      if (computed) f(at, next - at);
       at = next;
     }
   }

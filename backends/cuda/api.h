@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "card.h"
+#include "gpu.h"
 #include "haliax/error.h"
-#include "text.h"
+#include "kernel_source.h"
 
 namespace haliax::cuda {
 
 using Handle = void*;  // of what the machine keeps; null: none
 struct Kernel {
-  std::string name, text;  // of the generated part; the same text has the same name
+  std::string name, source;  // of the generated part; the same text has the same name
 };
 // Part of a group of sends and receives.
 struct Transfer {
@@ -40,15 +40,15 @@ struct Api {
   const char* name;  // of the backend
 
   // The machine.
-  Cards (*cards)();                        // which there are, and what is in their way; asked anew
+  Gpus (*gpus)();                          // which there are, and what is in their way; asked anew
   std::int64_t (*free_bytes)(int device);  // of its memory
 
   // Memory, aligned to 256 bytes. Taken and given back in the order of a stream: whoever takes it
   // next, there, may write at once.
-  void* (*take)(Handle stream, std::int64_t bytes);  // null: there is not enough
-  void (*give)(Handle stream, void*);                // raises nothing
-  void* (*take_host)(std::int64_t bytes);            // of the host, for copies; at once
-  void (*give_host)(void*);                          // at once: no copy may be under way
+  void* (*allocate)(Handle stream, std::int64_t bytes);  // null: there is not enough
+  void (*release)(Handle stream, void*);                 // raises nothing
+  void* (*allocate_host)(std::int64_t bytes);            // of the host, for copies; at once
+  void (*release_host)(void*);                           // at once: no copy may be under way
 
   // Copies, in the order of a stream. Host memory is take_host's.
   void (*put)(Handle stream, void* to, const void* from_host, std::int64_t bytes);
@@ -77,9 +77,9 @@ struct Api {
 
   // Products of matrices (product.h): what it takes to make one is found out once.
   // lives as long as the program
-  Handle (*make_product)(int device, const Product&, const Words&);
+  Handle (*make_product)(int device, const Product&, const CudaOptions&);
   // by each of its first algorithms
-  std::vector<Handle> (*make_products)(int device, const Product&, const Words&, int most);
+  std::vector<Handle> (*make_products)(int device, const Product&, const CudaOptions&, int most);
   std::int64_t (*workspace)();  // bytes that multiply may write
   // in order
   void (*multiply)(Handle stream, Handle product, const void* a, const void* b, void* out,
@@ -118,11 +118,11 @@ const Api& simulated();  // sim/sim.cpp
 
 // What a kernel calls to tell it, of CUDA's own: the last word of its launch, and whether the part
 // runs.
-inline constexpr const char* kTells = "cudaGraphSetConditional";
+inline constexpr const char* kSetCondition = "cudaGraphSetConditional";
 // All that a kernel's text stands on, by its compiler's needs.
 std::string prelude(bool host);
-Kernel named(const std::string& text);  // by its text
+Kernel named(const std::string& source);  // by its text
 // that a card's compiler takes
-inline std::string text_for_card(const Kernel& k) { return prelude(false) + k.text + "}\n"; }
+inline std::string source_for_gpu(const Kernel& k) { return prelude(false) + k.source + "}\n"; }
 
 }  // namespace haliax::cuda

@@ -73,7 +73,7 @@ std::string fold_of(Code c) {
   return cuda::fold_of(monoid_of(c));
 }
 
-std::string value_text(const Instr& in, const std::string* x, DType first) {
+std::string value_source(const Instr& in, const std::string* x, DType first) {
   auto S = element_of(in.dtype);
   auto A = element_of(first);
   int count = 0;

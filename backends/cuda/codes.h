@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "text.h"
+#include "kernel_source.h"
 
 namespace haliax::cuda {
 
@@ -18,6 +18,6 @@ program::Monoid monoid_of(program::Code);  // of a fold; what a position is sear
 std::string fold_of(program::Code);
 // What it makes of its operands, numbers that are called x[0], x[1], ...; first: the dtype of x[0].
 // Of leaves, folds and stores only their writer knows more.
-std::string value_text(const program::Instr&, const std::string* x, DType first);
+std::string value_source(const program::Instr&, const std::string* x, DType first);
 
 }  // namespace haliax::cuda

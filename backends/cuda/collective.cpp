@@ -45,22 +45,22 @@ bool outermost(const Operand& o, int dim) {  // its blocks along dim lie in one 
 }
 Room room(const Collective& c, std::size_t k) {
   const auto &x = c.x[k], &out = c.out[k];
-  switch (c.wire) {
-    case Wire::all_reduce: {
+  switch (c.kind) {
+    case CollectiveKind::all_reduce: {
       const auto all = Blocks{points(out.dims), c.ranks}.step * c.ranks;
       return {dense(out.view, out.dims) ? 0 : all, all};
     }
-    case Wire::reduce_scatter:
+    case CollectiveKind::reduce_scatter:
       return {outermost(x, c.dim[k]) ? 0 : points(x.dims), points(out.dims) * c.ranks};
-    case Wire::all_gather:
+    case CollectiveKind::all_gather:
       return {dense(x.view, x.dims) ? 0 : points(x.dims),
               outermost(out, c.dim[k]) ? 0 : points(out.dims)};
-    case Wire::exchange:
+    case CollectiveKind::exchange:
       break;
   }
   return {};
 }
-View box_of(const Operand& o, const program::Parcel& p) {
+View box_of(const Operand& o, const program::BoxTransfer& p) {
   View v = o.view;
   for (std::size_t d = 0; d < p.dims.size(); ++d) {
     v.offset += p.start[d] * v.strides[d];
@@ -70,7 +70,7 @@ View box_of(const Operand& o, const program::Parcel& p) {
   return v;
 }
 std::int64_t bytes(std::int64_t elements, DType d) { return aligned(elements * bytes_of(d)); }
-std::int64_t room(const Operand& o, const program::Parcel& p) {  // bytes
+std::int64_t room(const Operand& o, const program::BoxTransfer& p) {  // bytes
   return dense(box_of(o, p), p.dims) ? 0 : bytes(points(p.dims), o.view.dtype);
 }
 
@@ -91,12 +91,12 @@ class CollectiveMaker {
     rank_ = std::find(group_.begin(), group_.end(), device_) - group_.begin();
   }
   std::vector<Part> make() {
-    for (std::size_t k = 0; k < c_.out.size() && c_.wire != Wire::exchange; ++k) {
-      if (c_.wire == Wire::all_reduce) all_reduce(k);
-      if (c_.wire == Wire::reduce_scatter) reduce_scatter(k);
-      if (c_.wire == Wire::all_gather) all_gather(k);
+    for (std::size_t k = 0; k < c_.out.size() && c_.kind != CollectiveKind::exchange; ++k) {
+      if (c_.kind == CollectiveKind::all_reduce) all_reduce(k);
+      if (c_.kind == CollectiveKind::reduce_scatter) reduce_scatter(k);
+      if (c_.kind == CollectiveKind::all_gather) all_gather(k);
     }
-    if (c_.wire == Wire::exchange) exchange();
+    if (c_.kind == CollectiveKind::exchange) exchange();
     std::vector<Part> out;
     auto add = [&](auto& steps, auto& messages) {
       for (auto& s : steps) out.push_back({std::move(s)});
@@ -125,15 +125,16 @@ class CollectiveMaker {
   static void copy(std::vector<Step>& to, const Dims& dims, const View& from, const View& out) {
     if (points(dims) > 0) to.push_back({.kind = Kind::copy, .copy = {dims, from, out}});
   }
-  static Word word(const View& v) {
-    Word w{v.slot, v.offset * bytes_of(v.dtype)};
+  static KernelArgument argument(const View& v) {
+    KernelArgument w{v.slot, v.offset * bytes_of(v.dtype)};
     for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
     return w;
   }
   void move(std::vector<Message>& group, std::int64_t rank, bool sends, const View& v,
             std::int64_t elements) {
     if (elements > 0)
-      group.push_back({group_[std::size_t(rank)], sends, word(v), elements * bytes_of(v.dtype)});
+      group.push_back(
+          {group_[std::size_t(rank)], sends, argument(v), elements * bytes_of(v.dtype)});
   }
   // out (dims) = what all ranks have, in rank order.
   void fold(const Dims& dims, const std::vector<View>& of_rank, const View& out) {
@@ -244,7 +245,7 @@ class CollectiveMaker {
         v = packed;
       }
       if (points(p.dims) > 0)
-        first_.push_back({p.device, true, word(v), points(p.dims) * bytes_of(v.dtype)});
+        first_.push_back({p.device, true, argument(v), points(p.dims) * bytes_of(v.dtype)});
     }
     std::size_t next = 0;
     for (auto& p : c_.receives) {
@@ -259,7 +260,7 @@ class CollectiveMaker {
         copy(behind_, p.dims, at, v);
       }
       if (points(p.dims) > 0)
-        first_.push_back({p.device, false, word(at), points(p.dims) * bytes_of(v.dtype)});
+        first_.push_back({p.device, false, argument(at), points(p.dims) * bytes_of(v.dtype)});
     }
   }
 
@@ -279,7 +280,7 @@ std::vector<Part> parts_of(const Step& s, const Program& p) { return CollectiveM
 
 std::int64_t collective_scratch(const Collective& c) {
   std::int64_t sum = 0;
-  if (c.wire == Wire::exchange) {
+  if (c.kind == CollectiveKind::exchange) {
     for (auto& p : c.sends) sum += room(c.x[std::size_t(p.array)], p);
     for (auto& p : c.receives) sum += room(c.out[std::size_t(p.array)], p);
     return sum;

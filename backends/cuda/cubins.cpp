@@ -51,8 +51,7 @@ std::filesystem::path cache_folder() {
   std::error_code failed;
   std::filesystem::create_directories(asked, failed);
   if (failed)
-    refuse_asked("HALIAX_CACHE", asked,
-                 "a folder, or one that can be made (" + failed.message() + ")");
+    fail_env("HALIAX_CACHE", asked, "a folder, or one that can be made (" + failed.message() + ")");
   return asked;
 }
 std::int64_t cubins_made() { return made; }
@@ -63,15 +62,15 @@ std::string compiler_of(const std::filesystem::path& folder, int version) {
   std::ifstream(folder / "nvrtc") >> other;
   return other;
 }
-std::string cached_cubin(const std::string& text, int sm, bool exact) {
+std::string cached_cubin(const std::string& source, int sm, bool exact) {
   const auto folder = cache_folder();
   auto compiled = [&] {
     ++made;
-    return compile_for_card(text, sm, exact).bytes;
+    return compile_for_gpu(source, sm, exact).bytes;
   };
   if (folder.empty()) return compiled();
   const auto all = fmt::format("{} {} {}\n{}", compiler_of(folder, nvrtc_version()), sm,
-                               fmt::join(nvrtc_options(sm, exact), " "), text);
+                               fmt::join(nvrtc_options(sm, exact), " "), source);
   const auto key = fmt::format("{:016x}{:016x}", hash_of(all), hash_of(all, 0x9e3779b97f4a7c15));
   const auto file = folder / ("cubin-" + key);
   if (auto known = read(file, key); !known.empty()) return known;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "engine.h"
-#include "meet.h"
+#include "rendezvous.h"
 #include "nest.h"
 #include "program/devices.h"
 #include "program/measured.h"
@@ -28,66 +28,68 @@ std::int64_t next_number() {
 
 }  // namespace
 
-Rank::Rank(std::shared_ptr<Lane> lane, Handle communicator)
-    : number(next_number()), lane_(std::move(lane)), communicator_(communicator) {}
-Rank::Rank(std::shared_ptr<Lane> lane, std::shared_ptr<OneCard> card, int rank)
-    : number(next_number()), lane_(std::move(lane)), one_card_(std::move(card)), rank_(rank) {}
+Rank::Rank(std::shared_ptr<DeviceContext> context, Handle communicator)
+    : number(next_number()), context_(std::move(context)), communicator_(communicator) {}
+Rank::Rank(std::shared_ptr<DeviceContext> context, std::shared_ptr<OneGpu> gpu, int rank)
+    : number(next_number()), context_(std::move(context)), one_gpu_(std::move(gpu)), rank_(rank) {}
 Rank::~Rank() {
-  if (communicator_) lane_->api.leave(communicator_);
+  if (communicator_) context_->api.leave(communicator_);
 }
 void Rank::exchange(Handle stream, const std::vector<Transfer>& t) {
-  one_card_ ? one_card_->exchange(rank_, stream, t) : lane_->api.exchange(communicator_, stream, t);
+  one_gpu_ ? one_gpu_->exchange(rank_, stream, t)
+           : context_->api.exchange(communicator_, stream, t);
 }
 void Rank::run(const Collective&, const void* const*, void* const*, void*, std::int64_t) {
   throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others",
-                          lane_->api.name));
+                          context_->api.name));
 }
 void Rank::fail(const char* why) {
   failed_ = true;
-  one_card_
-      ? one_card_->fail(fmt::format("[{}] device {} has failed: {}", lane_->api.name, rank_, why))
-      : lane_->api.abort(communicator_);
+  one_gpu_
+      ? one_gpu_->fail(fmt::format("[{}] device {} has failed: {}", context_->api.name, rank_, why))
+      : context_->api.abort(communicator_);
 }
 
 namespace {
 
-constexpr int kOneLane = 1;       // workers of a lane, as scratch is asked for
-constexpr int kBareProducts = 8;  // algorithms that are asked for
+constexpr int kOneWorker = 1;        // workers of a lane, as scratch is asked for
+constexpr int kLibraryProducts = 8;  // algorithms that are asked for
 
 class CudaDevice final : public Device, public Measured {
  public:
-  CudaDevice(const Api& api, const Words& words, const Machine& machine)
-      : api_(api), words_(words), machine_(machine) {}
+  CudaDevice(const Api& api, const CudaOptions& options, const Machine& machine)
+      : api_(api), options_(options), machine_(machine) {}
   const char* name() const override { return api_.name; }
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
-    if (s.kind == Kind::fused) return workers != kOneLane ? fused_scratch(s.fused) : 0;
+    if (s.kind == Kind::fused) return workers != kOneWorker ? fused_scratch(s.fused) : 0;
     // nests pack nothing
-    return s.kind == Kind::contract && workers != kOneLane ? product_scratch(s.contract) : 0;
+    return s.kind == Kind::contract && workers != kOneWorker ? product_scratch(s.contract) : 0;
   }
-  int lanes(const Loop& l, std::int64_t turns, std::int64_t lane_bytes, int) const override {
-    return nest_lanes(l, turns, lane_bytes);
+  int parallel_slots(const Loop& l, std::int64_t turns, std::int64_t parallel_slot_bytes,
+                     int) const override {
+    return nest_parallel_slots(l, turns, parallel_slot_bytes);
   }
   Machine machine() const override {
     auto m = machine_;
-    m.lane = kUsualLane;
-    m.whole_rows = true;
-    m.row = 16;
+    m.max_parallel_slot_bytes = kMaxParallelSlotBytes;
+    m.tiles_score_rows = true;
+    m.row_alignment = 16;
     return m;
   }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
-    auto mine = lane(p->number);
-    return make_executable(std::move(mine), words_, std::move(p));
+    auto mine = context(p->backend_device);
+    return make_executable(std::move(mine), options_, std::move(p));
   }
   bool is_host() const override { return false; }
-  int devices() const override { return int(cards().cards.size()); }
-  Memory take(std::int64_t bytes, int d) override { return lane(d)->take(bytes); }
-  void put(const Box& b, int d) override { lane(d)->put(b); }
-  void get(const Box& b, int d) override { lane(d)->get(b); }
-  void copy(const Box& b, int d) override { lane(d)->copy(b); }
+  int devices() const override { return int(gpus().gpus.size()); }
+  Memory allocate(std::int64_t bytes, int d) override { return context(d)->allocate(bytes); }
+  void put(const Box& b, int d) override { context(d)->put(b); }
+  void get(const Box& b, int d) override { context(d)->get(b); }
+  void copy(const Box& b, int d) override { context(d)->copy(b); }
   Instant now(int d) override {
-    const auto mine = lane(d);
-    return mine->asked([&] {
+    const auto mine = context(d);
+    return mine->checked_call([&] {
       Instant instant(mine->api.make_event(mine->device),
                       [mine](void* e) { mine->api.end_event(e); });
       mine->api.record(instant.get(), mine->stream);
@@ -99,19 +101,21 @@ class CudaDevice final : public Device, public Measured {
     api_.wait_event(to.get());
     return api_.seconds(from.get(), to.get());
   }
-  std::vector<std::function<void()>> bare_products(const Step& s, const std::vector<void*>& places,
-                                                   int d) override {
+  std::vector<std::function<void()>> library_products(const Step& s,
+                                                      const std::vector<void*>& places,
+                                                      int d) override {
     const auto launches = products_of(s);
     if (!launches || launches->size() != 1) return {};
     auto& only = launches->front();  // a, b and out
     auto at = [&](std::size_t k) {
-      return static_cast<std::byte*>(places[std::size_t(only.words[k].slot)]) + only.words[k].value;
+      return static_cast<std::byte*>(places[std::size_t(only.arguments[k].slot)]) +
+             only.arguments[k].value;
     };
-    const auto mine = lane(d);
+    const auto mine = context(d);
     std::vector<std::function<void()>> all;
-    for (auto product : api_.make_products(mine->device, *only.product, words_, kBareProducts))
+    for (auto product : api_.make_products(mine->device, *only.product, options_, kLibraryProducts))
       all.push_back([=, a = at(0), b = at(1), out = at(2)] {
-        mine->asked(
+        mine->checked_call(
             [&] { mine->api.multiply(mine->stream, product, a, b, out, mine->workspace()); });
       });
     return all;
@@ -122,9 +126,9 @@ class CudaDevice final : public Device, public Measured {
                                              RankGroup* group) override {
     if (group && group->count() == 1) group = nullptr;
     const auto ranks = int(points(mesh));
-    const auto card = lane(number);
+    const auto gpu = context(number);
     std::string id;
-    std::shared_ptr<OneCard> one_card;
+    std::shared_ptr<OneGpu> one_gpu;
     {
       std::lock_guard hold(joining_);
       auto& all = meshes_[{mesh, group != nullptr}];
@@ -139,13 +143,13 @@ class CudaDevice final : public Device, public Measured {
         start(all, ranks);
       --all.missing;
       id = all.id;
-      one_card = all.one_card;
+      one_gpu = all.one_gpu;
     }
     Check check;
     if (group) check = [group](auto waited) { group->check(waited); };
-    auto mine =
-        one_card ? std::make_shared<Rank>(card, one_card, device)
-                 : std::make_shared<Rank>(card, api_.join(id, ranks, device, card->device, check));
+    auto mine = one_gpu
+                    ? std::make_shared<Rank>(gpu, one_gpu, device)
+                    : std::make_shared<Rank>(gpu, api_.join(id, ranks, device, gpu->device, check));
     std::lock_guard hold(joining_);
     return meshes_[{mesh, group != nullptr}].ranks[std::size_t(device)] = mine;
   }
@@ -153,25 +157,26 @@ class CudaDevice final : public Device, public Measured {
  private:
   struct Ranks {
     std::string id;
-    std::shared_ptr<OneCard> one_card;  // instead
-    int missing = 0;                    // that have not asked for this id
+    std::shared_ptr<OneGpu> one_gpu;  // instead
+    int missing = 0;                  // that have not asked for this id
     std::vector<std::shared_ptr<Rank>> ranks;
   };
   void start(Ranks& all, int ranks) {
     if (ranks > 1 && devices() == 1)
-      all.one_card = std::make_shared<OneCard>(api_, 0);
+      all.one_gpu = std::make_shared<OneGpu>(api_, 0);
     else
       all.id = api_.make_id();
     all.missing = ranks;
   }
   // here: devices of this process, of which one has a number. The id is that of the first process.
   void start_with_others(Ranks& all, int here, int device, int number, RankGroup& group) {
-    Said mine{group.rank() == 0 ? api_.make_id() : "", group.where(), {}, {}};
-    for (auto& c : cards().cards) mine.seen.push_back(c.id);
-    const auto count = int(mine.seen.size());
+    ProcessGpus mine{group.rank() == 0 ? api_.make_id() : "", group.where(), {}, {}};
+    for (auto& c : gpus().gpus) mine.visible.push_back(c.id);
+    const auto count = int(mine.visible.size());
     for (int d = group.rank() * here; d < (group.rank() + 1) * here; ++d)
-      mine.taken.push_back(mine.seen[std::size_t(((number + d - device) % count + count) % count)]);
-    all.id = met(api_, group, mine);
+      mine.used.push_back(
+          mine.visible[std::size_t(((number + d - device) % count + count) % count)]);
+    all.id = rendezvous(api_, group, mine);
     all.missing = here;
     settle_at_exit();
   }
@@ -186,38 +191,40 @@ class CudaDevice final : public Device, public Measured {
   }
   void settle() {
     std::unique_lock hold(lock_);
-    const auto lanes = lanes_;
+    const auto contexts = contexts_;
     hold.unlock();
-    for (auto& [number, lane] : lanes) lane->settle();
+    for (auto& [number, context] : contexts) context->settle();
   }
-  Cards cards() const {
-    auto all = api_.cards();
-    require_cards(all);
+  Gpus gpus() const {
+    auto all = api_.gpus();
+    require_gpus(all);
     return all;
   }
-  std::shared_ptr<Lane> lane(int d) {
+  std::shared_ptr<DeviceContext> context(int d) {
     std::lock_guard hold(lock_);
-    auto& lane = lanes_[d];
-    if (lane) return lane;
-    const auto all = cards().cards;
+    auto& context = contexts_[d];
+    if (context) return context;
+    const auto all = gpus().gpus;
     const auto count = int(all.size()), mine = count == 1 ? 0 : d;
     if (mine >= count)
       throw Error(
           fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
-    return lane = std::make_shared<Lane>(api_, mine, all[std::size_t(mine)].sm, words_.sync);
+    return context = std::make_shared<DeviceContext>(api_, mine, all[std::size_t(mine)].sm,
+                                                     options_.sync);
   }
   const Api& api_;
-  const Words words_;
+  const CudaOptions options_;
   const Machine machine_;
   std::mutex lock_, joining_;
-  std::map<int, std::shared_ptr<Lane>> lanes_;
+  std::map<int, std::shared_ptr<DeviceContext>> contexts_;
   std::map<std::pair<Dims, bool>, Ranks> meshes_;  // bool: that several processes share
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_device(const Api& api, const Words& words, const Machine& machine) {
-  return std::make_unique<CudaDevice>(api, words, machine);
+std::unique_ptr<Device> make_device(const Api& api, const CudaOptions& options,
+                                    const Machine& machine) {
+  return std::make_unique<CudaDevice>(api, options, machine);
 }
 
 }  // namespace haliax::cuda

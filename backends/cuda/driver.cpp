@@ -27,10 +27,10 @@ Driver opened() {
   find(d.pool, "cuDeviceGetDefaultMemPool");
   find(d.set_pool, "cuMemPoolSetAttribute");
   find(d.get_pool, "cuMemPoolGetAttribute");
-  find(d.take, "cuMemAllocAsync");
-  find(d.give, "cuMemFreeAsync");
-  find(d.take_host, "cuMemHostAlloc");
-  find(d.give_host, "cuMemFreeHost");
+  find(d.allocate, "cuMemAllocAsync");
+  find(d.release, "cuMemFreeAsync");
+  find(d.allocate_host, "cuMemHostAlloc");
+  find(d.release_host, "cuMemFreeHost");
   find(d.put, "cuMemcpyHtoDAsync_v2");
   find(d.get, "cuMemcpyDtoHAsync_v2");
   find(d.copy, "cuMemcpyDtoDAsync_v2");

@@ -19,10 +19,10 @@ struct Driver {
   decltype(&cuDeviceGetDefaultMemPool) pool = nullptr;
   decltype(&cuMemPoolSetAttribute) set_pool = nullptr;
   decltype(&cuMemPoolGetAttribute) get_pool = nullptr;
-  decltype(&cuMemAllocAsync) take = nullptr;
-  decltype(&cuMemFreeAsync) give = nullptr;
-  decltype(&cuMemHostAlloc) take_host = nullptr;
-  decltype(&cuMemFreeHost) give_host = nullptr;
+  decltype(&cuMemAllocAsync) allocate = nullptr;
+  decltype(&cuMemFreeAsync) release = nullptr;
+  decltype(&cuMemHostAlloc) allocate_host = nullptr;
+  decltype(&cuMemFreeHost) release_host = nullptr;
   decltype(&cuMemcpyHtoDAsync) put = nullptr;
   decltype(&cuMemcpyDtoHAsync) get = nullptr;
   decltype(&cuMemcpyDtoDAsync) copy = nullptr;

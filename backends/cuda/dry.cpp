@@ -23,7 +23,7 @@ bool exact = false;
 // Addresses that nobody may touch: a card's memory as the host sees it.
 class Memory {
  public:
-  void* take(std::int64_t bytes) {
+  void* allocate(std::int64_t bytes) {
     const auto whole = std::size_t(bytes + 4095) / 4096 * 4096;
     auto* got = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) return nullptr;
@@ -31,7 +31,7 @@ class Memory {
     taken_[got] = whole;
     return got;
   }
-  void give(void* p) {
+  void release(void* p) {
     std::lock_guard hold(lock_);
     if (auto found = taken_.find(p); found != taken_.end()) {
       munmap(p, found->second);
@@ -52,19 +52,19 @@ Handle handle() {  // of anything: nobody looks behind it
   return &one;
 }
 std::vector<Handle> compile(int, const std::vector<Kernel>& kernels) {
-  for (auto& k : kernels) cached_cubin(text_for_card(k), kSm, exact);
+  for (auto& k : kernels) cached_cubin(source_for_gpu(k), kSm, exact);
   return std::vector<Handle>(kernels.size(), handle());
 }
 
 Api table() {
   Api a;
   a.name = "cuda-dry";
-  a.cards = [] { return Cards{.driver = 13000, .needed = 13000, .cards = {{"none", kSm}}}; };
+  a.gpus = [] { return Gpus{.driver = 13000, .needed = 13000, .gpus = {{"none", kSm}}}; };
   a.free_bytes = [](int) { return std::int64_t(80) << 30; };
-  a.take = [](Handle, std::int64_t n) { return memory().take(n); };
-  a.give = [](Handle, void* p) { memory().give(p); };
-  a.take_host = [](std::int64_t n) { return std::malloc(std::size_t(n)); };
-  a.give_host = [](void* p) { std::free(p); };
+  a.allocate = [](Handle, std::int64_t n) { return memory().allocate(n); };
+  a.release = [](Handle, void* p) { memory().release(p); };
+  a.allocate_host = [](std::int64_t n) { return std::malloc(std::size_t(n)); };
+  a.release_host = [](void* p) { std::free(p); };
   a.put = [](Handle, void*, const void*, std::int64_t) {};
   a.get = [](Handle, void* to, const void*, std::int64_t n) { std::memset(to, 0, std::size_t(n)); };
   a.copy = a.put;
@@ -76,8 +76,8 @@ Api table() {
   a.seconds = [](Handle, Handle) { return 1e-6; };
   a.compile = compile;
   a.launch = [](Handle, Handle, const Launch&, const std::int64_t*) {};
-  a.make_product = [](int, const Product&, const Words&) { return handle(); };
-  a.make_products = [](int, const Product&, const Words&, int) {
+  a.make_product = [](int, const Product&, const CudaOptions&) { return handle(); };
+  a.make_products = [](int, const Product&, const CudaOptions&, int) {
     return std::vector<Handle>{handle()};
   };
   a.workspace = [] { return kCublasWorkspace; };
@@ -93,9 +93,9 @@ Api table() {
 program::Device* device() {
   static auto* one = [] {
     static const Api api = table();
-    const auto words = words_of(std::getenv("HALIAX_CUDA"));
-    exact = words.exact;
-    return make_device(api, words, kH100).release();
+    const auto options = cuda_options(std::getenv("HALIAX_CUDA"));
+    exact = options.exact;
+    return make_device(api, options, kH100).release();
   }();
   return one;
 }
@@ -105,7 +105,6 @@ program::Device* device() {
 
 const haliax::program::Plugin* haliax_plugin() {
   using namespace haliax;
-  static const program::Plugin mine{program::library_version(), program::border_hash(),
-                                    cuda::device};
+  static const program::Plugin mine{program::library_version(), program::abi_hash(), cuda::device};
   return &mine;
 }

@@ -2,8 +2,8 @@
 #pragma once
 #include <memory>
 
-#include "lane.h"
-#include "one_card.h"
+#include "device_context.h"
+#include "one_gpu.h"
 #include "program/program.h"
 
 namespace haliax::cuda {
@@ -12,8 +12,8 @@ namespace haliax::cuda {
 // are parts of the programs (sequence.h).
 class Rank final : public program::Communicator {
  public:
-  Rank(std::shared_ptr<Lane>, Handle communicator);
-  Rank(std::shared_ptr<Lane>, std::shared_ptr<OneCard>, int rank);
+  Rank(std::shared_ptr<DeviceContext>, Handle communicator);
+  Rank(std::shared_ptr<DeviceContext>, std::shared_ptr<OneGpu>, int rank);
   ~Rank() override;
   void run(const program::Collective&, const void* const* x, void* const* out, void* scratch,
            std::int64_t bytes) override;
@@ -21,28 +21,30 @@ class Rank final : public program::Communicator {
   const std::int64_t number;  // no two have the same
   bool failed() const { return failed_; }
   // so that what it does cannot be written down
-  bool meets_on_host() const { return one_card_ != nullptr; }
+  bool meets_on_host() const { return one_gpu_ != nullptr; }
   void exchange(Handle stream, const std::vector<Transfer>&);
 
  private:
-  const std::shared_ptr<Lane> lane_;
+  const std::shared_ptr<DeviceContext> context_;
   const Handle communicator_ = nullptr;
-  const std::shared_ptr<OneCard> one_card_;
+  const std::shared_ptr<OneGpu> one_gpu_;
   const int rank_ = 0;
   bool failed_ = false;
 };
 
-std::unique_ptr<program::Executable> make_executable(std::shared_ptr<Lane>, const Words&,
+std::unique_ptr<program::Executable> make_executable(std::shared_ptr<DeviceContext>,
+                                                     const CudaOptions&,
                                                      std::shared_ptr<const program::Program>);
 // Of an H100 (docs/cuda.md): 33 T multiplications a second in f32 and 395 T in bf16, 3 TB/s, 50 MB
 // of cache; 1.5 us a step. Not measured by this library.
 inline constexpr program::Machine kH100{.multiplications_per_byte = 11,
                                         .multiplications_per_far_byte = 6,
                                         .cache = 40e6,
-                                        .near = 1 << 20,
-                                        .narrow = 33. / 395,
-                                        .step = 5e7};
+                                        .core_cache = 1 << 20,
+                                        .relative_cost_16bit = 33. / 395,
+                                        .step_cost = 5e7};
 // words: of HALIAX_CUDA. The table lives for ever.
-std::unique_ptr<program::Device> make_device(const Api&, const Words&, const program::Machine&);
+std::unique_ptr<program::Device> make_device(const Api&, const CudaOptions&,
+                                             const program::Machine&);
 
 }  // namespace haliax::cuda

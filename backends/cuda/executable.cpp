@@ -30,65 +30,67 @@ std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::i
 
 class CudaExecutable final : public Executable {
  public:
-  CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
-      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words),
-        program_(std::move(p)), near_(near_bytes_of(lane_.sm)),
-        sequence_(sequence_of(*program_, near_, {.marks = words_.sync})) {
-    if (words_.sync) marks_ = static_cast<int*>(api_.take_host(kMarks * sizeof(int)));
-    if (sequence_.flags > 0 && !sequence_.speaks && fits_in_graph() && api_.has_ifs())
-      sequence_ = sequence_of(*program_, near_, {.marks = words_.sync, .parts = true});
+  CudaExecutable(std::shared_ptr<DeviceContext> context, const CudaOptions& options,
+                 std::shared_ptr<const Program> p)
+      : context_owner_(std::move(context)), context_(*context_owner_), api_(context_.api),
+        options_(options), program_(std::move(p)), near_(shared_limit_of(context_.sm)),
+        sequence_(sequence_of(*program_, near_, {.marks = options_.sync})) {
+    if (options_.sync) marks_ = static_cast<int*>(api_.allocate_host(kMarks * sizeof(int)));
+    if (sequence_.flags > 0 && !sequence_.communicates && fits_in_graph() && api_.has_ifs())
+      sequence_ = sequence_of(*program_, near_, {.marks = options_.sync, .parts = true});
     require_memory();
-    if (!words_.sync) join_equal(sequence_, *program_);  // a fault is that of one step there
+    if (!options_.sync) join_equal(sequence_, *program_);  // a fault is that of one step there
     make(sequence_.items);
-    if (words_.keep) keep_texts();
-    auto kernels = api_.compile(lane_.device, kernels_);
+    if (options_.keep) keep_texts();
+    auto kernels = api_.compile(context_.device, kernels_);
     for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->made = kernels[k];
     kernels_.clear();
     waiting_.clear();
-    if (sequence_.flags > 0) flags_ = lane_.take(sequence_.flags);
-    if (sequence_.beside > 0) beside_ = lane_.take(sequence_.beside);
+    if (sequence_.flags > 0) flags_ = context_.allocate(sequence_.flags);
+    if (sequence_.shadow_bytes > 0) shadow_ = context_.allocate(sequence_.shadow_bytes);
     in_graphs_ = fits_in_graph();
   }
   ~CudaExecutable() override {
-    lane_.settle(last_);
+    context_.settle(last_);
     for (auto& i : instances_) api_.end_instance(i.handle);
     for (auto e : events_) api_.end_event(e);
-    if (marks_) api_.give_host(marks_);
+    if (marks_) api_.release_host(marks_);
   }
 
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
            Communicator* comm) override {
     auto* rank = dynamic_cast<Rank*>(comm);
-    if (sequence_.speaks && !rank)
+    if (sequence_.communicates && !rank)
       throw Error(
           fmt::format("[{}] the program speaks to other devices, and has no communicator that can; "
                       "run it on a mesh",
                       api_.name));
-    std::lock_guard hold(lane_.running);
-    lane_.asked([&] {
-      Lane::Run mine(lane_, program_);
+    std::lock_guard hold(context_.running);
+    context_.checked_call([&] {
+      DeviceContext::Run mine(context_, program_);
       last_ = mine.number;
-      if (in_graphs_ && !(sequence_.speaks && rank->meets_on_host())) {
+      if (in_graphs_ && !(sequence_.communicates && rank->meets_on_host())) {
         run_graph(arguments, results, arena, rank);
       } else {
-        Call call(*this, lane_.stream, lane_.side, arguments, results, arena, rank);
+        Call call(*this, context_.stream, context_.side, arguments, results, arena, rank);
         call.run(sequence_.items);
         call.end();
       }
       mine.end();
-      if (sequence_.asks_host || words_.sync) api_.wait(lane_.stream);
+      if (sequence_.needs_host || options_.sync) api_.wait(context_.stream);
     });
   }
 
  private:
   bool fits_in_graph() const {
-    return !words_.eager && !words_.sync && !sequence_.asks_host &&
+    return !options_.eager && !options_.sync && !sequence_.needs_host &&
            steps_in_graph(sequence_.items) <= kMostInGraph;
   }
   // Before anything runs: what the plan says, and what turns that are left out by flags take
   // (sequence.h), beside what lies there already.
   void require_memory() const {
-    const auto free = api_.free_bytes(lane_.device), left_out = sequence_.flags + sequence_.beside;
+    const auto free = api_.free_bytes(context_.device),
+               left_out = sequence_.flags + sequence_.shadow_bytes;
     auto& p = *program_;
     if (p.peak_bytes + left_out <= free) return;
     auto uses = p.at_peak;
@@ -101,7 +103,7 @@ class CudaExecutable final : public Executable {
     throw Error(
         fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of "
                     "{} has {} free{}",
-                    p.called, p.peak_bytes + left_out, lane_.device, api_.name, free, largest));
+                    p.called, p.peak_bytes + left_out, context_.device, api_.name, free, largest));
   }
   // In the folder HALIAX_CACHE, or else where the process is; once, as a name tells the text, and
   // most programs share most kernels.
@@ -112,20 +114,20 @@ class CudaExecutable final : public Executable {
     const std::lock_guard lock(mutex);
     for (auto& k : kernels_)
       if (auto file = folder / (k.name + ".cu"); kept.insert(file).second)
-        std::ofstream(file) << text_for_card(k);
+        std::ofstream(file) << source_for_gpu(k);
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
       if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part) {
-        kernels_.push_back(named(i.launch.text));
+        kernels_.push_back(named(i.launch.source));
         waiting_.push_back(&i);
       }
 
       if (i.kind == Item::Kind::product)
-        i.made = api_.make_product(lane_.device, *i.launch.product, words_);
+        i.made = api_.make_product(context_.device, *i.launch.product, options_);
       if (i.kind == Item::Kind::collective)
-        for (auto* e : {&i.before, &i.behind})
-          events_.push_back(*e = api_.make_event(lane_.device));
+        for (auto* e : {&i.ready, &i.finished})
+          events_.push_back(*e = api_.make_event(context_.device));
       make(i.body);
     }
   }
@@ -142,30 +144,30 @@ class CudaExecutable final : public Executable {
     for (auto* all : {&arguments, &results})
       for (auto* p : *all) at_.push_back(number(p));
     at_.push_back(number(arena));
-    at_.push_back(sequence_.speaks ? rank->number : 0);
+    at_.push_back(sequence_.communicates ? rank->number : 0);
     auto known =
         std::find_if(instances_.begin(), instances_.end(), [&](auto& i) { return i.at == at_; });
     if (known == instances_.end()) known = write_down(arguments, results, arena, rank);
     known->used = ++runs_;
-    api_.run_graph(lane_.stream, known->handle);
+    api_.run_graph(context_.stream, known->handle);
   }
   std::vector<Instance>::iterator write_down(const std::vector<void*>& arguments,
                                              const std::vector<void*>& results, void* arena,
                                              Rank* rank) {
     // taken before: nothing is while a graph is written down
-    if (sequence_.multiplies) lane_.workspace();
-    api_.begin_graph(lane_.graph);
+    if (sequence_.multiplies) context_.workspace();
+    api_.begin_graph(context_.graph);
     try {
-      Call call(*this, lane_.graph, lane_.graph_side, arguments, results, arena, rank);
+      Call call(*this, context_.graph, context_.graph_side, arguments, results, arena, rank);
       call.run(sequence_.items);
       call.end();
     } catch (...) {
       try {
-        api_.drop_graph(api_.end_graph(lane_.graph));
+        api_.drop_graph(api_.end_graph(context_.graph));
       } catch (const Error&) {}  // the first one counts
       throw;
     }
-    const auto graph = api_.end_graph(lane_.graph);
+    const auto graph = api_.end_graph(context_.graph);
     const std::unique_ptr<void, void (*)(Handle)> dropped(graph, api_.drop_graph);
     auto at = std::min_element(instances_.begin(), instances_.end(),
                                [](auto& a, auto& b) { return a.used < b.used; });
@@ -226,8 +228,8 @@ class CudaExecutable final : public Executable {
       }
     }
     void end() {  // all is in order again
-      for (auto& p : beside_) api_.follow(stream_, p.behind);
-      beside_.clear();
+      for (auto& p : started_) api_.follow(stream_, p.finished);
+      started_.clear();
     }
 
    private:
@@ -236,22 +238,22 @@ class CudaExecutable final : public Executable {
       std::int64_t bytes = 0;
       bool meets(const Range& o) const { return at < o.at + o.bytes && o.at < at + bytes; }
     };
-    struct Beside {  // a collective that may not have ended
-      Handle behind = nullptr;
+    struct StartedCollective {  // a collective that may not have ended
+      Handle finished = nullptr;
       std::vector<Range> ranges = {};
     };
 
-    std::int64_t value_of(const Word& w) const {
+    std::int64_t value_of(const KernelArgument& w) const {
       auto v = w.value;
       for (auto& [loop, stride] : w.loops) v += loops_[std::size_t(loop)] * stride;
       if (w.slot == kArenaSlot) return number(arena_) + v;
       if (w.slot == kMarksSlot) return number(e_.marks_);
       if (w.slot == kFlagSlot) return number(e_.flags_.get()) + v;
-      if (w.slot == kBesideSlot) return number(e_.beside_.get()) + v;
+      if (w.slot == kShadowSlot) return number(e_.shadow_.get()) + v;
       return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
     }
     std::byte* place(const View& v) const {  // of its first element; no scalar in memory moves it
-      Word w{v.slot, v.offset * bytes_of(v.dtype)};
+      KernelArgument w{v.slot, v.offset * bytes_of(v.dtype)};
       for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
       return reinterpret_cast<std::byte*>(value_of(w));
     }
@@ -259,49 +261,49 @@ class CudaExecutable final : public Executable {
     // The plan has one step end before the next begins: what a collective has to do with must not
     // be touched meanwhile.
     void each_range(const Item& i, const std::function<void(const Range&)>& f) const {
-      auto of_word = [&](const Word& w) {
+      auto of_word = [&](const KernelArgument& w) {
         if (w.slot >= 0) f(slots_[std::size_t(w.slot)]);
         if (w.slot != kArenaSlot) return;
         auto& l = i.step->loop;  // in lanes
         if (i.step->kind == Kind::loop)
-          f({arena_ + l.lane_start, l.lane_bytes * l.lanes});
+          f({arena_ + l.parallel_slot_start, l.parallel_slot_bytes * l.parallel_slots});
         else
           f({arena_ + i.step->scratch, i.step->scratch_bytes});
       };
-      for (auto& w : i.launch.words) of_word(w);
+      for (auto& w : i.launch.arguments) of_word(w);
       for (auto& m : i.messages) of_word(m.at);
       for (auto& part : i.body) each_range(part, f);
     }
     void settle(const Item& i) {
-      if (beside_.empty()) return;
+      if (started_.empty()) return;
       std::vector<Range> mine;
       each_range(i, [&](const Range& r) { mine.push_back(r); });
-      auto meets = [&](const Beside& b) {
+      auto meets = [&](const StartedCollective& b) {
         return std::any_of(b.ranges.begin(), b.ranges.end(), [&](auto& r) {
           return std::any_of(mine.begin(), mine.end(), [&](auto& o) { return o.meets(r); });
         });
       };
       // those before it have ended, too
-      auto last = std::find_if(beside_.rbegin(), beside_.rend(), meets).base();
-      if (last == beside_.begin()) return;
-      api_.follow(stream_, std::prev(last)->behind);
-      beside_.erase(beside_.begin(), last);
+      auto last = std::find_if(started_.rbegin(), started_.rend(), meets).base();
+      if (last == started_.begin()) return;
+      api_.follow(stream_, std::prev(last)->finished);
+      started_.erase(started_.begin(), last);
     }
     void collective(const Item& i) {
       if (!is_wanted(i)) return;
-      api_.record(i.before, stream_);
-      api_.follow(side_, i.before);
+      api_.record(i.ready, stream_);
+      api_.follow(side_, i.ready);
       const auto main = std::exchange(stream_, side_);
-      auto others = std::exchange(beside_, {});
+      auto others = std::exchange(started_, {});
       run(i.body);
-      beside_ = std::move(others);
+      started_ = std::move(others);
       stream_ = main;
-      api_.record(i.behind, side_);
-      Beside mine{i.behind};
+      api_.record(i.finished, side_);
+      StartedCollective mine{i.finished};
       each_range(i, [&](const Range& r) { mine.ranges.push_back(r); });
       // of the turn before: this one ends behind it
-      std::erase_if(beside_, [&](auto& b) { return b.behind == i.behind; });
-      beside_.push_back(std::move(mine));
+      std::erase_if(started_, [&](auto& b) { return b.finished == i.finished; });
+      started_.push_back(std::move(mine));
     }
 
     void one(const Item& i) {
@@ -318,13 +320,13 @@ class CudaExecutable final : public Executable {
         if (i.kind == Item::Kind::launch)
           api_.launch(stream_, i.made, i.launch, values_.data());
         else
-          api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.lane_.workspace());
+          api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.context_.workspace());
       }
-      if (e_.words_.sync) wait_for(i);
+      if (e_.options_.sync) wait_for(i);
     }
     void to_values(const Item& i) {
       values_.clear();
-      for (auto& w : i.launch.words) values_.push_back(value_of(w));
+      for (auto& w : i.launch.arguments) values_.push_back(value_of(w));
     }
     void part(const Item& i) {  // there are no collectives then
       to_values(i);
@@ -349,7 +351,7 @@ class CudaExecutable final : public Executable {
       } catch (const Fault& f) {
         if (!i.launch.parts.empty())
           throw Fault(fmt::format("{} has failed: {}", failed_part(i.launch, e_.marks_), f.what()));
-        throw Fault(fmt::format("{} ({}) has failed: {}", i.step->why, i.step->where, f.what()));
+        throw Fault(fmt::format("{} ({}) has failed: {}", i.step->op, i.step->where, f.what()));
       }
     }
     void loop(const Item& i) {
@@ -363,8 +365,8 @@ class CudaExecutable final : public Executable {
     // ---- what the host has to do with: it waits ----
     template <class T> std::vector<T> read(const void* from, std::int64_t n) {
       std::vector<T> out(static_cast<std::size_t>(n));
-      const std::unique_ptr<void, void (*)(void*)> here(api_.take_host(n * std::int64_t(sizeof(T))),
-                                                        api_.give_host);
+      const std::unique_ptr<void, void (*)(void*)> here(
+          api_.allocate_host(n * std::int64_t(sizeof(T))), api_.release_host);
       api_.get(stream_, here.get(), from, n * std::int64_t(sizeof(T)));
       api_.wait(stream_);
       std::memcpy(out.data(), here.get(), std::size_t(n) * sizeof(T));
@@ -400,19 +402,19 @@ class CudaExecutable final : public Executable {
     Rank* rank_;
     std::vector<std::int64_t> loops_, values_;  // loop variables; words
     std::vector<Range> slots_;
-    std::vector<Beside> beside_;
+    std::vector<StartedCollective> started_;
   };
 
-  const std::shared_ptr<Lane> kept_;
-  Lane& lane_;
+  const std::shared_ptr<DeviceContext> context_owner_;
+  DeviceContext& context_;
   const Api& api_;
-  const Words words_;
+  const CudaOptions options_;
   const std::shared_ptr<const Program> program_;
   const std::int64_t near_;
   Sequence sequence_;
   std::vector<Kernel> kernels_;  // while it is made
   std::vector<Item*> waiting_;
-  Memory flags_, beside_;
+  Memory flags_, shadow_;
   int* marks_ = nullptr;  // under sync: what nests are at
   bool in_graphs_ = false;
   std::vector<Handle> events_;
@@ -424,9 +426,10 @@ class CudaExecutable final : public Executable {
 
 }  // namespace
 
-std::unique_ptr<Executable> make_executable(std::shared_ptr<Lane> lane, const Words& words,
+std::unique_ptr<Executable> make_executable(std::shared_ptr<DeviceContext> context,
+                                            const CudaOptions& options,
                                             std::shared_ptr<const Program> p) {
-  return std::make_unique<CudaExecutable>(std::move(lane), words, std::move(p));
+  return std::make_unique<CudaExecutable>(std::move(context), options, std::move(p));
 }
 
 }  // namespace haliax::cuda

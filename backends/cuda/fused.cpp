@@ -44,14 +44,15 @@ int power_from(std::int64_t n) {  // the least power of 2 that is no less
   return p;
 }
 
-class FusedText : FusedPoints {
+class FusedSource : FusedPoints {
  public:
-  FusedText(const Fused& f, Around* around, std::int64_t near)
-      : FusedPoints(f, around), near_(near) {}
+  FusedSource(const Fused& f, NestContext* nest, std::int64_t near)
+      : FusedPoints(f, nest), near_(near) {}
 
   // One instruction of a code that others walk over (tiles.h).
-  FusedText(const std::vector<Instr>& code, std::size_t which, const Dims& strides, Around* around)
-      : FusedPoints(code, which, strides, around) {}
+  FusedSource(const std::vector<Instr>& code, std::size_t which, const Dims& strides,
+              NestContext* nest)
+      : FusedPoints(code, which, strides, nest) {}
   std::string one(std::size_t i) { return is_store(code_[i].code) ? stored(i) : value_of(i); }
 
   Launch make() {
@@ -63,7 +64,7 @@ class FusedText : FusedPoints {
 
   // ---- two passes ----
   std::optional<Parts> parts() {
-    if (around_ || serial_ || !folds_ || rows_ == 0 || rows_ * inner_ < 1 << 17) return {};
+    if (nest_ || serial_ || !folds_ || rows_ == 0 || rows_ * inner_ < 1 << 17) return {};
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!info_[i].needed) continue;
       if (is_arg(code_[i].code) || info_[i].level > 1 ||
@@ -145,7 +146,7 @@ class FusedText : FusedPoints {
     auto [along_rows, along] = sides();
     if (along_rows && !along && rows_ >= kManyRows) return 1;
     int group = 1;
-    const int most = around_ ? 32 : 256;  // there each warp has rows of its own
+    const int most = nest_ ? 32 : 256;  // there each warp has rows of its own
     while (group < most && group * few_ < inner_) group *= 2;
     return group;
   }
@@ -286,54 +287,56 @@ class FusedText : FusedPoints {
   }
   Launch in_rows() {
     plan_rows();
-    const int most = around_ ? kNestThreads : std::max(128, group_), threads = serial_ ? 1 : most,
+    const int most = nest_ ? kNestThreads : std::max(128, group_), threads = serial_ ? 1 : most,
               at_once = threads / group_;
     waits_ = group_ > 1 && folds_;
-    if (waits_ && !around_)
-      text_.line("HALIAX_SHARED(shared);");
+    if (waits_ && !nest_)
+      source_.line("HALIAX_SHARED(shared);");
     else
-      text_.line("unsigned char* const shared = nullptr;");
-    text_.line(fmt::format("const unsigned lane = threadIdx_x % {}u;", group_));
+      source_.line("unsigned char* const shared = nullptr;");
+    source_.line(fmt::format("const unsigned lane = threadIdx_x % {}u;", group_));
     const auto all = rows_ * parts_.count;
-    auto count = text_.word(all);
-    to_ = text_.word(inner_);
-    text_.open(fmt::format(
+    auto count = source_.argument(all);
+    to_ = source_.argument(inner_);
+    source_.open(fmt::format(
         "for (I first = my_block * I({0}); first < I({1}); first += I(all_blocks) * {0})", at_once,
         count));
-    text_.line(
+    source_.line(
         fmt::format("const bool there = first + I(threadIdx_x / {0}u) < I({1});", group_, count));
-    text_.line(
+    source_.line(
         fmt::format("const I row = there ? first + I(threadIdx_x / {}u) : I({}) - 1;   // all "
                     "threads take part in folds",
                     group_, count));
-    text_.indices(part_of("row", rows_), part(0, outer_));
+    source_.indices(part_of("row", rows_), part(0, outer_));
     keep_room();
     for (int level = 0; level <= levels(); ++level) {
       rows_on(level);
       walk(level);
     }
     if (stores_rows_) store_rows();
-    text_.close();
-    auto out = text_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
+    source_.close();
+    auto out = source_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
     out.threads = threads;
     out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
     out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), near_bytes_);
     return out;
   }
   void store_rows() {
-    text_.open("if (there && lane == 0)");
+    source_.open("if (there && lane == 0)");
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!info_[i].needed) continue;
       if (is_store(code_[i].code) && !code_[i].inner) write(i);
       if (is_fold(code_[i].code) && in_parts())
-        text_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)),
-                               partial(i), i));
+        source_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)),
+                                 partial(i), i));
     }
-    text_.close();
+    source_.close();
   }
   // ---- the first of two passes: a part of a row after the other, as the rows are counted ----
   bool in_parts() const { return parts_.count > 1; }
-  std::string partial(std::size_t i) { return text_.word(Word{kArenaSlot, partial_[i], {}, true}); }
+  std::string partial(std::size_t i) {
+    return source_.argument(KernelArgument{kArenaSlot, partial_[i], {}, true});
+  }
   // The row, or which few, of what is counted, of which each part of all rows has so many; from and
   // to: its points.
   std::string part_of(const std::string& counted, std::int64_t many) {
@@ -342,9 +345,9 @@ class FusedText : FusedPoints {
       return counted;
     }
 
-    auto each = text_.word(many), length = text_.word(parts_.length);
-    text_.line(fmt::format("const I piece = {} / I({});", counted, each));
-    text_.line(fmt::format(
+    auto each = source_.argument(many), length = source_.argument(parts_.length);
+    source_.line(fmt::format("const I piece = {} / I({});", counted, each));
+    source_.line(fmt::format(
         "const I from = piece * I({}), next = from + I({}), to = next < I({}) ? next : I({});",
         length, length, to_, to_));
     from_ = "from";
@@ -355,12 +358,12 @@ class FusedText : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept_[i]) continue;
       if (near_bytes_ > 0)
-        text_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i,
-                               chunk_of(i), text_.word(near_at_[i])));
+        source_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i,
+                                 chunk_of(i), source_.argument(near_at_[i])));
       else if (is_load(i))
-        text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
+        source_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
       else
-        text_.line(
+        source_.line(
             fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
     }
   }
@@ -395,32 +398,32 @@ class FusedText : FusedPoints {
     bool by_blocks =
         std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); });
     if (by_blocks) {
-      text_.open(
+      source_.open(
           fmt::format("for (I block = lane; block < I({}); block += {})", to_, kTerms * group_));
       for (auto i : folds)
-        if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
-      text_.open(fmt::format("for (I j = block; j < block + {} && j < I({}); j += {})",
-                             kTerms * group_, to_, group_));
+        if (sums_floats(i)) source_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
+      source_.open(fmt::format("for (I j = block; j < block + {} && j < I({}); j += {})",
+                               kTerms * group_, to_, group_));
     } else {
-      text_.open(fmt::format("for (I j = lane; j < I({}); j += {})", to_, group_));
+      source_.open(fmt::format("for (I j = lane; j < I({}); j += {})", to_, group_));
     }
-    text_.indices("j", part(outer_, dims_.size()), outer_);
+    source_.indices("j", part(outer_, dims_.size()), outer_);
     for (std::size_t i = 0; i < code_.size(); ++i)
       if (makes[i] && !is_store(code_[i].code)) is_fold(code_[i].code) ? take(i, "j") : write(i);
     if (stores(makes)) {
-      text_.open("if (there)");
+      source_.open("if (there)");
       for (std::size_t i = 0; i < code_.size(); ++i)
         if (makes[i] && is_store(code_[i].code)) write(i);
-      text_.close();
+      source_.close();
     }
-    text_.close();
+    source_.close();
     if (!by_blocks) return;
     add_sums(folds);
-    text_.close();
+    source_.close();
   }
   void add_sums(const std::vector<std::size_t>& folds) {
     for (auto i : folds)
-      if (sums_floats(i)) text_.line(fmt::format("fold{0} = add(fold{0}, some{0});", i));
+      if (sums_floats(i)) source_.line(fmt::format("fold{0} = add(fold{0}, some{0});", i));
   }
   // Chunks of a row, `ahead_` at a time: all of it, if it is kept. What is read comes first, so
   // that it is under way together.
@@ -428,17 +431,17 @@ class FusedText : FusedPoints {
     const int step = few_ * group_;
     const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
     if (!keeps_)
-      text_.open(
+      source_.open(
           fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, step * ahead_));
     auto place = [&] {
-      text_.line(
+      source_.line(
           fmt::format("const I j = {}m * {} + lane * {};", keeps_ ? "" : "block + ", step, few_));
-      text_.indices("j", part(outer_, dims_.size()), outer_);
-      text_.line(fmt::format("const int here = few_there<{}>(I({}) - j);", few_, to_));
+      source_.indices("j", part(outer_, dims_.size()), outer_);
+      source_.line(fmt::format("const int here = few_there<{}>(I({}) - j);", few_, to_));
     };
     fetch_ahead(marks, each, place, "here");
     for (auto i : folds)
-      if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
+      if (sums_floats(i)) source_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
     unroll(each);
     place();
     for (std::size_t i = 0; i < code_.size(); ++i)  // what all rows share is near
@@ -449,22 +452,22 @@ class FusedText : FusedPoints {
 
     each_of_chunk(marks, [&](std::size_t i) { point_of_row(i, marks[i]); });
     if (stores(marks)) {
-      text_.open("if (there)");
+      source_.open("if (there)");
       store_chunks(marks);
-      text_.close();
+      source_.close();
     }
     const int together = std::max(1, kTerms / few_);
     if (ahead_ > together &&
         std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); })) {
-      text_.open(fmt::format("if (m % {} == {})", together, together - 1));
+      source_.open(fmt::format("if (m % {} == {})", together, together - 1));
       add_sums(folds);
       for (auto i : folds)
-        if (sums_floats(i)) text_.line(fmt::format("some{} = 0;", i));
-      text_.close();
+        if (sums_floats(i)) source_.line(fmt::format("some{} = 0;", i));
+      source_.close();
     }
-    text_.close();
+    source_.close();
     if (ahead_ <= together) add_sums(folds);
-    if (!keeps_) text_.close();
+    if (!keeps_) source_.close();
   }
   template <class Place>
   void fetch_ahead(const Marks& marks, const std::string& each, const Place& place,
@@ -477,7 +480,7 @@ class FusedText : FusedPoints {
     if (loads.empty()) return;
     for (auto i : loads)
       if (!keeps_ || !kept_[i])
-        text_.line(
+        source_.line(
             fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kKept ? "{}" : ""));
     unroll(each);
     place();
@@ -485,26 +488,26 @@ class FusedText : FusedPoints {
       if (marks[i] == kMade) fetch(i, fmt::format("x{}[m]", i), count);
       if (near_bytes_ > 0 && kept_[i]) {
         const auto near = fmt::format("near{}[j / {}]", i, few_), x = fmt::format("x{}[m]", i);
-        text_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kMade ? near : x,
-                               marks[i] == kMade ? x : near));
+        source_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kMade ? near : x,
+                                 marks[i] == kMade ? x : near));
       }
       fetched(i, "[m]");
     }
-    text_.close();
+    source_.close();
   }
   void point_of_row(std::size_t i, char mark) {
     auto& in = code_[i];
     if (is_store(in.code)) return into_chunk(i);
     if (is_fold(in.code)) {
-      text_.open("if (k < here)");
+      source_.open("if (k < here)");
       take(i, "j + k");
-      return text_.close();
+      return source_.close();
     }
     if (mark == kKept && !is_load(i))
-      return text_.line(
+      return source_.line(
           fmt::format("const Number<{}> v{} = e{}[m][k];", element_of(in.dtype), i, i));
     write(i);
-    if (kept_[i] && !is_load(i)) text_.line(fmt::format("e{0}[m][k] = v{0};", i));
+    if (kept_[i] && !is_load(i)) source_.line(fmt::format("e{0}[m][k] = v{0};", i));
   }
   DType folded_dtype(const Instr& in) const {
     return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype;
@@ -516,12 +519,12 @@ class FusedText : FusedPoints {
   std::string start_of(const Instr& in) {
     auto d = folded_dtype(in);
     auto from = fmt::format("constant<{}>({})", element_of(d),
-                            text_.word(start_bits(monoid_of(in.code), d)));
+                            source_.argument(start_bits(monoid_of(in.code), d)));
     return is_arg(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from)
                            : fmt::format("wide({})", from);
   }
   void start(std::size_t i) {
-    text_.line(fmt::format("{} fold{} = {};", folded_type(code_[i]), i, start_of(code_[i])));
+    source_.line(fmt::format("{} fold{} = {};", folded_type(code_[i]), i, start_of(code_[i])));
   }
   void take(std::size_t i, const std::string& position) {
     auto& in = code_[i];
@@ -530,20 +533,20 @@ class FusedText : FusedPoints {
     auto A = element_of(code_[std::size_t(in.args[0])].dtype);
     x = is_arg(in.code) ? fmt::format("Best<Number<{}>>{{{}, {}}}", A, x, position)
                         : fmt::format("wide(cast<{}, {}>({}))", element_of(in.dtype), A, x);
-    text_.line(fmt::format("{0} = {1}({0}, {2});", to, fold_of(in.code), x));
+    source_.line(fmt::format("{0} = {1}({0}, {2});", to, fold_of(in.code), x));
   }
   void finish(std::size_t i) {
     auto& in = code_[i];
     auto all = columns_
                    ? fmt::format("fold{}[k]", i)
                    : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
-    if (in_parts()) return text_.line(fmt::format("const auto v{} = {};", i, all));
+    if (in_parts()) return source_.line(fmt::format("const auto v{} = {};", i, all));
     if (is_arg(in.code)) {
-      text_.line(fmt::format("const auto b{} = {};", i, all));
+      source_.line(fmt::format("const auto b{} = {};", i, all));
       all = fmt::format("b{0}.at == 0x7fffffffffffffff ? 0 : b{0}.at", i);
     }
     auto S = element_of(in.dtype);
-    text_.line(fmt::format("const Number<{0}> v{1} = result<{0}>({2});", S, i, all));
+    source_.line(fmt::format("const Number<{0}> v{1} = result<{0}>({2});", S, i, all));
   }
 
   // ---- columns: folds along lines that lie side by side, a few of them a thread ----
@@ -568,11 +571,11 @@ class FusedText : FusedPoints {
     Dims few_lines = part(0, outer_);
     few_lines.back() = (few_lines.back() + few_ - 1) / few_;
     const auto n = program::points(few_lines);
-    auto count = text_.word(n * parts_.count), size = text_.word(dims_[along_]);
-    to_ = text_.word(inner_);
-    text_.open(fmt::format(kEachPoint, count));
-    text_.indices(part_of("p", n), few_lines, 0, few_);
-    text_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
+    auto count = source_.argument(n * parts_.count), size = source_.argument(dims_[along_]);
+    to_ = source_.argument(inner_);
+    source_.open(fmt::format(kEachPoint, count));
+    source_.indices(part_of("p", n), few_lines, 0, few_);
+    source_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
     const auto folds = all_folds();
     Marks outer(code_.size()), inner(code_.size());
     for (std::size_t i = code_.size(); i-- > 0;) {
@@ -587,10 +590,10 @@ class FusedText : FusedPoints {
     }
     const auto each_line = fmt::format("for (int k = 0; k < {}; ++k)", few_);
     for (auto i : folds) {
-      text_.line(fmt::format("{} fold{}[{}];", folded_type(code_[i]), i, few_));
+      source_.line(fmt::format("{} fold{}[{}];", folded_type(code_[i]), i, few_));
       unroll(each_line);
-      text_.line(fmt::format("fold{}[k] = {};", i, start_of(code_[i])));
-      text_.close();
+      source_.line(fmt::format("fold{}[k] = {};", i, start_of(code_[i])));
+      source_.close();
     }
     lines_of(inner, folds, each_line);
     if (in_parts()) {
@@ -604,49 +607,49 @@ class FusedText : FusedPoints {
       });
       store_chunks(outer);
     }
-    text_.close();
-    return text_.launch(n * parts_.count, false, "256");
+    source_.close();
+    return source_.launch(n * parts_.count, false, "256");
   }
   void lines_of(const Marks& marks, const std::vector<std::size_t>& folds,
                 const std::string& each_line) {
     const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
-    text_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, ahead_));
+    source_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, ahead_));
     auto place = [&] {
-      text_.line("const I j = block + m;");
-      text_.indices("j", part(outer_, dims_.size()), outer_);
-      text_.line(fmt::format("const bool in = j < I({});", to_));
+      source_.line("const I j = block + m;");
+      source_.indices("j", part(outer_, dims_.size()), outer_);
+      source_.line(fmt::format("const bool in = j < I({});", to_));
     };
     fetch_ahead(marks, each, place, "in ? here : 0");
     for (auto i : folds)
       if (sums_floats(i))
-        text_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(code_[i]), i, few_));
+        source_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(code_[i]), i, few_));
     unroll(each);
     place();
     each_of_chunk(marks, [&](std::size_t i) {
       if (!is_fold(code_[i].code)) return write(i);
-      text_.open("if (in)");
+      source_.open("if (in)");
       take(i, "j");
-      text_.close();
+      source_.close();
     });
-    text_.close();
+    source_.close();
     for (auto i : folds) {
       if (!sums_floats(i)) continue;
       unroll(each_line);
-      text_.line(fmt::format("fold{0}[k] = add(fold{0}[k], some{0}[k]);", i));
-      text_.close();
+      source_.line(fmt::format("fold{0}[k] = add(fold{0}[k], some{0}[k]);", i));
+      source_.close();
     }
-    text_.close();
+    source_.close();
   }
   void keep_parts(const std::vector<std::size_t>& folds) {
-    const auto line = text_.sum_of(program::row_major(part(0, outer_)));
-    auto at = fmt::format("piece * I({}) + {}", text_.word(rows_), line);
+    const auto line = source_.sum_of(program::row_major(part(0, outer_)));
+    auto at = fmt::format("piece * I({}) + {}", source_.argument(rows_), line);
     for (auto i : folds) {
-      text_.line(fmt::format("Few<{}, {}> y{};", few_, element_of(wide_of(code_[i].dtype)), i));
+      source_.line(fmt::format("Few<{}, {}> y{};", few_, element_of(wide_of(code_[i].dtype)), i));
       unroll(fmt::format("for (int k = 0; k < {}; ++k)", few_));
-      text_.line(fmt::format("y{0}.at[k] = fold{0}[k];", i));
-      text_.close();
+      source_.line(fmt::format("y{0}.at[k] = fold{0}[k];", i));
+      source_.close();
       auto place = partial(i);
-      text_.line(fmt::format("store_few({}, {}, y{}, here);", place, at, i));
+      source_.line(fmt::format("store_few({}, {}, y{}, here);", place, at, i));
     }
   }
 
@@ -666,23 +669,23 @@ class FusedText : FusedPoints {
 
 }  // namespace
 
-std::string instruction_text(const std::vector<Instr>& code, int which, const Dims& strides,
-                             Around* around) {
-  return FusedText(code, std::size_t(which), strides, around).one(std::size_t(which));
+std::string instruction_source(const std::vector<Instr>& code, int which, const Dims& strides,
+                               NestContext* nest) {
+  return FusedSource(code, std::size_t(which), strides, nest).one(std::size_t(which));
 }
-Launch fused_launch(const Fused& f, Around* around, std::int64_t near) {
-  return FusedText(f, around, near).make();
+Launch fused_launch(const Fused& f, NestContext* nest, std::int64_t near) {
+  return FusedSource(f, nest, near).make();
 }
 std::int64_t fused_scratch(const Fused& f) {
-  FusedText text(f, nullptr, 0);
-  const auto parts = text.parts();
-  return parts ? text.partial_bytes(*parts) : 0;
+  FusedSource source(f, nullptr, 0);
+  const auto parts = source.parts();
+  return parts ? source.partial_bytes(*parts) : 0;
 }
 std::vector<Launch> fused_in_two(const Fused& f, std::int64_t place) {
-  const auto parts = FusedText(f, nullptr, 0).parts();
+  const auto parts = FusedSource(f, nullptr, 0).parts();
   if (!parts) return {fused_launch(f)};
-  return {FusedText(f, nullptr, 0).first_pass(*parts, place),
-          fused_launch(FusedText(f, nullptr, 0).second_pass(f, *parts, place))};
+  return {FusedSource(f, nullptr, 0).first_pass(*parts, place),
+          fused_launch(FusedSource(f, nullptr, 0).second_pass(f, *parts, place))};
 }
 
 }  // namespace haliax::cuda

@@ -24,23 +24,23 @@ class FusedPoints {
   using Marks = std::vector<char>;             // of each instruction, in a walk
   static constexpr char kMade = 1, kKept = 2;  // there; by a walk before, in registers
 
-  FusedPoints(const Fused& f, Around* around)
-      : around_(around), text_(around), code_(f.code), info_(f.code.size()) {
+  FusedPoints(const Fused& f, NestContext* nest)
+      : nest_(nest), source_(nest), code_(f.code), info_(f.code.size()) {
     read(f);
     merge();
     for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
     rows_ = program::points(part(0, outer_));
     inner_ = program::points(part(outer_, dims_.size()));
     empty_ = inner_ == 0;
-    text_.far = program::points(dims_) >= most_near;
-    for (std::size_t i = 0; i < code_.size(); ++i) text_.far |= reach(i) >= most_near;
+    source_.far = program::points(dims_) >= kMax32BitPosition;
+    for (std::size_t i = 0; i < code_.size(); ++i) source_.far |= reach(i) >= kMax32BitPosition;
     mark_needed();
   }
 
   // Of one instruction of a code that others walk over (tiles.h).
   FusedPoints(const std::vector<Instr>& code, std::size_t which, const Dims& strides,
-              Around* around)
-      : around_(around), text_(around), code_(code), info_(code.size()) {
+              NestContext* nest)
+      : nest_(nest), source_(nest), code_(code), info_(code.size()) {
     info_[which].strides = strides;
   }
 
@@ -119,7 +119,7 @@ class FusedPoints {
       if (info_[i].needed && is_fold(code_[i].code)) out.push_back(i);
     return out;
   }
-  bool is_plain() const { return around_ || serial_; }  // rows: one point after the other
+  bool is_plain() const { return nest_ || serial_; }  // rows: one point after the other
   bool is_load(std::size_t i) const { return code_[i].code == Code::load; }
 
   // ---- chunks: points side by side along `along_` ----
@@ -146,13 +146,13 @@ class FusedPoints {
   // From memory to `to`, if `count` says that there are points.
   void fetch(std::size_t i, const std::string& to, const std::string& count) {
     auto& v = code_[i].view;
-    auto base = text_.base(v), at = text_.at(v, info_[i].strides);
-    text_.line(fmt::format("{} = load_few<{}, {}>({}, {}, {});", to, few_of(i), element_of(v.dtype),
-                           base, at, count));
+    auto base = source_.base(v), at = source_.at(v, info_[i].strides);
+    source_.line(fmt::format("{} = load_few<{}, {}>({}, {}, {});", to, few_of(i),
+                             element_of(v.dtype), base, at, count));
   }
   void unroll(const std::string& loop) {
-    text_.line("#pragma unroll");
-    text_.open(loop);
+    source_.line("#pragma unroll");
+    source_.open(loop);
   }
   // The chunk's values one after the other, and what becomes of each; stores go to y, y is written
   // by `store_chunks`.
@@ -160,29 +160,29 @@ class FusedPoints {
     bool counts = false;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!marks[i]) continue;
-      if (is_store(code_[i].code)) text_.line(fmt::format("{} y{}{{}};", chunk_of(i), i));
+      if (is_store(code_[i].code)) source_.line(fmt::format("{} y{}{{}};", chunk_of(i), i));
       counts |= code_[i].code == Code::iota && info_[i].strides[along_] != 0;
     }
-    if (counts) text_.line(fmt::format("const I begin = i{};", along_));
+    if (counts) source_.line(fmt::format("const I begin = i{};", along_));
     unroll(fmt::format("for (int k = 0; k < {}; ++k)", few_));
-    if (counts) text_.line(fmt::format("const I i{} = begin + k;", along_));
+    if (counts) source_.line(fmt::format("const I i{} = begin + k;", along_));
     for (std::size_t i = 0; i < code_.size(); ++i)
       if (marks[i]) each(i);
-    text_.close();
+    source_.close();
   }
   void into_chunk(std::size_t i) {
-    text_.line(fmt::format("y{}.at[k] = element<{}>({});", i, element_of(code_[i].view.dtype),
-                           to_store(i)));
+    source_.line(fmt::format("y{}.at[k] = element<{}>({});", i, element_of(code_[i].view.dtype),
+                             to_store(i)));
   }
   void store_chunks(const Marks& marks) {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
       if (!marks[i] || !is_store(in.code)) continue;
-      auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides);
+      auto base = source_.base(in.view, true), at = source_.at(in.view, info_[i].strides);
       if (in.code == Code::store)
-        text_.line(fmt::format("store_few({}, {}, y{}, here);", base, at, i));
+        source_.line(fmt::format("store_few({}, {}, y{}, here);", base, at, i));
       else
-        text_.line(
+        source_.line(
             fmt::format("update_few({}, {}, y{}, here, {});", base, at, i, fold_of(in.code)));
     }
   }
@@ -195,19 +195,19 @@ class FusedPoints {
     switch (in.code) {
       case Code::constant:
         return fmt::format("constant<{}>({})", S,
-                           text_.word(bits_of(in.dtype, in.number, in.integer)));
+                           source_.argument(bits_of(in.dtype, in.number, in.integer)));
       case Code::load: {
         auto V = element_of(in.view.dtype);
         if (auto& x = info_[i].number; !x.empty())
           return fmt::format("cast<{}, {}>(number({}))", S, V, x);
-        auto base = text_.base(in.view);
+        auto base = source_.base(in.view);
         return fmt::format("cast<{}, {}>(load<{}>({}, {}))", S, V, V, base,
-                           text_.at(in.view, info_[i].strides));
+                           source_.at(in.view, info_[i].strides));
       }
       case Code::iota: {
-        Word start{-1, in.integer};
+        KernelArgument start{-1, in.integer};
         for (auto& t : in.view.terms) start.loops.push_back({t.loop, t.stride});
-        auto from = text_.word(std::move(start)), moved = text_.sum_of(info_[i].strides);
+        auto from = source_.argument(std::move(start)), moved = source_.sum_of(info_[i].strides);
         return fmt::format("cast<{}, std::int64_t>({}{}{})", S, from, moved.empty() ? "" : " + ",
                            moved);
       }
@@ -216,7 +216,7 @@ class FusedPoints {
     }
     std::string x[4];
     for (int a = 0; a < 4; ++a) x[a] = name(in.args[a]);
-    return value_text(in, x, code_[std::size_t(in.args[0])].dtype);
+    return value_source(in, x, code_[std::size_t(in.args[0])].dtype);
   }
   std::string to_store(std::size_t i) {
     auto& in = code_[i];
@@ -226,7 +226,7 @@ class FusedPoints {
   std::string stored(std::size_t i) {
     auto& in = code_[i];
     auto V = element_of(in.view.dtype);
-    auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides),
+    auto base = source_.base(in.view, true), at = source_.at(in.view, info_[i].strides),
          x = to_store(i);
     if (in.code != Code::store)
       x = fmt::format("result<{0}>({1}(wide(load<{0}>({2}, {3})), wide({4})))", V, fold_of(in.code),
@@ -235,10 +235,10 @@ class FusedPoints {
   }
   void write(std::size_t i) {
     if (is_store(code_[i].code))
-      text_.line(stored(i));
+      source_.line(stored(i));
     else
-      text_.line(fmt::format("const Number<{}> {} = {};", element_of(code_[i].dtype), name(int(i)),
-                             value_of(i)));
+      source_.line(fmt::format("const Number<{}> {} = {};", element_of(code_[i].dtype),
+                               name(int(i)), value_of(i)));
   }
 
   // ---- kernels without folds ----
@@ -252,19 +252,19 @@ class FusedPoints {
     }
 
     if (few_ > 1) return chunks();
-    auto count = text_.word(n);
-    text_.open(serial_ ? fmt::format("for (I p = 0; p < I({}); ++p)", count)
-                       : fmt::format(kEachPoint, count));
-    text_.indices("p", dims_);
+    auto count = source_.argument(n);
+    source_.open(serial_ ? fmt::format("for (I p = 0; p < I({}); ++p)", count)
+                         : fmt::format(kEachPoint, count));
+    source_.indices("p", dims_);
     for (bool stores : {false, true})
       for (std::size_t i = 0; i < code_.size(); ++i)
         if (info_[i].needed && is_store(code_[i].code) == stores)
           is_fold(code_[i].code) ? fold_of_one(i) : write(i);
-    text_.close();
+    source_.close();
     // Functions of f64 take many registers, and those of a point are made side by side.
     const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && takes_steps(in.code); };
     const bool several = std::count_if(code_.begin(), code_.end(), is_wide) > 1;
-    auto out = text_.launch(serial_ ? 1 : n, false, several ? "256, 3" : nullptr);
+    auto out = source_.launch(serial_ ? 1 : n, false, several ? "256, 3" : nullptr);
     if (serial_) out.threads = 1;
     return out;
   }
@@ -272,12 +272,12 @@ class FusedPoints {
     Dims of_chunks = dims_;
     of_chunks.back() = (dims_.back() + few_ - 1) / few_;
     const auto n = program::points(of_chunks);
-    auto size = text_.word(dims_.back());
-    text_.open(fmt::format(kEachPoint, dims_.size() == 1
-                                           ? fmt::format("few_chunks<{}>(I({}))", few_, size)
-                                           : text_.word(n)));
-    text_.indices("p", of_chunks, 0, few_);
-    text_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
+    auto size = source_.argument(dims_.back());
+    source_.open(fmt::format(kEachPoint, dims_.size() == 1
+                                             ? fmt::format("few_chunks<{}>(I({}))", few_, size)
+                                             : source_.argument(n)));
+    source_.indices("p", of_chunks, 0, few_);
+    source_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
     const Marks all = needed();
     for (std::size_t i = 0; i < code_.size(); ++i)
       if (all[i] && is_load(i)) {
@@ -292,8 +292,8 @@ class FusedPoints {
         is_fold(code_[i].code) ? fold_of_one(i) : write(i);
     });
     store_chunks(all);
-    text_.close();
-    return text_.launch(n, false, "256");
+    source_.close();
+    return source_.launch(n, false, "256");
   }
   Marks needed() const {
     Marks out(code_.size());
@@ -311,11 +311,11 @@ class FusedPoints {
     auto x = is_arg(in.code) ? "0"
                              : fmt::format("cast<{}, {}>({})", S, element_of(code_[from].dtype),
                                            name(int(from)));
-    text_.line(fmt::format("const Number<{}> {} = {};", S, name(int(i)), x));
+    source_.line(fmt::format("const Number<{}> {} = {};", S, name(int(i)), x));
   }
 
-  Around* const around_;
-  Writer text_;
+  NestContext* const nest_;
+  SourceWriter source_;
   std::vector<program::Instr> code_;
   std::vector<Info> info_;
   program::Dims dims_;

@@ -46,7 +46,7 @@ class Joiner {
       const bool has_equals = is_kernel(i) && many[key_of(i)] > 1;
       if (has_equals) {
         g.after = last_collective(g.touched);
-        g.differs.resize(i.launch.words.size());
+        g.differs.resize(i.launch.arguments.size());
       }
 
       g.all.push_back(std::move(i));
@@ -79,7 +79,7 @@ class Joiner {
   using Key = std::tuple<std::string_view, int, std::int64_t, bool>;
   static bool is_kernel(const Item& i) { return i.kind == Item::Kind::launch; }
   static Key key_of(const Item& i) {
-    return {i.launch.text, i.launch.threads, i.launch.shared, i.launch.waits};
+    return {i.launch.source, i.launch.threads, i.launch.shared, i.launch.waits};
   }
 
   // ---- what is touched: all of a slot, as loops and scalars on the device move what is read and
@@ -87,10 +87,11 @@ class Joiner {
   void add(AllTouched& to, int slot, const Step& of, bool writes) const {
     auto& l = of.loop;  // in lanes
     if (slot == kArenaSlot && of.kind == Kind::loop)
-      to.push_back({kArenaSlot, l.lane_start, l.lane_start + l.lane_bytes * l.lanes, true});
+      to.push_back({kArenaSlot, l.parallel_slot_start,
+                    l.parallel_slot_start + l.parallel_slot_bytes * l.parallel_slots, true});
     else if (slot == kArenaSlot)
       to.push_back({kArenaSlot, of.scratch, of.scratch + of.scratch_bytes, writes});
-    if (slot == kFlagSlot || slot == kBesideSlot) to.push_back({slot, 0, 1, writes});
+    if (slot == kFlagSlot || slot == kShadowSlot) to.push_back({slot, 0, 1, writes});
     if (slot < 0) return;
     slot = program_.memory(slot);
     auto& s = program_.slot(slot);
@@ -99,7 +100,7 @@ class Joiner {
                   (in_arena ? s.offset : 0) + s.bytes, writes});
   }
   void add(AllTouched& to, const Item& i) const {
-    for (auto& w : i.launch.words) add(to, w.slot, *i.step, w.writes);
+    for (auto& w : i.launch.arguments) add(to, w.slot, *i.step, w.writes);
     for (auto& m : i.messages) add(to, m.at.slot, *i.step, !m.sends);
     for (auto& part : i.body) add(to, part);
   }
@@ -119,7 +120,7 @@ class Joiner {
   static std::vector<bool> differing(const Group& g, const Launch& l) {
     auto out = g.differs;
     for (std::size_t k = 0; k < out.size(); ++k)
-      out[k] = out[k] || l.words[k] != g.all[0].launch.words[k];
+      out[k] = out[k] || l.arguments[k] != g.all[0].launch.arguments[k];
     return out;
   }
   // Scratch is that of one step. Nobody waits for a collective that he would not have waited for:
@@ -130,7 +131,8 @@ class Joiner {
         g.all.size() + 1 > most_joined(differing(g, i.launch)))
       return false;
     auto in_scratch = [](auto& w) { return w.slot == kArenaSlot; };
-    const bool scratch = std::any_of(i.launch.words.begin(), i.launch.words.end(), in_scratch);
+    const bool scratch =
+        std::any_of(i.launch.arguments.begin(), i.launch.arguments.end(), in_scratch);
     return one.after <= g.after && (!scratch || first.step == i.step);
   }
   // That the kernel may become a part of, in front of all that stands between.

@@ -7,7 +7,7 @@
 
 #include "base/scalar.h"
 #include "haliax/error.h"
-#include "text.h"
+#include "kernel_source.h"
 
 namespace haliax::cuda {
 namespace {
@@ -30,15 +30,15 @@ const char* bits_type(DType d) {  // of the same size
       return "std::uint64_t";
   }
 }
-std::string each_point(Writer& w, std::int64_t n) {
+std::string each_point(SourceWriter& w, std::int64_t n) {
   return fmt::format(
       "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
       "blockDim_x)",
-      w.word(n));
+      w.argument(n));
 }
 // Declares `moved`: what the ids here add, and `inside`: whether they are there and all of them are
 // positions.
-void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps,
+void pick(SourceWriter& w, const std::vector<Indexed>& indexed, bool clamps,
           const std::string& there = "true") {
   w.line(fmt::format("bool inside = {};", there));
   w.line("std::int64_t moved = 0;");
@@ -46,15 +46,15 @@ void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps,
     auto base = w.base(i.ids), at = w.at(i.ids, i.ids.strides);
     w.open("if (inside)");
     w.line(fmt::format("auto id = position<{}>({}, {}, {}, {});", element_of(i.ids.dtype), base, at,
-                       w.word(i.size), clamps));
-    w.line(fmt::format("inside = id >= 0, moved += id * {};", w.word(i.stride)));
+                       w.argument(i.size), clamps));
+    w.line(fmt::format("inside = id >= 0, moved += id * {};", w.argument(i.stride)));
     w.close();
   }
 }
 
-Launch gather(const Gather& g, Around* around) {
+Launch gather(const Gather& g, NestContext* nest) {
   auto& [dims, table, to, indexed, outside] = g;
-  Writer w(around);
+  SourceWriter w(nest);
   w.far = true;
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
@@ -64,23 +64,23 @@ Launch gather(const Gather& g, Around* around) {
   pick(w, indexed, outside == Outside::clamp);
   auto d = to.dtype;
   auto absent = is_float(d) ? bits_of(d, std::numeric_limits<double>::quiet_NaN(), 0)
-                            : (is_signed(d) ? scalar::lowest(d) : scalar::highest(d)).whole;
+                            : (is_signed(d) ? scalar::lowest(d) : scalar::highest(d)).integer;
   w.line(fmt::format("if (inside) store<{0}>({1}, {2}, load<{0}>({3}, {4} + moved));", T, out,
                      out_at, x, x_at));
   w.line(fmt::format("else store<{0}>({1}, {2}, constant<{0}>({3}));", element_of(d), out, out_at,
-                     w.word(outside == Outside::zero ? 0 : absent)));
+                     w.argument(outside == Outside::zero ? 0 : absent)));
   w.close();
   return w.launch(points(dims));
 }
 // Bit by bit, as a fused step: by chunks, where they lie side by side.
-Launch copy(Copy c, Around* around) {
+Launch copy(Copy c, NestContext* nest) {
   constexpr DType of_size[] = {DType::u8, DType::u16, DType::u32, DType::u64};
   const auto bits = of_size[std::countr_zero(unsigned(bytes_of(c.x.dtype)))];
   c.x.dtype = c.out.dtype = bits;
   Fused f{c.dims, int(c.dims.size()), {}};
   f.code.push_back({.code = Code::load, .dtype = bits, .view = c.x});
   f.code.push_back({.code = Code::store, .dtype = bits, .args = {0, -1, -1, -1}, .view = c.out});
-  return fused_launch(f, around);
+  return fused_launch(f, nest);
 }
 
 // ---- scatters: threads share the dims along which nothing meets; ids are gone through in
@@ -110,7 +110,7 @@ Parted parted(const Scatter& s) {
   return out;
 }
 // `at` of the target becomes what it is with `from_at` of the updates.
-void update(Writer& w, const Scatter& s, const std::string& base, const std::string& at,
+void update(SourceWriter& w, const Scatter& s, const std::string& base, const std::string& at,
             const std::string& from, const std::string& from_at) {
   auto S = element_of(s.target.dtype), U = element_of(s.updates.dtype);
   if (s.update == Update::set) {
@@ -137,7 +137,7 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   auto of_point = [&](const Dims& strides) {
     return Dims(strides.begin(), strides.begin() + first);
   };
-  Writer w;
+  SourceWriter w;
   w.far = true;
   auto of_ids = [&](Dims strides) {
     std::fill_n(strides.begin(), first, 0);
@@ -145,10 +145,10 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
     return sum.empty() ? "0" : sum;
   };
   w.open(each_point(w, 32 * groups * parts));
-  auto wide = w.word(32 * groups), ids = w.word(points(p.together));
+  auto wide = w.argument(32 * groups), ids = w.argument(points(p.together));
   w.line(fmt::format("const I part = p / I({0}), point = p % I({0});", wide));
   w.indices("point", p.apart);
-  w.line(fmt::format("const bool there = point < I({});", w.word(points(p.apart))));
+  w.line(fmt::format("const bool there = point < I({});", w.argument(points(p.apart))));
   auto base = w.base(p.target, true), at = w.at(p.target, of_point(p.target.strides));
   auto from = w.base(p.updates), from_at = w.at(p.updates, of_point(p.updates.strides));
   w.line(fmt::format("const I at_point = {}, from_point = {};", at, from_at));
@@ -158,7 +158,8 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   pick(w, p.indexed, s.clamp, fmt::format("q < I({})", ids));
   w.line(fmt::format("const I to = moved + {}, from = {};", of_ids(p.target.strides),
                      of_ids(p.updates.strides)));
-  w.line(fmt::format("auto mine = lanes_where(inside && part_of(to, {}) == part);", w.word(parts)));
+  w.line(fmt::format("auto mine = lanes_where(inside && part_of(to, {}) == part);",
+                     w.argument(parts)));
   w.open("for (; mine != 0; mine &= mine - 1)");
   w.line("const int lane = first_of(mine);");
   w.line("const I at_id = from_lane(to, lane), from_id = from_lane(from, lane);");
@@ -170,19 +171,19 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   w.close();
   return w.launch(32 * groups * parts, true);
 }
-Launch scatter(const Scatter& s, Around* around) {
+Launch scatter(const Scatter& s, NestContext* nest) {
   // Warps that keep a card busy: each more looks at all ids, too. A part has 32 ids or more.
   constexpr std::int64_t most_warps = 132 * 24;
   const auto p = parted(s);
   const auto groups = (points(p.apart) + 31) / 32;
   const auto parts =
-      around || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
+      nest || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
   if (parts > 1) return scatter_in_parts(s, p, groups, parts);
-  Writer w(around);
+  SourceWriter w(nest);
   w.far = true;
   w.open(each_point(w, points(p.apart)));
   w.indices("p", p.apart);
-  w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.word(points(p.together))));
+  w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.argument(points(p.together))));
   w.indices("q", p.together, p.apart.size());
   pick(w, p.indexed, s.clamp);
   w.open("if (inside)");
@@ -196,10 +197,10 @@ Launch scatter(const Scatter& s, Around* around) {
 }
 
 // Each element goes where those before it end: what is less, or equal and stands before it.
-Launch sort(const Sort& s, Around* around) {
+Launch sort(const Sort& s, NestContext* nest) {
   const auto n = s.dims.back();
   const auto rest = without_last(s.dims).size();
-  Writer w(around);
+  SourceWriter w(nest);
   w.far = true;
   w.open(each_point(w, points(s.dims)));
   w.indices("p", s.dims);
@@ -207,11 +208,11 @@ Launch sort(const Sort& s, Around* around) {
   auto row = [&](const View& v) {
     return w.at(v, Dims(v.strides.begin(), v.strides.begin() + std::ptrdiff_t(rest)));
   };
-  auto base = w.base(s.x), from = row(s.x), along = w.word(s.x.strides.back());
+  auto base = w.base(s.x), from = row(s.x), along = w.argument(s.x.strides.back());
   w.line(fmt::format("const auto mine = load<{0}>({1}, {2} + i{3} * {4});", S, base, from, rest,
                      along));
   w.line("I rank = 0;");
-  w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.word(n)));
+  w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.argument(n)));
   w.line(fmt::format("const auto other = load<{}>({}, {} + q * {});", S, base, from, along));
   w.line(
       fmt::format("rank += is_nan(mine) ? !is_nan(other) || q < i{0} : other < mine || (other == "
@@ -222,7 +223,7 @@ Launch sort(const Sort& s, Around* around) {
     if (v.slot < 0) return;
     auto out = w.base(v, true), at = row(v);
     w.line(fmt::format("store<{}>({}, {} + rank * {}, {});", element_of(v.dtype), out, at,
-                       w.word(v.strides.back()), value));
+                       w.argument(v.strides.back()), value));
   };
   write(s.out, "mine");
   write(s.indices, fmt::format("cast<{}, std::int64_t>(i{})", element_of(s.indices.dtype), rest));
@@ -230,19 +231,19 @@ Launch sort(const Sort& s, Around* around) {
   return w.launch(points(s.dims));
 }
 
-Launch cumulative(const Cumulative& c, Around* around) {
+Launch cumulative(const Cumulative& c, NestContext* nest) {
   const auto rows = without_last(c.dims);
-  Writer w(around);
+  SourceWriter w(nest);
   w.far = true;
   w.open(each_point(w, points(rows)));
   w.indices("p", rows);
   auto X = element_of(c.x.dtype), S = element_of(c.out.dtype);
   auto row = [&](const View& v) { return w.at(v, Dims(v.strides.begin(), v.strides.end() - 1)); };
   auto x = w.base(c.x), x_at = row(c.x), out = w.base(c.out, true), out_at = row(c.out);
-  auto x_step = w.word(c.x.strides.back()), out_step = w.word(c.out.strides.back()),
-       n = w.word(c.dims.back());
+  auto x_step = w.argument(c.x.strides.back()), out_step = w.argument(c.out.strides.back()),
+       n = w.argument(c.dims.back());
   w.line(fmt::format("auto sum = wide(constant<{}>({}));", S,
-                     w.word(start_bits(c.monoid, c.out.dtype))));
+                     w.argument(start_bits(c.monoid, c.out.dtype))));
   w.open(fmt::format("for (I t = 0; t < I({}); ++t)", n));
   w.line(c.reverse ? fmt::format("const I q = I({}) - 1 - t;", n) : "const I q = t;");
   w.line(fmt::format("sum = {}(sum, wide(cast<{}, {}>(load<{}>({}, {} + q * {}))));",
@@ -255,13 +256,13 @@ Launch cumulative(const Cumulative& c, Around* around) {
 }
 
 // Each thread makes one element; for what the library does not take (product.h).
-Launch product(const Contract& c, Around* around) {
+Launch product(const Contract& c, NestContext* nest) {
   Dims all = c.batch;
   for (auto* d : {&c.m, &c.n}) all.insert(all.end(), d->begin(), d->end());
   const auto made = all.size();
   auto dims = all;
   dims.insert(dims.end(), c.k.begin(), c.k.end());
-  Writer w(around);
+  SourceWriter w(nest);
   w.far = true;
   w.open(each_point(w, points(all)));
   w.indices("p", all);
@@ -273,7 +274,7 @@ Launch product(const Contract& c, Around* around) {
   w.line(fmt::format("auto sum = {};", c.accumulate
                                            ? fmt::format("wide(load<{}>({}, {}))", S, out, out_at)
                                            : fmt::format("wide(Number<{}>(0))", S)));
-  auto depth = w.word(points(c.k));
+  auto depth = w.argument(points(c.k));
   // sums of few terms are summed: less is lost
   w.open(fmt::format("for (I block = 0; block < I({}); block += 32)", depth));
   w.line("decltype(sum) some = 0;");
@@ -296,38 +297,38 @@ Launch product(const Contract& c, Around* around) {
 
 }  // namespace
 
-std::vector<Launch> launches_of(const Step& s, Around* around, std::int64_t near) {
+std::vector<Launch> launches_of(const Step& s, NestContext* nest, std::int64_t shared_limit) {
   std::vector<Launch> out;
   auto add = [&](Launch l) {
     if (l.blocks > 0) out.push_back(std::move(l));
   };
   switch (s.kind) {
     case Kind::fused:
-      if (!around && s.scratch_bytes > 0)
+      if (!nest && s.scratch_bytes > 0)
         out = fused_in_two(s.fused, s.scratch);
       else
-        add(fused_launch(s.fused, around, near));
+        add(fused_launch(s.fused, nest, shared_limit));
       break;
     case Kind::contract:
-      if (auto products = around ? std::nullopt : products_of(s))
+      if (auto products = nest ? std::nullopt : products_of(s))
         out = std::move(*products);
       else
-        add(product(s.contract, around));
+        add(product(s.contract, nest));
       break;
     case Kind::gather:
-      add(gather(s.gather, around));
+      add(gather(s.gather, nest));
       break;
     case Kind::scatter:
-      add(scatter(s.scatter, around));
+      add(scatter(s.scatter, nest));
       break;
     case Kind::sort:
-      add(sort(s.sort, around));
+      add(sort(s.sort, nest));
       break;
     case Kind::cumulative:
-      add(cumulative(s.cumulative, around));
+      add(cumulative(s.cumulative, nest));
       break;
     case Kind::copy:
-      add(copy(s.copy, around));
+      add(copy(s.copy, nest));
       break;
     default:
       throw Error("[cuda] this step is no kernel");

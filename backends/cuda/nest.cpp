@@ -83,14 +83,14 @@ bool is_for_kernel(Kind k) {
 std::vector<const Loop*> nested(const Loop& outermost) {
   std::vector<const Loop*> out{&outermost};
   for (auto* l = &outermost;
-       l->body.size() == 1 && l->body[0].kind == Kind::loop && l->body[0].loop.lanes > 0;)
+       l->body.size() == 1 && l->body[0].kind == Kind::loop && l->body[0].loop.parallel_slots > 0;)
     out.push_back(l = &l->body[0].loop);
   return out;
 }
-std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
-    text.replace(at, what.size(), by);
-  return text;
+std::string replaced(std::string source, const std::string& what, const std::string& by) {
+  for (std::size_t at = 0; (at = source.find(what, at)) != std::string::npos; at += by.size())
+    source.replace(at, what.size(), by);
+  return source;
 }
 
 class Nest {
@@ -100,31 +100,31 @@ class Nest {
     std::int64_t turns = 1;
     for (auto* l : loops_) {
       turns *= l->trips;
-      around_.loops.insert(l->variable);
+      nest_.loops.insert(l->variable);
     }
 
     each_step(body(), [&](auto& s, auto) {
-      if (s.kind == Kind::loop) around_.loops.insert(s.loop.variable);
+      if (s.kind == Kind::loop) nest_.loops.insert(s.loop.variable);
     });
-    around_.loops.erase(-1);
+    nest_.loops.erase(-1);
     find_tiles(body(), near);
     place(near);
     line("HALIAX_SHARED(shared);");
     // added in each step: an address would lie in registers all the time
-    near_start_ = word({-1, stage_ + kept_});
+    near_start_ = argument({-1, stage_ + kept_});
     if (far_) {
-      auto start = word({kArenaSlot, loop_.lane_start, {}, true}),
-           bytes = word({-1, loop_.lane_bytes});
+      auto start = argument({kArenaSlot, loop_.parallel_slot_start, {}, true}),
+           bytes = argument({-1, loop_.parallel_slot_bytes});
       line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
     }
     if (marks_)
       line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];",
-                       word({kMarksSlot}), kMarks));
+                       argument({kMarksSlot}), kMarks));
     open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
-                     word({-1, turns})));
+                     argument({-1, turns})));
     line("Word rest = turn;");
     for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
-      auto trips = word({-1, (*l)->trips});
+      auto trips = argument({-1, (*l)->trips});
       count(**l, fmt::format("rest % {}", trips), trips);
       line(fmt::format("rest /= {};", trips));
     }
@@ -133,9 +133,9 @@ class Nest {
     close();
     // so many threads, and one of so many blocks on a processor
     out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
-    out.text = kernel_text(around_.words.size(), text_, out.bounds);
-    out.words = around_.words;
-    out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.lanes : 1 << 20);
+    out.source = kernel_source(nest_.arguments.size(), source_, out.bounds);
+    out.arguments = nest_.arguments;
+    out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.parallel_slots : 1 << 20);
     out.threads = kNestThreads;
     out.waits = true;
     out.shared = stage_ + kept_ + near_;
@@ -144,12 +144,12 @@ class Nest {
 
  private:
   const std::vector<Step>& body() const { return loops_.back()->body; }
-  std::string word(Word w) { return Writer(&around_).word(std::move(w)); }
-  void line(const std::string& text) {
-    text_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n";
+  std::string argument(KernelArgument w) { return SourceWriter(&nest_).argument(std::move(w)); }
+  void line(const std::string& source) {
+    source_ += std::string(std::size_t(2 * depth_), ' ') + source + "\n";
   }
-  void open(const std::string& text) {
-    line(text + " {");
+  void open(const std::string& source) {
+    line(source + " {");
     ++depth_;
   }
   void close() {
@@ -160,7 +160,7 @@ class Nest {
   // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are
   // 128 a thread. For sm_80 the compiler takes some more, and spills.)
   bool two_at_a_time(std::int64_t near) const {
-    return !tiles_.empty() && near >= near_bytes_of(90) &&
+    return !tiles_.empty() && near >= shared_limit_of(90) &&
            2 * (stage_ + kept_ + near_ + kKibi) <= near &&
            std::all_of(tiles_.begin(), tiles_.end(),
                        [](auto& t) { return t.second->registers() <= 80; });
@@ -170,8 +170,8 @@ class Nest {
   // Does it live within a turn?
   bool is_own(int slot) const {
     auto& s = program_.slot(slot);
-    return s.home == Home::arena && s.offset >= loop_.lane_start &&
-           s.offset < loop_.lane_start + loop_.lane_bytes;
+    return s.home == Home::arena && s.offset >= loop_.parallel_slot_start &&
+           s.offset < loop_.parallel_slot_start + loop_.parallel_slot_bytes;
   }
   // Of each body, what is made as tiles (tiles.h).
   void find_tiles(const std::vector<Step>& all, std::int64_t near) {
@@ -188,9 +188,9 @@ class Nest {
     count(all, -1);
     auto lives_here = [&](int slot) { return is_own(slot) && touched[slot] == 0; };
     auto found = tile_group(all, program_, lives_here);
-    if (found && found->stage_bytes() + found->kept_bytes() <= near) {
+    if (found && found->stage_bytes() + found->fold_result_bytes() <= near) {
       stage_ = std::max(stage_, found->stage_bytes());
-      kept_ = std::max(kept_, found->kept_bytes());
+      kept_ = std::max(kept_, found->fold_result_bytes());
       tiles_[&all] = std::move(found);
       return;
     }
@@ -239,9 +239,9 @@ class Nest {
       if (!touched.count(at)) continue;
       auto& slot = program_.slot(at);
       auto near = starts.find(at);
-      around_.places[s] = near != starts.end()
-                              ? Around::Place{"near", near->second}
-                              : Around::Place{"far", slot.offset - loop_.lane_start};
+      nest_.places[s] = near != starts.end()
+                            ? NestContext::Place{"near", near->second}
+                            : NestContext::Place{"far", slot.offset - loop_.parallel_slot_start};
       if (near != starts.end()) near_ = std::max(near_, near->second + slot.bytes);
       far_ |= near == starts.end();
     }
@@ -306,19 +306,19 @@ class Nest {
   }
   // A step's text. What it reads of the turn is hidden from the compiler, which would keep all
   // steps' addresses in registers.
-  void step(const std::string& when, const std::string& text) {
+  void step(const std::string& when, const std::string& source) {
     line(when + "{");
-    for (int v : around_.loops)
-      if (text.find(fmt::format(" + l{} * ", v)) != text.npos)
+    for (int v : nest_.loops)
+      if (source.find(fmt::format(" + l{} * ", v)) != source.npos)
         line(fmt::format("const Word l{0} = hidden(n{0});", v));
     auto reads = [&](const char* lane) {
-      return text.find(fmt::format("({} + ", lane)) != text.npos;
+      return source.find(fmt::format("({} + ", lane)) != source.npos;
     };
     if (reads("near"))
       line(fmt::format("const Word near = reinterpret_cast<Word>(shared) + hidden({});",
                        near_start_));
     if (reads("far")) line("const Word far = hidden(far_lane);");
-    text_ += text;
+    source_ += source;
     line("}");
   }
   void steps(const std::vector<Step>& all) {
@@ -341,12 +341,12 @@ class Nest {
       }
       if (a.is_pass()) mark(all[std::size_t(g.first_of(a))]);
       if (a.flags >= 0) line(fmt::format("unsigned long long flags{} = 0;", a.flags));
-      step("", tile_text(g, a, around_, stage_));
+      step("", tile_source(g, a, nest_, stage_));
       if (a.is_pass()) wait();
     }
   }
   void loop(const Loop& l) {
-    auto turn = fmt::format("t{}", counted_++), trips = word({-1, l.trips});
+    auto turn = fmt::format("t{}", counted_++), trips = argument({-1, l.trips});
     open(fmt::format("for (Word {0} = 0; {0} < {1}; ++{0})", turn, trips));
     count(l, turn, trips);
     steps(l.body);
@@ -354,7 +354,7 @@ class Nest {
   }
   // All look before the first one goes on, who may write there.
   void skip(const View& unless) {
-    Writer w(&around_);
+    SourceWriter w(&nest_);
     auto base = w.base(unless), at = w.at(unless, {});
     auto flag = fmt::format("made{}", counted_++);
     line(fmt::format("bool {};", flag));
@@ -365,9 +365,9 @@ class Nest {
   void one(const Step& s) {
     mark(s);
     if (s.kind == Kind::contract && product(s.contract)) return;
-    for (auto& l : launches_of(s, &around_)) {
+    for (auto& l : launches_of(s, &nest_)) {
       step(l.threads == 1 ? "if (threadIdx_x == 0) " : "",
-           replaced(replaced(l.text, "my_block", "0"), "all_blocks", "1"));
+           replaced(replaced(l.source, "my_block", "0"), "all_blocks", "1"));
       wait();
     }
   }
@@ -409,7 +409,8 @@ class Nest {
     const auto m = pulled(rows), n = pulled(columns), k = pulled(terms);
     auto far = [](std::int64_t of_m, std::int64_t of_n, std::int64_t of_k, const Dim& m,
                   const Dim& n, const Dim& k) {
-      return std::abs(of_m) * m.n + std::abs(of_n) * n.n + std::abs(of_k) * k.n >= most_near;
+      return std::abs(of_m) * m.n + std::abs(of_n) * n.n + std::abs(of_k) * k.n >=
+             kMax32BitPosition;
     };
     const bool fits =
         !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
@@ -425,15 +426,16 @@ class Nest {
       strides[2].push_back(d.out);
     }
 
-    std::string text = "  using I = std::int64_t;\n";
+    std::string source = "  using I = std::int64_t;\n";
     for (std::size_t d = 0; d < sizes.size(); ++d)
-      text += fmt::format("  for (I i{0} = 0; i{0} < {1}; ++i{0})\n", d, word({-1, sizes[d]}));
+      source +=
+          fmt::format("  for (I i{0} = 0; i{0} < {1}; ++i{0})\n", d, argument({-1, sizes[d]}));
     auto side = [&](const View& v, const Dims& moved, std::int64_t line, std::int64_t term,
                     bool writes = false) {
-      Writer w(&around_);
+      SourceWriter w(&nest_);
       auto base = w.base(v, writes), off = w.at(v, moved);
       auto number = [&](std::int64_t s) {
-        return s == 0 || s == 1 ? std::to_string(s) : "int(" + w.word(s) + ")";
+        return s == 0 || s == 1 ? std::to_string(s) : "int(" + w.argument(s) + ")";
       };
       return fmt::format("Side{{{} + ({}) * {}, {}, {}}}", base, off, bytes_of(v.dtype),
                          number(line), number(term));
@@ -442,35 +444,36 @@ class Nest {
     auto out = side(c.out, strides[2], m.out, n.out, true);
     step(
         "",
-        text +
+        source +
             fmt::format(
                 "  block_product<{}, {}, {}, {}>({}, {}, {}, int({}), int({}), int({}), shared);\n",
                 element_of(c.a.dtype), element_of(c.b.dtype), element_of(c.out.dtype), c.accumulate,
-                x, y, out, word({-1, m.n}), word({-1, n.n}), word({-1, k.n})));
+                x, y, out, argument({-1, m.n}), argument({-1, n.n}), argument({-1, k.n})));
     return true;  // all have waited behind it
   }
 
   const Loop& loop_;
   const Program& program_;
   const std::vector<const Loop*> loops_;
-  Around around_;
+  NestContext nest_;
   std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;  // by body
   // bytes of shared memory: of operands, folds, and what else is near
   std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;
   bool far_ = false;  // is there more in a lane?
   const bool marks_;
-  std::string text_, near_start_;
+  std::string source_, near_start_;
   int depth_ = 1, counted_ = 0;
 };
 
 }  // namespace
 
-std::int64_t near_bytes_of(int sm) {
+std::int64_t shared_limit_of(int sm) {
   if (sm == 80 || sm == 87) return 163 * kKibi;
-  return sm == 90 || (sm >= 100 && sm < 120) ? 227 * kKibi : kLeastNear;
+  return sm == 90 || (sm >= 100 && sm < 120) ? 227 * kKibi : kMinSharedLimit;
 }
 
-int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_bytes) {
+int nest_parallel_slots(const Loop& outermost, std::int64_t turns,
+                        std::int64_t parallel_slot_bytes) {
   auto& body = nested(outermost).back()->body;
   bool fits = turns > 1 && count_contractions(body) > 0;
   double steps = 0;
@@ -483,17 +486,19 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   constexpr double slower = 3, start = 7e8;
   const auto of_turn = multiplications(body), rounds = std::ceil(double(turns) / kBlocks);
   fits &= rounds * of_turn * kBlocks * slower <= double(turns) * (of_turn + steps * start);
-  if (!fits || lane_bytes > kMostInLane) return 0;
-  return lane_bytes + kStageBytes <= kLeastNear ? 1 : int(std::min<std::int64_t>(turns, kBlocks));
+  if (!fits || parallel_slot_bytes > kMostInLane) return 0;
+  return parallel_slot_bytes + kStageBytes <= kMinSharedLimit
+             ? 1
+             : int(std::min<std::int64_t>(turns, kBlocks));
 }
-Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes, bool marks) {
-  return Nest(l, p, near_bytes, marks).out;
+Launch nest_launch(const Loop& l, const Program& p, std::int64_t shared_limit, bool marks) {
+  return Nest(l, p, shared_limit, marks).out;
 }
 std::string failed_part(const Launch& l, const int* marks) {
   auto name = [](const Step& s) {
     const Step* named = &s;
     while (named->kind == Kind::loop) named = &named->loop.body.back();
-    return *named->why ? fmt::format("{} ({})", named->why, named->where) : std::string();
+    return *named->op ? fmt::format("{} ({})", named->op, named->where) : std::string();
   };
   std::set<int> at;
   for (int b = 0; b < kMarks; ++b)

@@ -123,17 +123,17 @@ std::vector<std::string> nvrtc_options(int sm, bool exact) {
   return out;
 }
 
-Cubin compile_for_card(const std::string& text, int sm, bool exact) {
+Cubin compile_for_gpu(const std::string& source, int sm, bool exact) {
   auto& api = nvrtc();
   if (!api.there)
     throw Error(
         "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the "
         "loader's path?");
   Nvrtc::Program program = nullptr;
-  api.create(&program, text.c_str(), "kernels.cu", 0, nullptr, nullptr);
+  api.create(&program, source.c_str(), "kernels.cu", 0, nullptr, nullptr);
   const std::unique_ptr<Nvrtc::Program, int (*)(Nvrtc::Program*)> destroyed(&program, api.destroy);
   auto asked = nvrtc_options(sm, exact);
-  const bool links = text.find(kTells) != text.npos;
+  const bool links = source.find(kSetCondition) != source.npos;
   if (links) asked.push_back("--relocatable-device-code=true");
   std::vector<const char*> options;
   for (auto& o : asked) options.push_back(o.c_str());

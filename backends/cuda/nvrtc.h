@@ -16,7 +16,7 @@ struct Cubin {
 };
 // sm: of the card, 90 for an H100; exact: no contracted multiply-adds. Raises with the compiler's
 // own words, or where the library is missing.
-Cubin compile_for_card(const std::string& text, int sm, bool exact = false);
+Cubin compile_for_gpu(const std::string& source, int sm, bool exact = false);
 
 // Texts that call the toolkit's own functions of a card (kTells, api.h) are linked with
 // libcudadevrt.a by nvJitLink: are both there?
@@ -26,7 +26,7 @@ bool can_link();
 // compiler and architecture. A file appears at once or not at all; one that is damaged is made
 // anew. Where there is no compiler, the folder's file `nvrtc` says of which version the one was
 // that has filled it.
-std::string cached_cubin(const std::string& text, int sm, bool exact);
+std::string cached_cubin(const std::string& source, int sm, bool exact);
 // version 0: there is none
 std::string compiler_of(const std::filesystem::path& folder, int version);
 std::int64_t cubins_made();  // and not found, so far

@@ -2,7 +2,7 @@
 // why, it says when asked to.
 #include <cstdlib>
 
-#include "card_api.h"
+#include "gpu_api.h"
 #include "engine.h"
 #include "program/plugin.h"
 
@@ -11,8 +11,8 @@ namespace {
 
 program::Device* device() {
   static auto* one = [] {
-    const auto words = words_of(std::getenv("HALIAX_CUDA"));
-    return make_device(card(words), words, kH100).release();
+    const auto options = cuda_options(std::getenv("HALIAX_CUDA"));
+    return make_device(gpu(options), options, kH100).release();
   }();
   return one;
 }
@@ -22,7 +22,6 @@ program::Device* device() {
 
 const haliax::program::Plugin* haliax_plugin() {
   using namespace haliax;
-  static const program::Plugin mine{program::library_version(), program::border_hash(),
-                                    cuda::device};
+  static const program::Plugin mine{program::library_version(), program::abi_hash(), cuda::device};
   return &mine;
 }

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "program/matrices.h"
-#include "text.h"
+#include "kernel_source.h"
 
 namespace haliax::cuda {
 namespace {
@@ -38,8 +38,8 @@ std::int64_t packed_bytes(const MatrixProducts& p, const Contract& c) {
 std::optional<MatrixProducts> plan_of(const Contract& c, std::int64_t scratch) {
   if (!is_for_library(c)) return {};
   // partial sums must not be rounded
-  bool k_whole = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;
-  auto p = matrix_products(c, k_whole, reads_slot(c.a), reads_slot(c.b));
+  bool unsplit_k = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;
+  auto p = matrix_products(c, unsplit_k, reads_slot(c.a), reads_slot(c.b));
   if (!p || p->k_outer.empty()) return p;
   // What is added up is read and written again by each product but the first: a copy of an operand
   // may be less.
@@ -76,8 +76,8 @@ struct ProductMaker {
     m.transposed = !by_rows;
     return m;
   }
-  static Word word(const View& v, std::int64_t at, bool writes = false) {
-    Word w{v.slot, (v.offset + at) * bytes_of(v.dtype), {}, writes};
+  static KernelArgument argument(const View& v, std::int64_t at, bool writes = false) {
+    KernelArgument w{v.slot, (v.offset + at) * bytes_of(v.dtype), {}, writes};
     for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
     return w;
   }
@@ -148,7 +148,8 @@ struct ProductMaker {
     w.b = matrix(x, m, p.m.a, p.k.n, p.k.a, batch.a, x_at);
     const auto ld = std::max(m == 1 ? n : p.m.out, n);
     w.out = {to.dtype, n, m, ld, batch.out, alignment(to, {batch.out, out_at})};
-    out.push_back({.words = {word(y, y_at), word(x, x_at), word(to, out_at, true)}, .product = w});
+    out.push_back({.arguments = {argument(y, y_at), argument(x, x_at), argument(to, out_at, true)},
+                   .product = w});
   }
 };
 

@@ -16,10 +16,12 @@ using namespace program;
 
 // Whether the rest of the turn is made: if it was to be made so far, and `unless` is true.
 Launch look_at(const View& unless, int so_far, int flag) {
-  Writer w;
-  auto base = w.base(unless), at = w.at(unless, {}), to = w.word(Word{kFlagSlot, flag, {}, true});
+  SourceWriter w;
+  auto base = w.base(unless), at = w.at(unless, {}),
+       to = w.argument(KernelArgument{kFlagSlot, flag, {}, true});
   auto value = "load<bool>(" + base + ", " + at + ")";
-  if (so_far >= 0) value += " && load<bool>(" + w.word(Word{kFlagSlot, so_far}) + ", 0)";
+  if (so_far >= 0)
+    value += " && load<bool>(" + w.argument(KernelArgument{kFlagSlot, so_far}) + ", 0)";
   w.line("store<bool>(" + to + ", 0, " + value + ");");
   auto out = w.launch(1);
   out.threads = 1;
@@ -28,21 +30,21 @@ Launch look_at(const View& unless, int so_far, int flag) {
 
 // Tells the graph instead.
 Launch tell(const View& unless) {
-  Writer w;
-  auto base = w.base(unless), at = w.at(unless, {}), handle = w.word(0);
-  w.line(fmt::format("{}({}, load<bool>({}, {}));", kTells, handle, base, at));
+  SourceWriter w;
+  auto base = w.base(unless), at = w.at(unless, {}), handle = w.argument(0);
+  w.line(fmt::format("{}({}, load<bool>({}, {}));", kSetCondition, handle, base, at));
   auto out = w.launch(1);
   out.threads = 1;
-  out.text =
-      fmt::format("extern \"C\" __device__ void {}(unsigned long long, unsigned);\n", kTells) +
-      out.text;
+  out.source = fmt::format("extern \"C\" __device__ void {}(unsigned long long, unsigned);\n",
+                           kSetCondition) +
+               out.source;
   return out;
 }
 
 class SequenceMaker {
  public:
-  SequenceMaker(const Program& p, std::int64_t near_bytes, SequenceOptions o)
-      : program_(p), near_bytes_(near_bytes), options_(o) {
+  SequenceMaker(const Program& p, std::int64_t shared_limit, SequenceOptions o)
+      : program_(p), shared_limit_(shared_limit), options_(o) {
     for (bool again = true; again;) {
       out = {};
       around_.clear();
@@ -52,7 +54,7 @@ class SequenceMaker {
       look(out.items);
       again = false;
       for (auto& [step, flag] : in_vain_)
-        if (!stays_inside(step->contract.out.slot, flag)) again |= beside_.insert(step).second;
+        if (!stays_inside(step->contract.out.slot, flag)) again |= shadowed_.insert(step).second;
     }
   }
   Sequence out;
@@ -69,7 +71,7 @@ class SequenceMaker {
   }
   void look(const std::vector<Item>& items) {
     for (auto& i : items) {
-      for (auto& w : i.launch.words) touch(w.slot, i.flag);
+      for (auto& w : i.launch.arguments) touch(w.slot, i.flag);
       for (auto& m : i.messages) touch(m.at.slot, i.flag);
       if (i.kind == Item::Kind::host)
         for (auto& a : i.step->host.arrays) touch(a.view, i.flag);
@@ -100,8 +102,8 @@ class SequenceMaker {
       }
       switch (s.kind) {
         case Kind::loop:
-          if (s.loop.lanes > 0) {
-            i.launch = nest_launch(s.loop, program_, near_bytes_, options_.marks);
+          if (s.loop.parallel_slots > 0) {
+            i.launch = nest_launch(s.loop, program_, shared_limit_, options_.marks);
             if (flag >= 0) i.launch = guarded(std::move(i.launch), {kFlagSlot, flag});
           } else {
             i.kind = Item::Kind::loop;
@@ -118,7 +120,7 @@ class SequenceMaker {
         case Kind::host:
           if (s.host.once && program_.device > 0) break;
           i.kind = Item::Kind::host;
-          out.asks_host = true;
+          out.needs_host = true;
           items.push_back(std::move(i));
           break;
         case Kind::finish:
@@ -126,8 +128,8 @@ class SequenceMaker {
         case Kind::collective:
           i.kind = Item::Kind::collective;
           i.body = parts(s, flag);
-          out.speaks = true;
-          out.asks_host |= flag >= 0;
+          out.communicates = true;
+          out.needs_host |= flag >= 0;
           items.push_back(std::move(i));
           break;
         default:
@@ -137,8 +139,8 @@ class SequenceMaker {
     return items;
   }
   void add(std::vector<Item>& items, const Step& what, const Step& of, int flag) {
-    if (beside_.count(&what) > 0) return add_beside(items, what, flag);
-    for (auto& l : launches_of(what, nullptr, near_bytes_)) {
+    if (shadowed_.count(&what) > 0) return add_shadow(items, what, flag);
+    for (auto& l : launches_of(what, nullptr, shared_limit_)) {
       Item i{
           .kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of, .flag = flag};
       if (l.product && flag >= 0 && &what == &of) in_vain_.insert({&what, flag});
@@ -149,19 +151,19 @@ class SequenceMaker {
   }
   // The product beside its place, and from there: out = (accumulate ? out : 0) + that, rounded
   // once.
-  void add_beside(std::vector<Item>& items, const Step& s, int flag) {
+  void add_shadow(std::vector<Item>& items, const Step& s, int flag) {
     auto& c = s.contract;
     Dims dims = c.batch;
     for (auto* part : {&c.m, &c.n}) dims.insert(dims.end(), part->begin(), part->end());
     const auto d = is_float(c.out.dtype) && c.out.dtype != DType::f64 ? DType::f32 : c.out.dtype;
     Step product = s;
     product.contract.accumulate = false;
-    product.contract.out = {kBesideSlot, d, 0, row_major(dims), {}};
+    product.contract.out = {kShadowSlot, d, 0, row_major(dims), {}};
     const View from = product.contract.out;
     product.contract.out.strides.resize(dims.size() + c.k.size());
     View to = c.out;
     to.strides.resize(dims.size());
-    out.beside = std::max(out.beside, points(dims) * bytes_of(d));
+    out.shadow_bytes = std::max(out.shadow_bytes, points(dims) * bytes_of(d));
     Step rest{.kind = Kind::fused};
     rest.fused.dims = dims;
     rest.fused.outer = int(dims.size());
@@ -189,18 +191,18 @@ class SequenceMaker {
     return items;
   }
   const Program& program_;
-  const std::int64_t near_bytes_;
+  const std::int64_t shared_limit_;
   const SequenceOptions options_;
   std::vector<int> around_;             // of each flag, that of the turn around; -1: none
   std::vector<std::set<int>> touched_;  // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
-  std::set<const Step*> beside_;  // contractions
+  std::set<const Step*> shadowed_;  // contractions
 };
 
 }  // namespace
 
-Sequence sequence_of(const Program& p, std::int64_t near_bytes, SequenceOptions o) {
-  return SequenceMaker(p, near_bytes, o).out;
+Sequence sequence_of(const Program& p, std::int64_t shared_limit, SequenceOptions o) {
+  return SequenceMaker(p, shared_limit, o).out;
 }
 
 std::int64_t steps_in_graph(const std::vector<Item>& items) {

@@ -14,7 +14,7 @@ namespace haliax::cuda {
 struct Message {  // a transfer, at a place that is known when the program runs
   int peer = 0;
   bool sends = false;
-  Word at = {};
+  KernelArgument at = {};
   std::int64_t bytes = 0;
 };
 struct Item {
@@ -28,7 +28,7 @@ struct Item {
   // may leave out.
   std::vector<Item> body = {};
   int flag = -1;  // of its turn; the host looks at it before its own steps and collectives
-  Handle before = nullptr, behind = nullptr;  // of a collective: events
+  Handle ready = nullptr, finished = nullptr;  // of a collective: events
 };
 
 // Turns that may end early (Skip) are parts of a graph (Api::begin_if). Where there is no graph,
@@ -37,22 +37,22 @@ struct Item {
 // themselves. Products of the library cannot, and are made in vain; where their result is seen from
 // outside of what is left out, they are made in memory of the executable, too, and a kernel takes
 // them from there.
-inline constexpr int kFlagSlot = -3, kBesideSlot = -4;
+inline constexpr int kFlagSlot = -3, kShadowSlot = -4;
 
 struct Sequence {
   std::vector<Item> items;
-  int flags = 0;            // bytes of them
-  std::int64_t beside = 0;  // bytes for such products
-  bool asks_host = false;   // a step of the host's, or one that the host must look at flags for
-  bool speaks = false;      // to other devices
-  bool multiplies = false;  // by the library
+  int flags = 0;                  // bytes of them
+  std::int64_t shadow_bytes = 0;  // bytes for such products
+  bool needs_host = false;    // a step of the host's, or one that the host must look at flags for
+  bool communicates = false;  // to other devices
+  bool multiplies = false;    // by the library
 };
 struct SequenceOptions {
   bool marks = false;  // nests say which step they make (nest.h)
   bool parts = false;  // what flags skip are parts of the graph instead
 };
 // Without handles. near_bytes: shared memory that a block of threads may have (nest.h).
-Sequence sequence_of(const program::Program&, std::int64_t near_bytes, SequenceOptions = {});
+Sequence sequence_of(const program::Program&, std::int64_t shared_limit, SequenceOptions = {});
 // launches, where one can be made of several
 void join_equal(Sequence&, const program::Program&);
 std::int64_t steps_in_graph(const std::vector<Item>&);  // with all turns of loops

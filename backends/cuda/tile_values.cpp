@@ -9,12 +9,12 @@ namespace haliax::cuda {
 using namespace program;
 
 // ---- blocks that are left out ----
-LeftOut::LeftOut(const TileGroup& g) : code(g.code), states(g.code.size(), State::row) {
+SkippedBlock::SkippedBlock(const TileGroup& g) : code(g.code), states(g.code.size(), State::row) {
   for (std::size_t i = 0; i < code.size(); ++i) states[i] = look(g, i);
 }
-LeftOut::State LeftOut::look(const TileGroup& g, std::size_t i) {
+SkippedBlock::State SkippedBlock::look(const TileGroup& g, std::size_t i) {
   auto& in = code[i];
-  if (int p = g.tile_of[i]; p >= 0) {
+  if (int p = g.product_of[i]; p >= 0) {
     auto& product = g.products[std::size_t(p)];
     if (!product.has_flags) return State::inner;
     in.code = Code::constant;
@@ -43,19 +43,19 @@ LeftOut::State LeftOut::look(const TileGroup& g, std::size_t i) {
     if (of(a) != State::row && out != State::unknown) out = of(a);
   return out;
 }
-bool LeftOut::folds(const TileGroup& g, int fold) const {
+bool SkippedBlock::folds(const TileGroup& g, int fold) const {
   auto& in = g.code[std::size_t(fold)];
   return states[std::size_t(in.args[0])] == State::row && in.code != Code::reduce_prod;
 }
-Wanted wanted_by(const TileGroup& g, const LeftOut& left_out, const std::vector<int>& folds,
-                 const std::vector<int>& products) {
-  Wanted w;
+NeededBlocks needed_blocks(const TileGroup& g, const SkippedBlock& left_out,
+                           const std::vector<int>& folds, const std::vector<int>& products) {
+  NeededBlocks w;
   auto has_flags = [&](int p) { return g.products[std::size_t(p)].has_flags; };
   for (int p : products) has_flags(p) ? void(w.flags.insert(p)) : void(w.always = true);
   for (int f : folds) {
     w.always |= !left_out.folds(g, f);
     for (int i : g.sources(f))
-      if (int p = g.tile_of[std::size_t(i)]; p >= 0 && has_flags(p)) w.flags.insert(p);
+      if (int p = g.product_of[std::size_t(i)]; p >= 0 && has_flags(p)) w.flags.insert(p);
   }
   return w;
 }
@@ -67,7 +67,7 @@ namespace {
 int bare(const TileGroup& g, int i) {
   for (;;) {
     auto& in = g.code[std::size_t(i)];
-    if (in.code != Code::cast || g.tile_of[std::size_t(i)] >= 0) return i;
+    if (in.code != Code::cast || g.product_of[std::size_t(i)] >= 0) return i;
     const auto from = g.code[std::size_t(in.args[0])].dtype;
     if (from != in.dtype &&
         !(in.dtype == DType::f32 && (from == DType::bf16 || from == DType::f16)))
@@ -89,7 +89,7 @@ struct Analysis {
   bool waits(int i) const { return g.waits(i, pending); }
   std::optional<Scaled> of(int i) const {
     auto& in = at(i);
-    if (!in.inner || g.tile_of[std::size_t(i)] >= 0 ||
+    if (!in.inner || g.product_of[std::size_t(i)] >= 0 ||
         !(in.dtype == DType::f32 || (may_round && is_float(in.dtype))))
       return {};
     const int x = in.args[0], y = in.args[1];

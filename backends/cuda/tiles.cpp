@@ -125,7 +125,7 @@ std::optional<Block> block_of(const Step& s) {
   const Step* product = &s;
   if (s.kind == Kind::loop) {
     auto& body = s.loop.body;
-    if (s.loop.lanes > 0 || body.empty() || body.size() > 2 ||
+    if (s.loop.parallel_slots > 0 || body.empty() || body.size() > 2 ||
         (body.size() == 2 && body[0].kind != Kind::skip))
       return {};
     if (body.size() == 2) b.flag = &body[0].skip.unless;
@@ -269,7 +269,7 @@ class Finder {
     g_.code.push_back(std::move(i));
     g_.strides.push_back(std::move(strides));
     g_.home.push_back(at);
-    g_.tile_of.push_back(product);
+    g_.product_of.push_back(product);
     return int(g_.code.size()) - 1;
   }
   int cast_to(DType d, int value, int at) {
@@ -326,7 +326,7 @@ class Finder {
               !(i.code >= Code::reduce_argmax && i.code <= Code::reduce_argmin));
       std::int64_t reach = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) reach += std::abs(strides[d]) * space_[d];
-      require(reach < most_near);
+      require(reach < kMax32BitPosition);
       const bool is_row = !i.inner && i.view.slot >= 0;
       if (const int value = is_row && i.code == Code::load ? stored(i.view, strides) : -1;
           value >= 0) {
@@ -403,7 +403,7 @@ class Finder {
     for (auto* o : {&p.x, &p.y, &p.out})
       require((rows_ + columns_) * std::abs(o->line) +
                   std::max(p.terms, columns_) * std::abs(o->term) <
-              most_near);
+              kMax32BitPosition);
     const auto end = blocks(k, *first, p, sizes[column], {a, b, out}, steps, column);
     p.kind == TileProduct::Kind::makes ? make(wide, p, c.out.dtype) : use(wide, p);
     return end;
@@ -509,7 +509,7 @@ class Finder {
   }
   std::set<int> read_by(int instr) const {
     std::set<int> out;
-    const int p = g_.tile_of[std::size_t(instr)];
+    const int p = g_.product_of[std::size_t(instr)];
     if (p >= 0) {
       touch(out, g_.products[std::size_t(p)].x.view);
       touch(out, g_.products[std::size_t(p)].y.view);
@@ -568,7 +568,7 @@ class Finder {
           later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
       if (n.flags == later.product) return true;
       for (int i : g_.sources(value))
-        if (g_.tile_of[std::size_t(i)] == n.flags) return true;
+        if (g_.product_of[std::size_t(i)] == n.flags) return true;
     }
     return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
            meet(n.reads, later.writes);
@@ -588,8 +588,8 @@ class Finder {
   // for what follows from it.
   void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
                   std::vector<int>& begun) {
-    const LeftOut left_out(g_);
-    const auto wanted = wanted_by(g_, left_out, pass.folds, pass.products);
+    const SkippedBlock left_out(g_);
+    const auto wanted = needed_blocks(g_, left_out, pass.folds, pass.products);
     const auto ready = behind;
     for (int top : pass.folds) {
       auto& max = g_.code[std::size_t(top)];
@@ -623,7 +623,7 @@ class Finder {
     }
   }
   const TileProduct& product(const Node& n) const { return g_.products[std::size_t(n.product)]; }
-  bool is_sum(int fold, const Wanted& wanted, const LeftOut& left_out) const {
+  bool is_sum(int fold, const NeededBlocks& wanted, const SkippedBlock& left_out) const {
     auto& in = g_.code[std::size_t(fold)];
     return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
            (wanted.always || left_out.folds(g_, fold));
@@ -644,7 +644,7 @@ class Finder {
     return true;
   }
   // Does it want all blocks that are walked over? whole: and no others.
-  bool wants_all(const Node& n, const Wanted& wanted, bool& whole) const {
+  bool wants_all(const Node& n, const NeededBlocks& wanted, bool& whole) const {
     const int value = n.fold >= 0 ? n.fold : product(n).value;
     std::set<int> flags;
     if (n.product >= 0) {
@@ -654,7 +654,7 @@ class Finder {
         return false;
     }
     for (int i : g_.sources(value))
-      if (int p = g_.tile_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
+      if (int p = g_.product_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
         flags.insert(p);
     for (int p : flags) {
       if (wanted.always) return false;
@@ -721,19 +721,20 @@ class Finder {
       TileAction pass;
       auto behind = done;
       for (std::size_t k = 0; k < nodes_.size(); ++k)
-        if (begun[k] >= 0 && is_ready(k, done) && (pass.rest_of < 0 || pass.rest_of == begun[k]))
-          pass.rest_of = begun[k];
+        if (begun[k] >= 0 && is_ready(k, done) &&
+            (pass.remainder_of < 0 || pass.remainder_of == begun[k]))
+          pass.remainder_of = begun[k];
       for (std::size_t k = 0; k < nodes_.size(); ++k)
-        if (nodes_[k].is_tile() && begun[k] == pass.rest_of && is_ready(k, done)) {
+        if (nodes_[k].is_tile() && begun[k] == pass.remainder_of && is_ready(k, done)) {
           behind[k] = more = true;
           if (nodes_[k].fold >= 0)
             pass.folds.push_back(nodes_[k].fold);
           else
             pass.products.push_back(nodes_[k].product);
         }
-      if (pass.rest_of < 0) make_early(pass, done, behind, begun);
+      if (pass.remainder_of < 0) make_early(pass, done, behind, begun);
       // a rest may be left out
-      for (std::size_t k = 0; k < nodes_.size() && pass.rest_of < 0; ++k)
+      for (std::size_t k = 0; k < nodes_.size() && pass.remainder_of < 0; ++k)
         if (nodes_[k].store >= 0 && is_ready(k, behind)) {
           pass.stores.push_back(nodes_[k].store);
           behind[k] = more = true;
@@ -768,7 +769,7 @@ std::set<int> TileGroup::sources(int instr) const {
   walk(walk, instr);
   return out;
 }
-std::int64_t TileGroup::kept_at(int fold) const {
+std::int64_t TileGroup::fold_result_offset(int fold) const {
   std::int64_t before = 0;
   for (int i = 0; i < fold; ++i) before += is_fold(code[std::size_t(i)].code);
   return before * points(rows) * 8;
@@ -780,7 +781,9 @@ int TileGroup::first_of(const TileAction& pass) const {
     for (int i : all) first = std::min(first, home[std::size_t(i)]);
   return first;
 }
-std::int64_t TileGroup::kept_bytes() const { return aligned(kept_at(int(code.size()))); }
+std::int64_t TileGroup::fold_result_bytes() const {
+  return aligned(fold_result_offset(int(code.size())));
+}
 
 std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p,
                                       const std::function<bool(int)>& is_own) {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "codes.h"
-#include "text.h"
+#include "kernel_source.h"
 
 namespace haliax::cuda {
 
@@ -44,7 +44,7 @@ struct TileAction {
   int top = -1;
   std::vector<int> early_folds = {}, early_products = {};
   // what this action made early, where there are more blocks than it walked over
-  int rest_of = -1;
+  int remainder_of = -1;
   bool is_pass() const { return !step && flags < 0; }
   std::vector<int> all_folds() const { return joined(folds, early_folds); }
   std::vector<int> all_products() const { return joined(products, early_products); }
@@ -62,15 +62,15 @@ struct TileGroup {
   std::vector<program::Instr> code;    // of all fused steps; args are those here
   std::vector<program::Dims> strides;  // of a load, a store or an iota, along the space
   // which product an instruction is, or -1; the step that it comes from
-  std::vector<int> tile_of, home;
+  std::vector<int> product_of, home;
   std::vector<TileProduct> products;
   std::vector<TileAction> actions;
   std::set<int> unused;  // slots that are never in memory
 
   std::set<int> sources(int instr) const;  // itself and what it is made of, as far back as folds
   bool waits(int instr, const std::set<int>& folds) const;  // is it made of one of these?
-  std::int64_t kept_bytes() const;  // of shared memory, for the results of folds
-  std::int64_t kept_at(int fold) const;
+  std::int64_t fold_result_bytes() const;  // of shared memory, for the results of folds
+  std::int64_t fold_result_offset(int fold) const;
   std::int64_t stage_bytes() const;            // of shared memory, that the largest pass takes
   int first_of(const TileAction& pass) const;  // step that it makes something of
   int registers() const;  // that a thread has for tiles, operands and sums, in the largest pass
@@ -78,11 +78,11 @@ struct TileGroup {
 
 // What becomes of the instructions of a block that is left out. There a tile is 0 if it is filled,
 // else nothing that anybody may look at: who chooses between it and something else takes the other.
-struct LeftOut {
+struct SkippedBlock {
   enum class State { unknown, inner, row };
   std::vector<program::Instr> code;
   std::vector<State> states;
-  explicit LeftOut(const TileGroup&);
+  explicit SkippedBlock(const TileGroup&);
   // has it one value for a row, that can be folded any number of times?
   bool folds(const TileGroup&, int fold) const;
 
@@ -91,12 +91,12 @@ struct LeftOut {
 };
 // Blocks of columns that a pass walks over: those that one of these products does not leave out, or
 // all of them.
-struct Wanted {
+struct NeededBlocks {
   std::set<int> flags = {};
   bool always = false;
 };
-Wanted wanted_by(const TileGroup&, const LeftOut&, const std::vector<int>& folds,
-                 const std::vector<int>& products);
+NeededBlocks needed_blocks(const TileGroup&, const SkippedBlock&, const std::vector<int>& folds,
+                           const std::vector<int>& products);
 
 // A value that is linear in exp(x - shift), where shift is made of the maximum of x, is known up to
 // a factor as soon as anything is subtracted in its place. So sums of it may begin with the maximum
@@ -122,6 +122,6 @@ inline constexpr std::int64_t small_bytes = 32 << 10;
 std::unique_ptr<TileGroup> tile_group(const std::vector<program::Step>&, const program::Program&,
                                       const std::function<bool(int)>& is_own);
 // The text of a pass, or that gives a product's flags to the variable `flagsN`.
-std::string tile_text(const TileGroup&, const TileAction&, Around&, std::int64_t kept_start);
+std::string tile_source(const TileGroup&, const TileAction&, NestContext&, std::int64_t kept_start);
 
 }  // namespace haliax::cuda

@@ -51,7 +51,7 @@ class MpiRanks final : public program::Ranks {
     MPI_Comm host = MPI_COMM_NULL;
     require(MPI_Comm_split_type(channels_[0], MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
             "the ranks of a host");
-    MPI_Comm_rank(host, &place_);
+    MPI_Comm_rank(host, &local_rank_);
     MPI_Comm_free(&host);
     int* most = nullptr;
     int found = 0;
@@ -61,7 +61,7 @@ class MpiRanks final : public program::Ranks {
   int rank() const override { return rank_; }
   int count() const override { return count_; }
   std::string where() const override { return where_; }
-  int place() const override { return place_; }
+  int local_rank() const override { return local_rank_; }
   int tags() const override { return tags_; }
 
   Message send(Channel c, int to, int tag, const void* data, std::int64_t bytes) override {
@@ -87,7 +87,7 @@ class MpiRanks final : public program::Ranks {
     m.handle = nullptr;
     return true;
   }
-  std::optional<Envelope> waiting(Channel c, int from, int tag) override {
+  std::optional<Envelope> probe(Channel c, int from, int tag) override {
     int flag = 0, bytes = 0;
     MPI_Status s;
     std::lock_guard hold(lock_);
@@ -118,7 +118,7 @@ class MpiRanks final : public program::Ranks {
   }
   std::mutex lock_;
   MPI_Comm channels_[3] = {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL};
-  int rank_ = 0, count_ = 1, place_ = 0, tags_ = 0;
+  int rank_ = 0, count_ = 1, local_rank_ = 0, tags_ = 0;
   std::string where_;
   bool ours_ = true;
 };
@@ -133,7 +133,7 @@ program::Ranks* ranks() {
 
 const haliax::program::Plugin* haliax_plugin() {
   using namespace haliax;
-  static const program::Plugin mine{program::library_version(), program::border_hash(), nullptr,
+  static const program::Plugin mine{program::library_version(), program::abi_hash(), nullptr,
                                     mpi::ranks};
   return &mine;
 }

@@ -52,7 +52,7 @@ template <class T> T arithmetic(Code code, DType dtype, T x, T y) {
   }
 }
 
-template <class T> T integer(Code code, DType dtype, T x, T y) {
+template <class T> T integer_op(Code code, DType dtype, T x, T y) {
   switch (code) {
     case Code::floor:
     case Code::ceil:
@@ -138,7 +138,7 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
     case Code::is_inf:
       return truth(is_float(from) && std::isinf(a[0].real));
     case Code::popcount:
-      return whole(dtype, std::popcount(std::uint64_t(a[0].whole) << (64 - width_of(from))));
+      return integer(dtype, std::popcount(std::uint64_t(a[0].integer) << (64 - width_of(from))));
     case Code::less:
       return truth(less(from, a[0], a[1]));
     case Code::less_equal:
@@ -148,17 +148,17 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
     case Code::not_equal:
       return truth(!equal(from, a[0], a[1]));
     case Code::select:
-      return a[0].whole ? a[1] : a[2];
+      return a[0].integer ? a[1] : a[2];
     case Code::fma:
       if (dtype == DType::f64) return {std::fma(a[0].real, a[1].real, a[2].real), 0};
       if (holds_real(dtype))
         return real(dtype, std::fma(float(a[0].real), float(a[1].real), float(a[2].real)));
-      return whole(dtype, std::int64_t(std::uint64_t(a[0].whole) * std::uint64_t(a[1].whole) +
-                                       std::uint64_t(a[2].whole)));
+      return integer(dtype, std::int64_t(std::uint64_t(a[0].integer) * std::uint64_t(a[1].integer) +
+                                         std::uint64_t(a[2].integer)));
     case Code::threefry0:
     case Code::threefry1:
     case Code::threefry_xor: {
-      auto word = [&](int k) { return std::uint32_t(a[k].whole); };
+      auto word = [&](int k) { return std::uint32_t(a[k].integer); };
       auto [x, y] = threefry(word(0), word(1), word(2), word(3));
       return {0, code == Code::threefry0 ? x : code == Code::threefry1 ? y : x ^ y};
     }
@@ -167,9 +167,9 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
   }
   auto y = code < Code::add ? Value{} : a[1];
   if (holds_real(dtype)) return real(dtype, floating(code, dtype, a[0].real, y.real));
-  if (!is_unsigned(dtype)) return whole(dtype, integer(code, dtype, a[0].whole, y.whole));
-  return whole(
-      dtype, std::int64_t(integer(code, dtype, std::uint64_t(a[0].whole), std::uint64_t(y.whole))));
+  if (!is_unsigned(dtype)) return integer(dtype, integer_op(code, dtype, a[0].integer, y.integer));
+  return integer(dtype, std::int64_t(integer_op(code, dtype, std::uint64_t(a[0].integer),
+                                                std::uint64_t(y.integer))));
 }
 
 Value start_of(Monoid m, DType d) {

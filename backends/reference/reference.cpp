@@ -7,7 +7,7 @@
 
 #include "compute.h"
 #include "haliax/error.h"
-#include "program/apart.h"
+#include "program/independent_points.h"
 #include "program/devices.h"
 
 namespace haliax::reference {
@@ -101,7 +101,7 @@ class Run {
           run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}});
           break;
         case Kind::skip:
-          if (get(s.skip.unless, start(s.skip.unless)).whole)
+          if (get(s.skip.unless, start(s.skip.unless)).integer)
             break;
           else
             return;
@@ -141,7 +141,7 @@ class Run {
     auto offset = v.offset;
     for (auto& t : v.terms) {
       auto number = t.loop >= 0 ? loops_.at(std::size_t(t.loop)) : 0;
-      if (t.slot >= 0) number = load(t.slot_dtype, at(t.slot, t.slot_dtype, t.slot_offset)).whole;
+      if (t.slot >= 0) number = load(t.slot_dtype, at(t.slot, t.slot_dtype, t.slot_offset)).integer;
       if (t.slot >= 0) number = std::max<std::int64_t>(0, std::min(number, t.limit));
       offset += number * t.stride;
     }
@@ -177,7 +177,7 @@ class Run {
             "a fused step has more outer dims than dims");
     auto outer = std::size_t(f.outer), all = f.dims.size();
     // some of the last dims in one row, which is quicker
-    if (outer == all && points_apart(f, program_, memory_))
+    if (outer == all && points_are_independent(f, program_, memory_))
       for (std::int64_t n = 1; outer > 0 && (n == 1 || n * f.dims[outer - 1] <= 4096);)
         n *= f.dims[--outer];
     const Dims rows = part(f.dims, 0, outer), inner = part(f.dims, outer, all), once;
@@ -273,7 +273,7 @@ class Run {
     is_float(c.out.dtype) ? contract<double>(c) : contract<std::uint64_t>(c);
   }
   template <class T> static T number(Value x) {
-    return std::is_same_v<T, double> ? T(x.real) : T(x.whole);
+    return std::is_same_v<T, double> ? T(x.real) : T(x.integer);
   }
   template <class T> static Value value(T x) {
     return std::is_same_v<T, double> ? Value{double(x), 0} : Value{0, std::int64_t(x)};
@@ -317,7 +317,7 @@ class Run {
     std::int64_t offset = 0;
     inside = true;
     for (auto& i : indexed) {
-      auto id = get(i.ids, start(i.ids) + offset_of(point, i.ids.strides)).whole;
+      auto id = get(i.ids, start(i.ids) + offset_of(point, i.ids.strides)).integer;
       // a u64 with its high bit set is large, not negative
       if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;
       if (clamp && i.size > 0) id = std::clamp<std::int64_t>(id, 0, i.size - 1);
@@ -405,7 +405,7 @@ class Run {
     for (auto& v : c.arrays) first.push_back(at(v.slot, v.dtype, start(v)));
     CustomCalls calls(c);
     calls.run(first.data(), 0, calls.points());
-    calls.throw_on();
+    calls.rethrow();
   }
   // of each, its element (0, 0, ...)
   std::vector<void*> first(const std::vector<Operand>& arrays) const {

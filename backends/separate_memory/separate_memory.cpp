@@ -15,11 +15,11 @@
 #include <utility>
 
 #include "base/fork.h"
-#include "base/protected.h"
+#include "base/protected_memory.h"
 #include "haliax/error.h"
 #include "program/devices.h"
 
-namespace haliax::apart {
+namespace haliax::separate_memory {
 namespace {
 
 using namespace program;
@@ -63,12 +63,13 @@ class Unit {  // one device
         run();
       } catch (const std::exception& e) {
         std::lock_guard hold(lock_);
-        failed_ = "[apart] device " + std::to_string(number) + " has failed in the call of " +
-                  called + ": " + e.what() + "; it runs nothing more";
+        failed_ = "[separate-memory] device " + std::to_string(number) +
+                  " has failed in the call of " + called + ": " + e.what() +
+                  "; it runs nothing more";
       }
     }});
   }
-  Memory take(std::int64_t bytes) {
+  Memory allocate(std::int64_t bytes) {
     const auto size = (std::max<std::int64_t>(bytes, 1) + 63) / 64 * 64;
     Work fill{[] {}}, back{[] {}};  // who gives memory back has none to ask for it
     auto* got = memory_.take(size);
@@ -79,7 +80,7 @@ class Unit {  // one device
     // what is given back comes in order
     if (!got)
       throw Error("[memory] " + std::to_string(bytes) +
-                  " bytes are wanted, and apart has not as many on device " +
+                  " bytes are wanted, and separate-memory has not as many on device " +
                   std::to_string(number));
     fill.front() = [got, size] { std::memset(got, 0xff, std::size_t(size)); };
     back.front() = [this, got] { memory_.give_back(got); };
@@ -127,7 +128,7 @@ class Unit {  // one device
       hold.lock();
     }
   }
-  Protected memory_;
+  ProtectedMemory memory_;
   std::mutex lock_;  // of all below
   std::condition_variable changed_;
   Work work_;
@@ -155,7 +156,7 @@ bool blocks(const std::vector<Step>& steps) {  // asks other devices, or the hos
 class Late final : public Executable {
  public:
   Late(std::shared_ptr<Executable> steps, const Program& p)
-      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.number)),
+      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.backend_device)),
         blocks_(blocks(p.steps)) {}
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
            Communicator* comm) override {
@@ -175,15 +176,15 @@ class Late final : public Executable {
   bool blocks_;
 };
 
-class ApartDevice final : public Device {
+class SeparateMemoryDevice final : public Device {
  public:
-  const char* name() const override { return "apart"; }
+  const char* name() const override { return "separate-memory"; }
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     return steps_->scratch_bytes(s, workers);
   }
-  int lanes(const program::Loop& l, std::int64_t turns, std::int64_t lane_bytes,
-            int workers) const override {
-    return steps_->lanes(l, turns, lane_bytes, workers);
+  int parallel_slots(const program::Loop& l, std::int64_t turns, std::int64_t parallel_slot_bytes,
+                     int workers) const override {
+    return steps_->parallel_slots(l, turns, parallel_slot_bytes, workers);
   }
   Machine machine() const override { return steps_->machine(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
@@ -191,7 +192,7 @@ class ApartDevice final : public Device {
   }
   bool is_host() const override { return false; }
   int devices() const override { return int(units->size()); }
-  Memory take(std::int64_t bytes, int d) override { return unit(d).take(bytes); }
+  Memory allocate(std::int64_t bytes, int d) override { return unit(d).allocate(bytes); }
   void put(const Box& b, int d) override {
     unit(d).begin(&Counts::puts);
     unit(d).here([&] { copy_on_host(b); });
@@ -211,18 +212,18 @@ class ApartDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_apart_device() {
+std::unique_ptr<Device> make_separate_memory_device() {
   static std::once_flag once;
   std::call_once(once, [] {
     units = new Units;
     for (std::size_t d = 0; d < units->size(); ++d) unit(int(d)).number = int(d);
   });
-  return std::make_unique<ApartDevice>();
+  return std::make_unique<SeparateMemoryDevice>();
 }
 Counts counts(int device) {
-  make_apart_device();
+  make_separate_memory_device();
   return unit(device).counts();
 }
-void plant_error(int device, const char* what) { unit(device).plant(what); }
+void inject_error(int device, const char* what) { unit(device).plant(what); }
 
-}  // namespace haliax::apart
+}  // namespace haliax::separate_memory

@@ -11,7 +11,7 @@ using namespace haliax;
 int main(int argc, char** argv) {
   llama::Run run;
   run.steps = 200;
-  run.speaks = true;
+  run.verbose = true;
   std::string mesh, svg;
   std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size,
                embed = run.config.Embed.size, layers = run.config.Layers.size;
@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
   line.flag("--scatters", run.mode.scatters,
             "between layers positions are cut along model (reduce-scatter); else all is whole "
             "(all-reduce)");
-  line.flag("--kept", run.mode.kept,
+  line.flag("--kept", run.mode.saves_activations,
             "what is gathered for a layer waits for the backward pass; else it is gathered again");
   line.flag("--overlap", run.mode.overlap, "collectives go on beside the work");
   const auto modes = line.flag("--modes", all, "trains in all of these ways, and compares");

@@ -16,7 +16,7 @@ struct Stream {
   std::optional<Mapping> cut = {};
   // layers are written out: what was put together waits for the gradient. In a loop it is so again
   // there
-  bool kept = false;
+  bool saves_activations = false;
   bool operator==(const Stream&) const = default;
 
   NamedArray between_layers(const NamedArray& x) const { return cut ? shard(x, *cut) : x; }
@@ -124,7 +124,7 @@ struct Llama {
   // ids (..., pos) -> logits (..., pos, vocab)
   NamedArray operator()(const NamedArray& ids) const {
     auto x = stream.between_layers(tokens(ids));
-    if (!stream.kept)
+    if (!stream.saves_activations)
       x = blocks.fold(x);
     else
       for (auto& block : blocks.unstacked()) x = block(x);

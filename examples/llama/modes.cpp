@@ -49,7 +49,7 @@ void write_picture(const std::string& path, const std::string& title,
 void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
   Run run = given;
   run.mesh.reset();
-  run.speaks = false;
+  run.verbose = false;
   const bool tells = this_rank() == 0;
   const double tolerance = Policy(run.policy).compute == DType::f32 ? 1e-5 : 5e-2;
   const auto one = train(run);

@@ -17,8 +17,8 @@ namespace llama {
 // (reduce-scatter).
 struct Mode {
   std::string name;
-  bool scatters = false, kept = false;  // see Stream
-  bool overlap = false;                 // see JitOptions
+  bool scatters = false, saves_activations = false;  // see Stream
+  bool overlap = false;                              // see JitOptions
 };
 
 struct Run {
@@ -28,7 +28,7 @@ struct Run {
   std::string policy = "f32";
   std::optional<Mesh> mesh = {};  // none: one device, and the mode is nothing
   Mode mode = {};
-  bool speaks = false;  // the loss, now and then
+  bool verbose = false;  // the loss, now and then
 };
 struct Trained {
   std::vector<double> losses;  // of each step
@@ -57,7 +57,7 @@ inline Layout layout_of(const Mesh& mesh) {
 inline Config config_of(const Run& run) {
   Config c = run.config;
   if (!run.mesh) return c;
-  c.stream.kept = run.mode.kept;
+  c.stream.saves_activations = run.mode.saves_activations;
   if (!run.mode.scatters) return c;
   std::vector<Mapping::Entry> cut;
   for (auto& [name, size] : run.mesh->axes())
@@ -89,7 +89,7 @@ inline auto step_of(const Run& run, const optim::AdamW& optimizer) {
 
   return named_jit(step, options);
 }
-inline auto born(const Run& run) {
+inline auto sharded_init(const Run& run) {
   JitOptions options;
   if (run.mesh) {
     options.mesh = run.mesh;
@@ -102,11 +102,12 @@ inline auto born(const Run& run) {
 inline std::vector<Mode> modes() {
   std::vector<Mode> all;
   for (bool scatters : {false, true})
-    for (bool kept : {false, true})
+    for (bool saves_activations : {false, true})
       for (bool overlap : {false, true})
         all.push_back({std::string(scatters ? "reduce-scatter" : "all-reduce") +
-                           (kept ? ", kept" : ", again") + (overlap ? ", overlapped" : ""),
-                       scatters, kept, overlap});
+                           (saves_activations ? ", kept" : ", again") +
+                           (overlap ? ", overlapped" : ""),
+                       scatters, saves_activations, overlap});
   return all;
 }
 
@@ -114,8 +115,9 @@ inline Trained train(const Run& run) {
   const auto config = config_of(run);
   const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});
   auto model = named_jit([=](const Key& key) { return Llama::init(config, key); },
-                         born(run))(random::key(0));
-  auto state = named_jit([=](const Llama& m) { return optimizer.init(m); }, born(run))(model);
+                         sharded_init(run))(random::key(0));
+  auto state =
+      named_jit([=](const Llama& m) { return optimizer.init(m); }, sharded_init(run))(model);
   auto step = step_of(run, optimizer);
   Trained out;
   for (int i = 0; i < run.steps; ++i) {
@@ -127,7 +129,7 @@ inline Trained train(const Run& run) {
     const double took =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     out.seconds = i == 0 ? took : std::min(out.seconds, took);
-    if (run.speaks && (i % 20 == 0 || i == run.steps - 1))
+    if (run.verbose && (i % 20 == 0 || i == run.steps - 1))
       std::printf("step %d: loss %.3f\n", i, out.losses.back());
   }
   out.report = step.report();

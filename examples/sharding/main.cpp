@@ -44,7 +44,7 @@ std::int64_t parameters(const Sizes& s) {
 
 struct Row {
   std::string name;
-  Ran ran;
+  RunResult result;
 };
 Row trained(const Layout& layout, const Command& c) {
   Row row{layout.name, run(layout, c.sizes(), c.steps)};
@@ -52,9 +52,9 @@ Row trained(const Layout& layout, const Command& c) {
        ", inside the loss " +
        (layout.compute ? to_string(*layout.compute) : "as the arguments lie") + ", on " +
        (layout.mesh ? "the mesh " + to_string(*layout.mesh) : "one device") + "\n");
-  show(row.ran.step.explain);
-  for (std::size_t i = 0; i < row.ran.losses.size(); ++i)
-    std::printf("step %zu loss: %.6f\n", i, row.ran.losses[i]);
+  show(row.result.step.explain);
+  for (std::size_t i = 0; i < row.result.losses.size(); ++i)
+    std::printf("step %zu loss: %.6f\n", i, row.result.losses[i]);
   return row;
 }
 void compare(const std::vector<Row>& rows) {
@@ -67,7 +67,7 @@ void compare(const std::vector<Row>& rows) {
                 kib(r.step.sent_bytes).c_str(), r.step.calls, r.losses.back());
   for (auto& [name, r] : rows) {
     const double tolerance = name.starts_with("mixed") ? 1e-2 : 1e-4,
-                 first = rows[0].ran.losses.back();
+                 first = rows[0].result.losses.back();
     if (!(std::abs(r.losses.back() - first) <= tolerance * first))
       throw Error("[sharding] the loss of " + name + " is another");
   }
@@ -147,7 +147,7 @@ void tell(const Command& c) {
           "each is gathered where it is used, and its gradient goes back to where it belongs.");
   show(visualize_sharding({Embed, Mlp}, *fsdp.params, *fsdp.mesh));
   rows.push_back(trained(fsdp, c));
-  show("\n" + visualize_shardings(rows.back().ran.model, *fsdp.params, *fsdp.mesh));
+  show("\n" + visualize_shardings(rows.back().result.model, *fsdp.params, *fsdp.mesh));
 
   chapter("mixed precision", "The same, computed in bf16: a weight is cast before it is sent.");
   rows.push_back(trained(mixed_precision(), c));

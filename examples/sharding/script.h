@@ -118,13 +118,13 @@ inline auto jitted_step(const Layout& layout, BatchLoss batch_loss) {
 }
 
 // A few steps on one batch, and what was planned for them.
-struct Ran {
+struct RunResult {
   std::vector<double> losses;
   Model model;
   JitReport init, state, step;
 };
-inline Ran run(const Layout& layout, const Sizes& sizes, int steps,
-               BatchLoss batch_loss = train_batch_loss) {
+inline RunResult run(const Layout& layout, const Sizes& sizes, int steps,
+                     BatchLoss batch_loss = train_batch_loss) {
   auto [model_key, training_key] = random::split<2>(random::key(0));
   // Both are born sharded: each device makes its own part.
   auto init_model =
@@ -134,7 +134,7 @@ inline Ran run(const Layout& layout, const Sizes& sizes, int steps,
   auto opt_state = init_state(model);
 
   auto step = jitted_step(layout, batch_loss);
-  Ran out;
+  RunResult out;
   for (int i = 0; i < steps; ++i) {
     auto [my_key, next_key] = random::split<2>(training_key);
     training_key = next_key;

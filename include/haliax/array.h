@@ -250,4 +250,4 @@ NamedArray from_bytes(std::span<const std::byte>, DType, const AxisSpec&,
 NamedArray named(const NamedArray& a, const AxisSpec& axes,
                  SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -142,4 +142,4 @@ Axes replace_axis(const Axes&, const AxisSelector& old, const Axes&,
 Axes rearrange_for_partial_order(const Names& partial, const Axes&,
                                  SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

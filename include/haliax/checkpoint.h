@@ -122,4 +122,4 @@ std::optional<Restored<T>> latest_checkpoint(const std::string& folder, T like,
 void write_one_file(const std::string& folder, std::int64_t step, const std::string& path,
                     const std::string& prefix = {}, SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

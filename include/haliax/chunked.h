@@ -63,4 +63,4 @@ auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f,
   });
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -107,4 +107,4 @@ auto while_loop(P goes_on, F f, const Axis& most, ScanOptions options = {}) {
   };
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

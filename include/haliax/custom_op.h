@@ -149,4 +149,4 @@ class CustomFunction {
 // process.
 CustomFunction custom_op(CustomOp, SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

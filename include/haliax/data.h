@@ -72,4 +72,4 @@ class TokenLoader {
   std::int64_t position_ = 0, tokens_read_ = 0;
 };
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

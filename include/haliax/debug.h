@@ -36,4 +36,4 @@ void check(const Arr& condition, const Text&);
 void set_output(void (*line)(std::string_view));
 
 }  // namespace debug
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -56,4 +56,4 @@ DLManagedTensor* to_dlpack(const NamedArray&, SourceLocation = SourceLocation::c
 NamedArray from_dlpack(DLManagedTensor*, const AxisSpec& axes,
                        SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -36,4 +36,4 @@ bool is_signed(DType);   // signed integers
 // i32 is i64.
 DType promote(DType a, DType b);
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

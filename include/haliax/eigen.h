@@ -68,4 +68,4 @@ NamedArray from_eigen(const Eigen::DenseBase<M>& v, const Axis& axis,
                at);
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -11,4 +11,4 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& what) : std::runtime_error(what) {}
 };
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

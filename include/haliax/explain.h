@@ -42,4 +42,4 @@ struct MemoryReport {
   std::int64_t bytes = 0;
 };
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

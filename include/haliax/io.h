@@ -59,4 +59,4 @@ NamedArray from_tensor(const Tensor&, const AxisSpec& axes,
 Tensor to_tensor(const NamedArray&, std::string name = {},
                  SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -88,7 +88,7 @@ struct JitReport {
   // hundredth of all bytes donated.
   std::vector<std::string> not_donated;
   // Steps of the Program, those of a loop's body once. A smaller last chunk is a loop of its own,
-  // and so is each part of a loop that `reuse_products` divides: they count again.
+  // and so is each part of a loop that `reuse_matmuls` divides: they count again.
   int contractions = 0, loops = 0;
   // Planned, per device: all but arguments and results; with results that alias nothing.
   std::int64_t arena_bytes = 0, peak_bytes = 0;
@@ -406,4 +406,4 @@ std::string default_backend();
 // Raises for a number that cannot be, and in a kernel of your own.
 void set_threads(int, SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -152,4 +152,4 @@ NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelec
                                  LinearLossOptions = {});
 
 }  // namespace nn
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

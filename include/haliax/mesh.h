@@ -188,4 +188,4 @@ std::ostream& operator<<(std::ostream&, const Placement&);  // {batch: data} on 
 // null: whole, on no mesh, or waiting for one
 std::shared_ptr<const Placement> placement(const NamedArray&);
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -15,7 +15,7 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-class Here;
+class CallSite;
 
 namespace nn {
 
@@ -28,7 +28,7 @@ class LayerScope {
   LayerScope(const LayerScope&) = delete;
 
  private:
-  std::shared_ptr<Here> here_;
+  std::shared_ptr<CallSite> here_;
 };
 
 // ---- activations ----
@@ -273,4 +273,4 @@ struct KVCache {
 };
 
 }  // namespace nn
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -268,4 +268,4 @@ class PickedPart {
   Picks picks_;
 };
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

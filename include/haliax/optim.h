@@ -12,7 +12,7 @@
 #include "haliax/tree.h"
 
 namespace haliax {
-class Here;
+class CallSite;
 }
 namespace [[gnu::visibility("default")]] haliax {
 namespace optim {
@@ -31,7 +31,7 @@ class UpdateScope {  // what goes wrong inside is reported where the update was 
   UpdateScope(const UpdateScope&) = delete;
 
  private:
-  std::shared_ptr<Here> here_;
+  std::shared_ptr<CallSite> here_;
 };
 Leaves trainable_zeros(const Leaves&, const std::vector<bool>& frozen);
 NamedArray norm(const Leaves&);
@@ -303,4 +303,4 @@ template <class S> ScheduledAdamW<S> adamw(S schedule, AdamWOptions o) {
 }
 
 }  // namespace optim
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

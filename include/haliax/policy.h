@@ -45,4 +45,4 @@ struct Policy {
 
 std::ostream& operator<<(std::ostream&, const Policy&);  // p=f32,c=bf16,o=f32
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

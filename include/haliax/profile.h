@@ -84,4 +84,4 @@ template <class F, class... A> Profile profile(const F& f, const A&... args) {
   return detail::profiled([](const void* c) { (*static_cast<const decltype(call)*>(c))(); }, &call);
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

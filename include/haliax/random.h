@@ -78,4 +78,4 @@ auto generate_sharded(Draw draw, const AxisSelector& axis,
 }
 
 }  // namespace random
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -27,4 +27,4 @@ struct LocalShard {
 // a loss may be printed by one.) Raises for an empty array.
 std::vector<LocalShard> local_shards(const NamedArray&, SourceLocation = SourceLocation::current());
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -125,4 +125,4 @@ std::string visualize_shardings(const T& tree, const Mapping& m, const Mesh& mes
   return detail::sharding_table(w.leaves(), w.paths, m, mesh, at);
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

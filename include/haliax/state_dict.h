@@ -138,4 +138,4 @@ T from_state_dict(const TensorFile& file, T like, const StateOptions& options = 
   return from_state_dict(file, std::move(like), StateNames(), options);
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

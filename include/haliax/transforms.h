@@ -457,4 +457,4 @@ template <class F, class... A> auto eval_shape(F f, const A&... args) {
   }
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

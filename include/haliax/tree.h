@@ -121,13 +121,14 @@ template <class T, class Visit> constexpr decltype(auto) apply(T& node, Visit&& 
   }
   HALIAX_CASE(1, a)
   HALIAX_CASE(2, a, b)
-  HALIAX_CASE(3, a, b, c) HALIAX_CASE(4, a, b, c, d) HALIAX_CASE(5, a, b, c, d, e) HALIAX_CASE(
-      6, a, b, c, d, e, f) HALIAX_CASE(7, a, b, c, d, e, f, g)
+  HALIAX_CASE(3, a, b, c)
+  HALIAX_CASE(4, a, b, c, d)
+  HALIAX_CASE(5, a, b, c, d, e) HALIAX_CASE(6, a, b, c, d, e, f) HALIAX_CASE(7, a, b, c, d, e, f, g)
       HALIAX_CASE(8, a, b, c, d, e, f, g, h) HALIAX_CASE(9, a, b, c, d, e, f, g, h, i) HALIAX_CASE(
           10, a, b, c, d, e, f, g, h, i, j) HALIAX_CASE(11, a, b, c, d, e, f, g, h, i, j, k)
           HALIAX_CASE(12, a, b, c, d, e, f, g, h, i, j, k, l) HALIAX_CASE(
-              13, a, b, c, d, e, f, g, h, i, j, k, l, m) HALIAX_CASE(14, a, b, c, d, e, f, g, h,
-                                                                     i, j, k, l, m, n)
+              13, a, b, c, d, e, f, g, h, i, j, k, l, m) HALIAX_CASE(14, a, b, c, d, e, f, g, h, i,
+                                                                     j, k, l, m, n)
               HALIAX_CASE(15, a, b, c, d, e, f, g, h, i, j, k, l, m, n,
                           o) HALIAX_CASE(16, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
                   HALIAX_CASE(17, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
@@ -893,4 +894,4 @@ namespace optim {
 using haliax::operator<<;
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -57,4 +57,4 @@ NamedArray from_span(std::span<const T> values, const AxisSpec& axes,
   return from_bytes(std::as_bytes(values), detail::element_dtype<T>(), axes, at);
 }
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -29,4 +29,4 @@ class SourceLocation {
   std::uint_least32_t line_ = 0;
 };
 
-}  // namespace gnu::visibility("default")]]haliax
+}  // namespace haliax

@@ -92,36 +92,36 @@ void give_back(std::byte* data, std::int64_t bytes) {
 }  // namespace
 
 Buffer::Buffer(std::int64_t bytes) : data_(take(bytes)), bytes_(bytes) {}
-Buffer::Buffer(std::int64_t bytes, std::unique_ptr<const Pieces> pieces)
-    : bytes_(bytes), pieces_(pieces.release()) {}
+Buffer::Buffer(std::int64_t bytes, std::unique_ptr<const DeviceStorage> device_storage)
+    : bytes_(bytes), device_storage_(device_storage.release()) {}
 Buffer::Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
     : data_(data), bytes_(bytes), owner_(std::move(owner)) {}
 Buffer::Buffer(Buffer&& o) noexcept
     : data_(o.data_.exchange(nullptr)), bytes_(o.bytes_), owner_(std::move(o.owner_)) {}
 Buffer::~Buffer() {
   if (auto* mine = data_.load(); mine && !owner_) give_back(mine, bytes_);
-  delete pieces_.load();
+  delete device_storage_.load();
 }
-void Buffer::keep(std::unique_ptr<Pieces> more) const {
+void Buffer::attach(std::unique_ptr<DeviceStorage> more) const {
   auto* mine = more.release();
-  auto* before = pieces_.load(std::memory_order_relaxed);
+  auto* before = device_storage_.load(std::memory_order_relaxed);
   do {
     mine->next.release();  // of the attempt before
     mine->next.reset(before);
-  } while (!pieces_.compare_exchange_weak(before, mine, std::memory_order_acq_rel,
-                                          std::memory_order_relaxed));
+  } while (!device_storage_.compare_exchange_weak(before, mine, std::memory_order_acq_rel,
+                                                  std::memory_order_relaxed));
 }
 static constinit std::mutex putting_together;
-static const bool pieces_fork =
+static const bool device_storage_fork =
     at_fork({kForkPieces, [] { putting_together.lock(); }, [] { putting_together.unlock(); }});
 static const bool memory_forks =
     at_fork({kForkMemory, [] { memory_pool().lock.lock(); }, [] { memory_pool().lock.unlock(); }});
-std::byte* Buffer::put_together() const {
+std::byte* Buffer::assemble() const {
   std::lock_guard hold(putting_together);
   if (auto* known = data_.load()) return known;
   auto* whole = take(bytes_);
   try {
-    pieces()->write(whole);
+    device_storage()->write(whole);
   } catch (...) {
     give_back(whole, bytes_);
     throw;

@@ -11,16 +11,16 @@ namespace haliax {
 
 // Where a value lies that is not, or not only, in host memory in one piece: on a device, or in
 // blocks on the devices of a mesh.
-struct Pieces {
-  virtual ~Pieces() = default;
+struct DeviceStorage {
+  virtual ~DeviceStorage() = default;
   virtual void write(std::byte* whole) const = 0;
-  std::unique_ptr<const Pieces> next = {};  // others of the same value
+  std::unique_ptr<const DeviceStorage> next = {};  // others of the same value
 };
 class Buffer {
  public:
   explicit Buffer(std::int64_t bytes);
   // takes memory, and is put together, when it is first read
-  Buffer(std::int64_t bytes, std::unique_ptr<const Pieces>);
+  Buffer(std::int64_t bytes, std::unique_ptr<const DeviceStorage>);
   // memory of somebody else's, to read
   Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner);
   // its host memory, to write over: what lies beside it is not of the new one
@@ -28,21 +28,23 @@ class Buffer {
   ~Buffer();
   std::byte* data() const {
     auto* known = data_.load(std::memory_order_acquire);
-    return known ? known : put_together();
+    return known ? known : assemble();
   }
   // or else data() brings it there
   bool on_host() const { return data_.load(std::memory_order_acquire) != nullptr; }
   std::int64_t bytes() const { return bytes_; }
-  const Pieces* pieces() const { return pieces_.load(std::memory_order_acquire); }
+  const DeviceStorage* device_storage() const {
+    return device_storage_.load(std::memory_order_acquire);
+  }
   // beside what is there, as long as this lives; any thread may
-  void keep(std::unique_ptr<Pieces>) const;
+  void attach(std::unique_ptr<DeviceStorage>) const;
   bool is_borrowed() const { return owner_ != nullptr; }
 
  private:
-  std::byte* put_together() const;
+  std::byte* assemble() const;
   mutable std::atomic<std::byte*> data_{nullptr};
   std::int64_t bytes_;
-  mutable std::atomic<const Pieces*> pieces_{nullptr};
+  mutable std::atomic<const DeviceStorage*> device_storage_{nullptr};
   std::shared_ptr<void> owner_;
 };
 using BufferPtr = std::shared_ptr<Buffer>;

@@ -15,37 +15,37 @@ static std::string_view value_of(const char* variable) {
   return text ? text : "";
 }
 
-void refuse_asked(const char* variable, std::string_view value, std::string_view allowed,
-                  SourceLocation at) {
+void fail_env(const char* variable, std::string_view value, std::string_view allowed,
+              SourceLocation at) {
   auto place = to_string(at);
   if (!place.empty()) place = "; " + place;
   throw Error(
       fmt::format("[environment] {} is {}; it must be {}{}", variable, value, allowed, place));
 }
-std::optional<std::int64_t> number_asked(const char* variable, std::int64_t least,
-                                         std::int64_t most, SourceLocation at) {
+std::optional<std::int64_t> env_integer(const char* variable, std::int64_t least, std::int64_t most,
+                                        SourceLocation at) {
   const auto text = value_of(variable);
   if (text.empty()) return std::nullopt;
   std::int64_t n = 0;
   const char* end = text.data() + text.size();
   auto [read, error] = std::from_chars(text.data(), end, n);
   if (error != std::errc() || read != end || n < least || n > most)
-    refuse_asked(variable, text, fmt::format("a number from {} to {}", least, most), at);
+    fail_env(variable, text, fmt::format("a number from {} to {}", least, most), at);
   return n;
 }
-bool flag_asked(const char* variable, bool otherwise, SourceLocation at) {
+bool env_flag(const char* variable, bool otherwise, SourceLocation at) {
   const auto text = value_of(variable);
   if (text.empty()) return otherwise;
-  if (text != "0" && text != "1") refuse_asked(variable, text, "0 or 1", at);
+  if (text != "0" && text != "1") fail_env(variable, text, "0 or 1", at);
   return text == "1";
 }
-bool check_asked(const char* variable, SourceLocation at) {
+bool env_check_enabled(const char* variable, SourceLocation at) {
 #ifdef NDEBUG
   const bool usual = false;
 #else
   const bool usual = true;
 #endif
-  return flag_asked(variable, usual, at);
+  return env_flag(variable, usual, at);
 }
 
 }  // namespace haliax

@@ -10,13 +10,13 @@
 namespace haliax {
 
 // A whole number from least to most; none where the variable is not set, or empty.
-std::optional<std::int64_t> number_asked(const char* variable, std::int64_t least,
-                                         std::int64_t most, SourceLocation = {});
+std::optional<std::int64_t> env_integer(const char* variable, std::int64_t least, std::int64_t most,
+                                        SourceLocation = {});
 // 1 or 0; `otherwise` where it is not set, or empty.
-bool flag_asked(const char* variable, bool otherwise, SourceLocation = {});
+bool env_flag(const char* variable, bool otherwise, SourceLocation = {});
 // Of a check, 1 or 0: it is on in a debug build unless it is 0, elsewhere if it is 1.
-bool check_asked(const char* variable, SourceLocation = {});
-[[noreturn]] void refuse_asked(const char* variable, std::string_view value,
-                               std::string_view allowed, SourceLocation = {});
+bool env_check_enabled(const char* variable, SourceLocation = {});
+[[noreturn]] void fail_env(const char* variable, std::string_view value, std::string_view allowed,
+                           SourceLocation = {});
 
 }  // namespace haliax

@@ -13,11 +13,11 @@ constinit int count = 0;
 
 void before() {
   for (int k = 0; k < count; ++k)
-    if (all[k].hold) all[k].hold();
+    if (all[k].acquire) all[k].acquire();
 }
 void after() {
   for (int k = count; k-- > 0;)
-    if (all[k].let_go) all[k].let_go();
+    if (all[k].release) all[k].release();
 }
 void in_child() {
   after();

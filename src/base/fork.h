@@ -7,8 +7,8 @@ namespace haliax {
 
 struct AtFork {
   int order = 0;  // locks of lower ones are taken first, as they are everywhere
-  void (*hold)() = nullptr;
-  void (*let_go)() = nullptr;    // in both
+  void (*acquire)() = nullptr;
+  void (*release)() = nullptr;   // in both
   void (*in_child)() = nullptr;  // all of them are let go by then
 };
 enum ForkOrder : int {
@@ -16,7 +16,7 @@ enum ForkOrder : int {
   kForkGraph,
   kForkOps,
   kForkProducts,
-  kForkIdle,
+  kForkObjectPools,
   kForkPieces,
   kForkNodes,
   kForkNames,

@@ -14,7 +14,7 @@ namespace haliax::scalar {
 // by its bits).
 struct Value {
   double real = 0;
-  std::int64_t whole = 0;
+  std::int64_t integer = 0;
 };
 
 // is_float and bytes_of, asked for each element: no calls.
@@ -38,14 +38,14 @@ static inline Value real(DType d, double v) {  // rounded to the dtype: bf16 and
       return {float(v), 0};
   }
 }
-static inline Value whole(DType d, std::int64_t v) {  // wrapped around at the width of the dtype
+static inline Value integer(DType d, std::int64_t v) {  // wrapped around at the width of the dtype
   if (d == DType::boolean) return truth(v != 0);
   int unused = 64 - width_of(d);
   auto high = std::uint64_t(v) << unused;
   return {0, is_unsigned(d) ? std::int64_t(high >> unused) : std::int64_t(high) >> unused};
 }
 static inline Value rounded(DType d, Value v) {
-  return holds_real(d) ? real(d, v.real) : whole(d, v.whole);
+  return holds_real(d) ? real(d, v.real) : integer(d, v.integer);
 }
 
 template <class T> static inline T read(const std::byte* p) {
@@ -69,7 +69,7 @@ static inline Value load(DType d, const std::byte* p) {
   }
   std::uint64_t bits = 0;
   std::memcpy(&bits, p, std::size_t(bytes_per(d)));  // little-endian, as is all that this runs on
-  return whole(d, std::int64_t(bits));
+  return integer(d, std::int64_t(bits));
 }
 static inline void store(DType d, std::byte* p, Value v) {
   switch (d) {
@@ -84,17 +84,18 @@ static inline void store(DType d, std::byte* p, Value v) {
     default:
       break;
   }
-  const auto bits = std::uint64_t(whole(d, v.whole).whole);
+  const auto bits = std::uint64_t(integer(d, v.integer).integer);
   std::memcpy(p, &bits, std::size_t(bytes_per(d)));
 }
 
 static inline bool is_nan(DType d, Value v) { return holds_real(d) && v.real != v.real; }
 static inline bool equal(DType d, Value x, Value y) {
-  return holds_real(d) ? x.real == y.real : x.whole == y.whole;
+  return holds_real(d) ? x.real == y.real : x.integer == y.integer;
 }
 static inline bool less(DType d, Value x, Value y) {
   if (holds_real(d)) return x.real < y.real;
-  return is_unsigned(d) ? std::uint64_t(x.whole) < std::uint64_t(y.whole) : x.whole < y.whole;
+  return is_unsigned(d) ? std::uint64_t(x.integer) < std::uint64_t(y.integer)
+                        : x.integer < y.integer;
 }
 static inline Value lowest(DType d) {  // -infinity, the least integer, false
   if (holds_real(d)) return {-std::numeric_limits<double>::infinity(), 0};
@@ -102,21 +103,21 @@ static inline Value lowest(DType d) {  // -infinity, the least integer, false
 }
 static inline Value highest(DType d) {
   if (holds_real(d)) return {std::numeric_limits<double>::infinity(), 0};
-  return whole(d, is_unsigned(d) ? -1 : ~lowest(d).whole);
+  return integer(d, is_unsigned(d) ? -1 : ~lowest(d).integer);
 }
 
 static inline Value cast(Value v, DType from, DType to) {
   if (holds_real(from) && holds_real(to)) return real(to, v.real);
   if (to == DType::boolean) return truth(!equal(from, v, {}));
   if (!holds_real(from)) {
-    if (!holds_real(to)) return whole(to, v.whole);
+    if (!holds_real(to)) return integer(to, v.integer);
     bool u64 = from == DType::u64;  // straight to f32: by way of double it would be rounded twice
-    if (to == DType::f64) return {u64 ? double(std::uint64_t(v.whole)) : double(v.whole), 0};
-    return real(to, u64 ? float(std::uint64_t(v.whole)) : float(v.whole));
+    if (to == DType::f64) return {u64 ? double(std::uint64_t(v.integer)) : double(v.integer), 0};
+    return real(to, u64 ? float(std::uint64_t(v.integer)) : float(v.integer));
   }
   if (to == DType::u64) return {0, std::int64_t(saturate<std::uint64_t>(v.real))};
   // of NaN: 0
-  return {0, min(max(saturate<std::int64_t>(v.real), lowest(to).whole), highest(to).whole)};
+  return {0, min(max(saturate<std::int64_t>(v.real), lowest(to).integer), highest(to).integer)};
 }
 
 }  // namespace haliax::scalar

@@ -126,12 +126,12 @@ class Pool {  // never destroyed: threads may compute after main
   }
   void work(int worker) {
     // tens of microseconds: steps follow each other faster than that
-    constexpr int spin_turns = 1 << 13;
+    constexpr int spin_count = 1 << 13;
     std::uint32_t seen = 0;
     in_block = true;
     for (;;) {
       for (int spins = 0; epoch_.load() == seen; ++spins) {
-        if (spins < spin_turns) {
+        if (spins < spin_count) {
           relax();
           continue;
         }
@@ -162,7 +162,7 @@ class Pool {  // never destroyed: threads may compute after main
 
 constinit std::mutex making;
 constinit std::atomic<Pool*> current{nullptr};
-std::atomic<int> told{0};  // by set_threads
+std::atomic<int> configured_threads{0};  // by set_threads
 // A child makes a pool of its own: the threads of this one are not there.
 const bool pool_forks = at_fork(
     {kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
@@ -170,7 +170,8 @@ const bool pool_forks = at_fork(
 Pool& pool() {
   if (Pool* p = current.load(std::memory_order_acquire)) return *p;
   std::lock_guard lock(making);
-  if (!current.load()) current.store(new Pool(told > 0 ? told.load() : threads_asked()));
+  if (!current.load())
+    current.store(new Pool(configured_threads > 0 ? configured_threads.load() : default_threads()));
   return *current.load();
 }
 
@@ -185,14 +186,14 @@ void set_threads(int count, SourceLocation at) {
   if (count < 0 || count > kMost)
     refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " +
            std::to_string(kMost) + ", or 0: as many as usual");
-  const int now = count > 0 ? count : threads_asked(at);
-  told = count;
+  const int now = count > 0 ? count : default_threads(at);
+  configured_threads = count;
   pool().resize(now);
 }
 
-int threads_asked(SourceLocation at) {
+int default_threads(SourceLocation at) {
   const int cores = cores_here();
-  return int(number_asked("HALIAX_THREADS", 1, kMost, at).value_or(cores));
+  return int(env_integer("HALIAX_THREADS", 1, kMost, at).value_or(cores));
 }
 
 int threads() { return pool().size(); }

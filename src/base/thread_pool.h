@@ -12,7 +12,7 @@ namespace haliax {
 void set_threads(int count, SourceLocation);
 int threads();
 // what is usual: as HALIAX_THREADS says, or it raises, or else all cores
-int threads_asked(SourceLocation = {});
+int default_threads(SourceLocation = {});
 
 // What a block gets: its number, and which worker runs it (0 is the caller), for scratch of its
 // own.

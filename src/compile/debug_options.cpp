@@ -18,7 +18,7 @@ std::string printed_pass(SourceLocation at) {
     known |= pass == p.name;
     names += std::string(" ") + p.name;
   }
-  if (!known) refuse_asked("HALIAX_PRINT", pass, "all or a pass:" + names, at);
+  if (!known) fail_env("HALIAX_PRINT", pass, "all or a pass:" + names, at);
   return pass;
 }
 
@@ -26,9 +26,9 @@ std::string printed_pass(SourceLocation at) {
 
 DebugOptions debug_options() {
   const auto at = context().origin.at;
-  return {.verify = check_asked("HALIAX_VERIFY", at),
-          .check_finite = flag_asked("HALIAX_NANS", false, at),
-          .poison = check_asked("HALIAX_POISON", at),
+  return {.verify = env_check_enabled("HALIAX_VERIFY", at),
+          .check_finite = env_flag("HALIAX_NANS", false, at),
+          .poison = env_check_enabled("HALIAX_POISON", at),
           .print = printed_pass(at)};
 }
 

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
-#include "compile/lower/masked.h"
+#include "compile/lower/masked_matmuls.h"
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
 #include "transforms/scores.h"
@@ -20,120 +20,127 @@ void rewrite(Compilation& c, Nodes (*f)(Nodes)) { c.roots = f(std::move(c.roots)
 
 const Pass kPasses[] = {
     // ---- the graph of the whole ----
-    {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph,
+    {"strip_wraps", "drops tracers and custom gradients; region boundaries stay", Stage::graph,
      false, [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
-    {"scores", "puts borders around scores too large to be whole", Stage::graph, true,
+    {"scores", "marks attention scores too large to materialize as regions", Stage::graph, true,
      [](Compilation& c) {
-       c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth, {},
-                                    &c.uncut);
+       c.roots = with_score_boundaries(c.roots, c.options.scores_budget, c.options.chunk_depth, {},
+                                       &c.untiled_notes);
      }},
-    {"merge_carried", "joins a loop with what its gradient keeps of it", Stage::graph, true,
+    {"merge_carried", "merges a loop with the residuals of its gradient", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_carried); }},
-    {"widen_products", "makes narrow products f32 that are read so from chunks", Stage::graph, true,
-     [](Compilation& c) { c.roots = widen_products(c.roots); }},
-    {"late_rows", "takes a query's factors out of sums over its keys", Stage::graph, true,
+    {"f32_matmuls", "computes 16-bit matmuls in f32 if regions read f32", Stage::graph, true,
+     [](Compilation& c) { c.roots = f32_matmuls(c.roots); }},
+    {"defer_normalization", "moves the factors of queries out of sums over keys", Stage::graph,
+     true,
      [](Compilation& c) {
-       if (c.options.partition.rounds) c.roots = late_rows(c.roots);
+       if (c.options.partition.ring_attention) c.roots = defer_normalization(c.roots);
      }},
-    {"chunk", "cuts regions of chunked_reduce into loops over chunks", Stage::graph, true,
+    {"chunk", "tiles regions of chunked_reduce into loops over chunks", Stage::graph, true,
      [](Compilation& c) {
        auto& o = c.options;
        c.shares_queries = shares_queries(c.roots);
        c.roots = cut_chunks(c.roots, chunk_trial(o.device, o.debug), o.chunk_depth,
-                            o.partition.rounds, &c.uncut);
+                            o.partition.ring_attention, &c.untiled_notes);
      }},
-    {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,
+    {"strip_boundaries", "drops the boundaries of regions that stay untiled", Stage::graph, true,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
-    {"drop_dead", "drops results and carries of loops that nobody reads", Stage::graph, false,
+    {"drop_dead", "drops unread results and carries of loops", Stage::graph, false,
      [](Compilation& c) {
        rewrite(c, c.options.optional ? drop_dead_results : drop_dead_effects);
      }},
-    {"merge_loops", "makes one loop of two over the same index", Stage::graph, true,
+    {"merge_loops", "merges two loops over the same index", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_loops); }},
-    {"accumulate_folds", "starts sums over turns from what they are added to", Stage::graph, true,
-     [](Compilation& c) { rewrite(c, accumulate_folds); }},
-    {"drop_merged", "drops what merged loops and sums leave unread", Stage::graph, true,
+    {"accumulate_sums", "starts loop sums from the array they are added to", Stage::graph, true,
+     [](Compilation& c) { rewrite(c, accumulate_sums); }},
+    {"drop_merged", "drops results that merged loops and sums leave unread", Stage::graph, true,
      [](Compilation& c) { rewrite(c, drop_dead_results); }},
     // ---- a mesh ----
-    {"plan", "says how each value is cut, and what is sent", Stage::sharding, false,
+    {"plan", "chooses the sharding and the collectives of each value", Stage::sharding, false,
      [](Compilation& c) { c.partition->plan(); }},
-    {"residuals", "keeps what a later loop would have to send again", Stage::sharding, false,
+    {"residuals", "saves values that a later loop would communicate again", Stage::sharding, false,
      [](Compilation& c) { c.partition->residuals(); }},
     {"regather", "gathers weights again for the backward pass", Stage::sharding, false,
      [](Compilation& c) { c.partition->regather(); }},
-    {"ring", "takes gathers that one contraction reads block by block", Stage::sharding, false,
+    {"ring", "replaces a gather before one contraction by a ring", Stage::sharding, false,
      [](Compilation& c) { c.partition->ring(); }},
-    {"bucket", "makes one call of collectives that are needed together", Stage::sharding, false,
+    {"bucket", "merges collectives that are needed at the same time", Stage::sharding, false,
      [](Compilation& c) { c.partition->bucket(); }},
     {"emit", "writes the graph of one device", Stage::device, false,
      [](Compilation& c) {
        if (!c.partition) return;
-       auto mine = c.partition->on(c.number);
+       auto mine = c.partition->device_graph(c.number);
        c.roots = std::move(mine.roots);
        c.inputs = std::move(mine.inputs);
      }},
     // ---- the graph of one device ----
-    {"batch_turns", "walks batches of products whose results others read", Stage::device, true,
+    {"batch_loops", "loops over batches of matmuls whose results others read", Stage::device, true,
      [](Compilation& c) {
-       const double lane = c.options.device ? c.options.device->machine().lane : 0;
-       if (c.options.walks_batches && lane > 0) c.roots = batch_turns(c.roots, {lane});
+       const double max_parallel_slot_bytes =
+           c.options.device ? c.options.device->machine().max_parallel_slot_bytes : 0;
+       if (c.options.batch_loops && max_parallel_slot_bytes > 0)
+         c.roots = batch_loops(c.roots, {max_parallel_slot_bytes});
      }},
-    {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
-     [](Compilation& c) { c.roots = softmax_products(c.roots); }},
-    {"row_products", "makes products of row with row sums, point by point", Stage::device, true,
-     [](Compilation& c) { c.roots = row_products(c.roots); }},
-    {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device,
-     true,
+    {"softmax_matmuls", "divides by softmax sums after the matmul", Stage::device, true,
+     [](Compilation& c) { c.roots = softmax_matmuls(c.roots); }},
+    {"row_dots", "computes dot products of matching rows elementwise", Stage::device, true,
+     [](Compilation& c) { c.roots = row_dots(c.roots); }},
+    {"masked_matmuls", "skips blocks of matmuls that masks set to zero", Stage::device, true,
      [](Compilation& c) {
        auto machine = c.options.device ? c.options.device->machine() : program::Machine();
-       bool turns_are_its_own = machine.lane > 0;  // else a skip saves little
-       if (turns_are_its_own) c.roots = masked_products(c.roots, machine);
+       bool has_parallel_slots = machine.max_parallel_slot_bytes > 0;  // else a skip saves little
+       if (has_parallel_slots) c.roots = masked_matmuls(c.roots, machine);
      }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device,
      true, [](Compilation& c) { rewrite(c, accumulate_updates); }},
-    {"early_exit", "ends turns, or their parts, that masks make nothing of", Stage::device, true,
-     [](Compilation& c) { c.turns = parts_of_turns(c.roots, !c.options.debug.check_finite); }},
-    {"layout", "orders the axes of values in memory for products", Stage::device, true,
+    {"early_exit", "ends iterations, or parts, that masks set to zero", Stage::device, true,
+     [](Compilation& c) {
+       c.iteration_parts = split_iterations(c.roots, !c.options.debug.check_finite);
+     }},
+    {"layout", "orders the axes of values in memory for matmuls", Stage::device, true,
      [](Compilation& c) { c.layouts = layouts_of(c.roots); }},
     // ---- the Program ----
-    {"lower", "fuses, schedules and writes the steps, scope by scope", Stage::program, false,
+    {"lower", "fuses, schedules and writes the steps of each scope", Stage::program, false,
      [](Compilation& c) {
        const bool optional = c.options.optional;
-       const int row = c.options.device && optional ? c.options.device->machine().row : 1;
+       const int row = c.options.device && optional ? c.options.device->machine().row_alignment : 1;
        auto low =
            lower(c.roots, c.inputs, {.fuse = optional && !c.options.debug.check_finite, .row = row},
-                 c.layouts, c.turns);
+                 c.layouts, c.iteration_parts);
        c.program = std::move(low.program);
        c.captured = std::move(low.captured);
        c.program->device = c.number;
        if (c.options.mesh)
          for (auto& [name, size] : c.options.mesh->axes()) c.program->mesh.push_back(size);
      }},
-    {"check_finite", "with HALIAX_NANS=1: stops where a step makes NaN or inf", Stage::program,
+    {"check_finite", "with HALIAX_NANS=1: stops where a step produces NaN or inf", Stage::program,
      false,
      [](Compilation& c) {
        if (c.options.debug.check_finite) check_finite(*c.program);
      }},
-    {"lanes", "runs turns side by side that share nothing they write", Stage::program, true,
+    {"parallel_slots", "runs iterations with disjoint writes in parallel slots", Stage::program,
+     true,
      [](Compilation& c) {
-       if (c.options.device) give_lanes(*c.program, *c.options.device, c.options.workers);
+       if (c.options.device)
+         assign_parallel_slots(*c.program, *c.options.device, c.options.workers);
      }},
-    {"reuse_products", "keeps products from loop to loop in idle memory", Stage::program, true,
-     [](Compilation& c) { c.alternative = reuse_products(*c.program); }},
-    {"overlap", "starts collectives early, and finishes each where it is needed", Stage::program,
+    {"reuse_matmuls", "keeps matmuls from loop to loop in idle memory", Stage::program, true,
+     [](Compilation& c) { c.alternative = reuse_matmuls(*c.program); }},
+    {"overlap", "starts collectives early, finishes each before its first use", Stage::program,
      false,
      [](Compilation& c) {
-       if (!c.options.partition.overlap || !c.partition || !c.partition->even()) return;
+       if (!c.options.partition.overlap || !c.partition || !c.partition->has_even_blocks()) return;
        overlap(*c.program);
        if (c.alternative) overlap(*c.alternative);
      }},
-    {"scratch", "asks the device what scratch each step wants", Stage::program, false,
+    {"scratch", "queries the scratch memory that each step requires", Stage::program, false,
      [](Compilation& c) {
        if (!c.options.device) return;
-       ask_scratch(*c.program, *c.options.device, c.options.workers);
-       if (c.alternative) ask_scratch(*c.alternative, *c.options.device, c.options.workers);
+       query_scratch(*c.program, *c.options.device, c.options.workers);
+       if (c.alternative) query_scratch(*c.alternative, *c.options.device, c.options.workers);
      }},
-    {"plan_memory", "shares memory, drops copies, gives each slot an offset", Stage::program, false,
+    {"plan_memory", "shares memory, drops copies, assigns each slot an offset", Stage::program,
+     false,
      [](Compilation& c) {
        auto donated = c.options.donated;
        donated.resize(std::size_t(c.program->arguments));  // what the graph captured is not
@@ -142,11 +149,11 @@ const Pass kPasses[] = {
        if (!c.alternative) return;
        plan_memory(*c.alternative, donated, true, c.options.debug.verify);
        if (c.alternative->peak_bytes > c.program->peak_bytes) return;
-       c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
+       c.saved_work = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
        *c.program = std::move(*c.alternative);
        c.alternative.reset();
      }},
-    {"poison", "with HALIAX_POISON=1: fills what was gathered with NaN, once read", Stage::program,
+    {"poison", "with HALIAX_POISON=1: fills gathered values with NaN after use", Stage::program,
      false,
      [](Compilation& c) {
        if (c.options.debug.poison) poison(*c.program);
@@ -156,8 +163,9 @@ const Pass kPasses[] = {
 // ---- behind each pass ----
 std::string text_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->text();
-  return on == Stage::program ? program::to_string(*c.program)
-                              : to_string(c.roots, c.layouts) + to_string(c.turns, c.roots);
+  return on == Stage::program
+             ? program::to_string(*c.program)
+             : to_string(c.roots, c.layouts) + to_string(c.iteration_parts, c.roots);
 }
 std::int64_t size_of(const std::vector<program::Step>& steps) {
   auto n = std::int64_t(steps.size());
@@ -168,16 +176,16 @@ std::int64_t size_of(const std::vector<program::Step>& steps) {
 std::int64_t size_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->size();
   return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0)
-                              : std::int64_t(everything(c.roots).size());
+                              : std::int64_t(all_nodes(c.roots).size());
 }
 void verify_after(const Pass& p, const Compilation& c) try {
-  if (p.on == Stage::program) {
+  if (p.stage == Stage::program) {
     verify(*c.program, p.name, c.placed, c.options.donated);
     if (c.alternative) verify(*c.alternative, p.name, c.placed, c.options.donated);
-  } else if (p.on == Stage::sharding) {
+  } else if (p.stage == Stage::sharding) {
     c.partition->verify(p.name);
   } else {
-    verify(c.roots, p.name, c.turns, c.layouts);
+    verify(c.roots, p.name, c.iteration_parts, c.layouts);
   }
 } catch (const Error& e) {
   throw VerifyError(e.what());
@@ -196,9 +204,10 @@ void run(Compilation& c, Stage first, Stage last) {
     verify(c.roots, "tracing");
   for (auto& p : kPasses) {
     reached |= p.name == c.options.from;
-    if (!reached || p.on < first || p.on > last || (p.optional && !c.options.optional)) continue;
-    if (p.on == Stage::sharding && !c.options.mesh) continue;
-    if (p.on == Stage::sharding && !c.partition) {
+    if (!reached || p.stage < first || p.stage > last || (p.optional && !c.options.optional))
+      continue;
+    if (p.stage == Stage::sharding && !c.options.mesh) continue;
+    if (p.stage == Stage::sharding && !c.partition) {
       std::vector<PartitionInput> inputs;
       for (std::size_t k = 0; k < c.inputs.size(); ++k)
         inputs.push_back({c.inputs[k], c.options.in[k]});
@@ -207,45 +216,47 @@ void run(Compilation& c, Stage first, Stage last) {
       c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs),
                                                 *c.options.mesh, partition);
     }
-    if (size < 0 || counted != p.on) {
-      size = size_of(c, p.on);
-      counted = p.on;
+    if (size < 0 || counted != p.stage) {
+      size = size_of(c, p.stage);
+      counted = p.stage;
     }
 
     auto before = c.roots;
-    const auto said = c.turns.size() + c.layouts.size();
+    const auto facts = c.iteration_parts.size() + c.layouts.size();
     auto started = seconds_now();
     p.run(c);
     auto seconds = seconds_now() - started;
     // then so is all below them
-    bool same = p.on != Stage::sharding && p.on != Stage::program && c.roots == before;
-    c.log.push_back({p.name, size, same ? size : size_of(c, p.on), seconds});
+    bool same = p.stage != Stage::sharding && p.stage != Stage::program && c.roots == before;
+    c.log.push_back({p.name, size, same ? size : size_of(c, p.stage), seconds});
     size = c.log.back().after;
     if (c.options.debug.prints(p.name)) {
       auto device =
-          c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
-      std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(), text_of(c, p.on).c_str());
+          c.partition && p.stage > Stage::sharding ? fmt::format(", device {}", c.number) : "";
+      std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(),
+                   text_of(c, p.stage).c_str());
     }
     // A graph is frozen: one that has been looked at, and of which nothing more is said, is as it
     // was.
-    if (same && checked && c.turns.size() + c.layouts.size() == said) continue;
+    if (same && checked && c.iteration_parts.size() + c.layouts.size() == facts) continue;
     if (c.options.debug.verify) verify_after(p, c);
     checked = true;
   }
 }
 void run(Compilation& c) { run(c, Stage::graph, Stage::program); }
-void run_whole(Compilation& c) {
+void run_global(Compilation& c) {
   auto other = c;
   run(c, Stage::graph, Stage::sharding);
   auto& o = c.options.partition;
   if (!c.options.mesh || !c.shares_queries) return;
-  if (o.rounds && !(o.strict && c.partition->unasked_gathers() > 0)) return;
-  other.options.partition.rounds = !o.rounds;
+  if (o.ring_attention && !(o.strict && c.partition->unrequested_gathers() > 0)) return;
+  other.options.partition.ring_attention = !o.ring_attention;
   run(other, Stage::graph, Stage::sharding);
   // A ring that was asked for is left where it takes gathers that nobody asked for, and never for
   // its bytes.
   auto &mine = *c.partition, &its = *other.partition;
-  if (o.rounds ? its.unasked_gathers() < mine.unasked_gathers() : its.is_better_than(mine))
+  if (o.ring_attention ? its.unrequested_gathers() < mine.unrequested_gathers()
+                       : its.is_better_than(mine))
     c = std::move(other);
 }
 
@@ -256,20 +267,20 @@ Compilation on_device(const Compilation& whole, int number) {
   return c;
 }
 
-Try chunk_trial(program::Device* device, DebugOptions debug) {
+ChunkTrial chunk_trial(program::Device* device, DebugOptions debug) {
   constexpr int workers = 2;  // what is chosen does not depend on how many threads there are
   return [device, debug = std::move(debug)](const Nodes& roots, const Nodes& inputs, int depth) {
-    Compilation c{roots,
-                  inputs,
-                  {.device = device,
-                   .workers = workers,
-                   .chunk_depth = depth,
-                   .from = "chunk",
-                   .debug = debug}};
-    // tried with it, bf16 attention over long texts took plans of more memory
-    c.options.walks_batches = false;
+    Compilation c{roots, inputs, {}};
+    c.options.device = device;
+    c.options.workers = workers;
+    c.options.chunk_depth = depth;
+    c.options.from = "chunk";
+    c.options.debug = debug;
+    // with it, bf16 attention over long sequences chose plans of more memory
+    c.options.batch_loops = false;
     run(c);
-    return Tried{c.roots, c.program, c.spared, device ? device->machine() : program::Machine()};
+    return TrialResult{c.roots, c.program, c.saved_work,
+                       device ? device->machine() : program::Machine()};
   };
 }
 
@@ -282,7 +293,8 @@ std::string to_string(const std::vector<PassReport>& log) {
 std::string table_of_passes() {
   const char* const stages[] = {"graph", "sharding", "device", "program"};
   std::string out;
-  for (auto& p : kPasses) out += fmt::format("{:<20}{:<10}{}\n", p.name, stages[int(p.on)], p.does);
+  for (auto& p : kPasses)
+    out += fmt::format("{:<20}{:<10}{}\n", p.name, stages[int(p.stage)], p.description);
   return out;
 }
 

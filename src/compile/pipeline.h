@@ -33,7 +33,7 @@ struct CompileOptions {
   std::vector<bool> donated = {};  // by input
   int workers = 0;  // scratch is planned for so many threads; 0: as many as there are
   // off: batched products are whole, as the search for chunks counts them
-  bool walks_batches = true;
+  bool batch_loops = true;
   int chunk_depth = 0;                             // regions in so many loops, and in more, are cut
   std::optional<std::int64_t> scores_budget = {};  // see JitOptions
   std::string_view from = "strip_wraps";           // the first pass
@@ -48,16 +48,17 @@ struct CompileOptions {
 struct Compilation {
   Nodes roots, inputs;
   CompileOptions options = {};
-  std::vector<std::string> uncut = {};  // lines for people, of regions that stay whole
+  std::vector<std::string> untiled_notes = {};  // lines for people, of regions that stay whole
   bool shares_queries = false;  // devices of a mesh share the queries of scores that are walked
   std::shared_ptr<Partition> partition = {};  // from stage sharding on
   int number = 0;                             // of the device
-  TurnParts turns = {};
+  IterationParts iteration_parts = {};
   Layouts layouts = {};
   std::shared_ptr<program::Program> program = {};
   bool placed = false;  // the Program's slots have offsets: plan_memory has run
   Nodes captured = {};  // arrays of the graph, which the Program is given after the inputs
-  double spared = 0;    // of the multiplications of the graph, the share that reuse_products spares
+  double saved_work =
+      0;  // of the multiplications of the graph, the share that reuse_matmuls spares
   // with products kept: taken if it needs no more memory
   std::optional<program::Program> alternative = {};
   std::vector<PassReport> log = {};
@@ -65,8 +66,8 @@ struct Compilation {
 
 struct Pass {
   const char* name;
-  const char* does;  // in ten words
-  Stage on;
+  const char* description;  // in ten words
+  Stage stage;
   bool optional;  // meaning does not need it
   void (*run)(Compilation&);
 };
@@ -76,12 +77,12 @@ void run(Compilation&, Stage first, Stage last);
 void run(Compilation&);  // all stages, for one device
 // The stages of the whole. Keys that are cut as their queries are may be gathered for each chunk of
 // queries, or go round: both are planned, and what sends less is taken.
-void run_whole(Compilation&);
+void run_global(Compilation&);
 // of a mesh, sharded: its share, before stage device
 Compilation on_device(const Compilation&, int number);
 std::string to_string(const std::vector<PassReport>&);  // a table
 std::string table_of_passes();                          // the list, a line each
 // The passes from `chunk` on, as the search for chunks tries them.
-Try chunk_trial(program::Device*, DebugOptions = debug_options());
+ChunkTrial chunk_trial(program::Device*, DebugOptions = debug_options());
 
 }  // namespace haliax

@@ -95,9 +95,9 @@ struct NodeCheck {
     auto parts = is_parted() ? RegroupAttr::of(n).parts : Names();
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
-      bool made = rule.way == Way::whole || n.op->kind == Kind::map || keeps_names(n) ||
+      bool made = rule.way == Way::full || n.op->kind == Kind::map || keeps_names(n) ||
                   haliax::has(parts, a.name);
-      if (rule.point && !(n.op->stretches && rule.way != Way::map))
+      if (rule.point && !(n.op->segments && rule.way != Way::map))
         points.push_back({rule.point, a.size, true, made});
     }
     for (std::size_t k = 0; k < n.in.size(); ++k)
@@ -116,7 +116,7 @@ struct NodeCheck {
         must(only_moves || rule.way != Way::regroup,
              "it regroups axis {}, and does more than move values", a.name);
         must(only_moves || !shifts, "it shifts axis {}, and does more than move values", a.name);
-        must(n.op->stretches || !shifts, "it shifts axis {}, and does not say how", a.name);
+        must(n.op->segments || !shifts, "it shifts axis {}, and does not say how", a.name);
         must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name,
              x.axes, n.axes);
         p->made = true;
@@ -184,7 +184,7 @@ struct NodeCheck {
     must(wrong.empty(), "{}", wrong);
   }
   void moves() const {
-    if (n.op->stretches) {
+    if (n.op->segments) {
       auto axis = AlongAttr::of(n).axis;
       if (along(n, kResultSide, axis).way == Along::Way::shift) shifts(axis);
     }
@@ -194,7 +194,7 @@ struct NodeCheck {
   void shifts(Name axis) const {
     std::int64_t done = 0;
     for (auto& x : n.in) must(find(*x, axis), "part {} does not fit {}", x->axes, n.axes);
-    for (auto& s : n.op->stretches(n)) {
+    for (auto& s : n.op->segments(n)) {
       auto last = s.from + (s.size - 1) * s.step;
       must(s.size < 2 || s.step != 0, "it reads position {} of {} over and over", s.from,
            n.in[s.operand]->axes);
@@ -229,7 +229,7 @@ struct NodeCheck {
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
       bool same = r.carry && behind_barriers(r.value[0]) == r.carry;
-      if (r.decides) must(same && r.carry->axes.empty(), "what decides about turns is no flag");
+      if (r.is_guard) must(same && r.carry->axes.empty(), "what decides about turns is no flag");
       if (r.carry)
         must(r.start && same_set(r.start, r.carry), "a carry starts from another kind of array");
       else if (r.start)
@@ -269,7 +269,7 @@ struct NodeCheck {
     auto k = result_number(n);
     auto& from = n.in[0];
     std::size_t count = from->op == &kLoop         ? loop_of(n).results.size()
-                        : from->op == &kCollective ? wiring_of(*from).out.size()
+                        : from->op == &kCollective ? collective_spec_of(*from).out.size()
                                                    : custom_vjp_of(*from).results;
     must(k < count, "its {} has no result {}", std::string(from->op->name), std::int64_t(k));
     auto whole = from->op == &kLoop         ? loop_result(from, k)
@@ -281,17 +281,17 @@ struct NodeCheck {
   }
 };
 
-Nodes made_in(const std::vector<TurnPart>& parts) {
+Nodes made_in(const std::vector<IterationPart>& parts) {
   Nodes out;
   for (auto& p : parts) {
-    for (auto& flag : {p.flag, p.late})
+    for (auto& flag : {p.flag, p.deferred})
       if (flag) out.push_back(flag);
     for (auto& [k, value] : p.values) out.push_back(value);
   }
   return out;
 }
 // Each result is made in one part, a sum in one or more; a flag is one.
-void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bodies,
+void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>& bodies,
                  const char* after) {
   NodeCheck check{loop, after};
   auto& l = loop_of(loop);
@@ -300,10 +300,11 @@ void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bod
   for (std::size_t b = 0; b < bodies.size(); ++b) {
     std::vector<int> made(l.results.size());
     for (auto& p : bodies[b]) {
-      for (auto& flag : {p.flag, p.late})
+      for (auto& flag : {p.flag, p.deferred})
         check.must(!flag || (flag->axes.empty() && flag->dtype == DType::boolean),
                    "what ends a part of a turn is no flag");
-      check.must(!p.late || (p.flag && l.any_order), "turns that have an order are walked twice");
+      check.must(!p.deferred || (p.flag && l.any_order),
+                 "turns that have an order are walked twice");
       for (auto& [k, value] : p.values) {
         auto& r = l.results[k];
         bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
@@ -319,7 +320,7 @@ void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bod
 // What varies with a loop is read in its bodies only.
 struct ScopeCheck {
   const char* after;
-  const TurnParts& turns;
+  const IterationParts& iteration_parts;
   std::vector<const Node*> known = {};  // indices and carries of the loops around
 
   // loops: bodies show what lies outside of them, other loops too
@@ -344,14 +345,14 @@ struct ScopeCheck {
   }
   void bodies(const Node& n) {
     auto& l = loop_of(n);
-    auto parts = turns.find(&n);
+    auto parts = iteration_parts.find(&n);
     auto outer = known.size();
     for (auto& r : l.results)
       if (r.carry) known.push_back(r.carry.get());
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       known.push_back(l.index[b].get());
       auto made = values_of(l, b);
-      if (parts != turns.end())
+      if (parts != iteration_parts.end())
         for (auto& value : made_in(parts->second[b])) made.push_back(value);
       values(made, l.index[b].get());
       known.pop_back();
@@ -363,7 +364,7 @@ struct ScopeCheck {
 // What enters a region leaves it before it is a result, or its walked axis is folded away, and
 // first leaves those inside of it. What enters in a turn may leave behind the loop, as a sum over
 // turns does whose operand entered before it.
-void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
+void check_boundaries(const Nodes& all, const Nodes& roots, const char* after) {
   // which regions a node lies in
   std::unordered_map<const Node*, std::vector<const Attr*>> inside;
   auto contains = [](auto& regions, const Attr& r) {
@@ -384,8 +385,8 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
     if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
     for (auto* r : n->op == &prim::kLeave ? mine : std::vector<const Attr*>()) {
       auto outer = ChunkKey::of(n->attr), other = ChunkKey::of(*r);
-      bool crossed =
-          other.depth == outer.depth && other.inside > outer.inside && other.inside < kOfScores;
+      bool crossed = other.depth == outer.depth && other.inside > outer.inside && !other.scores &&
+                     !outer.scores;
       NodeCheck{*n, after}.must(!crossed, "it leaves a region before one inside of it");
     }
     std::erase_if(mine, [&](auto* r) {
@@ -401,12 +402,13 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
 
 }  // namespace
 
-void verify(const Nodes& roots, const char* after, const TurnParts& turns, const Layouts& layouts) {
-  auto all = everything(roots);
+void verify(const Nodes& roots, const char* after, const IterationParts& iteration_parts,
+            const Layouts& layouts) {
+  auto all = all_nodes(roots);
   Nodes parts;
   for (auto& n : all) {
-    auto found = turns.find(n.get());
-    if (found == turns.end()) continue;
+    auto found = iteration_parts.find(n.get());
+    if (found == iteration_parts.end()) continue;
     check_parts(*n, found->second, after);
     for (auto& body : found->second)
       for (auto& made : made_in(body)) parts.push_back(made);
@@ -420,21 +422,21 @@ void verify(const Nodes& roots, const char* after, const TurnParts& turns, const
   }
   if (!parts.empty()) {
     parts.insert(parts.end(), roots.begin(), roots.end());
-    all = everything(parts);
+    all = all_nodes(parts);
   }
   bool regions = false;
   for (auto& n : all) {
     NodeCheck check{*n, after};
     check.run();
-    if (!is_border(*n)) continue;
+    if (!is_region_boundary(*n)) continue;
     regions = true;
     auto key = ChunkKey::of(n->attr);
     auto* walked = find(*n, key.axis);
     check.must(walked && walked->size == key.size,
                "a border is around {}, which lacks the walked axis", n->axes);
   }
-  if (regions) check_borders(all, roots, after);
-  ScopeCheck{after, turns}.values(roots, nullptr);
+  if (regions) check_boundaries(all, roots, after);
+  ScopeCheck{after, iteration_parts}.values(roots, nullptr);
 }
 
 }  // namespace haliax

@@ -10,6 +10,6 @@ namespace haliax {
 // carries and results fit; no index or carry is read outside of its loop; borders of regions have
 // the walked axis, and what enters leaves; collectives and custom gradients fit their operands.
 // Parts of turns make each result of their loop, and layouts have a value's axes.
-void verify(const Nodes& roots, const char* after, const TurnParts& = {}, const Layouts& = {});
+void verify(const Nodes& roots, const char* after, const IterationParts& = {}, const Layouts& = {});
 
 }  // namespace haliax

@@ -25,10 +25,11 @@ struct Linked {
   Make make;
   bool told;  // to who asks for one that is not there
 };
-const Linked linked[] = {{"cpu", [] { return cpu::make_cpu_device(0); }, true},
-                         {"reference", reference::make_reference_device, true},
-                         {"apart", [] { return apart::make_apart_device(); }, false},
-                         {"cuda-sim", cuda::make_simulated_device, false}};
+const Linked linked[] = {
+    {"cpu", [] { return cpu::make_cpu_device(0); }, true},
+    {"reference", reference::make_reference_device, true},
+    {"separate-memory", [] { return separate_memory::make_separate_memory_device(); }, false},
+    {"cuda-sim", cuda::make_simulated_device, false}};
 
 Device& from_plugin(const std::string& name) {
   auto* found = plugin("backend", name);
@@ -67,7 +68,7 @@ Device& backend(const std::string& name) {
   if (auto* device = known_as(name)) return *device;
   std::lock_guard hold(making);
   if (auto* device = known_as(name)) return *device;
-  (void)threads_asked(context().origin.at);  // it raises here, where the place is known
+  (void)default_threads(context().origin.at);  // it raises here, where the place is known
   auto found =
       std::find_if(std::begin(linked), std::end(linked), [&](auto& l) { return l.name == name; });
   auto& device = found != std::end(linked) ? *found->make().release() : from_plugin(name);

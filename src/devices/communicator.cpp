@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "base/fork.h"
-#include "base/idle.h"
+#include "base/object_pool.h"
 #include "devices/reduce.h"
 #include "devices/rank_communicator.h"
 #include "devices/trace_lock.h"
@@ -22,8 +22,8 @@ namespace haliax {
 namespace {
 
 using program::Collective;
-using program::Spares;
-using program::Wire;
+using program::SkipFlag;
+using program::CollectiveKind;
 
 std::atomic<std::int64_t> exchanged{0};
 
@@ -44,7 +44,7 @@ class Meeting {
   // The devices of a call over these mesh axes.
   struct Group {
     std::vector<int> devices;
-    std::condition_variable turn;
+    std::condition_variable round_done;
     std::size_t waiting = 0;
     std::uint64_t round = 0;
     bool has(int device) const {
@@ -68,7 +68,7 @@ class Meeting {
     if (is_last(g)) return go_on(g, hold);
     refuse_circles();
     auto mine = g.round;
-    g.turn.wait(hold, [&] { return g.round != mine || !why_.empty(); });
+    g.round_done.wait(hold, [&] { return g.round != mine || !why_.empty(); });
     if (g.round == mine) fail_here();
   }
   // For those who have arrived: all of them come here, so that nobody's arrays go while another
@@ -77,7 +77,7 @@ class Meeting {
     std::unique_lock hold(lock_);
     if (is_last(g)) return go_on(g, hold);
     auto mine = g.round;
-    g.turn.wait(hold, [&] { return g.round != mine; });
+    g.round_done.wait(hold, [&] { return g.round != mine; });
   }
   void fail(const std::string& why) {
     std::lock_guard hold(lock_);
@@ -101,7 +101,7 @@ class Meeting {
   }
   void go_on(Group& g, std::unique_lock<std::mutex>& hold) {
     hold.unlock();  // those that wake up want it
-    g.turn.notify_all();
+    g.round_done.notify_all();
   }
   // Each waits for one that waits elsewhere, or has left: nobody will ever go on.
   void refuse_circles() {
@@ -114,9 +114,9 @@ class Meeting {
   }
   void fail_all(const std::string& why) {
     if (why_.empty()) why_ = why;
-    for (auto& [devices, g] : groups_) g.turn.notify_all();
+    for (auto& [devices, g] : groups_) g.round_done.notify_all();
   }
-  [[noreturn]] void fail_here() const { throw Elsewhere("[mesh] " + why_); }
+  [[noreturn]] void fail_here() const { throw RemoteError("[mesh] " + why_); }
   std::mutex lock_;
   std::map<std::vector<int>, Group> groups_;
   std::vector<Group*> at_;  // where each device waits; null: nowhere
@@ -139,23 +139,23 @@ class ThreadCommunicator final : public program::Communicator {
     meeting_.arrive(*meets_, device_);
     refuse_others(c);
     const bool stretches = in_stretches();
-    switch (c.wire) {
-      case Wire::exchange:
+    switch (c.kind) {
+      case CollectiveKind::exchange:
         exchange(c, out);
         break;
-      case Wire::all_gather:
+      case CollectiveKind::all_gather:
         gather(c, out);
         break;
-      case Wire::reduce_scatter:
+      case CollectiveKind::reduce_scatter:
         reduce_scatter(c, out);
         break;
-      case Wire::all_reduce:
+      case CollectiveKind::all_reduce:
         sum(c, out, stretches);
         break;
     }
     if (stretches) {
       wait();
-      if (c.wire == Wire::all_reduce) take_stretches(c, out);
+      if (c.kind == CollectiveKind::all_reduce) take_stretches(c, out);
     }
     wait();
   }
@@ -169,7 +169,7 @@ class ThreadCommunicator final : public program::Communicator {
   void refuse_others(const Collective& c) {
     auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
       auto& other = *call_of(d).how;
-      bool same = other.wire == c.wire && other.over == c.over &&
+      bool same = other.kind == c.kind && other.over == c.over &&
                   other.out.size() == c.out.size() && other.monoid == c.monoid;
       return !same || other.size != c.size || other.sent_bytes != c.sent_bytes;
     });
@@ -184,7 +184,7 @@ class ThreadCommunicator final : public program::Communicator {
       for (std::size_t g = 0; g < group_.size(); ++g) {
         auto& from = call_of(group_[g]);
         auto [first, size] = block_in_group(c, k, group_.size(), g);
-        copy_patch(whole_patch(from.x[k], from.how->x[k]),
+        copy_patch(full_patch(from.x[k], from.how->x[k]),
                    slice_patch(out[k], c.out[k], c.dim[k], first, size));
       }
   }
@@ -194,7 +194,7 @@ class ThreadCommunicator final : public program::Communicator {
       Patches parts;
       for (int d : group_)
         parts.push_back(slice_patch(call_of(d).x[k], call_of(d).how->x[k], c.dim[k], first, size));
-      fold(c.monoid, parts, whole_patch(out[k], c.out[k]));
+      reduce_parts(c.monoid, parts, full_patch(out[k], c.out[k]));
     }
   }
   // Where much is summed, each device sums a stretch, and takes the others' from them: so all of
@@ -202,7 +202,7 @@ class ThreadCommunicator final : public program::Communicator {
   bool in_stretches() const {
     return std::any_of(group_.begin(), group_.end(), [&](int d) {
       auto& how = *call_of(d).how;
-      if (how.wire != Wire::all_reduce) return false;
+      if (how.kind != CollectiveKind::all_reduce) return false;
       std::int64_t bytes = 0;
       for (auto& o : how.out) bytes += program::points(o.dims) * bytes_of(o.view.dtype);
       return bytes >= kInStretches;
@@ -211,7 +211,7 @@ class ThreadCommunicator final : public program::Communicator {
   // Elements in the order in which they lie on the first device of the group, for all alike.
   Patch in_order(void* at, const program::Operand& o, std::size_t k) const {
     auto& first = call_of(group_[0]);
-    return reordered(whole_patch(at, o), order_in_memory(first.how->x[k].view.strides));
+    return reordered(full_patch(at, o), order_in_memory(first.how->x[k].view.strides));
   }
   Patch stretch(const Patch& p, std::size_t g) const { return share_of(p, group_.size(), g); }
   void sum(const Collective& c, void* const* out, bool stretches) const {
@@ -219,7 +219,7 @@ class ThreadCommunicator final : public program::Communicator {
       auto cut = [&](const Patch& p) { return stretches ? stretch(p, mine_) : p; };
       Patches parts;
       for (int d : group_) parts.push_back(cut(in_order(call_of(d).x[k], call_of(d).how->x[k], k)));
-      fold(c.monoid, parts, cut(in_order(out[k], c.out[k], k)));
+      reduce_parts(c.monoid, parts, cut(in_order(out[k], c.out[k], k)));
     }
   }
   void take_stretches(const Collective& c, void* const* out) const {
@@ -234,12 +234,12 @@ class ThreadCommunicator final : public program::Communicator {
   void exchange(const Collective& c, void* const* out) const {
     // of what each device sends to this one
     std::vector<std::size_t> next(meeting_.given.size());
-    const bool unread = c.spares == Spares::unread && !takes_part(c, call_of(device_).x);
+    const bool unread = c.skip_flag == SkipFlag::unread && !participates(c, call_of(device_).x);
     for (auto& got : c.receives) {
       auto& from = call_of(got.device);
       const bool own = got.device == device_;
       if (unread && !own) continue;
-      if (c.spares == Spares::zeros && !own && !takes_part(*from.how, from.x)) {
+      if (c.skip_flag == SkipFlag::zeros && !own && !participates(*from.how, from.x)) {
         fill_zeros(
             box_patch(out[got.array], c.out[std::size_t(got.array)], got.start, got.dims, nullptr));
         continue;
@@ -312,38 +312,39 @@ class Crew {
   };
   Shared& crew_ = *new Shared;  // never destroyed: its threads end with the process
 };
-Idle<Crew>& crews() {
-  static auto* all = new Idle<Crew>;  // never destroyed: their threads are not
+ObjectPool<Crew>& crews() {
+  static auto* all = new ObjectPool<Crew>;  // never destroyed: their threads are not
   return *all;
 }
 // A child has none of their threads.
-const bool crew_forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});
+const bool crew_forks =
+    at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) ObjectPool<Crew>; }});
 
 }  // namespace
 
 int device_threads() { return threads_started; }
 std::int64_t exchanged_bytes() { return exchanged; }
 
-DevicesHere devices_here(const Mesh& mesh) {
+LocalDevices local_devices(const Mesh& mesh) {
   auto* ranks = mesh.devices() > 1 ? peers() : nullptr;
   if (!ranks) return {nullptr, 0, mesh.devices()};
   int each = mesh.devices() / ranks->count();
   return {ranks, ranks->rank() * each, each};
 }
 
-int number_of(program::Device& backend, const Mesh* mesh, int device) {
+int backend_device_of(program::Device& backend, const Mesh* mesh, int device) {
   auto* ranks = backend.is_host() ? nullptr : peers();
   if (!ranks) return device;
-  const auto here = mesh ? devices_here(*mesh) : DevicesHere();
+  const auto here = mesh ? local_devices(*mesh) : LocalDevices();
   const int each = devices() / ranks->count();
-  return (ranks->place() * each + device - here.first) % backend.devices();
+  return (ranks->local_rank() * each + device - here.first) % backend.devices();
 }
 
 void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work,
                 program::Device* backend, const std::string& what) {
   program::Dims sizes;
   for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
-  auto here = devices_here(mesh);
+  auto here = local_devices(mesh);
   Meeting meeting(here.count);
   std::mutex lock;
   std::exception_ptr error;
@@ -365,9 +366,9 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   if (here.ranks) together.emplace(*here.ranks, what);
   // What devices queue for each other meets in the order of calls, which must be the same on all of
   // them.
-  static TurnLock in_turn;
-  std::unique_lock turn(in_turn, std::defer_lock);
-  if (backend && !backend->is_host()) turn.lock();
+  static TraceLock communicator_lock;
+  std::unique_lock device_lock(communicator_lock, std::defer_lock);
+  if (backend && !backend->is_host()) device_lock.lock();
   const Scopes scopes;
   auto crew = crews().take();
   if (!crew) crew = std::make_unique<Crew>();
@@ -380,14 +381,14 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     program::Communicator* mine = &threads;
     try {
       if (backend && !backend->is_host())
-        own = backend->communicator(sizes, d, number_of(*backend, &mesh, d), here.ranks);
+        own = backend->communicator(sizes, d, backend_device_of(*backend, &mesh, d), here.ranks);
       if (own)
         mine = own.get();
       else if (here.ranks)
         mine = &messages.emplace(*here.ranks, *together, mesh, d);
       work(d, *mine);
       meeting.leave(k);
-    } catch (const Elsewhere&) {
+    } catch (const RemoteError&) {
       keep(true);
     } catch (const std::exception& e) {
       give_up(d, *mine, e.what());
@@ -395,7 +396,7 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
       give_up(d, *mine, "for a reason that is not known");
     }
   });
-  crews().leave(std::move(crew));
+  crews().put(std::move(crew));
   if (error) std::rethrow_exception(error);
 }
 

@@ -11,15 +11,15 @@ namespace haliax {
 
 // Those of the mesh's devices that this process has: all, or where it is one of several ranks its
 // share, one after the other.
-struct DevicesHere {
+struct LocalDevices {
   Peers* ranks = nullptr;  // that share the mesh; null: none
   int first = 0, count = 1;
 };
-DevicesHere devices_here(const Mesh&);
+LocalDevices local_devices(const Mesh&);
 // Which of a backend's devices does what `device` of a mesh does, one that is here; mesh null: what
 // is on none. The ranks of a host take them in turn, from the first again where there are no more:
 // either each rank sees its own, or the backend refuses.
-int number_of(program::Device& backend, const Mesh*, int device);
+int backend_device_of(program::Device& backend, const Mesh*, int device);
 
 // Does work(device, its communicator) on every device of the mesh that is here at once: the first
 // on the caller's thread, the others on threads that are kept from call to call; calls at the same

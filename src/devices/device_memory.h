@@ -10,7 +10,7 @@
 namespace haliax {
 
 // A value on a device that is not the host.
-struct OnDevice final : Pieces {
+struct DeviceValue final : DeviceStorage {
   program::Device* device = nullptr;
   int number = 0;
   program::Memory memory;
@@ -27,24 +27,24 @@ class DeviceMemory {
   bool is_host() const { return host_; }
 
   // To read, as long as the Buffer lives.
-  void* address(const Buffer& b) const { return host_ ? b.data() : brought(b); }
+  void* address(const Buffer& b) const { return host_ ? b.data() : copy_to_device(b); }
   // Not written yet. All of these raise where there is not enough.
-  BufferPtr fresh(std::int64_t bytes) const;
+  BufferPtr allocate(std::int64_t bytes) const;
   std::unique_ptr<Buffer> arena(std::int64_t bytes) const;
   // A value that will be written over. Both are new Buffers: what else the old one has, here or
   // elsewhere, is not of them.
-  BufferPtr copied(const Buffer&) const;
+  BufferPtr copy(const Buffer&) const;
   // of one that nobody else reads: in its memory, if it has any here
-  BufferPtr taken_over(Buffer&) const;
+  BufferPtr donate(Buffer&) const;
   // A copy of a part. box.from lies in the value's host memory; box.to is given here, and is
   // row-major.
-  BufferPtr part(program::Box) const;
+  BufferPtr copy_part(program::Box) const;
 
  private:
-  void* brought(const Buffer&) const;
-  const OnDevice* here(const Buffer&) const;  // null: it does not lie here
-  std::unique_ptr<OnDevice> around(program::Memory, std::int64_t bytes) const;
-  std::unique_ptr<OnDevice> taken(std::int64_t bytes) const;
+  void* copy_to_device(const Buffer&) const;
+  const DeviceValue* on_this_device(const Buffer&) const;  // null: it does not lie here
+  std::unique_ptr<DeviceValue> wrap(program::Memory, std::int64_t bytes) const;
+  std::unique_ptr<DeviceValue> allocate_on_device(std::int64_t bytes) const;
   program::Device* device_ = nullptr;
   int number_ = 0;
   bool host_ = true;

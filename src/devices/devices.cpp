@@ -19,22 +19,22 @@ std::atomic<bool> said = false;        // it is a number that was asked for
 }  // namespace
 
 void set_devices(int n, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
   in_this_process = n;
   said = true;
 }
 int devices(SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (in_this_process == 0) {
     int unset = 0;
-    auto asked = number_asked("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
+    auto asked = env_integer("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
     if (asked) said = true;
     in_this_process.compare_exchange_strong(unset, int(asked.value_or(peers() ? 1 : 8)));
   }
   return in_this_process * rank_count();
 }
-bool has_asked_for(int n) {
+bool has_requested(int n) {
   const bool enough = devices() >= n;  // and the environment has been asked
   return said && enough;
 }
@@ -49,13 +49,13 @@ int rank_count() {
 }
 
 bool on_any_rank(bool mine, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto* p = peers();
   return p ? p->any(mine) : mine;
 }
 
 std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (a.empty()) fail("local_shards", "the array is empty");
   a.eval(at);
   auto& n = *a.node();

@@ -4,6 +4,6 @@
 namespace haliax {
 
 // somebody, by set_devices or HALIAX_DEVICES, for so many or more
-bool has_asked_for(int devices);
+bool has_requested(int devices);
 
 }  // namespace haliax

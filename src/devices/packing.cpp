@@ -89,7 +89,7 @@ void unpack(const std::byte* from, const Patches& all) {
       from += n;
     });
 }
-std::vector<Patches> pieces_of(const Patches& all, std::int64_t most) {
+std::vector<Patches> split_patches(const Patches& all, std::int64_t most) {
   std::vector<Patches> out;
   std::int64_t room = 0;
   for (auto p : all) {
@@ -180,8 +180,8 @@ void fill_zeros(const Patch& p) {
     std::memset(out, 0, std::size_t(n * width));
   });
 }
-bool takes_part(const program::Collective& c, const void* const* x) {
-  return c.spares == program::Spares::nothing || *static_cast<const bool*>(x[c.x.size() - 1]);
+bool participates(const program::Collective& c, const void* const* x) {
+  return c.skip_flag == program::SkipFlag::nothing || *static_cast<const bool*>(x[c.x.size() - 1]);
 }
 
 Patch reordered(Patch p, const std::vector<std::size_t>& order) {
@@ -216,13 +216,13 @@ std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& 
   return share(c.size[k], ranks, g);
 }
 
-Patch whole_patch(void* at, const program::Operand& o) {
+Patch full_patch(void* at, const program::Operand& o) {
   return {static_cast<std::byte*>(at), o.dims, o.view.strides, o.view.dtype, 0,
           program::points(o.dims)};
 }
 Patch box_patch(void* at, const program::Operand& o, const Dims& start, const Dims& dims,
                 const Dims* step) {
-  auto p = whole_patch(at, o);
+  auto p = full_patch(at, o);
   std::int64_t offset = 0;
   for (std::size_t d = 0; d < dims.size(); ++d) {
     offset += start[d] * p.strides[d];

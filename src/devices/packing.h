@@ -27,7 +27,7 @@ Patch share_of(Patch, std::size_t ranks, std::size_t g);
 std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective&, std::size_t k,
                                                      std::size_t ranks, std::size_t g);
 
-Patch whole_patch(void* at, const program::Operand&);
+Patch full_patch(void* at, const program::Operand&);
 // step: how far its elements lie apart along each dim of the operand; null: they are neighbours.
 Patch box_patch(void* at, const program::Operand&, const program::Dims& start,
                 const program::Dims& dims, const program::Dims* step);
@@ -42,7 +42,7 @@ void pack(const Patches&, std::byte* to);
 void unpack(const std::byte* from, const Patches&);
 // In pieces of at most so many bytes: the same at both ends, as they hold as many elements of the
 // same dtypes.
-std::vector<Patches> pieces_of(const Patches&, std::int64_t most);
+std::vector<Patches> split_patches(const Patches&, std::int64_t most);
 
 // f(out, parts, how many elements) for one block after the other of patches of the same count and
 // dtype: where it lies, if it does in one piece; else parts are packed before, and out is unpacked
@@ -55,6 +55,6 @@ void fill_zeros(const Patch&);
 
 // What a device says of an exchange that may leave something out (program::Spares): does it take,
 // or send, anything?
-bool takes_part(const program::Collective&, const void* const* x);
+bool participates(const program::Collective&, const void* const* x);
 
 }  // namespace haliax

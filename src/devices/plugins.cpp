@@ -61,11 +61,11 @@ const program::Plugin& opened(const char* what, const std::string& name, const s
   auto* entry = reinterpret_cast<decltype(&haliax_plugin)>(dlsym(library, "haliax_plugin"));
   if (!entry) refuse("it is no plugin: it has no function haliax_plugin");
   auto& plugin = *entry();
-  const std::string version = plugin.version, border = plugin.border;
-  if (version != program::library_version() || border != program::border_hash())
+  const std::string version = plugin.version, abi = plugin.abi;
+  if (version != program::library_version() || abi != program::abi_hash())
     refuse(fmt::format(
         "it was built for haliax {} ({}), and this is {} ({}); build both from the same sources",
-        version, border, program::library_version(), program::border_hash()));
+        version, abi, program::library_version(), program::abi_hash()));
   return plugin;
 }
 

@@ -20,8 +20,8 @@ namespace {
 
 using program::Collective;
 using program::Dims;
-using program::Spares;
-using program::Wire;
+using program::SkipFlag;
+using program::CollectiveKind;
 
 // bytes of packed messages that a device has at a time, about
 constexpr std::int64_t kStaging = 8 << 20;
@@ -62,14 +62,14 @@ class RankCommunicator::CollectiveRun {
   }
   void run() {
     try {
-      switch (how_.wire) {
-        case Wire::exchange:
-          return exchange(parcels(how_.sends, true), parcels(how_.receives, false));
-        case Wire::all_gather:
+      switch (how_.kind) {
+        case CollectiveKind::exchange:
+          return exchange(box_transfers(how_.sends, true), box_transfers(how_.receives, false));
+        case CollectiveKind::all_gather:
           return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
-        case Wire::reduce_scatter:
+        case CollectiveKind::reduce_scatter:
           return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
-        case Wire::all_reduce: {
+        case CollectiveKind::all_reduce: {
           auto parts = stretches(out_, how_.out);
           return reduce(stretches(x_, how_.x), parts[mine_], &parts);
         }
@@ -83,39 +83,40 @@ class RankCommunicator::CollectiveRun {
  private:
   // of memory that is there from the collective before
   using Staging = std::vector<std::unique_ptr<Buffer>>;
-  using Lanes = std::vector<Patches>;  // by place in the group
+  using PeerPatches = std::vector<Patches>;  // by place in the group
 
   // ---- what goes where ----
   static Patches whole(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
     Patches all;
-    for (std::size_t k = 0; k < at.size(); ++k) all.push_back(whole_patch(at[k], of[k]));
+    for (std::size_t k = 0; k < at.size(); ++k) all.push_back(full_patch(at[k], of[k]));
     return all;
   }
-  Lanes blocks(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
-    Lanes lanes(group_.size());
+  PeerPatches blocks(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
+    PeerPatches peer_patches(group_.size());
     for (std::size_t g = 0; g < group_.size(); ++g)
       for (std::size_t k = 0; k < at.size(); ++k) {
         auto [from, size] = block_in_group(how_, k, group_.size(), g);
-        lanes[g].push_back(slice_patch(at[k], of[k], how_.dim[k], from, size));
+        peer_patches[g].push_back(slice_patch(at[k], of[k], how_.dim[k], from, size));
       }
-    return lanes;
+    return peer_patches;
   }
   // Each device sums as many elements.
-  Lanes stretches(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
-    Lanes lanes(group_.size());
+  PeerPatches stretches(const std::vector<void*>& at,
+                        const std::vector<program::Operand>& of) const {
+    PeerPatches peer_patches(group_.size());
     for (std::size_t g = 0; g < group_.size(); ++g)
-      for (auto& p : whole(at, of)) lanes[g].push_back(share_of(p, group_.size(), g));
-    return lanes;
+      for (auto& p : whole(at, of)) peer_patches[g].push_back(share_of(p, group_.size(), g));
+    return peer_patches;
   }
-  Lanes parcels(const std::vector<program::Parcel>& all, bool sends) const {
-    Lanes lanes(group_.size());
+  PeerPatches box_transfers(const std::vector<program::BoxTransfer>& all, bool sends) const {
+    PeerPatches peer_patches(group_.size());
     for (auto& p : all) {
       auto g = std::size_t(std::find(group_.begin(), group_.end(), p.device) - group_.begin());
       auto k = std::size_t(p.array);
-      lanes[g].push_back(sends ? box_patch(x_[k], how_.x[k], p.start, p.dims, &p.step)
-                               : box_patch(out_[k], how_.out[k], p.start, p.dims, nullptr));
+      peer_patches[g].push_back(sends ? box_patch(x_[k], how_.x[k], p.start, p.dims, &p.step)
+                                      : box_patch(out_[k], how_.out[k], p.start, p.dims, nullptr));
     }
-    return lanes;
+    return peer_patches;
   }
 
   // ---- messages ----
@@ -138,13 +139,13 @@ class RankCommunicator::CollectiveRun {
         c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), to, bytes_in(p)));
     return to;
   }
-  std::vector<std::vector<Patches>> in_pieces(const Lanes& lanes) const {
+  std::vector<std::vector<Patches>> in_pieces(const PeerPatches& peer_patches) const {
     std::vector<std::vector<Patches>> out;
-    for (auto& l : lanes) out.push_back(pieces_of(l, piece_));
+    for (auto& l : peer_patches) out.push_back(split_patches(l, piece_));
     return out;
   }
 
-  void move(const Lanes& from, const Lanes& to) {
+  void move(const PeerPatches& from, const PeerPatches& to) {
     auto sends = in_pieces(from), receives = in_pieces(to);
     for (std::size_t round = 0;; ++round) {
       std::vector<std::pair<const std::byte*, const Patches*>> got;
@@ -167,14 +168,14 @@ class RankCommunicator::CollectiveRun {
     }
   }
   // Who takes nothing, or sends nothing, tells those whom it concerns before.
-  void exchange(Lanes sends, Lanes receives) {
-    if (how_.spares != Spares::nothing) leave_out(sends, receives);
+  void exchange(PeerPatches sends, PeerPatches receives) {
+    if (how_.skip_flag != SkipFlag::nothing) leave_out(sends, receives);
     move(sends, receives);
   }
-  void leave_out(Lanes& sends, Lanes& receives) {
-    const bool mine = takes_part(how_, x_.data());
-    auto &told = how_.spares == Spares::unread ? receives : sends,
-         &tell = how_.spares == Spares::unread ? sends : receives;
+  void leave_out(PeerPatches& sends, PeerPatches& receives) {
+    const bool mine = participates(how_, x_.data());
+    auto &told = how_.skip_flag == SkipFlag::unread ? receives : sends,
+         &tell = how_.skip_flag == SkipFlag::unread ? sends : receives;
     std::vector<const std::byte*> theirs(group_.size());
     auto flag = [&] { return staging_->emplace_back(std::make_unique<Buffer>(1))->data(); };
     for (std::size_t g = 0; g < group_.size(); ++g) {
@@ -193,16 +194,16 @@ class RankCommunicator::CollectiveRun {
     for (std::size_t g = 0; g < group_.size(); ++g) {
       if (g != mine_ && !mine) told[g].clear();
       if (!theirs[g] || *theirs[g] != std::byte(0)) continue;
-      if (how_.spares == Spares::zeros)
+      if (how_.skip_flag == SkipFlag::zeros)
         for (auto& p : tell[g]) fill_zeros(p);
       tell[g].clear();
     }
   }
   // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all`
   // have them, they are sent on.
-  void reduce(const Lanes& x, const Patches& mine, const Lanes* all) {
+  void reduce(const PeerPatches& x, const Patches& mine, const PeerPatches* all) {
     auto sends = in_pieces(x);
-    auto sums = pieces_of(mine, piece_);
+    auto sums = split_patches(mine, piece_);
     auto others = all ? in_pieces(*all) : std::vector<std::vector<Patches>>(group_.size());
     for (std::size_t round = 0;; ++round) {
       staging_->clear();
@@ -231,7 +232,7 @@ class RankCommunicator::CollectiveRun {
         for (auto& p : sums[round]) {
           std::vector<const std::byte*> from;
           for (auto* part : parts) from.push_back(part + at);
-          fold(how_.monoid, p.dtype, from, total + at, p.count);
+          reduce_parts(how_.monoid, p.dtype, from, total + at, p.count);
           at += p.bytes();
         }
         unpack(total, sums[round]);
@@ -323,7 +324,7 @@ RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, c
 RankCommunicator::~RankCommunicator() = default;
 std::uint64_t RankCommunicator::next_key(const Collective& c) {
   auto& key = keys_.try_emplace(c.over, call_).first->second;
-  key = mix(key, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
+  key = mix(key, std::uint64_t(c.kind) * 8 + std::uint64_t(c.monoid));
   for (auto axis : c.over) key = mix(key, std::uint64_t(axis));
   for (auto size : c.size) key = mix(key, std::uint64_t(size));
   return key;

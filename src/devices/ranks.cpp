@@ -27,33 +27,33 @@ static const char* const kSame =
 Peers::Peers(Ranks& carrier, std::chrono::milliseconds patience)
     : carrier_(carrier), me_(carrier.rank()), count_(carrier.count()),
       kinds_(carrier.tags() >> 20 ? 512 : 4), patience_(patience), ended_(std::size_t(count_)),
-      heard_(Clock::now()), care_([this] { look_after(); }) {}
+      last_heartbeat_(Clock::now()), monitor_thread_([this] { monitor(); }) {}
 Peers::~Peers() {
   {
     std::lock_guard hold(lock_);
     stop_ = true;
     changed_.notify_all();
   }
-  if (care_.joinable()) care_.join();
+  if (monitor_thread_.joinable()) monitor_thread_.join();
 }
 std::string Peers::named() const {
   return fmt::format("rank {} ({}, process {})", me_, carrier_.where(), getpid());
 }
 
-void Peers::look_after() {
+void Peers::monitor() {
   std::unique_lock hold(lock_);
   auto beat = Clock::now();
   while (!stop_) {
     try {
-      hear();
-      std::erase_if(notes_, [&](Note& n) { return carrier_.done(n.message); });
-      if (notes_.empty()) changed_.notify_all();
+      receive_notices();
+      std::erase_if(notices_, [&](Notice& n) { return carrier_.done(n.message); });
+      if (notices_.empty()) changed_.notify_all();
       if (auto now = Clock::now(); count_ > 1 && now >= beat) {
-        tell((me_ + 1) % count_, beats, {});
+        send_notice((me_ + 1) % count_, heartbeat, {});
         beat = now + std::min<Clock::duration>(1s, patience_.count() ? patience_ / 4 : 1000ms);
       }
       int before = (me_ + count_ - 1) % count_;
-      auto silent = Clock::now() - heard_;
+      auto silent = Clock::now() - last_heartbeat_;
       if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
         fail_all(
             fmt::format("rank {} has said nothing for {:.3g} s: it has died, or stands still, or "
@@ -67,14 +67,15 @@ void Peers::look_after() {
     changed_.wait_for(hold, 20ms, [&] { return stop_; });
   }
 }
-void Peers::hear() {
-  while (auto m = carrier_.waiting(Channel::care, -1, -1)) {
-    Note note;
-    note.text.resize(std::size_t(m->bytes));
-    note.message = carrier_.receive(Channel::care, m->from, m->tag, note.text.data(), m->bytes);
-    while (!carrier_.done(note.message)) std::this_thread::yield();  // it is here
-    if (m->from == (me_ + count_ - 1) % count_) heard_ = Clock::now();
-    if (m->tag == failures) note_failure(std::move(note.text));
+void Peers::receive_notices() {
+  while (auto m = carrier_.probe(Channel::monitor, -1, -1)) {
+    Notice notice;
+    notice.text.resize(std::size_t(m->bytes));
+    notice.message =
+        carrier_.receive(Channel::monitor, m->from, m->tag, notice.text.data(), m->bytes);
+    while (!carrier_.done(notice.message)) std::this_thread::yield();  // it is here
+    if (m->from == (me_ + count_ - 1) % count_) last_heartbeat_ = Clock::now();
+    if (m->tag == failures) note_failure(std::move(notice.text));
     if (m->tag == ends) {
       ended_[std::size_t(m->from)] = true;
       changed_.notify_all();
@@ -82,35 +83,36 @@ void Peers::hear() {
 
     if (m->tag == calls) {
       std::uint64_t number = 0;
-      const char* end = note.text.data() + note.text.size();
-      const char* rest = std::from_chars(note.text.data(), end, number).ptr;
-      theirs_[number] = std::string(std::min(rest + 1, end), end);
+      const char* end = notice.text.data() + notice.text.size();
+      const char* rest = std::from_chars(notice.text.data(), end, number).ptr;
+      calls_of_previous_rank_[number] = std::string(std::min(rest + 1, end), end);
       compare_call(number);
     }
-    if (m->tag == waits && waiting_ && note.text != doing_)
+    if (m->tag == waits && waiting_ && notice.text != current_call_)
       fail_all(fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from,
-                           me_, note.text, doing_, kSame));
+                           me_, notice.text, current_call_, kSame));
   }
 }
 // Of this rank and the one before it. Devices that speak by a way of their own do not know what a
 // call is for: sends and receives of two different calls would fit, or wait for ever.
 void Peers::compare_call(std::uint64_t number) {
-  auto mine = mine_.find(number), theirs = theirs_.find(number);
-  if (mine == mine_.end() || theirs == theirs_.end()) return;
+  auto mine = calls_of_this_rank_.find(number), theirs = calls_of_previous_rank_.find(number);
+  if (mine == calls_of_this_rank_.end() || theirs == calls_of_previous_rank_.end()) return;
   if (mine->second != theirs->second)
     fail_all(fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}",
                          (me_ + count_ - 1) % count_, me_, theirs->second, mine->second, kSame));
-  mine_.erase(mine);
-  theirs_.erase(theirs);
+  calls_of_this_rank_.erase(mine);
+  calls_of_previous_rank_.erase(theirs);
 }
-void Peers::tell(int rank, Care what, std::string text) {
-  auto& n = notes_.emplace_back();
+void Peers::send_notice(int rank, NoticeKind what, std::string text) {
+  auto& n = notices_.emplace_back();
   n.text = std::move(text);
-  n.message = carrier_.send(Channel::care, rank, what, n.text.data(), std::int64_t(n.text.size()));
+  n.message =
+      carrier_.send(Channel::monitor, rank, what, n.text.data(), std::int64_t(n.text.size()));
 }
-void Peers::tell_all(Care what, const std::string& text) {
+void Peers::broadcast_notice(NoticeKind what, const std::string& text) {
   for (int r = 0; r < count_; ++r)
-    if (r != me_) tell(r, what, text);
+    if (r != me_) send_notice(r, what, text);
 }
 void Peers::note_failure(std::string why) {
   if (failed_) return;
@@ -120,7 +122,7 @@ void Peers::note_failure(std::string why) {
 }
 void Peers::fail_all(const std::string& why) {
   note_failure(why);
-  tell_all(failures, why);
+  broadcast_notice(failures, why);
 }
 void Peers::fail(const std::string& why) noexcept {
   try {
@@ -132,7 +134,7 @@ void Peers::fail(const std::string& why) noexcept {
 void Peers::check() const {
   if (!failed_) return;
   std::lock_guard hold(lock_);
-  throw Elsewhere("[ranks] " + failure_);
+  throw RemoteError("[ranks] " + failure_);
 }
 void Peers::check(std::chrono::nanoseconds waited) const {
   check();
@@ -140,36 +142,36 @@ void Peers::check(std::chrono::nanoseconds waited) const {
   std::lock_guard hold(lock_);
   for (int r = 0; r < count_; ++r)
     if (r != me_ && ended_[std::size_t(r)])
-      throw Elsewhere(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
-                                  r, me_, doing_, kSame));
+      throw RemoteError(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
+                                    r, me_, current_call_, kSame));
 }
 void Peers::leave() {
   {
     std::unique_lock hold(lock_);
     ended_[std::size_t(me_)] = true;
-    if (!failed_) tell_all(ends, {});
+    if (!failed_) broadcast_notice(ends, {});
     changed_.wait(hold,
                   [&] { return failed_ || std::count(ended_.begin(), ended_.end(), 0) == 0; });
     // What was told is on its way for a while. The first to go may take all others with it (mpirun
     // ends the job): they are given time to say why.
-    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notes_.empty() && !failed_; });
+    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notices_.empty() && !failed_; });
     stop_ = true;
     changed_.notify_all();
   }
-  if (care_.joinable()) care_.join();
+  if (monitor_thread_.joinable()) monitor_thread_.join();
   carrier_.leave(!failed_);
 }
 
 // ---- calls ----
-Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), turn_(p.calling_) {
+Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(p.calling_) {
   p.check();
   std::lock_guard hold(p.lock_);
   ++p.calls_;
-  p.doing_ = fmt::format("{} (call {})", what, p.calls_);
-  p.call_ = int((std::hash<std::string>()(p.doing_) + p.calls_) % std::uint64_t(p.kinds_));
+  p.current_call_ = fmt::format("{} (call {})", what, p.calls_);
+  p.call_ = int((std::hash<std::string>()(p.current_call_) + p.calls_) % std::uint64_t(p.kinds_));
   if (p.count_ == 1) return;
-  p.tell((p.me_ + 1) % p.count_, calls, fmt::format("{} {}", p.calls_, p.doing_));
-  p.mine_[p.calls_] = p.doing_;
+  p.send_notice((p.me_ + 1) % p.count_, calls, fmt::format("{} {}", p.calls_, p.current_call_));
+  p.calls_of_this_rank_[p.calls_] = p.current_call_;
   p.compare_call(p.calls_);
 }
 
@@ -203,31 +205,31 @@ void Peers::wait(std::vector<Transfer>& all) {
       std::this_thread::yield();
     else
       std::this_thread::sleep_for(30us);
-    if (idle % 5000 == 4999) suspect(all, since);
+    if (idle % 5000 == 4999) check_suspects(all, since);
   }
   if (waiting_) waiting_ = false;
 }
 // A message that does not come: does its sender do something else, or has it ended?
-void Peers::suspect(const std::vector<Transfer>& all, Clock::time_point since) {
+void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point since) {
   constexpr int of_ends = 1 << 10;
   for (auto& p : all) {
     if (!p.receives) continue;
-    auto here = carrier_.waiting(Channel::data, p.other.rank, -1);
+    auto here = carrier_.probe(Channel::data, p.other.rank, -1);
     bool other_call = here && (here->tag / of_ends) % kinds_ != call_;
     bool other_key = here && here->tag % of_ends == p.tag % of_ends && here->tag != p.tag;
     if (other_call || other_key)
       throw Error(fmt::format("[ranks] rank {} makes another call than rank {}, which is at {}; {}",
-                              p.other.rank, me_, doing_, kSame));
+                              p.other.rank, me_, current_call_, kSame));
     std::unique_lock hold(lock_);
     if (ended_[std::size_t(p.other.rank)] && Clock::now() - since > 1s)
       throw Error(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
-                              p.other.rank, me_, doing_, kSame));
+                              p.other.rank, me_, current_call_, kSame));
   }
   if (Clock::now() - since < 3s || all.empty()) return;
   std::lock_guard hold(lock_);
-  if (!waiting_.exchange(true) || Clock::now() - asked_ > 3s) {
-    tell(all.front().other.rank, waits, doing_);
-    asked_ = Clock::now();
+  if (!waiting_.exchange(true) || Clock::now() - last_wait_notice_ > 3s) {
+    send_notice(all.front().other.rank, waits, current_call_);
+    last_wait_notice_ = Clock::now();
   }
 }
 
@@ -244,10 +246,11 @@ void Peers::wait_for(Ranks::Message m, int rank) {
           "[ranks] rank {} has ended, and rank {} waits for it; all ranks do the same", rank, me_));
   }
 }
-void Peers::give(int talk, int to, const std::string& text) {
+void Peers::send_text(int control_channel, int to, const std::string& text) {
   auto part = [&](const void* data, std::int64_t bytes) {
-    if (talk != kInCall)
-      return wait_for(carrier_.send(Channel::beside, to, talk % carrier_.tags(), data, bytes), to);
+    if (control_channel != kInCall)
+      return wait_for(
+          carrier_.send(Channel::control, to, control_channel % carrier_.tags(), data, bytes), to);
     std::vector<Transfer> one{send(kItself, {to}, 0, data, bytes)};
     wait(one);
   };
@@ -255,14 +258,14 @@ void Peers::give(int talk, int to, const std::string& text) {
   part(&bytes, 8);
   part(text.data(), bytes);
 }
-std::string Peers::take(int talk, int from) {
+std::string Peers::receive_text(int control_channel, int from) {
   auto part = [&](std::int64_t bytes) {
     auto text = std::make_unique<std::string>(std::size_t(bytes), '\0');
     try {
-      if (talk != kInCall) {
-        wait_for(
-            carrier_.receive(Channel::beside, from, talk % carrier_.tags(), text->data(), bytes),
-            from);
+      if (control_channel != kInCall) {
+        wait_for(carrier_.receive(Channel::control, from, control_channel % carrier_.tags(),
+                                  text->data(), bytes),
+                 from);
       } else {
         std::vector<Transfer> one{receive({from}, kItself, 0, text->data(), bytes)};
         wait(one);
@@ -277,29 +280,30 @@ std::string Peers::take(int talk, int from) {
   std::memcpy(&bytes, part(8).data(), 8);
   return part(bytes);
 }
-std::vector<std::string> Peers::said_by_all(int talk, const std::string& mine) {
+std::vector<std::string> Peers::gather_from_all(int control_channel, const std::string& mine) {
   std::vector<std::string> all{mine};
   if (me_ > 0) {
-    give(talk, 0, mine);
-    return nlohmann::json::parse(take(talk, 0)).get<std::vector<std::string>>();
+    send_text(control_channel, 0, mine);
+    return nlohmann::json::parse(receive_text(control_channel, 0)).get<std::vector<std::string>>();
   }
-  for (int r = 1; r < count_; ++r) all.push_back(take(talk, r));
+  for (int r = 1; r < count_; ++r) all.push_back(receive_text(control_channel, r));
   const auto text = nlohmann::json(all).dump();
-  for (int r = 1; r < count_; ++r) give(talk, r, text);
+  for (int r = 1; r < count_; ++r) send_text(control_channel, r, text);
   return all;
 }
-std::vector<std::string> Peers::exchange(const std::string& mine, int talk) {
-  if (talk == 0) {
+std::vector<std::string> Peers::all_gather_text_alone(const std::string& mine,
+                                                      int control_channel) {
+  if (control_channel == 0) {
     JointCall call(*this, "a checkpoint");
-    return said_by_all(kInCall, mine);
+    return gather_from_all(kInCall, mine);
   }
   check();
-  return said_by_all(talk, mine);
+  return gather_from_all(control_channel, mine);
 }
-void Peers::agree(const std::vector<Statement>& mine) {
+void Peers::agree(const std::vector<AgreedValue>& mine) {
   std::vector<std::string> texts;
   for (auto& f : mine) texts.push_back(f.text);
-  auto all = said_by_all(kInCall, nlohmann::json(texts).dump());
+  auto all = gather_from_all(kInCall, nlohmann::json(texts).dump());
   auto fields = [&](int r) {
     return nlohmann::json::parse(all[std::size_t(r)]).get<std::vector<std::string>>();
   };
@@ -308,7 +312,7 @@ void Peers::agree(const std::vector<Statement>& mine) {
     const auto theirs = fields(r);
     for (std::size_t k = 0; k < mine.size(); ++k) {
       if (k < theirs.size() && k < first.size() && theirs[k] == first[k]) continue;
-      bool shown = mine[k].shown && k < theirs.size() && k < first.size();
+      bool shown = mine[k].printed && k < theirs.size() && k < first.size();
       haliax::fail("ranks",
                    "rank {} has another {} than rank 0{}; all ranks run the same program, with the "
                    "same arguments and "
@@ -320,7 +324,7 @@ void Peers::agree(const std::vector<Statement>& mine) {
 }
 bool Peers::any(bool mine) {
   JointCall call(*this, "a question to all ranks");
-  auto all = said_by_all(kInCall, mine ? "1" : "0");
+  auto all = gather_from_all(kInCall, mine ? "1" : "0");
   return std::find(all.begin(), all.end(), "1") != all.end();
 }
 
@@ -341,7 +345,7 @@ Peers* opened() {
   const char* text = std::getenv("HALIAX_RANKS");
   const std::string asked = text ? text : "";
   if (asked != "" && asked != "mpi" && asked != "none")
-    refuse_asked("HALIAX_RANKS", asked, "mpi or none", context().origin.at);
+    fail_env("HALIAX_RANKS", asked, "mpi or none", context().origin.at);
   int n = started_together();
   if (asked == "none" || (asked.empty() && n < 2)) return nullptr;
   auto* found = plugin("ranks", "mpi");
@@ -355,7 +359,7 @@ Peers* opened() {
          why, in_plugin_folders("mpi"));
   }
   const auto patience = std::chrono::seconds(
-      number_asked("HALIAX_PATIENCE", 0, 86400, context().origin.at).value_or(20));
+      env_integer("HALIAX_PATIENCE", 0, 86400, context().origin.at).value_or(20));
   auto* mine = new Peers(*found->ranks(), patience);  // never destroyed: leaves at the end
   static Peers* leaving;
   leaving = mine;
@@ -377,7 +381,7 @@ Peers* peers() {
          all->rank());
   return all;
 }
-alone::alone() { ++by_themselves; }
-alone::~alone() { --by_themselves; }
+single_process_scope::single_process_scope() { ++by_themselves; }
+single_process_scope::~single_process_scope() { --by_themselves; }
 
 }  // namespace haliax

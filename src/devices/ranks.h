@@ -21,7 +21,7 @@
 
 namespace haliax {
 
-struct Elsewhere : Error {  // the cause lies on another device
+struct RemoteError : Error {  // the cause lies on another device
   using Error::Error;
 };
 
@@ -34,7 +34,7 @@ class Peers final : public program::RankGroup {
   int rank() const override { return me_; }
   int count() const override { return count_; }
   std::string where() const override { return carrier_.where(); }
-  int place() const { return carrier_.place(); }
+  int local_rank() const { return carrier_.local_rank(); }
 
   // What all ranks do together; one at a time, other threads wait. Raises if another rank has
   // failed.
@@ -47,7 +47,7 @@ class Peers final : public program::RankGroup {
 
    private:
     Peers& peers_;
-    std::unique_lock<std::mutex> turn_;
+    std::unique_lock<std::mutex> call_lock_;
   };
 
   // ---- messages within a call ----
@@ -72,19 +72,19 @@ class Peers final : public program::RankGroup {
 
   // Each rank says what it is about to do; where a field differs from that of rank 0, all raise. A
   // long text may be given as its hash: then it is not shown.
-  struct Statement {
+  struct AgreedValue {
     std::string name, text;
-    bool shown = true;
+    bool printed = true;
   };
-  void agree(const std::vector<Statement>&);
+  void agree(const std::vector<AgreedValue>&);
   // by rank
-  std::vector<std::string> say(const std::string& mine) override {
-    return said_by_all(kInCall, mine);
+  std::vector<std::string> all_gather_text(const std::string& mine) override {
+    return gather_from_all(kInCall, mine);
   }
   // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk`
   // is beside calls, by one thread of each rank at a time, and what is said in one does not meet
   // what is said in another.
-  std::vector<std::string> exchange(const std::string& mine, int talk = 0);
+  std::vector<std::string> all_gather_text_alone(const std::string& mine, int control_channel = 0);
   bool any(bool mine);  // a call of its own
 
   // This rank goes no further: all others raise, from now on.
@@ -99,22 +99,22 @@ class Peers final : public program::RankGroup {
  private:
   using Clock = std::chrono::steady_clock;
   // tags of messages by which ranks look after each other
-  enum Care : int { beats, failures, ends, waits, calls };
-  struct Note {
+  enum NoticeKind : int { heartbeat, failures, ends, waits, calls };
+  struct Notice {
     program::Ranks::Message message = {};
     std::string text;
   };
   int tag(int from, int to, std::uint64_t key) const;
   static constexpr int kInCall = -1;  // instead of a talk beside calls
-  std::vector<std::string> said_by_all(int talk, const std::string& mine);
-  void give(int talk, int to, const std::string&);
-  std::string take(int talk, int from);
+  std::vector<std::string> gather_from_all(int control_channel, const std::string& mine);
+  void send_text(int control_channel, int to, const std::string&);
+  std::string receive_text(int control_channel, int from);
   void wait_for(program::Ranks::Message, int rank);
-  void suspect(const std::vector<Transfer>&, Clock::time_point since);
-  void look_after();  // the thread: beats, and what others say
-  void hear();
-  void tell(int rank, Care, std::string text);
-  void tell_all(Care, const std::string& text);
+  void check_suspects(const std::vector<Transfer>&, Clock::time_point since);
+  void monitor();  // the thread: beats, and what others say
+  void receive_notices();
+  void send_notice(int rank, NoticeKind, std::string text);
+  void broadcast_notice(NoticeKind, const std::string& text);
   void note_failure(std::string why);
   void fail_all(const std::string& why);
   void compare_call(std::uint64_t number);
@@ -128,19 +128,19 @@ class Peers final : public program::RankGroup {
   int call_ = 0;  // as messages name it
   std::atomic<std::int64_t> sent_{0};
   mutable std::mutex lock_;           // of all below
-  std::string doing_;                 // the call, for people
+  std::string current_call_;          // the call, for people
   std::atomic<bool> waiting_{false};  // for long already
   // Calls by number: of this rank and of the one before it, until they are compared.
-  std::map<std::uint64_t, std::string> mine_, theirs_;
-  Clock::time_point asked_;  // when this one last told another that it waits for it
+  std::map<std::uint64_t, std::string> calls_of_this_rank_, calls_of_previous_rank_;
+  Clock::time_point last_wait_notice_;  // when this one last told another that it waits for it
   std::condition_variable changed_;
   std::string failure_;  // of another rank, or what this one told
   std::atomic<bool> failed_{false};
-  std::vector<char> ended_;  // by rank
-  std::list<Note> notes_;    // on their way
-  Clock::time_point heard_;  // from the rank before this one
+  std::vector<char> ended_;           // by rank
+  std::list<Notice> notices_;         // on their way
+  Clock::time_point last_heartbeat_;  // from the rank before this one
   bool stop_ = false;
-  std::thread care_;
+  std::thread monitor_thread_;
 };
 
 // Those of this process; null: it runs by itself. Opened when first asked for: under mpirun, or
@@ -148,11 +148,11 @@ class Peers final : public program::RankGroup {
 Peers* peers();
 // While one lives, meshes of this thread lie in this process alone: their devices are its threads,
 // whatever ranks there are.
-class alone {
+class single_process_scope {
  public:
-  [[nodiscard]] alone();
-  ~alone();
-  alone(const alone&) = delete;
+  [[nodiscard]] single_process_scope();
+  ~single_process_scope();
+  single_process_scope(const single_process_scope&) = delete;
 };
 
 }  // namespace haliax

@@ -100,8 +100,8 @@ void fold_by(Monoid m, const std::vector<const std::byte*>& parts, std::byte* ou
 
 }  // namespace
 
-void fold(Monoid m, DType dtype, const std::vector<const std::byte*>& parts, std::byte* out,
-          std::int64_t n) {
+void reduce_parts(Monoid m, DType dtype, const std::vector<const std::byte*>& parts, std::byte* out,
+                  std::int64_t n) {
   switch (dtype) {
     case DType::boolean:
       return fold_by<Bool>(m, parts, out, n);
@@ -131,9 +131,9 @@ void fold(Monoid m, DType dtype, const std::vector<const std::byte*>& parts, std
       return fold_by<AsIs<double>>(m, parts, out, n);
   }
 }
-void fold(Monoid m, const Patches& parts, const Patch& out) {
+void reduce_parts(Monoid m, const Patches& parts, const Patch& out) {
   each_block(out, parts, [&](std::byte* to, const auto& from, std::int64_t n) {
-    fold(m, out.dtype, from, to, n);
+    reduce_parts(m, out.dtype, from, to, n);
   });
 }
 

@@ -9,9 +9,9 @@
 namespace haliax {
 
 // n elements of each part into out, which may be one of them.
-void fold(program::Monoid, DType, const std::vector<const std::byte*>& parts, std::byte* out,
-          std::int64_t n);
+void reduce_parts(program::Monoid, DType, const std::vector<const std::byte*>& parts,
+                  std::byte* out, std::int64_t n);
 // As they lie.
-void fold(program::Monoid, const Patches& parts, const Patch& out);
+void reduce_parts(program::Monoid, const Patches& parts, const Patch& out);
 
 }  // namespace haliax

@@ -12,11 +12,11 @@
 
 namespace haliax {
 
-Part whole_part(const Axes& axes) { return {program::Dims(axes.size()), sizes_of(axes)}; }
+Part full_part(const Axes& axes) { return {program::Dims(axes.size()), sizes_of(axes)}; }
 Part part_on(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
   Part out;
   for (auto& a : axes) {
-    auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
+    auto [from, size] = block_of(a, s.mesh_axes(a.name), mesh, device);
     out.start.push_back(from);
     out.sizes.push_back(size);
   }
@@ -37,12 +37,12 @@ DeviceBlock::DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const
                          int device) {
   const auto whole = sizes_of(axes);
   auto [start, sizes] = part_on(axes, s, mesh, device);
-  in_whole.dims = sizes;
-  in_whole.width = bytes_of(dtype);
-  in_whole.from_strides = program::row_major(whole);
+  in_full_array.dims = sizes;
+  in_full_array.width = bytes_of(dtype);
+  in_full_array.from_strides = program::row_major(whole);
   std::int64_t outer = 1;  // points of the dims before this one
   for (std::size_t d = 0; d < whole.size(); ++d) {
-    offset += start[d] * in_whole.from_strides[d] * in_whole.width;
+    offset += start[d] * in_full_array.from_strides[d] * in_full_array.width;
     in_one_piece &= outer == 1 || sizes[d] == whole[d];
     outer *= sizes[d];
   }
@@ -142,7 +142,7 @@ std::unique_ptr<Shards> shards(const Mesh& mesh, const Sharding& at, const Axes&
 void Shards::write(std::byte* whole) const {
   auto put = [&](int device, const auto& copy) {
     DeviceBlock b(axes, dtype, at, mesh, device);
-    auto box = b.in_whole;
+    auto box = b.in_full_array;
     box.to = whole + b.offset;
     box.to_strides = std::move(box.from_strides);
     copy(std::move(box));
@@ -151,7 +151,7 @@ void Shards::write(std::byte* whole) const {
   for (std::size_t k = 0; k < blocks.size(); ++k)
     if (int owner = owner_of(at, mesh, first + int(k)); there.insert(owner).second)
       put(owner, [&](program::Box box) { read(*blocks[k], std::move(box)); });
-  auto* ranks = devices_here(mesh).ranks;
+  auto* ranks = local_devices(mesh).ranks;
   if (int(blocks.size()) == mesh.devices()) return;
   if (!ranks) throw Error("[mesh] parts of this array lie in other processes");
   SharedRead shared(*this, *ranks);
@@ -166,7 +166,7 @@ void Shards::write(std::byte* whole) const {
 }
 
 const Shards* shards_in(const Buffer& b) {
-  for (auto* p = b.pieces(); p; p = p->next.get())
+  for (auto* p = b.device_storage(); p; p = p->next.get())
     if (auto* s = dynamic_cast<const Shards*>(p)) return s;
   return nullptr;
 }

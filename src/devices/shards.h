@@ -15,15 +15,15 @@ struct Part {
   std::int64_t size() const { return program::points(sizes); }  // elements
   friend bool operator==(const Part&, const Part&) = default;
 };
-Part whole_part(const Axes&);
+Part full_part(const Axes&);
 Part part_on(const Axes&, const Sharding&, const Mesh&, int device);
 // What both have; of size 0: nothing.
 Part intersection(const Part&, const Part&);
 
 // A device's block of a whole array: the box that it is there, and where in it the block begins.
 struct DeviceBlock {
-  program::Box in_whole;    // of `from`, without addresses
-  std::int64_t offset = 0;  // in bytes
+  program::Box in_full_array;  // of `from`, without addresses
+  std::int64_t offset = 0;     // in bytes
   bool in_one_piece = true;
 
   DeviceBlock(const Axes&, DType, const Sharding&, const Mesh&, int device);
@@ -33,7 +33,7 @@ struct DeviceBlock {
 // is put together when somebody reads it; the next call that wants it so takes the blocks. Where
 // ranks share the mesh each has its devices' blocks, and an array of which one lacks a part is read
 // by all of them together.
-struct Shards final : Pieces {
+struct Shards final : DeviceStorage {
   Mesh mesh;
   Sharding at;
   Axes axes;  // whole

@@ -18,7 +18,7 @@ const bool turn_forks = at_fork({kForkRest, nullptr, nullptr, [] {
 
 }  // namespace
 
-bool TurnLock::lock() {
+bool TraceLock::lock() {
   if (mine == 0) mine = ++last;
   auto now = owner_.load(std::memory_order_acquire);
   if (now != 0 && (now == mine || now == before_fork)) {
@@ -36,7 +36,7 @@ bool TurnLock::lock() {
     }
   }
 }
-void TurnLock::unlock() {
+void TraceLock::unlock() {
   if (--depth_ > 0) return;
   owner_.store(0, std::memory_order_release);
   owner_.notify_all();

@@ -6,7 +6,7 @@
 
 namespace haliax {
 
-class TurnLock {
+class TraceLock {
  public:
   // True: who had it was lost in a fork, and has left its work as it was.
   bool lock();

@@ -8,7 +8,7 @@ namespace haliax {
 
 Axis::Axis(Name n, std::int64_t s, SourceLocation at) : name(n), size(s) {
   if (!n.text().empty() && s >= 0 && s <= most_elements) return;
-  Here here(at);
+  CallSite here(at);
   if (n.text().empty()) fail("Axis", "an axis needs a name");
   fail("Axis", "axis {}{}{}", n, s < 0 ? " has negative size " : " is too large: ", s);
 }
@@ -24,7 +24,7 @@ void check_there(const char* op, Name n, const Axes& in) {
 }  // namespace
 
 Axes concat_axes(const Axes& a, const Axes& b, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Axes out = a;
   for (auto& x : b) {
     if (has(out, x.name)) fail("concat_axes", "axis {} is in both {} and {}", x.name, a, b);
@@ -33,7 +33,7 @@ Axes concat_axes(const Axes& a, const Axes& b, SourceLocation at) {
   return out;
 }
 Axes union_axes(const Axes& a, const Axes& b, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Axes out = a;
   for (auto& x : b) {
     if (has(out, x.name))
@@ -44,7 +44,7 @@ Axes union_axes(const Axes& a, const Axes& b, SourceLocation at) {
   return out;
 }
 Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Axes out;
   for (auto& x : a)
     if (has(b, x.name)) {
@@ -55,7 +55,7 @@ Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at) {
   return out;
 }
 Axes without_axes(const Axes& axes, const AxisSelection& remove, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (remove.all()) return {};
   Axes out = axes;
   for (auto& s : remove.items()) {
@@ -65,12 +65,12 @@ Axes without_axes(const Axes& axes, const AxisSelection& remove, SourceLocation 
   return out;
 }
 Axes eliminate_axes(const Axes& axes, const AxisSelection& remove, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   for (auto& s : remove.items()) check_there("eliminate_axes", s.name, axes);
   return without_axes(axes, remove, at);
 }
 Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& with, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   check_there("replace_axis", old.name, axes);
   check_size("replace_axis", old, axes);
   Axes out = axes;
@@ -82,7 +82,7 @@ Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& with, S
   return out;
 }
 Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto shown = [&] { return fmt::format("({})", fmt::join(partial, ", ")); };
   const Name dots(ellipsis);
   const bool has_dots = has(partial, dots);

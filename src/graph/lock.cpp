@@ -38,17 +38,17 @@ void unlock_shared() noexcept {
 
 }  // namespace
 
-static void lock_alone() noexcept;
-static void unlock_alone() noexcept;
+static void lock_exclusive() noexcept;
+static void unlock_exclusive() noexcept;
 // The first time that a thread reads: nobody reads meanwhile, as what others do depends on how many
 // there are.
 static void meet() noexcept {
-  lock_alone();
+  lock_exclusive();
   threads.fetch_add(1, std::memory_order_relaxed);
-  unlock_alone();
+  unlock_exclusive();
   known = true;
 }
-bool one_thread() { return threads.load(std::memory_order_relaxed) == 1; }
+bool is_single_threaded() { return threads.load(std::memory_order_relaxed) == 1; }
 
 void GraphReader::enter() noexcept {
   if (depth++ > 0) return;
@@ -59,7 +59,7 @@ void GraphReader::leave() noexcept {
   if (--depth == 0) unlock_shared();
 }
 
-static void lock_alone() noexcept {
+static void lock_exclusive() noexcept {
   for (;;) {
     auto before = state.fetch_or(kWriter, std::memory_order_acquire);
     if (!(before & kWriter)) break;
@@ -71,14 +71,14 @@ static void lock_alone() noexcept {
     state.wait(now, std::memory_order_relaxed);
   }
 }
-static void unlock_alone() noexcept {
+static void unlock_exclusive() noexcept {
   state.fetch_and(~kWriter, std::memory_order_release);
   state.notify_all();
 }
-static const bool graph_forks = at_fork({kForkGraph, lock_alone, unlock_alone});
+static const bool graph_forks = at_fork({kForkGraph, lock_exclusive, unlock_exclusive});
 
-GraphWriter::GraphWriter() noexcept { lock_alone(); }
-GraphWriter::~GraphWriter() { unlock_alone(); }
+GraphWriter::GraphWriter() noexcept { lock_exclusive(); }
+GraphWriter::~GraphWriter() { unlock_exclusive(); }
 
 OutsideGraph::OutsideGraph() noexcept : depth_(depth) {
   depth = 0;

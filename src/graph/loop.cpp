@@ -2,7 +2,7 @@
 
 #include <unordered_set>
 
-#include "graph/walk.h"
+#include "graph/traversal.h"
 
 namespace haliax {
 
@@ -49,6 +49,7 @@ const Loop& loop_of(const Node& n) {
   return static_cast<const Loop&>(*(n.op == &kResult ? *n.in[0] : n).attr.payload);
 }
 
+LoopOrigin origin_of(const Loop& l) { return IndexAttr::of(*l.index[0]).origin; }
 std::int64_t trips(const Loop& l, std::size_t body) {
   auto index = IndexAttr::of(*l.index[body]);
   return body == 0 ? index.axis.size / index.chunk : 1;
@@ -87,7 +88,7 @@ LoopInputs inputs_of(const Loop& l) {
   LoopInputs out;
   Listed slices{out.slices}, invariants{out.invariants};  // a node may be in both
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    walk(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
+    traverse(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
         // that of a loop around, with which this one varies

@@ -19,21 +19,31 @@ struct LoopResult {
   NodePtr start = {};  // what a fold or a carry starts from (fold: may be empty)
   NodePtr carry = {};  // the placeholder
   // a flag, carried as it starts: where it is false, the loop makes no turn
-  bool decides = false;
+  bool is_guard = false;
   // no value: keeps what a turn does to the world outside alive, and in order
   bool effect = false;
   friend bool operator==(const LoopResult&, const LoopResult&) = default;
 };
-// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: keeps it apart from
-// an equal one of a loop around.
+// What created a loop.
+enum class LoopOrigin : std::uint8_t {
+  user,    // scan, fold, cond, and their gradients
+  region,  // a tiled region of chunked_reduce or attention: iterations that masks zero are skipped
+  ring,    // an iteration of a ring that may be skipped
+  batch,   // batched matmuls, one slice at a time
+};
+// The index of a loop over `axis`: iteration t starts at start + t * chunk. depth: distinguishes it
+// from an equal index of a loop around with the same origin.
 struct IndexAttr {
   Axis axis;
   std::int64_t start = 0, chunk = 1;
   int depth = 0;
-  Attr attr() const { return {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}}; }
+  LoopOrigin origin = LoopOrigin::user;
+  Attr attr() const {
+    return {.names = {axis.name}, .ints = {axis.size, start, chunk, depth, int(origin)}};
+  }
   static IndexAttr of(const Node& n) {
     auto& i = n.attr.ints;
-    return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
+    return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3]), LoopOrigin(i[4])};
   }
 };
 // What a loop keeps for its gradient.
@@ -44,7 +54,6 @@ struct Loop : Payload {
   bool drop = false;     // turns see slices without the axis (scan) or chunks with it
   bool reverse = false;  // the last turn first
   Save save = Save::all;
-  bool of_chunks = false;  // of a region, or its gradient: what masks make 0 in a turn is skipped
   // of chunks of scores: blocks of products that masks make 0 are left out
   bool of_scores = false;
   // sums and extremes of chunks: which one comes first makes no difference but of rounding
@@ -57,6 +66,7 @@ struct Loop : Payload {
 // The loop as a node: its operands are found by a walk over the bodies (what they read a slice of,
 // or whole; the starts).
 NodePtr make_loop(Loop);
+LoopOrigin origin_of(const Loop&);
 const Loop& loop_of(const Node&);  // of a loop node or of a result
 NodePtr loop_result(const NodePtr& loop, std::size_t k);
 // For people: one line a node, bodies of loops indented. `memory`: the axes of some nodes in the

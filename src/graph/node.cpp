@@ -7,7 +7,7 @@
 
 #include "base/fork.h"
 #include "base/name.h"
-#include "base/of_thread.h"
+#include "base/per_thread.h"
 #include "base/where.h"
 
 namespace haliax {
@@ -134,7 +134,7 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
     if (!is_equal(*other)) continue;
     auto n = other->weak_from_this().lock();
     if (!n) continue;
-    if (!n->free.empty()) n->last_made.store(newest_id(), std::memory_order_relaxed);
+    if (!n->free.empty()) n->last_created.store(newest_id(), std::memory_order_relaxed);
     if (!c.origin.backward && c.origin.at.line() > 0) n->origin.backward.never();
     return n;
   }
@@ -165,10 +165,10 @@ Along along(const Node& n, std::size_t k, Name a) {
   using Way = Along::Way;
   if (n.op->along) {
     auto rule = n.op->along(n, k, a);
-    return rule.way == Way::pick && !n.op->on_block ? Along{Way::whole, a} : rule;
+    return rule.way == Way::pick && !n.op->on_block ? Along{Way::full, a} : rule;
   }
   const auto kind = n.op->kind;
-  if (kind == Kind::view || kind == Kind::step) return {Way::whole, a};
+  if (kind == Kind::view || kind == Kind::step) return {Way::full, a};
   if ((kind != Kind::contract && kind != Kind::reduce) || has(n.axes, a)) return {Way::map, a};
   if (kind == Kind::contract) return {Way::fold, a};
   switch (n.op->code) {
@@ -181,7 +181,7 @@ Along along(const Node& n, std::size_t k, Name a) {
     case Code::reduce_min:
       return {Way::fold, a, Monoid::min};
     default:
-      return {Way::whole, a};
+      return {Way::full, a};
   }
 }
 Linear linear_in(const Node& n, std::size_t k) {
@@ -197,14 +197,14 @@ bool maps(const Node& n) {
                        [&](auto& a) { return along(n, k, a.name).way == Along::Way::map; });
   };
   for (std::size_t k = 0; k < n.in.size(); ++k)
-    if (n.in[k] && !only_waits(n, k) && !by_position(k, n.in[k]->axes)) return false;
+    if (n.in[k] && !is_order_only(n, k) && !by_position(k, n.in[k]->axes)) return false;
   return by_position(kResultSide, n.axes);
 }
-bool is_seen_through(const Node& n) {
+bool is_transparent_view(const Node& n) {
   return n.op->kind == Kind::view && n.in.size() == 1 && maps(n);
 }
 bool keeps_names(const Node& n) {
-  if (!is_seen_through(n)) return false;
+  if (!is_transparent_view(n)) return false;
   auto& axes = n.in[0]->axes;
   return std::all_of(axes.begin(), axes.end(),
                      [&](auto& a) { return along(n, 0, a.name).point == a.name; });
@@ -225,7 +225,7 @@ Name name_in_operand(const Node& n, std::size_t k, Name a) {
 Name name_in_result(const Node& n, std::size_t k, Name a) {
   return by_point(n, kResultSide, n.axes, along(n, k, a), a);
 }
-bool only_waits(const Node& n, std::size_t k) {
+bool is_order_only(const Node& n, std::size_t k) {
   return n.op->kind == Kind::wrap && k > 0 && k != kResultSide;
 }
 
@@ -264,7 +264,7 @@ void FieldPath::note(Name path) {
 std::uint64_t fresh_id() { return Cons::next(); }
 std::uint64_t newest_id() { return Cons::ids().load(std::memory_order_relaxed) - 1; }
 
-void detach(const Node& node, Forgotten& recipe) {
+void detach(const Node& node, DetachedInputs& recipe) {
   auto& n = const_cast<Node&>(node);
   if (n.op->kind == Kind::leaf) return;
   auto make_room = [](auto& list, std::size_t more) {  // before anything changes
@@ -284,13 +284,13 @@ void detach(const Node& node, Forgotten& recipe) {
   n.in = {};
   n.attr = {};
 }
-Forgotten::~Forgotten() { take_apart(in); }
+DetachedInputs::~DetachedInputs() { take_apart(in); }
 
 std::uint64_t fresh_domain() {
   static std::atomic<std::uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
 }
-Context& context() { return of_thread<Context>(); }
+Context& context() { return per_thread<Context>(); }
 
 // What a trace has put in place of an array.
 static bool stands_for(const Node& n) {
@@ -298,11 +298,11 @@ static bool stands_for(const Node& n) {
   return op == "tracer" || op == "input";
 }
 
-Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
+CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
   at_ = c.origin.at;
   module_ = c.origin.module;
-  made_ = c.origin.made;
+  weight_created_ = c.origin.weight_created;
   fixed_ = c.fixed;
   reads_ = !layer;
   if (reads_) GraphReader::enter();
@@ -317,13 +317,13 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   while (!seen(*n) && !stands_for(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
   auto path = seen(*n).text();
   if (path.rfind('.') != path.npos) c.origin.module = Name(path.substr(0, path.rfind('.')));
-  c.origin.made = path.empty() ? Name(to_string(weight->node()->origin.at)) : Name();
+  c.origin.weight_created = path.empty() ? Name(to_string(weight->node()->origin.at)) : Name();
 }
-Here::~Here() {
+CallSite::~CallSite() {
   auto& c = context();
   c.origin.at = at_;
   c.origin.module = module_;
-  c.origin.made = made_;
+  c.origin.weight_created = weight_created_;
   c.fixed = fixed_;
   if (reads_) GraphReader::leave();
 }
@@ -337,13 +337,17 @@ Name module_path(std::string field) {
 std::string where_of(const Origin& o) {
   auto s = to_string(o.at);
   std::string in(o.module.text());
-  if (in.empty() && o.made) in = "a layer whose weight was made at " + std::string(o.made.text());
+  if (in.empty() && o.weight_created)
+    in = "a layer whose weight was made at " + std::string(o.weight_created.text());
   if (!in.empty()) s += (s.empty() ? "in " : ", in ") + in;
   return s;
 }
-void fail_at(const Origin& o, const std::string& op, const std::string& text) {
+std::string failure_at(const Origin& o, const std::string& op, const std::string& text) {
   auto where = where_of(o);
-  throw Error("[" + op + "] " + text + (where.empty() ? "" : "; " + where));
+  return "[" + op + "] " + text + (where.empty() ? "" : "; " + where);
+}
+void fail_at(const Origin& o, const std::string& op, const std::string& text) {
+  throw Error(failure_at(o, op, text));
 }
 void fail(const std::string& op, const std::string& text) {
   auto& c = context();

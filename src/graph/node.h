@@ -35,7 +35,7 @@ struct Along {
     // folds it away by the monoid; for others than sum, prod, max and min an op needs the axis
     // whole
     fold,
-    whole,  // needs all of it at once
+    full,  // needs all of it at once
     // positions move by numbers that are known: a slice, a concatenation, a place among zeros
     shift,
     // of a table: ids say which positions are read, or written; what is not there gives the
@@ -51,7 +51,7 @@ struct Along {
 };
 // Of an axis along which positions move: the result's positions [to, to + size) are positions from,
 // from + step, ... of an operand. In order; what lies between them is 0.
-struct Stretch {
+struct AxisSegment {
   std::size_t operand = 0;
   std::int64_t from = 0, to = 0, size = 0, step = 1;
 };
@@ -80,7 +80,7 @@ enum class Kind : std::uint8_t {
 
 class Emit;
 struct Place;
-struct Turns;
+struct BlockScan;
 // in place of the number of an operand
 inline constexpr std::size_t kResultSide = std::size_t(-1);
 struct Op {
@@ -100,8 +100,8 @@ struct Op {
   NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
   // Likewise: which of the ids are positions, if what lies outside of all blocks is filled in;
   // null: nothing is.
-  NodePtr (*found)(const Node&, const Nodes& in) = nullptr;
-  std::vector<Stretch> (*stretches)(const Node&) = nullptr;  // where `along` says shift
+  NodePtr (*in_range)(const Node&, const Nodes& in) = nullptr;
+  std::vector<AxisSegment> (*segments)(const Node&) = nullptr;  // where `along` says shift
   // where operands differ, or dtypes matter; null: `linear`
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;
   // It is 0 wherever it would be if it were linear so; null: `linear_in`.
@@ -114,9 +114,9 @@ struct Op {
   std::string (*fault)(const Node&) = nullptr;
   // The same value by ops that need only blocks, so many, of an axis which this one needs whole.
   // Null: there is no such way.
-  NodePtr (*by_blocks)(const NodePtr&, Name axis, int blocks) = nullptr;
+  NodePtr (*blockwise)(const NodePtr&, Name axis, int blocks) = nullptr;
   // likewise, in one walk: ops/in_turns.h
-  std::optional<Turns> (*in_turns)(const NodePtr&, const Nodes& picked) = nullptr;
+  std::optional<BlockScan> (*block_scan)(const NodePtr&, const Nodes& picked) = nullptr;
   bool cheap = false;  // leaf, view: made again wherever it is read
 };
 // Of an operand, or of the result (kResultSide). Point-wise ops map; reductions and contractions
@@ -127,14 +127,14 @@ Linear zero_in(const Node&, std::size_t operand);
 bool accumulates(const Node&, Monoid);
 bool maps(const Node&);  // along every axis, position by position
 // a view that maps: its operand's values, under other names or spread over more axes
-bool is_seen_through(const Node&);
+bool is_transparent_view(const Node&);
 bool keeps_names(const Node&);  // and calls axes what they are called there
 // What an operand calls an axis of the result, and the other way round, where the op maps along it;
 // else the name itself.
 Name name_in_operand(const Node&, std::size_t operand, Name),
     name_in_result(const Node&, std::size_t operand, Name);
 // for the operand to be there, however it lies
-bool only_waits(const Node&, std::size_t operand);
+bool is_order_only(const Node&, std::size_t operand);
 
 // Was a node made by the walk for gradients alone? That does not depend on who made it first: where
 // a line of forward code makes an equal node, before or after, it was not. (Passes have no line of
@@ -160,7 +160,7 @@ class BackwardOnly {
 struct Origin {
   SourceLocation at;
   Name module;
-  Name made = {};  // of a layer that no path is known of: where its weight was made
+  Name weight_created = {};  // of a layer that no path is known of: where its weight was made
   std::shared_ptr<const Mapping> mapping;
   BackwardOnly backward = {};
   // id of the node that the user's code made; what passes put in its place keeps it
@@ -200,7 +200,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Donation donated;
   mutable FieldPath field;  // for messages
   // when an equal one was last made: the newest id then
-  mutable std::atomic<std::uint64_t> last_made{0};
+  mutable std::atomic<std::uint64_t> last_created{0};
   mutable std::uint64_t claimed = 0;           // by who computes it (runtime/evaluate.cpp)
   std::shared_ptr<const Placement> placement;  // of a value that a mesh made; null: whole
 
@@ -224,12 +224,13 @@ NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 60;
 NodePtr make_data(BufferPtr, Axes, DType);  // never equal to another
 // What nodes forget, which may die with it: let go outside of a GraphWriter.
-struct Forgotten {
+struct DetachedInputs {
   Nodes in = {};
   std::vector<std::shared_ptr<const Payload>> payloads = {};
-  ~Forgotten();  // without recursion
+  ~DetachedInputs();  // without recursion
 };
-void detach(const Node&, Forgotten&);  // in a GraphWriter: a node with a value forgets its recipe
+void detach(const Node&,
+            DetachedInputs&);  // in a GraphWriter: a node with a value forgets its recipe
 std::uint64_t newest_id();
 std::uint64_t fresh_id();  // of no node: all that are made from here on are newer
 
@@ -268,11 +269,11 @@ struct Context {
 Context& context();
 
 // Nodes made in the scope equal none from outside of it.
-class OwnNodes {
+class NodeDomainScope {
  public:
-  OwnNodes() { context().domain = fresh_domain(); }
-  ~OwnNodes() { context().domain = outer_; }
-  OwnNodes(const OwnNodes&) = delete;
+  NodeDomainScope() { context().domain = fresh_domain(); }
+  ~NodeDomainScope() { context().domain = outer_; }
+  NodeDomainScope(const NodeDomainScope&) = delete;
 
  private:
   std::uint64_t outer_ = context().domain;
@@ -281,26 +282,26 @@ class OwnNodes {
 // Set for the length of a scope: where the user's code is. Inside a layer the caller's place and
 // the module's path hold. But for a layer, whose inside may be the user's code, its graph is read
 // in the scope (graph/lock.h).
-class Here {
+class CallSite {
  public:
-  [[nodiscard("give it a name")]] explicit Here(SourceLocation at, bool layer = false,
-                                                const NamedArray* weight = nullptr);
-  ~Here();
-  Here(const Here&) = delete;
+  [[nodiscard("give it a name")]] explicit CallSite(SourceLocation at, bool layer = false,
+                                                    const NamedArray* weight = nullptr);
+  ~CallSite();
+  CallSite(const CallSite&) = delete;
 
  private:
   SourceLocation at_;
-  Name module_, made_;
+  Name module_, weight_created_;
   bool fixed_, reads_;
 };
 
 // Set for the length of a scope: nodes made in it are due to others, whose origins they take.
-class At {
+class OriginScope {
  public:
-  At() = default;
-  explicit At(const Origin& of) { context().origin = of; }
-  ~At() { context().origin = std::move(outer_); }
-  At(const At&) = delete;
+  OriginScope() = default;
+  explicit OriginScope(const Origin& of) { context().origin = of; }
+  ~OriginScope() { context().origin = std::move(outer_); }
+  OriginScope(const OriginScope&) = delete;
   void operator()(const Origin& of) { context().origin = of; }
 
  private:
@@ -312,6 +313,8 @@ std::string where_of(const Origin&);  // model.cpp:41, in mlp.up; what is known 
 Name module_path(std::string field);
 // `[op] text; file:line, in module` as an Error.
 [[noreturn]] void fail(const std::string& op, const std::string& text);
+// The message of an error: `[op] text; file:line, in module`.
+std::string failure_at(const Origin&, const std::string& op, const std::string& text);
 [[noreturn]] void fail_at(const Origin&, const std::string& op, const std::string& text);
 
 // Is this name an axis of the node; its size.

@@ -5,7 +5,7 @@
 
 #include "base/where.h"
 #include "graph/loop.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 
 namespace haliax {
 namespace {
@@ -56,9 +56,9 @@ class GraphPrinter {
   }
   void loop(const Node& n, const std::string& indent) {
     auto& l = loop_of(n);
-    text_ += " over " + to_string(l.axis) + (l.reverse ? ", the last turn first" : "") + "\n";
+    text_ += " over " + to_string(l.axis) + (l.reverse ? ", reversed" : "") + "\n";
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      text_ += indent + "  " + std::to_string(trips(l, b)) + " turns\n";
+      text_ += indent + "  " + std::to_string(trips(l, b)) + " iterations\n";
       lines(values_of(l, b), indent + "    ");
     }
     for (std::size_t k = 0; k < l.results.size(); ++k) {
@@ -69,7 +69,7 @@ class GraphPrinter {
                                        : kMonoids[int(r.monoid)];
       for (auto& v : r.value) text_ += " " + name(v);
       if (r.start) text_ += " from " + name(r.start);
-      if (r.decides) text_ += ", without which there is no turn";
+      if (r.is_guard) text_ += ", the guard of the loop";
       text_ += "\n";
     }
   }

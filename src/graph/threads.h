@@ -5,6 +5,6 @@ namespace haliax {
 
 // so far: no other has been inside a GraphReader. In a GraphReader; as long as it lasts no other
 // comes.
-bool one_thread();
+bool is_single_threaded();
 
 }  // namespace haliax

@@ -60,7 +60,7 @@ std::vector<NamedArray> Walk::leaves() const {
 
 void Walk::assign(const std::vector<NamedArray>& leaves, SourceLocation at) const {
   if (leaves.size() != arrays.size()) {
-    Here here(at);
+    CallSite here(at);
     fail("unflatten",
          "the tree has {} arrays, but {} were given; the trees must have the same structure",
          arrays.size(), leaves.size());
@@ -172,7 +172,7 @@ void detail::note_fields(const Walk& w) {
 namespace detail {
 
 void check_alike(const char* op, const Walk& a, const Walk& b, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto lacks = [](const Walk& from, const Walk& in) {
     auto missing = std::find_if(from.paths.begin(), from.paths.end(), [&](auto& p) {
       return std::find(in.paths.begin(), in.paths.end(), p) == in.paths.end();
@@ -228,7 +228,7 @@ std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocati
     found = found || out[i] != inverted_;
   }
   if (found || f_ || part_.empty() || out.empty()) return out;
-  Here here(at);
+  CallSite here(at);
   std::vector<std::string> levels;  // the words of which paths are made
   for (auto& p : w.paths)
     for (std::size_t from = 0, to = 0; to != p.npos; from = to + 1) {
@@ -240,7 +240,7 @@ std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocati
 }
 
 void detail::refuse_empty(const char* op, const char* what, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   fail(op, std::string(what));
 }
 

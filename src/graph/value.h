@@ -21,7 +21,7 @@ class NodeValue {
     buffer_ = std::move(b);
     if (buffer_) there_.store(true, std::memory_order_release);
   }
-  void give_away() {  // in a GraphWriter
+  void release() {  // in a GraphWriter
     there_.store(false, std::memory_order_relaxed);
     buffer_ = nullptr;
   }
@@ -67,7 +67,7 @@ class FieldPath {
 };
 
 // Does nobody else hold it? What others did with it before they let it go has then happened.
-template <class T> bool held_by(const std::shared_ptr<T>& p, long owners) {
+template <class T> bool has_use_count(const std::shared_ptr<T>& p, long owners) {
   if (p.use_count() != owners) return false;
   // what counts the owners orders memory; what reads the count does not
   std::shared_ptr<T> after = p;

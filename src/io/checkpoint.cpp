@@ -93,7 +93,7 @@ struct Checkpoints::Impl {
 
   bool first() const { return group->rank == 0; }
   void open();
-  void write(std::int64_t step, std::vector<ToSave>&&, const CheckpointNumbers&);
+  void write(std::int64_t step, std::vector<ArrayToSave>&&, const CheckpointNumbers&);
   void make_visible(const StepFolder&, const std::string& hidden, Manifest);
   void sweep(const StepFolder& written) const;
   void join() {
@@ -106,7 +106,7 @@ struct Checkpoints::Impl {
 };
 
 void Checkpoints::Impl::open() {
-  together(*group, [&] {
+  on_all_processes(*group, [&] {
     if (!first()) return;
     std::error_code why;
     fs::create_directories(folder, why);
@@ -127,29 +127,30 @@ void Checkpoints::Impl::open() {
 }
 
 // Whatever goes wrong in one process, all of them stop, and the hidden folder goes.
-void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all,
+void Checkpoints::Impl::write(std::int64_t step, std::vector<ArrayToSave>&& all,
                               const CheckpointNumbers& numbers) {
   StepFolder name{step};
   for (auto& there : step_folders(folder))
     if (first() && there.step == step) name.attempt = there.attempt + 1;
   const auto hidden = folder + "/.saving-" + StepFolder{step}.name();
-  together(*group, [&] {
+  on_all_processes(*group, [&] {
     if (!first()) return;
     remove_all(hidden);
     std::error_code why;
     if (!fs::create_directory(hidden, why)) cannot(hidden, "made", why);
   });
   try {
-    auto parts = together(*group, [&] {
-      auto text = text_of(write_blocks(hidden, file_name(group->rank, group->count), step, all));
+    auto parts = on_all_processes(*group, [&] {
+      auto text =
+          manifest_text(write_blocks(hidden, file_name(group->rank, group->count), step, all));
       all.clear();  // lets go of the values
       return text;
     });
-    together(*group, [&] {
+    on_all_processes(*group, [&] {
       if (!first()) return;
-      auto manifest = manifest_in(parts[0], Complete::no);
+      auto manifest = parse_manifest(parts[0], Complete::no);
       for (int r = 1; r < group->count; ++r)
-        add(manifest, manifest_in(parts[std::size_t(r)], Complete::no), r);
+        add(manifest, parse_manifest(parts[std::size_t(r)], Complete::no), r);
       manifest.numbers = numbers;
       make_visible(name, hidden, std::move(manifest));
       sweep(name);
@@ -162,8 +163,8 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all,
 }
 void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& hidden,
                                      Manifest manifest) {
-  const auto text = text_of(manifest);
-  manifest_in(text);  // that of all parts: each element is there once
+  const auto text = manifest_text(manifest);
+  parse_manifest(text);  // that of all parts: each element is there once
   OutputFile file(kOp, hidden + "/" + kManifestName);
   file.write(std::as_bytes(std::span(text)));
   file.sync_and_close();
@@ -189,10 +190,10 @@ Checkpoints::Checkpoints(std::string folder, CheckpointOptions options, SourceLo
   m.folder = std::move(folder);
   m.options = std::move(options);
   m.group = m.options.group ? m.options.group : &all_processes();
-  said_at(kOp, at, [&] { m.open(); });
+  with_location(kOp, at, [&] { m.open(); });
   m.all = m.group;
-  if (m.group->apart) {
-    m.own = m.group->apart();
+  if (m.group->separate_group) {
+    m.own = m.group->separate_group();
     m.group = &m.own;
   }
 }
@@ -207,7 +208,7 @@ void Checkpoints::wait(SourceLocation) {
   auto& m = *impl_;
   m.join();
   if (m.wrong.empty()) return;
-  Here here(m.saved_at);
+  CallSite here(m.saved_at);
   fail(kOp, std::exchange(m.wrong, {}));
 }
 
@@ -215,13 +216,13 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
                                const CheckpointNumbers& numbers, SourceLocation at) {
   wait(at);
   auto& m = *impl_;
-  if (m.all->apart) (void)m.all->exchange({});  // one that saves alone is told so, here
-  std::vector<ToSave> all;
+  if (m.all->separate_group) (void)m.all->all_gather({});  // one that saves alone is told so, here
+  std::vector<ArrayToSave> all;
   std::vector<NamedArray> arrays;
   for (auto& e : entries) arrays.push_back(*e.array);
   eval(arrays, at);
   {
-    Here here(at);
+    CallSite here(at);
     if (step < 0) fail(kOp, "step {} is negative", step);
     std::set<std::string> seen;
     for (auto& e : entries) {
@@ -229,7 +230,7 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
         fail(kOp, "two arrays are called {}; give their fields other names", e.path);
       all.push_back({saved_array(e), first_copies(*e.array->node(), *m.group)});
       for (auto& p : all.back().parts)  // memory of somebody else's: who knows what becomes of it
-        if (m.options.background && p.data->is_borrowed()) p.data = DeviceMemory().copied(*p.data);
+        if (m.options.background && p.data->is_borrowed()) p.data = DeviceMemory().copy(*p.data);
     }
   }
   m.saved_at = at;

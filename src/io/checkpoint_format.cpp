@@ -27,7 +27,7 @@ std::uint64_t sum_in(std::string_view digits) {
   std::uint64_t sum = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), sum, 16);
   if (error != std::errc() || end != digits.data() + digits.size())
-    throw Damaged("has a checksum that is none");
+    throw CorruptCheckpoint("has a checksum that is none");
   return sum;
 }
 
@@ -41,7 +41,7 @@ Json json_of(const SavedArray& a) {
   out["blocks"] = Json::array();
   for (auto& b : a.blocks) {
     std::string sums;
-    for (auto s : b.sums) sums += sum_text(s);
+    for (auto s : b.checksums) sums += sum_text(s);
     out["blocks"].push_back({{"file", b.file},
                              {"begin", b.begin},
                              {"start", b.part.start},
@@ -61,7 +61,7 @@ Json json_of(const Manifest& m) {
     out["files"].push_back({{"name", f.name},
                             {"bytes", f.bytes},
                             {"head_bytes", f.head_bytes},
-                            {"head_xxh64", sum_text(f.head_sum)}});
+                            {"head_xxh64", sum_text(f.head_checksum)}});
   out["arrays"] = Json::array();
   for (auto& a : m.arrays) out["arrays"].push_back(json_of(a));
   return out;
@@ -78,16 +78,16 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
   for (std::size_t d = 0; inside && d < a.axes.size(); ++d)
     inside = b.part.start[d] >= 0 && b.part.sizes[d] >= 0 && b.part.sizes[d] <= a.axes[d].size &&
              b.part.start[d] <= a.axes[d].size - b.part.sizes[d];
-  if (!inside) throw Damaged(a.name + " has a block that is no part of it");
+  if (!inside) throw CorruptCheckpoint(a.name + " has a block that is no part of it");
   const auto bytes = b.part.size() * bytes_of(a.dtype);
   if (b.file >= m.files.size() || b.begin < m.files[b.file].head_bytes ||
       bytes > m.files[b.file].bytes - b.begin)
-    throw Damaged(a.name + " has a block that lies in no file");
+    throw CorruptCheckpoint(a.name + " has a block that lies in no file");
   if (std::int64_t(sums.size()) !=
       (bytes + kPieceBytes - 1) / kPieceBytes * std::int64_t(kSumDigits))
-    throw Damaged(a.name + " has a block with too few checksums, or too many");
+    throw CorruptCheckpoint(a.name + " has a block with too few checksums, or too many");
   for (std::string_view left = sums; !left.empty(); left.remove_prefix(kSumDigits))
-    b.sums.push_back(sum_in(left.substr(0, kSumDigits)));
+    b.checksums.push_back(sum_in(left.substr(0, kSumDigits)));
   return b;
 }
 SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
@@ -101,24 +101,24 @@ SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
   auto whole = a.shape;
   if (a.layers >= 0) whole.insert(whole.begin(), a.layers);
   if (a.layers >= 0 && (a.axes.empty() || a.axes[0].size != a.layers))
-    throw Damaged(a.name + " has other layers than its axes");
+    throw CorruptCheckpoint(a.name + " has other layers than its axes");
   const auto bytes = bytes_of_shape(sizes_of(a.axes), a.dtype);
   if (!bytes || bytes != bytes_of_shape(whole, a.dtype))
-    throw Damaged(a.name + " has a shape that is not that of its axes");
+    throw CorruptCheckpoint(a.name + " has a shape that is not that of its axes");
   std::int64_t there = 0;
   for (auto& block : j.at("blocks")) {
     a.blocks.push_back(block_in(block, a, m));
     there += a.blocks.back().part.size();
   }
   if (whole_arrays == Complete::yes && there != axis_size(a.axes))
-    throw Damaged(a.name + " lacks blocks, or has some twice");
+    throw CorruptCheckpoint(a.name + " lacks blocks, or has some twice");
   return a;
 }
 Manifest manifest_of(const Json& j, Complete whole) {
   Manifest m;
   if (j.at("format") != kFormatName)
-    throw Damaged("has another format: " + printable(j.at("format").get<std::string>()));
-  if (j.at("piece_bytes") != kPieceBytes) throw Damaged("has checksums of other pieces");
+    throw CorruptCheckpoint("has another format: " + printable(j.at("format").get<std::string>()));
+  if (j.at("piece_bytes") != kPieceBytes) throw CorruptCheckpoint("has checksums of other pieces");
   m.step = j.at("step").get<std::int64_t>();
   for (auto& n : j.at("numbers"))
     m.numbers.emplace_back(n.at(0).get<std::string>(), n.at(1).get<std::int64_t>());
@@ -127,7 +127,7 @@ Manifest manifest_of(const Json& j, Complete whole) {
                    sum_in(f.at("head_xxh64").get<std::string>())};
     if (file.name.empty() || file.name.find('/') != file.name.npos || file.head_bytes < 0 ||
         file.head_bytes > file.bytes)
-      throw Damaged("has a file that cannot be");
+      throw CorruptCheckpoint("has a file that cannot be");
     m.files.push_back(std::move(file));
   }
   for (auto& a : j.at("arrays")) m.arrays.push_back(array_in(a, m, whole));
@@ -163,23 +163,23 @@ std::vector<TensorHead> tensors_of(const SavedArray& a, const Part& part) {
   return out;
 }
 
-std::string text_of(const Manifest& m) {
+std::string manifest_text(const Manifest& m) {
   try {
     return signed_text(json_of(m));
   } catch (const Json::exception&) {
     throw Error("[Checkpoints] a name is not UTF-8");
   }
 }
-Manifest manifest_in(const std::string& text, Complete whole) {
+Manifest parse_manifest(const std::string& text, Complete whole) {
   try {
     auto root = Json::parse(text);
     if (signed_text(root.at("checkpoint")) != text)
-      throw Damaged("is not as it was written (checksum)");
+      throw CorruptCheckpoint("is not as it was written (checksum)");
     return manifest_of(root.at("checkpoint"), whole);
   } catch (const Json::exception&) {
-    throw Damaged("is not as it was written");
+    throw CorruptCheckpoint("is not as it was written");
   } catch (const Error& e) {  // of a dtype, or an axis
-    throw Damaged("says what cannot be: " + without_op(e.what()));
+    throw CorruptCheckpoint("says what cannot be: " + without_op(e.what()));
   }
 }
 void add(Manifest& to, const Manifest& from, int rank) {

@@ -20,7 +20,7 @@
 namespace haliax {
 
 // What is wrong with one checkpoint: that one is passed over where the latest is wanted.
-struct Damaged : std::runtime_error {
+struct CorruptCheckpoint : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -29,13 +29,13 @@ inline constexpr std::int64_t kPieceBytes = 256 << 10;
 struct SavedFile {
   std::string name;
   std::int64_t bytes = 0, head_bytes = 0;
-  std::uint64_t head_sum = 0;  // of the bytes before the first block
+  std::uint64_t head_checksum = 0;  // of the bytes before the first block
 };
 struct SavedBlock {
   std::size_t file = 0;
   std::int64_t begin = 0;  // in the file
   Part part;
-  std::vector<std::uint64_t> sums;  // of its pieces
+  std::vector<std::uint64_t> checksums;  // of its pieces
 };
 struct SavedArray {
   std::string name;  // transformer.blocks.{}.attn.weight
@@ -61,8 +61,8 @@ std::vector<TensorHead> tensors_of(const SavedArray&, const Part&);
 // The text has a checksum of itself. manifest_in raises Damaged for whatever text_of has not
 // written, and where blocks are missing, unless it is what one process says of its own.
 enum class Complete : bool { no, yes };
-std::string text_of(const Manifest&);
-Manifest manifest_in(const std::string& text, Complete = Complete::yes);
+std::string manifest_text(const Manifest&);
+Manifest parse_manifest(const std::string& text, Complete = Complete::yes);
 // Adds the files and blocks that another process has written. Raises if it saved other arrays.
 void add(Manifest& to, const Manifest& from, int rank);
 

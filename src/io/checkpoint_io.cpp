@@ -21,9 +21,9 @@ using Bytes = std::span<const std::byte>;
 // Of wide elements first, so that each is aligned, else in the order of the tree.
 struct InFile {
   std::size_t array;
-  const HeldPart* held;
+  const PartValue* held;
 };
-std::vector<InFile> in_file_order(const std::vector<ToSave>& all) {
+std::vector<InFile> in_file_order(const std::vector<ArrayToSave>& all) {
   std::vector<InFile> order;
   for (std::size_t k = 0; k < all.size(); ++k)
     for (auto& p : all[k].parts) order.push_back({k, &p});
@@ -34,7 +34,7 @@ std::vector<InFile> in_file_order(const std::vector<ToSave>& all) {
 }
 
 // What a block holds, in host memory: its own, or `scratch`.
-Bytes bytes_on_host(const HeldPart& held, DType dtype, std::unique_ptr<Buffer>& scratch) {
+Bytes bytes_on_host(const PartValue& held, DType dtype, std::unique_ptr<Buffer>& scratch) {
   auto& b = *held.data;
   if (b.on_host()) return {b.data(), std::size_t(b.bytes())};
   scratch = std::make_unique<Buffer>(b.bytes());
@@ -50,7 +50,7 @@ Bytes bytes_on_host(const HeldPart& held, DType dtype, std::unique_ptr<Buffer>& 
 }  // namespace
 
 Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step,
-                      const std::vector<ToSave>& all) {
+                      const std::vector<ArrayToSave>& all) {
   Manifest out{.step = step};
   const auto order = in_file_order(all);
   std::vector<TensorHead> heads;
@@ -65,7 +65,7 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
   for (auto& o : order) {
     std::unique_ptr<Buffer> scratch;
     auto bytes = bytes_on_host(*o.held, all[o.array].array.dtype, scratch);
-    SavedBlock block{.file = 0, .begin = at, .part = o.held->part, .sums = {}};
+    SavedBlock block{.file = 0, .begin = at, .part = o.held->part, .checksums = {}};
     at += std::int64_t(bytes.size());
     // summed up, they are still in a cache when they are written
     constexpr std::size_t at_once = 16 * kPieceBytes;
@@ -73,7 +73,8 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
       const auto now = bytes.first(std::min(at_once, bytes.size()));
       for (auto left = now; !left.empty();
            left = left.subspan(std::min(std::size_t(kPieceBytes), left.size())))
-        block.sums.push_back(xxh64(left.first(std::min(std::size_t(kPieceBytes), left.size()))));
+        block.checksums.push_back(
+            xxh64(left.first(std::min(std::size_t(kPieceBytes), left.size()))));
       file.write(now);
       file.start_sync();  // the disk writes while the next ones are summed up
     }
@@ -89,15 +90,16 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
 CheckpointReader::CheckpointReader(std::string folder, std::int64_t step)
     : folder_(std::move(folder)) {
   const auto path = folder_ + "/" + kManifestName;
-  if (::access(path.c_str(), F_OK) != 0) throw Damaged("there is no " + std::string(kManifestName));
+  if (::access(path.c_str(), F_OK) != 0)
+    throw CorruptCheckpoint("there is no " + std::string(kManifestName));
   const auto bytes = contents_of(kLoading, path);
   try {
-    manifest_ = manifest_in({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  } catch (const Damaged& e) {
-    throw Damaged(std::string(kManifestName) + " " + e.what());
+    manifest_ = parse_manifest({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  } catch (const CorruptCheckpoint& e) {
+    throw CorruptCheckpoint(std::string(kManifestName) + " " + e.what());
   }
   if (manifest_.step != step)
-    throw Damaged(fmt::format("it is a checkpoint of step {}", manifest_.step));
+    throw CorruptCheckpoint(fmt::format("it is a checkpoint of step {}", manifest_.step));
 }
 
 std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
@@ -107,14 +109,15 @@ std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
   if (files_.size() >= most_open) files_.clear();
   auto& f = manifest_.files[k];
   const auto path = folder_ + "/" + f.name;
-  if (::access(path.c_str(), F_OK) != 0) throw Damaged("there is no " + f.name);
+  if (::access(path.c_str(), F_OK) != 0) throw CorruptCheckpoint("there is no " + f.name);
   auto opened = std::make_shared<InputFile>(kLoading, path);
   if (auto bytes = opened->size(); bytes != f.bytes)
-    throw Damaged(fmt::format("{} has {} bytes, and {} were written", f.name, bytes, f.bytes));
+    throw CorruptCheckpoint(
+        fmt::format("{} has {} bytes, and {} were written", f.name, bytes, f.bytes));
   std::vector<std::byte> head(std::size_t(f.head_bytes));
   opened->read_at(0, head.data(), f.head_bytes);
-  if (xxh64(head) != f.head_sum)
-    throw Damaged(f.name + ": its header is not as it was written (checksum)");
+  if (xxh64(head) != f.head_checksum)
+    throw CorruptCheckpoint(f.name + ": its header is not as it was written (checksum)");
   return files_[k] = std::move(opened);
 }
 
@@ -133,13 +136,13 @@ struct CheckpointReader::Source {
     try {
       file->read_at(from, to, size);
     } catch (const Error& e) {
-      throw Damaged(without_op(e.what()));
+      throw CorruptCheckpoint(without_op(e.what()));
     }  // a disk that has lost it
     reader.bytes_read_ += size;
-    if (xxh64({to, std::size_t(size)}) == block.sums[std::size_t(k)]) return;
-    throw Damaged(fmt::format("{}: bytes {} to {}, of {}, are not as they were written (checksum)",
-                              reader.manifest_.files[block.file].name, from, from + size,
-                              array.name));
+    if (xxh64({to, std::size_t(size)}) == block.checksums[std::size_t(k)]) return;
+    throw CorruptCheckpoint(
+        fmt::format("{}: bytes {} to {}, of {}, are not as they were written (checksum)",
+                    reader.manifest_.files[block.file].name, from, from + size, array.name));
   }
   void copy(std::int64_t from, std::byte* to, std::int64_t size) {
     while (size > 0) {
@@ -170,7 +173,7 @@ namespace {
 // order of the block.
 class ByteRuns {
  public:
-  ByteRuns(const Part& block, const PartedArray::ToFill& part, std::int64_t width)
+  ByteRuns(const Part& block, const ArrayByParts::PartToFill& part, std::int64_t width)
       : data_(part.data) {
     const auto both = intersection(block, part.part);
     if (both.size() == 0) return;
@@ -215,7 +218,7 @@ class ByteRuns {
 }  // namespace
 
 void CheckpointReader::read(const SavedArray& a, const SavedBlock& block,
-                            std::span<const PartedArray::ToFill> parts) const {
+                            std::span<const ArrayByParts::PartToFill> parts) const {
   std::vector<ByteRuns> all;
   for (auto& p : parts) all.emplace_back(block.part, p, bytes_of(a.dtype));
   std::erase_if(all, [](auto& runs) { return runs.done(); });

@@ -12,14 +12,14 @@
 namespace haliax {
 
 // An array and the parts of it that this process writes.
-struct ToSave {
+struct ArrayToSave {
   SavedArray array;
-  std::vector<HeldPart> parts;
+  std::vector<PartValue> parts;
 };
 // Writes them to folder/name, as they lie in memory, and to the disk. A block that is not on the
 // host is read into memory of its own, one at a time. Returns what a manifest says about it.
 Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step,
-                      const std::vector<ToSave>&);
+                      const std::vector<ArrayToSave>&);
 
 // A checkpoint that is read; Damaged where it is not as it was written. Any thread.
 class CheckpointReader {
@@ -28,7 +28,7 @@ class CheckpointReader {
   const Manifest& manifest() const { return manifest_; }
   // What of these parts of an array lies in one of its blocks. Pieces of the block that any of them
   // meets are read, once, and compared with their checksums.
-  void read(const SavedArray&, const SavedBlock&, std::span<const PartedArray::ToFill>) const;
+  void read(const SavedArray&, const SavedBlock&, std::span<const ArrayByParts::PartToFill>) const;
   std::int64_t bytes_read() const { return bytes_read_; }
 
  private:

@@ -136,7 +136,7 @@ struct Tokens::Data {
 };
 
 Tokens::Tokens(const std::vector<std::string>& paths, DType raw, SourceLocation at) {
-  said_at(kTokens, at, [&] {
+  with_location(kTokens, at, [&] {
     if (raw != DType::u8 && raw != DType::u16 && raw != DType::u32)
       throw Error(fmt::format("[Tokens] raw tokens are u8, u16 or u32, not {}", name_of(raw)));
     if (paths.empty()) throw Error("[Tokens] no file is given");
@@ -163,12 +163,12 @@ TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos,
     : tokens_(std::move(tokens)), batch_(Batch), pos_(Pos), options_(std::move(options)) {
   if (auto& key = options_.key) {
     auto words = key.words.integers(at);
-    Here here(at);
+    CallSite here(at);
     if (words.size() != 2)
       fail(kLoader, "the order has one key, not {}", to_string(key.words.axes()));
     key_ = std::uint64_t(words[0]) << 32 | std::uint64_t(words[1]);
   }
-  Here here(at);
+  CallSite here(at);
   if (options_.stride < 0) fail(kLoader, "a stride of {} goes backwards", options_.stride);
   if (options_.stride == 0) options_.stride = std::max<std::int64_t>(1, pos_.size);
   examples_before_ = {0};
@@ -186,7 +186,7 @@ TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos,
 }
 std::int64_t TokenLoader::examples() const { return examples_before_.back(); }
 void TokenLoader::seek(std::int64_t position, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (position < 0) fail(kLoader, "position {} is negative", position);
   position_ = position;
 }
@@ -214,17 +214,17 @@ void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t cou
 }
 
 NamedArray TokenLoader::next(SourceLocation at) {
-  return said_at(kLoader, at, [&] {
+  return with_location(kLoader, at, [&] {
     auto mesh = options_.mesh ? std::make_shared<const Mesh>(*options_.mesh) : current_mesh();
     auto mapping = options_.axis_resources
                        ? std::make_shared<const Mapping>(*options_.axis_resources)
                        : current_mapping();
     std::shared_ptr<const Placement> placed;
     if (mesh && mapping) placed = std::make_shared<const Placement>(Placement{*mesh, *mapping});
-    PartedArray batch({batch_, pos_}, DType::i32, std::move(placed),
-                      options_.group ? *options_.group : all_processes());
+    ArrayByParts batch({batch_, pos_}, DType::i32, std::move(placed),
+                       options_.group ? *options_.group : all_processes());
     std::int64_t tokens = 0;
-    for (auto& [part, data] : batch.to_fill())
+    for (auto& [part, data] : batch.parts_to_fill())
       for (std::int64_t row = 0; row < part.sizes[0]; ++row, tokens += part.sizes[1])
         read(position_ + part.start[0] + row, part.start[1], part.sizes[1],
              reinterpret_cast<std::int32_t*>(data) + row * part.sizes[1]);

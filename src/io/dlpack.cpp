@@ -53,7 +53,7 @@ void check(const DLTensor& t, const Axes& axes, std::optional<DType> dtype) {
 }  // namespace
 
 DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto& node = *a.eval(at).node();
   auto lent = std::make_unique<Lent>();
   lent->value = node.value.get();
@@ -74,7 +74,7 @@ DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
 }
 
 NamedArray from_dlpack(DLManagedTensor* given, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (!given) fail("from_dlpack", "there is no tensor: a null pointer");
   auto& t = given->dl_tensor;
   const auto dtype = from_code(t.dtype);

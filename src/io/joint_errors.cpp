@@ -2,14 +2,15 @@
 
 namespace haliax {
 
-std::vector<std::string> together(const ProcessGroup& group, std::string (*call)(void*), void* f) {
+std::vector<std::string> on_all_processes(const ProcessGroup& group, std::string (*call)(void*),
+                                          void* f) {
   std::string mine;
   try {
     mine = "+" + call(f);
   } catch (const std::exception& e) {
     mine = "-" + without_op(e.what());
   }
-  auto all = group.exchange(mine);
+  auto all = group.all_gather(mine);
   for (std::size_t r = 0; r < all.size(); ++r)
     if (all[r].starts_with('-')) {
       auto text = all[r].substr(1);

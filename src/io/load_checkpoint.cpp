@@ -59,7 +59,7 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
 
 // All parts of all arrays, block by block, by the threads of the pool.
 void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays,
-              const std::vector<PartedArray>& made) {
+              const std::vector<ArrayByParts>& made) {
   struct Task {
     std::size_t array;
     const SavedBlock* block;
@@ -68,14 +68,15 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
   for (std::size_t k = 0; k < made.size(); ++k)
     for (auto& block : arrays[k]->blocks) tasks.push_back({k, &block});
   // The largest first, so that no thread is left alone with it.
-  std::stable_sort(tasks.begin(), tasks.end(),
-                   [](auto& a, auto& b) { return a.block->sums.size() > b.block->sums.size(); });
+  std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& b) {
+    return a.block->checksums.size() > b.block->checksums.size();
+  });
   std::mutex telling;
   std::exception_ptr wrong;
   parallel_for(std::int64_t(tasks.size()), threads(), [&](std::int64_t k, int) {
     auto& t = tasks[std::size_t(k)];
     try {
-      reader.read(*arrays[t.array], *t.block, made[t.array].to_fill());
+      reader.read(*arrays[t.array], *t.block, made[t.array].parts_to_fill());
     } catch (...) {
       std::lock_guard hold(telling);
       if (!wrong) wrong = std::current_exception();
@@ -90,7 +91,7 @@ std::int64_t read_state(const std::string& path, std::int64_t step,
                         std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
   CheckpointReader reader(path, step);
   const auto arrays = matched(entries, reader.manifest(), path);
-  std::vector<PartedArray> made;
+  std::vector<ArrayByParts> made;
   for (std::size_t k = 0; k < entries.size(); ++k)
     made.emplace_back(arrays[k]->axes, arrays[k]->dtype, placement_like(*entries[k].array), group);
   read_all(reader, arrays, made);
@@ -110,11 +111,11 @@ struct Restored {
 Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
                  const ProcessGroup& group) {
   Restored out;
-  auto said = together(group, [&]() -> std::string {
+  auto said = on_all_processes(group, [&]() -> std::string {
     try {
       out.bytes_read = read_state(path, step, entries, group, out.arrays, out.numbers);
       return "";
-    } catch (const Damaged& e) {
+    } catch (const CorruptCheckpoint& e) {
       return e.what();
     }
   });
@@ -127,7 +128,7 @@ Restored attempt(const std::string& path, std::int64_t step, const std::vector<S
 // What process 0 sees in the folder, newest first: all try the same.
 std::vector<StepFolder> candidates(const std::string& folder, std::optional<std::int64_t> step,
                                    const ProcessGroup& group) {
-  auto seen = together(group, [&] {
+  auto seen = on_all_processes(group, [&] {
     std::string text;
     if (group.rank == 0)
       for (auto& s : step_folders(folder)) text += fmt::format("{} {} ", s.step, s.attempt);
@@ -190,13 +191,13 @@ bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64
                              const CheckpointOptions& options, LoadedCheckpoint& loaded,
                              SourceLocation at) {
   auto& group = options.group ? *options.group : all_processes();
-  return said_at(kReading, at, [&] { return load(folder, step, entries, group, loaded); });
+  return with_location(kReading, at, [&] { return load(folder, step, entries, group, loaded); });
 }
 std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name,
                                SourceLocation at) {
   for (auto& [known, value] : numbers)
     if (known == name) return value;
-  Here here(at);
+  CallSite here(at);
   fail(kReading, "there is no number {} in the checkpoint{}", printable(name),
        did_you_mean(name, numbers, [](auto& n) { return n.first; }));
 }
@@ -209,7 +210,7 @@ std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
 
 void write_one_file(const std::string& folder, std::int64_t step, const std::string& path,
                     const std::string& prefix, SourceLocation at) {
-  said_at("write_one_file", at, [&] {
+  with_location("write_one_file", at, [&] {
     auto found = step_folders(folder);
     std::erase_if(found, [&](auto& s) { return s.step != step; });
     if (found.empty())
@@ -228,7 +229,7 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
                        [](auto* a, auto* b) { return bytes_of(a->dtype) > bytes_of(b->dtype); });
       std::vector<TensorHead> heads;
       for (auto* a : order)
-        for (auto& t : tensors_of(*a, whole_part(a->axes))) {
+        for (auto& t : tensors_of(*a, full_part(a->axes))) {
           t.name.erase(0, prefix.size());
           heads.push_back(std::move(t));
         }
@@ -237,14 +238,14 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       file.write(std::as_bytes(std::span(head)));
       for (auto* a : order) {
         Buffer whole(a->bytes());
-        const PartedArray::ToFill all{whole_part(a->axes), whole.data()};
+        const ArrayByParts::PartToFill all{full_part(a->axes), whole.data()};
         for (auto& block : a->blocks) reader.read(*a, block, {&all, 1});
         file.write({whole.data(), std::size_t(a->bytes())});
       }
       file.sync_and_close();
       if (std::rename(unfinished.c_str(), path.c_str()) != 0)
         throw Error("[write_one_file] " + path + " cannot be written");
-    } catch (const Damaged& e) {
+    } catch (const CorruptCheckpoint& e) {
       ::unlink(unfinished.c_str());
       throw Error(fmt::format("[{}] {} is damaged: {}", kReading, name, e.what()));
     } catch (...) {

@@ -234,12 +234,12 @@ std::string head_of(const char* op, const Tensor& t) {
 }  // namespace
 
 Tensor read_npy(const std::string& path, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   return tensor_in(contents_of("read_npy", path), path);
 }
 
 TensorFile read_npz(const std::string& path, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   const auto archive = contents_of("read_npz", path);
   TensorFile out;
   std::string reading = path;
@@ -248,10 +248,10 @@ TensorFile read_npz(const std::string& path, SourceLocation at) {
       reading = path + ": " + printable(e.name);
       auto t = tensor_in(zip::unpacked(e), reading);
       t.name = e.name.ends_with(".npy") ? e.name.substr(0, e.name.size() - 4) : e.name;
-      if (out.find(t.name)) throw zip::Broken{"is there twice"};
+      if (out.find(t.name)) throw zip::CorruptZip{"is there twice"};
       out.tensors.push_back(std::move(t));
     }
-  } catch (const zip::Broken& broken) {
+  } catch (const zip::CorruptZip& broken) {
     fail("read_npz", "{} {}", reading, broken.what);
   }
   std::sort(out.tensors.begin(), out.tensors.end(),
@@ -260,13 +260,13 @@ TensorFile read_npz(const std::string& path, SourceLocation at) {
 }
 
 void write_npy(const std::string& path, const Tensor& t, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   const auto head = head_of("write_npy", t);
   replace_file("write_npy", path, {std::as_bytes(std::span(head)), t.data});
 }
 
 void write_npz(const std::string& path, const TensorFile& file, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   std::vector<std::string> heads;
   for (auto& t : file.tensors) heads.push_back(head_of("write_npz", t));
   std::vector<zip::Stored> entries;
@@ -288,14 +288,14 @@ void write_npz(const std::string& path, const TensorFile& file, SourceLocation a
 }
 
 NamedArray from_tensor(const Tensor& t, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (sizes_of(axes) != t.shape)
     fail("from_tensor", fmt::format("the tensor has shape ({}), and the axes are {}",
                                     fmt::join(t.shape, ", "), to_string(axes.axes())));
   return from_bytes(t.data, t.dtype, axes, at);
 }
 Tensor to_tensor(const NamedArray& a, std::string name, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Tensor out;
   out.name = std::move(name);
   out.dtype = a.dtype();

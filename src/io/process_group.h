@@ -16,11 +16,11 @@ struct ProcessGroup {
   std::function<int(const Mesh&, int device)> rank_of = [](const Mesh&, int) { return 0; };
   // What each of them says, by rank; returns when all have spoken, so that it is a barrier, too.
   // Raises where one is gone. Called in the same order everywhere, by one thread at a time.
-  std::function<std::vector<std::string>(const std::string& mine)> exchange =
+  std::function<std::vector<std::string>(const std::string& mine)> all_gather =
       [](const std::string& mine) { return std::vector<std::string>{mine}; };
   // The same processes for a thread of its own: what they say there does not meet what they say
   // here. Made in the same order everywhere. Null: this one serves all threads.
-  std::function<ProcessGroup()> apart = {};
+  std::function<ProcessGroup()> separate_group = {};
 };
 const ProcessGroup& all_processes();  // of this program
 

@@ -238,18 +238,18 @@ const Tensor* TensorFile::find(std::string_view name) const {
 
 const Tensor& TensorFile::at(std::string_view name, SourceLocation at) const {
   if (const Tensor* found = find(name)) return *found;
-  Here here(at);
+  CallSite here(at);
   fail("read_safetensors",
        "there is no tensor " + printable(name) + did_you_mean(name, tensors, &Tensor::name));
 }
 
 TensorFile read_safetensors(const std::string& path, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   return Reader(path).read();
 }
 
 void write_safetensors(const std::string& path, const TensorFile& file, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   const auto order = in_file_order(file);
   std::vector<TensorHead> heads;
   for (const Tensor* t : order) {

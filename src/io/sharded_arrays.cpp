@@ -20,11 +20,13 @@ const ProcessGroup& all_processes() {
         // or each has one of its own
         return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();
       };
-      g->exchange = [ranks](const std::string& mine) { return ranks->exchange(mine); };
-      g->apart = [g, ranks, last = std::make_shared<std::atomic<int>>(0)] {
+      g->all_gather = [ranks](const std::string& mine) {
+        return ranks->all_gather_text_alone(mine);
+      };
+      g->separate_group = [g, ranks, last = std::make_shared<std::atomic<int>>(0)] {
         auto own = *g;
-        own.exchange = [ranks, talk = ++*last](const std::string& mine) {
-          return ranks->exchange(mine, talk);
+        own.all_gather = [ranks, control_channel = ++*last](const std::string& mine) {
+          return ranks->all_gather_text_alone(mine, control_channel);
         };
         return own;
       };
@@ -34,14 +36,14 @@ const ProcessGroup& all_processes() {
   return *all;
 }
 
-std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
+std::vector<PartValue> first_copies(const Node& n, const ProcessGroup& group) {
   BufferPtr value;
   {
     GraphReader reader;
     value = n.value.get();
   }
   if (!value) fail("eval", n.donated.empty() ? "the array has no value" : std::string(n.donated));
-  std::vector<HeldPart> out;
+  std::vector<PartValue> out;
   if (auto* s = shards_in(*value)) {
     for (int d = s->first; d < s->first + int(s->blocks.size()); ++d)
       if (auto part = part_on(n.axes, s->at, s->mesh, d); group.rank_of(s->mesh, d) == group.rank &&
@@ -49,23 +51,23 @@ std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
                                                           part.size() > 0)
         out.push_back({std::move(part), s->blocks[std::size_t(d - s->first)], value});
   } else if (group.rank == 0 && n.size() > 0) {
-    out.push_back({whole_part(n.axes), std::move(value)});
+    out.push_back({full_part(n.axes), std::move(value)});
   }
   return out;
 }
 
-PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement> placed,
-                         const ProcessGroup& group)
+ArrayByParts::ArrayByParts(Axes axes, DType dtype, std::shared_ptr<const Placement> placed,
+                           const ProcessGroup& group)
     : axes_(std::move(axes)), dtype_(dtype), placed_(std::move(placed)) {
   auto fresh = [&](Part part) {
     auto buffer = std::make_shared<Buffer>(part.size() * bytes_of(dtype_));
-    if (part.size() > 0) to_fill_.push_back({std::move(part), buffer->data()});
+    if (part.size() > 0) parts_to_fill_.push_back({std::move(part), buffer->data()});
     return buffer;
   };
   if (placed_) at_ = sharding_for(axes_, placed_->mapping, placed_->mesh, "the array");
   // one process has no need of one for each device before they want it
-  if (!placed_ || (at_.whole() && group.count == 1)) {
-    whole_ = fresh(whole_part(axes_));
+  if (!placed_ || (at_.is_replicated() && group.count == 1)) {
+    whole_ = fresh(full_part(axes_));
     return;
   }
   std::vector<std::pair<Part, BufferPtr>> made;
@@ -83,7 +85,7 @@ PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement
     }
   }
 }
-NamedArray PartedArray::finish() {
+NamedArray ArrayByParts::finish() {
   for (auto& s : same_) std::memcpy(s.to->data(), s.from->data(), std::size_t(s.from->bytes()));
   auto value = std::move(whole_);
   if (!value) {

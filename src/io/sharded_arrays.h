@@ -11,7 +11,7 @@
 namespace haliax {
 
 // A part of a value, row-major in memory of its own.
-struct HeldPart {
+struct PartValue {
   Part part;
   BufferPtr data;
   BufferPtr of = nullptr;  // held too: who alone holds a value may write over its blocks
@@ -19,19 +19,19 @@ struct HeldPart {
 // The parts of which this process has the first copy (that of the device with the lowest number),
 // so that those of all processes together are each element once. Nothing is copied. Not inside a
 // GraphWriter; raises for an array without a value.
-std::vector<HeldPart> first_copies(const Node&, const ProcessGroup&);
+std::vector<PartValue> first_copies(const Node&, const ProcessGroup&);
 
 // An array that is made part by part: those of the devices that this process has.
-class PartedArray {
+class ArrayByParts {
  public:
   // Cut as `placed` says; null: in one piece.
-  PartedArray(Axes, DType, std::shared_ptr<const Placement> placed, const ProcessGroup&);
+  ArrayByParts(Axes, DType, std::shared_ptr<const Placement> placed, const ProcessGroup&);
   // The different ones among them, to be written, row-major.
-  struct ToFill {
+  struct PartToFill {
     Part part;
     std::byte* data;
   };
-  const std::vector<ToFill>& to_fill() const { return to_fill_; }
+  const std::vector<PartToFill>& parts_to_fill() const { return parts_to_fill_; }
   NamedArray finish();  // when they are written: gives each device its own
 
  private:
@@ -45,7 +45,7 @@ class PartedArray {
   BufferPtr whole_;                // or blocks
   int first_ = 0;                  // of the devices that this process has
   std::vector<BufferPtr> blocks_;  // of those
-  std::vector<ToFill> to_fill_;
+  std::vector<PartToFill> parts_to_fill_;
   std::vector<Same> same_;
 };
 // How a new array lies that stands for `like`: as that one, else by mesh and mapping in scope;

@@ -32,7 +32,7 @@ void StateWalk::named(std::string_view field, Visit visit, void* node) {
 }
 
 void StateWalk::check_no_layers() const {
-  Here here(at);
+  CallSite here(at);
   if (layers >= 0)
     fail("state_dict", "layers inside layers have no place in a checkpoint: " + path);
 }
@@ -70,7 +70,7 @@ void StateWalk::add_norm(std::optional<NamedArray>& weight, std::optional<NamedA
 }
 
 TensorFile save_state(const std::vector<StateEntry>& entries, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   std::vector<NamedArray> all;
   for (auto& e : entries) all.push_back(*e.array);
   eval(all, at);
@@ -174,7 +174,7 @@ std::vector<std::string> other_layers(const std::vector<StateEntry>& entries,
 
 void load_state(const std::vector<StateEntry>& entries, const TensorFile& file,
                 const StateOptions& options) {
-  Here here(options.at);
+  CallSite here(options.at);
   StateMismatch wrong;
   auto told = other_layers(entries, file);
   auto about_layers = told.size();

@@ -8,7 +8,7 @@ namespace haliax {
 
 HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelector>& axes,
                    SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (a.empty()) fail("host_view", "the NamedArray is empty: it was never given a value");
   auto mine = a.axes();
   if (a.dtype() != dtype)

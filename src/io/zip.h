@@ -18,7 +18,7 @@ struct Entry {
   int method = 0;  // 0 stored, 8 deflated
 };
 
-struct Broken {
+struct CorruptZip {
   const char* what;  // the archive, or an entry
 };
 // These raise it.

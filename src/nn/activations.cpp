@@ -106,7 +106,7 @@ NamedArray glu(Arr x, const AxisSelector& axis) {
 }
 
 Activation activation(std::string_view name, SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   struct Named {
     const char* name;
     Activation function;

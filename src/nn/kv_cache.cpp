@@ -51,7 +51,7 @@ void check_room(const NamedArray& lengths, const NamedArray& more, const Axis& P
 
 KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch, DType dtype,
                       SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   Axes axes = Batch, of_each = each;
   if (dtype == DType::boolean) fail(kCache, "a cache of bools holds no keys; give it their dtype");
   if (of_each.empty()) fail(kCache, "keys and values need an axis that queries share; say which");
@@ -61,13 +61,13 @@ KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Bat
   return {zeros(axes, dtype), zeros(axes, dtype), zeros(Batch, DType::i32), Pos};
 }
 NamedArray KVCache::positions(const Axis& New, SourceLocation at) const {
-  Here here(at, true);
+  CallSite here(at, true);
   check_lengths(lengths);
   return broadcast_axis(lengths, New) + arange(New);
 }
 NamedArray KVCache::mask(const Axis& New, SourceLocation at) const {
   auto last = positions(New, at);
-  Here here(at, true);
+  CallSite here(at, true);
   return broadcast_axis(last, Pos) >= arange(Pos);
 }
 KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New,

@@ -34,12 +34,12 @@ const NamedArray& either(const std::optional<NamedArray>& a, const std::optional
 }  // namespace
 
 LayerScope::LayerScope(const Arr& input, const NamedArray& weight)
-    : here_(std::make_shared<Here>(input.at(), true, &weight)) {}
+    : here_(std::make_shared<CallSite>(input.at(), true, &weight)) {}
 LayerScope::~LayerScope() = default;
 
 Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options,
                     SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   for (auto& a : In)
     if (has(Out, a.name))
       fail("linear", "axis {} is both in {} and in {}; alias one", a.name, In.axes(), Out.axes());
@@ -68,7 +68,7 @@ template <class Norm> static Norm norm_of(const AxisSpec& axis, const NormOption
   return l;
 }
 LayerNorm LayerNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   return norm_of<LayerNorm>(axis, options);
 }
 NamedArray LayerNorm::operator()(Arr x) const {
@@ -79,7 +79,7 @@ NamedArray LayerNorm::operator()(Arr x) const {
 }
 
 RmsNorm RmsNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   return norm_of<RmsNorm>(axis, options);
 }
 NamedArray RmsNorm::operator()(Arr x) const {
@@ -106,7 +106,7 @@ NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> infere
 
 Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
                           EmbeddingOptions options, SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   auto scale = options.init_scale / double(axis_size(Embed));
   return {random::truncated_normal(key, concat_axes({Vocab}, Embed), -3., 3.) * scale, Vocab,
           Embed};
@@ -125,7 +125,7 @@ NamedArray Embedding::unembed(Arr x) const {
 
 Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
               const Key& key, MlpOptions options, SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   if (depth < 0) fail("mlp", "depth is {}; it must be 0 or more", depth);
   auto keys = random::split(key, depth + 1);
   Mlp m{{}, options.activation};
@@ -150,7 +150,7 @@ NamedArray Mlp::operator()(Arr x) const {
 
 NamedArray detail::layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i,
                             SourceLocation where) {
-  Here here(where);
+  CallSite here(where);
   if (i < 0 || i >= Layers.size) fail("get_layer", "there is no layer {} in {}", i, Layers);
   return stacked.empty() ? stacked : haliax::at(stacked, Layers, i);
 }

@@ -7,7 +7,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
@@ -131,8 +131,8 @@ struct Problem {
     auto k = options.outputs.top_k;
     if (k < 0 || k > Vocab.size)
       fail(op, "top_k is {}; it must be from 0 (none) to the size of {}", k, Vocab);
-    const bool walks_vocab = is_named(options.walked, Vocab.name);
-    if (k == Vocab.size && (walks_vocab || options.vocab_chunk != 0))
+    const bool tiles_vocab = is_named(options.walked, Vocab.name);
+    if (k == Vocab.size && (tiles_vocab || options.vocab_chunk != 0))
       fail(op,
            "top_k is all of {}, in order, which a walk over it does not hold; ask for fewer, or "
            "walk the tokens alone",
@@ -141,7 +141,7 @@ struct Problem {
       if (!has(with_vocab, w.name))
         fail(op, "the walked axis {} is none of the logits' {}{}", w.name, with_vocab,
              did_you_mean(w.name, with_vocab));
-    if (walks_vocab && options.vocab_chunk != 0)
+    if (tiles_vocab && options.vocab_chunk != 0)
       fail(op, "axis {} is walked already; vocab_chunk cuts it inside chunks of tokens",
            Vocab.name);
   }
@@ -253,7 +253,7 @@ Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray
   return l;
 }
 
-Result walk(const Problem& p, const Arrays& a) {
+Result chunk_loss(const Problem& p, const Arrays& a) {
   auto& o = p.options;
   auto& Vocab = p.Vocab;
   const CountedTokens tokens(p, a);
@@ -306,9 +306,9 @@ Result operator+(Result a, const Result& b) {
 // Turns end early if nothing in them counts. Masked tokens that lie scattered among others come
 // last: then there are such turns.
 
-class LiveFirst {
+class LiveTokensFirst {
  public:
-  LiveFirst(const Problem& p, const Arrays& a) {
+  LiveTokensFirst(const Problem& p, const Arrays& a) {
     auto& o = p.options;
     auto& give = o.outputs;
     bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy ||
@@ -328,39 +328,40 @@ class LiveFirst {
     if (rows.empty() || !a.x.has_axis(rows)) return;
     auto name = fmt::format("{}", fmt::join(names_of(rows), ","));
     rows_ = rows;
-    walked_ = Axis(name, axis_size(rows));
+    tiled_axis_ = Axis(name, axis_size(rows));
     row_ = "row of " + name;
   }
 
   // The options' cut, with one axis in place of those.
   std::pair<AxisSelection, ChunkOptions> cut(const Options& o, const Axes& tokens) const {
-    const AxisSelection asked = o.walked.all() ? AxisSelection(tokens) : o.walked;
-    if (rows_.empty()) return {asked, o.chunks};
+    const AxisSelection requested = o.walked.all() ? AxisSelection(tokens) : o.walked;
+    if (rows_.empty()) return {requested, o.chunks};
     Names names;
-    std::vector<std::int64_t> turn;
-    for (std::size_t i = 0; i < asked.items().size(); ++i) {
-      const auto name = has(rows_, asked.items()[i].name) ? walked_.name : asked.items()[i].name;
+    std::vector<std::int64_t> chunk;
+    for (std::size_t i = 0; i < requested.items().size(); ++i) {
+      const auto name =
+          has(rows_, requested.items()[i].name) ? tiled_axis_.name : requested.items()[i].name;
       const auto at = std::size_t(std::find(names.begin(), names.end(), name) - names.begin());
       if (at == names.size()) {
         names.push_back(name);
-        turn.push_back(1);
+        chunk.push_back(1);
       }
 
-      if (!o.chunks.chunks.empty()) turn[at] *= o.chunks.chunks[i];
+      if (!o.chunks.chunks.empty()) chunk[at] *= o.chunks.chunks[i];
     }
     auto chunks = o.chunks;
-    if (!chunks.chunks.empty()) chunks.chunks = turn;
+    if (!chunks.chunks.empty()) chunks.chunks = chunk;
     return {names, chunks};
   }
   Problem in_order(Problem p) const {
-    if (!rows_.empty()) p.tokens = concat_axes({walked_}, without_axes(p.tokens, rows_));
+    if (!rows_.empty()) p.tokens = concat_axes({tiled_axis_}, without_axes(p.tokens, rows_));
     return p;
   }
   Arrays ordered(Arrays a, const NamedArray& live) const {
     if (rows_.empty()) return a;
     for (auto* v : of_tokens(a))
       if (!v->empty()) *v = flatten_axes(*v, rows_, row_);
-    a.order = rename(argsort(~of_rows(live), row_), row_, walked_.name);
+    a.order = rename(argsort(~of_rows(live), row_), row_, tiled_axis_.name);
     return a;
   }
   Arrays taken(Arrays a) const {  // in a turn
@@ -375,32 +376,32 @@ class LiveFirst {
   // are alike, since somebody said what they hold, they are small, or more than tokens is cut. (So
   // it is for a narrow head, whose gradient is summed in an array of its own that the budget seldom
   // holds.)
-  std::int64_t large_turn(const Problem& p, const Arrays& a) const {
+  std::int64_t large_chunk(const Problem& p, const Arrays& a) const {
     auto& o = p.options;
     auto& c = o.chunks;
-    bool asked = c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile ||
-                 o.vocab_chunk != 0;
-    bool tokens_alone = o.walked.all() || o.walked.items().size() == rows_.size();
-    if (rows_.empty() || asked || !tokens_alone || bytes_of(a.weight.dtype()) < 4) return 0;
+    bool requested = c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile ||
+                     o.vocab_chunk != 0;
+    bool tokens_only = o.walked.all() || o.walked.items().size() == rows_.size();
+    if (rows_.empty() || requested || !tokens_only || bytes_of(a.weight.dtype()) < 4) return 0;
     auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
     auto budget = std::max<std::int64_t>(std::int64_t(32) << 20, bytes(a.x) + bytes(a.weight));
     auto logits = p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype);
     // rows picked, and their gradients
-    auto most = budget / (logits + 2 * bytes(a.x) / walked_.size);
-    if (std::min(most, walked_.size) < 2 * small_turn) return 0;
-    auto turns = std::max<std::int64_t>(2, (walked_.size + most - 1) / most);
-    return (walked_.size + turns - 1) / turns;
+    auto most = budget / (logits + 2 * bytes(a.x) / tiled_axis_.size);
+    if (std::min(most, tiled_axis_.size) < 2 * small_chunk) return 0;
+    auto chunk_count = std::max<std::int64_t>(2, (tiled_axis_.size + most - 1) / most);
+    return (tiled_axis_.size + chunk_count - 1) / chunk_count;
   }
   // (tokens), in order: those that fill large turns.
-  NamedArray filling(std::int64_t turn, const NamedArray& live) const {
+  NamedArray filling(std::int64_t chunk, const NamedArray& live) const {
     auto count = sum(of_rows(live));
-    return arange(walked_) < where(count == walked_.size, count, count - mod(count, turn));
+    return arange(tiled_axis_) < where(count == tiled_axis_.size, count, count - mod(count, chunk));
   }
-  static constexpr std::int64_t small_turn = 128;
+  static constexpr std::int64_t small_chunk = 128;
   NamedArray put_back(const NamedArray& v, const NamedArray& order) const {
-    return rows_.empty()
-               ? v
-               : unflatten_axis(take(v, walked_, argsort(order, walked_)), walked_, rows_);
+    return rows_.empty() ? v
+                         : unflatten_axis(take(v, tiled_axis_, argsort(order, tiled_axis_)),
+                                          tiled_axis_, rows_);
   }
 
  private:
@@ -428,15 +429,15 @@ class LiveFirst {
     return mesh && (!mapping || mapping->find(axis));
   }
 
-  Axes rows_;    // the tokens' axes that are walked; none: in the order they have
-  Axis walked_;  // all of these, live tokens first
-  Name row_;     // the same in their own order
+  Axes rows_;        // the tokens' axes that are walked; none: in the order they have
+  Axis tiled_axis_;  // all of these, live tokens first
+  Name row_;         // the same in their own order
 };
 
 }  // namespace
 
 NamedArray WeightedMean::mean(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   return sum / where(weight == 0., 1., weight);
 }
 WeightedMean operator+(const WeightedMean& a, const WeightedMean& b) {
@@ -461,9 +462,9 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   const CountedTokens tokens(p, arrays);
   tokens.check(p);
 
-  const LiveFirst live_first(p, arrays);
+  const LiveTokensFirst live_first(p, arrays);
   auto q = live_first.in_order(p);
-  auto loss = [&](const Arrays& a) { return walk(q, live_first.taken(a)); };
+  auto loss = [&](const Arrays& a) { return chunk_loss(q, live_first.taken(a)); };
   auto tiled = [&](const Arrays& a) {
     return o.vocab_chunk == 0
                ? loss(a)
@@ -472,11 +473,11 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   auto [walked, chunks] = live_first.cut(o, p.tokens);
   auto inputs = live_first.ordered(arrays, tokens.live);
   Result r;
-  if (auto turn = live_first.large_turn(p, arrays)) {
-    chunks.chunk = turn;
-    inputs.here = live_first.filling(turn, tokens.live);
+  if (auto chunk = live_first.large_chunk(p, arrays)) {
+    chunks.chunk = chunk;
+    inputs.here = live_first.filling(chunk, tokens.live);
     r = chunked_reduce(walked, chunks, tiled)(inputs);
-    chunks.chunk = live_first.small_turn;
+    chunks.chunk = live_first.small_chunk;
     inputs.here = ~inputs.here;
     r = r + chunked_reduce(walked, chunks, tiled)(inputs);
   } else {

@@ -76,7 +76,7 @@ NamedArray correction(double b, const NamedArray& count, DType d) {
 
 }  // namespace
 
-UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_shared<Here>(at, true)) {}
+UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_shared<CallSite>(at, true)) {}
 UpdateScope::UpdateScope(const Walk& params, SourceLocation at) : UpdateScope(at) {
   haliax::detail::note_fields(params);
 }

@@ -30,7 +30,7 @@ DType float_called(std::string_view name, std::string_view spec) {
 }  // namespace
 
 Policy::Policy(std::string_view spec, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (spec.find('=') == spec.npos) {
     param = compute = output = float_called(trimmed(spec), spec);
     return;

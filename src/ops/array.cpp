@@ -27,25 +27,25 @@ NamedArray data(const char* op, std::span<const std::byte> values, DType dtype, 
 }
 template <class T>
 NamedArray data(std::span<const T> values, DType dtype, const Axes& axes, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   return data("array", std::as_bytes(values), dtype, axes);
 }
 
 }  // namespace
 
 NamedArray::NamedArray(double value, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   node_ = prim::number(value, DType::f32);
 }
 
 Axes NamedArray::axes(SourceLocation at) const {
   if (node_) return visible(*node_);
-  Here here(at);
+  CallSite here(at);
   return visible(*held("axes", node_));
 }
 DType NamedArray::dtype(SourceLocation at) const {
   if (node_) return node_->dtype;
-  Here here(at);
+  CallSite here(at);
   return held("dtype", node_)->dtype;
 }
 std::int64_t NamedArray::ndim(SourceLocation at) const { return std::int64_t(axes(at).size()); }
@@ -59,16 +59,16 @@ bool NamedArray::has_axis(const AxisSelection& selection, SourceLocation at) con
   });
 }
 std::int64_t NamedArray::axis_size(const AxisSelector& s, SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   return axis_of("axis_size", held("axis_size", node_), s).size;
 }
 Axis NamedArray::resolve_axis(const AxisSelector& s, SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   return axis_of("resolve_axis", held("resolve_axis", node_), s);
 }
 
 const NamedArray& NamedArray::scalar(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   if (auto mine = visible(*held("scalar", node_)); !mine.empty())
     fail("scalar", "the array has axes " + haliax::to_string(mine) +
                        ", so it is no scalar; reduce them first");
@@ -77,12 +77,12 @@ const NamedArray& NamedArray::scalar(SourceLocation at) const {
 
 Arr::Arr(unsigned long v, SourceLocation at) : Arr(long(v), at) {
   if (v <= static_cast<unsigned long>(std::numeric_limits<long>::max())) return;
-  Here here(at);
+  CallSite here(at);
   fail("number", std::to_string(v) + " does not fit in i64");
 }
 const NamedArray& Arr::array() const {
   if (is_number() && array_.empty()) {
-    Here here(at_);
+    CallSite here(at_);
     array_ = NamedArray(node_of("number", *this));
   }
   return array_;
@@ -108,7 +108,7 @@ NamedArray array(std::initializer_list<double> v, const AxisSpec& axes, SourceLo
 }
 NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec& axes,
                       SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (v.size() % std::size_t(bytes_of(dtype)))
     fail("from_bytes", fmt::format("{} bytes are no whole number of {}", v.size(), dtype));
   if (dtype != DType::boolean) return data("from_bytes", v, dtype, axes);

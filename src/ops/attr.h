@@ -90,7 +90,7 @@ struct CustomAttr {
   static CustomAttr of(const Node& n) { return {n.attr.names, std::size_t(n.attr.ints[0])}; }
 };
 // What the borders of a region walk: a ChunkKey begins so.
-inline Axis walked_axis(const Attr& region) { return {region.names[0], region.ints[0]}; }
+inline Axis tiled_axis(const Attr& region) { return {region.names[0], region.ints[0]}; }
 inline std::optional<SliceAttr> slice_of(const Node& n) {
   return n.op == &prim::kSlice ? std::optional(SliceAttr::of(n)) : std::nullopt;
 }

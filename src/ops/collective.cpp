@@ -7,10 +7,11 @@
 namespace haliax {
 namespace {
 
-using program::Wire;
+using program::CollectiveKind;
 
 // Boxes that lie inside of the arrays.
-std::string fault_of(const std::vector<program::Parcel>& boxes, const std::vector<Axes>& arrays) {
+std::string fault_of(const std::vector<program::BoxTransfer>& boxes,
+                     const std::vector<Axes>& arrays) {
   for (auto& p : boxes) {
     if (p.array < 0 || p.array >= int(arrays.size()))
       return fmt::format("it has no array {}", p.array);
@@ -42,7 +43,7 @@ std::string fault_of_exchange(const program::Collective& how, const std::vector<
 }
 // The operands are an array and a block of another; the result is what their contraction would be
 // if the block were whole.
-std::string fault_of_ring(const Wiring& w, const std::vector<Axes>& in) {
+std::string fault_of_ring(const CollectiveSpec& w, const std::vector<Axes>& in) {
   if (in.size() != 2 || w.out.size() != 1 || w.along.size() != 1 || w.rank < 0 || w.rank >= w.ranks)
     return "it is no ring";
   auto whole = in[1];
@@ -63,20 +64,22 @@ std::string fault_of_ring(const Wiring& w, const std::vector<Axes>& in) {
   for (auto& a : w.out[0])
     if (!fits(a, in[0]) || (!find_axis(in[0], a.name) && !find_axis(whole, a.name)))
       return fmt::format("no operand has axis {}", to_string(a));
-  return fault_of_exchange(w.how, {in[1]}, {in[1]});
+  return fault_of_exchange(w.collective, {in[1]}, {in[1]});
 }
 // Each array is like what is made of it, but for the axis that is cut or joined: blocks of it are
 // ceil(size / ranks), or short.
-std::string fault_of_array(const Wiring& w, std::size_t k, const Axes& x) {
+std::string fault_of_array(const CollectiveSpec& w, std::size_t k, const Axes& x) {
   auto& out = w.out[k];
-  const bool joins = w.how.wire == Wire::all_gather, cuts = w.how.wire == Wire::reduce_scatter;
+  const bool joins = w.collective.kind == CollectiveKind::all_gather,
+             cuts = w.collective.kind == CollectiveKind::reduce_scatter;
   auto wrong = [&] { return fmt::format("it makes {} of {}", to_string(out), to_string(x)); };
   if (x.size() != out.size()) return wrong();
   bool met = !joins && !cuts;
   for (std::size_t d = 0; d < x.size(); ++d) {
     if (x[d].name != out[d].name) return wrong();
     bool mine = (joins || cuts) && x[d].name == w.along[k];
-    auto whole = mine ? w.how.size[k] : x[d].size, most = (whole + w.how.ranks - 1) / w.how.ranks;
+    auto whole = mine ? w.collective.size[k] : x[d].size,
+         most = (whole + w.collective.ranks - 1) / w.collective.ranks;
     if (!mine && out[d].size != whole) return wrong();
     if (mine && ((joins ? out : x)[d].size != whole || (joins ? x : out)[d].size > most))
       return wrong();
@@ -86,13 +89,15 @@ std::string fault_of_array(const Wiring& w, std::size_t k, const Axes& x) {
              : fmt::format("{} lacks the axis that is {}", to_string(x), joins ? "joined" : "cut");
 }
 std::string collective_fault(const Node& n) {
-  auto& w = wiring_of(n);
+  auto& w = collective_spec_of(n);
   std::vector<Axes> in;
   for (auto& x : n.in) in.push_back(x->axes);
   if (w.number < 1) return "the call has no number";
   if (w.ranks > 0) return fault_of_ring(w, in);
-  if (w.how.wire == Wire::exchange) return fault_of_exchange(w.how, in, w.out);
-  if (w.out.size() != in.size() || w.along.size() != in.size() || w.how.size.size() != in.size())
+  if (w.collective.kind == CollectiveKind::exchange)
+    return fault_of_exchange(w.collective, in, w.out);
+  if (w.out.size() != in.size() || w.along.size() != in.size() ||
+      w.collective.size.size() != in.size())
     return fmt::format("it makes {} arrays of {}", w.out.size(), in.size());
   for (std::size_t k = 0; k < in.size(); ++k)
     if (auto wrong = fault_of_array(w, k, in[k]); !wrong.empty()) return wrong;
@@ -108,12 +113,12 @@ const Op kCollective{
                 Emit&) { fail_at(n.origin, "lower", "a collective has results of its own"); },
     .fault = collective_fault};
 
-NodePtr make_collective(Nodes x, Wiring w) {
+NodePtr make_collective(Nodes x, CollectiveSpec w) {
   return make(kCollective, std::move(x), {}, DType::f32,
-              {.payload = std::make_shared<Wiring>(std::move(w))});
+              {.payload = std::make_shared<CollectiveSpec>(std::move(w))});
 }
 NodePtr collective_result(const NodePtr& c, std::size_t k) {
-  auto& w = wiring_of(*c);
+  auto& w = collective_spec_of(*c);
   auto dtype = w.ranks > 0 ? w.dtype : c->in[std::min(k, c->in.size() - 1)]->dtype;
   return make(kResult, {c}, w.out[k], dtype, {.ints = {std::int64_t(k)}});
 }

@@ -6,11 +6,11 @@
 namespace haliax {
 
 // What a collective node does. Each device has a node of its own; no two are equal.
-struct Wiring : Payload {
-  int number = 0;                // of the call, as planned: the same on all devices; 1 is the first
-  program::Collective how = {};  // all but dims and views, which lowering knows
-  std::vector<Axes> out = {};    // of the results, on this device
-  std::vector<Name> along = {};  // for each array: the axis that is cut or joined
+struct CollectiveSpec : Payload {
+  int number = 0;  // of the call, as planned: the same on all devices; 1 is the first
+  program::Collective collective = {};  // all but dims and views, which lowering knows
+  std::vector<Axes> out = {};           // of the results, on this device
+  std::vector<Name> along = {};         // for each array: the axis that is cut or joined
   // A ring of so many ranks (0: none): the operands are an array and this rank's block of another,
   // cut along along[0]. The result is their contraction, in `dtype`, a block at a time: `how`, an
   // exchange, hands each on to the rank before.
@@ -19,10 +19,10 @@ struct Wiring : Payload {
 };
 extern const Op kCollective;
 // of a collective
-inline const Wiring& wiring_of(const Node& n) {
-  return static_cast<const Wiring&>(*n.attr.payload);
+inline const CollectiveSpec& collective_spec_of(const Node& n) {
+  return static_cast<const CollectiveSpec&>(*n.attr.payload);
 }
-NodePtr make_collective(Nodes x, Wiring);
+NodePtr make_collective(Nodes x, CollectiveSpec);
 NodePtr collective_result(const NodePtr& collective, std::size_t k);
 
 }  // namespace haliax

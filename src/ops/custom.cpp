@@ -43,7 +43,7 @@ Axis named(const Node& n, Name a) {
 Along along_rule(const Node& n, std::size_t, Name a) {
   auto rule = rule_of(n, a);
   if (rule == AxisRule::map) return {Way::map, a};
-  return folds(rule) ? Along{Way::fold, a, monoid_of(rule)} : Along{Way::whole, a};
+  return folds(rule) ? Along{Way::fold, a, monoid_of(rule)} : Along{Way::full, a};
 }
 Linear linear_rule(const Node& n, std::size_t k) {
   auto& all = user_op(*n.op).linear;
@@ -195,7 +195,7 @@ Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   return with_hidden(in, joined(without(out, go), made));
 }
 NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelection& along) {
-  Here here(operands.empty() ? context().origin.at : operands[0].at());
+  CallSite here(operands.empty() ? context().origin.at : operands[0].at());
   auto kernel = kernel_for(op, operands);
   auto& dtypes = user_op(op).cpu[kernel].dtypes;
   Nodes in;
@@ -245,7 +245,7 @@ NamedArray CustomFunction::operator()(const std::vector<Arr>& operands,
 static constinit std::mutex making;
 static const bool forks = at_fork({kForkOps, [] { making.lock(); }, [] { making.unlock(); }});
 CustomFunction custom_op(CustomOp user, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   check(user);
   // nodes may outlive whoever made the op
   static auto* all = new std::vector<std::unique_ptr<UserOp>>;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "graph/emit.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -25,7 +25,7 @@ NodePtr nothing_yet() { return prim::integer(0, DType::i32); }
 // Does nothing below depend on an argument, or on a turn, that is not known yet?
 bool is_known(const NodePtr& root) {
   bool known = true;
-  walk(
+  traverse(
       {root}, [](const Node& n) { return !n.value; },
       [&](const NodePtr& n, Nodes& todo) {
         known &= n->op != &prim::kInput && n->free.empty();
@@ -45,7 +45,7 @@ void add_effect(Nodes values, std::shared_ptr<const program::HostCall> call) {
   values.push_back(last ? last : nothing_yet());
   last = make(kEffect, std::move(values), {}, DType::i32, {.payload = std::move(payload)});
 }
-void settle_effects(const std::vector<NamedArray>& made) {
+void run_ready_effects(const std::vector<NamedArray>& made) {
   auto& c = context();
   if (!c.effect || c.in_jit || !is_known(c.effect)) return;
   std::vector<NamedArray> now{NamedArray(std::exchange(c.effect, nullptr))};

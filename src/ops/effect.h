@@ -16,7 +16,7 @@ void add_effect(Nodes values, std::shared_ptr<const program::HostCall>);
 // What can be done now, is: outside of jit, if no value depends on what is still to come. `made`:
 // what the same loop gives; it is computed with its effects, or reading it would run the loop
 // again. Not to be called while that is traced: nothing is forgotten then.
-void settle_effects(const std::vector<NamedArray>& made = {});
+void run_ready_effects(const std::vector<NamedArray>& made = {});
 
 // For a loop while its body is traced: effects of a turn come after those of the turn before.
 class LoopEffects {

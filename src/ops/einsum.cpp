@@ -184,7 +184,7 @@ class Einsum {
     for (auto& a : nodes_)
       for (auto& b : nodes_) check_sizes("einsum", visible(*a), visible(*b));
     auto label = [&](const Token& t) { return named_axis(t); };
-    Axes said = written(label, {}), summed;
+    Axes mentioned = written(label, {}), summed;
     bool right_dots = spec_.right.has_dots(),
          left_dots = spec_.left.empty() || spec_.left[0].has_dots();
     for (auto& o : spec_.left)
@@ -192,8 +192,8 @@ class Einsum {
         if (!is_dots(t)) summed.push_back(named_axis(t));
     // Dots on the right keep whatever is not named there; dots on the left sum it. With none the
     // result begins with the rest.
-    if (right_dots) return written(label, without(all_, said));
-    return left_dots ? said : joined(without(without(all_, said), summed), said);
+    if (right_dots) return written(label, without(all_, mentioned));
+    return left_dots ? mentioned : joined(without(without(all_, mentioned), summed), mentioned);
   }
 
   Axes by_position() {
@@ -255,7 +255,7 @@ class Einsum {
 
 NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays,
                   const Bindings::List& aliases) {
-  Here here(arrays.size() ? arrays.begin()->at() : SourceLocation());
+  CallSite here(arrays.size() ? arrays.begin()->at() : SourceLocation());
   auto nodes = operands_of("einsum", arrays);
   auto out = Einsum(spec, nodes, aliases).result();
   return constrained("einsum", NamedArray(contract_all("einsum", nodes, out, nodes[0]->dtype)));

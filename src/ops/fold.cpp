@@ -1,8 +1,8 @@
 // Folds over axes, and the product of two arrays summed over axes. An axis of an operand that the
 // result lacks is folded away.
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
-#include "ops/in_turns.h"
+#include "ops/blockwise.h"
+#include "ops/block_scan.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -58,13 +58,13 @@ const Op kMin{.name = "min", .kind = Kind::reduce, .code = Code::reduce_min, .gr
 const Op kArgmax{.name = "argmax",
                  .kind = Kind::reduce,
                  .code = Code::reduce_argmax,
-                 .by_blocks = extreme_by_blocks,
-                 .in_turns = extreme_in_turns};
+                 .blockwise = extreme_blockwise,
+                 .block_scan = extreme_block_scan};
 const Op kArgmin{.name = "argmin",
                  .kind = Kind::reduce,
                  .code = Code::reduce_argmin,
-                 .by_blocks = extreme_by_blocks,
-                 .in_turns = extreme_in_turns};
+                 .blockwise = extreme_blockwise,
+                 .block_scan = extreme_block_scan};
 // Asking for the primal's axis order costs a contraction nothing: no transposed copy of a weight's
 // gradient.
 const Op kContract{

@@ -27,7 +27,7 @@ struct Input : Payload {
 }  // namespace
 
 NodePtr input(const Axes& axes, DType dtype, Name path, std::shared_ptr<const Trace> trace) {
-  At here;
+  OriginScope here;
   if (path) context().origin.module = path;
   auto payload = std::make_shared<Input>();
   payload->trace = trace ? std::move(trace) : context().trace;
@@ -49,7 +49,7 @@ NodePtr integer(std::int64_t v, DType dtype) {
 }
 NodePtr extreme(DType d, bool largest) {
   auto v = largest ? scalar::highest(d) : scalar::lowest(d);
-  return is_float(d) ? number(v.real, d) : integer(v.whole, d);
+  return is_float(d) ? number(v.real, d) : integer(v.integer, d);
 }
 NodePtr identity(Monoid m, DType d) {
   if (m == Monoid::sum || m == Monoid::prod) return number(m == Monoid::prod, d);
@@ -81,16 +81,17 @@ NodePtr flat_position(const Axes& axes, DType dtype) {
   return sum;
 }
 
-NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  auto n =
-      make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
+NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth,
+              LoopOrigin origin) {
+  auto n = make(kIndex, {}, {}, position_dtype(axis.size),
+                IndexAttr{axis, start, chunk, depth, origin}.attr());
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;
 }
 NodePtr index_of(const Node& other) {
   auto same = IndexAttr::of(other);
-  return index(same.axis, same.start, same.chunk, same.depth);
+  return index(same.axis, same.start, same.chunk, same.depth, same.origin);
 }
 std::int64_t index_start(const Node& n) { return IndexAttr::of(n).start; }
 std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }

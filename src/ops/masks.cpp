@@ -6,13 +6,15 @@
 #include <cmath>
 #include <optional>
 
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "ops/attr.h"
 #include "ops/shifted_exp.h"
 
 namespace haliax::prim {
 
-bool chooses(const Node& n) { return n.op->kind == Kind::map && n.op->code == Code::select; }
+bool selects_operand(const Node& n) {
+  return n.op->kind == Kind::map && n.op->code == Code::select;
+}
 
 namespace {
 
@@ -21,7 +23,7 @@ bool is_mask_cast(const Node& n) {  // 1 where a mask holds, 0 elsewhere
          n.dtype != DType::boolean;
 }
 bool is_point_wise(const Node& n) {
-  return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n));
+  return n.op->kind == Kind::map || (is_transparent_view(n) && keeps_names(n));
 }
 
 // The least and the largest value in each block, as i64: without axes but blocks.
@@ -66,7 +68,7 @@ std::optional<SameMask> as_mask(const Node& c) {
   for (std::size_t side : {0u, 1u}) {
     auto& x = same_values(c.in[side]);
     const bool is_cast = is_mask_cast(*x);
-    if (!is_cast && !chooses(*x)) continue;
+    if (!is_cast && !selects_operand(*x)) continue;
     auto with = [&](const NodePtr& value) {
       return side == 0 ? outcome(c.op->code, value, c.in[1]) : outcome(c.op->code, c.in[0], value);
     };
@@ -82,14 +84,14 @@ constexpr std::int64_t kMostFactor = std::int64_t(1) << 30;
 
 class OnBlocks {
  public:
-  explicit OnBlocks(const std::vector<BlocksOf>& blocks) : blocks_(blocks) {}
+  explicit OnBlocks(const std::vector<AxisBlocks>& blocks) : blocks_(blocks) {}
 
   // upper: may it hold somewhere in the block? Else: does it hold throughout? Null: not known.
   NodePtr holds(const NodePtr& c, bool upper) const {
     if (is_number(c)) return c;
     auto over = upper ? Monoid::max : Monoid::min;
     if (!in_blocks(*c)) return reduce(over, c, {});
-    if (is_seen_through(*c) && keeps_names(*c)) return holds(c->in[0], upper);
+    if (is_transparent_view(*c) && keeps_names(*c)) return holds(c->in[0], upper);
     if (auto same = as_mask(*c)) {
       auto x = holds(same->mask, upper != same->negated);
       return x && same->negated ? logical_not(x) : x;
@@ -142,7 +144,7 @@ class OnBlocks {
           min(add(first, integer(b->block - 1, DType::i64)), integer(b->axis.size - 1, DType::i64));
       return Bounds{first, last};
     }
-    if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
+    if (is_transparent_view(*x) && keeps_names(*x)) return range(x->in[0]);
     if (auto made = combined(*x)) return inside(*made, d);
     if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
     return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))),
@@ -161,7 +163,7 @@ class OnBlocks {
     return x && y ? f(*x, *y) : nullptr;
   }
   // The first of its axes that goes in blocks; null: none does.
-  const BlocksOf* in_blocks(const Node& n) const {
+  const AxisBlocks* in_blocks(const Node& n) const {
     auto b = std::find_if(blocks_.begin(), blocks_.end(),
                           [&](auto& b) { return has(n.axes, b.axis.name); });
     return b == blocks_.end() ? nullptr : &*b;
@@ -224,7 +226,7 @@ class OnBlocks {
     return Bounds{select(fits, r.low, least), select(fits, r.high, most)};
   }
 
-  const std::vector<BlocksOf>& blocks_;
+  const std::vector<AxisBlocks>& blocks_;
 };
 
 // Neither less nor more than these, along an axis that they lack. masked: a mask is part of what
@@ -250,7 +252,7 @@ class WhereFalse {
   }
   // The operand that is chosen there; none: that is not known.
   const NodePtr* chosen(const Node& n) {
-    if (!chooses(n)) return nullptr;
+    if (!selects_operand(n)) return nullptr;
     auto c = of(n.in[0]);
     return c && is_number(c) ? &n.in[is_number(c, 0) ? 2 : 1] : nullptr;
   }
@@ -339,7 +341,7 @@ class WhereFalse {
     if (!is_point_wise(*n) || !has(n->axes, axis_)) return {};
     if (n->op->kind != Kind::map) return between(n->in[0]);
     std::vector<Between> in;
-    for (std::size_t k = chooses(*n) ? 1 : 0; k < n->in.size(); ++k) {
+    for (std::size_t k = selects_operand(*n) ? 1 : 0; k < n->in.size(); ++k) {
       auto x = between(n->in[k]);
       if (!x) return {};
       in.push_back(*x);
@@ -350,7 +352,7 @@ class WhereFalse {
   }
   std::optional<Between> of_integers(const NodePtr& n) {  // which may wrap around
     auto& axis = *find(*n, axis_);
-    const std::vector<BlocksOf> whole{{axis, axis.size}};
+    const std::vector<AxisBlocks> whole{{axis, axis.size}};
     auto ends = OnBlocks(whole).range(n);
     if (!ends) return {};
     // of the one block
@@ -476,23 +478,23 @@ class WhereFalse {
 
 }  // namespace
 
-Axis BlocksOf::blocks() const {
+Axis AxisBlocks::blocks() const {
   // Of other sizes they are other axes: flags of two products may be joined.
   return Axis(fmt::format("(blocks of {} {})", block, axis.name.text()),
               (axis.size + block - 1) / block);
 }
-NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) {
+NodePtr may_be_true(const NodePtr& mask, const std::vector<AxisBlocks>& blocks) {
   return OnBlocks(blocks).holds(mask, true);
 }
-NodePtr where_false(const NodePtr& x, const Node* mask, Name axis, Nodes& if_zero) {
+NodePtr value_where_false(const NodePtr& x, const Node* mask, Name axis, Nodes& if_zero) {
   return WhereFalse(mask, axis, if_zero).of(x);
 }
 
-bool reads_mask(const Node& n) { return chooses(n) || is_mask_cast(n); }
+bool reads_mask(const Node& n) { return selects_operand(n) || is_mask_cast(n); }
 Nodes masks_of(const NodePtr& x, Name axis) {
   Nodes out;
   auto goes_on = [&](const Node& n) { return has(n.axes, axis) && is_point_wise(n); };
-  walk({x}, goes_on, [&](const NodePtr& n, Nodes& todo) {
+  traverse({x}, goes_on, [&](const NodePtr& n, Nodes& todo) {
     if (reads_mask(*n) && has(n->in[0]->axes, axis)) {
       auto& m = n->in[0];
       out.push_back(m);
@@ -504,59 +506,59 @@ Nodes masks_of(const NodePtr& x, Name axis) {
   return out;
 }
 
-Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis,
-                       Nodes& if_zero) {
+MaskedReads reads_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis,
+                              Nodes& if_zero) {
   WhereFalse false_there(mask, axis, if_zero);
-  std::unordered_map<const Node*, Reads> known;
-  auto reads = [&](auto& self, const NodePtr& n) -> Reads {
-    if (n.get() == s) return Reads::all;
-    if (!has(n->axes, axis) || !is_point_wise(*n)) return Reads::nothing;
+  std::unordered_map<const Node*, MaskedReads> known;
+  auto reads = [&](auto& self, const NodePtr& n) -> MaskedReads {
+    if (n.get() == s) return MaskedReads::all;
+    if (!has(n->axes, axis) || !is_point_wise(*n)) return MaskedReads::nothing;
     if (auto k = known.find(n.get()); k != known.end()) return k->second;
-    auto out = Reads::nothing;
+    auto out = MaskedReads::nothing;
     if (auto* one = false_there.chosen(*n)) return known[n.get()] = self(self, *one);
     for (std::size_t k = 0; k < n->in.size(); ++k) {
       auto mine = self(self, n->in[k]);
       // times what is 0 there
-      for (std::size_t o = 0; mine == Reads::all && o < n->in.size(); ++o) {
+      for (std::size_t o = 0; mine == MaskedReads::all && o < n->in.size(); ++o) {
         if (o == k || zero_in(*n, o) != Linear::one || zero_in(*n, k) != Linear::one ||
             !has(n->in[o]->axes, axis))
           continue;
         auto other = false_there.of(n->in[o]);
         if (!other) continue;
-        mine = Reads::zero;
+        mine = MaskedReads::zero;
         if (!is_number(other, 0)) if_zero.push_back(other);
       }
       out = std::max(out, mine);
     }
     // what s is makes no difference
-    if (out == Reads::all && false_there.of(n)) out = Reads::zero;
+    if (out == MaskedReads::all && false_there.of(n)) out = MaskedReads::zero;
     return known[n.get()] = out;
   };
   return reads(reads, x);
 }
 
-NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index,
-                   Nodes& if_zero) {
+NodePtr value_if_never_true(const NodePtr& x, const Node* mask, Name axis, const Node* index,
+                            Nodes& if_zero) {
   return WhereFalse(mask, axis, if_zero, index).of(x);
 }
 
-NodePtr unless_all(const NodePtr& flag, const Nodes& conditions) {
+NodePtr flag_or_not_all(const NodePtr& flag, const Nodes& conditions) {
   auto out = flag;
   for (auto& c : conditions)
     if (!is_number(c, 1)) out = either(out, logical_not(reduce(Monoid::min, c, {})));
   return out;
 }
-NodePtr flags_joined(const NodePtr& flag, const NodePtr& more) {
+NodePtr both_flags(const NodePtr& flag, const NodePtr& more) {
   return flag ? both(flag, more) : more;
 }
 
-NodePtr stays(const NodePtr& next, const NodePtr& before) {
+NodePtr unchanged_flag(const NodePtr& next, const NodePtr& before) {
   auto is = [](const NodePtr& x, double value) {
     return is_number(x, value) ? number(1, DType::boolean) : equal(x, number(value, x->dtype));
   };
   auto known = [&](auto& self, const NodePtr& n) -> NodePtr {  // null: not, from how it is made
     if (n == before) return number(1, DType::boolean);
-    if (chooses(*n))
+    if (selects_operand(*n))
       if (auto other = self(self, n->in[2])) return both(other, logical_not(n->in[0]));
     if (n->op->kind != Kind::map || n->in.size() != 2 || n->dtype != before->dtype) return nullptr;
     for (std::size_t k : {0u, 1u}) {

@@ -75,7 +75,7 @@ NodePtr renamed(const char* op, G x, const Axis& a, Name name) {
 
 // ---- operands ----
 bool holds(DType d, std::int64_t v) {
-  return is_float(d) || (scalar::whole(d, v).whole == v && (v >= 0 || is_signed(d)));
+  return is_float(d) || (scalar::integer(d, v).integer == v && (v >= 0 || is_signed(d)));
 }
 namespace {
 
@@ -113,7 +113,7 @@ NodePtr node_of(const char* op, const Arr& a, DType d) {
 namespace {
 // f64 spreads to all that it meets, and is seldom meant where the rest is f32: said at the first
 // time.
-void tell_mixed(const char* op, const Node& a, const Node& b) {
+void describe_mixed(const char* op, const Node& a, const Node& b) {
   auto &wide = a.dtype == DType::f64 ? a : b, &narrow = &wide == &a ? b : a;
   if (wide.dtype != DType::f64 || narrow.dtype != DType::f32 || visible(narrow).empty()) return;
   static std::atomic_flag told;
@@ -133,7 +133,7 @@ DType promoted(const char* op, std::span<const Arr* const> operands) {
     if (a->is_number())
       weak = promote(weak, dtype_of_number(*a));
     else if (auto& n = *node_of(op, a->array()); out) {
-      tell_mixed(op, *first, n);
+      describe_mixed(op, *first, n);
       out = promote(*out, n.dtype);
     }
 

@@ -49,12 +49,12 @@ const NodePtr& node_of(const char* op, const NamedArray&);
 // What an op begins with: for its length, errors say where it was called; its operand; the axis
 // that it goes along.
 struct Call {
-  Here here;
+  CallSite here;
   NodePtr x;
   Call(const char* op, const Arr& a) : here(a.at()), x(node_of(op, a)) {}
 };
 struct CallAlong {
-  Here here;
+  CallSite here;
   NodePtr x;
   Axis axis;
   CallAlong(const char* op, const Arr& a, const AxisSelector& s)

@@ -14,7 +14,7 @@ DType as_is(DType d) { return d; }
 // Two operands in the dtype that they are computed in: what `rule` makes of the one that they
 // promote to.
 struct Call2 {
-  Here here;
+  CallSite here;
   DType dtype;
   NodePtr a, b;
   Call2(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
@@ -55,12 +55,12 @@ NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b
   return NamedArray(prim::map(op, swapped ? Nodes{y, x} : Nodes{x, y}, DType::boolean, &axes));
 }
 NamedArray logical(const char* name, const Op& op, const Arr& a, const Arr& b) {
-  Here here(a.at());
+  CallSite here(a.at());
   return pointwise(name, op, {to_bool(node_of(name, a)), to_bool(node_of(name, b))},
                    DType::boolean);
 }
 NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool shift = false) {
-  Here here(a.at());
+  CallSite here(a.at());
   if (auto d = promoted(name, std::array{&a, &b}); is_float(d))
     fail(name, fmt::format("wants integers{}, not {}", shift ? "" : " or bools", d));
   return binary(name, op, a, b, shift ? no_bool : as_is);
@@ -138,7 +138,7 @@ NamedArray mod(Arr a, Arr b) { return division("mod", prim::kMod, a, b); }
 NamedArray fmod(Arr a, Arr b) { return division("fmod", prim::kRem, a, b); }
 
 NamedArray power(Arr a, Arr b) {
-  Here here(a.at());
+  CallSite here(a.at());
   auto dtype = no_bool(promoted("power", std::array<const Arr*, 2>{&a, &b}));
   auto x = node_of("power", a, dtype);
   // A small whole exponent is a few products: exact, and right for a negative base.
@@ -231,14 +231,14 @@ NamedArray fmax(Arr a, Arr b) { return ignoring_nan("fmax", a, b, true); }
 NamedArray fmin(Arr a, Arr b) { return ignoring_nan("fmin", a, b, false); }
 
 NamedArray where(Arr condition, Arr a, Arr b) {
-  Here here(condition.at());
+  CallSite here(condition.at());
   auto c = to_bool(node_of("where", condition));
   auto dtype = promoted("where", std::array<const Arr*, 2>{&a, &b});
   return pointwise("where", prim::kSelect,
                    {c, node_of("where", a, dtype), node_of("where", b, dtype)}, dtype);
 }
 NamedArray clip(Arr a, std::optional<Arr> min, std::optional<Arr> max) {
-  Here here(a.at());
+  CallSite here(a.at());
   auto dtype =
       no_bool(promoted("clip", std::array<const Arr*, 3>{&a, min ? &*min : &a, max ? &*max : &a}));
   auto x = node_of("clip", a, dtype);

@@ -91,7 +91,7 @@ using namespace ops;
 
 NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis,
                const DotOptions& options) {
-  Here here(arrays.empty() ? SourceLocation() : arrays[0].at());
+  CallSite here(arrays.empty() ? SourceLocation() : arrays[0].at());
   auto nodes = operands_of("dot", arrays);
   auto dtype = nodes[0]->dtype;
   Axes all;

@@ -40,7 +40,7 @@ NamedArray is_value(const char* name, const Arr& a, double v) {
   });
 }
 NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   check_unique(name, axes);
   return NamedArray(prim::filled(v, dtype, axes));
 }
@@ -124,7 +124,7 @@ NamedArray ones(const AxisSpec& axes, DType dtype, SourceLocation at) {
   return filled("ones", 1, dtype, axes, at);
 }
 NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
-  Here here(value.at());
+  CallSite here(value.at());
   check_unique("full", axes);
   auto v = dtype ? node_of("full", value, *dtype) : node_of("full", value);
   if (auto shown = visible(*v); !shown.empty())
@@ -143,7 +143,7 @@ NamedArray full_like(Arr a, Arr value, std::optional<DType> dtype) {
 }
 
 NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto& axes = spec.axes();
   check_unique("arange", axes);
   auto whole = [](double v) { return v == std::trunc(v) && std::abs(v) < 9e15; };
@@ -167,9 +167,9 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   return NamedArray(prim::fit(prim::cast(v, dtype), axes));
 }
 NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at) {
-  Here here(at);
-  auto turns = std::max<std::int64_t>(1, options.endpoint ? axis.size - 1 : axis.size);
-  auto t = prim::div(prim::cast(prim::iota(axis), DType::f32), number(double(turns), DType::f32));
+  CallSite here(at);
+  auto steps = std::max<std::int64_t>(1, options.endpoint ? axis.size - 1 : axis.size);
+  auto t = prim::div(prim::cast(prim::iota(axis), DType::f32), number(double(steps), DType::f32));
   auto rest = prim::sub(prim::filled(1, DType::f32, {axis}), t);  // both ends come out exactly
   return NamedArray(prim::add(prim::scale(rest, options.start), prim::scale(t, options.stop)));
 }

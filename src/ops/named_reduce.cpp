@@ -13,7 +13,7 @@ using namespace ops;
 // What a reduction reads: its operand, a mask, and the axes before and after.
 struct Reduced {
   const char* op;
-  Here here;
+  CallSite here;
   NodePtr x, mask;
   Axes over, whole, rest;  // folded; with the hidden axes of the mask; what is left of them
   DType narrow, wide;      // of a float result; to compute it in

@@ -206,7 +206,7 @@ std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& p
 // ---- joining ----
 NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
                  SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   constexpr auto op = "stack";
   if (arrays.empty()) fail(op, "there is nothing to stack");
   Axis whole(axis.name, std::int64_t(arrays.size()));
@@ -222,7 +222,7 @@ NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays
 }
 NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
                        SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   constexpr auto op = "concatenate";
   if (arrays.empty()) fail(op, "there is nothing to concatenate");
   Nodes parts;

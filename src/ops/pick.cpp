@@ -3,9 +3,9 @@
 
 #include "graph/emit.h"
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/fault.h"
-#include "ops/in_turns.h"
+#include "ops/block_scan.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -61,7 +61,7 @@ using Way = Along::Way;
 // means the latter, and the table's has none.
 Along gather_along(const Node& n, std::size_t k, Name a) {
   if (k != 0 || !has(indexed_axes(n), a)) return {Way::map, a};
-  if (has(n.axes, a)) return {Way::whole, {}};
+  if (has(n.axes, a)) return {Way::full, {}};
   return {Way::pick, a, n.dtype == DType::boolean ? Monoid::max : Monoid::sum};
 }
 Monoid monoid_of(const Node& scatter) {
@@ -79,12 +79,12 @@ Monoid monoid_of(const Node& scatter) {
 Along scatter_along(const Node& n, std::size_t k, Name a) {
   bool indexed = has(indexed_axes(n), a), clashes = indexed && has(n.in[1]->axes, a);
   if (k == 0 || k == kResultSide) {  // the base, and what becomes of it
-    if (clashes) return {Way::whole, {}};
+    if (clashes) return {Way::full, {}};
     return indexed && k == 0 ? Along{Way::pick, a, monoid_of(n)} : Along{Way::map, a};
   }
   if (has(n.axes, a) && !clashes) return {Way::map, a};
   // of two, the last one sets
-  return {ScatterAttr::of(n).update == Update::set ? Way::whole : Way::fold, a, monoid_of(n)};
+  return {ScatterAttr::of(n).update == Update::set ? Way::full : Way::fold, a, monoid_of(n)};
 }
 std::optional<Monoid> scatter_monoid(const Node& n) {
   return ScatterAttr::of(n).update == Update::set ? std::nullopt : std::optional(monoid_of(n));
@@ -94,7 +94,7 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
   return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
 }
 Along whole_along(const Node& n, std::size_t, Name a) {
-  return {a == AlongAttr::of(n).axis ? Way::whole : Way::map, a};
+  return {a == AlongAttr::of(n).axis ? Way::full : Way::map, a};
 }
 
 Axes axis_last(const Axes& axes, Name last) {
@@ -185,13 +185,13 @@ const Op kGather{.name = "take",
                  .lower = gather_lower,
                  .along = gather_along,
                  .on_block = gather_on_block,
-                 .found = gather_found,
+                 .in_range = gather_in_range,
                  .linear_in =
                      [](const Node& n, std::size_t k) {
                        return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no;
                      },
                  .fault = gather_fault,
-                 .by_blocks = gather_by_blocks};
+                 .blockwise = gather_blockwise};
 const Op kScatter{
     .name = "scatter",
     .kind = Kind::step,
@@ -230,13 +230,13 @@ const Op kScatter{
     .zero_in = scatter_zero_in,
     .accumulates = scatter_monoid,
     .fault = scatter_fault,
-    .by_blocks = scatter_by_blocks};
+    .blockwise = scatter_blockwise};
 const Op kArgsort{.name = "argsort",
                   .kind = Kind::step,
                   .lower = sort_lower,
                   .along = whole_along,
                   .fault = argsort_fault,
-                  .by_blocks = sort_by_blocks};
+                  .blockwise = sort_blockwise};
 const Op kSort{.name = "sort",
                .kind = Kind::step,
                .grad =
@@ -249,7 +249,7 @@ const Op kSort{.name = "sort",
                .lower = sort_lower,
                .along = whole_along,
                .fault = same_fault,
-               .by_blocks = sort_by_blocks};
+               .blockwise = sort_blockwise};
 const Op kCumulative{.name = "cumulative",
                      .kind = Kind::step,
                      .grad =
@@ -265,8 +265,8 @@ const Op kCumulative{.name = "cumulative",
                      .lower = cumulative_lower,
                      .along = whole_along,
                      .fault = same_fault,
-                     .by_blocks = cumulative_by_blocks,
-                     .in_turns = cumulative_in_turns};
+                     .blockwise = cumulative_blockwise,
+                     .block_scan = cumulative_block_scan};
 
 Where picks_of(const Node& n, std::size_t first) {
   Where w;

@@ -5,8 +5,9 @@
 #include "graph/node.h"
 
 namespace haliax {
+enum class LoopOrigin : std::uint8_t;  // graph/loop.h
 struct SliceAttr;
-}
+}  // namespace haliax
 
 namespace haliax::prim {
 
@@ -30,7 +31,8 @@ NodePtr iota(const Axis&, DType), iota(const Axis&);  // (axis): the position, i
 NodePtr flat_position(const Axes&, DType);            // row-major, over all of the axes
 // The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments
 // give the same node.
-NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth);
+NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth,
+              LoopOrigin = LoopOrigin{});
 NodePtr index_of(const Node& other);  // of the same loop, in the domain in scope
 std::int64_t index_chunk(const Node& index);
 std::int64_t index_start(const Node& index);
@@ -107,7 +109,7 @@ extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
 // the same values in these axes: reordered, broadcast to new ones
 NodePtr fit(const NodePtr&, const Axes&);
 // the same op of other operands, in other sizes of its axes
-NodePtr remade(const Node&, Nodes in, const Axes&);
+NodePtr rebuilt(const Node&, Nodes in, const Axes&);
 // to these axes: the rest summed, new ones broadcast
 NodePtr sum_to(const NodePtr&, const Axes&);
 NodePtr rename(const NodePtr&, const Names& from, const Names& to);
@@ -147,20 +149,23 @@ extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 // made again, not before `after` is there
 NodePtr barrier(const NodePtr& x, const NodePtr& after);
 // Cut as the mapping says. by: the op that wants it.
-NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>, const char* by = "shard");
-struct Pin : Payload {
+NodePtr sharding_constraint(const NodePtr& x, std::shared_ptr<const Mapping>,
+                            const char* by = "shard");
+struct ShardingConstraint : Payload {
   std::shared_ptr<const Mapping> mapping;
   const char* by = "";
 };
-inline const Pin& pin_of(const Node& n) { return static_cast<const Pin&>(*n.attr.payload); }
+inline const ShardingConstraint& sharding_constraint_of(const Node& n) {
+  return static_cast<const ShardingConstraint&>(*n.attr.payload);
+}
 // x, unlike any other node: what a gradient is taken by
 NodePtr tracer(const NodePtr& x, Name path = {});
 // The borders of a region that is computed chunk by chunk along an axis, around arrays that have
 // it. Equal ones are the same region, so that what two losses of one array share is shared. attr: a
 // ChunkKey.
 NodePtr enter(const NodePtr&, const Attr&region), leave(const NodePtr&, const Attr&region);
-NodePtr awaited(const NodePtr&);  // x; its cotangent is not there before it is
-extern const Op kBarrier, kPin, kTracer, kEnter, kLeave, kAwaited;
+NodePtr gradient_barrier(const NodePtr&);  // x; its cotangent is not there before it is
+extern const Op kBarrier, kShardingConstraint, kTracer, kEnter, kLeave, kGradientBarrier;
 // a wrap; operands: value, x, e = exp(x - top), sum of e, top; names: the axes
 extern const Op kLogsumexp;
 

@@ -73,8 +73,8 @@ NodePtr raw_bits(const Key& k, const Axes& axes, DType d) {
 }
 
 // The result: hidden axes first, then the axes asked for, in their order.
-NamedArray drawn(G x, const Axes& asked) {
-  return constrained("random", NamedArray(prim::fit(x, with_hidden({x}, asked))));
+NamedArray drawn(G x, const Axes& requested) {
+  return constrained("random", NamedArray(prim::fit(x, with_hidden({x}, requested))));
 }
 
 void check_float(const char* op, DType d) {
@@ -83,7 +83,7 @@ void check_float(const char* op, DType d) {
 }
 // What a draw begins with: for its length, errors say where it was called.
 struct Draw {
-  Here here;
+  CallSite here;
   Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32)
       : here(at, true) {
     check_key(op, k);
@@ -180,7 +180,7 @@ NodePtr shuffled(Key k, const Axes& drawn_over, const Axis& axis) {
 Key key(std::int64_t seed) { return key(0, std::uint32_t(seed)); }
 Key key(std::uint32_t word0, std::uint32_t word1) { return pack(u32(word0), u32(word1)); }
 Key key(const NamedArray& words, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (words.empty()) return {};
   auto n = words.node();
   if (n->dtype != DType::u32)
@@ -195,7 +195,7 @@ Key key(const NamedArray& words, SourceLocation at) {
 }
 
 std::vector<Key> split(const Key& k, int n, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (n < 0) fail("random.split", fmt::format("cannot make {} keys", n));
   std::vector<Key> keys(static_cast<std::size_t>(n));
   if (!k) return keys;
@@ -204,7 +204,7 @@ std::vector<Key> split(const Key& k, int n, SourceLocation at) {
   return keys;
 }
 Key split(const Key& k, const Axis& axis, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (!k) return {};
   check_key("random.split", k);
   if (axis.name == Name(key_word))
@@ -213,7 +213,7 @@ Key split(const Key& k, const Axis& axis, SourceLocation at) {
 }
 Key fold_in(const Key& k, Arr data) {
   if (!k) return {};
-  Here here(data.at(), true);
+  CallSite here(data.at(), true);
   check_key("random.fold_in", k);
   if (data.is_number())
     return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(whole("random.fold_in", data))))});
@@ -284,7 +284,7 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
   std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
   if (minval.is_number() && maxval.is_number() && !wide) {
     auto lo = whole(op, minval), hi = whole(op, maxval);
-    auto least = scalar::lowest(d).whole, most = scalar::highest(d).whole;
+    auto least = scalar::lowest(d).integer, most = scalar::highest(d).integer;
     if (lo < least || lo > most) fail(op, fmt::format("minval {} does not fit {}", lo, d));
     if (hi > most + 1)
       fail(op, fmt::format("maxval {} is more than one past the greatest {}", hi, d));
@@ -322,7 +322,7 @@ NamedArray exponential(const Key& k, const AxisSpec& spec, DType d, SourceLocati
 // The greatest of logits plus Gumbel noise is at i with probability softmax(logits)[i].
 NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape) {
-  Here here(logits.at(), true);
+  CallSite here(logits.at(), true);
   constexpr auto op = "random.categorical";
   check_key(op, k);
   auto x = node_of(op, logits);
@@ -330,34 +330,35 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
   check_float(op, x->dtype);
   if (along.size == 0) fail(op, fmt::format("axis {} has nothing to choose from", along));
   auto given = visible(*x), rest = without(given, {along});
-  Axes asked = shape ? shape->axes() : rest;
-  check_unique(op, asked);
-  if (has(asked, along.name))
+  Axes requested = shape ? shape->axes() : rest;
+  check_unique(op, requested);
+  if (has(requested, along.name))
     fail(op, fmt::format("axis {} is chosen from; it cannot be in the shape {}", along.name,
-                         to_string(asked)));
+                         to_string(requested)));
   for (auto& a : rest)
-    if (auto* mine = find_axis(asked, a.name); !mine || mine->size != a.size)
-      fail(op, fmt::format("axis {} of the logits is not in the shape {}", a, to_string(asked)));
+    if (auto* mine = find_axis(requested, a.name); !mine || mine->size != a.size)
+      fail(op,
+           fmt::format("axis {} of the logits is not in the shape {}", a, to_string(requested)));
   // (what the shape adds..., the logits' axes)
-  auto noise = gumbel_of(k, joined(without(asked, given), given), x->dtype);
+  auto noise = gumbel_of(k, joined(without(requested, given), given), x->dtype);
   auto score = prim::add(x, noise);
-  return drawn(prim::argreduce(true, score, without(score->axes, {along}), {along}), asked);
+  return drawn(prim::argreduce(true, score, without(score->axes, {along}), {along}), requested);
 }
 
 NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool independent) {
-  Here here(x.at(), true);
+  CallSite here(x.at(), true);
   constexpr auto op = "random.permutation";
   check_key(op, k);
   auto n = node_of(op, x);
   auto along = axis_of(op, n, axis);
-  auto asked = visible(*n);
-  auto order = shuffled(k, independent ? asked : Axes{along}, along);
-  return drawn(prim::gather(n, {{along.name, order}}, with_hidden({order, n}, asked),
+  auto requested = visible(*n);
+  auto order = shuffled(k, independent ? requested : Axes{along}, along);
+  return drawn(prim::gather(n, {{along.name, order}}, with_hidden({order, n}, requested),
                             program::Outside::clamp),
-               asked);
+               requested);
 }
 NamedArray permutation(const Key& k, const Axis& axis, SourceLocation at) {
-  Here here(at, true);
+  CallSite here(at, true);
   check_key("random.permutation", k);
   return drawn(shuffled(k, {axis}, axis), {axis});
 }

@@ -2,9 +2,9 @@
 // copy.
 #include "graph/emit.h"
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/fault.h"
-#include "ops/in_turns.h"
+#include "ops/block_scan.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -109,18 +109,18 @@ Along fit_along(const Node&, std::size_t, Name a) { return {Way::map, a}; }
 Along rename_along(const Node& n, std::size_t k, Name a) {
   return {Way::map, k == kResultSide ? a : RenameAttr::of(n).renamed(a)};
 }
-std::vector<Stretch> slice_stretches(const Node& n) {
+std::vector<AxisSegment> slice_stretches(const Node& n) {
   auto c = SliceAttr::of(n);
   return {{0, c.start, 0, c.size, c.step}};
 }
-std::vector<Stretch> place_stretches(const Node& n) {
+std::vector<AxisSegment> place_stretches(const Node& n) {
   auto c = SliceAttr::of(n);
   return {{0, 0, c.start, c.size}};
 }
 Along cut_along(const Node& n, std::size_t, Name a) {
   auto c = SliceAttr::of(n);
   bool known = n.in.size() == 1 && !c.drop && (n.op == &kSlice || c.step == 1);
-  return {a != c.axis ? Way::map : known ? Way::shift : Way::whole, a};
+  return {a != c.axis ? Way::map : known ? Way::shift : Way::full, a};
 }
 Linear moves_first(const Node&, std::size_t k) { return k == 0 ? Linear::moves : Linear::no; }
 Along flatten_along(const Node& n, std::size_t k, Name a) {
@@ -134,9 +134,9 @@ Along unflatten_along(const Node& n, std::size_t k, Name a) {
 Along concat_along(const Node& n, std::size_t, Name a) {
   return {a == AlongAttr::of(n).axis ? Way::shift : Way::map, a};
 }
-std::vector<Stretch> concat_stretches(const Node& n) {
+std::vector<AxisSegment> concat_stretches(const Node& n) {
   auto axis = AlongAttr::of(n).axis;
-  std::vector<Stretch> out;
+  std::vector<AxisSegment> out;
   std::int64_t at = 0;
   for (std::size_t k = 0; k < n.in.size(); at += out[k++].size)
     out.push_back({k, 0, at, find(*n.in[k], axis)->size});
@@ -226,11 +226,11 @@ const Op kSlice{.name = "slice",
                     },
                 .view = slice_view,
                 .along = cut_along,
-                .stretches = slice_stretches,
+                .segments = slice_stretches,
                 .linear_in = moves_first,
                 .fault = slice_fault,
-                .by_blocks = slice_by_blocks,
-                .in_turns = first_in_turns};
+                .blockwise = slice_blockwise,
+                .block_scan = first_block_scan};
 const Op kPlace{.name = "place",
                 .kind = Kind::step,
                 .linear = Linear::moves,
@@ -242,10 +242,10 @@ const Op kPlace{.name = "place",
                     },
                 .lower = place_lower,
                 .along = cut_along,
-                .stretches = place_stretches,
+                .segments = place_stretches,
                 .linear_in = moves_first,
                 .fault = place_fault,
-                .by_blocks = place_by_blocks};
+                .blockwise = place_blockwise};
 const Op kFlatten{.name = "flatten",
                   .kind = Kind::view,
                   .linear = Linear::moves,
@@ -283,7 +283,7 @@ const Op kConcat{.name = "concatenate",
                      },
                  .lower = concat_lower,
                  .along = concat_along,
-                 .stretches = concat_stretches,
+                 .segments = concat_stretches,
                  .fault = concat_fault};
 
 NodePtr fit(G x, const Axes& axes) {
@@ -295,7 +295,7 @@ NodePtr fit(G x, const Axes& axes) {
   if (x->op == &kFit) return fit(x->in[0], axes);
   return make(kFit, {x}, axes, x->dtype);
 }
-NodePtr remade(const Node& n, Nodes in, const Axes& axes) {
+NodePtr rebuilt(const Node& n, Nodes in, const Axes& axes) {
   if (n.op == &kFit) return fit(in[0], axes);
   if (n.op == &kSlice) return slice(in[0], SliceAttr::of(n), in.size() > 1 ? in[1] : nullptr);
   return make(*n.op, std::move(in), axes, n.dtype, n.attr);
@@ -330,15 +330,15 @@ NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
   return make_cut(kSlice, x, axes, c, std::move(dynamic));
 }
 NodePtr slice_at(G x, G index, bool drop) {
-  auto turn = IndexAttr::of(*index);
-  auto axis = turn.axis.name;
+  auto loop_index = IndexAttr::of(*index);
+  auto axis = loop_index.axis.name;
   if (!find(*x, axis)) return x;
   if (x->op == &kIota) {  // positions need no memory
     if (drop) return cast(index, x->dtype);
-    auto part = iota(Axis(axis, turn.chunk), x->dtype);
+    auto part = iota(Axis(axis, loop_index.chunk), x->dtype);
     return add(part, cast(index, x->dtype));
   }
-  return slice(x, axis, 0, turn.chunk, 1, drop, index);
+  return slice(x, axis, 0, loop_index.chunk, 1, drop, index);
 }
 NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop,
               NodePtr dynamic) {

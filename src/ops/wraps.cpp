@@ -8,7 +8,8 @@ const Op kBarrier{
     .name = "barrier", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) {
       return Nodes{g, nullptr};
     }};
-const Op kPin{.name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
+const Op kShardingConstraint{
+    .name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
 const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) {
                    return Nodes{g};
                  }};
@@ -22,36 +23,36 @@ const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves, .g
                 }};
 
 namespace {
-NodePtr border(const Op& op, G x, const Attr& region) {
-  auto walked = walked_axis(region);
-  auto* axis = find(*x, walked.name);
-  return axis && *axis == walked ? make(op, {x}, x->axes, x->dtype, region) : x;
+NodePtr boundary(const Op& op, G x, const Attr& region) {
+  auto tiled = tiled_axis(region);
+  auto* axis = find(*x, tiled.name);
+  return axis && *axis == tiled ? make(op, {x}, x->axes, x->dtype, region) : x;
 }
 }  // namespace
-const Op kAwaited{
+const Op kGradientBarrier{
     .name = "awaited", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) {
       return Nodes{barrier(g, o)};
     }};
 
-NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
-NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
+NodePtr enter(G x, const Attr& region) { return boundary(kEnter, x, region); }
+NodePtr leave(G x, const Attr& region) { return boundary(kLeave, x, region); }
 NodePtr tracer(G x, Name path) {
-  At here;
+  OriginScope here;
   if (path) context().origin.module = path;
   // like no other node
   return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Payload>()});
 }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
-NodePtr awaited(G x) { return make(kAwaited, {x}, x->axes, x->dtype); }
-NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
-  auto p = std::make_shared<Pin>();
+NodePtr gradient_barrier(G x) { return make(kGradientBarrier, {x}, x->axes, x->dtype); }
+NodePtr sharding_constraint(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
+  auto p = std::make_shared<ShardingConstraint>();
   p->mapping = std::move(mapping);
   p->by = by;
-  return make(kPin, {x}, x->axes, x->dtype, {.payload = p});
+  return make(kShardingConstraint, {x}, x->axes, x->dtype, {.payload = p});
 }
 
 namespace {
 const bool wraps_registered =
-    register_ops({&kBarrier, &kPin, &kTracer, &kEnter, &kLeave, &kAwaited});
+    register_ops({&kBarrier, &kShardingConstraint, &kTracer, &kEnter, &kLeave, &kGradientBarrier});
 }  // namespace
 }  // namespace haliax::prim

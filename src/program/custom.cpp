@@ -16,9 +16,9 @@ void detail::kernel_has_thrown() noexcept {
 namespace program {
 
 CustomCalls::CustomCalls(const Custom& what, int workers)
-    : what_(what), outer_(std::size_t(what.outer)), arrays_(what.arrays.size()),
+    : custom_(what), outer_(std::size_t(what.outer)), arrays_(what.arrays.size()),
       at_(arrays_ * std::size_t(workers)), index_(outer_ * std::size_t(workers)),
-      thrown_(std::size_t(workers)) {
+      errors_(std::size_t(workers)) {
   for (std::size_t d = 0; d < outer_; ++d) points_ *= what.dims[d];
   for (auto& v : what.arrays) {
     inner_.push_back(v.strides.data() + outer_);
@@ -35,26 +35,26 @@ void CustomCalls::run(void* const* first, std::int64_t from, std::int64_t to, in
   };
   std::copy(first, first + arrays_, at);
   auto rest = from;
-  for (std::size_t d = outer_; d-- > 0; rest /= what_.dims[d])
-    move(d, index[d] = rest % what_.dims[d]);
-  auto& mine = thrown_[std::size_t(worker)];
+  for (std::size_t d = outer_; d-- > 0; rest /= custom_.dims[d])
+    move(d, index[d] = rest % custom_.dims[d]);
+  auto& mine = errors_[std::size_t(worker)];
   auto* around = std::exchange(thrown, &mine);
   for (; from < to && !mine; ++from) {
-    what_.run(at, what_.dims.data() + outer_, inner_.data());
+    custom_.run(at, custom_.dims.data() + outer_, inner_.data());
     for (std::size_t d = outer_; d-- > 0;) {
-      if (++index[d] < what_.dims[d]) {
+      if (++index[d] < custom_.dims[d]) {
         move(d, 1);
         break;
       }
-      move(d, 1 - what_.dims[d]);
+      move(d, 1 - custom_.dims[d]);
       index[d] = 0;
     }
   }
   thrown = around;
 }
-void CustomCalls::throw_on() {
+void CustomCalls::rethrow() {
   std::exception_ptr first;
-  for (auto& t : thrown_)
+  for (auto& t : errors_)
     if (auto mine = std::exchange(t, nullptr); mine && !first) first = mine;
   if (first) std::rethrow_exception(first);
 }

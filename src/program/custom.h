@@ -16,10 +16,10 @@ class CustomCalls {
   // At the points [from, to), the last of the outer dims fastest. first: the first element of each
   // array.
   void run(void* const* first, std::int64_t from, std::int64_t to, int worker = 0);
-  void throw_on();  // what the function has thrown, when all workers are done
+  void rethrow();  // what the function has thrown, when all workers are done
 
  private:
-  const Custom& what_;
+  const Custom& custom_;
   std::size_t outer_, arrays_;
   std::int64_t points_ = 1;
   // of each array: its strides along the dims that the function sees
@@ -27,7 +27,7 @@ class CustomCalls {
   Dims steps_;             // and along the others, in bytes
   std::vector<void*> at_;  // of each worker, for each array
   Dims index_;
-  std::vector<std::exception_ptr> thrown_;  // by worker
+  std::vector<std::exception_ptr> errors_;  // by worker
 };
 
 }  // namespace haliax::program

@@ -62,7 +62,7 @@ void copy_on_host(const Box& b) {
   copy_from(w, 0, run, static_cast<std::byte*>(b.to), static_cast<const std::byte*>(b.from));
 }
 
-Memory Device::take(std::int64_t, int) { no_memory_of_its_own(*this); }
+Memory Device::allocate(std::int64_t, int) { no_memory_of_its_own(*this); }
 void Device::put(const Box&, int) { no_memory_of_its_own(*this); }
 void Device::get(const Box&, int) { no_memory_of_its_own(*this); }
 void Device::copy(const Box&, int) { no_memory_of_its_own(*this); }

@@ -13,10 +13,10 @@ using program::Collective;
 using program::Dims;
 using program::Instr;
 using StepKind = program::Kind;
-using program::Parcel;
+using program::BoxTransfer;
 using program::Program;
 using program::Step;
-using program::Wire;
+using program::CollectiveKind;
 
 bool compares(Code c) { return c >= Code::less && c <= Code::not_equal; }
 bool asks(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
@@ -99,7 +99,7 @@ struct CollectiveCheck {
         return fmt::format("mesh axis {} is used twice", m);
       ranks *= p.mesh[std::size_t(m)];
     }
-    if (c.wire == Wire::exchange || ranks == c.ranks) return "";
+    if (c.kind == CollectiveKind::exchange || ranks == c.ranks) return "";
     return fmt::format("it is among {} devices, and its mesh axes have {}", c.ranks, ranks);
   }
   // Of an array its results have the same dims, or a block, or all blocks.
@@ -109,10 +109,10 @@ struct CollectiveCheck {
     for (std::size_t k = 0; k < c.x.size(); ++k) {
       auto large = c.x[k].dims, small = c.out[k].dims;
       if (auto wrong = alike(c.x[k].view, c.out[k].view); !wrong.empty()) return wrong;
-      if (c.wire == Wire::all_gather) std::swap(large, small);
+      if (c.kind == CollectiveKind::all_gather) std::swap(large, small);
       bool fits = large.size() == small.size();
       for (std::size_t d = 0; fits && d < large.size(); ++d) {
-        const bool in_blocks = c.wire != Wire::all_reduce && int(d) == c.dim[k];
+        const bool in_blocks = c.kind != CollectiveKind::all_reduce && int(d) == c.dim[k];
         fits = in_blocks ? large[d] == c.size[k] && small[d] <= (large[d] + c.ranks - 1) / c.ranks
                          : large[d] == small[d];
       }
@@ -122,7 +122,7 @@ struct CollectiveCheck {
     }
     return "";
   }
-  static std::string outside(const std::vector<Parcel>& parcels,
+  static std::string outside(const std::vector<BoxTransfer>& parcels,
                              const std::vector<program::Operand>& arrays, const char* of) {
     for (auto& b : parcels) {
       if (b.array < 0 || b.array >= int(arrays.size()))
@@ -143,15 +143,15 @@ struct CollectiveCheck {
   }
   std::string fault() const {
     if (auto wrong = group(); !wrong.empty()) return wrong;
-    if (auto wrong = spares(); !wrong.empty()) return wrong;
-    if (c.wire != Wire::exchange) return sizes();
+    if (auto wrong = skip_flag(); !wrong.empty()) return wrong;
+    if (c.kind != CollectiveKind::exchange) return sizes();
     auto wrong = outside(c.sends, c.x, "what is sent");
     if (wrong.empty()) wrong = outside(c.receives, c.out, "what arrives");
     return wrong.empty() ? twice() : wrong;
   }
-  std::string spares() const {
-    if (c.spares == program::Spares::nothing) return "";
-    if (c.wire != Wire::exchange) return "it may leave something out, and is no exchange";
+  std::string skip_flag() const {
+    if (c.skip_flag == program::SkipFlag::nothing) return "";
+    if (c.kind != CollectiveKind::exchange) return "it may leave something out, and is no exchange";
     if (c.x.empty() || !c.x.back().dims.empty()) return "no flag stands behind its arrays";
     if (auto wrong = flag_fault(c.x.back().view.dtype); !wrong.empty()) return wrong;
     auto flag = int(c.x.size()) - 1;
@@ -161,7 +161,7 @@ struct CollectiveCheck {
   }
   // No element arrives from two devices.
   std::string twice() const {
-    auto meet = [](const Parcel& a, const Parcel& b) {
+    auto meet = [](const BoxTransfer& a, const BoxTransfer& b) {
       bool apart =
           a.array != b.array || program::points(a.dims) == 0 || program::points(b.dims) == 0;
       for (std::size_t d = 0; d < a.dims.size() && !apart; ++d)

@@ -54,11 +54,11 @@ bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols,
 }
 
 // The largest matrices that can be made without a copy.
-bool choose(MatrixProducts& p, const ContractDims& s, bool k_whole) {
+bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
   const MatrixDims one{MatrixDim{}};
   const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n,
                    &ks = s.k.empty() ? one : s.k;
-  if (k_whole && ks.size() > 1) return false;
+  if (unsplit_k && ks.size() > 1) return false;
   std::int64_t best_size = 0;
   for (auto& m : ms)
     for (auto& n : ns)
@@ -128,7 +128,7 @@ ContractDims dims_of(const Contract& c) {
   return s;
 }
 
-std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, bool must_pack_a,
+std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k, bool must_pack_a,
                                               bool must_pack_b) {
   auto unit = [](const MatrixDims& dims) {
     return std::any_of(dims.begin(), dims.end(), [](auto& d) { return d.n > 1 && d.out == 1; });
@@ -150,7 +150,7 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, b
     if (a) p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m);
     if (b) p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
     s.normalize();
-    if (!choose(p, s, k_whole)) continue;
+    if (!choose(p, s, unsplit_k)) continue;
     // Matrices so thin that a copy is better.
     if (packs < 3 && p.m.n * p.n.n * p.k.n <= 4096 && !p.k_outer.empty()) continue;
     return p;
@@ -158,9 +158,9 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, b
   return {};
 }
 
-double shown_part(const Contract& c, const unsigned char* flags) {
-  auto& at = c.shown;
-  auto part = [](const Contract::Shown::Flags& f, const Dims& side, std::int64_t i) {
+double computed_fraction(const Contract& c, const unsigned char* flags) {
+  auto& at = c.block_mask;
+  auto part = [](const Contract::BlockMask::Flags& f, const Dims& side, std::int64_t i) {
     const auto n = points(side);
     return f.size == 0 ? 1 : double(std::min(f.size, n - i * f.size)) / double(n);
   };

@@ -38,11 +38,11 @@ struct MatrixProducts {
 };
 // The largest matrices that can be made with the fewest copies. k_whole: nothing is added up.
 // Nothing: no choice fits.
-std::optional<MatrixProducts> matrix_products(const Contract&, bool k_whole,
+std::optional<MatrixProducts> matrix_products(const Contract&, bool unsplit_k,
                                               bool must_pack_a = false, bool must_pack_b = false);
 
 // What part of a contraction's multiplications lies in blocks that are to be made
 // (Contract::Shown), by their flags.
-double shown_part(const Contract&, const unsigned char* flags);
+double computed_fraction(const Contract&, const unsigned char* flags);
 
 }  // namespace haliax::program

@@ -1,7 +1,7 @@
 #include <functional>
 #include <numeric>
 
-#include "program/apart.h"
+#include "program/independent_points.h"
 #include "program/program.h"
 
 namespace haliax::program {
@@ -9,7 +9,7 @@ namespace haliax::program {
 std::int64_t points(const Dims& dims) {
   return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>());
 }
-std::int64_t Contract::Shown::Flags::blocks(const Dims& side) const {
+std::int64_t Contract::BlockMask::Flags::blocks(const Dims& side) const {
   return size == 0 ? 1 : (points(side) + size - 1) / size;
 }
 
@@ -56,7 +56,7 @@ double multiplications(const std::vector<Step>& steps) {
   double sum = 0;
   for (auto& s : steps)
     if (s.kind == Kind::loop) {
-      if (!s.loop.again) sum += double(s.loop.trips) * multiplications(s.loop.body);
+      if (!s.loop.continues_previous) sum += double(s.loop.trips) * multiplications(s.loop.body);
     } else if (s.kind == Kind::contract) {
       double n = 1;
       for (auto d : dims_of(s)) n *= double(d);
@@ -70,7 +70,8 @@ int count_contractions(const std::vector<Step>& steps) {
   return n;
 }
 
-bool points_apart(const Fused& f, const Program& p, const std::vector<std::byte*>& memory) {
+bool points_are_independent(const Fused& f, const Program& p,
+                            const std::vector<std::byte*>& memory) {
   auto goes_to_memory = [](const Instr& i) {
     return i.code == Code::load || i.code >= Code::store;
   };

@@ -20,9 +20,9 @@ class Measured {
   // A contraction as the bare calls of the library, in order with the device's runs: by each of the
   // algorithms that it proposes, its own first choice first. places: of the step's slots. None: it
   // is not for the library, or not as it lies.
-  virtual std::vector<std::function<void()>> bare_products(const Step&,
-                                                           const std::vector<void*>& places,
-                                                           int device) = 0;
+  virtual std::vector<std::function<void()>> library_products(const Step&,
+                                                              const std::vector<void*>& places,
+                                                              int device) = 0;
 };
 
 }  // namespace haliax::program

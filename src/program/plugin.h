@@ -9,15 +9,15 @@ class Device;
 class Ranks;
 
 struct Plugin {
-  const char* version;  // library_version() and border_hash(), as it was built
-  const char* border;
+  const char* version;  // library_version() and abi_hash(), as it was built
+  const char* abi;
   // Null: it has none. Neither is ever destroyed; both raise if they cannot be made. A device may
   // plan where it cannot run.
   Device* (*device)() = nullptr;
   Ranks* (*ranks)() = nullptr;
 };
 const char* library_version();
-const char* border_hash();    // of program.h and ranks.h
+const char* abi_hash();       // of program.h and ranks.h
 const char* plugin_folder();  // where plugins are installed
 
 }  // namespace haliax::program

@@ -11,8 +11,9 @@ namespace {
 const char* const kKinds[] = {"fused",      "contract", "gather",     "scatter", "sort",
                               "cumulative", "loop",     "collective", "finish",  "copy",
                               "skip",       "custom",   "host"};
-const char* const kWires[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
-const char* const kSpares[] = {"", " of what is read", " of what is not 0"};
+const char* const kCollectiveKindNames[] = {"all_reduce", "reduce_scatter", "all_gather",
+                                            "exchange"};
+const char* const kSkipFlagNames[] = {"", " of what is read", " of what is not 0"};
 
 std::string text(const Dims& d) { return fmt::format("[{}]", fmt::join(d, " ")); }
 std::string name(const Program& p, int slot) {
@@ -61,7 +62,7 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
       return fmt::format("contract {} {} {} x {}  batch{} m{} n{} k{}{}", of(c.out),
                          c.accumulate ? "+=" : "=", of(c.a), of(c.b), text(c.batch), text(c.m),
                          text(c.n), text(c.k),
-                         c.shown.flags.slot < 0 ? "" : " where " + of(c.shown.flags));
+                         c.block_mask.flags.slot < 0 ? "" : " where " + of(c.block_mask.flags));
     }
     case Kind::gather:
       return "gather " + of(s.gather.out) + " from " + of(s.gather.table);
@@ -77,7 +78,7 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
       auto& c = s.custom;
       auto split = c.dims.begin() + c.outer;
       auto out =
-          fmt::format("{} {}{}", s.why, text({c.dims.begin(), split}), text({split, c.dims.end()}));
+          fmt::format("{} {}{}", s.op, text({c.dims.begin(), split}), text({split, c.dims.end()}));
       for (auto& x : c.arrays) out += (&x == &c.arrays.back() ? " to " : " ") + of(x);
       return out;
     }
@@ -86,7 +87,8 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
     case Kind::collective: {
       auto& c = s.collective;
       auto start = c.call < 0 ? "" : fmt::format("start {}: ", c.call);
-      return start + kWires[int(c.wire)] + kSpares[int(c.spares)] + of(c.x) + " to" + of(c.out);
+      return start + kCollectiveKindNames[int(c.kind)] + kSkipFlagNames[int(c.skip_flag)] +
+             of(c.x) + " to" + of(c.out);
     }
     case Kind::finish:
       return fmt::format("finish {}", s.finish.call);
@@ -96,17 +98,20 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
       break;
   }
   auto& l = s.loop;
-  auto lanes = l.lane_bytes > 0 ? fmt::format(" in {} lanes of {} bytes", l.lanes, l.lane_bytes)
-               : l.lanes > 0    ? " in lanes"
-                                : "";
+  auto parallel_slots =
+      l.parallel_slot_bytes > 0
+          ? fmt::format(" in {} lanes of {} bytes", l.parallel_slots, l.parallel_slot_bytes)
+      : l.parallel_slots > 0 ? " in lanes"
+                             : "";
   return fmt::format("loop {}x{}{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable),
-                     l.trips, l.reverse ? " reversed" : "", l.again ? " again" : "", lanes);
+                     l.trips, l.reverse ? " reversed" : "", l.continues_previous ? " again" : "",
+                     parallel_slots);
 }
 std::string text(const Program& p, const std::vector<Step>& steps, const std::string& indent = "") {
   std::string out;
   for (auto& s : steps) {
     out += indent + text(p, s, indent);
-    if (!s.where.empty()) out += fmt::format("    # {} {}", s.why, s.where);
+    if (!s.where.empty()) out += fmt::format("    # {} {}", s.op, s.where);
     out += "\n" + text(p, s.loop.body, indent + "  ");
   }
   return out;

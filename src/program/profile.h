@@ -12,10 +12,10 @@ class Recorder {
   virtual void begin(const Step&) = 0;
   // Of the step that began last and has not ended. made: the share of its product that is worth
   // making (Contract::Shown).
-  virtual void end(const Step&, double made) = 0;
+  virtual void end(const Step&, double computed_fraction) = 0;
   // Of a loop whose turns run side by side: who is told what a worker (0, 1, ...) runs of it, on
   // the worker's thread, until the loop ends. Asked for on this one's thread, before they begin.
-  virtual Recorder& beside(int worker) = 0;
+  virtual Recorder& for_worker(int worker) = 0;
 };
 // An Executable that can say so is this too. Of one that cannot a run is timed as a whole.
 class Recordable {

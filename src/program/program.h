@@ -82,7 +82,7 @@ struct Fused {
 struct Contract {
   // Which blocks of a product are worth making: what the others add is 0, or nobody reads their
   // part of out. Who does not ask makes all.
-  struct Shown {
+  struct BlockMask {
     struct Flags {
       std::int64_t size = 0, stride = 0;  // positions of a block; from its flag to the next one's
       // that they are of; 1 where they do not go along it
@@ -96,7 +96,7 @@ struct Contract {
   Dims batch, m, n, k;
   View a, b, out;
   bool accumulate = false;
-  Shown shown = {};
+  BlockMask block_mask = {};
 };
 // out[...] = table[... with the indexed dims at the ids]. dims = the dims of out. For each indexed
 // table axis: ids view (over dims), the stride of that axis in the table, its size. Outside: what
@@ -141,20 +141,20 @@ struct Copy {
   Dims dims;
   View x, out;
 };
-enum class Wire : std::uint8_t { all_reduce, reduce_scatter, all_gather, exchange };
+enum class CollectiveKind : std::uint8_t { all_reduce, reduce_scatter, all_gather, exchange };
 struct Operand {
   Dims dims;  // on this device
   View view;
 };
 // A box of elements that goes from one device to another. To and from itself too: `sends` and
 // `receives` of two devices that are about each other stand in the same order.
-struct Parcel {
+struct BoxTransfer {
   int device = 0, array = 0;  // the other one; which of x (sends) or out (receives)
   Dims start, dims, step;     // in the sender's x, or in the receiver's out, where all steps are 1
 };
 // What an exchange may leave out: but for `nothing`, a flag of this device (bool, without dims)
 // stands behind its arrays in x.
-enum class Spares : std::uint8_t {
+enum class SkipFlag : std::uint8_t {
   nothing,
   unread,  // where the flag is false, nothing of what the device receives is read
   zeros,   // where it is false, all that the device sends is 0
@@ -163,7 +163,7 @@ enum class Spares : std::uint8_t {
 // the mesh axes in `over`, in rank order. An exchange is said box by box; the others make out[k] of
 // x[k].
 struct Collective {
-  Wire wire = Wire::all_reduce;
+  CollectiveKind kind = CollectiveKind::all_reduce;
   std::vector<int> over;  // mesh axes, major to minor
   int ranks = 1;          // how many devices their product is (of an exchange: not said)
   Monoid monoid = Monoid::sum;
@@ -172,9 +172,9 @@ struct Collective {
   std::vector<int> dim;
   // and its whole size: blocks are ceil(size / ranks), the last may be short
   std::vector<std::int64_t> size;
-  std::vector<Parcel> sends, receives;
-  Spares spares = Spares::nothing;  // who does not ask sends all, which is as right
-  double sent_bytes = 0;            // per device on a ring
+  std::vector<BoxTransfer> sends, receives;
+  SkipFlag skip_flag = SkipFlag::nothing;  // who does not ask sends all, which is as right
+  double sent_bytes = 0;                   // per device on a ring
   // only started here: done where the step Finish of this number is; -1: done here
   int call = -1;
 };
@@ -214,20 +214,20 @@ struct Host {
 };
 struct Step;
 // Turns of a loop with lanes touch nothing of each other's: several may run at a time, each in a
-// lane. What lives within a turn, and scratch of the steps in it, lies in `lane_bytes` of the arena
-// from `lane_start` on; lane k has those bytes k * lane_bytes further on. If the body is one loop
-// with lanes, that has none of its own, and all turns of both may run at a time. Who has no lanes
-// runs turn by turn, in the first one.
+// lane. What lives within a turn, and scratch of the steps in it, lies in `parallel_slot_bytes` of
+// the arena from `parallel_slot_start` on; lane k has those bytes k * parallel_slot_bytes further
+// on. If the body is one loop with lanes, that has none of its own, and all turns of both may run
+// at a time. Who has no lanes runs turn by turn, in the first one.
 struct Loop {
   // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   int variable = 0;
   std::int64_t trips = 0;
   bool reverse = false;
   // its turns are those of the loop before, which were left out there: counted with it
-  bool again = false;
+  bool continues_previous = false;
   std::vector<Step> body;  // (without an initializer: clang wants the whole type for one)
-  int lanes = 0;           // at most so many turns at a time; 0: one after another
-  std::int64_t lane_start = -1, lane_bytes = 0;  // set by plan_memory
+  int parallel_slots = 0;  // at most so many turns at a time; 0: one after another
+  std::int64_t parallel_slot_start = -1, parallel_slot_bytes = 0;  // set by plan_memory
 };
 
 struct Step {
@@ -247,7 +247,7 @@ struct Step {
   Custom custom = {};
   Host host = {};
   Loop loop = {};
-  const char* why = "";    // op that it comes from
+  const char* op = "";     // op that it comes from
   std::string where = {};  // file:line, module path: for reports
   // byte offset in the arena, aligned, of `scratch_bytes` that this step may use
   std::int64_t scratch = -1;
@@ -291,7 +291,7 @@ struct Program {
   int loops = 0;                   // how many loop variables there are
   int calls = 0;                   // how many numbers of calls that are started and finished
   int device = 0;                  // which device of the mesh this program is for
-  int number = 0;                  // which of the backend's devices runs it
+  int backend_device = 0;          // which of the backend's devices runs it
   std::vector<std::int64_t> mesh;  // sizes of the mesh axes; empty: one device
   // what runs it, as errors that are found late name it: jit at train.cpp:12
   std::string called = {};
@@ -339,17 +339,18 @@ struct Machine {
   double multiplications_per_far_byte = 4;
   double cache = 8 << 20;  // bytes: what is used turn after turn and fits stays
   // bytes: what a step leaves in the caches of the cores, where the next one finds it
-  double near = 2 << 20;
-  double lane = 0;  // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
+  double core_cache = 2 << 20;
+  double max_parallel_slot_bytes =
+      0;  // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
   // of scores: a turn makes tiles of them by itself, so their keys need not be walked
-  bool whole_rows = false;
-  double narrow = 1. / 3;  // of a multiplication in bf16 or f16
+  bool tiles_score_rows = false;
+  double relative_cost_16bit = 1. / 3;  // of a multiplication in bf16 or f16
   // Positions of a block that a product in f32, and in bf16, leaves out (Contract::shown); 0: none.
-  int shown = 0, shown_narrow = 0;
-  int shown_vector = 0;  // that a product of a vector and a matrix leaves out, in either
-  double step = 0;       // of each step that is run, whatever it does
+  int mask_block = 0, mask_block_bf16 = 0;
+  int mask_block_vector = 0;  // that a product of a vector and a matrix leaves out, in either
+  double step_cost = 0;       // of each step that is run, whatever it does
   // bytes: rows of large arrays that products read or make begin at a multiple of these
-  int row = 1;
+  int row_alignment = 1;
 };
 
 // One device of a mesh speaks to the others. Which of them take part in a call follows from the
@@ -411,9 +412,10 @@ class Device {
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
   // Of a loop whose turns touch nothing of each other's: how many of these turns (those of the
   // loops it is made of, if there are several) run at a time, each in memory of its own, which
-  // takes about lane_bytes. 0: one after another, step by step. workers: as above.
-  virtual int lanes([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t turns,
-                    [[maybe_unused]] std::int64_t lane_bytes, [[maybe_unused]] int workers) const {
+  // takes about parallel_slot_bytes. 0: one after another, step by step. workers: as above.
+  virtual int parallel_slots([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t turns,
+                             [[maybe_unused]] std::int64_t parallel_slot_bytes,
+                             [[maybe_unused]] int workers) const {
     return 0;
   }
   virtual Machine machine() const { return {}; }
@@ -426,7 +428,7 @@ class Device {
   // What follows is for a device, by its number, and may be called by several threads at once. put,
   // get and copy are in order with its runs, and raise as they do. not written yet; raises where
   // there is not enough
-  virtual Memory take(std::int64_t bytes, int device);
+  virtual Memory allocate(std::int64_t bytes, int device);
   // from the host, whose memory may change when it returns
   virtual void put(const Box&, int device);
   virtual void get(const Box&, int device);   // to the host; waits for what was asked for before

@@ -17,13 +17,13 @@ class Ranks {
   virtual int rank() const = 0;  // of this process
   virtual int count() const = 0;
   virtual std::string where() const = 0;  // this process, for people: its host
-  virtual int place() const = 0;          // of this process among the ranks of its host: 0, 1, ...
+  virtual int local_rank() const = 0;     // of this process among the ranks of its host: 0, 1, ...
   // Tags of messages lie below it; it is at least 1 << 15.
   virtual int tags() const = 0;
 
   // What is sent in one never meets what is sent in another: the data of calls; what ranks say
   // beside them, in an order of its own; and that by which they look after each other.
-  enum class Channel { data, beside, care };
+  enum class Channel { data, control, monitor };
   // Of one channel, one tag and one sender they arrive in the order in which they were sent, each
   // as long as its receiver says. Their memory stays as it is until they are done.
   struct Message {
@@ -38,7 +38,7 @@ class Ranks {
     int from = 0, tag = 0;
     std::int64_t bytes = 0;
   };
-  virtual std::optional<Envelope> waiting(Channel, int from, int tag) = 0;
+  virtual std::optional<Envelope> probe(Channel, int from, int tag) = 0;
   // The end of this process: `together`, when all ranks are at theirs; else by itself. Nothing is
   // sent after it.
   virtual void leave(bool together) = 0;
@@ -54,7 +54,7 @@ class RankGroup {
   virtual std::string where() const = 0;  // this process, for people: its host
   // What each says, by rank. Asked while a communicator is made, on all ranks alike; by one thread
   // of each.
-  virtual std::vector<std::string> say(const std::string& mine) = 0;
+  virtual std::vector<std::string> all_gather_text(const std::string& mine) = 0;
   // Asked now and then by whoever waits for another rank's device, for so long already: raises
   // where that will not come.
   virtual void check(std::chrono::nanoseconds waited) const = 0;

@@ -36,7 +36,7 @@ std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Tri
 }  // namespace
 
 std::optional<Stripes> stripes_of(const Step& s, const View& v, int variable, const Trips& trips) {
-  if (!stays_in_views(s.kind)) return {};
+  if (!touches_only_views(s.kind)) return {};
   const program::Term* turn = nullptr;
   for (auto& t : v.terms) {
     if (t.loop != variable) continue;

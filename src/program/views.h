@@ -5,19 +5,19 @@
 
 namespace haliax {
 
-inline const char* name_of(program::Wire w) {
+inline const char* name_of(program::CollectiveKind w) {
   const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
   return names[int(w)];
 }
 
 // behind a message
-inline std::string place_of(const program::Step& s) {
+inline std::string location_suffix(const program::Step& s) {
   return s.where.empty() ? "" : "; " + s.where;
 }
 
 // Does a step of that kind touch just the elements that its views reach? Others reach whole slots,
 // wait for what others touch, or run code that is not seen here.
-inline bool stays_in_views(program::Kind k) {
+inline bool touches_only_views(program::Kind k) {
   using program::Kind;
   switch (k) {
     case Kind::fused:
@@ -57,7 +57,7 @@ template <class S, class F> void each_view(S& s, F f) {
     case Kind::contract:
       f(s.contract.a, false);
       f(s.contract.b, false);
-      if (s.contract.shown.flags.slot >= 0) f(s.contract.shown.flags, false);
+      if (s.contract.block_mask.flags.slot >= 0) f(s.contract.block_mask.flags, false);
       if (s.contract.accumulate) f(s.contract.out, false);
       f(s.contract.out, true);
       break;

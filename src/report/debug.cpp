@@ -72,7 +72,7 @@ struct CheckCall : program::HostCall {
 void set_output(void (*line)(std::string_view)) { output = line; }
 
 void print_all(const Text& text, const std::vector<NamedArray>& values) {
-  Here here(text.at);
+  CallSite here(text.at);
   auto call = std::make_shared<PrintCall>();
   call->pieces = pieces_of(text.text);
   if (call->pieces.size() != values.size() + 1)
@@ -87,11 +87,11 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
     call->axes.push_back(shown(a.node()->axes));
   }
   add_effect(std::move(nodes), std::move(call));
-  settle_effects();
+  run_ready_effects();
 }
 
 void check(const Arr& given, const Text& text) {
-  Here here(text.at);
+  CallSite here(text.at);
   auto& condition = given.array();
   if (condition.empty()) fail("check", "the NamedArray is empty: it was never given a value");
   if (condition.dtype() != DType::boolean)
@@ -102,7 +102,7 @@ void check(const Arr& given, const Text& text) {
   call->origin = context().origin;
   call->text = text.text;
   add_effect({prim::reduce(Monoid::min, condition.node(), {})}, std::move(call));
-  settle_effects();
+  run_ready_effects();
 }
 
 }  // namespace haliax::debug

@@ -36,7 +36,7 @@ std::vector<MemoryReport> memory_of(const program::Program& p) {
 
 // A ring of n passes its parts on n - 1 times, and twice that for an all-reduce; the slowest of its
 // links sets the pace.
-double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
+double seconds(const PlannedCollective& m, const Mesh& mesh, const MachineSpeed& speed) {
   double per_byte = 0, latency = 0;
   for (int x : m.over) {
     const LinkSpeed* link = nullptr;
@@ -47,9 +47,11 @@ double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
     latency = std::max(latency, link->latency_s);
   }
   double turns =
-      m.kind == Move::Kind::permute || m.kind == Move::Kind::ring ? 1 : ranks(mesh, m.over) - 1;
-  if (m.kind == Move::Kind::all_reduce) turns *= 2;
-  return m.turns * (m.bytes * per_byte + turns * latency);
+      m.kind == PlannedCollective::Kind::permute || m.kind == PlannedCollective::Kind::ring
+          ? 1
+          : ranks(mesh, m.over) - 1;
+  if (m.kind == PlannedCollective::Kind::all_reduce) turns *= 2;
+  return m.iterations * (m.bytes * per_byte + turns * latency);
 }
 
 std::string size_of(double bytes) {
@@ -85,14 +87,14 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
     auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
     r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes,
-                             int(move.arrays.size()), move.bytes, move.turns, move.at_most,
+                             int(move.arrays.size()), move.bytes, move.iterations, move.at_most,
                              loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
-                             move.asked == Asked::nobody ? "" : name_of(move.asked),
+                             move.reason == GatherReason::unrequested ? "" : name_of(move.reason),
                              seconds(move, m.mesh, speed)});
     auto& c = r.collectives.back();
     r.sending_s += c.seconds;
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto asked = move.gathers() ? name_of(move.asked) : "";
+    auto asked = move.gathers() ? name_of(move.reason) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
                     array_of(move), cause, asked});
@@ -107,7 +109,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   for (auto& [kind, sum] : by_kind)
     out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
   out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
-  if (auto lines = overlapped(*m.devices[m.fullest].program); !lines.empty())
+  if (auto lines = overlap_report(*m.devices[m.largest_device].program); !lines.empty())
     out += fmt::format("beside the work:\n  {}\n\n", fmt::join(lines, "\n  "));
   if (m.uneven) out += "nothing is sent beside the work: the blocks of an axis are not even\n\n";
 }
@@ -168,7 +170,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const MachineSpeed& speed) {
-  auto& p = m ? *m->devices[m->fullest].program : *c.program;
+  auto& p = m ? *m->devices[m->largest_device].program : *c.program;
   r.arena_bytes = p.arena_bytes;
   r.peak_bytes = p.peak_bytes;
   r.argument_bytes = argument_bytes(p);

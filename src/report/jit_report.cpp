@@ -16,7 +16,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     std::unordered_set<const Node*> distinct = {};
   };
   std::vector<WalkedRegion> regions;
-  for (auto& n : everything(compiled.roots)) {
+  for (auto& n : all_nodes(compiled.roots)) {
     if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
     auto& l = loop_of(*n);
     ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
@@ -25,7 +25,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     };
     auto at = std::find_if(regions.begin(), regions.end(), same);
     if (at == regions.end()) at = regions.insert(regions.begin(), WalkedRegion{c});
-    for (auto& x : everything(values_of(l, 0)))
+    for (auto& x : all_nodes(values_of(l, 0)))
       if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) {
         ++at->contractions;
         at->distinct.insert(x.get());
@@ -46,7 +46,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
         c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
     said = c.why;
   }
-  for (auto& line : compiled.uncut) report.explain += line + "\n";
+  for (auto& line : compiled.untiled_notes) report.explain += line + "\n";
 }
 
 // Nothing is said of lengths and counters beside what was given away: they are read late, and to

@@ -6,7 +6,7 @@
 #include <ostream>
 
 #include "base/scalar.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "haliax/random.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
@@ -20,9 +20,9 @@ constexpr std::size_t width = 100;  // of a line
 
 std::string element_text(const Buffer& value, DType dtype, std::int64_t at) {
   auto v = scalar::load(dtype, value.data() + at * bytes_of(dtype));
-  if (dtype == DType::boolean) return v.whole ? "true" : "false";
-  if (dtype == DType::u64) return std::to_string(std::uint64_t(v.whole));
-  if (!is_float(dtype)) return std::to_string(v.whole);
+  if (dtype == DType::boolean) return v.integer ? "true" : "false";
+  if (dtype == DType::u64) return std::to_string(std::uint64_t(v.integer));
+  if (!is_float(dtype)) return std::to_string(v.integer);
   // whatever the sign of a NaN
   return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);
 }

@@ -45,8 +45,8 @@ std::string Profiler::trace(const std::string& process) const {
     auto& r = rows_[std::size_t(e.row)];
     ProfileCost cost = r;  // of this event
     cost.seconds = e.seconds;
-    cost.flops *= e.made;
-    cost.bound_s = bound_of(cost, r.products, rates_) * e.beside;
+    cost.flops *= e.computed;
+    cost.bound_s = bound_of(cost, r.products, rates_) * e.concurrent_threads;
     TraceJson args = TraceJson::object();
     if (!r.where.empty()) args["where"] = r.where;
     if (!r.module.empty()) args["module"] = r.module;
@@ -71,17 +71,17 @@ std::string Profiler::trace(const std::string& process) const {
           {"dur", e.seconds * 1e6},
           {"args", args}});
   }
-  if (events_left_out_ > 0)
+  if (events_dropped_ > 0)
     line({{"ph", "I"},
           {"s", "g"},
-          {"name", fmt::format("cut off: {} events are left out", events_left_out_)},
+          {"name", fmt::format("cut off: {} events are left out", events_dropped_)},
           {"pid", 0},
           {"tid", 0},
           {"ts",
            events_.empty() ? 0 : (events_.back().began + events_.back().seconds - start_) * 1e6}});
   if (out.ends_with(",\n")) out.erase(out.size() - 2);
   return out + fmt::format("\n], \"otherData\": {{\"events\": {}, \"left_out\": {}}}}}\n",
-                           events_.size(), events_left_out_);
+                           events_.size(), events_dropped_);
 }
 
 namespace {
@@ -97,9 +97,9 @@ class ProcessProfile {
     }
     file_.open(path_);
     if (!file_)
-      refuse_asked("HALIAX_PROFILE", path_,
-                   fmt::format("a file that can be written ({})", std::strerror(errno)),
-                   context().origin.at);
+      fail_env("HALIAX_PROFILE", path_,
+               fmt::format("a file that can be written ({})", std::strerror(errno)),
+               context().origin.at);
     told_.keep_events = true;
   }
   // The processes that this one forks do not write.

@@ -25,7 +25,7 @@ struct Grid {
   std::vector<std::vector<std::vector<int>>> devices;  // [row][column]
 };
 
-int block_number(const Cut& cut, const Mesh& mesh, int device) {
+int block_number(const MeshAxes& cut, const Mesh& mesh, int device) {
   int n = 0;
   for (int x : cut) n = n * mesh.axes()[std::size_t(x)].second + coordinate(mesh, device, x);
   return n;
@@ -33,7 +33,7 @@ int block_number(const Cut& cut, const Mesh& mesh, int device) {
 Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   Grid::Edge s{{""}, {1}, ""};
   for (auto& a : axes) {
-    auto cut = at.cut(a.name);
+    auto cut = at.mesh_axes(a.name);
     const std::int64_t blocks = ranks(mesh, cut), step = (a.size + blocks - 1) / blocks;
     auto name = std::string(a.name.text());
     s.title += (s.title.empty() ? "" : ", ") + to_string(a) + " by " + to_string(mesh, cut);
@@ -55,16 +55,17 @@ Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
 Grid grid_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   Axes cut;
   for (auto& a : axes)
-    if (!at.cut(a.name).empty()) cut.push_back(a);
+    if (!at.mesh_axes(a.name).empty()) cut.push_back(a);
   Axes first(cut.begin(), cut.begin() + (cut.empty() ? 0 : 1)),
       others(cut.begin() + (cut.empty() ? 0 : 1), cut.end());
   Grid g{side_of(first, at, mesh), side_of(others, at, mesh), {}};
   g.devices.assign(g.rows.labels.size(), std::vector<std::vector<int>>(g.columns.labels.size()));
   for (int d = 0; d < mesh.devices(); ++d) {
     int row = 0, column = 0;
-    for (auto& a : first) row = block_number(at.cut(a.name), mesh, d);
+    for (auto& a : first) row = block_number(at.mesh_axes(a.name), mesh, d);
     for (auto& a : others)
-      column = column * ranks(mesh, at.cut(a.name)) + block_number(at.cut(a.name), mesh, d);
+      column =
+          column * ranks(mesh, at.mesh_axes(a.name)) + block_number(at.mesh_axes(a.name), mesh, d);
     g.devices[std::size_t(row)][std::size_t(column)].push_back(d);
   }
   return g;
@@ -203,7 +204,7 @@ std::string bytes_text(double b) {
 
 std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, const Mesh& mesh,
                                const std::string& svg, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto lies = sharding_for(spec, mapping, mesh, "an array");
   auto g = grid_of(spec, lies, mesh);
   std::vector<Mapping::Entry> own;
@@ -221,7 +222,7 @@ std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, con
   return title + " " + how + "\n" + table_of(g) + held + "\n";
 }
 std::string visualize_sharding(const NamedArray& a, const std::string& svg, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (a.empty()) fail("visualize_sharding", "the NamedArray is empty: it was never given a value");
   if (auto p = placement(a)) return visualize_sharding(a.axes(), p->mapping, p->mesh, svg, at);
   auto mesh = current_mesh();
@@ -234,7 +235,7 @@ namespace detail {
 
 std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths,
                            const Mapping& mapping, const Mesh& mesh, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   std::vector<std::vector<std::string>> rows;
   double whole = 0, mine = 0;
   auto add = [&](const std::string& path, const std::string& held, const std::string& spec,
@@ -248,7 +249,7 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
     auto lies = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
     std::string spec;
     for (auto& a : axes)
-      if (auto cut = lies.cut(a.name); !cut.empty())
+      if (auto cut = lies.mesh_axes(a.name); !cut.empty())
         spec += fmt::format("{}{} by {}", spec.empty() ? "" : ", ", a.name.text(),
                             to_string(mesh, cut));
     auto bytes = [&](const Axes& of) {

@@ -10,13 +10,13 @@ namespace haliax::detail {
 
 Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, const Leaves& xs,
                       LeafFunction f, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Tracing tracing;
   auto traced = trace_chunks(axes, options, xs, f);
-  OwnNodes own;
+  NodeDomainScope own;
   auto outs = copied(traced.outs);
   OutsideGraph outside;
-  check_chunks(outs, traced.call, traced.borders, chunk_trial(nullptr));
+  check_chunks(outs, traced.call, traced.boundaries, chunk_trial(nullptr));
   return traced.results;
 }
 

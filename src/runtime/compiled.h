@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/idle.h"
+#include "base/object_pool.h"
 #include "graph/node.h"
 #include "program/program.h"
 #include "devices/device_memory.h"
@@ -21,7 +21,7 @@ struct Compiled {
   std::unique_ptr<program::Executable> executable;
   DeviceMemory memory = {};                      // of the device that it runs on
   Nodes captured;                                // arrays of the graph, given after the inputs
-  mutable Idle<CallMemory> idle = {};            // one for each call at a time
+  mutable ObjectPool<CallMemory> idle = {};      // one for each call at a time
   std::unique_ptr<CallMemory> for_call() const;  // one more
 };
 

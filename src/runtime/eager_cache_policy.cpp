@@ -41,7 +41,7 @@ class Search {
     std::sort(by_age_.begin(), by_age_.end(), older);
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) ask(all_[*k]);
   }
-  Keep run() {
+  EagerCache run() {
     for (auto k : by_age_) learn(all_[k]);
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) choose(all_[*k]);
     std::stable_sort(chosen_.begin(), chosen_.end(),
@@ -50,7 +50,7 @@ class Search {
     for (auto* s : chosen_) {
       if (s->node->bytes() > left) continue;
       left -= s->node->bytes();
-      out_.more.push_back(s->node->shared_from_this());
+      out_.extra_results.push_back(s->node->shared_from_this());
     }
     return std::move(out_);
   }
@@ -132,8 +132,8 @@ class Search {
         add(rule.way == Along::Way::map ? rule.point : a);
       }
     }
-    if (n.op == &prim::kEnter) add(walked_axis(n.attr).name);
-    if (n.op == &prim::kLeave) std::erase(out, walked_axis(n.attr).name);
+    if (n.op == &prim::kEnter) add(tiled_axis(n.attr).name);
+    if (n.op == &prim::kLeave) std::erase(out, tiled_axis(n.attr).name);
     return out;
   }
   static bool is_stored(const Node& n) {  // or is point by point, and so may never be in memory
@@ -165,19 +165,19 @@ class Search {
   std::vector<const Seen*> chosen_;
   std::int64_t stored_ = 0;
   bool regions_ = false;
-  Keep out_;
+  EagerCache out_;
 };
 
 }  // namespace
 
-Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& nodes) {
+EagerCache choose_eager_cache(const Nodes& roots, const std::vector<const Node*>& nodes) {
   // Where each op is asked for, as one is that is read by itself, there is nothing else to keep.
   auto is_op = [](auto& n) { return n->op->kind != Kind::leaf; };
   auto plain = [](auto* n) { return n->op->kind == Kind::leaf || (!n->value && !n->attr.payload); };
   const bool alone = std::all_of(roots.begin(), roots.end(), is_op) &&
                      std::all_of(nodes.begin(), nodes.end(), plain) &&
                      std::size_t(std::count_if(nodes.begin(), nodes.end(), is_op)) == roots.size();
-  return alone ? Keep{} : Search(roots).run();
+  return alone ? EagerCache{} : Search(roots).run();
 }
 
 }  // namespace haliax

@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "base/fork.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -23,7 +23,7 @@ class Spelling {
   explicit Spelling(const std::vector<const Node*>& nodes) : nodes_(nodes) {}
   // None, as a node holds what words cannot say (a loop, the user's own function), or has no value
   // any more.
-  GraphWords of(const Nodes& roots) {
+  GraphKey of(const Nodes& roots) {
     out_.words.reserve(16 * nodes_.size() + roots.size() + 4);
     out_.arrays.reserve(4);
     add(context().origin.at);
@@ -79,7 +79,7 @@ class Spelling {
     add(std::bit_cast<std::uint64_t>(n.attr.number));
     add(n.origin.at);
     add(n.origin.module.data());
-    add(n.origin.made.data());
+    add(n.origin.weight_created.data());
     add(std::uint64_t(n.origin.backward));
     return true;
   }
@@ -90,7 +90,7 @@ class Spelling {
   }
 
   const std::vector<const Node*>& nodes_;
-  GraphWords out_;
+  GraphKey out_;
   Names hidden_;
 };
 std::uint64_t hash_of(const std::vector<std::uint64_t>& words) {
@@ -150,7 +150,7 @@ const bool cache_forks =
 
 // Null: it reads an array that the graph did not.
 CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
-                         const GraphWords& graph) {
+                         const GraphKey& graph) {
   auto made =
       std::make_shared<CompiledGraph>(CompiledGraph{graph.words, compile(roots, backend_name)});
   GraphReader reader;
@@ -165,13 +165,13 @@ CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
 
 }  // namespace
 
-std::uint64_t evaluations_planned() { return Cache::of_process().planned(); }
+std::uint64_t planned_evaluations() { return Cache::of_process().planned(); }
 
-GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& nodes) {
-  return nodes.size() > kMostNodes || current_mesh() ? GraphWords{} : Spelling(nodes).of(roots);
+GraphKey graph_key_of(const Nodes& roots, const std::vector<const Node*>& nodes) {
+  return nodes.size() > kMostNodes || current_mesh() ? GraphKey{} : Spelling(nodes).of(roots);
 }
 
-std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords graph,
+std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey graph,
                                   const std::string& backend_name, bool* began) {
   if (graph.words.empty()) return call(compile(roots, backend_name), {}, nullptr, began);
   graph.words.push_back(std::hash<std::string>()(backend_name));
@@ -184,7 +184,7 @@ std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords graph,
     cache.keep(hash, program);
   }
   auto& c = program->compiled;
-  std::vector<Given> given;  // `graph` keeps them
+  std::vector<ArgumentValue> given;  // `graph` keeps them
   given.reserve(program->reads.size());
   for (auto k : program->reads) given.push_back({nullptr, c.memory.address(*graph.arrays[k])});
   auto made = call(c, given, nullptr, began);

@@ -8,7 +8,7 @@
 
 #include "base/fork.h"
 #include "base/verify_error.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "runtime/eval_cache.h"
 #include "runtime/eager_cache_policy.h"
 #include "runtime/run.h"
@@ -101,30 +101,30 @@ class Claim {
 };
 
 bool has_value(const Node& n) { return bool(n.value); }
-GraphWords words_of(const Nodes& roots) {
+GraphKey graph_key_of(const Nodes& roots) {
   GraphReader reader;
-  return words_of(roots, nodes_below(roots, has_value));
+  return graph_key_of(roots, nodes_below(roots, has_value));
 }
-std::vector<BufferPtr> results_of(const Nodes& roots, GraphWords words, bool& began) {
+std::vector<BufferPtr> results_of(const Nodes& roots, GraphKey words, bool& began) {
   struct Count {
     Count() { ++computing; }
     ~Count() { --computing; }
   } count;
-  return call_again(roots, std::move(words), default_backend(), &began);
+  return run_cached(roots, std::move(words), default_backend(), &began);
 }
 void compute(Claim& claim) {
   // how it was made; else there may be a gradient to take by all that is below
   const bool forgets = context().tracing == 0;
   Nodes roots = claim.mine;
-  Keep keep;
-  GraphWords words;
+  EagerCache cache;
+  GraphKey words;
   {
     GraphReader reader;
     const auto all = nodes_below(roots, has_value);
     require_values(roots, all);
-    keep = what_to_keep(roots, all);
-    append(roots, claim.also(keep.more));
-    words = words_of(roots, all);
+    cache = choose_eager_cache(roots, all);
+    append(roots, claim.also(cache.extra_results));
+    words = graph_key_of(roots, all);
   }
   std::vector<BufferPtr> made;
   bool began = false;  // what has begun may have printed, and does not run twice
@@ -135,17 +135,17 @@ void compute(Claim& claim) {
   } catch (const Error&) {
     if (began || roots.size() == claim.mine.size()) throw;
     roots = claim.mine;  // there may be memory for these alone
-    made = results_of(roots, words_of(roots), began);
+    made = results_of(roots, graph_key_of(roots), began);
   }
-  Forgotten recipes;  // gone when others may read again
+  DetachedInputs recipes;  // gone when others may read again
   GraphWriter alone;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);
     if (!n.value && n.donated.empty()) n.value.set(std::move(made[i]));
-    if (forgets && !keep.bound.count(&n)) detach(n, recipes);
+    if (forgets && !cache.bound.count(&n)) detach(n, recipes);
   }
   if (!forgets) return;
-  for (auto& n : keep.free) detach(*n, recipes);
+  for (auto& n : cache.free) detach(*n, recipes);
 }
 
 }  // namespace

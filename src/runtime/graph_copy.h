@@ -13,7 +13,7 @@ class OwnGraph {
  public:
   explicit OwnGraph(const Nodes& of) {
     reader_.emplace();
-    if (one_thread()) {
+    if (is_single_threaded()) {
       roots = with_values_as_data(of);
     } else {
       own_.emplace();
@@ -25,7 +25,7 @@ class OwnGraph {
 
  private:
   std::optional<GraphReader> reader_;
-  std::optional<OwnNodes> own_;
+  std::optional<NodeDomainScope> own_;
 };
 
 }  // namespace haliax

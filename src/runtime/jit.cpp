@@ -30,7 +30,7 @@ void Parts::end(const Walk& w) { of_leaf.resize(w.arrays.size(), count++); }
 // ---- from a trace to a Program ----
 Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   auto& e = *pending;
-  Here here(options.at);
+  CallSite here(options.at);
   if (options.partition) require_each("named_jit", "out", options.out, parts.count, "results");
   Nodes roots;
   for (std::size_t k = 0; k < results.size(); ++k) {
@@ -52,7 +52,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   auto& e = *pending;
   auto name = options.backend.empty() ? default_backend() : options.backend;
   {
-    Here here(options.at);
+    CallSite here(options.at);
     backend(name);
   }
   auto t = seconds_now();
@@ -62,21 +62,21 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   c.options.scores_budget = options.scores_budget;
   c.options.partition = {.regather = options.regather,
                          .ring = options.ring,
-                         .rounds = options.ring,
+                         .ring_attention = options.ring,
                          .overlap = options.overlap,
                          .strict = options.strict,
                          .reduce_dtype = options.reduce_dtype,
                          .gradients = context().gradients};
   const auto mesh = this->mesh();
   if (mesh) place_on(*mesh, c, name, simulated);
-  run_whole(c);
+  run_global(c);
   report_loops(c);
   if (mesh) {
     report_program(c, compile_on_mesh(c, name, simulated));
   } else {
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
-    if (!simulated) e.compiled.idle.leave(e.compiled.for_call());
+    if (!simulated) e.compiled.idle.put(e.compiled.for_call());
     report_not_donated(*c.program);
     report_program(c, nullptr);
   }
@@ -87,14 +87,14 @@ void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string
                              bool simulated) {
   auto& e = *pending;
   auto& o = options;
-  if (!simulated) must_have_devices(mesh, backend(backend_name));
+  if (!simulated) require_devices(mesh, backend(backend_name));
   for (auto k : e.leaf_of_input) c.options.in.push_back(e.signature.in[k]);
   for (std::size_t k = 0; k < c.roots.size(); ++k) {
-    Here here(o.at);
+    CallSite here(o.at);
     bool given = k < e.results.size();
     auto* mapping = !given  ? nullptr
                     : o.out ? o.out->of(std::size_t(e.part_of_result[k]))
-                            : usual(mapping_outside);
+                            : default_mapping(mapping_outside);
     c.options.out.push_back(
         mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping})
@@ -128,7 +128,7 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
   Leaves out;
   for (auto* a : w.arrays) out.push_back(*a);
   if (!o.partition) return out;
-  Here here(o.at);
+  CallSite here(o.at);
   if (results)
     require_each("named_jit", "out", o.out, parts.count, "results");
   else
@@ -153,15 +153,15 @@ static const bool showing_forks =
 
 JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
-  if (!m.turn.lock()) return;
+  if (!m.trace_lock.lock()) return;
   // What a lost thread was at is left where it is: its context, which the end of its trace would
   // put back, is not this thread's.
   new (&m.pending) std::unique_ptr<Cached>;
   new (&m.tracing) std::optional<Tracing>;
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
-  new (&m.report) JitReport(m.shown);
+  new (&m.report) JitReport(m.last_report);
 }
-JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
+JitCore::Turn::~Turn() { core_.impl_->trace_lock.unlock(); }
 JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
   if (!w.unequal.empty() || !w.holding.empty()) return nullptr;  // what begin refuses
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
@@ -173,7 +173,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& m = *impl_;
   m.check_call(arguments.count);
   if (!w.unequal.empty() || !w.holding.empty()) {
-    Here here(m.options.at);
+    CallSite here(m.options.at);
     // after the number of the argument
     auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();
     auto dot = field.find('.');
@@ -192,7 +192,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
          "HALIAX_FIELDS(...)",
          name);
   }
-  m.tell_retraces(w);
+  m.report_retraces(w);
   auto& donate = m.options.donate;
   auto& owner = arguments.of_leaf;
   std::vector<std::string> paths, names;  // of a leaf in its argument; for people
@@ -209,10 +209,10 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   };
   std::vector<Sharding> in;
   if (auto mesh = m.mesh()) {
-    Here here(m.options.at);
+    CallSite here(m.options.at);
     for (std::size_t k = 0; k < w.arrays.size(); ++k) {
       auto& n = w.arrays[k]->node();
-      in.push_back(n ? m.lies(*n, owner[k], *mesh, names[k]) : Sharding());
+      in.push_back(n ? m.argument_sharding(*n, owner[k], *mesh, names[k]) : Sharding());
     }
   }
   m.started = seconds_now();
@@ -260,7 +260,7 @@ void JitCore::abandon() {
   impl_->pending.reset();
   std::lock_guard hold(showing);
   try {
-    impl_->shown = impl_->report;
+    impl_->last_report = impl_->report;
   } catch (const std::bad_alloc&) {}  // called where something has been raised
 }
 
@@ -293,7 +293,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
   };
   auto must_be_there = [&](const Node& n) {
     if (n.donated.empty()) return;
-    Here here(impl_->options.at);
+    CallSite here(impl_->options.at);
     fail("jit", n.donated);
   };
   Nodes late;
@@ -303,46 +303,47 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     if (!input(i)->value) late.push_back(input(i));
   }
   if (!late.empty()) {
-    Here here(impl_->options.at);
+    CallSite here(impl_->options.at);
     evaluate(late);
   }
   if (e.mesh)  // set_devices may have taken some away
-    impl_->must_have_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
+    impl_->require_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
   std::vector<bool> given;
-  std::vector<Given> arguments;
+  std::vector<ArgumentValue> arguments;
   if (e.donates()) {
-    arguments = impl_->taken(e, w, late, given);
+    arguments = impl_->argument_values(e, w, late, given);
   } else {
     arguments.reserve(count);
     GraphReader reader;
     for (std::size_t i = 0; i < count; ++i) {
       arguments.push_back({input(i)->value.get()});
       // another thread has donated it since
-      if (!arguments.back().keeps) must_be_there(*input(i));
+      if (!arguments.back().owner) must_be_there(*input(i));
     }
   }
   if (e.mesh) {
     given.resize(count);
     std::vector<BufferPtr> values;
-    for (auto& a : arguments) values.push_back(std::move(a.keeps));
+    for (auto& a : arguments) values.push_back(std::move(a.owner));
     auto made = e.mesh->run(values, given);
     impl_->split_bytes = made.split_bytes;
     return e.assemble(made.results);
   }
-  for (auto& a : arguments) a.data = e.compiled.memory.address(*a.keeps);
+  for (auto& a : arguments) a.data = e.compiled.memory.address(*a.owner);
   return e.assemble(call(e.compiled, arguments, nullptr));
 }
 
 // The values of the arguments. What is donated, and may be, is no longer there from here on:
 // whatever comes of the call, results may be written over it. What may not is copied: it will be
 // written over too.
-std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const Nodes& late,
-                                        std::vector<bool>& given) const {
+std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const Walk& w,
+                                                          const Nodes& late,
+                                                          std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& {
     return w.arrays[e.leaf_of_input[i]]->node();
   };
-  std::vector<Given> values;
+  std::vector<ArgumentValue> values;
   std::vector<int> uses;
   {
     GraphWriter alone;  // two calls do not take one array
@@ -358,7 +359,7 @@ std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const No
       return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
     };
     for (std::size_t i = 0; i < count; ++i) {
-      given.push_back(e.donated[i] && !asked_profiler() && may_be_given(input(i)));
+      given.push_back(e.donated[i] && !scoped_profiler() && may_be_given(input(i)));
       values.push_back({input(i)->value.get()});
       uses.push_back(0);
       for (std::size_t k = 0; k < count; ++k) uses.back() += input(k) == input(i);
@@ -368,24 +369,24 @@ std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const No
       auto& n = const_cast<Node&>(*input(i));
       n.donated.set("this array was donated to the call of jit at " + to_string(options.at) +
                     " and cannot be used any more");
-      n.value.give_away();
+      n.value.release();
     }
   }
   auto began = seconds_now();
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
-    auto& v = values[i].keeps;  // somebody else may read it too
-    bool alone = uses[i] == 1 && given[i] && held_by(v, 1);
-    v = alone ? e.compiled.memory.taken_over(*v) : e.compiled.memory.copied(*v);
+    auto& v = values[i].owner;  // somebody else may read it too
+    bool alone = uses[i] == 1 && given[i] && has_use_count(v, 1);
+    v = alone ? e.compiled.memory.donate(*v) : e.compiled.memory.copy(*v);
   }
-  if (auto* p = asked_profiler()) p->leave_out(seconds_now() - began);
+  if (auto* p = scoped_profiler()) p->exclude_time(seconds_now() - began);
   return values;
 }
 
 void* JitCore::like(Cached* e) { return e->like.get(); }
 JitReport JitCore::report() const {
   std::lock_guard hold(showing);
-  auto out = impl_->shown;
+  auto out = impl_->last_report;
   out.split_bytes = impl_->split_bytes;
   return out;
 }

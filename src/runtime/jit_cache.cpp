@@ -18,12 +18,12 @@ bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b)
 
 }  // namespace
 
-Sharding JitCore::Impl::lies(const Node& n, int argument, const Mesh& mesh,
-                             const std::string& what) const {
-  auto* mapping =
-      options.in ? options.in->of(std::size_t(argument)) : usual(context().origin.mapping);
+Sharding JitCore::Impl::argument_sharding(const Node& n, int argument, const Mesh& mesh,
+                                          const std::string& what) const {
+  auto* mapping = options.in ? options.in->of(std::size_t(argument))
+                             : default_mapping(context().origin.mapping);
   bool told = options.in && mapping;
-  if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || waits(*p)))
+  if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || is_unplaced(*p)))
     mapping = &p->mapping;
   return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
 }
@@ -92,19 +92,20 @@ std::string JitCore::Impl::difference(const Signature& s, const Walk& w,
   if (auto differs = array_difference(s, w); !differs.empty()) return differs;
   if (auto differs = static_difference(s, w); !differs.empty()) return differs;
   if (s.in.empty() || (options.in && options.in->one())) return "";
-  Here here(options.at);
+  CallSite here(options.at);
   auto mesh = this->mesh();
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
-    if (!n || lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k]) continue;
+    if (!n || argument_sharding(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])
+      continue;
     return (k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k)) +
            " is placed otherwise";
   }
   return "";
 }
-void JitCore::Impl::tell_retraces(const Walk& w) {
+void JitCore::Impl::report_retraces(const Walk& w) {
   constexpr std::size_t often = 8;
-  if (told_retraces && !options.refuse_retraces) return;
+  if (reported_retraces && !options.refuse_retraces) return;
   std::vector<const Signature*> others;  // that differ from this call in static values alone
   for (auto* e = newest.load(); e; e = e->older)
     if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty())
@@ -139,9 +140,9 @@ void JitCore::Impl::tell_retraces(const Walk& w) {
       "function "
       "takes a NamedArray (not auto, not a field of another type)",
       others.size() + 1, which);
-  Here here(options.at);
+  CallSite here(options.at);
   if (options.refuse_retraces) fail("jit", text);
-  told_retraces = true;
+  reported_retraces = true;
   fmt::print(stderr, "haliax: warning: [jit] {}; this is said once; {}\n", text,
              where_of(context().origin));
 }
@@ -158,7 +159,7 @@ std::vector<const Mapping*> JitCore::Impl::given_mappings() const {
   return given;
 }
 void JitCore::Impl::check_call(int arguments) const {
-  Here here(options.at);
+  CallSite here(options.at);
   for (int d : options.donate)
     if (d < 0 || d >= arguments)
       fail("jit",
@@ -167,7 +168,7 @@ void JitCore::Impl::check_call(int arguments) const {
   if (!options.partition) return;
   require_each("named_jit", "in", options.in, arguments, "arguments");
   auto mappings = given_mappings();
-  mappings.push_back(usual(context().origin.mapping));
+  mappings.push_back(default_mapping(context().origin.mapping));
   auto mesh = this->mesh();
   for (auto* m : mappings) {
     if (m && mesh) require_axes("named_jit", *m, *mesh);
@@ -176,13 +177,13 @@ void JitCore::Impl::check_call(int arguments) const {
   for (auto& l : options.speed.links)
     if (mesh && !l.axis.empty()) mesh->size(l.axis);
 }
-void JitCore::Impl::must_have_devices(const Mesh& mesh, program::Device& backend) const {
-  Here here(options.at);
-  require_devices("named_jit", mesh);
-  const auto mine = devices_here(mesh);
+void JitCore::Impl::require_devices(const Mesh& mesh, program::Device& backend) const {
+  CallSite here(options.at);
+  haliax::require_devices("named_jit", mesh);
+  const auto mine = local_devices(mesh);
   const int wanted = mine.count, there = backend.is_host() ? wanted : backend.devices();
   // all of them are that one, if somebody wants it so
-  if (wanted <= there || (there == 1 && has_asked_for(wanted))) return;
+  if (wanted <= there || (there == 1 && has_requested(wanted))) return;
   const auto together =
       there == 1
           ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} puts them all there, ", wanted)

@@ -78,15 +78,15 @@ struct JitCore::Impl {
   JitOptions options;
   // of the list of entries, which is read without a lock and grows by a turn
   std::atomic<Cached*> newest{nullptr};
-  TurnLock turn;                    // to trace: what is below belongs to who has it
+  TraceLock trace_lock;             // to trace: what is below belongs to who has it
   std::unique_ptr<Cached> pending;  // being traced, as long as `tracing` is there
   std::optional<Tracing> tracing;
   std::shared_ptr<const Mapping> mapping_outside;  // of what is being traced
   JitReport report;
   double started = 0;
-  bool told_retraces = false;
+  bool reported_retraces = false;
 
-  JitReport shown;                           // of the last turn; under a lock of its own
+  JitReport last_report;                     // of the last turn; under a lock of its own
   std::atomic<std::int64_t> split_bytes{0};  // of the last run
   ~Impl() {
     for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
@@ -97,12 +97,12 @@ struct JitCore::Impl {
   std::string difference(const Signature&, const Walk&, const Parts& arguments) const;
   std::string array_difference(const Signature&, const Walk&) const;
   // Says so, or raises, if static values alone have made this function be traced often.
-  void tell_retraces(const Walk&);
+  void report_retraces(const Walk&);
   // How an argument lies: as the caller says, or as it was made, or else by the usual mapping.
   // Called outside of the trace.
-  Sharding lies(const Node&, int argument, const Mesh&, const std::string& what) const;
+  Sharding argument_sharding(const Node&, int argument, const Mesh&, const std::string& what) const;
   // The mapping of results, and of arguments that lie nowhere yet.
-  const Mapping* usual(const std::shared_ptr<const Mapping>& outside) const {
+  const Mapping* default_mapping(const std::shared_ptr<const Mapping>& outside) const {
     return options.axis_resources ? &*options.axis_resources : outside.get();
   }
   std::shared_ptr<const Mesh> mesh() const;
@@ -110,13 +110,13 @@ struct JitCore::Impl {
   // Raises for what the caller has said about the mesh and this function's arguments, before
   // anything is traced.
   void check_call(int arguments) const;
-  void must_have_devices(const Mesh&, program::Device&) const;
+  void require_devices(const Mesh&, program::Device&) const;
 
   // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
-  std::vector<Given> taken(const Cached&, const Walk&, const Nodes& late,
-                           std::vector<bool>& given) const;
+  std::vector<ArgumentValue> argument_values(const Cached&, const Walk&, const Nodes& late,
+                                             std::vector<bool>& given) const;
   void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
   MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
 

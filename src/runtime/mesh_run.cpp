@@ -24,48 +24,48 @@ class MeshProgram::MeshCall {
  public:
   MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments,
            const std::vector<bool>& given)
-      : m_(m), arguments_(arguments), given_(given), there_(m.inputs.size()),
-        brought_(m.inputs.size()) {
+      : m_(m), arguments_(arguments), given_(given), placed_blocks_(m.inputs.size()),
+        copied_blocks_(m.inputs.size()) {
     for (std::size_t k = 0; k < m.inputs.size(); ++k) {
-      there_[k] = cut_as_wanted(k);
-      if (!there_[k]) arguments[k]->data();  // put together here, not by every device
-      brought_[k].resize(m.devices.size());
+      placed_blocks_[k] = cut_as_wanted(k);
+      if (!placed_blocks_[k]) arguments[k]->data();  // put together here, not by every device
+      copied_blocks_[k].resize(m.devices.size());
     }
   }
   // The block of an argument on a device of this process.
-  Given block(std::size_t device, std::size_t k) {
+  ArgumentValue block(std::size_t device, std::size_t k) {
     auto& memory = m_.devices[device].memory;
     bool overwritten = m_.donated[k];  // by a result, or by what is made on the way
-    auto keeps = there_[k] ? there_[k]->blocks[device] : nullptr;
-    if (keeps && !overwritten) return {keeps, memory.address(*keeps)};
-    if (keeps && given_[k] && held_by(arguments_[k], 1)) {
-      keeps = memory.taken_over(*keeps);
+    auto owner = placed_blocks_[k] ? placed_blocks_[k]->blocks[device] : nullptr;
+    if (owner && !overwritten) return {owner, memory.address(*owner)};
+    if (owner && given_[k] && has_use_count(arguments_[k], 1)) {
+      owner = memory.donate(*owner);
     } else {
       auto& [axes, dtype] = m_.inputs[k];
       DeviceBlock b(axes, dtype, m_.in[k], m_.mesh, m_.first + int(device));
-      auto* first = keeps ? nullptr : arguments_[k]->data() + b.offset;
+      auto* first = owner ? nullptr : arguments_[k]->data() + b.offset;
       if (first && !overwritten && memory.is_host() && b.in_one_piece) return {nullptr, first};
-      b.in_whole.from = first;
-      keeps = keeps ? memory.copied(*keeps) : memory.part(std::move(b.in_whole));
-      copied_bytes += keeps->bytes();
-      if (!overwritten) brought_[k][device] = keeps;
+      b.in_full_array.from = first;
+      owner = owner ? memory.copy(*owner) : memory.copy_part(std::move(b.in_full_array));
+      copied_bytes += owner->bytes();
+      if (!overwritten) copied_blocks_[k][device] = owner;
     }
-    return {keeps, memory.address(*keeps)};
+    return {owner, memory.address(*owner)};
   }
   // What was brought to devices stays there, for the next call.
   void keep_brought() {
-    for (std::size_t k = 0; k < brought_.size(); ++k) {
-      auto& blocks = brought_[k];
-      if (m_.devices[0].memory.is_host() || m_.donated[k] || there_[k]) continue;
+    for (std::size_t k = 0; k < copied_blocks_.size(); ++k) {
+      auto& blocks = copied_blocks_[k];
+      if (m_.devices[0].memory.is_host() || m_.donated[k] || placed_blocks_[k]) continue;
       auto& [axes, dtype] = m_.inputs[k];
-      arguments_[k]->keep(shards(m_.mesh, m_.in[k], axes, dtype, m_.first, std::move(blocks)));
+      arguments_[k]->attach(shards(m_.mesh, m_.in[k], axes, dtype, m_.first, std::move(blocks)));
     }
   }
   std::atomic<std::int64_t> copied_bytes = 0;
 
  private:
   const Shards* cut_as_wanted(std::size_t k) const {
-    for (auto* p = arguments_[k]->pieces(); p; p = p->next.get()) {
+    for (auto* p = arguments_[k]->device_storage(); p; p = p->next.get()) {
       auto* s = dynamic_cast<const Shards*>(p);
       bool here =
           s && s->mesh == m_.mesh && s->first == m_.first && s->blocks.size() == m_.devices.size();
@@ -77,18 +77,18 @@ class MeshProgram::MeshCall {
   const MeshProgram& m_;
   const std::vector<BufferPtr>& arguments_;
   const std::vector<bool>& given_;
-  std::vector<const Shards*> there_;             // cut already as it is wanted
-  std::vector<std::vector<BufferPtr>> brought_;  // of each argument, by device
+  std::vector<const Shards*> placed_blocks_;           // cut already as it is wanted
+  std::vector<std::vector<BufferPtr>> copied_blocks_;  // of each argument, by device
 };
 
 MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments,
                                    const std::vector<bool>& given) const {
   MeshCall mine(*this, arguments, given);
   std::vector<std::vector<BufferPtr>> made(devices.size());
-  auto work = [&, told = asked_profiler()](int device, program::Communicator& communicator) {
-    Profiling scope(told);
+  auto work = [&, profiler = scoped_profiler()](int device, program::Communicator& communicator) {
+    Profiling scope(profiler);
     auto d = std::size_t(device - first);
-    std::vector<Given> blocks;
+    std::vector<ArgumentValue> blocks;
     for (std::size_t k = 0; k < inputs.size(); ++k) blocks.push_back(mine.block(d, k));
     made[d] = call(devices[d], blocks, &communicator);
   };
@@ -130,14 +130,14 @@ static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
     return std::to_string(std::hash<std::string>()(text));
   };
   Peers::JointCall joint(ranks, "the first call of a function");
-  ranks.agree({{"version of haliax",
-                std::string(program::library_version()) + " " + program::border_hash()},
-               {"environment", environment()},
-               {"call", c.options.called},
-               {"mesh", to_string(m.mesh)},
-               {"arguments", hash(in), false},
-               {"results", hash(out), false},
-               {"plan", hash(c.partition->text()), false}});
+  ranks.agree(
+      {{"version of haliax", std::string(program::library_version()) + " " + program::abi_hash()},
+       {"environment", environment()},
+       {"call", c.options.called},
+       {"mesh", to_string(m.mesh)},
+       {"arguments", hash(in), false},
+       {"results", hash(out), false},
+       {"plan", hash(c.partition->text()), false}});
 }
 
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {
@@ -150,12 +150,12 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   m.donated.resize(c.inputs.size());
   for (auto& n : c.inputs) m.inputs.push_back({n->axes, n->dtype});
   for (auto& n : c.roots) m.results.push_back({n->axes, n->dtype});
-  m.moves = c.partition->moves();
+  m.moves = c.partition->collectives();
   m.sent_bytes = c.partition->sent_bytes();
-  for (auto& move : m.moves) m.calls += move.turns;
-  m.uneven = c.options.partition.overlap && !c.partition->even();
+  for (auto& move : m.moves) m.calls += move.iterations;
+  m.uneven = c.options.partition.overlap && !c.partition->has_even_blocks();
   if (c.options.partition.strict) refuse_gathers(m.moves, mesh);
-  auto here = simulated ? DevicesHere() : devices_here(mesh);
+  auto here = simulated ? LocalDevices() : local_devices(mesh);
   if (here.ranks) agree(*here.ranks, m, c);
   m.first = here.first;
   std::int64_t most = -1;
@@ -166,7 +166,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     auto& p = *m.devices.back().program;
     if (auto bytes = p.peak_bytes + argument_bytes(p); bytes > most) {
       most = bytes;
-      m.fullest = m.devices.size() - 1;
+      m.largest_device = m.devices.size() - 1;
       of_fullest = local.log;
     }
   }
@@ -175,7 +175,8 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   if (here.ranks && c.options.partition.overlap) {
     Peers::JointCall joint(*here.ranks, "the first call of a function");
     here.ranks->agree(
-        {{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))),
+        {{"calls",
+          std::to_string(std::hash<std::string>()(collectives_text(*m.devices[0].program))),
           false}});
   }
   if (c.options.debug.verify) {
@@ -188,7 +189,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     std::vector<const program::Program*> programs(simulated ? 1 : std::size_t(mesh.devices()));
     for (auto* of : {&m.devices, &elsewhere})
       for (auto& d : *of) programs.at(std::size_t(d.program->device)) = d.program.get();
-    verify_calls(programs);
+    verify_collectives(programs);
   }
   return m;
 }

@@ -25,7 +25,7 @@ constexpr std::size_t kMostEvents = 100'000, kMostInLoops = 5'000;
 constinit std::mutex recording;  // of all profilers: it is taken once a run
 const bool recording_forks =
     at_fork({kForkRest, [] { recording.lock(); }, [] { recording.unlock(); }});
-constinit thread_local Profiler* asked = nullptr;
+constinit thread_local Profiler* scoped = nullptr;
 
 std::string dims_text(const Dims& d) {
   return d.empty() ? "1" : fmt::format("{}", fmt::join(d, " "));
@@ -66,39 +66,39 @@ std::string computed_by(const program::Fused& f) {
 // ---- what runs ----
 class Profiler::Recording final : public program::Recorder {
  public:
-  Recording(const Known& known, std::size_t room) : known_(known), room_(room) {}
+  Recording(const KnownProgram& known, std::size_t room) : known_(known), room_(room) {}
   void begin(const Step& s) override { open_.push_back({known_.row_of.at(&s), seconds_now(), 0}); }
-  void end(const Step&, double made) override {
+  void end(const Step&, double computed) override {
     auto now = seconds_now();
     if (!beside_.empty()) gather();
     auto o = open_.back();
     open_.pop_back();
-    note(o.row, o.began, now, now - o.began - o.inside, made);
+    note(o.row, o.began, now, now - o.began - o.inside, computed);
     if (!open_.empty()) open_.back().inside += now - o.began;
   }
-  Recorder& beside(int worker) override {
+  Recorder& for_worker(int worker) override {
     while (int(beside_.size()) <= worker)
       beside_.push_back(std::make_unique<Recording>(known_, room_));
     return *beside_[std::size_t(worker)];
   }
-  void note(int row, double began, double ended, double own, double made = 1) {
+  void note(int row, double began, double ended, double own, double computed = 1) {
     auto& all = spent[row];
     all.calls += 1;
     all.seconds += own;
-    all.made += made;
+    all.computed += computed;
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) {
-      ++left_out;
+      ++dropped;
       return;
     }
     in_loops_ += !open_.empty();
     static std::atomic<int> came = 0;  // threads, which are numbered in that order
     thread_local const int thread = came++;
-    events.push_back({row, known_.program->device, thread, began, ended - began, made});
+    events.push_back({row, known_.program->device, thread, began, ended - began, computed});
   }
-  std::unordered_map<int, Spent> spent;  // by row
+  std::unordered_map<int, Totals> spent;  // by row
   std::vector<Event> events;
-  std::int64_t left_out = 0;
+  std::int64_t dropped = 0;
 
  private:
   struct OpenStep {  // a step that runs
@@ -115,24 +115,24 @@ class Profiler::Recording final : public program::Recorder {
         const double seconds = s.seconds / double(threads);
         all.calls += s.calls;
         all.seconds += seconds;
-        all.made += s.made;
+        all.computed += s.computed;
         open_.back().inside += seconds;
       }
-      left_out += b->left_out;
+      dropped += b->dropped;
       for (auto& e : b->events) {
         if (events.size() >= room_ || in_loops_ >= kMostInLoops) {
-          ++left_out;
+          ++dropped;
           continue;
         }
         ++in_loops_;
         events.push_back(e);
-        events.back().beside *= int(threads);
+        events.back().concurrent_threads *= int(threads);
       }
     }
     beside_.clear();
   }
 
-  const Known& known_;
+  const KnownProgram& known_;
   std::size_t room_, in_loops_ = 0;
   std::vector<OpenStep> open_;
   std::vector<std::unique_ptr<Recording>> beside_;
@@ -141,45 +141,45 @@ class Profiler::Recording final : public program::Recorder {
 void Profiler::run(const Compiled& c, const std::vector<void*>& arguments,
                    const std::vector<void*>& results, void* arena,
                    program::Communicator* communicator) {
-  Known* mine;
+  KnownProgram* mine;
   std::size_t room;
   {
     std::lock_guard hold(recording);
     mine = &known(c);
     room = keep_events ? kMostEvents - std::min(kMostEvents, events_.size()) : 0;
   }
-  Recording told(*mine, room);
+  Recording record(*mine, room);
   auto began = seconds_now();
   if (auto* tells = dynamic_cast<program::Recordable*>(c.executable.get()))
-    tells->run(arguments, results, arena, communicator, told);
+    tells->run(arguments, results, arena, communicator, record);
   else
     c.executable->run(arguments, results, arena, communicator);
   auto ended = seconds_now();
-  told.note(mine->call, began, ended, ended - began);
+  record.note(mine->call, began, ended, ended - began);
   std::lock_guard hold(recording);
   auto count = [&](const auto& spent, int sign) {
     for (auto& [row, s] : spent) {
       auto& r = rows_[std::size_t(row)];
       r.calls += sign * s.calls;
       r.seconds += sign * s.seconds;
-      r.made += sign * s.made;
+      r.computed += sign * s.computed;
     }
   };
-  count(told.spent, 1);
+  count(record.spent, 1);
   // which touches memory that nobody has touched: left out where there are others
   count(std::exchange(mine->first, {}), -1);
   if (!std::exchange(mine->was_called, true))
-    mine->first.assign(told.spent.begin(), told.spent.end());
+    mine->first.assign(record.spent.begin(), record.spent.end());
   if (!keep_events) return;
-  events_.insert(events_.end(), told.events.begin(), told.events.end());
-  events_left_out_ += told.left_out;
+  events_.insert(events_.end(), record.events.begin(), record.events.end());
+  events_dropped_ += record.dropped;
 }
 
 // ---- rows ----
-Profiler::Known& Profiler::known(const Compiled& c) {
+Profiler::KnownProgram& Profiler::known(const Compiled& c) {
   auto& at = programs_[c.program.get()];
   if (at) return *at;
-  auto mine = std::make_unique<Known>();
+  auto mine = std::make_unique<KnownProgram>();
   mine->program = c.program;  // so that no other has its address
   Row whole;
   whole.called = c.program->called;
@@ -197,12 +197,12 @@ Profiler::Known& Profiler::known(const Compiled& c) {
     });
   return out;
 }
-void Profiler::describe(const program::Program& p, const std::vector<Step>& steps, Around around,
-                        Known& known) {
+void Profiler::describe(const program::Program& p, const std::vector<Step>& steps,
+                        LoopContext around, KnownProgram& known) {
   for (auto& s : steps) {
     Row r;
     r.kind = program::name_of(s.kind);
-    r.op = s.why;
+    r.op = s.op;
     r.shape = step_shape(s);
     r.called = p.called;
     r.loops = around.loops;
@@ -222,7 +222,8 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
     }
     known.row_of[&s] = row(std::move(r));
     describe(p, s.loop.body,
-             {around.loops + 1, std::max(around.side_by_side, std::min(s.loop.lanes, threads()))},
+             {around.loops + 1,
+              std::max(around.side_by_side, std::min(s.loop.parallel_slots, threads()))},
              known);
   }
 }
@@ -237,13 +238,13 @@ int Profiler::row(Row r) {
 }
 void Profiler::forget_times() {
   std::lock_guard hold(recording);
-  for (auto& r : rows_) r.calls = r.seconds = r.made = 0;
+  for (auto& r : rows_) r.calls = r.seconds = r.computed = 0;
   for (auto& p : programs_) p.second->first.clear();
-  left_out_ = 0;
+  excluded_time_ = 0;
 }
-void Profiler::leave_out(double seconds) {
+void Profiler::exclude_time(double seconds) {
   std::lock_guard hold(recording);
-  left_out_ += seconds;
+  excluded_time_ += seconds;
 }
 
 // ---- sums ----
@@ -278,7 +279,7 @@ Profile Profiler::summary(int runs, double wall_s) const {
       continue;
     }
     StepProfile s = r;
-    s.flops *= r.made / r.calls;
+    s.flops *= r.computed / r.calls;
     s.bound_s = bound_of(s, r.products, rates_);
     const double turns = r.calls / std::max(1, runs);
     s.calls = turns;
@@ -299,10 +300,10 @@ Profile Profiler::summary(int runs, double wall_s) const {
 }
 
 // ---- who asks ----
-Profiler* profiler() { return asked ? asked : profiler_of_process(); }
-Profiler* asked_profiler() { return asked; }
-Profiling::Profiling(Profiler* p) : before_(std::exchange(asked, p)) {}
-Profiling::~Profiling() { asked = before_; }
+Profiler* profiler() { return scoped ? scoped : profiler_of_process(); }
+Profiler* scoped_profiler() { return scoped; }
+Profiling::Profiling(Profiler* p) : before_(std::exchange(scoped, p)) {}
+Profiling::~Profiling() { scoped = before_; }
 
 namespace detail {
 Profile profiled(void (*call)(const void*), const void* f) {
@@ -311,12 +312,12 @@ Profile profiled(void (*call)(const void*), const void* f) {
          "nothing runs inside of jit, grad, vmap or scan; profile the function that jit returned");
   constexpr int runs = 3;
   Profiler mine;
-  Profiling told(&mine);
+  Profiling recording(&mine);
   call(f);
   mine.forget_times();
   auto began = seconds_now();
   for (int k = 0; k < runs; ++k) call(f);
-  return mine.summary(runs, seconds_now() - began - mine.left_out());
+  return mine.summary(runs, seconds_now() - began - mine.excluded_time());
 }
 }  // namespace detail
 

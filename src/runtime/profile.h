@@ -26,50 +26,51 @@ class Profiler {
            const std::vector<void*>& results, void* arena, program::Communicator*);
   void forget_times();  // what follows is warm
   // of the time of calls: what would not be done but for the profile
-  void leave_out(double seconds);
-  double left_out() const { return left_out_; }
+  void exclude_time(double seconds);
+  double excluded_time() const { return excluded_time_; }
   Profile summary(int runs, double wall_s) const;
   bool keep_events = false;
   std::string trace(const std::string& process) const;  // JSON that Chrome and Perfetto open
 
  private:
-  struct Spent {
+  struct Totals {
     double calls = 0, seconds = 0;
-    double made = 0;  // of calls: the shares of their products that are worth making
+    double computed = 0;  // of calls: the shares of their products that are worth making
   };
-  struct Known {  // a Program whose rows are there
+  struct KnownProgram {  // a Program whose rows are there
     std::shared_ptr<const program::Program> program;
     std::unordered_map<const program::Step*, int> row_of;
     int call = 0;  // the row of whole calls
     bool was_called = false;
     // of the first call, while it is the only one: by row
-    std::vector<std::pair<int, Spent>> first;
+    std::vector<std::pair<int, Totals>> first;
   };
   struct Row : StepProfile {
     std::string products;  // dtype of a contraction
-    double made = 0;       // as Spent::made
+    double computed = 0;   // as Spent::made
     bool is_call = false;
   };
   struct Event {
     int row = 0, device = 0, thread = 0;
     double began = 0, seconds = 0;
-    double made = 1;  // of its products, the share that was worth making
-    int beside = 1;   // threads that ran turns side by side then
+    double computed = 1;         // of its products, the share that was worth making
+    int concurrent_threads = 1;  // threads that ran turns side by side then
   };
   class Recording;
-  Known& known(const Compiled&);
-  struct Around {                     // a step
+  KnownProgram& known(const Compiled&);
+  struct LoopContext {                // a step
     int loops = 0, side_by_side = 1;  // see StepProfile
   };
-  void describe(const program::Program&, const std::vector<program::Step>&, Around, Known&);
+  void describe(const program::Program&, const std::vector<program::Step>&, LoopContext,
+                KnownProgram&);
   int row(Row);
 
-  double start_, left_out_ = 0;
-  std::unordered_map<const program::Program*, std::unique_ptr<Known>> programs_;
+  double start_, excluded_time_ = 0;
+  std::unordered_map<const program::Program*, std::unique_ptr<KnownProgram>> programs_;
   std::vector<Row> rows_;
   std::map<std::string, int> row_of_;  // by all that a row says
   std::vector<Event> events_;
-  std::int64_t events_left_out_ = 0;
+  std::int64_t events_dropped_ = 0;
   MachineRates rates_;
 };
 
@@ -89,7 +90,7 @@ class Profiling {
 };
 // That of the scope, which a thread that works for this one is given. While there is one donated
 // arguments stay.
-Profiler* asked_profiler();
+Profiler* scoped_profiler();
 
 // What a step reads and writes of memory, in bytes, each element once; of a loop: nothing.
 struct Traffic {

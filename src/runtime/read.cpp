@@ -36,7 +36,7 @@ template <class T> std::vector<T> converted(const KnownNode& k) {
       out[std::size_t(i)] = T(v.real);
     else
       out[std::size_t(i)] =
-          n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
+          n.dtype == DType::u64 && v.integer < 0 ? std::numeric_limits<T>::max() : v.integer;
   }
   return out;
 }
@@ -44,38 +44,38 @@ template <class T> std::vector<T> converted(const KnownNode& k) {
 }  // namespace
 
 const NamedArray& NamedArray::eval(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   with_value(*this);
   return *this;
 }
 void eval(std::span<const NamedArray> arrays, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Nodes nodes;
   for (auto& a : arrays)
     if (!a.empty()) nodes.push_back(a.node());
   evaluate(nodes);
 }
 double NamedArray::item(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   auto known = with_value(*this);
   if (known.node.size() != 1)
     fail("item", "expected one value, got " + haliax::to_string(known.node.axes));
   return converted<double>(known)[0];
 }
 std::vector<float> NamedArray::floats(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   return converted<float>(with_value(*this));
 }
 std::vector<double> NamedArray::doubles(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   return converted<double>(with_value(*this));
 }
 std::vector<std::int64_t> NamedArray::integers(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   return converted<std::int64_t>(with_value(*this));
 }
 std::vector<std::byte> NamedArray::bytes(SourceLocation at) const {
-  Here here(at);
+  CallSite here(at);
   auto known = with_value(*this);
   return {known.value->data(), known.value->data() + known.node.bytes()};
 }

@@ -37,7 +37,7 @@ std::atomic<const std::string*>& default_name() {
 }  // namespace
 
 void set_default_backend(const std::string& name, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   backend(name);
   default_name() = kept(name);
 }
@@ -51,8 +51,9 @@ Compiled finish(Compilation& c, const std::string& name, bool executable) {
   run(c, Stage::device, Stage::program);
   c.program->called = c.options.called;
   auto& device = backend(name);
-  if (executable) c.program->number = number_of(device, c.options.mesh, c.program->device);
-  Compiled out{c.program, nullptr, {device, c.program->number}, c.captured};
+  if (executable)
+    c.program->backend_device = backend_device_of(device, c.options.mesh, c.program->device);
+  Compiled out{c.program, nullptr, {device, c.program->backend_device}, c.captured};
   if (executable) out.executable = device.compile(out.program);
   return out;
 }
@@ -67,7 +68,7 @@ Compiled compile(const Nodes& roots, const std::string& name) {
 std::unique_ptr<CallMemory> Compiled::for_call() const {
   return std::make_unique<CallMemory>(CallMemory{memory.arena(program->arena_bytes)});
 }
-std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given,
+std::vector<BufferPtr> call(const Compiled& c, const std::vector<ArgumentValue>& given,
                             program::Communicator* communicator, bool* began) {
   auto& p = *c.program;
   auto mine = c.idle.take();
@@ -78,7 +79,7 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given,
   std::vector<BufferPtr> made(std::size_t(p.results)), captured;
   for (std::size_t k = 0; k < given.size(); ++k) {
     arguments.push_back(given[k].data);
-    if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].keeps;
+    if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].owner;
   }
   if (!c.captured.empty()) {
     GraphReader reader;
@@ -90,7 +91,7 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given,
   for (auto& b : captured) arguments.push_back(c.memory.address(*b));
   for (std::size_t r = 0; r < made.size(); ++r) {
     bool taken_over = bool(made[r]);
-    if (!taken_over) made[r] = c.memory.fresh(p.slot(p.result_slots[r]).bytes);
+    if (!taken_over) made[r] = c.memory.allocate(p.slot(p.result_slots[r]).bytes);
     results.push_back(taken_over ? nullptr : c.memory.address(*made[r]));
   }
   if (began) *began = true;
@@ -99,7 +100,7 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given,
     told->run(c, arguments, results, arena, communicator);
   else
     c.executable->run(arguments, results, arena, communicator);
-  c.idle.leave(std::move(mine));
+  c.idle.put(std::move(mine));
   return made;
 }
 

@@ -17,15 +17,15 @@ CompileOptions options_for(const std::string& backend_name, std::string called);
 Compiled finish(Compilation&, const std::string& backend_name, bool executable = true);
 
 // An argument: where it lies in the device's memory, and what keeps it there (null: somebody else).
-struct Given {
-  BufferPtr keeps;
+struct ArgumentValue {
+  BufferPtr owner;
   void* data = nullptr;
 };
 // Runs it: the arguments, then what it captured; results get memory of their own, or that of the
 // argument they take over. Several threads may run one at once. `began`: becomes true when there is
 // memory for all, and the first step is next.
-std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, program::Communicator*,
-                            bool* began = nullptr);
+std::vector<BufferPtr> call(const Compiled&, const std::vector<ArgumentValue>&,
+                            program::Communicator*, bool* began = nullptr);
 
 // Gives each of them a value (evaluate.cpp). What other threads are computing is waited for.
 void evaluate(const Nodes& roots);

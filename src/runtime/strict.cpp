@@ -12,17 +12,17 @@
 
 namespace haliax {
 
-void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
+void refuse_gathers(const std::vector<PlannedCollective>& moves, const Mesh& mesh) {
   for (auto& m : moves) {
-    if (!m.gathers() || m.asked != Asked::nobody) continue;
+    if (!m.gathers() || m.reason != GatherReason::unrequested) continue;
     fail_at(m.origin, "strict",
             fmt::format("{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked "
                         "for it; cut it so that each device "
                         "has what it needs, or ask for the gather by shard",
                         cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes,
-                        m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns,
-                                                  loops_of(m, mesh))
-                                    : ""));
+                        m.iterations > 1 ? fmt::format(" in each of {:.0f} turns over {}",
+                                                       m.iterations, loops_of(m, mesh))
+                                         : ""));
   }
 }
 
@@ -41,10 +41,11 @@ void refuse_mappings(const Nodes& roots, const Nodes& inputs,
   auto see = [&](const Node& n) {
     for (auto& a : n.axes) known.push_back(std::string(a.name.text()));
     mappings.push_back(n.origin.mapping.get());
-    if (n.op == &prim::kPin) mappings.push_back(prim::pin_of(n).mapping.get());
+    if (n.op == &prim::kShardingConstraint)
+      mappings.push_back(prim::sharding_constraint_of(n).mapping.get());
   };
   for (auto& n : inputs) see(*n);
-  for (auto& n : everything(roots)) see(*n);
+  for (auto& n : all_nodes(roots)) see(*n);
   auto unique = [](auto& list) {
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());

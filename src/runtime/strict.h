@@ -1,11 +1,11 @@
 // What strict refuses.
 #pragma once
-#include "compile/sharding/moves.h"
+#include "compile/sharding/planned_collectives.h"
 
 namespace haliax {
 
 // Raises for a gather that nobody asked for.
-void refuse_gathers(const std::vector<Move>&, const Mesh&);
+void refuse_gathers(const std::vector<PlannedCollective>&, const Mesh&);
 // Looks at the mappings given, those in scope where a node was made, and constraints. Raises for an
 // axis that no array has, and for one that cuts where there is no mesh.
 void refuse_mappings(const Nodes& roots, const Nodes& inputs,

@@ -2,7 +2,7 @@
 // was.
 #include "base/name.h"
 #include "base/where.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
 #include "transforms/leaves.h"
@@ -74,7 +74,7 @@ void refuse_tracers(const Nodes& roots, const Nodes& inputs) {
   for (auto& r : roots)
     if (auto t = position_of(*r)) refuse(r, *t);
   const std::unordered_set<NodePtr> known(inputs.begin(), inputs.end());
-  for (auto& n : everything(roots)) {  // inputs first
+  for (auto& n : all_nodes(roots)) {  // inputs first
     auto foreign = [&](const NodePtr& x) { return x && is_input(*x) && !known.count(x); };
     if (auto x = std::find_if(n->in.begin(), n->in.end(), foreign); x != n->in.end())
       refuse(n, tracer_of(**x));

@@ -28,7 +28,7 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   for (auto& n : inputs) goals.insert(n.get());
   auto depends = dependents(roots, goals);
   Nodes out;
-  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
     if (goals.count(n.get())) return;
     if (depends.count(n.get()))
       append(todo, n->in);
@@ -49,20 +49,20 @@ Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operan
 struct Checkpointed : CustomVjp {
   Nodes outs, inputs;  // the trace: results, in terms of stand-ins and what was captured
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
-    Nodes again;
+    Nodes recomputed;
     Rewrite to;
     for (std::size_t k = 0; k < inputs.size(); ++k) {
       // not before the cotangent is there
-      again.push_back(prim::barrier(operands[results + k], gs[0]));
-      to[inputs[k].get()] = again.back();
+      recomputed.push_back(prim::barrier(operands[results + k], gs[0]));
+      to[inputs[k].get()] = recomputed.back();
     }
-    auto ys = with_score_borders(substitute(outs, to), context().scores_budget,
-                                 context().loop_depth, again);
-    auto back = vjp(ys, gs, again);
+    auto ys = with_score_boundaries(substitute(outs, to), context().scores_budget,
+                                    context().loop_depth, recomputed);
+    auto back = vjp(ys, gs, recomputed);
     // an array that is two operands has one cotangent, of both
     std::unordered_set<const Node*> counted;
     for (std::size_t k = 0; k < back.size(); ++k)
-      if (!counted.insert(again[k].get()).second) back[k] = nullptr;
+      if (!counted.insert(recomputed[k].get()).second) back[k] = nullptr;
     return back;
   }
   std::string fault(const Nodes& operands) const override {
@@ -87,7 +87,7 @@ struct Checkpointed : CustomVjp {
 // Carries of loops around, that some of these are made of: their ids.
 std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
   std::unordered_set<std::uint64_t> out;
-  walk(nodes, [&](const NodePtr& n, Nodes& todo) {
+  traverse(nodes, [&](const NodePtr& n, Nodes& todo) {
     if (n->op == &prim::kCarry)
       out.insert(n->id);
     else if (!n->free.empty())
@@ -96,7 +96,7 @@ std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
   return out;
 }
 
-struct ByHand : CustomVjp {
+struct UserCustomVjp : CustomVjp {
   std::shared_ptr<void> self;
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
   std::vector<bool> given_in, given_out;  // which leaves are there
@@ -171,14 +171,14 @@ Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at) {
   auto operands = substitute(c->outs, to);
   append(operands, given);
   append(operands, more);
-  settle_effects();
+  run_ready_effects();
   return results_of(c, operands, traced);
 }
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self,
                   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {
   Tracing tracing;
   GraphReader reader;
-  auto c = std::make_shared<ByHand>();
+  auto c = std::make_shared<UserCustomVjp>();
   auto outs = called(forward, in);
   auto operands = nodes_of(outs);
   c->self = std::move(self);

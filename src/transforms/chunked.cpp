@@ -19,7 +19,7 @@ namespace {
 // Can there be a gradient below x? Not below ids, a mask, a draw.
 bool has_gradient(const NodePtr& x) {
   bool found = false;
-  walk({x}, [&](const NodePtr& n, Nodes& todo) {
+  traverse({x}, [&](const NodePtr& n, Nodes& todo) {
     if (found || !is_float(n->dtype) || prim::is_number(n) || n->op == &prim::kIota) return;
     found = n->op->kind != Kind::map && n->op->kind != Kind::view;
     append(todo, n->in);
@@ -28,8 +28,8 @@ bool has_gradient(const NodePtr& x) {
 }
 constexpr int kTraced = -1;  // `after` of a call that is being traced
 // Empty: the result has none of it.
-Name walked_name(const NodePtr& result, const Attr& key) {
-  return walked_names(everything({result}), key)[result.get()];
+Name tiled_name(const NodePtr& result, const Attr& key) {
+  return tiled_axis_names(all_nodes({result}), key)[result.get()];
 }
 bool has_entered(const NodePtr& n, const Attr& key) {
   auto below = level_of({n}, nullptr);
@@ -40,7 +40,7 @@ bool has_entered(const NodePtr& n, const Attr& key) {
 // captured arrays alone has never entered.
 NodePtr left(const NodePtr& n, const Attr& key) {
   if (!has_entered(n, key)) return n;
-  auto axis = walked_axis(key).name, mine = walked_name(n, key);
+  auto axis = tiled_axis(key).name, mine = tiled_name(n, key);
   if (!mine || mine == axis) return prim::leave(n, key);
   return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine},
                       {mine, axis});
@@ -73,7 +73,7 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
 
 }  // namespace
 
-std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr& key) {
+std::unordered_map<const Node*, Name> tiled_axis_names(const Nodes& all, const Attr& key) {
   std::unordered_map<const Node*, Name> names;
   auto learn = [&](const Node& n, const NodePtr& x, std::size_t k) {
     auto known = names.find(x.get());
@@ -85,7 +85,7 @@ std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr&
   for (auto& n : all) {
     if (n->op == &prim::kLeave && n->attr == key) continue;
     if (n->op == &prim::kEnter && n->attr == key)
-      names[n.get()] = walked_axis(key).name;
+      names[n.get()] = tiled_axis(key).name;
     else if (is_loop_result(*n))
       learn(*n, result_of(*n).value[0], 0);
     else
@@ -94,7 +94,7 @@ std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr&
   }
   return names;
 }
-int calls_below(const Nodes& x, ChunkKey call) {
+int preceding_calls(const Nodes& x, ChunkKey call) {
   int count = 0;
   for (auto& n : level_of(x, nullptr)) {
     if (n->op != &prim::kEnter) continue;
@@ -104,8 +104,8 @@ int calls_below(const Nodes& x, ChunkKey call) {
   }
   return count;
 }
-Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index,
-               const std::function<bool(const NodePtr&)>& inside, const Attr& key) {
+Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
+                      const std::function<bool(const NodePtr&)>& inside, const Attr& key) {
   Rewrite in, out;  // what nodes inside, and those outside, see of a node inside
   Rewrite old;      // of borders in a row: those that were there
   for (auto& n : level) {
@@ -124,7 +124,7 @@ Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index,
       else
         operands.push_back(prim::enter(y, key));
     }
-    At here(n->origin);
+    OriginScope here(n->origin);
     auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
     if (enters) old[n.get()] = made;
     in[n.get()] = enters ? prim::enter(made, key) : made;
@@ -134,17 +134,17 @@ Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index,
 }
 Attr ChunkKey::attr() const {
   Attr a{.names = {axis},
-         .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after}};
-  a.names.insert(a.names.end(), walked.begin(), walked.end());
+         .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after, scores}};
+  a.names.insert(a.names.end(), tiled_axes.begin(), tiled_axes.end());
   a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
   return a;
 }
 ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
-  auto walked = walked_axis(a);
-  k.axis = walked.name;
-  k.walked = {a.names.begin() + 1, a.names.end()};
-  k.size = walked.size;
+  auto tiled = tiled_axis(a);
+  k.axis = tiled.name;
+  k.tiled_axes = {a.names.begin() + 1, a.names.end()};
+  k.size = tiled.size;
   k.depth = int(a.ints[1]);
   k.memory = a.ints[2];
   k.form = int(a.ints[3]);
@@ -153,13 +153,14 @@ ChunkKey ChunkKey::of(const Attr& a) {
   k.reverse = a.ints[6] != 0;
   k.blocks = int(a.ints[7]);
   k.after = int(a.ints[8]);
-  k.chunks = {a.ints.begin() + 9, a.ints.end()};
+  k.scores = a.ints[9] != 0;
+  k.chunks = {a.ints.begin() + 10, a.ints.end()};
   return k;
 }
 bool ChunkKey::same_call(const ChunkKey& o) const {
   auto call = [](const ChunkKey& k) {
-    return std::tie(k.depth, k.inside, k.after, k.memory, k.form, k.keep, k.reverse, k.walked,
-                    k.chunks);
+    return std::tie(k.depth, k.scores, k.inside, k.after, k.memory, k.form, k.keep, k.reverse,
+                    k.tiled_axes, k.chunks);
   };
   return call(*this) == call(o);
 }
@@ -184,9 +185,9 @@ void check_options(const AxisSelection& selection, const ChunkOptions& options) 
   if (options.memory < 0) fail(op, "a budget of {} bytes; it must be positive", options.memory);
   if (options.chunk.has_value() + !options.chunks.empty() + (options.memory > 0) > 1)
     fail(op, "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
-  auto walked = selection.items().size();
-  if (!options.chunks.empty() && options.chunks.size() != walked)
-    fail(op, "{} chunks for {} walked axes", options.chunks.size(), walked);
+  auto tiled = selection.items().size();
+  if (!options.chunks.empty() && options.chunks.size() != tiled)
+    fail(op, "{} chunks for {} walked axes", options.chunks.size(), tiled);
   for (auto c : options.chunks) positive(c);
 }
 // What the caller has said, and the size of each walked axis.
@@ -205,8 +206,8 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
       if (has(n->axes, s.name)) size = ops::axis_of(op, n, s).size;
     if (size < 0)
       fail(op, "no array has the walked axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
-    if (has(call.walked, s.name)) fail(op, "axis {} is named twice", s.name);
-    call.walked.push_back(s.name);
+    if (has(call.tiled_axes, s.name)) fail(op, "axis {} is named twice", s.name);
+    call.tiled_axes.push_back(s.name);
     sizes.push_back(size);
   }
   call.chunks = options.chunks;
@@ -235,7 +236,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i] <= 1) continue;  // nothing to walk
-      call.axis = call.walked[i];
+      call.axis = call.tiled_axes[i];
       call.size = sizes[i];
       call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
@@ -252,16 +253,16 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   --context().chunked_calls;
   auto outs = nodes_of(results);
   // What f has captured decides which region it is.
-  call.after = calls_below(outs, call);
+  call.after = preceding_calls(outs, call);
   // In a loop around, what is walked changes from turn to turn if anything in the call does: a
   // region is in one place.
   for (auto& n : topological(outs)) {
     auto varies = [&](auto& o) { return o->varies_with(n.get()); };
     if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), varies)) continue;
     arguments = mapped(arguments, [&](const NodePtr& x) {
-      bool walks = std::any_of(call.walked.begin(), call.walked.end(),
-                               [&](Name a) { return has(x->axes, a); });
-      return walks && !varies(x) ? prim::barrier(x, n) : x;
+      bool is_tiled = std::any_of(call.tiled_axes.begin(), call.tiled_axes.end(),
+                                  [&](Name a) { return has(x->axes, a); });
+      return is_tiled && !varies(x) ? prim::barrier(x, n) : x;
     });
   }
   const auto inside = entered();
@@ -274,7 +275,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     outs = capturing(outs, *k);
   }
   if (options.form == ChunkForm::recompute)  // the gradient is a sweep of its own
-    for (auto& n : outs) n = prim::awaited(n);
+    for (auto& n : outs) n = prim::gradient_barrier(n);
   auto next = outs.begin();
   results = mapped(results, [&](const NodePtr&) { return *next++; });
   return {results, outs, call, keys};

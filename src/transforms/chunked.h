@@ -10,8 +10,6 @@ namespace haliax {
 
 // bytes, or what is read if that is more
 inline constexpr std::int64_t kUsualBudget = std::int64_t(32) << 20;
-// ChunkKey::inside of borders that nobody wrote: they may be dropped
-inline constexpr int kOfScores = 1 << 20;
 // What the borders of a chunked_reduce say. Equal ones are the same region, so that what two losses
 // of one array share is shared.
 struct ChunkKey {
@@ -20,9 +18,11 @@ struct ChunkKey {
   int depth = 0, inside = 0;          // loops around the call; other calls around it
   int form = 0, keep = 0;             // a ChunkForm, a ChunkKeep
   int after = 0;  // alike calls that it waits for, one after another: each is a region of its own
-  bool reverse = false;              // the last chunk first
-  int blocks = 1;                    // devices that share the axis, each a part of it
-  Names walked;                      // all walked axes
+  bool reverse = false;  // the last chunk first
+  int blocks = 1;        // devices that share the axis, each a part of it
+  // a region of attention scores, which the compiler found: its boundaries may be dropped
+  bool scores = false;
+  Names tiled_axes;                  // all walked axes
   std::vector<std::int64_t> chunks;  // of each; none: from the memory
   Attr attr() const;
   static ChunkKey of(const Attr&);
@@ -31,14 +31,14 @@ struct ChunkKey {
 
 // What nodes between these borders, of nodes with inputs first, call the walked axis, which f may
 // have renamed. A fold along it is not among them: what follows lies outside.
-std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr& key);
+std::unordered_map<const Node*, Name> tiled_axis_names(const Nodes& all, const Attr& key);
 // How many alike calls, one after another, lie below: x waits for them. What they make is not of
 // this call's region.
-int calls_below(const Nodes& x, ChunkKey call);
+int preceding_calls(const Nodes& x, ChunkKey call);
 // The roots, of one level, with borders around what lies inside: the new ones come after the old
 // ones.
-Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index,
-               const std::function<bool(const NodePtr&)>& inside, const Attr& key);
+Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
+                      const std::function<bool(const NodePtr&)>& inside, const Attr& key);
 // devices of the mesh in scope that the mapping cuts it for
 int blocks_of(Name axis, const Mapping*);
 
@@ -47,7 +47,7 @@ struct TracedChunks {
   Leaves results;
   Nodes outs;
   ChunkKey call;
-  std::vector<Attr> borders;  // one for each walked axis that has positions
+  std::vector<Attr> boundaries;  // one for each walked axis that has positions
 };
 TracedChunks trace_chunks(const AxisSelection&, const ChunkOptions&, const Leaves& xs,
                           detail::LeafFunction f);

@@ -19,9 +19,9 @@ struct TracedSide {
 
 // What a side reads that was there before it is read in the turn: all that is made of it is made
 // there, or not at all.
-Nodes inside_turn(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
+Nodes inside_iteration(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
   Rewrite to;
-  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
     if (n->id > newest) return add_reads(n, todo);
     if (n->op->kind == Kind::leaf && n->op->cheap) return;
     to[n.get()] = prim::barrier(n, index);
@@ -76,8 +76,8 @@ Leaves picked(const NodePtr& which, const Sides& sides) {
 // A loop for each side, which starts from what the one before has left.
 Leaves one_run(const NodePtr& which, const Sides& sides) {
   auto& c = context();
-  const Axis turn("(turn)", 1);
-  const auto index = prim::index(turn, 0, 1, c.loop_depth);
+  const Axis once("(once)", 1);
+  const auto index = prim::index(once, 0, 1, c.loop_depth);
   const auto newest = prim::input({}, DType::f32)->id;  // what the sides make is newer
   std::vector<TracedSide> traced;
   ++c.loop_depth;
@@ -99,10 +99,10 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
     auto& effects = *traced[s].effects;
     auto roots = nodes_of(traced[s].values);
     if (effects.any()) roots.push_back(effects.last());
-    roots = inside_turn(roots, index, newest);
+    roots = inside_iteration(roots, index, newest);
     if (effects.any()) effects.replace_last(roots.back());
     Loop l;
-    l.axis = turn;
+    l.axis = once;
     l.index = {index};
     l.drop = true;
     auto flag = prim::carry(index, {}, DType::boolean);
@@ -139,9 +139,9 @@ static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
   return which->axes.empty() ? one_run(which, sides) : picked(which, sides);
 }
 Leaves chosen(const NamedArray& given, const Sides& sides) {
-  Here here(sides.at);
+  CallSite here(sides.at);
   auto out = traced_sides(given, sides);
-  settle_effects(out);
+  run_ready_effects(out);
   return out;
 }
 

@@ -75,14 +75,14 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen,
     // Inside vmap each position has a gradient of its own, also by what is shared.
     auto path = path_of(n, paths[k]);
     if (!paths[k].empty()) n->field.note(module_path(paths[k]));
-    if (auto& noted = context().gradients) noted->take_by(path);
+    if (auto& noted = context().gradients) noted->add_parameter(path);
     out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path));
   }
   return out;
 }
 
 Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (ys.size() != gs.size())
     fail("vjp", "the result has {} arrays and its cotangent {}", ys.size(), gs.size());
   Nodes y, g, x;
@@ -95,14 +95,14 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
   }
   for (auto& n : nodes_of(wrt))
     if (is_tracer(n)) x.push_back(n);
-  if (!x.empty()) y = with_score_borders(y, context().scores_budget, context().loop_depth, x);
+  if (!x.empty()) y = with_score_boundaries(y, context().scores_budget, context().loop_depth, x);
   auto d = vjp(y, g, x);
   auto next = d.begin();
   return mapped(wrt,
                 [&](const NodePtr& n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });
 }
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (loss.empty()) fail("grad", "the function gave no array");
   if (loss.ndim() != 0)
     fail("grad",
@@ -117,7 +117,7 @@ Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
 
 std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents,
                               SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Tracing tracing;
   if (primals.size() != tangents.size())
     fail("jvp", "there are {} arrays and {} tangents", primals.size(), tangents.size());

@@ -1,6 +1,6 @@
 #include "transforms/gradient_names.h"
 
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
@@ -31,7 +31,7 @@ std::optional<Nodes> operands(const Node& n) {
 const std::optional<Names>& Gradients::made_of(const NodePtr& root) {
   Nodes order;
   auto is_new = [&](const Node& n) { return !made_of_.count(n.id); };
-  walk({root}, is_new, [&](const NodePtr& n, Nodes& todo) {
+  traverse({root}, is_new, [&](const NodePtr& n, Nodes& todo) {
     order.push_back(n);
     if (auto in = operands(*n)) append(todo, *in);
   });

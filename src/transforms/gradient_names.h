@@ -15,8 +15,8 @@ void add_names(Names& to, const Names&);  // those that are not there yet
 // Origin::traced tells.
 class Gradients {
  public:
-  void take_by(Name parameter) { add_names(taken_by_, {parameter}); }
-  bool taken_by(Name n) const { return n && has(taken_by_, n); }
+  void add_parameter(Name parameter) { add_names(parameters_, {parameter}); }
+  bool is_parameter(Name n) const { return n && has(parameters_, n); }
   void note(const NodePtr& of, const NodePtr& cotangent);  // a term, or all of it
   const Names& parameters(const Node& cotangent) const;    // none: it is no gradient
 
@@ -25,7 +25,7 @@ class Gradients {
   const std::optional<Names>& made_of(const NodePtr&);
   std::unordered_map<std::uint64_t, std::optional<Names>> made_of_;  // by id
   std::unordered_map<std::uint64_t, Names> of_;                      // by id, as traced
-  Names taken_by_;  // some of which may be reached by none
+  Names parameters_;  // some of which may be reached by none
 };
 
 }  // namespace haliax

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "haliax/transforms.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 
 namespace haliax {
 

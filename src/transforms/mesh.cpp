@@ -25,7 +25,7 @@ std::string shown(const std::vector<std::string>& mesh_axes) {
 
 Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
     : axes_(std::move(given)) {
-  Here here(at);
+  CallSite here(at);
   std::pair<std::string, int>* open = nullptr;
   std::int64_t others = 1;
   int split = 0;
@@ -46,8 +46,8 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
            size);
     others *= size;
     split += size > 1;
-    if (split >= Cut::most)
-      fail("mesh", "a mesh has fewer than {} axes of more than one device", int(Cut::most));
+    if (split >= MeshAxes::most)
+      fail("mesh", "a mesh has fewer than {} axes of more than one device", int(MeshAxes::most));
     if (others > kMostDevices)
       fail("mesh", "the mesh {} has more than {} devices", *this, int(kMostDevices));
   }
@@ -71,7 +71,7 @@ int Mesh::size(std::string_view axis, SourceLocation at) const {
     if (name == axis) return size;
     known.push_back(name);
   }
-  Here here(at);
+  CallSite here(at);
   fail("mesh", "there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "),
        did_you_mean(axis, known));
 }
@@ -105,7 +105,7 @@ Mapping::Entry::Entry(const Axis& a, std::vector<std::string> m)
 Mapping::Entry::Entry(Name a, std::nullopt_t) : axis(a) {}
 Mapping::Mapping(std::initializer_list<Entry> e, SourceLocation at) : Mapping(of(e, at)) {}
 Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   Mapping m;
   for (auto& e : entries) {
     auto axis = e.axis;
@@ -152,7 +152,7 @@ use_mesh::use_mesh(Mesh m) : outer_(context().mesh) {
 }
 use_mesh::~use_mesh() { context().mesh = outer_; }
 axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().origin.mapping) {
-  Here here(at);
+  CallSite here(at);
   require_axes_here("axis_mapping", m);
   context().origin.mapping = std::make_shared<const Mapping>(std::move(m));
 }
@@ -179,7 +179,7 @@ static Mapping mapping_in_scope() {
 }
 
 PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (axes.all())
     fail("pspec_for_axis", "name the axes; `{}` would be those of an array, and there is none");
   require_axes_here("pspec_for_axis", m);
@@ -197,7 +197,7 @@ std::string to_string(const PartitionSpec& s) {
 }
 std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m,
                                             SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   require_axes_here("physical_axis_name", m);
   return mesh_axes_of(axis.name, m);
 }
@@ -206,12 +206,13 @@ std::vector<std::string> physical_axis_name(const AxisSelector& axis, SourceLoca
 }
 std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& m,
                                                SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto mesh = current_mesh();
   if (!mesh) fail("physical_axis_size", "there is no mesh in scope; use_mesh puts one there");
   require_axes("physical_axis_size", m, *mesh);
   if (mesh_axes_of(axis.name, m).empty()) return {};
-  return ranks(*mesh, sharding_for({Axis(axis.name, 1)}, m, *mesh, "an array").cut(axis.name));
+  return ranks(*mesh,
+               sharding_for({Axis(axis.name, 1)}, m, *mesh, "an array").mesh_axes(axis.name));
 }
 std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, SourceLocation at) {
   return physical_axis_size(axis, mapping_in_scope(), at);
@@ -232,18 +233,18 @@ static void check(const Node& x, const Mapping& m) {
   require_axes_here("shard", m);
 }
 NamedArray shard(Arr x, const Mapping& m) {
-  Here here(x.at());
+  CallSite here(x.at());
   auto n = ops::node_of("shard", x);
   check(*n, m);
   auto by = std::make_shared<const Mapping>(m);
-  if (context().tracing > 0) return NamedArray(prim::pin(n, by));
+  if (context().tracing > 0) return NamedArray(prim::sharding_constraint(n, by));
   auto mesh = current_mesh();
   if (mesh) {
     require_devices("shard", *mesh);
     NamedArray(n).eval(context().origin.at);
   }
   // the same memory; or it waits for a mesh
-  auto out = mesh ? make_data(n->value.get(), n->axes, n->dtype) : prim::pin(n, by);
+  auto out = mesh ? make_data(n->value.get(), n->axes, n->dtype) : prim::sharding_constraint(n, by);
   const_cast<Node&>(*out).placement =
       std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});
   return NamedArray(out);
@@ -255,18 +256,18 @@ NamedArray shard(Arr x) {
 NamedArray auto_sharded(Arr x) {
   auto m = current_mapping();
   if (!m) return x;
-  Here here(x.at());
+  CallSite here(x.at());
   return ops::constrained("shard", NamedArray(ops::node_of("auto_sharded", x)));
 }
 NamedArray ops::constrained(const char* op, const NamedArray& x) {
   auto m = current_mapping();
   if (!m) return x;
   check(*x.node(), *m);
-  return NamedArray(prim::pin(x.node(), m, op));
+  return NamedArray(prim::sharding_constraint(x.node(), m, op));
 }
 std::shared_ptr<const Placement> placement(const NamedArray& a) {
   auto p = !a.empty() ? a.node()->placement : nullptr;
-  if (!p || !waits(*p)) return p;
+  if (!p || !is_unplaced(*p)) return p;
   auto mesh = current_mesh();
   if (!mesh) return nullptr;
   require_axes("shard", p->mapping, *mesh);

@@ -23,8 +23,8 @@ void add_reads(const NodePtr& n, Nodes& out) {
   }
 }
 
-bool is_border(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
-std::unordered_set<const Node*> between_borders(const Nodes& all) {
+bool is_region_boundary(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
+std::unordered_set<const Node*> inside_regions(const Nodes& all) {
   std::unordered_set<const Node*> out;
   for (auto& n : all) {
     bool in = n->op == &prim::kEnter;
@@ -38,14 +38,14 @@ std::unordered_set<const Node*> between_borders(const Nodes& all) {
 // inputs first.
 template <class Want> static Nodes wanted_below(const Nodes& roots, const Want& want) {
   Nodes out;
-  walk(roots, want, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, want, [&](const NodePtr& n, Nodes& todo) {
     add_reads(n, todo);
     out.push_back(n);
   });
   sort_by_age(out);
   return out;
 }
-Nodes everything(const Nodes& roots) {
+Nodes all_nodes(const Nodes& roots) {
   return wanted_below(roots, [](const Node&) { return true; });
 }
 
@@ -63,12 +63,12 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 }
 
 Nodes level_of(const Nodes& roots, const Node* index) {
-  if (!index) return everything(roots);
+  if (!index) return all_nodes(roots);
   // What the body of a loop of this level makes of its own carries varies with that loop's index
   // alone.
   std::unordered_set<const Node*> within{index};
   return wanted_below(roots, [&](const Node& n) {
-    bool in = is_border(n) || varies_with(n, within);
+    bool in = is_region_boundary(n) || varies_with(n, within);
     if (in && n.op == &kLoop)
       for (auto& i : loop_of(n).index) within.insert(i.get());
     return in;
@@ -106,7 +106,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
   auto order = wanted_below(roots, [&](const Node& n) {
     return !to.count(&n) && (!inside || n.varies_with(inside)) && !(same && same->count(&n));
   });
-  At follow;
+  OriginScope follow;
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;
     follow(n->origin);
@@ -136,7 +136,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
       if (n->op == &kResult && in[0]->op == &kLoop)
         made = loop_result(in[0], result_number(*n));
       else
-        made = prim::remade(*n, std::move(in), n->axes);
+        made = prim::rebuilt(*n, std::move(in), n->axes);
     }
     if (!changed && same) same->insert(n.get());
   }
@@ -145,7 +145,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
   return out;
 }
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
-  At follow(old->origin);
+  OriginScope follow(old->origin);
   auto made = make_loop(std::move(by));
   for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) {
     to.held.push_back(loop_result(old, k));
@@ -157,7 +157,7 @@ NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{r
 
 Nodes with_values_as_data(const Nodes& roots) {
   Rewrite to;
-  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
     if (n->value && n->op->kind != Kind::leaf)
       to[n.get()] = make_data(n->value.get(), n->axes, n->dtype);
     else
@@ -203,7 +203,7 @@ Nodes copied(const Nodes& roots) {
     }
     return make(*n.op, std::move(in), n.axes, n.dtype, std::move(attr));
   };
-  At follow;
+  OriginScope follow;
   for (auto* n : order) {
     follow(n->origin);
     to.find(n)->second = copy(*n);
@@ -242,14 +242,14 @@ std::unordered_set<const Node*> dependents(const Nodes& roots,
   return out;
 }
 
-Nodes strip_wraps(const Nodes& roots, bool keep_borders) {
+Nodes strip_wraps(const Nodes& roots, bool keep_boundaries) {
   Rewrite to;
-  for (auto& n : everything(roots)) {  // inputs first: a wrap of a wrap
+  for (auto& n : all_nodes(roots)) {  // inputs first: a wrap of a wrap
     bool group = n->op == &kResult && n->in[0]->op == &kCustomVjp;
-    bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin ||
-                 n->op == &kCustomVjp;
+    bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier ||
+                 n->op == &prim::kShardingConstraint || n->op == &kCustomVjp;
     if (stays && !group) continue;
-    if (keep_borders && is_border(*n)) continue;
+    if (keep_boundaries && is_region_boundary(*n)) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[result_number(*n)] : n->in[0], to);
   }
   return to.empty() ? roots : substitute(roots, to);

@@ -4,7 +4,7 @@
 #include <unordered_set>
 
 #include "graph/loop.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 
 namespace haliax {
 
@@ -21,9 +21,9 @@ struct Rewrite : std::unordered_map<const Node*, NodePtr> {
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr,
                  std::unordered_set<const Node*>* same = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
-// The graph below the roots as nodes of the domain in scope (OwnNodes), loop bodies included: what
-// is compiled, while other threads read values and so make nodes forget how they were made. What
-// has a value is data; data and inputs stay. In a GraphReader.
+// The graph below the roots as nodes of the domain in scope (NodeDomainScope), loop bodies
+// included: what is compiled, while other threads read values and so make nodes forget how they
+// were made. What has a value is data; data and inputs stay. In a GraphReader.
 Nodes copied(const Nodes& roots);
 // The roots with data in place of what has a value and remembers how it was made, as it does inside
 // grad.
@@ -40,7 +40,7 @@ bool varies_with(const Node&, const std::unordered_set<const Node*>& some);
 // What a node reads; of a loop also what its bodies make and carry.
 void add_reads(const NodePtr&, Nodes& out);
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
-Nodes everything(const Nodes& roots);
+Nodes all_nodes(const Nodes& roots);
 // The nodes of one level: the top (no index), or what varies in a body and the borders that it
 // reads, which a cotangent that is the same in all turns enters by; inputs first, with the bodies
 // of their loops.
@@ -48,14 +48,14 @@ Nodes level_of(const Nodes& roots, const Node* index);
 Nodes without_bodies(Nodes level);  // of its loops
 // those in their bodies are deeper
 std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* index);
-bool is_border(const Node&);  // of a region of chunks: enter, or leave
+bool is_region_boundary(const Node&);  // of a region of chunks: enter, or leave
 // What lies in a region of chunks, of nodes with inputs first: made of what enters one, and has not
 // left.
-std::unordered_set<const Node*> between_borders(const Nodes&);
+std::unordered_set<const Node*> inside_regions(const Nodes&);
 // Tracers and custom gradients have done their work once a graph is traced: what is left is the
 // value. Barriers and constraints stay; the borders of regions stay if they are to be kept, until
 // these are cut.
-Nodes strip_wraps(const Nodes& roots, bool keep_borders);
+Nodes strip_wraps(const Nodes& roots, bool keep_boundaries);
 // How many read each of these nodes: operands, results of loop bodies, roots.
 std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots);
 

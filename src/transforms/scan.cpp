@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/name.h"
-#include "base/of_thread.h"
+#include "base/per_thread.h"
 #include "base/where.h"
 #include "graph/fail.h"
 #include "ops/effect.h"
@@ -14,7 +14,7 @@
 namespace haliax {
 
 ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   std::string s(name);
   if (s == "none" || s == "save_all")
     policy = Policy::none;
@@ -30,11 +30,11 @@ ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
 namespace {
 
 // the newest, for messages
-std::vector<TracedScan>& traced_scans() { return of_thread<std::vector<TracedScan>>(); }
+std::vector<TracedScan>& traced_scans() { return per_thread<std::vector<TracedScan>>(); }
 // For the length of a trace.
-class TracedTurn {
+class TracedIteration {
  public:
-  explicit TracedTurn(const Node* index) : begin_(fresh_id()) {
+  explicit TracedIteration(const Node* index) : begin_(fresh_id()) {
     auto& all = traced_scans();
     constexpr std::size_t most = 64;
     if (all.size() >= most) {
@@ -43,14 +43,14 @@ class TracedTurn {
     }
     all.push_back({index, context().origin.at, begin_, 0});
   }
-  ~TracedTurn() {
+  ~TracedIteration() {
     for (auto& s : traced_scans())
       if (s.begin == begin_) s.end = newest_id();
   }
-  TracedTurn(const TracedTurn&) = delete;
+  TracedIteration(const TracedIteration&) = delete;
   // What varies with the index was made in this trace, or another one has left it behind.
   void check(const Nodes& made, const Node* index) const {
-    walk(
+    traverse(
         made, [&](const Node& n) { return n.varies_with(index); },
         [&](const NodePtr& n, Nodes& todo) {
           if (n.get() != index && made_at(*n) < begin_) refuse(n);
@@ -58,7 +58,7 @@ class TracedTurn {
         });
   }
   static std::uint64_t made_at(const Node& n) {
-    return std::max(n.id, n.last_made.load(std::memory_order_relaxed));
+    return std::max(n.id, n.last_created.load(std::memory_order_relaxed));
   }
 
  private:
@@ -83,8 +83,8 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
     if (!n->varies_with(s.index)) continue;
     std::uint64_t first = 0;  // of what was made in a turn, the oldest
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
-    walk({n}, varies, [&](const NodePtr& x, Nodes& todo) {
-      auto made = TracedTurn::made_at(*x);
+    traverse({n}, varies, [&](const NodePtr& x, Nodes& todo) {
+      auto made = TracedIteration::made_at(*x);
       if (x.get() != s.index && (first == 0 || made < first)) first = made;
       append(todo, x->in);
     });
@@ -158,16 +158,16 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
                                       const Leaves& xs, BodyFunction f) {
   Axis blocks(fmt::format("(blocks of {})", axis.name), count);
   const Axis block = axis.resize(axis.size / count);
-  auto turn = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
+  auto block_body = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
     std::tie(next, out) = scan(block, inside, carry, paths, x, f);
   };
   auto split = mapped(xs, [&](const NodePtr& x) {
     return find(*x, axis.name) ? prim::unflatten(x, axis.name, {blocks, block}) : x;
   });
   auto call = [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
-    (*static_cast<decltype(turn)*>(self))(carry, x, next, out);
+    (*static_cast<decltype(block_body)*>(self))(carry, x, next, out);
   };
-  auto [last, ys] = scan(blocks, around, init, paths, split, {&turn, call});
+  auto [last, ys] = scan(blocks, around, init, paths, split, {&block_body, call});
   return {last, mapped(ys, [&](const NodePtr& y) {
             return prim::flatten(y, {blocks.name, axis.name}, axis);
           })};
@@ -182,11 +182,11 @@ struct Scan {
   BodyFunction f;
 
   // Each array in the place of xs, those that have the axis as f makes them.
-  template <class F> Leaves walked(const F& f) const {
+  template <class F> Leaves sliced(const F& f) const {
     return mapped(xs, [&](const NodePtr& x) { return has(x->axes, axis.name) ? f(x) : x; });
   }
   Leaves part(std::int64_t from, std::int64_t n) const {
-    return walked([&](const NodePtr& x) { return prim::slice(x, axis.name, from, n); });
+    return sliced([&](const NodePtr& x) { return prim::slice(x, axis.name, from, n); });
   }
   // A loop over blocks, whose inside is no loop; then the positions that are left.
   std::pair<Leaves, Leaves> in_blocks(const Leaves& init) const {
@@ -220,7 +220,7 @@ struct Scan {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
       called(f, carry,
-             walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }),
+             sliced([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }),
              next, y);
       check_carry(init, next, paths);
       check_given(y, axis);
@@ -241,8 +241,8 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   auto& c = context();
   auto index = prim::index(axis, 0, 1, c.loop_depth);
   Leaves start = init;
-  const TracedTurn trace(index.get());
-  const auto slices = walked([&](const NodePtr& x) { return prim::slice_at(x, index, true); });
+  const TracedIteration trace(index.get());
+  const auto slices = sliced([&](const NodePtr& x) { return prim::slice_at(x, index, true); });
   for (int attempt = 0;; ++attempt) {
     Leaves next, y;
     const auto carry =
@@ -302,7 +302,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
 }
 
 // Of the arrays that have it, and of the selector, which must agree.
-Axis walked_axis(const AxisSelector& selector, const Leaves& xs) {
+Axis scanned_axis(const AxisSelector& selector, const Leaves& xs) {
   auto name = selector.name;
   std::int64_t size = selector.size;
   for (std::size_t k = 0; k < xs.size(); ++k) {
@@ -327,7 +327,7 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
                                              const Leaves& xs, BodyFunction f) {
   Tracing tracing;
   if (options.unroll < 1) fail("scan", "unroll must be at least 1; got {}", options.unroll);
-  Scan s{walked_axis(selector, xs), options, paths, xs, f};
+  Scan s{scanned_axis(selector, xs), options, paths, xs, f};
   auto size = s.axis.size;
   if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
     std::int64_t outer = std::int64_t(std::sqrt(double(size)));
@@ -345,18 +345,18 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
 std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options,
                                const Leaves& init, const std::vector<std::string>& paths,
                                const Leaves& xs, BodyFunction f) {
-  Here here(options.at);
+  CallSite here(options.at);
   auto out = traced_scan(selector, options, init, paths, xs, f);
   auto made = out.first;
   made.insert(made.end(), out.second.begin(), out.second.end());
-  settle_effects(made);
+  run_ready_effects(made);
   return out;
 }
 
 std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const AxisSelector& axis,
                                                  SourceLocation at) {
   auto x = a.resolve_axis(axis, at);
-  Here here(at);
+  CallSite here(at);
   if (x.size == 0) fail("reduce", "there is nothing along {} to start from; give an init", Axes{x});
   return {NamedArray(prim::slice(a.node(), x.name, 0, 1, 1, true)),
           NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
@@ -364,7 +364,7 @@ std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const Axis
 
 Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f,
                                bool reverse, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   if (xs.empty() || xs[0].empty()) fail("associative_scan", "there is nothing to scan");
   auto axis = xs[0].resolve_axis(selector, at);
   auto part = [&](const Leaves& v, std::int64_t from, std::int64_t size, std::int64_t step = 1) {

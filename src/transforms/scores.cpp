@@ -9,7 +9,7 @@
 #include "graph/fail.h"
 #include "haliax/jit.h"
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "transforms/chunked.h"
 
@@ -47,7 +47,7 @@ bool goes_along(const Node& n, Name a) {
     return false;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     auto& x = n.in[k];
-    if (!x || only_waits(n, k)) continue;
+    if (!x || is_order_only(n, k)) continue;
     for (auto& its : x->axes) {
       auto rule = along(n, k, its.name);
       bool same = rule.point == a;  // the axis, or one that becomes it
@@ -68,7 +68,7 @@ std::optional<Sides> sides_of(const Node& n) {
   if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
   auto& points = n.in[0]->axes;     // of the function
   std::vector<const Node*> arrays;  // of which it is one
-  walk(n.in, [&](const NodePtr& x, Nodes& todo) {
+  traverse(n.in, [&](const NodePtr& x, Nodes& todo) {
     bool whole = x->axes.size() == points.size();
     if (whole && x->op->kind == Kind::map)
       append(todo, x->in);
@@ -115,7 +115,7 @@ class ScoresOfLevel {
       if (n->op == &prim::kEnter && std::find(keys.begin(), keys.end(), n->attr) == keys.end())
         keys.push_back(n->attr);
     for (auto& k : keys)
-      for (auto& [n, name] : walked_names(all_, k)) bordered_.insert(n);
+      for (auto& [n, name] : tiled_axis_names(all_, k)) bordered_.insert(n);
     if (!of.empty()) {
       allowed_ = made_of(roots, of);
       for (auto& x : of) allowed_->erase(x.get());
@@ -279,10 +279,11 @@ class ScoresOfLevel {
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto& n = **i;
       auto readers = readers_.find(&n);
-      bool alone =
+      bool is_only_reader =
           readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
                                                    [&](auto* r) { return made.count(r) > 0; });
-      if (!alone || made.count(&n) || given_.count(&n) || n.in.empty() || !is_allowed(n)) continue;
+      if (!is_only_reader || made.count(&n) || given_.count(&n) || n.in.empty() || !is_allowed(n))
+        continue;
       bool wanted = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
       if (wanted && goes_along(n, queries)) made.insert(&n);
     }
@@ -308,7 +309,8 @@ struct Walker {
   const Nodes& of;
   std::vector<std::string>* whole;
 
-  std::optional<Nodes> bordered_once(const Nodes& roots, const Node* index, int depth) const {
+  std::optional<Nodes> with_boundaries_once(const Nodes& roots, const Node* index,
+                                            int depth) const {
     ScoresOfLevel level(roots, index, index ? Nodes() : of);
     for (auto& s : level.all()) {
       if (!level.is_large(*s, budget)) continue;
@@ -324,14 +326,15 @@ struct Walker {
           auto inside = level.region(*s, of, a.name, keys, why);
           if (inside.empty()) continue;
           auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
-          return haliax::bordered(roots, level.all(), index, contains, key_of(*s, a, depth).attr());
+          return haliax::with_boundaries(roots, level.all(), index, contains,
+                                         key_of(*s, a, depth).attr());
         }
       }
       const auto line =
           fmt::format("scores {} stay whole: ", text_of(*s, fmt::format("{}", s->axes)));
       // of scores, and not of their gradient once more
-      auto is_said = [&](auto& other) { return other.starts_with(line); };
-      if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_said))
+      auto is_reported = [&](auto& other) { return other.starts_with(line); };
+      if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_reported))
         whole->push_back(line + why);
     }
     return {};
@@ -342,8 +345,8 @@ struct Walker {
     k.axis = queries.name;
     k.size = queries.size;
     k.depth = depth;
-    k.inside = kOfScores;
-    k.walked = {queries.name};
+    k.scores = true;
+    k.tiled_axes = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
     const bool small = f32_bytes(scores) <= kUsualBudget;  // nobody would cut them: in thirds
     if (budget && *budget <= 0 && small) k.chunks = {(queries.size + 2) / 3};
@@ -353,11 +356,11 @@ struct Walker {
       k.memory = *budget;
     else if (!budget && has_many_keys(scores))
       k.memory = kManyKeysBudget;
-    for (auto& x : scores.in) k.after = std::max(k.after, calls_below({x}, k));
+    for (auto& x : scores.in) k.after = std::max(k.after, preceding_calls({x}, k));
     return k;
   }
   Nodes operator()(Nodes roots, const Node* index, int depth) const {
-    while (auto now = bordered_once(roots, index, depth)) roots = std::move(*now);
+    while (auto now = with_boundaries_once(roots, index, depth)) roots = std::move(*now);
     auto loops = loops_of_level(roots, index);
     // What a gradient is taken by must stay the node that it is: nothing below it changes.
     if (!index && !of.empty()) {
@@ -373,11 +376,11 @@ struct Walker {
 
 }  // namespace
 
-Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
-                         const Nodes& of, std::vector<std::string>* whole) {
-  static const auto usual = number_asked("HALIAX_SCORES", -1, most_bytes, context().origin.at);
+Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
+                            const Nodes& of, std::vector<std::string>* whole) {
+  static const auto usual = env_integer("HALIAX_SCORES", -1, most_bytes, context().origin.at);
   if (!budget) budget = usual;
-  auto all = everything(roots);
+  auto all = all_nodes(roots);
   bool large = std::any_of(all.begin(), all.end(),
                            [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
   return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;  // few graphs have any

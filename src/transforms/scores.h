@@ -15,7 +15,7 @@ namespace haliax {
 // they are made of. `of`: only what depends on these, if any are given, and nothing that they
 // depend on. depth: loops around the roots. whole: lines for people, of scores that are weighed and
 // stay whole.
-Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
-                         const Nodes& of = {}, std::vector<std::string>* whole = nullptr);
+Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
+                            const Nodes& of = {}, std::vector<std::string>* whole = nullptr);
 
 }  // namespace haliax

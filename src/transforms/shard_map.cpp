@@ -31,13 +31,13 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   return out;
 }
 // Of the devices along some mesh axes.
-Axes of_mesh_axes(const Cut& cut) {
+Axes of_mesh_axes(const MeshAxes& cut) {
   Axes out;
   for (int x : cut) out.push_back(context().shards[std::size_t(x)].second);
   return out;
 }
 NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
-  Here here(x.at());
+  CallSite here(x.at());
   auto over = shards_of(op, mesh_axes);
   auto n = ops::node_of(op, x);
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
@@ -78,7 +78,7 @@ JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions options) {
   return options;
 }
 ShardMap::ShardMap(const JitOptions& options) : options_(options) {
-  Here here(options.at);
+  CallSite here(options.at);
   mesh_ = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
   if (!mesh_)
     fail("shard_map", "there is no mesh; give one as an option, or put it in scope with use_mesh");
@@ -99,7 +99,7 @@ const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part
 }
 
 Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
-  Here here(options_.at);
+  CallSite here(options_.at);
   require_each("shard_map", "in", options_.in, arguments.count, "arguments");
   Leaves out = leaves;
   std::vector<Mapping::Entry> inside;  // of the hidden axes alone: each stays where it is
@@ -126,7 +126,7 @@ Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
   return out;
 }
 Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
-  Here here(options_.at);
+  CallSite here(options_.at);
   require_each("shard_map", "out", options_.out, result.count, "results");
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
@@ -143,8 +143,10 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
              "none of its axes by "
              "it; psum or pmean it over {}, or give `out` a mapping that cuts it",
              shown, mesh_axis, mapping, mesh_axis);
-    out[k] = NamedArray(
-        at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping), "shard_map"));
+    out[k] =
+        NamedArray(at.dims.empty() ? n
+                                   : prim::sharding_constraint(
+                                         n, std::make_shared<const Mapping>(mapping), "shard_map"));
   }
   return out;
 }
@@ -165,7 +167,7 @@ NamedArray pmean(Arr x, const AxisSelection& mesh_axes) {
   return total / double(axis_size(shards_of("pmean", mesh_axes)));
 }
 NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
-  Here here(x.at());
+  CallSite here(x.at());
   auto outer = shards_of("all_gather", mesh_axes);
   auto n = ops::node_of("all_gather", x);
   auto mine = ops::axis_of("all_gather", n, axis);
@@ -182,14 +184,14 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
 }
 NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
-  Here here(x.at());
+  CallSite here(x.at());
   auto outer = shards_of("psum_scatter", mesh_axes);
   auto mine = ops::axis_of("psum_scatter", ops::node_of("psum_scatter", x), axis);
   return ops::constrained("psum_scatter", NamedArray(split("psum_scatter", total.node(), outer,
                                                            mine.name, to_string(x.axes()))));
 }
 NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation at) {
-  Here here(at);
+  CallSite here(at);
   auto shards = shards_of("axis_index", mesh_axis);
   return NamedArray(prim::iota(shards[0]));
 }

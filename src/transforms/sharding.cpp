@@ -7,31 +7,31 @@
 #include "base/name.h"
 #include "graph/fail.h"
 #include "haliax/ranks.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 
 namespace haliax {
 
-bool Cut::has(int x) const { return std::find(begin(), end(), x) != end(); }
-bool Cut::meets(const Cut& o) const {
+bool MeshAxes::has(int x) const { return std::find(begin(), end(), x) != end(); }
+bool MeshAxes::overlaps(const MeshAxes& o) const {
   return std::any_of(begin(), end(), [&](int x) { return o.has(x); });
 }
-Cut Cut::part(int first, int end) const {
-  Cut c;
+MeshAxes MeshAxes::part(int first, int end) const {
+  MeshAxes c;
   for (int k = first; k < end; ++k) c.push_back((*this)[k]);
   return c;
 }
-int Cut::common(const Cut& o) const {
+int MeshAxes::common(const MeshAxes& o) const {
   int n = 0;
   while (n < size_ && n < o.size_ && (*this)[n] == o[n]) ++n;
   return n;
 }
 
-Cut Sharding::cut(Name n) const {
+MeshAxes Sharding::mesh_axes(Name n) const {
   for (auto& [name, c] : dims)
     if (name == n) return c;
   return {};
 }
-void Sharding::set(Name n, const Cut& c) {
+void Sharding::set(Name n, const MeshAxes& c) {
   std::erase_if(dims, [&](auto& d) { return d.first == n; });
   if (c.empty()) return;
   auto before = [](Name a, Name b) {
@@ -40,13 +40,13 @@ void Sharding::set(Name n, const Cut& c) {
   auto place = std::find_if(dims.begin(), dims.end(), [&](auto& d) { return before(n, d.first); });
   dims.insert(place, {n, c});
 }
-bool Sharding::cuts(int x) const {
+bool Sharding::uses(int x) const {
   return std::any_of(dims.begin(), dims.end(), [&](auto& d) { return d.second.has(x); });
 }
-bool Sharding::pending(int x) const {
+bool Sharding::is_partial(int x) const {
   return std::any_of(partial.begin(), partial.end(), [&](auto& p) { return p.first == x; });
 }
-void Sharding::pend(int x, Monoid m) {
+void Sharding::add_partial(int x, Monoid m) {
   resolve(x);
   auto place = std::find_if(partial.begin(), partial.end(), [&](auto& p) { return p.first > x; });
   partial.insert(place, {x, m});
@@ -62,7 +62,7 @@ Sharding Sharding::on(const Axes& axes) const {
   return out;
 }
 
-int ranks(const Mesh& mesh, const Cut& cut) {
+int ranks(const Mesh& mesh, const MeshAxes& cut) {
   int n = 1;
   for (int x : cut) n *= mesh.axes()[std::size_t(x)].second;
   return n;
@@ -72,7 +72,7 @@ int coordinate(const Mesh& mesh, int device, int axis) {
     device /= mesh.axes()[std::size_t(k)].second;
   return device % mesh.axes()[std::size_t(axis)].second;
 }
-std::string to_string(const Mesh& mesh, const Cut& cut) {
+std::string to_string(const Mesh& mesh, const MeshAxes& cut) {
   std::string s;
   for (int x : cut) s += (s.empty() ? "" : "+") + mesh.axes()[std::size_t(x)].first;
   return s;
@@ -83,7 +83,7 @@ std::string to_string(const Sharding& s) {
   for (auto& p : s.partial) out.push_back(fmt::format("pending: {}", p.first));
   return fmt::format("{{{}}}", fmt::join(out, ", "));
 }
-std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, const Mesh& mesh,
+std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const MeshAxes& cut, const Mesh& mesh,
                                                int device) {
   std::int64_t block = 0, blocks = 1;
   for (int x : cut) {
@@ -97,13 +97,14 @@ std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, co
 int owner_of(const Sharding& s, const Mesh& mesh, int device) {
   int stride = 1, owner = device;
   for (int x = int(mesh.axes().size()); x-- > 0; stride *= mesh.axes()[std::size_t(x)].second)
-    if (!s.cuts(x)) owner -= coordinate(mesh, device, x) * stride;
+    if (!s.uses(x)) owner -= coordinate(mesh, device, x) * stride;
   return owner;
 }
 Axes local_axes(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
   Axes out = axes;
   for (auto& a : out)
-    if (auto cut = s.cut(a.name); !cut.empty()) a.size = block_of(a, cut, mesh, device).second;
+    if (auto cut = s.mesh_axes(a.name); !cut.empty())
+      a.size = block_of(a, cut, mesh, device).second;
   return out;
 }
 double local_size(const Axes& axes, const Sharding& s, const Mesh& mesh) {
@@ -113,7 +114,7 @@ double local_size(const Axes& axes, const Sharding& s, const Mesh& mesh) {
     if (has(axes, name)) n /= ranks(mesh, cut);
   return n;
 }
-bool nested(const Axis& a, const Cut& cut, int n, const Mesh& mesh) {
+bool nested(const Axis& a, const MeshAxes& cut, int n, const Mesh& mesh) {
   return n == 0 || n == cut.size() || a.size % ranks(mesh, cut) == 0;
 }
 
@@ -157,7 +158,7 @@ Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
   require_axes("shard", mapping, mesh);
   Sharding s;
   for (auto& a : axes) {
-    Cut cut;
+    MeshAxes cut;
     if (auto* to = mapping.find(a.name))
       for (auto& name : *to)
         if (auto k = number_of(mesh, name); mesh.axes()[k].second > 1) cut.push_back(int(k));

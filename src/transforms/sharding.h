@@ -18,11 +18,11 @@ class Node;
 constexpr int kMostDevices = 1 << 24;  // of a mesh
 
 // Mesh axes by number, major to minor: what cuts one axis of an array.
-class Cut {
+class MeshAxes {
  public:
   static constexpr int most = 15;
-  Cut() = default;
-  Cut(std::initializer_list<int> axes) {
+  MeshAxes() = default;
+  MeshAxes(std::initializer_list<int> axes) {
     for (int x : axes) push_back(x);
   }
   void push_back(int x) { at_[std::size_t(size_++)] = std::int8_t(x); }
@@ -32,19 +32,19 @@ class Cut {
   const std::int8_t* begin() const { return at_.data(); }
   const std::int8_t* end() const { return at_.data() + size_; }
   bool has(int x) const;
-  bool meets(const Cut&) const;                     // do they have a mesh axis in common?
-  Cut prefix(int n) const { return part(0, n); }    // its first n
-  Cut from(int n) const { return part(n, size_); }  // the others
-  int common(const Cut&) const;                     // how many of the first are the same
-  bool starts_with(const Cut& p) const { return common(p) == p.size(); }
-  friend Cut operator+(Cut a, const Cut& b) {
+  bool overlaps(const MeshAxes&) const;                  // do they have a mesh axis in common?
+  MeshAxes prefix(int n) const { return part(0, n); }    // its first n
+  MeshAxes from(int n) const { return part(n, size_); }  // the others
+  int common(const MeshAxes&) const;                     // how many of the first are the same
+  bool starts_with(const MeshAxes& p) const { return common(p) == p.size(); }
+  friend MeshAxes operator+(MeshAxes a, const MeshAxes& b) {
     for (int x : b) a.push_back(x);
     return a;
   }
-  friend bool operator==(const Cut&, const Cut&) = default;
+  friend bool operator==(const MeshAxes&, const MeshAxes&) = default;
 
  private:
-  Cut part(int first, int end) const;
+  MeshAxes part(int first, int end) const;
   std::array<std::int8_t, most> at_{};
   std::int8_t size_ = 0;
 };
@@ -52,36 +52,37 @@ class Cut {
 // A mesh axis appears at most once in all of it.
 struct Sharding {
   // in alphabetical order; an axis that is not listed is whole
-  std::vector<std::pair<Name, Cut>> dims;
+  std::vector<std::pair<Name, MeshAxes>> dims;
   // by mesh axis: the value is the sum (max, ...) of what the ranks hold
   std::vector<std::pair<int, Monoid>> partial;
 
-  Cut cut(Name) const;
-  void set(Name, const Cut&);
-  bool cuts(int x) const;  // does mesh axis x cut some axis?
-  bool pending(int x) const;
-  void pend(int x, Monoid);
+  MeshAxes mesh_axes(Name) const;
+  void set(Name, const MeshAxes&);
+  bool uses(int x) const;  // does mesh axis x cut some axis?
+  bool is_partial(int x) const;
+  void add_partial(int x, Monoid);
   void resolve(int x);  // no longer pending over x
-  bool whole() const { return dims.empty() && partial.empty(); }
+  bool is_replicated() const { return dims.empty() && partial.empty(); }
   Sharding on(const Axes&) const;  // what it says about these axes
-  Sharding without_pending() const { return {dims, {}}; }
+  Sharding without_partial() const { return {dims, {}}; }
   friend bool operator==(const Sharding&, const Sharding&) = default;
 };
 
-int ranks(const Mesh&, const Cut&);
+int ranks(const Mesh&, const MeshAxes&);
 int coordinate(const Mesh&, int device, int mesh_axis);
-std::string to_string(const Mesh&, const Cut&);  // data+model
-std::string to_string(const Sharding&);          // by the numbers of mesh axes
+std::string to_string(const Mesh&, const MeshAxes&);  // data+model
+std::string to_string(const Sharding&);               // by the numbers of mesh axes
 // First position and length of this device's block of an axis: ceil blocks, the last may be short
 // or empty.
-std::pair<std::int64_t, std::int64_t> block_of(const Axis&, const Cut&, const Mesh&, int device);
+std::pair<std::int64_t, std::int64_t> block_of(const Axis&, const MeshAxes&, const Mesh&,
+                                               int device);
 // of the devices that have the same block, the first
 int owner_of(const Sharding&, const Mesh&, int device);
 Axes local_axes(const Axes&, const Sharding&, const Mesh&, int device);
 // elements on one device, on average
 double local_size(const Axes&, const Sharding&, const Mesh&);
 // Are the blocks of `cut` parts of the blocks of its first `n` mesh axes?
-bool nested(const Axis&, const Cut& cut, int n, const Mesh&);
+bool nested(const Axis&, const MeshAxes& cut, int n, const Mesh&);
 
 // The sharding that a mapping gives to axes; raises if two axes of one array are on the same mesh
 // axis, or if the mapping names a mesh axis that the mesh does not have. `what`: the array, for
@@ -90,7 +91,7 @@ Sharding sharding_for(const Axes&, const Mapping&, const Mesh&, const std::strin
 Sharding sharding_for(const Node&, const Mapping&, const Mesh&);
 
 // Is an array so placed that has met no mesh yet? It takes the first.
-inline bool waits(const Placement& p) { return p.mesh.axes().empty(); }
+inline bool is_unplaced(const Placement& p) { return p.mesh.axes().empty(); }
 
 // ---- what is checked by itself; all of them raise ----
 void refuse_shared(const Node&, const Mapping&);  // two of its axes on one mesh axis

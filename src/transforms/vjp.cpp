@@ -26,7 +26,7 @@ struct Residuals {
 
   Residuals(const Loop& loop, std::size_t body) : l(loop), index(l.index[body].get()) {
     auto varies = [&](const Node& n) { return n.varies_with(index); };
-    walk(values_of(l, body), varies, [&](const NodePtr& n, Nodes& todo) {
+    traverse(values_of(l, body), varies, [&](const NodePtr& n, Nodes& todo) {
       forward.insert(n.get());
       bool shows = n->op->kind == Kind::view || n->op->kind == Kind::wrap;
       bool of_dot = n->op->kind == Kind::contract || (shows && read_by_dot.count(n.get()));
@@ -35,7 +35,7 @@ struct Residuals {
       append(todo, n->in);
     });
     // What lies inside a region that is computed in chunks is never kept whole.
-    in_region = between_borders(topological(values_of(l, body)));
+    in_region = inside_regions(topological(values_of(l, body)));
   }
   bool worth_keeping(const Node& n) const {
     if (n.op == &prim::kCarry) return true;
@@ -58,7 +58,7 @@ struct Residuals {
   Nodes kept(const Nodes& roots) const {
     Nodes out;
     auto varies = [&](const Node& n) { return n.varies_with(index); };
-    walk(roots, varies, [&](const NodePtr& n, Nodes& todo) {
+    traverse(roots, varies, [&](const NodePtr& n, Nodes& todo) {
       if (forward.count(n.get()) && worth_keeping(*n))
         out.push_back(n);
       else
@@ -87,7 +87,7 @@ class Backward {
     for (std::size_t k = 0; k < ys.size(); ++k) give(ys[k], gs[k]);
   }
   Nodes run() {
-    At follow;
+    OriginScope follow;
     while (!open_.empty()) {
       auto [n, g] = *open_.begin();
       open_.erase(open_.begin());
@@ -95,7 +95,7 @@ class Backward {
       origin.backward = true;
       origin.traced = 0;
       follow(origin);
-      if (g) g = put_together(g);
+      if (g) g = assemble(g);
       if (goals_.count(n.get())) {
         found_[n.get()] = g;
       } else if (n->op == &kResult) {
@@ -137,7 +137,7 @@ class Backward {
   }
   // The cotangents of all parts of an axis (unbind, split) are not summed as arrays of the whole
   // size: they are put side by side.
-  static NodePtr put_together(const NodePtr& g) {
+  static NodePtr assemble(const NodePtr& g) {
     std::vector<std::pair<SliceAttr, NodePtr>> parts;
     Nodes todo{g};
     while (!todo.empty()) {
@@ -233,7 +233,7 @@ class Backward {
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
     for (auto& r : l.results)
-      if (r.decides) back.results.push_back(r);
+      if (r.is_guard) back.results.push_back(r);
     auto loop = make_loop(std::move(back));
     // the residuals are results of the loop that keeps them
     if (forward.results.size() > l.results.size()) {
@@ -271,8 +271,8 @@ class Backward {
       auto stack = prim::input(joined({l.axis}, kept->axes), n->dtype);
       residuals_.push_back(stack);
       forward.results.push_back({Fold::stack, Monoid::sum, {kept}});
-      auto turn = prim::slice_at(stack, l.index[b], l.drop);
-      to[n.get()] = aside != own ? prim::rename(turn, {aside}, {own}) : turn;
+      auto slice_of_stack = prim::slice_at(stack, l.index[b], l.drop);
+      to[n.get()] = aside != own ? prim::rename(slice_of_stack, {aside}, {own}) : slice_of_stack;
     }
     return substitute(d, to, l.index[b].get());
   }

@@ -8,7 +8,7 @@ namespace haliax::detail {
 Vmap::Vmap(const AxisSelector& a, SourceLocation where)
     : axis(a), at(where), hidden(fresh_hidden(a.name, where)), size(a.size) {}
 Leaves Vmap::hide(const Leaves& in) {
-  Here here(at);
+  CallSite here(at);
   auto out = mapped(in, [&](const NodePtr& n) {
     auto* mine = find(*n, axis.name);
     if (!mine) return n;
@@ -25,7 +25,7 @@ Leaves Vmap::hide(const Leaves& in) {
   return out;
 }
 Leaves Vmap::show(const Leaves& in) {
-  Here here(at);
+  CallSite here(at);
   return mapped(in, [&](const NodePtr& n) {
     if (has(n->axes, axis.name))
       fail("vmap", "the result has axis {} already: {}", axis.name, ops::visible(*n));

@@ -88,30 +88,30 @@ TEST_CASE("cpu: products leave out blocks") {
     const std::int64_t rows = (sizes[row] + block[0] - 1) / block[0],
                        columns = (sizes[column] + block[1] - 1) / block[1];
     auto flags = c.view(false, DType::boolean, {rows, columns}, Case::permuted);
-    std::vector<bool> shown(std::size_t(rows * columns));
+    std::vector<bool> computed(std::size_t(rows * columns));
     auto* bytes = &c.arguments.back()[std::size_t(flags.offset)];
     for (std::int64_t x = 0; x < rows; ++x)
       for (std::int64_t y = 0; y < columns; ++y) {
-        shown[std::size_t(x * columns + y)] = c.random.coin();
+        computed[std::size_t(x * columns + y)] = c.random.coin();
         bytes[x * flags.strides[0] + y * flags.strides[1]] =
-            std::byte(shown[std::size_t(x * columns + y)] ? 1 : 0);
+            std::byte(computed[std::size_t(x * columns + y)] ? 1 : 0);
       }
-    auto is_shown = [&](std::int64_t x, std::int64_t y) {
-      return shown[std::size_t(x / block[0] * columns + y / block[1])];
+    auto is_computed = [&](std::int64_t x, std::int64_t y) {
+      return computed[std::size_t(x / block[0] * columns + y / block[1])];
     };
-    Contract::Shown::Flags* of[] = {&p.shown.m, &p.shown.n, &p.shown.k};
+    Contract::BlockMask::Flags* of[] = {&p.block_mask.m, &p.block_mask.n, &p.block_mask.k};
     *of[row] = {block[0], flags.strides[0]};
     *of[column] = {block[1], flags.strides[1]};
-    p.shown.flags = flags;
-    p.shown.flags.strides = Dims(4, 0);
-    p.shown.zero = c.random.coin();
+    p.block_mask.flags = flags;
+    p.block_mask.flags.strides = Dims(4, 0);
+    p.block_mask.zero = c.random.coin();
     if (without != 2) {  // along k: 0 in one of the operands
       auto& v = without == 1 ? p.a : p.b;
       auto* x = c.arguments[without == 1 ? 0 : 1].data() + v.offset * bytes_of(in);
       for (std::int64_t batch = 0; batch < 2; ++batch)
         for (std::int64_t i = 0; i < sizes[row]; ++i)
           for (std::int64_t k = 0; k < sizes[2]; ++k)
-            if (!is_shown(i, k))
+            if (!is_computed(i, k))
               std::fill_n(x + (batch * v.strides[0] + i * v.strides[std::size_t(1 + row)] +
                                k * v.strides[3]) *
                                   bytes_of(in),
@@ -141,7 +141,7 @@ TEST_CASE("cpu: products leave out blocks") {
           const bool right =
                          std::abs(x - y) <= (in == DType::bf16 ? 1e-2f : 1e-4f) * (1 + std::abs(y)),
                      nothing = x == (p.accumulate ? before : 0.f);
-          wrong += !right && (is_shown(i, j) || (p.shown.zero && !nothing));
+          wrong += !right && (is_computed(i, j) || (p.block_mask.zero && !nothing));
         }
     CHECK(wrong == 0);
   }

@@ -77,7 +77,7 @@ TEST_CASE("cpu: every point-wise code on special values") {
       for (std::size_t i = 0; i < static_cast<std::size_t>(n) && shown < 3; ++i) {
         const std::size_t at = i * static_cast<std::size_t>(bytes_of(result));
         const auto x = scalar::load(result, &got[at]), y = scalar::load(result, &want[at]);
-        bool same = x.whole == y.whole;
+        bool same = x.integer == y.integer;
         if (is_float(result)) {
           const double tiny = dtype == DType::f64 ? 1e-300 : dtype == DType::f16 ? 6e-8 : 1e-38;
           const double slack = exact ? 0
@@ -95,8 +95,8 @@ TEST_CASE("cpu: every point-wise code on special values") {
         const auto q =
             scalar::load(dtype, &c.arguments[1][i * static_cast<std::size_t>(bytes_of(dtype))]);
         ++shown;
-        INFO(p.real, " ", p.whole, " with ", q.real, " ", q.whole, " gives ", x.real, " ", x.whole,
-             " for ", y.real, " ", y.whole);
+        INFO(p.real, " ", p.integer, " with ", q.real, " ", q.integer, " gives ", x.real, " ",
+             x.integer, " for ", y.real, " ", y.integer);
         CHECK(same);
       }
     }
@@ -480,8 +480,8 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
     if (!cpu::can_assemble()) continue;
     CHECK(plan.assembled.size() == 1);
     CHECK(plan.inner[0].size() == 3);  // x, all of the ops, a store
-    CHECK((plan.assembled.at(0).narrow_code != nullptr) ==
-          (dtype == DType::bf16 && cpu::can_assemble_narrow()));
+    CHECK((plan.assembled.at(0).bf16_code != nullptr) ==
+          (dtype == DType::bf16 && cpu::can_assemble_bf16()));
     CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
                      c.run(*reference::make_reference_device())[0],
                      dtype == DType::bf16 ? 8e-3 : 1e-6) == "");

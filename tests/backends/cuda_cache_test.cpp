@@ -90,7 +90,7 @@ TEST_CASE("cuda: a library of the toolkit that is missing is named") {
     left_out("a missing library", "the toolkit is here");
     return;
   }
-  auto said = error_of([] { cuda::compile_for_card("", 90); });
+  auto said = error_of([] { cuda::compile_for_gpu("", 90); });
   CHECK(has(said, "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
   said = error_of([] { cuda::CublasProduct(cuda::Product{}); });
   CHECK(

@@ -59,7 +59,7 @@ struct Drawn {
           to{dims(out_cut), c.view(true, dtype, dims(out_cut), out)};
       c.random = Random(seed + 100 * unsigned(d + 1));
       c.fill(c.arguments.back(), dtype);
-      if (c.program.steps.empty()) c.add(Kind::collective).collective.wire = how.wire;
+      if (c.program.steps.empty()) c.add(Kind::collective).collective.kind = how.kind;
       auto& mine = c.program.steps[0].collective;
       mine.x.push_back(from);
       mine.out.push_back(to);
@@ -99,8 +99,8 @@ std::vector<std::vector<Bytes>> by_threads(const Mesh& mesh, const std::vector<C
 // A machine with one card, which all devices of a mesh are.
 cuda::Api& one_card() {
   auto& api = faulty();
-  api.cards = [] {
-    return cuda::Cards{.driver = 13000, .needed = 13000, .cards = {{"simulated", 90}}};
+  api.gpus = [] {
+    return cuda::Gpus{.driver = 13000, .needed = 13000, .gpus = {{"simulated", 90}}};
   };
   return api;
 }
@@ -139,18 +139,18 @@ TEST_CASE("cuda: collectives have the bits of the threads'") {
     CAPTURE(seed);
     Random random(seed);
     Drawn drawn{seed % 3 ? four : three, seed};
-    drawn.how.wire = Wire(seed % 3 == 0 ? seed / 3 % 3 : seed % 4 % 3);
+    drawn.how.kind = CollectiveKind(seed % 3 == 0 ? seed / 3 % 3 : seed % 4 % 3);
     drawn.how.monoid = Monoid(random.below(4));
     drawn.how.over = seed % 3 == 0 ? std::vector{0}
                      : seed % 2    ? std::vector{0, 1}
                                    : std::vector{int(random.below(2))};
-    const auto wire = drawn.how.wire;
+    const auto wire = drawn.how.kind;
     for (std::int64_t k = 0; k <= random.below(3); ++k) {
       Dims whole{1 + random.below(6), 1 + random.below(9), 1 + random.below(5)};
       auto layout = [&] { return random.coin() ? Case::dense : Case::Layout(random.below(4)); };
-      const int dim = wire == Wire::all_reduce ? -1 : int(random.below(3));
-      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == Wire::all_gather,
-                wire == Wire::reduce_scatter, layout(), layout());
+      const int dim = wire == CollectiveKind::all_reduce ? -1 : int(random.below(3));
+      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == CollectiveKind::all_gather,
+                wire == CollectiveKind::reduce_scatter, layout(), layout());
     }
     drawn.finish();
     const auto want = by_threads(drawn.mesh, drawn.of_device);
@@ -169,7 +169,7 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
     const Dims dims{6, 5};
     for (auto& c : all) {
       auto& how = c.add(Kind::collective).collective;
-      how.wire = Wire::exchange;
+      how.kind = CollectiveKind::exchange;
       how.over = {0, 1};
       how.x = {{dims, c.view(false, DType::f32, dims, Case::Layout(seed % 4))}};
       how.out = {{dims, c.view(true, DType::f32, dims, Case::Layout(seed / 4 % 4))}};
@@ -222,9 +222,9 @@ TEST_CASE("cuda: a parcel that is too short is found between processes, too") {
   CHECK(has(said, "sends 3 bytes to rank 2, which receives 4"));
   for (int d = 0; d < 4; ++d) {
     CAPTURE(d);
-    auto of_device = error_of([&] { return get(*device, device->take(4, d), 4, d); });
+    auto of_device = error_of([&] { return get(*device, device->allocate(4, d), 4, d); });
     CHECK(has(of_device, "sends 3 bytes to rank 2"));
-    cuda::plant_fault(d, "");
+    cuda::inject_fault(d, "");
   }
 }
 
@@ -244,7 +244,7 @@ TEST_CASE("cuda: who waits for a card of another process that does not come is t
   auto device = device_of(api);
   CHECK(error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); }) ==
         "[ranks] rank 2 has said nothing");
-  for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
+  for (int d = 0; d < 4; ++d) cuda::inject_fault(d, "");
 }
 
 TEST_CASE("cuda: a parcel that is too short is found, and all devices name who has failed") {
@@ -263,9 +263,9 @@ TEST_CASE("cuda: a parcel that is too short is found, and all devices name who h
   CHECK(has(said, "which receives 4"));
   for (int d = 0; d < 4; ++d) {
     CAPTURE(d);
-    auto of_device = error_of([&] { return get(*device, device->take(4, d), 4, d); });
+    auto of_device = error_of([&] { return get(*device, device->allocate(4, d), 4, d); });
     CHECK(has(of_device, "[cuda-sim] device " + std::to_string(d) + " has failed"));
-    cuda::plant_fault(d, "");
+    cuda::inject_fault(d, "");
   }
 }
 
@@ -305,14 +305,14 @@ TEST_CASE(
   auto& api = faulty();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
     static int calls = 0;
-    if (++calls == 1) cuda::plant_fault(1, "a planted fault");
+    if (++calls == 1) cuda::inject_fault(1, "a planted fault");
     cuda::simulated().exchange(c, s, all);
   };
   auto said = error_of([&] { return run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device); });
   CHECK(has(said, "device 1 has failed"));
   CHECK(has(said, "a planted fault"));
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(25));
-  for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
+  for (int d = 0; d < 4; ++d) cuda::inject_fault(d, "");
 }
 
 TEST_CASE("cuda: a missing edge between streams is found") {
@@ -338,7 +338,7 @@ TEST_CASE("cuda: a missing edge between streams is found") {
         return 0;
       });
       found += !got.empty();
-      for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
+      for (int d = 0; d < 4; ++d) cuda::inject_fault(d, "");
     }
     return found;
   };

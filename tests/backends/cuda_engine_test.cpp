@@ -26,12 +26,12 @@ const Axis N("n", 4), Batch("batch", 8), Embed("embed", 6);
 
 // What was asked of the machine since this was made.
 struct Since {
-  cuda::Asked from = cuda::asked();
-  std::int64_t operator()(std::int64_t cuda::Asked::*what) const {
-    return cuda::asked().*what - from.*what;
+  cuda::SimulationCounts from = cuda::simulation_counts();
+  std::int64_t operator()(std::int64_t cuda::SimulationCounts::*what) const {
+    return cuda::simulation_counts().*what - from.*what;
   }
 };
-using cuda::Asked;
+using cuda::SimulationCounts;
 NamedArray numbers(const Axis& a, double from = 0) {
   return jit([=] { return arange(a, {.dtype = DType::f32}) + from; }, {.backend = "cpu"})();
 }
@@ -41,7 +41,7 @@ Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   const auto x = c.view(false, DType::f32, {n}, Case::dense),
              out = c.view(true, DType::f32, {n}, Case::dense);
   Step s;
-  s.why = "add";
+  s.op = "add";
   s.where = "model.cpp:3";
   s.fused.dims = {n};
   s.fused.outer = 1;
@@ -60,7 +60,8 @@ struct Run {
   const Case& c;
   std::unique_ptr<Device> device;
   std::unique_ptr<Executable> executable = device->compile(std::make_shared<Program>(c.program));
-  Memory x = put(*device, c.arguments[0]), out = device->take(std::int64_t(c.results[0].size()), 0);
+  Memory x = put(*device, c.arguments[0]),
+         out = device->allocate(std::int64_t(c.results[0].size()), 0);
   explicit Run(const Case& of, const char* words = "", const cuda::Api& api = cuda::simulated())
       : c(of), device(device_of(api, words)) {}
   void run() { executable->run({x.get()}, {out.get()}, nullptr, nullptr); }
@@ -73,7 +74,7 @@ TEST_CASE(
     "cuda engine: the host dies where it touches a card's memory; what was never written is NaN") {
   auto device = cuda::make_simulated_device();
   for (int again = 0; again < 2; ++again) {
-    auto memory = device->take(4000, 0);
+    auto memory = device->allocate(4000, 0);
     CHECK(reinterpret_cast<std::uintptr_t>(memory.get()) % 256 == 0);
     CHECK(ends_by([&] { (void)*static_cast<const volatile float*>(memory.get()); }) == SIGSEGV);
     for (float v : floats_of(get(*device, memory, 4000))) REQUIRE(std::isnan(v));
@@ -132,12 +133,12 @@ TEST_CASE(
     for (int k = 0; k < 4; ++k) std::tie(now, last) = f(now, x);
     Since since;
     for (int k = 0; k < 100; ++k) std::tie(now, last) = f(now, x);
-    CHECK(since(&Asked::graphs) == 100);
-    CHECK(since(&Asked::instances) <= 4);
-    CHECK(since(&Asked::grown) == 0);
-    CHECK(since(&Asked::waits) == 0);
-    CHECK(since(&Asked::copies) == 0);
-    CHECK(since(&Asked::kernels) == 0);  // not even written down anew
+    CHECK(since(&SimulationCounts::graphs) == 100);
+    CHECK(since(&SimulationCounts::instances) <= 4);
+    CHECK(since(&SimulationCounts::grown) == 0);
+    CHECK(since(&SimulationCounts::waits) == 0);
+    CHECK(since(&SimulationCounts::copies) == 0);
+    CHECK(since(&SimulationCounts::kernels) == 0);  // not even written down anew
     CHECK(last.item() < first.second.item());
     auto fed = [&](int k) {  // up goes the batch, down the loss
       std::tie(now, last) = f(now, random::normal(random::key(k), {Batch, Embed}).eval());
@@ -146,9 +147,9 @@ TEST_CASE(
     for (int k = 0; k < 4; ++k) fed(k);
     since = {};
     for (int k = 0; k < 100; ++k) fed(k);
-    CHECK(since(&Asked::copies) == 200);
-    CHECK(since(&Asked::instances) <= 4);
-    CHECK(since(&Asked::grown) == 0);
+    CHECK(since(&SimulationCounts::copies) == 200);
+    CHECK(since(&SimulationCounts::instances) <= 4);
+    CHECK(since(&SimulationCounts::grown) == 0);
   }
 }
 
@@ -158,8 +159,8 @@ TEST_CASE("cuda engine: a graph at other addresses takes the place of the oldest
   auto x = numbers(N);
   Since since;
   for (int k = 0; k < 12; ++k) kept.push_back(f(x));  // each result has memory of its own
-  CHECK(since(&Asked::instances) == 4);
-  CHECK(since(&Asked::updates) == 8);
+  CHECK(since(&SimulationCounts::instances) == 4);
+  CHECK(since(&SimulationCounts::updates) == 8);
   for (auto& y : kept) CHECK(y.doubles() == Doubles{1, 3, 5, 7});
 }
 
@@ -171,8 +172,8 @@ TEST_CASE(
     Run r(c);
     Since since;
     r.run();
-    CHECK(since(&Asked::graphs) == graphs);
-    CHECK(since(&Asked::waits) == 0);
+    CHECK(since(&SimulationCounts::graphs) == graphs);
+    CHECK(since(&SimulationCounts::waits) == 0);
     const auto offset = std::size_t(c.program.steps[0].fused.code[3].view.offset);
     const auto from = std::size_t(c.program.steps[0].fused.code[0].view.offset);
     CHECK(floats_of(r.result())[offset] ==
@@ -198,11 +199,11 @@ TEST_CASE(
     f(x, which);
     Since since;
     auto y = f(x, which);
-    CHECK(since(&Asked::graphs) == 1);
-    CHECK(since(&Asked::waits) == 0);
+    CHECK(since(&SimulationCounts::graphs) == 1);
+    CHECK(since(&SimulationCounts::waits) == 0);
     CHECK(y.doubles() == want);
   }
-  CHECK(from_start(&Asked::ifs) > 0);
+  CHECK(from_start(&SimulationCounts::ifs) > 0);
 }
 
 namespace {
@@ -249,7 +250,7 @@ TEST_CASE("cuda engine: products of turns that are left out leave what others se
       Since since;
       const auto got = c.run(*device_of(api));
       CHECK(difference(d, got[0], want[0], 5 * tolerance(d)) == "");
-      CHECK((since(&Asked::ifs) > 0) == ifs);
+      CHECK((since(&SimulationCounts::ifs) > 0) == ifs);
     }
   }
 }
@@ -261,7 +262,7 @@ TEST_CASE(
   const auto device = device_of(cuda::simulated());
   auto executable = device->compile(std::make_shared<const Program>(c.program));
   const auto want = c.run(*reference::make_reference_device());
-  const auto arena = device->take(c.program.arena_bytes, 0);
+  const auto arena = device->allocate(c.program.arena_bytes, 0);
   std::vector<Memory> kept;
   for (int k = 0; k < 7; ++k) {  // more than are kept
     std::vector<void*> in, out;
@@ -273,7 +274,7 @@ TEST_CASE(
 
     Since since;
     executable->run(in, out, arena.get(), nullptr);
-    CHECK(since(&Asked::updates) == (k < 4 ? 0 : 1));
+    CHECK(since(&SimulationCounts::updates) == (k < 4 ? 0 : 1));
     const auto got = get(*device, kept.back(), c.results.back().size());
     CHECK(difference(DType::f32, got, want.back(), 5 * tolerance(DType::f32)) == "");
   }
@@ -282,25 +283,25 @@ TEST_CASE(
 TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a graph") {
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(50);
-  auto* memory = api.take(stream, 256);
+  auto* memory = api.allocate(stream, 256);
   const auto join = api.join(api.make_id(), 1, 0, 50, {});
   api.wait(stream);
   api.begin_graph(stream);
   api.exchange(join, stream, {{0, true, memory, 64}, {0, false, memory, 64}});
-  cuda::Launch tells{.text =
+  cuda::Launch tells{.source =
                          "struct NAME_words { Word w[1]; };\nextern \"C\" void "
                          "cudaGraphSetConditional(unsigned long long, "
                          "unsigned);\nextern \"C\" void NAME(const NAME_words a) { "
                          "cudaGraphSetConditional(a.w[0], 1); }\n",
-                     .words = {cuda::Word{}}};
+                     .arguments = {cuda::KernelArgument{}}};
   std::int64_t words[1] = {};
   const auto inside =
-      api.begin_if(stream, api.compile(50, {cuda::named(tells.text)})[0], tells, words);
+      api.begin_if(stream, api.compile(50, {cuda::named(tells.source)})[0], tells, words);
   api.copy(inside, memory, static_cast<char*>(memory) + 128, 64);
   api.end_if(inside);
   CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL refuses that"));
   api.leave(join);
-  api.give(stream, memory);
+  api.release(stream, memory);
   api.end_stream(stream);
 }
 
@@ -310,8 +311,8 @@ TEST_CASE(
   const auto c = adds_one(3);
   auto& api = faulty();
   api.launch = [](cuda::Handle s, cuda::Handle, const cuda::Launch&, const std::int64_t*) {
-    cuda::sim::Machine::instance().ask(static_cast<cuda::sim::Stream*>(s),
-                                       {.run = [] { throw Error("a planted fault"); }});
+    cuda::sim::Machine::instance().enqueue(static_cast<cuda::sim::Stream*>(s),
+                                           {.run = [] { throw Error("a planted fault"); }});
   };
   {
     Run good(c), bad(c, "", api);
@@ -326,9 +327,9 @@ TEST_CASE(
             bad.run();
             return 0;
           }) == want);
-    CHECK(error_of([&] { return bad.device->take(4, 0); }) == want);
+    CHECK(error_of([&] { return bad.device->allocate(4, 0); }) == want);
   }
-  cuda::plant_fault(0, "");
+  cuda::inject_fault(0, "");
   {
     Run bad(c, "sync", api);
     CHECK(error_of([&] {
@@ -338,7 +339,7 @@ TEST_CASE(
           "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: add "
           "(model.cpp:3) has failed: a planted fault; it runs nothing more");
   }
-  cuda::plant_fault(0, "");
+  cuda::inject_fault(0, "");
   Run good(c);
   good.run();
   CHECK(floats_of(good.result()).size() > 0);
@@ -350,9 +351,9 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
     Run r(c, words);
     Since since;
     r.run();
-    CHECK(since(&Asked::graphs) == 0);
-    CHECK(since(&Asked::kernels) == 1);
-    CHECK((since(&Asked::waits) > 0) == (std::string(words) == "sync"));
+    CHECK(since(&SimulationCounts::graphs) == 0);
+    CHECK(since(&SimulationCounts::kernels) == 1);
+    CHECK((since(&SimulationCounts::waits) > 0) == (std::string(words) == "sync"));
   }
   // keep: texts as a card's compiler takes them.
   Folder folder;
@@ -400,7 +401,7 @@ TEST_CASE("cuda engine: too little memory is said before anything runs") {
   CHECK(has(said, "[memory] jit at cuda_engine_test.cpp"));
   CHECK(has(said, "is planned with"));
   CHECK(has(said, "device 0 of cuda-sim has"));
-  CHECK(since(&Asked::kernels) == 0);
+  CHECK(since(&SimulationCounts::kernels) == 0);
   CHECK(has(error_of([&] { return here(x); }), "bytes are wanted, and device 0 of cuda-sim has"));
   cuda::set_simulated_memory(0, all);
   CHECK(there(x).doubles()[0] == 2);
@@ -415,9 +416,9 @@ TEST_CASE("cuda engine: products of turns that are left out are counted before a
   api.has_ifs = [] { return false; };
   const auto device = device_of(api);
   auto program = std::make_shared<const Program>(c.program);
-  const auto more = cuda::sequence_of(*program, 0, {}).beside;
+  const auto more = cuda::sequence_of(*program, 0, {}).shadow_bytes;
   REQUIRE(more > 0);
-  cuda::set_simulated_memory(0, cuda::held(0).now + c.program.peak_bytes);
+  cuda::set_simulated_memory(0, cuda::simulated_memory(0).now + c.program.peak_bytes);
   const auto said = error_of([&] { device->compile(program); });
   cuda::set_simulated_memory(0, all);
   CHECK(has(said, "products of turns that are left out "));
@@ -498,11 +499,12 @@ TEST_CASE(
     // calls are queued: what they make is there now
     for (auto& a : {x, also, w.first, w.second}) a.doubles();
     std::vector<std::int64_t> before;
-    for (int d = 0; d < devices; ++d) before.push_back((cuda::held(d), cuda::held(d).now));
+    for (int d = 0; d < devices; ++d)
+      before.push_back((cuda::simulated_memory(d), cuda::simulated_memory(d).now));
     auto out = f(w, x);
     std::int64_t most = 0;  // the plan is that of the device that needs most
     for (int d = 0; d < devices; ++d)
-      most = std::max(most, cuda::held(d).most - before[std::size_t(d)]);
+      most = std::max(most, cuda::simulated_memory(d).most - before[std::size_t(d)]);
     CHECK(most == f.report().peak_bytes);
     out = f(out.first, also);
     CHECK(std::isfinite(out.second.item()));
@@ -532,12 +534,12 @@ TEST_CASE(
     for (int again = 0; again < 8 && !all_there; ++again) {
       Since since;
       for (int k = 0; k < 5; ++k) now = f(now, x).first;
-      CHECK(since(&Asked::waits) == 0);
-      CHECK(since(&Asked::graphs) == 5 * 4);
-      all_there = since(&Asked::exchanges) == 0;  // they are in graphs that are there
+      CHECK(since(&SimulationCounts::waits) == 0);
+      CHECK(since(&SimulationCounts::graphs) == 5 * 4);
+      all_there = since(&SimulationCounts::exchanges) == 0;  // they are in graphs that are there
       now.doubles();
       CHECK(f.report().sent_bytes > 0);
-      CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
+      CHECK(double(since(&SimulationCounts::sent)) == 5 * 4 * f.report().sent_bytes);
     }
     CHECK(all_there);
   }
@@ -552,7 +554,7 @@ TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks 
       },
       {.backend = "cuda-sim", .mesh = three, .axis_resources = Mapping{{"rows", "first"}}});
   auto x = numbers(Rows, 1);
-  cuda::set_simulated_cards(1);
+  cuda::set_simulated_gpus(1);
   const auto said = error_of([&] { return f(x); });
   CHECK(has(said,
             "[named_jit] the mesh (first=3) has 3 devices, and backend cuda-sim has 1; "
@@ -565,9 +567,9 @@ TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks 
     CHECK(running.doubles() == Doubles{1, 3, 6, 10, 15, 21, 28, 36, 45});
     CHECK(total.item() == 45);
   }
-  CHECK(since(&Asked::exchanges) == 0);  // no communicator of the machine's
-  CHECK(since(&Asked::graphs) == 0);
-  cuda::set_simulated_cards(64);
+  CHECK(since(&SimulationCounts::exchanges) == 0);  // no communicator of the machine's
+  CHECK(since(&SimulationCounts::graphs) == 0);
+  cuda::set_simulated_gpus(64);
 }
 
 TEST_CASE("cuda engine: donated on one side, an array has no old value on the other") {

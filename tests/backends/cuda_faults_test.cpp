@@ -19,42 +19,43 @@ constexpr int device = 42;  // that no other test uses
 std::vector<Bytes> made(const Case& c,
                         const std::function<std::string(std::string)>& plant = nullptr) {
   auto& api = cuda::simulated();
-  cuda::plant_fault(device, "");
+  cuda::inject_fault(device, "");
   static const auto stream = api.make_stream(device);
   struct Pieces : std::vector<void*> {
     ~Pieces() {
-      for (auto* m : *this) cuda::simulated().give(stream, m);
+      for (auto* m : *this) cuda::simulated().release(stream, m);
     }
   } memory;
   for (auto* all : {&c.arguments, &c.results})
     for (auto& b : *all) {
-      memory.push_back(api.take(stream, std::int64_t(b.size())));
-      const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())),
-                                                        api.give_host);
+      memory.push_back(api.allocate(stream, std::int64_t(b.size())));
+      const std::unique_ptr<void, void (*)(void*)> host(api.allocate_host(std::int64_t(b.size())),
+                                                        api.release_host);
       std::memcpy(host.get(), b.data(), b.size());
       api.put(stream, memory.back(), host.get(), std::int64_t(b.size()));
       api.wait(stream);
     }
-  memory.push_back(api.take(stream, std::max<std::int64_t>(c.program.steps[0].scratch_bytes, 1)));
+  memory.push_back(
+      api.allocate(stream, std::max<std::int64_t>(c.program.steps[0].scratch_bytes, 1)));
   auto place = [&](int slot) {
     if (slot == cuda::kArenaSlot) return memory.back();
     auto& s = c.program.slots[std::size_t(slot)];
     return memory[std::size_t(s.index) + (s.home == Home::result ? c.arguments.size() : 0)];
   };
   for (auto l : cuda::launches_of(c.program.steps[0])) {
-    if (plant) l.text = plant(l.text);
+    if (plant) l.source = plant(l.source);
     std::vector<std::int64_t> words;
-    for (auto& w : l.words)
+    for (auto& w : l.arguments)
       words.push_back(
           w.value +
           (w.slot == -1 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
-    api.launch(stream, api.compile(device, {cuda::named(l.text)})[0], l, words.data());
+    api.launch(stream, api.compile(device, {cuda::named(l.source)})[0], l, words.data());
   }
   std::vector<Bytes> out;
   for (std::size_t k = 0; k + 1 < memory.size(); ++k) {
     auto& b = k < c.arguments.size() ? c.arguments[k] : c.results[k - c.arguments.size()];
-    const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())),
-                                                      api.give_host);
+    const std::unique_ptr<void, void (*)(void*)> host(api.allocate_host(std::int64_t(b.size())),
+                                                      api.release_host);
     api.get(stream, host.get(), memory[k], std::int64_t(b.size()));
     api.wait(stream);
     auto* from = static_cast<std::byte*>(host.get());
@@ -102,14 +103,14 @@ bool is_found(const Case& c, const cuda::Api& api) {
     got = c.run(*device_of(api));
     return 0;
   });
-  cuda::plant_fault(0, "");
+  cuda::inject_fault(0, "");
   return !said.empty() || got != want;
 }
 std::function<void(cuda::Product&)> told;  // what becomes of a product before it is told
 cuda::Api& telling(std::function<void(cuda::Product&)> change) {
   told = std::move(change);
   auto& api = faulty();
-  api.make_product = [](int d, const cuda::Product& p, const cuda::Words& w) {
+  api.make_product = [](int d, const cuda::Product& p, const cuda::CudaOptions& w) {
     auto other = p;
     told(other);
     return cuda::simulated().make_product(d, other, w);
@@ -243,11 +244,12 @@ TEST_CASE("cuda faults: partial sums in the dtype of the result") {
 TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is written down") {
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(device), other = api.make_stream(device);
-  cuda::plant_fault(device, "");
+  cuda::inject_fault(device, "");
   api.begin_graph(stream);
+  CHECK(has(error_of([&] { return api.allocate(stream, 4); }),
+            "writes down a graph, and takes memory"));
   CHECK(
-      has(error_of([&] { return api.take(stream, 4); }), "writes down a graph, and takes memory"));
-  CHECK(has(error_of([&] { return api.take_host(4); }), "writes down a graph, and takes memory"));
+      has(error_of([&] { return api.allocate_host(4); }), "writes down a graph, and takes memory"));
   CHECK(has(error_of([&] {
               api.wait(other);
               return 0;
@@ -256,14 +258,14 @@ TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is wri
   api.drop_graph(api.end_graph(stream));
   // A stream that joins, and that nobody follows.
   const auto event = api.make_event(device);
-  auto* memory = api.take(other, 256);
+  auto* memory = api.allocate(other, 256);
   api.begin_graph(stream);
   api.record(event, stream);
   api.follow(other, event);
   api.copy(other, static_cast<char*>(memory) + 128, memory, 128);
   CHECK(has(error_of([&] { return api.end_graph(stream); }), "nobody follows"));
   api.wait(other);
-  api.give(other, memory);
+  api.release(other, memory);
   CHECK(has(error_of([&] {
               api.put(stream, memory, &api, 8);
               return 0;

@@ -42,7 +42,7 @@ std::size_t times(const std::string& text, const std::string& what) {
   for (std::size_t at = 0; (at = text.find(what, at)) != text.npos; at += what.size()) ++n;
   return n;
 }
-std::string text_of(const Case& c) { return cuda::launches_of(c.program.steps[0])[0].text; }
+std::string text_of(const Case& c) { return cuda::launches_of(c.program.steps[0])[0].source; }
 // out = exp(x - max(x)) / sum(exp(x - max(x))), of rows.
 Case softmax(std::int64_t rows, std::int64_t n, std::int64_t offset, std::int64_t gap,
              DType d = DType::f32) {
@@ -213,7 +213,7 @@ TEST_CASE("cuda fused: kernels bound by memory compile to accesses of 16 bytes")
   }
   for (auto d : {DType::f32, DType::bf16}) {
     const auto c = softmax(300, 4096, 0, 0, d);
-    const auto ptx = cuda::compile_for_card(cuda::text_for_card(cuda::named(text_of(c))), 90).ptx;
+    const auto ptx = cuda::compile_for_gpu(cuda::source_for_gpu(cuda::named(text_of(c))), 90).ptx;
     const auto type = d == DType::f32 ? "v4.f32" : "v4.u32";
     const std::size_t each = d == DType::f32 ? 4 : 2;  // of a row of 4096, by 256 threads
     CAPTURE(ptx);
@@ -256,7 +256,7 @@ TEST_CASE(
     s.scratch = 0;
     for (auto& l : cuda::launches_of(s)) {
       ++count;
-      if (known.insert(l.text).second) text += cuda::named(l.text).text;
+      if (known.insert(l.source).second) text += cuda::named(l.source).source;
     }
   }
   CHECK(count == 4 * (4 + 2 * 2));
@@ -265,7 +265,7 @@ TEST_CASE(
     return;
   }
   for (int sm : {80, 90, 100}) {
-    const auto log = cuda::compile_for_card(cuda::prelude(false) + text + "}\n", sm).log;
+    const auto log = cuda::compile_for_gpu(cuda::prelude(false) + text + "}\n", sm).log;
     CAPTURE(log);
     CHECK(times(log, "Compiling entry function") == known.size());
     CHECK(times(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") ==

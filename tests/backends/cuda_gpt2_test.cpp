@@ -44,7 +44,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
     if (i.kind == Item::Kind::product) into.products += times;
     if (i.kind != Item::Kind::launch) continue;
     into.kernels += times;
-    into.texts.insert(i.launch.text);
+    into.texts.insert(i.launch.source);
     into.nests += i.step->kind == program::Kind::loop ? times : 0;
     into.copies += i.step->kind == program::Kind::copy ? times : 0;
     if (i.step->kind != program::Kind::contract) continue;
@@ -60,7 +60,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
 void add_nests(const std::vector<Item>& items, std::map<std::string, const cuda::Launch*>& to) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::launch && i.step->kind == program::Kind::loop)
-      to[i.launch.text] = &i.launch;
+      to[i.launch.source] = &i.launch;
     add_nests(i.body, to);
   }
 }
@@ -102,7 +102,7 @@ TEST_CASE(
   plan_step(c, 4'000'000'000);
   for (bool parts : {false, true}) {  // turns that end early: flags, or parts of the graph
     CAPTURE(parts);
-    auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90), {.parts = parts});
+    auto sequence = cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.parts = parts});
     cuda::join_equal(sequence, *c.program);
     Counts n;
     count(sequence.items, 1, n);
@@ -123,7 +123,7 @@ TEST_CASE(
   Compilation c;
   c.options.device = device.get();
   plan_step(c, 0);
-  auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90));
+  auto sequence = cuda::sequence_of(*c.program, cuda::shared_limit_of(90));
   Counts one_by_one, n;
   count(sequence.items, 1, one_by_one);
   cuda::join_equal(sequence, *c.program);
@@ -157,11 +157,11 @@ TEST_CASE(
     return;
   }
   for (int sm : {80, 90, 100}) {  // for each card as it would be made there
-    const auto there = cuda::sequence_of(*c.program, cuda::near_bytes_of(sm));
+    const auto there = cuda::sequence_of(*c.program, cuda::shared_limit_of(sm));
     std::map<std::string, const cuda::Launch*> of_card;
     add_nests(there.items, of_card);
     for (auto& nest : of_card) {
-      const auto log = cuda::compile_for_card(cuda::text_for_card(cuda::named(nest.first)), sm).log;
+      const auto log = cuda::compile_for_gpu(cuda::source_for_gpu(cuda::named(nest.first)), sm).log;
       CAPTURE(sm);
       CAPTURE(log);
       CHECK(has(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
@@ -172,7 +172,7 @@ TEST_CASE(
   const Cache cache;
   auto seconds_of = [](auto& texts) {  // of this process: others may keep the cores busy
     const auto began = std::clock();
-    for (auto& t : texts) cuda::cached_cubin(cuda::text_for_card(cuda::named(t)), 90, false);
+    for (auto& t : texts) cuda::cached_cubin(cuda::source_for_gpu(cuda::named(t)), 90, false);
     return double(std::clock() - began) / CLOCKS_PER_SEC;
   };
   auto seconds = [&] { return seconds_of(n.texts); };
@@ -206,7 +206,7 @@ TEST_CASE(
   for (auto& r : flatten(std::pair(optim::apply_updates(model, updates), next)))
     c.roots.push_back(r.node());
   run(c);
-  auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90));
+  auto sequence = cuda::sequence_of(*c.program, cuda::shared_limit_of(90));
   Counts one_by_one, n;
   count(sequence.items, 1, one_by_one);
   cuda::join_equal(sequence, *c.program);
@@ -231,7 +231,7 @@ TEST_CASE("cuda: a turn of one fused step is one node of a graph") {
           .node()};
   run(c);
   const auto nodes = cuda::steps_in_graph(
-      cuda::sequence_of(*c.program, cuda::near_bytes_of(90), {.parts = true}).items);
+      cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.parts = true}).items);
   CHECK(nodes >= Turns.size);
   CHECK(nodes <= Turns.size + 2);
 }

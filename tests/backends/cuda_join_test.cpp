@@ -18,15 +18,15 @@ struct Counted {
   std::int64_t kernels = 0;
 };
 Counted run(const Case& c, const char* words) {
-  const auto before = cuda::asked().kernels;
+  const auto before = cuda::simulation_counts().kernels;
   Counted out{c.run(*device_of(cuda::simulated(), words))};
-  out.kernels = cuda::asked().kernels - before;
+  out.kernels = cuda::simulation_counts().kernels - before;
   return out;
 }
 // The first elements of `to` become those of `from` times `by`.
 Step scaled(const View& from, const View& to, std::int64_t n, double by) {
   Step s;
-  s.why = "scale";
+  s.op = "scale";
   s.where = "model.cpp:3";
   s.fused.dims = {n};
   s.fused.outer = 1;
@@ -124,8 +124,8 @@ TEST_CASE(
   REQUIRE(s.items.size() == 1);
   for (int sm : {80, 90, 100}) {
     const auto log =
-        cuda::compile_for_card(
-            cuda::prelude(false) + cuda::named(s.items[0].launch.text).text + "}\n", sm)
+        cuda::compile_for_gpu(
+            cuda::prelude(false) + cuda::named(s.items[0].launch.source).source + "}\n", sm)
             .log;
     CAPTURE(log);
     CHECK(log.find(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") != log.npos);

@@ -42,9 +42,9 @@ auto compiled(const Attention& f, const char* backend) {
 }
 void same(const char* what, const Attention& f, const Parts& p, double tolerance) {
   CAPTURE(std::string(what));
-  const auto products = cuda::asked().products;
+  const auto products = cuda::simulation_counts().products;
   auto got = compiled(f, "cuda-sim")(p), want = compiled(f, "cpu")(p);
-  CHECK(cuda::asked().products == products);  // all of them are parts of kernels
+  CHECK(cuda::simulation_counts().products == products);  // all of them are parts of kernels
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
@@ -83,10 +83,10 @@ Case turns(DType d, std::int64_t far = 0) {
   loop.variable = 0;
   loop.trips = trips;
   loop.reverse = true;
-  loop.lanes = far ? 2 : 1;
-  loop.lane_start = 64;
-  loop.lane_bytes = scores_bytes + weights_bytes + far;
-  p.arena_bytes = 64 + loop.lane_bytes * loop.lanes;
+  loop.parallel_slots = far ? 2 : 1;
+  loop.parallel_slot_start = 64;
+  loop.parallel_slot_bytes = scores_bytes + weights_bytes + far;
+  p.arena_bytes = 64 + loop.parallel_slot_bytes * loop.parallel_slots;
   Step first{.kind = Kind::contract}, between{.kind = Kind::fused}, last{.kind = Kind::contract};
   first.contract = {{},
                     {m},
@@ -174,9 +174,9 @@ TEST_CASE("cuda nest: a step of attention is few launches, and has the same bits
   const auto p = parts(DType::bf16);
   const auto first = f(p);
   for (auto& x : first) x.eval();
-  const auto before = cuda::asked();
+  const auto before = cuda::simulation_counts();
   const auto again = f(p);
-  CHECK(cuda::asked().kernels - before.kernels <= 8);
+  CHECK(cuda::simulation_counts().kernels - before.kernels <= 8);
   for (std::size_t k = 0; k < first.size(); ++k) CHECK(all(first[k] == again[k]).item());
 }
 TEST_CASE("cuda nest: products of any strides, in shared memory and beside it") {
@@ -209,20 +209,20 @@ TEST_CASE("cuda nest: planted faults are found") {
 TEST_CASE("cuda nest: what is no work for one kernel is refused") {
   auto c = turns(DType::f32);
   auto& loop = c.program.steps[0].loop;
-  CHECK(cuda::nest_lanes(loop, 5, 60 << 10) == 1);
-  CHECK(cuda::nest_lanes(loop, 5, 300 << 10) == 5);
-  CHECK(cuda::nest_lanes(loop, 1000, 300 << 10) == 132);
-  CHECK(cuda::nest_lanes(loop, 1000, 64 << 20) == 0);  // too much of its own
-  CHECK(cuda::nest_lanes(loop, 1, 60 << 10) == 0);
+  CHECK(cuda::nest_parallel_slots(loop, 5, 60 << 10) == 1);
+  CHECK(cuda::nest_parallel_slots(loop, 5, 300 << 10) == 5);
+  CHECK(cuda::nest_parallel_slots(loop, 1000, 300 << 10) == 132);
+  CHECK(cuda::nest_parallel_slots(loop, 1000, 64 << 20) == 0);  // too much of its own
+  CHECK(cuda::nest_parallel_slots(loop, 1, 60 << 10) == 0);
   auto large = loop;
   large.body[0].contract.k = {1 << 20};  // a kernel of its own is as wide as the card
-  CHECK(cuda::nest_lanes(large, 2, 60 << 10) == 0);
+  CHECK(cuda::nest_parallel_slots(large, 2, 60 << 10) == 0);
   auto prints = loop;
   prints.body.push_back({.kind = Kind::host});
-  CHECK(cuda::nest_lanes(prints, 5, 60 << 10) == 0);
+  CHECK(cuda::nest_parallel_slots(prints, 5, 60 << 10) == 0);
   auto moves = loop;
   moves.body = {loop.body[1]};  // nothing is multiplied
-  CHECK(cuda::nest_lanes(moves, 5, 60 << 10) == 0);
+  CHECK(cuda::nest_parallel_slots(moves, 5, 60 << 10) == 0);
 }
 TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
   if (!cuda::has_nvrtc()) {
@@ -237,9 +237,9 @@ TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
       const auto c = turns(d, 300 << 10);
       const auto text =
           cuda::named(
-              cuda::nest_launch(c.program.steps[0].loop, c.program, cuda::near_bytes_of(sm)).text)
-              .text;
-      const auto log = cuda::compile_for_card(cuda::prelude(false) + text + "}\n", sm).log;
+              cuda::nest_launch(c.program.steps[0].loop, c.program, cuda::shared_limit_of(sm)).source)
+              .source;
+      const auto log = cuda::compile_for_gpu(cuda::prelude(false) + text + "}\n", sm).log;
       CAPTURE(log);
       auto rest = log;  // what is said of each function
       for (std::size_t at = 0; (at = rest.find(clean, at)) != rest.npos;)

@@ -5,19 +5,19 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "backends/cuda/card.h"
+#include "backends/cuda/gpu.h"
 #include "haliax/haliax.h"
 #include "runtime/run.h"
 #include "support/raises.h"
 
 using namespace haliax;
-using cuda::Cards;
+using cuda::Gpus;
 
 namespace {
 
-std::string said_of(const Cards& c) {
+std::string said_of(const Gpus& c) {
   return error_of([&] {
-    cuda::require_cards(c);
+    cuda::require_gpus(c);
     return 0;
   });
 }
@@ -29,11 +29,11 @@ bool is_built() {
 }  // namespace
 
 TEST_CASE("cuda: what a machine lacks") {
-  Cards c{13000, 13000, "", {{"NVIDIA H100", 90}}};
+  Gpus c{13000, 13000, "", {{"NVIDIA H100", 90}}};
   CHECK(said_of(c) == "");
-  c.cards.push_back({"Tesla T4", 75});
+  c.gpus.push_back({"Tesla T4", 75});
   CHECK(has(said_of(c), "[cuda] GPU 1 (Tesla T4) is of sm_75, and sm_80 or newer is needed"));
-  c.cards.clear();
+  c.gpus.clear();
   CHECK(has(said_of(c), "[cuda] no GPU is visible; CUDA_VISIBLE_DEVICES"));
   c.says = "out of order";
   CHECK(has(said_of(c), "[cuda] the cards cannot be asked for: out of order"));
@@ -46,15 +46,15 @@ TEST_CASE("cuda: what a machine lacks") {
 }
 
 TEST_CASE("cuda: the words of HALIAX_CUDA") {
-  CHECK_FALSE(cuda::words_of(nullptr).sync);
-  CHECK_FALSE(cuda::words_of("").sync);
-  auto w = cuda::words_of("sync, tf32,keep");
+  CHECK_FALSE(cuda::cuda_options(nullptr).sync);
+  CHECK_FALSE(cuda::cuda_options("").sync);
+  auto w = cuda::cuda_options("sync, tf32,keep");
   CHECK((w.sync && w.tf32 && w.keep));
   CHECK_FALSE((w.eager || w.exact || w.tune));
-  auto more = cuda::words_of("eager exact tune");
+  auto more = cuda::cuda_options("eager exact tune");
   CHECK((more.eager && more.exact && more.tune && !more.sync));
   CHECK(error_of([] {
-          cuda::words_of("sync,fast");
+          cuda::cuda_options("sync,fast");
           return 0;
         }) ==
         "[cuda] HALIAX_CUDA has the word fast, which is none of sync, eager, keep, exact, tf32, "

@@ -80,7 +80,7 @@ TEST_CASE("cuda: a product that says what is not so is refused") {
   const auto stream = api.make_stream(device);
   std::vector<std::byte> workspace(std::size_t(api.workspace()));
   auto multiply = [&](const cuda::Product& p, std::size_t at = 0) {
-    cuda::plant_fault(device, "");
+    cuda::inject_fault(device, "");
     api.multiply(stream, api.make_product(device, p, {}), x.data() + at, y.data(), out.data(),
                  workspace.data());
     api.wait(stream);
@@ -185,7 +185,7 @@ TEST_CASE(
   auto& measured = dynamic_cast<Measured&>(*device);
   const auto x = put(*device, c.arguments[0]), y = put(*device, c.arguments[1]),
              out = put(*device, c.results[0]);
-  const auto all = measured.bare_products(s, {x.get(), y.get(), out.get()}, 0);
+  const auto all = measured.library_products(s, {x.get(), y.get(), out.get()}, 0);
   REQUIRE(all.size() == 1);
   CHECK(get(*device, out, want.size()) != want);
   const auto from = measured.now(0);
@@ -200,7 +200,7 @@ TEST_CASE(
             "a time is asked for that has not come"));
   // not for the library
   s.contract.a.dtype = s.contract.b.dtype = s.contract.out.dtype = DType::i32;
-  CHECK(measured.bare_products(s, {x.get(), y.get(), out.get()}, 0).empty());
+  CHECK(measured.library_products(s, {x.get(), y.get(), out.get()}, 0).empty());
 }
 
 TEST_CASE(

@@ -13,7 +13,7 @@ using namespace haliax;
 using namespace haliax::testing;
 
 bool in_parts(const Case& c) {
-  return has(cuda::launches_of(c.program.steps[0])[0].text, "part_of(");
+  return has(cuda::launches_of(c.program.steps[0])[0].source, "part_of(");
 }
 // Ids from two sizes below 0 to two above it.
 View drawn_ids(Case& c, DType d, const Dims& dims, Dims strides, std::int64_t size) {
@@ -88,7 +88,7 @@ TEST_CASE(
                  Update::add,
                  false};
     const auto l = cuda::launches_of(s)[0];
-    CHECK(has(l.text, "part_of(") == parts);
+    CHECK(has(l.source, "part_of(") == parts);
     CHECK(l.waits == parts);
     return l.blocks;
   };
@@ -101,9 +101,9 @@ TEST_CASE(
 TEST_CASE("cuda scatter: equal ones in one launch have the same bits") {
   Case c(1);
   for (int k = 0; k < 3; ++k) add_scatter(c, DType::bf16, Update::add, {2, 300, 35 + 40 * k, 7});
-  const auto before = cuda::asked().kernels;
+  const auto before = cuda::simulation_counts().kernels;
   const auto got = simulated_bits(c);
-  CHECK(cuda::asked().kernels - before == 1);
+  CHECK(cuda::simulation_counts().kernels - before == 1);
   CHECK(got == simulated_bits(c, "sync"));
   CHECK(got == reference_bits(c));
 }
@@ -139,9 +139,9 @@ TEST_CASE("cuda scatter: texts in parts compile for cards, without spills and wi
     for (auto how : {Update::add, Update::set, Update::max}) {
       Case c(3);
       add_scatter(c, d, how, {3, 100, 45, 9, 3}, {.clamps = true});
-      const auto text = cuda::named(cuda::launches_of(c.program.steps[0])[0].text).text;
+      const auto text = cuda::named(cuda::launches_of(c.program.steps[0])[0].source).source;
       for (int sm : {80, 90, 100}) {
-        const auto log = cuda::compile_for_card(cuda::prelude(false) + text + "}\n", sm).log;
+        const auto log = cuda::compile_for_gpu(cuda::prelude(false) + text + "}\n", sm).log;
         CAPTURE(log);
         CHECK(has(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
       }

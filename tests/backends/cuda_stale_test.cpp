@@ -35,7 +35,7 @@ struct There {
 };
 template <class F> void everywhere(F check) {
   Devices two(2);
-  for (const char* backend : {"apart", "cuda-sim"})
+  for (const char* backend : {"separate-memory", "cuda-sim"})
     for (bool mesh : {false, true}) {
       CAPTURE(std::string(backend));
       CAPTURE(mesh);

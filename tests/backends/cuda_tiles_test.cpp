@@ -62,7 +62,7 @@ class Turns {
     auto& l = outer.loop;
     l.variable = turn;
     l.trips = 2;
-    l.lanes = 1;
+    l.parallel_slots = 1;
     q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = turn, .stride = n_.rows * line}});
     const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
     auto& b = l.body;
@@ -92,13 +92,13 @@ class Turns {
     View q_terms = q_;
     q_terms.strides = {0, 1, line};
     products(b, later, {0, n_.terms, n_.rows}, at(ds, d_, {1, 0, n_.columns}), q_terms, keys, true);
-    l.lane_start = 64;
-    l.lane_bytes = p().arena_bytes - 64;
+    l.parallel_slot_start = 64;
+    l.parallel_slot_bytes = p().arena_bytes - 64;
     p().steps.push_back(std::move(outer));
   }
   Case c;
   const Loop& loop() { return p().steps[0].loop; }
-  std::string text() { return cuda::nest_launch(loop(), p(), cuda::near_bytes_of(90)).text; }
+  std::string source() { return cuda::nest_launch(loop(), p(), cuda::shared_limit_of(90)).source; }
 
  private:
   Program& p() { return c.program; }
@@ -115,7 +115,7 @@ class Turns {
     const auto whole = n_.columns / n_.width, rest = n_.columns % n_.width;
     const auto dim = std::size_t(std::find(mnk.begin(), mnk.end(), 0) - mnk.begin());
     auto block = [&](std::int64_t first, std::int64_t size, std::int64_t trips) {
-      Step s{.kind = Kind::contract, .why = adds ? "sum" : "dot", .where = "model.cpp:5"},
+      Step s{.kind = Kind::contract, .op = adds ? "sum" : "dot", .where = "model.cpp:5"},
           all{.kind = Kind::loop};
       auto sizes = mnk;
       sizes[dim] = size;
@@ -152,7 +152,7 @@ class Turns {
   }
   // Row r sees columns up to 2 r, but those beyond; one sees nothing.
   Step softmax(int s, int e, int sums, int weights, int p32) {
-    Step out{.kind = Kind::fused, .why = "softmax", .where = "model.cpp:7"};
+    Step out{.kind = Kind::fused, .op = "softmax", .where = "model.cpp:7"};
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns};
     f.outer = 1;
@@ -224,7 +224,7 @@ class Turns {
   }
   // The weights are what was made of x, over sums that are read from memory.
   Step gradient_of_wide(int p32, int sums, int ds, int grad_sums) {
-    Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
+    Step out{.kind = Kind::fused, .op = "gradient", .where = "model.cpp:9"};
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns};
     f.outer = 1;
@@ -246,7 +246,7 @@ class Turns {
     return out;
   }
   Step gradient(int s, int ds) {
-    Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
+    Step out{.kind = Kind::fused, .op = "gradient", .where = "model.cpp:9"};
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns};
     f.outer = 1;
@@ -291,7 +291,7 @@ TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes
     CAPTURE(s.columns);
     CAPTURE(s.terms);
     Turns t(s);
-    const auto text = t.text();
+    const auto text = t.source();
     CHECK(has(text, "make_tile("));
     CHECK_FALSE(has(text, "block_product<"));
     const auto got = t.c.run(*cuda::make_simulated_device()),
@@ -348,7 +348,7 @@ TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far"
     CAPTURE(s.fill);
     CAPTURE(s.guarded);
     Turns t(s);
-    const auto text = t.text();
+    const auto text = t.source();
     CHECK(passes(text) == 3);  // all that a row needs; the rest of it; gradients of keys
     const auto got = t.c.run(*cuda::make_simulated_device()),
                want = t.c.run(*reference::make_reference_device());
@@ -357,7 +357,7 @@ TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far"
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
   // weights are rounded before they are summed: not in the pass with the maximum
-  CHECK(passes(Turns({}).text()) == 3);
+  CHECK(passes(Turns({}).source()) == 3);
 }
 TEST_CASE("cuda tiles: planted faults are found") {
   const Shape shape;

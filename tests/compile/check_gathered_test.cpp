@@ -40,7 +40,7 @@ Step copied(int from, int to) {
 Step gathered(int from, int to) {
   Step s;
   s.kind = program::Kind::collective;
-  s.collective.wire = program::Wire::all_gather;
+  s.collective.kind = program::CollectiveKind::all_gather;
   s.collective.x = {{{2}, view(from)}};
   s.collective.out = {{{4}, view(to)}};
   s.where = "model.cpp:7";

@@ -38,13 +38,13 @@ TEST_CASE("cost: bytes, narrow floats and steps cost what the machine says") {
   m = usual;
   m.cache = 1 << 30;  // then it is only far
   CHECK(cost_of(steps(DType::f32), m) < cost);
-  m.near = 1 << 30;
+  m.core_cache = 1 << 30;
   CHECK(cost_of(steps(DType::f32), m) < cost_of(steps(DType::f32), {.cache = 1 << 30}));
   m = usual;
-  m.narrow *= 8;
+  m.relative_cost_16bit *= 8;
   CHECK(cost_of(steps(DType::f32), m) == cost);
   CHECK(cost_of(steps(DType::bf16), m) > cost_of(steps(DType::bf16), usual));
   m = usual;
-  m.step = 100;  // three are run; the loop is none
+  m.step_cost = 100;  // three are run; the loop is none
   CHECK(cost_of(steps(DType::f32), m) == cost + 300);
 }

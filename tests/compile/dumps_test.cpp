@@ -176,7 +176,7 @@ TEST_CASE("docs/design.md shows the list of passes") {
   std::string page{std::istreambuf_iterator<char>(in), {}};
   CHECK(page.find("```text\n" + table_of_passes() + "```") != std::string::npos);
   for (auto& p : passes()) {
-    const std::string_view does = p.does;
+    const std::string_view does = p.description;
     CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10,
                   p.name << " takes more than ten words");
   }

@@ -214,7 +214,7 @@ TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
     return random::normal(random::key(seed), {B, H, pos, Size}).eval();
   };
   const Parts p{draw(1, Q), draw(2, K), draw(3, K)};
-  const bool asks = cpu::make_cpu_device(0)->machine().shown > 0;
+  const bool asks = cpu::make_cpu_device(0)->machine().mask_block > 0;
   auto causal = nn::causal_mask(Q, K), near = causal & (along_q(position(Q)) - position(K) < 20);
   auto made = [&](const NamedArray& mask) {
     return share_made([&](const Parts& p) { return attend(p, mask); }, p);
@@ -493,11 +493,11 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
     run(c);
     int flags = 0;
     for (auto& s : c.program->steps)
-      flags += s.kind == program::Kind::contract && s.contract.shown.flags.slot >= 0;
+      flags += s.kind == program::Kind::contract && s.contract.block_mask.flags.slot >= 0;
     return flags;
   };
   const auto machine = cpu::make_cpu_device(0)->machine();
-  const bool asks = machine.shown > 0;
+  const bool asks = machine.mask_block > 0;
   struct Kind {
     NamedArray mask;
     float fill;
@@ -532,7 +532,7 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
     wide[k] = narrow[k].astype(DType::f32).eval();
   }
   auto causal = [&](const Parts& p) { return f(p, nn::causal_mask(Pos, Keys), -1e9f); };
-  CHECK(flags_of(causal(narrow)) == (machine.shown_narrow > 0 ? 6 : 0));
+  CHECK(flags_of(causal(narrow)) == (machine.mask_block_bf16 > 0 ? 6 : 0));
   auto exact = jit(causal, {.backend = "reference"})(wide),
        whole = jit(causal, {.backend = "reference"})(narrow);
   auto got = jit(causal)(narrow);

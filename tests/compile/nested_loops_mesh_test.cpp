@@ -182,7 +182,7 @@ TEST_CASE("verify finds a plan's faults: loops in shared turns") {
             [](const NamedArray& u) { return u; })(v);
       },
       AxisSelector("a"))(NamedArray(x));
-  text = with(chooses, Kind::hop, [&](Version& v, Plan& p) {
+  text = with(chooses, Kind::reshard, [&](Version& v, Plan& p) {
     for (auto& other : p.versions)
       if (other.live &&
           std::count(other.in.begin(), other.in.end(), int(&v - p.versions.data())) > 0)

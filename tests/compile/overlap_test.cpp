@@ -135,9 +135,9 @@ TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
     p.arguments = p.results = p.calls = 1;
     p.arena_bytes = 128;
     auto copy = [&](int from, int to) {
-      return Step{.kind = Kind::copy, .copy = {{4}, view(from), view(to)}, .why = "copy"};
+      return Step{.kind = Kind::copy, .copy = {{4}, view(from), view(to)}, .op = "copy"};
     };
-    Step start{.kind = Kind::collective, .why = "sum"}, finish{.kind = Kind::finish, .why = "sum"};
+    Step start{.kind = Kind::collective, .op = "sum"}, finish{.kind = Kind::finish, .op = "sum"};
     start.collective.x = {{{4}, view(1)}};
     start.collective.out = {{{4}, view(2)}};
     start.collective.call = 0;

@@ -98,7 +98,7 @@ TEST_CASE(
         "slot 2: 16 bytes at 64, activations, gathered\n"
         "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
   CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations\n") >= 2);  // of both
-  CHECK(times(printed(kHeads, "reuse_products"), "slot ") == 0);
+  CHECK(times(printed(kHeads, "reuse_matmuls"), "slot ") == 0);
 }
 
 TEST_CASE("print: slots are verified as placed from plan_memory on") {

@@ -75,7 +75,7 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
   }
   Compilation whole{roots, {}, {.mesh = &mesh, .out = out, .partition = {.ring = ring}}};
   for (auto& i : inputs) {
-    whole.inputs.push_back(i.whole);
+    whole.inputs.push_back(i.global);
     whole.options.in.push_back(i.at);
   }
 
@@ -87,7 +87,7 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
 std::int64_t arena(const Case& c, const Mesh& mesh, bool ring) {
   auto w = input(c.weight, embed, mesh), x = input(c.x, batch, mesh);
   axis_mapping inside(batch);
-  return program_of({{contraction(c)(NamedArray(w.whole), NamedArray(x.whole)), batch}}, {w, x},
+  return program_of({{contraction(c)(NamedArray(w.global), NamedArray(x.global)), batch}}, {w, x},
                     mesh, ring)
       .arena_bytes;
 }
@@ -188,7 +188,7 @@ TEST_CASE("ring: layers of a sharded model, forward and backward") {
            down = input({Layers, Mlp, Embed}, embed, of(n)),
            in = input({Batch, Embed}, batch, of(n));
       axis_mapping inside(batch);
-      auto [value, by] = f({NamedArray(up.whole), NamedArray(down.whole)}, NamedArray(in.whole));
+      auto [value, by] = f({NamedArray(up.global), NamedArray(down.global)}, NamedArray(in.global));
       std::int64_t most = 0;
       for (auto& s : program_of({{value, none}, {by.first, embed}, {by.second, embed}},
                                 {up, down, in}, of(n), ring)

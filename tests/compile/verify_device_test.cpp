@@ -13,14 +13,17 @@ const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
 // Of x, which the devices have as `has`, device 1 makes `made` from its own `mine`; the plan says
 // that hop.
-std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is, const Hop& hop,
-                      const NodePtr& mine, const NodePtr& made) {
-  Whole whole({x}, {{}}, mesh);
+std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is,
+                      const ReshardStep& hop, const NodePtr& mine, const NodePtr& made) {
+  GlobalGraph whole({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  Version v{
-      .kind = Version::Kind::hop, .node = whole.find(x.get()), .at = is, .in = {0}, .live = true};
-  v.hop = hop;
+  Version v{.kind = Version::Kind::reshard,
+            .node = whole.find(x.get()),
+            .at = is,
+            .in = {0},
+            .live = true};
+  v.reshard_step = hop;
   p.versions = {{.kind = Version::Kind::given, .node = v.node, .at = has, .live = true}, v};
   p.roots = {1};
   return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
@@ -30,43 +33,46 @@ bool found(const std::string& text, const char* part) { return text.find(part) !
 }  // namespace
 
 TEST_CASE("verify finds calls that are not those of the plan") {
-  using program::Wire;
+  using program::CollectiveKind;
   auto x = array({A}), mine = array({A});
   Sharding pending;
-  pending.pend(1, Monoid::max);
-  const Hop hop{Hop::Kind::all_reduce, {}, {1}, {}, 8};
+  pending.add_partial(1, Monoid::max);
+  const ReshardStep hop{ReshardStep::Kind::all_reduce, {}, {1}, {}, 8};
   auto with = [&](auto change) {
-    Wiring w;
+    CollectiveSpec w;
     // an all_reduce
     w.number = 1;
-    w.how.over = {1};
-    w.how.ranks = 2;
-    w.how.monoid = Monoid::max;
-    w.how.size = {0};
+    w.collective.over = {1};
+    w.collective.ranks = 2;
+    w.collective.monoid = Monoid::max;
+    w.collective.size = {0};
     w.out = {{A}};
     w.along = {{}};
     Nodes sent{mine};
     change(w, sent);
     return on_device(x, pending, {}, hop, mine, collective_result(make_collective(sent, w), 0));
   };
-  CHECK(with([](Wiring&, Nodes&) {}) == "");
-  CHECK(with([](Wiring&, Nodes& sent) {
+  CHECK(with([](CollectiveSpec&, Nodes&) {}) == "");
+  CHECK(with([](CollectiveSpec&, Nodes& sent) {
           sent[0] = prim::barrier(sent[0], prim::number(0, DType::f32));
         }) == "");
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.monoid = Monoid::sum; }),
+  CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.collective.monoid = Monoid::sum; }),
               "on device 1: its call folds by another monoid"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.over = {0}; }), "its call is of other devices"));
-  CHECK(found(with([](Wiring& w, Nodes&) {
-                w.how.over = {0, 1};
-                w.how.ranks = 4;
+  CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.collective.over = {0}; }),
+              "its call is of other devices"));
+  CHECK(found(with([](CollectiveSpec& w, Nodes&) {
+                w.collective.over = {0, 1};
+                w.collective.ranks = 4;
               }),
               "its call is of other devices"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.ranks = 4; }), "its call is of other devices"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.how.wire = Wire::all_gather; }),
-              "its call is another collective"));
-  CHECK(found(with([](Wiring& w, Nodes&) { w.along = {Name("a")}; }),
+  CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.collective.ranks = 4; }),
+              "its call is of other devices"));
+  CHECK(
+      found(with([](CollectiveSpec& w, Nodes&) { w.collective.kind = CollectiveKind::all_gather; }),
+            "its call is another collective"));
+  CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.along = {Name("a")}; }),
               "its call goes along another axis"));
-  CHECK(found(with([](Wiring&, Nodes& sent) { sent[0] = array({A}); }),
+  CHECK(found(with([](CollectiveSpec&, Nodes& sent) { sent[0] = array({A}); }),
               "its call is of another array"));
   CHECK(found(on_device(x, pending, {}, hop, mine, mine), "it is sent in no call"));
 }
@@ -77,8 +83,8 @@ TEST_CASE("verify finds a pending value that not the first device has") {
   // device 1 is the first along axis 0, and the second along axis 1
   auto pended = [&](int over, const NodePtr& made) {
     Sharding at;
-    at.pend(over, Monoid::sum);
-    return on_device(x, {}, at, {Hop::Kind::pend, at, {over}, {}, 0}, mine, made);
+    at.add_partial(over, Monoid::sum);
+    return on_device(x, {}, at, {ReshardStep::Kind::make_partial, at, {over}, {}, 0}, mine, made);
   };
   CHECK(pended(0, mine) == "");
   CHECK(pended(1, nothing) == "");
@@ -88,7 +94,7 @@ TEST_CASE("verify finds a pending value that not the first device has") {
 
 TEST_CASE("verify finds an op that is not that of the plan") {
   auto x = array({A}), y = array({A}), n = prim::sub(x, y);
-  Whole whole({n}, {{}}, mesh);
+  GlobalGraph whole({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
   auto version = [&](const NodePtr& of, Version::Kind kind, std::vector<int> in) {
@@ -110,37 +116,37 @@ TEST_CASE("verify finds an op that is not that of the plan") {
 TEST_CASE("verify finds a call of what is made of one another") {
   auto x = array({A});
   Sharding pending;
-  pending.pend(0, Monoid::sum);
-  pending.pend(1, Monoid::sum);
+  pending.add_partial(0, Monoid::sum);
+  pending.add_partial(1, Monoid::sum);
   auto once = pending;
   once.resolve(0);
-  const Hop first{Hop::Kind::all_reduce, once, {0}, {}, 8},
-      second{Hop::Kind::all_reduce, {}, {1}, {}, 8};
+  const ReshardStep first{ReshardStep::Kind::all_reduce, once, {0}, {}, 8},
+      second{ReshardStep::Kind::all_reduce, {}, {1}, {}, 8};
   auto plan = [&](std::vector<int> order, int bucket, int other) {
-    Whole whole({x}, {{}}, mesh);
+    GlobalGraph whole({x}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
     auto n = whole.find(x.get());
     p.versions = {{.kind = Version::Kind::given, .node = n, .at = pending, .live = true},
-                  {.kind = Version::Kind::hop,
+                  {.kind = Version::Kind::reshard,
                    .node = n,
                    .at = once,
                    .in = {0},
-                   .hop = first,
+                   .reshard_step = first,
                    .live = true,
                    .bucket = bucket},
-                  {.kind = Version::Kind::hop,
+                  {.kind = Version::Kind::reshard,
                    .node = n,
                    .at = {},
                    .in = {1},
-                   .hop = second,
+                   .reshard_step = second,
                    .live = true,
                    .bucket = 1},
-                  {.kind = Version::Kind::hop,
+                  {.kind = Version::Kind::reshard,
                    .node = n,
                    .at = once,
                    .in = {0},
-                   .hop = first,
+                   .reshard_step = first,
                    .live = true,
                    .bucket = other}};
     p.bodies[0].versions = std::move(order);

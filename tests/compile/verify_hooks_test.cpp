@@ -41,7 +41,7 @@ program::Program copies(std::int64_t elements) {
   p.result_slots = {1};
   program::Step s;
   s.kind = program::Kind::copy;
-  s.why = "copy";
+  s.op = "copy";
   s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, 0, {1}, {}}};
   p.steps = {s};
   return p;
@@ -66,8 +66,8 @@ TEST_CASE("verify is asked behind each pass, and before the first") {
   CHECK(behind({{prim::sum(x, {A})}, {x}}, Stage::graph, "merge_loops") == "");
   CHECK(has(behind({{wrong}, {x}}, Stage::graph, "merge_loops"),
             "sum after merge_loops: the result is f64"));
-  CHECK(has(behind({{wrong}, {x}}, Stage::device, "row_products"),
-            "sum after row_products: the result is f64"));
+  CHECK(has(behind({{wrong}, {x}}, Stage::device, "row_dots"),
+            "sum after row_dots: the result is f64"));
   Compilation traced{{wrong}, {x}};
   CHECK(has(message_of([&] { run(traced); }), "sum after tracing: the result is f64"));
   // A plan: the input is cut along an axis that it lacks.
@@ -108,7 +108,7 @@ TEST_CASE("verify is asked of what each device makes") {
   auto emitted = [&](const Op& op) {
     auto whole = for_devices(make(op, {}, {A}, DType::f32));
     run(whole, Stage::sharding, Stage::sharding);
-    return message_of([&] { whole.partition->on(1); });
+    return message_of([&] { whole.partition->device_graph(1); });
   };
   CHECK(emitted(right) == "");
   CHECK(has(emitted(wrong), "blocks after emit on device 1: it is (a=4), and its block is (a=2)"));
@@ -119,11 +119,11 @@ TEST_CASE("verify is asked of the calls of all devices") {
       made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
         auto mine = prim::filled(1, n.dtype, axes);
         if (blocks[0].start->attr.number == 0) return mine;
-        Wiring w;  // which nobody else takes part in
+        CollectiveSpec w;  // which nobody else takes part in
         w.number = 1;
-        w.how.over = {0};
-        w.how.ranks = 2;
-        w.how.size = {0};
+        w.collective.over = {0};
+        w.collective.ranks = 2;
+        w.collective.size = {0};
         w.out = {axes};
         w.along = {Name()};
         return collective_result(make_collective({mine}, std::move(w)), 0);

@@ -23,7 +23,7 @@ Program copies(std::int64_t elements, std::int64_t offset = 0) {
   p.result_slots = {1};
   program::Step s;
   s.kind = program::Kind::copy;
-  s.why = "copy";
+  s.op = "copy";
   s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, offset, {1}, {}}};
   p.steps = {s};
   return p;
@@ -85,7 +85,7 @@ TEST_CASE("verify finds a program's faults") {
   p.slots[1].bytes = 4;
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 16;
-  p.steps[0].loop.lanes = 2;
+  p.steps[0].loop.parallel_slots = 2;
   p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 4;
@@ -282,7 +282,7 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
     p.result_slots = {2};
     program::Step s;
     s.kind = Kind::gather;
-    s.why = "take";
+    s.op = "take";
     s.gather = {{2},
                 {0, DType::f32, offset, {0}, {}},
                 {2, DType::f32, 0, {1}, {}},
@@ -356,17 +356,17 @@ TEST_CASE("verify finds devices that make other calls") {
   Program a, b, c;
   a.steps = b.steps = {all_reduce({0}), all_reduce({1})};
   c.steps = {all_reduce({1}), all_reduce({0})};
-  CHECK(message_of([&] { verify_calls({&a, &b}); }) == "");
+  CHECK(message_of([&] { verify_collectives({&a, &b}); }) == "");
   CHECK(message_of([&] {
-          verify_calls({&a, &c});
+          verify_collectives({&a, &c});
         }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
   b.steps[1].collective.monoid = program::Monoid::max;
   CHECK(message_of([&] {
-          verify_calls({&a, &b});
+          verify_collectives({&a, &b});
         }).find("call 1 of device 1 is all-reduce") != std::string::npos);
   b.steps.pop_back();
   CHECK(message_of([&] {
-          verify_calls({&a, &b});
+          verify_collectives({&a, &b});
         }).find("call 1 of device 1 is nothing") != std::string::npos);
   // In the turns of a loop, or behind them.
   auto turns = [](std::vector<program::Step> body) {
@@ -379,21 +379,21 @@ TEST_CASE("verify finds devices that make other calls") {
   a.steps = {turns({all_reduce({0}), all_reduce({1})})};
   b.steps = {turns({all_reduce({0})}), all_reduce({1})};
   CHECK(message_of([&] {
-          verify_calls({&a, &b});
-        }).find("call 2 of device 1 is the end of the turns") != std::string::npos);
+          verify_collectives({&a, &b});
+        }).find("call 2 of device 1 is the end of the iterations") != std::string::npos);
   b.steps = {turns({all_reduce({1}), all_reduce({0})})};
   CHECK(message_of([&] {
-          verify_calls({&a, &b});
+          verify_collectives({&a, &b});
         }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
 }
 
 // Two devices of data=2, and what each of them says to the other.
 TEST_CASE("verify finds devices whose calls do not fit each other") {
-  using program::Wire;
-  auto call = [](Wire wire, program::Dims x, program::Dims out, std::int64_t size,
+  using program::CollectiveKind;
+  auto call = [](CollectiveKind wire, program::Dims x, program::Dims out, std::int64_t size,
                  DType dtype = DType::f32) {
     auto s = all_reduce({0});
-    s.collective.wire = wire;
+    s.collective.kind = wire;
     s.collective.ranks = 2;
     s.collective.size = {size};
     s.collective.dim = {0};
@@ -407,10 +407,10 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
     b.device = 1;
     a.steps = {first};
     b.steps = {second};
-    return message_of([&] { verify_calls({&a, &b}); });
+    return message_of([&] { verify_collectives({&a, &b}); });
   };
   auto sum = [&](program::Dims dims, DType d = DType::f32) {
-    return call(Wire::all_reduce, dims, dims, 0, d);
+    return call(CollectiveKind::all_reduce, dims, dims, 0, d);
   };
   CHECK(say(sum({4, 3}), sum({4, 3})) == "");
   CHECK(has(
@@ -423,18 +423,18 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
   // of each other's.
   CHECK(say(sum({4, 3}), sum({4, 2}), {2, 2}) == "");
   // Blocks of five are three and two.
-  CHECK(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {2, 2}, {5, 2}, 5)) ==
-        "");
-  CHECK(
-      has(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {3, 2}, {6, 2}, 6)),
-          "call 0 of device 1 is"));
-  CHECK(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5),
-            call(Wire::reduce_scatter, {5, 2}, {2, 2}, 5)) == "");
-  CHECK(has(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5),
-                call(Wire::reduce_scatter, {6, 2}, {3, 2}, 6)),
+  CHECK(say(call(CollectiveKind::all_gather, {3, 2}, {5, 2}, 5),
+            call(CollectiveKind::all_gather, {2, 2}, {5, 2}, 5)) == "");
+  CHECK(has(say(call(CollectiveKind::all_gather, {3, 2}, {5, 2}, 5),
+                call(CollectiveKind::all_gather, {3, 2}, {6, 2}, 6)),
+            "call 0 of device 1 is"));
+  CHECK(say(call(CollectiveKind::reduce_scatter, {5, 2}, {3, 2}, 5),
+            call(CollectiveKind::reduce_scatter, {5, 2}, {2, 2}, 5)) == "");
+  CHECK(has(say(call(CollectiveKind::reduce_scatter, {5, 2}, {3, 2}, 5),
+                call(CollectiveKind::reduce_scatter, {6, 2}, {3, 2}, 6)),
             "call 0 of device 1 is"));
   auto exchange = [&](int other, program::Dims send, program::Dims receive) {
-    auto s = call(Wire::exchange, {4, 3}, {4, 3}, 0);
+    auto s = call(CollectiveKind::exchange, {4, 3}, {4, 3}, 0);
     s.collective.sends = {{other, 0, {0, 0}, std::move(send), {1, 1}}};
     s.collective.receives = {{other, 0, {0, 0}, std::move(receive), {1, 1}}};
     return s;
@@ -446,8 +446,8 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
   twice.collective.sends.push_back(twice.collective.sends[0]);
   CHECK(has(say(exchange(1, {2, 3}, {1, 3}), twice),
             "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
-  auto spares = exchange(1, {2, 3}, {1, 3});
-  spares.collective.spares = program::Spares::zeros;
+  auto skip_flag = exchange(1, {2, 3}, {1, 3});
+  skip_flag.collective.skip_flag = program::SkipFlag::zeros;
   // who does not say so would wait for a flag
-  CHECK(has(say(spares, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));
+  CHECK(has(say(skip_flag, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "compile/memory/memory.h"
+#include "program/legality.h"
 #include "support/raises.h"
 #include "support/verified.h"
 
@@ -16,7 +17,7 @@ using program::Operand;
 using program::Program;
 using program::Step;
 using program::View;
-using program::Wire;
+using program::CollectiveKind;
 
 const Program on_mesh = [] {
   Program p;
@@ -38,11 +39,11 @@ std::string in_fused(std::vector<Instr> code) {
 }
 Operand operand(program::Dims dims, DType d = DType::f32) { return {std::move(dims), view(d)}; }
 // Over the first mesh axis, of two devices.
-Step sends(Wire wire, Operand x, Operand out, std::int64_t size = 0) {
+Step sends(CollectiveKind wire, Operand x, Operand out, std::int64_t size = 0) {
   Step s;
   s.kind = program::Kind::collective;
   auto& c = s.collective;
-  c.wire = wire;
+  c.kind = wire;
   c.over = {0};
   c.ranks = 2;
   c.x = {std::move(x)};
@@ -113,18 +114,18 @@ TEST_CASE("verify finds a step's faults: dtypes of what is moved, picked, and as
 }
 
 TEST_CASE("verify finds a step's faults: collectives") {
-  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}))) == "");
-  CHECK(fault(sends(Wire::all_gather, operand({3}), operand({5}), 5)) == "");
-  CHECK(fault(sends(Wire::reduce_scatter, operand({5}), operand({2}), 5)) == "");
-  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({2}))) ==
+  CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({4}))) == "");
+  CHECK(fault(sends(CollectiveKind::all_gather, operand({3}), operand({5}), 5)) == "");
+  CHECK(fault(sends(CollectiveKind::reduce_scatter, operand({5}), operand({2}), 5)) == "");
+  CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({2}))) ==
         "array 0 is (4), and arrives (2)");
-  CHECK(fault(sends(Wire::all_gather, operand({4}), operand({5}), 5)) ==
+  CHECK(fault(sends(CollectiveKind::all_gather, operand({4}), operand({5}), 5)) ==
         "array 0 is (4), and arrives (5)");
-  CHECK(fault(sends(Wire::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) ==
+  CHECK(fault(sends(CollectiveKind::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) ==
         "array 0 is (5, 2), and arrives (2, 1)");
-  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}, DType::bf16))) ==
+  CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({4}, DType::bf16))) ==
         "it makes bf16 of f32");
-  auto s = sends(Wire::all_reduce, operand({4}), operand({4}));
+  auto s = sends(CollectiveKind::all_reduce, operand({4}), operand({4}));
   s.collective.over = {2};
   CHECK(fault(s) == "the mesh has no axis number 2");
   s.collective.over = {0, 0};
@@ -134,7 +135,7 @@ TEST_CASE("verify finds a step's faults: collectives") {
   s.collective.ranks = 6;
   s.collective.out.clear();
   CHECK(fault(s) == "it makes 0 arrays of 1");
-  auto exchange = sends(Wire::exchange, operand({4, 4}), operand({2, 2}));
+  auto exchange = sends(CollectiveKind::exchange, operand({4, 4}), operand({2, 2}));
   exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}};
   exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
   CHECK(fault(exchange) == "");
@@ -149,7 +150,7 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(other) ==
         "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
   other = exchange;
-  other.collective.spares = program::Spares::unread;
+  other.collective.skip_flag = program::SkipFlag::unread;
   CHECK(fault(other) == "no flag stands behind its arrays");
   other.collective.x.push_back(operand({}));
   CHECK(fault(other) == "its flag is f32");
@@ -158,7 +159,7 @@ TEST_CASE("verify finds a step's faults: collectives") {
   other.collective.sends[0].array = 1;
   other.collective.sends[0].start = other.collective.sends[0].dims = {};
   CHECK(fault(other) == "its flag is sent");
-  other.collective.wire = Wire::all_gather;
+  other.collective.kind = CollectiveKind::all_gather;
   CHECK(fault(other) == "it may leave something out, and is no exchange");
   other = exchange;
   other.collective.receives[0].array = 1;

@@ -6,7 +6,7 @@
 
 #include "base/verify_error.h"
 #include "compile/chunk/chunk.h"
-#include "compile/lower/masked.h"
+#include "compile/lower/masked_matmuls.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
 #include "haliax/chunked.h"
@@ -75,8 +75,8 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
 TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
   auto x = array({A, B}), y = array({B});
   auto masked = [&](const Axis& block, std::int64_t size, DType d, const char* axis) {
-    return make(kMaskedProduct, {x, y, array({block}, d)}, {A}, DType::f32,
-                MaskedAttr{.sides = {{axis, size}}}.attr());
+    return make(kMaskedMatmul, {x, y, array({block}, d)}, {A}, DType::f32,
+                MaskedMatmulAttr{.sides = {{axis, size}}}.attr());
   };
   const Axis blocks("(blocks of b)", 2);
   CHECK(in_graph(masked(blocks, 2, DType::boolean, "b")) == "");
@@ -85,8 +85,8 @@ TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
   CHECK(says(in_graph(masked(blocks, 0, DType::boolean, "b")), wrong));
   CHECK(says(in_graph(masked(blocks, 2, DType::f32, "b")), wrong));
   CHECK(says(in_graph(masked(blocks, 2, DType::boolean, "q")), wrong));
-  CHECK(says(in_graph(make(kMaskedProduct, {x, y}, {A}, DType::f32,
-                           MaskedAttr{.sides = {{"b", 2}}}.attr())),
+  CHECK(says(in_graph(make(kMaskedMatmul, {x, y}, {A}, DType::f32,
+                           MaskedMatmulAttr{.sides = {{"b", 2}}}.attr())),
              "it has no flags"));
 }
 
@@ -96,7 +96,7 @@ TEST_CASE("verify finds parts of turns that do not make their loop, and layouts 
   auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, turn()),
        most = loop_of_one({Fold::fold, Monoid::max, {row}}, turn());
   auto flag = prim::less(turn(), prim::number(2, turn()->dtype));
-  auto with = [&](const NodePtr& r, std::vector<std::vector<TurnPart>> parts) {
+  auto with = [&](const NodePtr& r, std::vector<std::vector<IterationPart>> parts) {
     return message_of([&] { verify(Nodes{r}, "a pass", {{r->in[0].get(), std::move(parts)}}); });
   };
   CHECK(with(result, {{{flag, {{0, row}, {0, row}}}}}) == "");
@@ -253,9 +253,9 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
   auto x = array({A});
   Op op{.name = "mover", .kind = Kind::step, .linear = Linear::moves};
   op.along = [](const Node&, std::size_t, Name a) { return Along{Along::Way::shift, a}; };
-  op.stretches = [](const Node& n) {
+  op.segments = [](const Node& n) {
     auto& i = n.attr.ints;
-    return std::vector<Stretch>{{0, i[0], 0, 2}, {0, 0, i[1], i[2]}};
+    return std::vector<AxisSegment>{{0, i[0], 0, 2}, {0, 0, i[1], i[2]}};
   };
   auto moved = [&](std::vector<std::int64_t> ints) {
     return in_graph(make(op, {x}, {A}, DType::f32, {.names = {"a"}, .ints = std::move(ints)}));
@@ -267,7 +267,7 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
   op.linear = Linear::one;  // so it computes, too
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does more than move values"));
   op.linear = Linear::moves;
-  op.stretches = nullptr;
+  op.segments = nullptr;
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does not say how"));
 }
 
@@ -288,10 +288,10 @@ TEST_CASE("verify: what it finds while chunks are chosen is raised, other errors
   auto weights = prim::exp(prim::contract(q, k, {Q, K}, DType::f32));
   const Nodes roots{prim::contract(prim::div(weights, prim::reduce(Monoid::sum, weights, {Q})), v,
                                    {Q, D}, DType::f32)};
-  auto bordered = with_score_borders(roots, std::int64_t(1), 0, {});
+  auto bordered = with_score_boundaries(roots, std::int64_t(1), 0, {});
   auto cut = [&](auto raised) {
     return cut_chunks(
-        bordered, [=](const Nodes&, const Nodes&, int) -> Tried { throw raised; }, 0, false,
+        bordered, [=](const Nodes&, const Nodes&, int) -> TrialResult { throw raised; }, 0, false,
         nullptr);
   };
   CHECK(!(bordered == roots));
@@ -455,52 +455,53 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
 }
 
 TEST_CASE("verify finds a graph's faults: collectives") {
-  using program::Wire;
+  using program::CollectiveKind;
   auto x = array({A, B});
-  auto made = [&](Wire wire, const Axes& out, Name along, std::int64_t size) {
-    Wiring w;
+  auto made = [&](CollectiveKind wire, const Axes& out, Name along, std::int64_t size) {
+    CollectiveSpec w;
     w.number = 1;
-    w.how.wire = wire;
-    w.how.ranks = 2;
-    w.how.size = {size};
+    w.collective.kind = wire;
+    w.collective.ranks = 2;
+    w.collective.size = {size};
     w.out = {out};
     w.along = {along};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
-  CHECK(made(Wire::all_reduce, {A, B}, {}, 0) == "");
-  CHECK(says(made(Wire::all_reduce, {B, A}, {}, 0), "it makes (b=3, a=4) of (a=4, b=3)"));
-  CHECK(made(Wire::all_gather, {Axis("a", 7), B}, "a", 7) == "");
-  CHECK(
-      says(made(Wire::all_gather, {Axis("a", 8), B}, "a", 7), "it makes (a=8, b=3) of (a=4, b=3)"));
+  CHECK(made(CollectiveKind::all_reduce, {A, B}, {}, 0) == "");
+  CHECK(says(made(CollectiveKind::all_reduce, {B, A}, {}, 0), "it makes (b=3, a=4) of (a=4, b=3)"));
+  CHECK(made(CollectiveKind::all_gather, {Axis("a", 7), B}, "a", 7) == "");
+  CHECK(says(made(CollectiveKind::all_gather, {Axis("a", 8), B}, "a", 7),
+             "it makes (a=8, b=3) of (a=4, b=3)"));
   // blocks of 3
-  CHECK(
-      says(made(Wire::all_gather, {Axis("a", 6), B}, "a", 6), "it makes (a=6, b=3) of (a=4, b=3)"));
-  CHECK(says(made(Wire::all_gather, {A, B}, "c", 8), "(a=4, b=3) lacks the axis that is joined"));
-  CHECK(made(Wire::reduce_scatter, {Axis("a", 2), B}, "a", 4) == "");
-  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 3), B}, "a", 4),
+  CHECK(says(made(CollectiveKind::all_gather, {Axis("a", 6), B}, "a", 6),
+             "it makes (a=6, b=3) of (a=4, b=3)"));
+  CHECK(says(made(CollectiveKind::all_gather, {A, B}, "c", 8),
+             "(a=4, b=3) lacks the axis that is joined"));
+  CHECK(made(CollectiveKind::reduce_scatter, {Axis("a", 2), B}, "a", 4) == "");
+  CHECK(says(made(CollectiveKind::reduce_scatter, {Axis("a", 3), B}, "a", 4),
              "it makes (a=3, b=3) of (a=4, b=3)"));
-  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 2), Axis("b", 2)}, "a", 4),
+  CHECK(says(made(CollectiveKind::reduce_scatter, {Axis("a", 2), Axis("b", 2)}, "a", 4),
              "it makes (a=2, b=2) of (a=4, b=3)"));
-  auto exchange = [&](const program::Parcel& send, const program::Parcel& receive) {
-    Wiring w;
+  auto exchange = [&](const program::BoxTransfer& send, const program::BoxTransfer& receive) {
+    CollectiveSpec w;
     w.number = 1;
-    w.how.wire = Wire::exchange;
-    w.how.sends = {send};
-    w.how.receives = {receive};
+    w.collective.kind = CollectiveKind::exchange;
+    w.collective.sends = {send};
+    w.collective.receives = {receive};
     w.out = {{A, B}};
     return in_graph(collective_result(make_collective({x}, w), 0));
   };
-  const program::Parcel all{1, 0, {0, 0}, {4, 3}, {1, 1}};
+  const program::BoxTransfer all{1, 0, {0, 0}, {4, 3}, {1, 1}};
   CHECK(exchange(all, all) == "");
   CHECK(exchange({1, 0, {3, 0}, {4, 3}, {-1, 1}}, all) == "");
   CHECK(says(exchange({1, 0, {1, 0}, {4, 3}, {1, 1}}, all), "a box reaches outside of (a=4, b=3)"));
   CHECK(says(exchange(all, {1, 0, {0, 0}, {4}, {1}}), "a box reaches outside of (a=4, b=3)"));
   CHECK(says(exchange(all, {1, 2, {0, 0}, {4, 3}, {1, 1}}), "it has no array 2"));
-  auto made_by = [&](const std::function<void(Wiring&)>& change) {
-    Wiring w;
+  auto made_by = [&](const std::function<void(CollectiveSpec&)>& change) {
+    CollectiveSpec w;
     w.number = 1;
-    w.how.wire = Wire::exchange;
-    w.how.sends = w.how.receives = {all};
+    w.collective.kind = CollectiveKind::exchange;
+    w.collective.sends = w.collective.receives = {all};
     w.out = {{A, B}};
     w.along = {Name()};
     change(w);
@@ -508,21 +509,21 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   };
   CHECK(made_by([](auto&) {}) == "");
   CHECK(says(made_by([&](auto& w) {
-               w.how.receives = {all, all};
+               w.collective.receives = {all, all};
              }),
              "24 elements come to (a=4, b=3)"));
   CHECK(says(made_by([](auto& w) { w.number = 0; }), "the call has no number"));
   CHECK(says(made_by([](auto& w) {
-               w.how.wire = Wire::all_reduce;
+               w.collective.kind = CollectiveKind::all_reduce;
                w.out.resize(2);
              }),
              "it makes 2 arrays of 1"));
   CHECK(says(made_by([](auto& w) { w.ranks = 2; }), "it is no ring"));
   auto ring = [&](const Axes& other, const Axes& block, const Axes& out) {
-    Wiring w;
+    CollectiveSpec w;
     w.number = 1;
     w.ranks = 2;
-    w.how.wire = Wire::exchange;
+    w.collective.kind = CollectiveKind::exchange;
     w.out = {out};
     w.along = {"a"};
     return in_graph(collective_result(make_collective({array(other), array(block)}, w), 0));
@@ -536,9 +537,9 @@ TEST_CASE("verify finds a graph's faults: collectives") {
              "axis a=4 of blocks of (a=2, b=3) is neither in (b=3) nor in (a=2)"));
   CHECK(says(ring({A, B}, {half}, {B, Axis("c", 2)}), "no operand has axis c=2"));
   CHECK(says(ring({A, B}, {B}, {A}), "the block (b=3) lacks axis a"));
-  Wiring w;
+  CollectiveSpec w;
   w.number = 1;
-  w.how.size = {0};
+  w.collective.size = {0};
   w.out = {{A, B}};
   w.along = {Name()};
   auto call = make_collective({x}, w);
@@ -593,7 +594,7 @@ const Mesh mesh{{{"data", 2}, {"model", 2}}};
 // Operands, cut so, go into n, which is said to be made so.
 std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
                        const Sharding& made) {
-  Whole whole({n}, {{}}, mesh);
+  GlobalGraph whole({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
   Version of{.kind = Version::Kind::compute, .node = whole.find(n.get()), .at = made, .live = true};
@@ -617,19 +618,23 @@ std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, cons
 }
 Sharding pending(int x, Monoid m = Monoid::sum) {
   Sharding s;
-  s.pend(x, m);
+  s.add_partial(x, m);
   return s;
 }
 
 // x, cut so, is sent, and is said to arrive so.
-std::string in_hop(const Sharding& from, const Hop& hop, const Sharding& arrives) {
+std::string in_hop(const Sharding& from, const ReshardStep& hop, const Sharding& arrives) {
   auto x = array({A, B});
-  Whole whole({x}, {{}}, mesh);
+  GlobalGraph whole({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  p.versions = {
-      {.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
-      {.kind = Version::Kind::hop, .node = 0, .at = arrives, .in = {0}, .hop = hop, .live = true}};
+  p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
+                {.kind = Version::Kind::reshard,
+                 .node = 0,
+                 .at = arrives,
+                 .in = {0},
+                 .reshard_step = hop,
+                 .live = true}};
   p.roots = {1};
   return message_of([&] { verify(p, whole, "a pass"); });
 }
@@ -639,7 +644,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
                     const Sharding& at) {
   auto row = array({B}), carry = prim::carry(turn(), {B}, DType::f32);
   auto result = loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, turn());
-  Whole whole({result}, {{}}, mesh);
+  GlobalGraph whole({result}, {{}}, mesh);
   auto id = [&](const NodePtr& n) { return whole.id(n); };
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
@@ -675,40 +680,40 @@ std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = f
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
   auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
   auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
-  Whole whole({result}, {{}}, mesh);
+  GlobalGraph whole({result}, {{}}, mesh);
   auto id = [&](const NodePtr& n) { return whole.id(n); };
   auto b = cut("b", {0});
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = id(result->in[0]),
               .bodies = {1},
-              .round = {0},
+              .ring_axes = {0},
               .inside = {{}},
               .at = {{}},
               .value = {{sent ? 4 : 2}},
               .carry = {{}},
               .start = {-1}}};
   p.versions = {{.kind = Kind::given, .node = id(x), .at = lies, .live = true},
-                {.kind = Kind::visit,
+                {.kind = Kind::ring_receive,
                  .node = id(block),
                  .body = 1,
                  .at = visits,
                  .in = {0},
-                 .hop = {Hop::Kind::slice, {}, {0}, "a", 1},
+                 .reshard_step = {ReshardStep::Kind::slice, {}, {0}, "a", 1},
                  .live = true},
                 {.kind = Kind::compute, .node = id(value), .body = 1, .in = {1}, .live = true},
-                {.kind = Kind::hop,
+                {.kind = Kind::reshard,
                  .node = id(value),
                  .body = 1,
                  .at = b,
                  .in = {2},
-                 .hop = {Hop::Kind::slice, b, {}, {}},
+                 .reshard_step = {ReshardStep::Kind::slice, b, {}, {}},
                  .live = sent},
-                {.kind = Kind::hop,
+                {.kind = Kind::reshard,
                  .node = id(value),
                  .body = 1,
                  .in = {3},
-                 .hop = {Hop::Kind::all_gather, {}, {0}, "b", 1},
+                 .reshard_step = {ReshardStep::Kind::all_gather, {}, {0}, "b", 1},
                  .live = sent},
                 {.kind = Kind::loop, .node = id(result->in[0]), .loop = 0, .live = true}};
   return message_of([&] { verify(p, whole, "a pass"); });
@@ -804,15 +809,15 @@ TEST_CASE("verify finds a plan's faults: positions that move, and what is made i
     return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift,
                    [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(says(moved([](auto& v) { v.pieces[0].to = 1; }), "position 1 comes after 0"));
-  CHECK(says(moved([](auto& v) { v.pieces[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
-  CHECK(says(moved([](auto& v) { v.pieces[0].size = 2; }), "2 positions come"));
-  CHECK(says(moved([](auto& v) { v.pieces[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
-  CHECK(says(moved([](auto& v) { v.at.pend(1, Monoid::sum); }),
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 comes after 0"));
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions come"));
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
+  CHECK(says(moved([](auto& v) { v.at.add_partial(1, Monoid::sum); }),
              "it is {a: 0, pending: 1}, made of {a: 0}"));
   CHECK(says(moved([](auto& v) {
                v.at.set("b", {1});
-               v.hop.bytes = 0;
+               v.reshard_step.bytes = 0;
              }),
              "axis b lies otherwise"));
   auto odd = array({Axis("a", 3), Axis("b", 2)});
@@ -820,9 +825,9 @@ TEST_CASE("verify finds a plan's faults: positions that move, and what is made i
     return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}),
                    Kind::regroup, [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(says(flat([](auto& v) { v.pieces[0].given.cuts[0] = {1}; }), "part a lies otherwise"));
+  CHECK(says(flat([](auto& v) { v.copy_boxes[0].source_layout.cuts[0] = {1}; }), "part a lies otherwise"));
   auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate,
-                      [](Version& v, Plan&) { v.at.pend(1, Monoid::sum); });
+                      [](Version& v, Plan&) { v.at.add_partial(1, Monoid::sum); });
   CHECK(says(made, "it is not made of numbers and positions alone"));
 }
 
@@ -833,7 +838,7 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   auto x = array({A, B});
   auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine,
                        const NodePtr& made) {
-    Whole whole({n}, {{}}, mesh);
+    GlobalGraph whole({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
     of.node = whole.find(n.get());
@@ -847,8 +852,8 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
     return says(text, "") || text.find(part) != text.npos;
   };
   const Sharding a = cut("a", {1});
-  Version sliced{.kind = Kind::hop, .at = a};
-  sliced.hop = {Hop::Kind::slice, a, {}, {}};
+  Version sliced{.kind = Kind::reshard, .at = a};
+  sliced.reshard_step = {ReshardStep::Kind::slice, a, {}, {}};
   auto block = [&](std::int64_t from, std::int64_t size) {
     return prim::slice(x, "a", from, size);
   };
@@ -865,9 +870,9 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   // round by one
   auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
   Version round{.kind = Kind::shift, .at = {}};
-  round.hop.axis = "a";
-  round.pieces = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
-                  {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
+  round.reshard_step.axis = "a";
+  round.copy_boxes = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
+                      {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
   CHECK(on_device({}, round, n, x, n) == "");
   CHECK(found(on_device({}, round, n, x, x),
               "position 0 of a is 0 of what it is made of, and should be 1"));
@@ -877,7 +882,7 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
   CHECK(found(on_device({}, round, n, x, turned),
               "position 0 of a is 3 of what it is made of, and should be 1"));
-  round.pieces.pop_back();
+  round.copy_boxes.pop_back();
   CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
 }
 
@@ -885,14 +890,15 @@ TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than
   using Kind = Version::Kind;
   const Axis C("c", 4), D("d", 2), Flat("p", 8);
   auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has,
-                       const Sharding& is, const Lie& given, const Lie& taken, const NodePtr& mine,
-                       const NodePtr& made) {
-    Whole whole({n}, {{}}, mesh);
+                       const Sharding& is, const AxisLayout& given, const AxisLayout& taken,
+                       const NodePtr& mine, const NodePtr& made) {
+    GlobalGraph whole({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
     Version v{
         .kind = Kind::regroup, .node = whole.find(n.get()), .at = is, .in = {0}, .live = true};
-    v.pieces = {{.axes = {Flat}, .at = has, .axis = "p", .given = given, .taken = taken}};
+    v.copy_boxes = {
+        {.axes = {Flat}, .at = has, .axis = "p", .source_layout = given, .result_layout = taken}};
     p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, v};
     p.roots = {1};
     return message_of([&] { verify_device(p, whole, device, {mine, made}, "a pass"); });
@@ -942,7 +948,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
              "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
              "its loop leaves it in another sharding"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }),
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
              "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
              "mesh axis data is used twice"));
@@ -955,7 +961,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   l.index = {prim::index(A, 0, 2, 0)};
   l.results = {{Fold::stack, Monoid::sum, {chunk}}};
   auto loop = make_loop(std::move(l));
-  Whole whole({loop}, {{}}, mesh);
+  GlobalGraph whole({loop}, {{}}, mesh);
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = whole.id(loop),
@@ -971,7 +977,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
 }
 
 TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
-  using Way = Hop::Kind;
+  using Way = ReshardStep::Kind;
   auto a = cut("a", {0});
   CHECK(in_hop(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
   CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
@@ -982,7 +988,7 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(
       says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
   auto b = cut("b", {1}), both = pending(0);
-  both.pend(1, Monoid::max);
+  both.add_partial(1, Monoid::max);
   CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})),
              "axis a is data, and arrives model"));
   CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}),
@@ -996,33 +1002,33 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}), "it ends sums of two kinds"));
   CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)),
              "it arrives as {pending: 0}, and was no sum"));
-  CHECK(in_hop({}, {Way::pend, pending(0), {}, {}}, pending(0)) == "");
+  CHECK(in_hop({}, {Way::make_partial, pending(0), {}, {}}, pending(0)) == "");
   CHECK(in_loop(b, b, b, b) == "");
   CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
   CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
 }
 
 TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
-  using Way = Hop::Kind;
+  using Way = ReshardStep::Kind;
   using Kind = Version::Kind;
   auto x = array({A, B}), y = array({A, B});
   struct Sent {
     Sharding from;
-    Hop hop;
+    ReshardStep reshard_step;
     Sharding arrives;
   };
   auto together = [&](const Sent& first, const Sent& second, int bucket = 1) {
-    Whole whole({x, y}, {{}, {}}, mesh);
+    GlobalGraph whole({x, y}, {{}, {}}, mesh);
     Plan p;
     p.bodies.emplace_back();
     for (auto& [n, sent] : {std::pair(whole.id(x), first), std::pair(whole.id(y), second)}) {
       int given = int(p.versions.size());
       p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
-      p.versions.push_back({.kind = Kind::hop,
+      p.versions.push_back({.kind = Kind::reshard,
                             .node = n,
                             .at = sent.arrives,
                             .in = {given},
-                            .hop = sent.hop,
+                            .reshard_step = sent.reshard_step,
                             .live = true,
                             .bucket = bucket});
       p.roots.push_back(given + 1);
@@ -1044,7 +1050,7 @@ TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
 TEST_CASE("verify finds results that do not lie as they are wanted") {
   auto x = array({A, B});
   auto n = prim::exp(x);
-  Whole whole({n}, {{}}, mesh);
+  GlobalGraph whole({n}, {{}}, mesh);
   auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
     Plan p;
     p.bodies.emplace_back();

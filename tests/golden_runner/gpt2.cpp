@@ -280,7 +280,7 @@ Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& ba
     const auto here = run_gpt2(g, c, v, backend);
     set_devices(n);
     const auto threads = [&] {
-      const alone by_itself;
+      const single_process_scope by_itself;
       return run_gpt2(g, c, v, backend);
     }();
     set_devices(each);

@@ -1,4 +1,4 @@
-// golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda|cuda-sim|both] [--case TEXT]
+// golden DIR [GROUP ...] [--backend cpu|reference|separate-memory|cuda|cuda-sim|both] [--case TEXT]
 // [--list-skipped] [--variants] [--mesh SEED | --ranks]
 #include <cstdio>
 #include <cstring>
@@ -18,7 +18,7 @@ namespace golden {
 namespace {
 
 const char* const usage =
-    "usage: golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda|cuda-sim|both] ["
+    "usage: golden DIR [GROUP ...] [--backend cpu|reference|separate-memory|cuda|cuda-sim|both] ["
     "--case TEXT] [--list-skipped] [--variants] [--mesh SEED | --ranks]";
 const char* const all_groups[] = {"ops",  "grads",   "nn",     "random",
                                   "scan", "chunked", "errors", "gpt2"};
@@ -59,7 +59,7 @@ Options parse(int argc, char** argv) {
       o.only = value(i);
     } else if (a == "--backend") {
       const std::string b = value(i);
-      if (b == "cpu" || b == "reference" || b == "apart" || b.starts_with("cuda"))
+      if (b == "cpu" || b == "reference" || b == "separate-memory" || b.starts_with("cuda"))
         o.backends = {b};
       else if (b != "both")
         throw BadData("there is no backend " + b + "; " + usage);

@@ -1,4 +1,4 @@
-// The code of docs/how-to/parallelism.md and docs/concepts/meshes-and-mappings.md, compiled and run.
+// The code of docs/how-to/parallelism.md about layouts, compiled and run.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -130,7 +130,7 @@ TEST_CASE("the table of collectives in docs/how-to/parallelism.md is the output 
 
 // Fully sharded on 8 devices, with f32 parameters and bf16 computation: bytes communicated, and the
 // difference from one device.
-TEST_CASE("docs/how-to/parallelism.md: reduce_dtype doubles the bytes of sums and removes their error") {
+TEST_CASE("docs/how-to/parallelism.md: reduce_dtype doubles bytes and removes the error of sums") {
   const Axis Rows("batch", 64), Narrow("embed", 64), Wide("mlp", 256);
   auto [k_up, k_down] = random::split<2>(random::key(0));
   const Model net{nn::Linear::init(Narrow, Wide, k_up), nn::Linear::init(Wide, Narrow, k_down)};

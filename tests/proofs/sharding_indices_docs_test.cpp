@@ -81,7 +81,8 @@ std::vector<Row> rows() {
          return at_set(x, {{"n", Slice{5, 405}}}, u);
        },
        table, zeros({}, DType::i32), part},
-      {"`top_k` of 100", [](const A& x, const A&, const A&) { return top_k(x, "n", 100).first; }, x},
+      {"`top_k` of 100", [](const A& x, const A&, const A&) { return top_k(x, "n", 100).first; },
+       x},
       {"`top_k` of 100 and its gradient",
        [](const A& x, const A&, const A&) {
          return grad([](const A& x) { return sum(square(top_k(x, "n", 100).first)); })(x);
@@ -110,7 +111,8 @@ TEST_CASE("docs/how-to/parallelism.md: ops along a sharded axis that strict mode
     std::vector<int> on;
     for (int devices : {2, 3, 4}) {
       try {
-        auto sent = fmt::format("`take` on 2 devices then communicates {:.3f}.", part_of(r, devices, true));
+        auto sent =
+            fmt::format("`take` on 2 devices then communicates {:.3f}.", part_of(r, devices, true));
         if (devices == 2 && std::string(r.what) == "`take`")
           CHECK_MESSAGE(page.find(sent) != page.npos, sent);
       } catch (const Error& e) {

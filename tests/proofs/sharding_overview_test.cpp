@@ -9,7 +9,7 @@
 
 using namespace haliax;
 using sharding::Layout;
-using sharding::Ran;
+using sharding::RunResult;
 
 namespace {
 
@@ -24,7 +24,7 @@ sharding::Sizes sizes(double dropout) {
           Axis("vocab", 96),
           Axis("batch", 8)};
 }
-Ran on_mesh(const Layout& layout, double dropout = 0, int steps = 1) {
+RunResult on_mesh(const Layout& layout, double dropout = 0, int steps = 1) {
   return sharding::run(layout, sizes(dropout), steps);
 }
 
@@ -40,7 +40,7 @@ NamedArray loss_at_once(const Layout& layout, const sharding::Model& model, cons
   return mean(losses, "batch");
 }
 // of the parameters, on one device
-std::int64_t local_bytes(const Ran& r, const Layout& layout) {
+std::int64_t local_bytes(const RunResult& r, const Layout& layout) {
   std::int64_t n = 0;
   use_mesh mesh(*layout.mesh);
   for (auto& leaf : flatten(r.model)) {
@@ -80,7 +80,7 @@ NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model,
 }
 
 struct Checked {
-  Ran ran;
+  RunResult ran;
   std::int64_t mine;  // bytes of the parameters of one device
 };
 Checked check(const Layout& layout, double tolerance) {

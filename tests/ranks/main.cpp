@@ -60,7 +60,7 @@ int traffic() {
       auto w = layer();
       const auto x = random::normal(random::key(2), {Batch, Embed});
       std::vector<double> losses;
-      const auto cards_before = cuda::asked().sent;
+      const auto cards_before = cuda::simulation_counts().sent;
       for (int i = 0; i < 5; ++i) {
         const auto before = peers() ? peers()->sent_bytes() : 0;
         auto [loss, next] = step(w, x);
@@ -69,7 +69,7 @@ int traffic() {
         losses.push_back(loss.item());
       }
       const auto all = w.up.doubles();  // and the last step has ended
-      sent += double(cuda::asked().sent - cards_before) / 5;
+      sent += double(cuda::simulation_counts().sent - cards_before) / 5;
       losses.insert(losses.end(), all.begin(), all.end());
       report = step.report();
       return losses;
@@ -79,7 +79,7 @@ int traffic() {
     const auto mine = train(here, sent);
     set_devices(n);
     const auto theirs = [&] {
-      const alone by_itself;
+      const single_process_scope by_itself;
       return train(threads, none);
     }();
     set_devices(n / rank_count());
@@ -207,7 +207,7 @@ int fault(const std::string& how) {
     if (i == 3 && this_rank() == 1) {
       if (how == "killed") kill(getpid(), SIGKILL);
       if (how == "stopped") kill(getpid(), SIGSTOP);
-      if (how == "card") cuda::plant_fault(1, "a planted fault");
+      if (how == "card") cuda::inject_fault(1, "a planted fault");
       if (how == "raises") throw Error("[data] the disk is full");
       if (how == "ends") return 0;
       if (how == "reads") (void)y.floats();
@@ -224,8 +224,8 @@ int fault(const std::string& how) {
 // same.
 int cards(const std::string& whose) {
   const int each = devices() / rank_count();
-  cuda::set_simulated_cards(whose == "few" ? 2 * each - 1 : each,
-                            whose == "own" ? this_rank() * each : 0);
+  cuda::set_simulated_gpus(whose == "few" ? 2 * each - 1 : each,
+                           whose == "own" ? this_rank() * each : 0);
   return fault("");
 }
 int differs(const std::string& what) {

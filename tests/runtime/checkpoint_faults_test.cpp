@@ -324,7 +324,7 @@ struct Ranks {
     g.rank = rank;
     g.count = count;
     g.rank_of = [n = count](const Mesh& mesh, int device) { return device * n / mesh.devices(); };
-    g.exchange = [this, rank](const std::string& mine) {
+    g.all_gather = [this, rank](const std::string& mine) {
       said[std::size_t(rank)] = mine;
       meet.arrive_and_wait();
       auto all = said;
@@ -350,7 +350,7 @@ bool no_errors(const std::vector<std::string>& errors) {
   return std::all_of(errors.begin(), errors.end(), [](auto& e) { return e.empty(); });
 }
 const Shards* blocks_of(const NamedArray& a) {
-  return dynamic_cast<const Shards*>(a.node()->value->pieces());
+  return dynamic_cast<const Shards*>(a.node()->value->device_storage());
 }
 
 // Does a process have the blocks of its devices, and no others, and do they hold what the whole
@@ -366,7 +366,7 @@ void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessG
     REQUIRE((d >= s->first && d < s->first + int(s->blocks.size())));
     auto part = all;
     for (auto& a : s->axes) {
-      auto [from, size] = block_of(a, s->at.cut(a.name), s->mesh, d);
+      auto [from, size] = block_of(a, s->at.mesh_axes(a.name), s->mesh, d);
       part = slice(part, a, from, size);
     }
     auto wanted = part.bytes();
@@ -389,7 +389,7 @@ TEST_CASE("processes: each writes its blocks once, and any others, or one, load 
   })));
   CHECK(checkpoint_steps(folder / "run") == std::vector<std::int64_t>{1, 2});
   for (auto& a : flatten(t))
-    if (!a.empty() && !blocks_of(a)->at.whole()) CHECK_FALSE(a.node()->value->on_host());
+    if (!a.empty() && !blocks_of(a)->at.is_replicated()) CHECK_FALSE(a.node()->value->on_host());
   std::int64_t bytes = 0, there = 0;
   for (auto& a : flatten(t)) bytes += a.nbytes();
   for (int r = 1; r <= 4; ++r) {

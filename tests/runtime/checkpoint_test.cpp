@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const Shards* blocks_of(const NamedArray& a) {
-  return dynamic_cast<const Shards*>(a.node()->value->pieces());
+  return dynamic_cast<const Shards*>(a.node()->value->device_storage());
 }
 bool is_put_together(const NamedArray& a) { return a.node()->value->on_host(); }
 struct Large {
@@ -73,7 +73,7 @@ TEST_CASE(
     auto saved = born(from);
     Checkpoints(folder / "run", {.keep = 0}).save(++step, saved);
     for (auto* a : walk_of(saved).arrays)
-      if (auto* s = blocks_of(*a); s && !s->at.whole()) CHECK_FALSE(is_put_together(*a));
+      if (auto* s = blocks_of(*a); s && !s->at.is_replicated()) CHECK_FALSE(is_put_together(*a));
     const auto wanted = bytes_of_all(saved);
     for (auto& to : layouts()) {
       CAPTURE(from.name);

@@ -158,7 +158,7 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
       tokens, Batch, Pos,
       {.key = random::key(3), .mesh = four, .axis_resources = by_batch, .group = &second});
   auto batch = half.next();
-  auto* s = dynamic_cast<const Shards*>(batch.node()->value->pieces());
+  auto* s = dynamic_cast<const Shards*>(batch.node()->value->device_storage());
   REQUIRE(s != nullptr);
   CHECK(half.tokens_read() == 16);
   CHECK(s->first == 2);

@@ -416,7 +416,7 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
          {"[dot] makes inf", "debug_test.cpp:", ", in up"});
 }
 
-TEST_CASE("what docs/inspect.md shows") {
+TEST_CASE("a fold prints in each iteration and a check stops it") {
   Caught caught;
   auto step = [](const NamedArray& state, const NamedArray& x) {
     auto next = tanh(state + x);

@@ -19,14 +19,14 @@ namespace {
 const Axis N("n", 4), Batch("batch", 8), Embed("embed", 6);
 // What was asked of a device since this was made.
 struct Since {
-  explicit Since(int d = 0) : device(d), at(apart::counts(d)) {}
-  apart::Counts operator()() const {
-    auto now = apart::counts(device);
+  explicit Since(int d = 0) : device(d), at(separate_memory::counts(d)) {}
+  separate_memory::Counts operator()() const {
+    auto now = separate_memory::counts(device);
     return {now.runs - at.runs, now.puts - at.puts, now.gets - at.gets, now.copies - at.copies,
             now.bytes - at.bytes};
   }
   int device;
-  apart::Counts at;
+  separate_memory::Counts at;
 };
 struct Backend {  // the default one, for the length of a test
   explicit Backend(const char* name) { set_default_backend(name); }
@@ -48,7 +48,7 @@ auto giving(const char* backend, NamedArray (*f)(const NamedArray&)) {
 // A value that lies on both, and is read on both.
 NamedArray on_both(double from) {
   auto x = counted(N, from);
-  on("apart", next)(x).doubles();
+  on("separate-memory", next)(x).doubles();
   return x;
 }
 
@@ -58,7 +58,7 @@ TEST_CASE(
     "memory of a device: arguments go there once, results come back when they are read, once") {
   auto x = counted(N), w = counted(N, 1);
   auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
-               {.backend = "apart"});
+               {.backend = "separate-memory"});
   Since since;
   for (int k = 0; k < 10; ++k) f(x, w);
   CHECK(since().puts == 2);
@@ -76,7 +76,7 @@ TEST_CASE(
 
 TEST_CASE("memory of a device: what a function has captured goes there once") {
   auto w = counted(N, 1);
-  auto f = jit([w](const NamedArray& x) { return x * w; }, {.backend = "apart"});
+  auto f = jit([w](const NamedArray& x) { return x * w; }, {.backend = "separate-memory"});
   auto x = counted(N);
   Since since;
   for (int k = 0; k < 3; ++k) CHECK(f(x).doubles() == Doubles{0, 2, 6, 12});
@@ -84,8 +84,8 @@ TEST_CASE("memory of a device: what a function has captured goes there once") {
 }
 
 TEST_CASE("memory of a device: donated on one side, an array has no old value on the other") {
-  for (const char* first : {"apart", "cpu"})
-    for (const char* second : {"apart", "cpu"})
+  for (const char* first : {"separate-memory", "cpu"})
+    for (const char* second : {"separate-memory", "cpu"})
       for (bool read : {false, true}) {
         CAPTURE(first);
         CAPTURE(second);
@@ -95,7 +95,7 @@ TEST_CASE("memory of a device: donated on one side, an array has no old value on
         if (read) CHECK(y.doubles() == Doubles{11, 12, 13, 14});
         auto z = giving(second, twice)(y);
         if (read) CHECK(z.doubles() == Doubles{22, 24, 26, 28});
-        CHECK(on("apart", next)(z).doubles() == Doubles{23, 25, 27, 29});
+        CHECK(on("separate-memory", next)(z).doubles() == Doubles{23, 25, 27, 29});
         CHECK(on("cpu", next)(z).doubles() == Doubles{23, 25, 27, 29});
         CHECK(z.doubles() == Doubles{22, 24, 26, 28});
         CHECK_THROWS_AS(x.doubles(), Error);
@@ -105,9 +105,9 @@ TEST_CASE("memory of a device: donated on one side, an array has no old value on
 TEST_CASE(
     "memory of a device: a donated array's memory is taken over there; what others read is copied "
     "there") {
-  auto f = giving("apart", next);
-  auto x = on("apart", next)(counted(N));
-  f(on("apart", next)(counted(N)));  // traced, with an arena
+  auto f = giving("separate-memory", next);
+  auto x = on("separate-memory", next)(counted(N));
+  f(on("separate-memory", next)(counted(N)));  // traced, with an arena
   Since since;
   for (int k = 0; k < 5; ++k) x = f(x);
   CHECK(since().copies == 0);
@@ -123,7 +123,7 @@ TEST_CASE(
 TEST_CASE("memory of a device: it comes back when the last reader is gone") {
   Since since;
   {
-    auto f = jit([](const NamedArray& x) { return x * sum(x); }, {.backend = "apart"});
+    auto f = jit([](const NamedArray& x) { return x * sum(x); }, {.backend = "separate-memory"});
     auto x = counted(Axis("n", 1000));
     auto y = f(f(x));
     CHECK(since().bytes >= 2 * 4032);
@@ -132,7 +132,7 @@ TEST_CASE("memory of a device: it comes back when the last reader is gone") {
 }
 
 TEST_CASE("memory of a device: reading arrays computes there, too") {
-  Backend apart("apart");
+  Backend separate("separate-memory");
   auto x = counted(N);
   Since since;
   auto y = (x * 2. + 1.).eval();
@@ -142,27 +142,27 @@ TEST_CASE("memory of a device: reading arrays computes there, too") {
 }
 
 TEST_CASE("memory of a device: an error that is found late names the call, and stays") {
-  auto f = jit(twice, {.backend = "apart", .at = SourceLocation::current()});
+  auto f = jit(twice, {.backend = "separate-memory", .at = SourceLocation::current()});
   const auto line = std::to_string(__LINE__ - 1);
   auto x = counted(N), y = f(x);
-  apart::plant_error(0, "planted");
+  separate_memory::inject_error(0, "planted");
   auto bad = f(x);  // returns
   const auto want =
-      "[apart] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
+      "[separate-memory] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
       ": planted; it runs nothing more";
   CHECK(error_of([&] { return bad.doubles(); }) == want);
   CHECK(error_of([&] { return f(x); }) == want);
   CHECK(error_of([&] { return y.doubles(); }) == want);
   CHECK(on("cpu", next)(x).doubles()[0] == 1);
-  apart::plant_error(0, nullptr);
+  separate_memory::inject_error(0, nullptr);
   CHECK(y.doubles() == Doubles{0, 2, 4, 6});
-  Backend apart("apart");
-  apart::plant_error(0, "planted");
+  Backend separate("separate-memory");
+  separate_memory::inject_error(0, "planted");
   auto z = (x * 3.).eval();
   const auto of_eval = std::to_string(__LINE__ - 1);
   CHECK(has(error_of([&] { return z.doubles(); }),
             "in the call of eval at device_memory_test.cpp:" + of_eval));
-  apart::plant_error(0, nullptr);
+  separate_memory::inject_error(0, nullptr);
 }
 
 TEST_CASE("memory of a device: prints are in order, and done when the call is") {
@@ -174,7 +174,7 @@ TEST_CASE("memory of a device: prints are in order, and done when the call is") 
     debug::print("y {}", y);
     return y;
   };
-  auto f = jit(printing, {.backend = "apart"}), on_host = jit(printing);
+  auto f = jit(printing, {.backend = "separate-memory"}), on_host = jit(printing);
   debug::set_output([](std::string_view line) { lines.emplace_back(line); });
   on_host(on_host(x));
   const auto want = std::exchange(lines, {});
@@ -186,7 +186,7 @@ TEST_CASE("memory of a device: prints are in order, and done when the call is") 
         debug::check(sum(x) < 5., "too much");
         return x;
       },
-      {.backend = "apart"});
+      {.backend = "separate-memory"});
   CHECK(has(error_of([&] { return checked(x); }), "[check] too much"));
   CHECK(f(x).doubles()[3] == 6);  // that was no fault of the device
   debug::set_output(nullptr);
@@ -194,7 +194,7 @@ TEST_CASE("memory of a device: prints are in order, and done when the call is") 
 
 TEST_CASE("memory of a device: two threads, on one device and from one to the other") {
   auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
-               {.backend = "apart"});
+               {.backend = "separate-memory"});
   auto w = counted(Axis("n", 1000), 1);
   std::vector<std::thread> threads;
   std::vector<std::string> wrong(4);
@@ -203,7 +203,7 @@ TEST_CASE("memory of a device: two threads, on one device and from one to the ot
       wrong[std::size_t(k)] = error_of([&] {
         for (int i = 0; i < 100; ++i) {
           auto x = f(counted(Axis("n", 1000), k), w);
-          x = giving("apart", next)(x);
+          x = giving("separate-memory", next)(x);
           if (x.doubles()[999] != (999 + k) * 1000. + 2)
             throw Error("[test] " + std::to_string(x.doubles()[999]));
         }
@@ -228,7 +228,7 @@ TEST_CASE(
           return std::pair{w * 0.5 + x, sum(w)};
         },
         {.donate = donate ? std::vector{0} : std::vector<int>{},
-         .backend = "apart",
+         .backend = "separate-memory",
          .mesh = two,
          .axis_resources = Mapping{{"embed", "data"}}});
     Since since(1);
@@ -247,18 +247,18 @@ TEST_CASE(
     double sum_of_w = 0;
     for (auto v : wants) sum_of_w += v;
     CHECK(total.item() == doctest::Approx(sum_of_w));
-    auto whole = on("apart", next)(again.first);  // from the devices of a mesh to one
+    auto whole = on("separate-memory", next)(again.first);  // from the devices of a mesh to one
     CHECK(whole.doubles()[3] == doctest::Approx(got[3] + 1));
   }
 }
 
 TEST_CASE("memory of devices: more of a mesh than of the backend") {
   Devices many(100);
-  auto f = named_jit(
-      twice,
-      {.backend = "apart", .mesh = Mesh{{{"data", 65}}}, .axis_resources = Mapping{{"n", "data"}}});
+  auto f = named_jit(twice, {.backend = "separate-memory",
+                             .mesh = Mesh{{{"data", 65}}},
+                             .axis_resources = Mapping{{"n", "data"}}});
   raises([&] { return f(counted(N)); },
-         {"[named_jit] the mesh (data=65) has 65 devices, and backend apart has 64; "
+         {"[named_jit] the mesh (data=65) has 65 devices, and backend separate-memory has 64; "
           "JitOptions::backend or HALIAX_BACKEND sets another",
           "device_memory_test.cpp"});
   CHECK_NOTHROW(f.plan(counted(N)));
@@ -274,8 +274,9 @@ TEST_CASE("memory of a device: loops, chunks, and what wants memory of the host"
     return fold([](const NamedArray& sum, const NamedArray& row) { return sum * 0.5 + row; },
                 "batch")(zeros(Embed), x);
   };
-  CHECK(jit(loss, {.backend = "apart"})(x).item() == doctest::Approx(jit(loss)(x).item()));
-  CHECK(jit(walk, {.backend = "apart"})(x).doubles() == jit(walk)(x).doubles());
+  CHECK(jit(loss, {.backend = "separate-memory"})(x).item() ==
+        doctest::Approx(jit(loss)(x).item()));
+  CHECK(jit(walk, {.backend = "separate-memory"})(x).doubles() == jit(walk)(x).doubles());
   static const CustomFunction mine = custom_op({
       .name = "mine",
       .along = {AxisRule::whole},
@@ -286,7 +287,7 @@ TEST_CASE("memory of a device: loops, chunks, and what wants memory of the host"
   raises(
       [&] {
         return jit([](const NamedArray& x) { return mine(x, "n"); },
-                   {.backend = "apart"})(counted(N));
+                   {.backend = "separate-memory"})(counted(N));
       },
-      {"[mine] backend apart cannot run it", "device_memory_test.cpp"});
+      {"[mine] backend separate-memory cannot run it", "device_memory_test.cpp"});
 }

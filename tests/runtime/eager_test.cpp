@@ -27,7 +27,7 @@ template <class... T> std::size_t pending(const T&... trees) {
           return roots;
         }()),
    ...);
-  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
     if (n->value) return;
     out.push_back(n);
     add_reads(n, todo);

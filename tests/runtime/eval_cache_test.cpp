@@ -16,9 +16,9 @@ const Axis N{"n", 6}, M{"m", 4};
 
 // How many graphs were planned meanwhile.
 template <class F> std::uint64_t planned(const F& f) {
-  auto before = evaluations_planned();
+  auto before = planned_evaluations();
   f();
-  return evaluations_planned() - before;
+  return planned_evaluations() - before;
 }
 NamedArray step(const NamedArray& x, const NamedArray& w, double by) {
   return dot(x * by, w, "m") + sum(x, "m");

@@ -23,7 +23,7 @@ const Mesh four{{{"data", 2}, {"model", 2}}};
 // A sum of n floats, with any stride, over mesh axes.
 program::Collective sum_of(std::int64_t n, std::vector<int> over, std::int64_t stride = 1) {
   program::Collective c;
-  c.wire = program::Wire::all_reduce;
+  c.kind = program::CollectiveKind::all_reduce;
   c.over = std::move(over);
   c.x = {{{n}, {0, DType::f32, 0, {stride}, {}}}};
   c.out = {{{n}, {0, DType::f32, 0, {1}, {}}}};

@@ -307,7 +307,7 @@ TEST_CASE("spans of each element, in and out") {
   raises([&] { return as_span<float>(x); }, {"the array is i8, not f32", "numpy_test.cpp"});
 }
 
-TEST_CASE("what docs/exchange.md shows") {
+TEST_CASE("interchange: a .npy file and DLPack return the same values") {
   Folder folder;
   const auto path = folder / "x.npy";
   const Axis Batch("batch", 2), Embed("embed", 3);
@@ -315,9 +315,9 @@ TEST_CASE("what docs/exchange.md shows") {
   write_npy(path, to_tensor(x));
   auto back = from_tensor(read_npy(path), {Batch, Embed});
   CHECK(back.floats() == x.floats());
-  // for a Python extension: PyCapsule_New(lent, "dltensor", nullptr)
+  // in a Python extension: PyCapsule_New(lent, "dltensor", destructor)
   DLManagedTensor* lent = to_dlpack(x);
-  // of a capsule: the tensor that PyCapsule_GetPointer gives
+  // from a capsule: the pointer that PyCapsule_GetPointer returns
   auto taken = from_dlpack(lent, {Batch, Embed});
   CHECK(taken.floats() == x.floats());
 }

@@ -123,7 +123,7 @@ Ran ran(const std::vector<Compiled>& devices, std::chrono::microseconds latency)
       [&](Peers& peers, SimulatedRanks&) {
         auto& mine = devices[std::size_t(peers.rank())];
         std::vector<Bytes> arguments;
-        std::vector<Given> given;
+        std::vector<ArgumentValue> given;
         for (int slot : mine.program->argument_slots) {
           auto& memory = arguments.emplace_back(std::size_t(mine.program->slot(slot).bytes));
           auto* x = reinterpret_cast<float*>(memory.data());

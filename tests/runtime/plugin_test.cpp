@@ -43,11 +43,11 @@ struct Folder {
 std::string said_of(const std::string& name) {
   return error_of([&] { return backend(name).name(); });
 }
-std::string plugin_of(const std::string& version, const std::string& border,
+std::string plugin_of(const std::string& version, const std::string& abi,
                       const std::string& device = "nullptr") {
   return "struct P { const char *a, *b; void* (*f)(); };\nextern \"C\" const P* haliax_plugin() { "
          "static P p{\"" +
-         version + "\", \"" + border + "\", " + device + "}; return &p; }\n";
+         version + "\", \"" + abi + "\", " + device + "}; return &p; }\n";
 }
 bool starts(const std::string& text, const std::string& with) { return text.starts_with(with); }
 std::string output_of(const std::string& command) {
@@ -80,17 +80,16 @@ TEST_CASE("plugins: where one was looked for") {
 
 TEST_CASE("plugins: of another version, of another border, or none at all") {
   Folder folder;
-  const std::string version = program::library_version(), border = program::border_hash();
-  folder.make("haliax_older", plugin_of("0.0.9", border));
+  const std::string version = program::library_version(), abi = program::abi_hash();
+  folder.make("haliax_older", plugin_of("0.0.9", abi));
   folder.make("haliax_other", plugin_of(version, "feed"));
   folder.make("haliax_stranger", "extern \"C\" int nothing() { return 0; }\n");
   const auto file = [&](const char* name) {
     return name + (" (" + folder.at.string()) + "/libhaliax_" + name + ".so)";
   };
-  const auto mine =
-      ", and this is " + version + " (" + border + "); build both from the same sources";
+  const auto mine = ", and this is " + version + " (" + abi + "); build both from the same sources";
   CHECK(starts(said_of("older"), "[backend] " + file("older") +
-                                     " cannot be used: it was built for haliax 0.0.9 (" + border +
+                                     " cannot be used: it was built for haliax 0.0.9 (" + abi +
                                      ")" + mine));
   CHECK(starts(said_of("other"), "[backend] " + file("other") +
                                      " cannot be used: it was built for haliax " + version +
@@ -117,17 +116,17 @@ TEST_CASE("plugins: a library that one needs is missing") {
 
 TEST_CASE("plugins: what one makes is asked once, and what it raises is raised") {
   Folder folder;
-  const std::string version = program::library_version(), border = program::border_hash();
+  const std::string version = program::library_version(), abi = program::abi_hash();
   folder.make("haliax_mine",
               "alignas(16) static int made = 0;\nstatic void* device() { return ++made == 1 ? "
               "&made : nullptr; }\n" +
-                  plugin_of(version, border, "device"));
+                  plugin_of(version, abi, "device"));
   auto& first = backend("mine");
   CHECK(&backend("mine") == &first);
   folder.make("haliax_angry",
               "#include <stdexcept>\nstatic void* device() { throw std::runtime_error(\"[angry] "
               "no\"); }\n" +
-                  plugin_of(version, border, "device"));
+                  plugin_of(version, abi, "device"));
   CHECK(said_of("angry") == "[angry] no");
   CHECK(said_of("angry") == "[angry] no");
 }

@@ -23,7 +23,7 @@ using namespace test;
 using namespace std::chrono_literals;
 using program::Collective;
 using program::Dims;
-using program::Wire;
+using program::CollectiveKind;
 
 namespace {
 
@@ -93,7 +93,7 @@ void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std
   const auto dtype = DType(dice() % 13);
   const auto rows = std::int64_t(1 + dice() % 40), columns = std::int64_t(1 + dice() % 9);
   std::vector<std::int64_t> got(std::size_t(n), 0);  // positions of the results that are taken
-  std::vector<std::tuple<int, int, program::Parcel, program::Parcel>> all;
+  std::vector<std::tuple<int, int, program::BoxTransfer, program::BoxTransfer>> all;
   for (int from = 0; from < n; ++from)
     for (int to : group_of(mesh, over, from))
       for (auto parcels = dice() % 3; parcels > 0; --parcels) {
@@ -113,14 +113,14 @@ void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std
     e.how[std::size_t(to)].receives.push_back(received);
   }
 
-  const auto spares = program::Spares(dice() % 3);
-  if (spares == program::Spares::nothing) return;
+  const auto skip_flag = program::SkipFlag(dice() % 3);
+  if (skip_flag == program::SkipFlag::nothing) return;
   for (int k = 0; k < n; ++k) {
     const auto d = std::size_t(k);
     Array flag{{{}, {0, DType::boolean, 0, {}, {}}}, {std::byte(dice() % 2)}};
     e.x[d].push_back(flag);
     e.how[d].x.push_back(flag.how);
-    e.how[d].spares = spares;
+    e.how[d].skip_flag = skip_flag;
     // what is left out stays so
     for (auto& a : e.out[d]) std::fill(a.memory.begin(), a.memory.end(), std::byte(77));
   }
@@ -138,15 +138,15 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   for (int a = 0; a < int(mesh.axes().size()); ++a)
     if (over.empty() || dice() % 2) over.push_back(a);
   if (dice() % 2) std::reverse(over.begin(), over.end());
-  const auto wire = Wire(dice() % unsigned(kinds));
+  const auto wire = CollectiveKind(dice() % unsigned(kinds));
   const auto monoid = program::Monoid(dice() % 4);
   for (auto& how : e.how) {
-    how.wire = wire;
+    how.kind = wire;
     how.over = over;
     how.monoid = monoid;
   }
 
-  if (wire == Wire::exchange) {
+  if (wire == CollectiveKind::exchange) {
     draw_boxes(e, mesh, over, dice);
     return e;
   }
@@ -164,8 +164,8 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
       block[dim] = std::clamp<std::int64_t>(whole[dim] - at * step, 0, step);
       e.how[std::size_t(d)].dim.push_back(int(dim));
       e.how[std::size_t(d)].size.push_back(whole[dim]);
-      add_array(e, d, wire == Wire::all_gather ? block : whole,
-                wire == Wire::reduce_scatter ? block : whole, dtype, dice);
+      add_array(e, d, wire == CollectiveKind::all_gather ? block : whole,
+                wire == CollectiveKind::reduce_scatter ? block : whole, dtype, dice);
     }
   }
   return e;
@@ -191,11 +191,11 @@ void fold_in(program::Monoid m, DType dtype, scalar::Value& sum, scalar::Value v
   switch (m) {
     case program::Monoid::sum:
       sum = {number(sum.real + v.real),
-             std::int64_t(std::uint64_t(sum.whole) + std::uint64_t(v.whole))};
+             std::int64_t(std::uint64_t(sum.integer) + std::uint64_t(v.integer))};
       return;
     case program::Monoid::prod:
       sum = {number(sum.real * v.real),
-             std::int64_t(std::uint64_t(sum.whole) * std::uint64_t(v.whole))};
+             std::int64_t(std::uint64_t(sum.integer) * std::uint64_t(v.integer))};
       return;
     case program::Monoid::max:
     case program::Monoid::min:
@@ -216,9 +216,9 @@ void by_elements(Exchange& e, const Mesh& mesh) {
       while (sends[next[got.device]].device != device) ++next[got.device];
       auto& sent = sends[next[got.device]++];
       const bool other = got.device != device;
-      if (other && how.spares == program::Spares::unread && !takes_part(e, device)) continue;
+      if (other && how.skip_flag == program::SkipFlag::unread && !takes_part(e, device)) continue;
       const bool zeros =
-          other && how.spares == program::Spares::zeros && !takes_part(e, got.device);
+          other && how.skip_flag == program::SkipFlag::zeros && !takes_part(e, got.device);
       each_point(got.dims, [&](const Dims& i) {
         Dims from = sent.start, to = got.start;
         for (std::size_t d = 0; d < i.size(); ++d) {
@@ -234,7 +234,7 @@ void by_elements(Exchange& e, const Mesh& mesh) {
           std::memcpy(at, element(e.x[std::size_t(got.device)][0], from), width);
       });
     }
-    for (std::size_t k = 0; how.wire != Wire::exchange && k < how.out.size(); ++k) {
+    for (std::size_t k = 0; how.kind != CollectiveKind::exchange && k < how.out.size(); ++k) {
       const auto dtype = how.out[k].view.dtype;
       const auto dim = std::size_t(how.dim[k]);
       const auto step = (how.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size());
@@ -242,12 +242,12 @@ void by_elements(Exchange& e, const Mesh& mesh) {
       each_point(how.out[k].dims, [&](const Dims& at) {
         auto from = at;
         auto* to = element(e.out[std::size_t(device)][k], at);
-        if (how.wire == Wire::all_gather) {
+        if (how.kind == CollectiveKind::all_gather) {
           from[dim] %= step;
           std::memcpy(to, element(x(at[dim] / step), from), std::size_t(bytes_of(dtype)));
           return;
         }
-        if (how.wire == Wire::reduce_scatter) from[dim] += mine * step;
+        if (how.kind == CollectiveKind::reduce_scatter) from[dim] += mine * step;
         auto sum = scalar::load(dtype, element(x(0), from));
         for (std::int64_t g = 1; g < std::int64_t(group.size()); ++g)
           fold_in(how.monoid, dtype, sum, scalar::load(dtype, element(x(g), from)));
@@ -273,9 +273,9 @@ std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
       auto bytes = [&](const program::Operand& o) {
         return program::points(o.dims) * bytes_of(o.view.dtype);
       };
-      if (how.wire == Wire::all_gather)
+      if (how.kind == CollectiveKind::all_gather)
         sum += others * bytes(how.x[k]);
-      else if (how.wire == Wire::reduce_scatter)
+      else if (how.kind == CollectiveKind::reduce_scatter)
         sum += bytes(how.x[k]) - bytes(how.out[k]);
       // of the group
       else
@@ -303,7 +303,7 @@ TEST_CASE(
       for (int d = 0; d < mesh.devices(); ++d)
         for (std::size_t k = 0; k < e.out[std::size_t(d)].size(); ++k) {
           auto& how = e.how[std::size_t(d)];
-          INFO("round ", round, ", wire ", int(how.wire), ", monoid ", int(how.monoid), ", array ",
+          INFO("round ", round, ", wire ", int(how.kind), ", monoid ", int(how.monoid), ", array ",
                k, ": ", name_of(how.out[k].view.dtype));
           REQUIRE(e.out[std::size_t(d)][k].memory == wanted.out[std::size_t(d)][k].memory);
         }
@@ -328,7 +328,8 @@ TEST_CASE(
         0ms, round % 3 ? 1 << 30 : 1 << 15);
     for (auto& s : said) REQUIRE(s == "");
     same(got);
-    if (each == 1 && got.how[0].wire != Wire::exchange) REQUIRE(sent == ring_bytes(got, mesh));
+    if (each == 1 && got.how[0].kind != CollectiveKind::exchange)
+      REQUIRE(sent == ring_bytes(got, mesh));
   }
 }
 
@@ -368,7 +369,7 @@ TEST_CASE("ranks: calls that differ, and a rank that has ended") {
     auto one = drawn(two, dice), other = drawn(two, dice);
     for (auto* e : {&one, &other})
       for (auto& c : e->how) {
-        c.wire = Wire::all_reduce;
+        c.kind = CollectiveKind::all_reduce;
         c.out = c.x;
       }
 

@@ -25,12 +25,12 @@ std::string difference(DType dtype, const Bytes& got, const Bytes& want, double 
     const auto x = scalar::load(dtype, &got[i]), y = scalar::load(dtype, &want[i]);
     bool same = is_float(dtype) ? (x.real == y.real || (x.real != x.real && y.real != y.real) ||
                                    std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
-                                : x.whole == y.whole;
+                                : x.integer == y.integer;
     if (!same)
       return std::string(name_of(dtype)) + " element " +
              std::to_string(i / static_cast<std::size_t>(bytes_of(dtype))) + ": " +
              (is_float(dtype) ? std::to_string(x.real) + " for " + std::to_string(y.real)
-                              : std::to_string(x.whole) + " for " + std::to_string(y.whole));
+                              : std::to_string(x.integer) + " for " + std::to_string(y.integer));
   }
   return "";
 }

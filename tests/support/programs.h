@@ -144,14 +144,14 @@ struct Case {
     auto there = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
       for (auto& b : all) {
-        kept.push_back(device.take(std::int64_t(b.size()), 0));
+        kept.push_back(device.allocate(std::int64_t(b.size()), 0));
         pointers.push_back(kept.back().get());
         device.put(bytes_between(pointers.back(), b.data(), b.size()), 0);
       }
       return pointers;
     };
     const auto in_there = there(in), out_there = there(out);
-    const auto arena = device.take(program.arena_bytes, 0);
+    const auto arena = device.allocate(program.arena_bytes, 0);
     executable.run(in_there, out_there, arena.get(), nullptr);
     for (std::size_t k = 0; k < out.size(); ++k)
       device.get(bytes_between(out[k].data(), out_there[k], out[k].size()), 0);

@@ -20,10 +20,10 @@ inline cuda::Api& faulty() {
   return *all.emplace_back(std::make_unique<cuda::Api>(cuda::simulated()));
 }
 inline std::unique_ptr<Device> device_of(const cuda::Api& api, const char* words = "") {
-  return cuda::make_device(api, cuda::words_of(words), {});
+  return cuda::make_device(api, cuda::cuda_options(words), {});
 }
 inline Memory put(Device& device, const Bytes& bytes, int d = 0) {
-  auto out = device.take(std::int64_t(bytes.size()), d);
+  auto out = device.allocate(std::int64_t(bytes.size()), d);
   device.put(bytes_between(out.get(), bytes.data(), bytes.size()), d);
   return out;
 }
@@ -52,7 +52,7 @@ inline std::pair<std::vector<Bytes>, std::string> planted(
   api.compile = [](int d, const std::vector<cuda::Kernel>& all) {
     std::vector<cuda::Kernel> changed;
     for (auto& k : all) {
-      auto text = k.text;
+      auto text = k.source;
       for (std::size_t at = 0; (at = text.find(k.name, at)) != std::string::npos;)
         text.replace(at, k.name.size(), "NAME");
       changed.push_back(cuda::named(plant(text)));
@@ -64,7 +64,7 @@ inline std::pair<std::vector<Bytes>, std::string> planted(
     out.first = c.run(*device_of(api, words));
     return 0;
   });
-  cuda::plant_fault(0, "");
+  cuda::inject_fault(0, "");
   return out;
 }
 // The n-th of what is looked for, behind the first of `behind`, becomes this.
@@ -86,7 +86,7 @@ inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& m
       [&](int d, Communicator& c) {
         auto& of = cases[std::size_t(d)];
         auto p = std::make_shared<Program>(of.program);
-        p->device = p->number = d;
+        p->device = p->backend_device = d;
         p->called = "jit at mesh.cpp:1";
         for (auto& [name, size] : mesh.axes()) p->mesh.push_back(size);
         for (auto& s : p->steps) {
@@ -106,7 +106,7 @@ inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& m
           return at;
         };
         const auto in = there(of.arguments), results = there(of.results);
-        const auto arena = device.take(p->arena_bytes, d);
+        const auto arena = device.allocate(p->arena_bytes, d);
         for (int k = 0; k < times; ++k) executable->run(in, results, arena.get(), &c);
         for (std::size_t k = 0; k < of.results.size(); ++k)
           out[std::size_t(d)].push_back(

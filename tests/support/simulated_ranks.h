@@ -43,7 +43,7 @@ class SimulatedRanks final : public program::Ranks {
   int rank() const override { return rank_; }
   int count() const override { return count_; }
   std::string where() const override { return "here"; }
-  int place() const override { return rank_; }
+  int local_rank() const override { return rank_; }
   int tags() const override { return tags_; }
   Message send(Channel c, int to, int tag, const void* data, std::int64_t bytes) override {
     REQUIRE((tag >= 0 && tag < tags_));
@@ -74,7 +74,7 @@ class SimulatedRanks final : public program::Ranks {
     m.handle = nullptr;
     return true;
   }
-  std::optional<Envelope> waiting(Channel c, int from, int tag) override {
+  std::optional<Envelope> probe(Channel c, int from, int tag) override {
     std::lock_guard hold(post_.lock);
     for (auto& l : post_.boxes[{int(c), rank_}])
       if ((from < 0 || l.from == from) && (tag < 0 || l.tag == tag))
@@ -113,7 +113,7 @@ inline std::vector<std::string> on_ranks(int n,
         f(peers, carrier);
       } catch (const std::exception& e) {
         said[std::size_t(r)] = e.what();
-        if (!dynamic_cast<const Elsewhere*>(&e)) peers.fail(e.what());
+        if (!dynamic_cast<const RemoteError*>(&e)) peers.fail(e.what());
       }
       peers.leave();
     });

@@ -567,7 +567,7 @@ TEST_CASE("custom ops say what is wrong with themselves") {
 }
 
 TEST_CASE("custom ops: a backend that cannot run them says so") {
-  struct Elsewhere : program::Device {
+  struct RemoteError : program::Device {
     const char* name() const override { return "elsewhere"; }
     std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override {
       return nullptr;
@@ -577,10 +577,10 @@ TEST_CASE("custom ops: a backend that cannot run them says so") {
   auto rank = lower({rank_of(x, "n").node()}, {}, {}, {}),
        sorted = lower({sort(x, "n").node()}, {}, {}, {});
   CHECK(has(to_string(*rank.program), "rank [5 3][7]"));
-  CHECK_NOTHROW(ask_scratch(*sorted.program, device, 1));
+  CHECK_NOTHROW(query_scratch(*sorted.program, device, 1));
   raises(
       [&] {
-        ask_scratch(*rank.program, device, 1);
+        query_scratch(*rank.program, device, 1);
         return 0;
       },
       {"[rank] backend elsewhere cannot run it", "custom_op_test.cpp"});

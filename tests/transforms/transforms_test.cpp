@@ -404,7 +404,7 @@ TEST_CASE(
   back.backward = true;
   for (bool forward_first : {false, true}) {
     auto made = [&](const Origin& by) {
-      At here(by);
+      OriginScope here(by);
       return prim::add(x, prim::number(forward_first ? 3. : 5., x->dtype));
     };
     auto first = made(forward_first ? line : back);

@@ -21,7 +21,7 @@ constexpr auto kJoining = std::chrono::seconds(30);  // until all others have jo
 
 // Before each parcel.
 struct Head {
-  Parcel::Kind kind;
+  Packet::Kind kind;
   std::uint64_t bytes;
 };
 
@@ -79,7 +79,7 @@ Links::Links(const std::string& id, int ranks, int rank, const Check& check)
   if (::bind(listening.get(), mine.get(), mine.size) != 0 || ::listen(listening.get(), ranks) != 0)
     throw Error(fmt::format("[cuda-sim] rank {} cannot join: {}", rank, std::strerror(errno)));
   for (int other = 0; other < rank; ++other) connect_to(id, other, rank, check);
-  for (int other = rank + 1; other < ranks; ++other) let_in(listening.get(), check);
+  for (int other = rank + 1; other < ranks; ++other) accept_ranks(listening.get(), check);
 }
 Links::~Links() {
   for (auto& l : links_)
@@ -100,7 +100,7 @@ void Links::connect_to(const std::string& id, int other, int rank, const Check& 
     throw Error(fmt::format("[cuda-sim] rank {} has gone while others join", other));
   links_[std::size_t(other)].socket = mine.release();
 }
-void Links::let_in(int listening, const Check& check) {
+void Links::accept_ranks(int listening, const Check& check) {
   Socket theirs(waited_for(
       [&] {
         const int got = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -120,25 +120,25 @@ void Links::let_in(int listening, const Check& check) {
   links_[std::size_t(other)].socket = theirs.release();
 }
 
-void Links::send(Parcel::Kind kind, int to, const void* data, std::int64_t bytes) {
+void Links::send(Packet::Kind kind, int to, const void* data, std::int64_t bytes) {
   auto& l = links_[std::size_t(to)];
   const Head head{kind, std::uint64_t(bytes)};
   l.out.append(reinterpret_cast<const char*>(&head), sizeof head);
   l.out.append(static_cast<const char*>(data), std::size_t(bytes));
-  push(l);
+  flush(l);
 }
-void Links::push(Link& l) {
+void Links::flush(Link& l) {
   while (l.socket >= 0 && !l.out.empty()) {
     const auto n = ::send(l.socket, l.out.data(), l.out.size(), MSG_NOSIGNAL);
     if (n <= 0) return;  // it is full; that the other has gone is seen where it is read
     l.out.erase(0, std::size_t(n));
   }
 }
-std::vector<Parcel> Links::come() {
-  std::vector<Parcel> all;
+std::vector<Packet> Links::receive_all() {
+  std::vector<Packet> all;
   for (std::size_t r = 0; r < links_.size(); ++r) {
     auto& l = links_[r];
-    push(l);
+    flush(l);
     bool gone = false;
     for (char some[1 << 16]; l.socket >= 0 && !gone;) {
       const auto n = ::recv(l.socket, some, sizeof some, 0);
@@ -159,7 +159,7 @@ std::vector<Parcel> Links::come() {
     l.in.erase(0, at);
     if (!gone) continue;
     ::close(std::exchange(l.socket, -1));
-    all.push_back({Parcel::Kind::gone, int(r)});
+    all.push_back({Packet::Kind::gone, int(r)});
   }
   return all;
 }

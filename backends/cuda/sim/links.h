@@ -11,7 +11,7 @@
 
 namespace haliax::cuda::sim {
 
-struct Parcel {
+struct Packet {
   // taken: what was sent; gone: the other's process has ended
   enum class Kind : std::uint64_t { data, taken, failed, gone };
   Kind kind = Kind::data;
@@ -26,9 +26,9 @@ class Links {
   ~Links();
   Links(const Links&) = delete;
   // Neither waits: what does not fit into a socket goes on its way later.
-  void send(Parcel::Kind, int to, const void*, std::int64_t bytes);
+  void send(Packet::Kind, int to, const void*, std::int64_t bytes);
   // since this was asked last, of each rank in the order in which it has sent them
-  std::vector<Parcel> come();
+  std::vector<Packet> receive_all();
   void add_to(std::vector<pollfd>&) const;  // what may change
 
  private:
@@ -37,8 +37,8 @@ class Links {
     std::string in, out;
   };
   void connect_to(const std::string& id, int other, int rank, const Check& check);
-  void let_in(int listening, const Check& check);
-  void push(Link&);
+  void accept_ranks(int listening, const Check& check);
+  void flush(Link&);
   std::vector<Link> links_;  // by rank
 };
 

@@ -25,7 +25,7 @@ thread_local int writing = 0;                          // graphs that this threa
 
 std::uint64_t seed() {
   return std::uint64_t(
-      number_asked("HALIAX_SIMSEED", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
+      env_integer("HALIAX_SIMSEED", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
 }
 std::int64_t whole(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kBehind; }
 
@@ -58,7 +58,7 @@ int Graph::add(Work w, const std::vector<int>& behind) {
   return n;
 }
 Running::Running(std::shared_ptr<const Graph> g)
-    : graph(std::move(g)), left(graph->after), met(graph->work.size()) {
+    : graph(std::move(g)), left(graph->after), pending(graph->work.size()) {
   for (std::size_t k = 0; k < left.size(); ++k)
     if (left[k] == 0) ready.push_back(int(k));
 }
@@ -92,7 +92,7 @@ void Machine::refuse_in_graph(const char* what) const {
   if (writing > 0)
     throw Error(fmt::format("[cuda-sim] this thread writes down a graph, and {} meanwhile", what));
 }
-void Machine::put_in(Stream* s, std::shared_ptr<const Graph> g) {
+void Machine::enqueue_graph(Stream* s, std::shared_ptr<const Graph> g) {
   std::unique_lock held(lock_);
   refuse_if_failed(s->device);
   if (s->graph) throw Error("[cuda-sim] a graph is run in a stream that is being written down");
@@ -103,7 +103,7 @@ void Machine::put_in(Stream* s, std::shared_ptr<const Graph> g) {
   if (waiting_ > kMostWaiting && writing == 0)
     work_until(held, -1, [&] { return waiting_ <= kMostWaiting / 2; });
 }
-void Machine::ask(Stream* s, Work w) {
+void Machine::enqueue(Stream* s, Work w) {
   {
     std::lock_guard hold(lock_);
     if (s->graph) {
@@ -116,7 +116,7 @@ void Machine::ask(Stream* s, Work w) {
   }
   auto one = std::make_shared<Graph>();
   one->add(std::move(w), {});
-  put_in(s, std::move(one));
+  enqueue_graph(s, std::move(one));
 }
 void Machine::record(Event* e, Stream* s) {
   {
@@ -127,11 +127,11 @@ void Machine::record(Event* e, Stream* s) {
     }
     ++e->recorded;
   }
-  ask(s, {.run = [this, e = e->shared_from_this(), times = e->recorded] {
-        std::lock_guard hold(lock_);
-        e->done = std::max(e->done, times);
-        e->came = std::chrono::steady_clock::now();
-      }});
+  enqueue(s, {.run = [this, e = e->shared_from_this(), times = e->recorded] {
+            std::lock_guard hold(lock_);
+            e->done = std::max(e->done, times);
+            e->came = std::chrono::steady_clock::now();
+          }});
 }
 void Machine::follow(Stream* s, Event* e) {
   {
@@ -152,7 +152,7 @@ void Machine::follow(Stream* s, Event* e) {
     if (s->graph)
       throw Error("[cuda-sim] a stream that is being written down follows an event that is not");
   }
-  ask(s, {.kind = Work::Kind::follow, .event = e->shared_from_this(), .times = e->recorded});
+  enqueue(s, {.kind = Work::Kind::follow, .event = e->shared_from_this(), .times = e->recorded});
 }
 
 // ---- graphs ----
@@ -208,15 +208,17 @@ void Machine::end_if(Stream* inside) {
   }
   std::erase_if(streams_, [&](auto& x) { return x.get() == inside; });
 }
-void Machine::run_graph(Stream* s, std::shared_ptr<const Graph> g) { put_in(s, std::move(g)); }
+void Machine::run_graph(Stream* s, std::shared_ptr<const Graph> g) {
+  enqueue_graph(s, std::move(g));
+}
 
 // ---- doing it ----
 bool Machine::is_ready(Running& r, int node) {
   auto& w = r.graph->work[std::size_t(node)];
   if (w.kind == Work::Kind::follow) return w.event->done >= w.times;
-  auto& met = r.met[std::size_t(node)];
-  return w.kind == Work::Kind::plain || !met || !w.network->failed.empty() ||
-         w.network->has_ended(*met);
+  auto& pending = r.pending[std::size_t(node)];
+  return w.kind == Work::Kind::plain || !pending || !w.network->failed.empty() ||
+         w.network->has_ended(*pending);
 }
 std::vector<Machine::Choice> Machine::choices() {
   std::vector<Choice> out;
@@ -244,14 +246,14 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
   const int d = c.stream->device;
   try {
     if (w.kind == Work::Kind::exchange) {
-      auto& met = r.met[std::size_t(node)];
+      auto& pending = r.pending[std::size_t(node)];
       if (!w.network->failed.empty()) throw Error(w.network->failed);
-      if (!met) {
-        met = w.network->begin(w.rank, w.transfers);
+      if (!pending) {
+        pending = w.network->begin(w.rank, w.transfers);
         for (auto& t : w.transfers) sent_ += t.sends ? t.bytes : 0;
       }
       changed_.notify_all();
-      if (!w.network->has_ended(*met)) return;
+      if (!w.network->has_ended(*pending)) return;
     } else if (w.kind == Work::Kind::plain) {
       c.stream->busy = true;
       held.unlock();
@@ -313,7 +315,7 @@ void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device,
       if (of_device < 0) return;
       if (is_linked(of_device)) {
         changed_.wait_for(held, kLook);
-        ask_for_others(of_device, std::chrono::steady_clock::now() - since);
+        check_peers(of_device, std::chrono::steady_clock::now() - since);
         continue;
       }
       auto busy = std::any_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; });
@@ -348,7 +350,7 @@ double Machine::seconds(const Event* from, const Event* to) {
 }
 
 // ---- memory ----
-std::byte* Machine::take(Stream* s, std::int64_t bytes) {
+std::byte* Machine::allocate(Stream* s, std::int64_t bytes) {
   refuse_in_graph("takes memory");
   std::byte* got = nullptr;
   std::int64_t number = 0;
@@ -367,14 +369,15 @@ std::byte* Machine::take(Stream* s, std::int64_t bytes) {
 
     d.taken[got] = {bytes, number = ++pieces_};
   }
-  ask(s, {.run = [this, d = s->device, got, bytes, number] {
-        std::memset(got, 0xff, std::size_t(bytes));  // NaN: nobody has written it yet
-        std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
-        std::lock_guard hold(lock_);
-        auto& taken = device(d).taken;
-        if (auto piece = taken.find(got); piece != taken.end() && piece->second.number == number)
-          piece->second.written = true;
-      }});
+  enqueue(s, {.run = [this, d = s->device, got, bytes, number] {
+            std::memset(got, 0xff, std::size_t(bytes));  // NaN: nobody has written it yet
+            std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
+            std::lock_guard hold(lock_);
+            auto& taken = device(d).taken;
+            if (auto piece = taken.find(got);
+                piece != taken.end() && piece->second.number == number)
+              piece->second.written = true;
+          }});
   return got;
 }
 void Machine::check_behind(int d) {
@@ -387,7 +390,7 @@ void Machine::check_behind(int d) {
     failed(d, fmt::format("something was written behind the end of {} bytes of memory", bytes));
   }
 }
-void Machine::give(Stream* s, std::byte* at) {
+void Machine::release(Stream* s, std::byte* at) {
   std::lock_guard hold(lock_);
   auto& d = device(s->device);
   auto found = d.taken.find(at);
@@ -473,7 +476,7 @@ bool Machine::is_linked(int d) const {
   return std::any_of(linked_.begin(), linked_.end(),
                      [d](auto& n) { return n->devices[std::size_t(n->linked)] == d; });
 }
-void Machine::ask_for_others(int d, std::chrono::nanoseconds waited) {
+void Machine::check_peers(int d, std::chrono::nanoseconds waited) {
   for (auto& n : linked_) {
     if (n->devices[std::size_t(n->linked)] != d) continue;
     try {

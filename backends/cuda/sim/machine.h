@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "../api.h"
-#include "base/protected.h"
+#include "base/protected_memory.h"
 
 namespace haliax::cuda::sim {
 
 class Links;     // links.h
 struct Network;  // network.h
-struct Meeting;
+struct PendingGroup;
 struct Stream;
 struct Graph;
 
@@ -60,7 +60,7 @@ struct Running {
   std::shared_ptr<const Graph> graph;
   std::vector<int> left;   // of each node: how many things must still be done before
   std::vector<int> ready;  // nodes
-  std::vector<std::shared_ptr<Meeting>> met;  // of exchanges that have begun
+  std::vector<std::shared_ptr<PendingGroup>> pending;  // of exchanges that have begun
   std::size_t done = 0;
   explicit Running(std::shared_ptr<const Graph>);
 };
@@ -82,7 +82,7 @@ class Machine {
   void end_stream(Stream*);
   Event* make_event(int device);
   void end_event(Event*);
-  void ask(Stream*, Work);
+  void enqueue(Stream*, Work);
   void record(Event*, Stream*);
   void follow(Stream*, Event*);
   void wait(Stream*);
@@ -94,8 +94,8 @@ class Machine {
   void begin_if(Stream*, Stream* inside, std::shared_ptr<const unsigned> runs);
   void end_if(Stream* inside);
 
-  std::byte* take(Stream*, std::int64_t bytes);
-  void give(Stream*, std::byte*);
+  std::byte* allocate(Stream*, std::int64_t bytes);
+  void release(Stream*, std::byte*);
   std::int64_t free_bytes(int device);
   std::int64_t grown() const { return grown_; }
   std::int64_t sent() const { return sent_; }
@@ -118,7 +118,7 @@ class Machine {
     bool written = false;     // for the first time
   };
   struct Device {
-    Protected memory;
+    ProtectedMemory memory;
     std::map<std::byte*, Piece> taken;
     std::int64_t limit = std::int64_t(32) << 30, used = 0;
     std::byte* end = nullptr;              // of all that was taken so far
@@ -133,7 +133,7 @@ class Machine {
   Machine();
   Device& device(int d);
   void refuse_if_failed(int d);
-  void put_in(Stream*, std::shared_ptr<const Graph>);
+  void enqueue_graph(Stream*, std::shared_ptr<const Graph>);
   bool is_ready(Running&, int node);
   std::vector<Choice> choices();
   void finish(Stream*, Running&, std::size_t at, int node);
@@ -145,7 +145,7 @@ class Machine {
   void go_on();  // what threads of the machine's own do, from the first link on
   void listen();
   bool is_linked(int d) const;  // it speaks to other processes
-  void ask_for_others(int d, std::chrono::nanoseconds waited);
+  void check_peers(int d, std::chrono::nanoseconds waited);
 
   std::mutex lock_;
   int working_ = 0;  // threads: all memory is open

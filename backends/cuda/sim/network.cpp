@@ -14,8 +14,8 @@ namespace {
 
 }  // namespace
 
-std::shared_ptr<Meeting> Network::begin(int rank, const std::vector<Transfer>& all) {
-  auto mine = std::make_shared<Meeting>();
+std::shared_ptr<PendingGroup> Network::begin(int rank, const std::vector<Transfer>& all) {
+  auto mine = std::make_shared<PendingGroup>();
   for (auto& t : all) {
     if (t.peer < 0 || t.peer >= int(devices.size()))
       throw Error(fmt::format("there is no rank {}", t.peer));
@@ -24,24 +24,24 @@ std::shared_ptr<Meeting> Network::begin(int rank, const std::vector<Transfer>& a
     ++mine->left;
     (t.sends ? side.sends : side.receives).push_back({t, mine});
     if (!links)
-      meet(key);
+      match(key);
     else if (t.sends)
-      links->send(Parcel::Kind::data, t.peer, t.at, t.bytes);
+      links->send(Packet::Kind::data, t.peer, t.at, t.bytes);
     else
       take(t.peer);
   }
   return mine;
 }
 // Of two ranks of this process.
-void Network::meet(std::pair<int, int> key) {
+void Network::match(std::pair<int, int> key) {
   auto& side = sides[key];
   while (!side.sends.empty() && !side.receives.empty()) {
     auto &from = side.sends.front(), &to = side.receives.front();
     if (from.transfer.bytes != to.transfer.bytes)
       refuse_sizes(key.first, from.transfer.bytes, key.second, to.transfer.bytes);
     std::memcpy(to.transfer.at, from.transfer.at, std::size_t(from.transfer.bytes));
-    --from.meeting->left;
-    --to.meeting->left;
+    --from.group->left;
+    --to.group->left;
     side.sends.pop_front();
     side.receives.pop_front();
   }
@@ -56,26 +56,26 @@ void Network::take(int from) {
     if (std::int64_t(come.front().size()) != to.transfer.bytes)
       refuse_sizes(from, std::int64_t(come.front().size()), linked, to.transfer.bytes);
     std::memcpy(to.transfer.at, come.front().data(), come.front().size());
-    --to.meeting->left;
+    --to.group->left;
     receives.pop_front();
     come.pop_front();
-    links->send(Parcel::Kind::taken, from, nullptr, 0);
+    links->send(Packet::Kind::taken, from, nullptr, 0);
   }
 }
 void Network::look() {
   if (!links) return;
-  for (auto& p : links->come()) {
+  for (auto& p : links->receive_all()) {
     // the memory that was to receive it may be somebody else's
     if (!failed.empty() || aborted) continue;
     auto& sends = sides[{linked, p.other}].sends;
-    if (p.kind == Parcel::Kind::failed) failed = std::move(p.bytes);
-    if (p.kind == Parcel::Kind::data) here[p.other].push_back(std::move(p.bytes));
-    if (p.kind == Parcel::Kind::taken && !sends.empty()) {
-      --sends.front().meeting->left;
+    if (p.kind == Packet::Kind::failed) failed = std::move(p.bytes);
+    if (p.kind == Packet::Kind::data) here[p.other].push_back(std::move(p.bytes));
+    if (p.kind == Packet::Kind::taken && !sends.empty()) {
+      --sends.front().group->left;
       sends.pop_front();
     }
 
-    if (p.kind == Parcel::Kind::gone) gone.insert(p.other);
+    if (p.kind == Packet::Kind::gone) gone.insert(p.other);
     try {
       take(p.other);
     } catch (const Error& e) {
@@ -91,7 +91,7 @@ void Network::fail(const std::string& why) {
   if (!failed.empty()) return;
   failed = why;
   for (int r = 0; links && r < int(devices.size()); ++r)
-    if (r != linked) links->send(Parcel::Kind::failed, r, why.data(), std::int64_t(why.size()));
+    if (r != linked) links->send(Packet::Kind::failed, r, why.data(), std::int64_t(why.size()));
 }
 
 }  // namespace haliax::cuda::sim

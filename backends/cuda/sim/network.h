@@ -16,13 +16,13 @@
 namespace haliax::cuda::sim {
 
 // A group of one rank that has begun, and may wait for others.
-struct Meeting {
+struct PendingGroup {
   int left = 0;  // transfers
 };
 struct Network {
   struct Waiting {
     Transfer transfer;
-    std::shared_ptr<Meeting> meeting;
+    std::shared_ptr<PendingGroup> group;
   };
   struct Side {
     std::deque<Waiting> sends, receives;
@@ -40,13 +40,13 @@ struct Network {
   std::set<int> gone;  // ranks
 
   // All of these under the machine's lock.
-  std::shared_ptr<Meeting> begin(int rank, const std::vector<Transfer>&);
-  bool has_ended(const Meeting& m) const { return m.left == 0 || aborted; }
+  std::shared_ptr<PendingGroup> begin(int rank, const std::vector<Transfer>&);
+  bool has_ended(const PendingGroup& m) const { return m.left == 0 || aborted; }
   void look();                        // at what has come by links
   void fail(const std::string& why);  // other processes are told
 
  private:
-  void meet(std::pair<int, int>);
+  void match(std::pair<int, int>);
   void take(int from);
 };
 

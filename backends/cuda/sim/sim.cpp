@@ -63,15 +63,15 @@ std::filesystem::path folder() {
 }
 // Compiled, or as it was compiled before: by the text and how it is compiled. It appears at once or
 // not at all, and what cannot be opened is made anew.
-void* library_of(const std::string& text) {
+void* library_of(const std::string& source) {
   auto* asked = std::getenv("HALIAX_CXX");
   const auto compiler = fmt::format("{} -std=c++20 -O1 -w -ffp-contract=off -fPIC -shared",
                                     asked && *asked ? asked : "c++");
   const auto name =
-      folder() / fmt::format("sim-{:016x}", std::hash<std::string>()(compiler + text));
+      folder() / fmt::format("sim-{:016x}", std::hash<std::string>()(compiler + source));
   const auto library = name.string() + ".so", mine = fmt::format("{}-{}", name.string(), getpid());
   if (auto* known = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) return known;
-  std::ofstream(mine + ".cpp") << text;
+  std::ofstream(mine + ".cpp") << source;
   const auto command = fmt::format("{0} '{1}.cpp' -o '{1}.so'", compiler, mine);
   const bool made = std::system(command.c_str()) == 0;
   std::filesystem::remove(mine + ".cpp");
@@ -88,20 +88,20 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
   static std::mutex lock;
   static auto* known = new std::unordered_map<std::string, Compiled>;
   std::lock_guard hold(lock);
-  auto text = prelude(true);
+  auto source = prelude(true);
   std::vector<std::string> added;
   for (auto& k : kernels) {
     if (known->count(k.name) || std::count(added.begin(), added.end(), k.name)) continue;
     added.push_back(k.name);
     ++counters.texts;
-    text += k.text + fmt::format(
-                         "extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const "
-                         "{0}_words*>(w)); }}\n",
-                         k.name);
+    source += k.source + fmt::format(
+                             "extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const "
+                             "{0}_words*>(w)); }}\n",
+                             k.name);
   }
   if (!added.empty()) {
-    text += "}\n";
-    auto* library = library_of(text);
+    source += "}\n";
+    auto* library = library_of(source);
     auto symbol = [&](const std::string& name) { return dlsym(library, name.c_str()); };
     reinterpret_cast<void (*)(SimulatedThread * (*)())>(symbol("haliax_find_thread_by"))(
         running_here);
@@ -217,11 +217,11 @@ sim::Event* event(Handle h) { return static_cast<sim::Event*>(h); }
 using SharedGraph = std::shared_ptr<const sim::Graph>;
 SharedGraph& graph(Handle h) { return *static_cast<SharedGraph*>(h); }
 
-std::atomic<int> cards_there{64}, first_card{0};
-Cards cards() {
-  Cards c{.driver = 13000, .needed = 13000};
-  for (int d = 0; d < cards_there; ++d)
-    c.cards.push_back({"simulated", 90, std::to_string(first_card + d)});
+std::atomic<int> gpus_there{64}, first_gpu{0};
+Gpus gpus() {
+  Gpus c{.driver = 13000, .needed = 13000};
+  for (int d = 0; d < gpus_there; ++d)
+    c.gpus.push_back({"simulated", 90, std::to_string(first_gpu + d)});
   return c;
 }
 
@@ -231,14 +231,14 @@ std::map<std::byte*, std::int64_t>& pinned() {
   static auto* all = new std::map<std::byte*, std::int64_t>;
   return *all;
 }
-void* take_host(std::int64_t bytes) {
+void* allocate_host(std::int64_t bytes) {
   machine().refuse_in_graph("takes memory");
   auto* got = static_cast<std::byte*>(::operator new(std::size_t(bytes) + 1));
   std::lock_guard hold(pinned_lock);
   pinned()[got] = bytes;
   return got;
 }
-void give_host(void* p) {
+void release_host(void* p) {
   std::lock_guard hold(pinned_lock);
   pinned().erase(static_cast<std::byte*>(p));
   ::operator delete(p);
@@ -254,22 +254,22 @@ void must_be_pinned(const void* p, std::int64_t bytes) {
 void move(Handle s, void* to, const void* from, std::int64_t bytes) {
   ++counters.copies;
   if (bytes > 0)
-    machine().ask(stream(s), {.run = [=] { std::memcpy(to, from, std::size_t(bytes)); }});
+    machine().enqueue(stream(s), {.run = [=] { std::memcpy(to, from, std::size_t(bytes)); }});
 }
 
 void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
   ++counters.kernels;
   auto& k = *static_cast<Compiled*>(kernel);
   Launch how{.blocks = l.blocks, .threads = l.threads, .shared = l.shared, .waits = l.waits};
-  std::vector<std::int64_t> copied(words, words + l.words.size());
+  std::vector<std::int64_t> copied(words, words + l.arguments.size());
   copied.resize(std::max<std::size_t>(copied.size(), 1));
-  machine().ask(stream(s), {.run = [&k, how, copied] { run_kernel(k, how, copied); }});
+  machine().enqueue(stream(s), {.run = [&k, how, copied] { run_kernel(k, how, copied); }});
 }
 struct Multiplier {
   Product product;
   bool tf32 = false;
 };
-Handle make_product(int, const Product& p, const Words& w) {  // kept: equal ones are one
+Handle make_product(int, const Product& p, const CudaOptions& w) {  // kept: equal ones are one
   static std::mutex lock;
   static auto* all = new std::list<Multiplier>;
   std::lock_guard hold(lock);
@@ -281,10 +281,10 @@ Handle make_product(int, const Product& p, const Words& w) {  // kept: equal one
 void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
   ++counters.products;
   auto& m = *static_cast<Multiplier*>(product);
-  machine().ask(stream(s), {.run = [&m, a, b, out, workspace] {
-                  std::memset(workspace, 0xff, kWorkspace);
-                  run_product(m.product, a, b, out, m.tf32);
-                }});
+  machine().enqueue(stream(s), {.run = [&m, a, b, out, workspace] {
+                      std::memset(workspace, 0xff, kWorkspace);
+                      run_product(m.product, a, b, out, m.tf32);
+                    }});
 }
 
 bool update(Handle instance, Handle with) {
@@ -304,7 +304,7 @@ bool update(Handle instance, Handle with) {
 Handle begin_if(Handle s, Handle kernel, const Launch& l, std::int64_t* words) {
   ++counters.ifs;
   const auto runs = std::make_shared<unsigned>(0);
-  words[l.words.size() - 1] = std::int64_t(reinterpret_cast<std::intptr_t>(runs.get()));
+  words[l.arguments.size() - 1] = std::int64_t(reinterpret_cast<std::intptr_t>(runs.get()));
   launch(s, kernel, l, words);
   auto* inside = machine().make_stream(stream(s)->device);
   machine().begin_if(stream(s), inside, runs);
@@ -323,7 +323,7 @@ Handle join(const std::string& id, int ranks, int rank, int device, const Check&
 void exchange(Handle communicator, Handle s, const std::vector<Transfer>& all) {
   ++counters.exchanges;
   auto& m = *static_cast<Member*>(communicator);
-  machine().ask(
+  machine().enqueue(
       stream(s),
       {.kind = sim::Work::Kind::exchange, .network = m.network, .rank = m.rank, .transfers = all});
 }
@@ -336,15 +336,15 @@ std::string make_id() {  // no other of this machine has it
 Api table() {
   Api a;
   a.name = "cuda-sim";
-  a.cards = cards;
+  a.gpus = gpus;
   a.free_bytes = [](int d) { return machine().free_bytes(d); };
-  a.take = [](Handle s, std::int64_t n) -> void* {
+  a.allocate = [](Handle s, std::int64_t n) -> void* {
     ++counters.taken;
-    return machine().take(stream(s), n);
+    return machine().allocate(stream(s), n);
   };
-  a.give = [](Handle s, void* p) { machine().give(stream(s), static_cast<std::byte*>(p)); };
-  a.take_host = take_host;
-  a.give_host = give_host;
+  a.release = [](Handle s, void* p) { machine().release(stream(s), static_cast<std::byte*>(p)); };
+  a.allocate_host = allocate_host;
+  a.release_host = release_host;
   a.put = [](Handle s, void* to, const void* from, std::int64_t n) {
     must_be_pinned(from, n);
     move(s, to, from, n);
@@ -361,7 +361,7 @@ Api table() {
     machine().wait(stream(s));
   };
   a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
-    machine().ask(stream(s), {.run = [=] { *to = n; }});
+    machine().enqueue(stream(s), {.run = [=] { *to = n; }});
   };
   a.make_event = [](int d) -> Handle { return machine().make_event(d); };
   a.end_event = [](Handle e) { machine().end_event(event(e)); };
@@ -376,7 +376,7 @@ Api table() {
   a.launch = launch;
   a.make_product = make_product;
   a.multiply = multiply;
-  a.make_products = [](int d, const Product& p, const Words& w, int) {
+  a.make_products = [](int d, const Product& p, const CudaOptions& w, int) {
     return std::vector{make_product(d, p, w)};
   };
   a.workspace = [] { return kWorkspace; };
@@ -416,23 +416,23 @@ const Api& simulated() {
   return api;
 }
 std::unique_ptr<program::Device> make_simulated_device() {
-  return make_device(simulated(), words_of(std::getenv("HALIAX_CUDA")), kH100);
+  return make_device(simulated(), cuda_options(std::getenv("HALIAX_CUDA")), kH100);
 }
-Asked asked() {
+SimulationCounts simulation_counts() {
   auto& c = counters;
   return {c.kernels,   c.products,       c.copies, c.exchanges, c.texts,
           c.instances, c.updates,        c.graphs, c.taken,     machine().grown(),
           c.waits,     machine().sent(), c.ifs};
 }
-void set_simulated_cards(int n, int first) {
-  cards_there = n;
-  first_card = first;
+void set_simulated_gpus(int n, int first) {
+  gpus_there = n;
+  first_gpu = first;
 }
-Held held(int device) {
+SimulatedMemory simulated_memory(int device) {
   const auto [now, most] = machine().held(device);
   return {now, most};
 }
 void set_simulated_memory(int device, std::int64_t bytes) { machine().set_memory(device, bytes); }
-void plant_fault(int device, const std::string& why) { machine().fail(device, why); }
+void inject_fault(int device, const std::string& why) { machine().fail(device, why); }
 
 }  // namespace haliax::cuda

@@ -6,7 +6,7 @@
 namespace haliax::cuda {
 
 // So far, in this process.
-struct Asked {
+struct SimulationCounts {
   // asked for, also where a graph is written down
   std::int64_t kernels = 0, products = 0, copies = 0, exchanges = 0;
   std::int64_t texts = 0;                               // that differ
@@ -16,14 +16,14 @@ struct Asked {
   std::int64_t sent = 0;              // bytes, from card to card
   std::int64_t ifs = 0;               // parts of graphs that may be left out
 };
-Asked asked();
-struct Held {
+SimulationCounts simulation_counts();
+struct SimulatedMemory {
   std::int64_t now = 0, most = 0;  // bytes; most: since this was asked last
 };
-Held held(int device);
+SimulatedMemory simulated_memory(int device);
 void set_simulated_memory(int device, std::int64_t bytes);
 // how many there are: 64; which of its host the first is
-void set_simulated_cards(int, int first = 0);
-void plant_fault(int device, const std::string& why);  // the device fails; empty: it is as new
+void set_simulated_gpus(int, int first = 0);
+void inject_fault(int device, const std::string& why);  // the device fails; empty: it is as new
 
 }  // namespace haliax::cuda

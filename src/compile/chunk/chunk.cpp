@@ -4,27 +4,26 @@
 #include <tuple>
 #include <unordered_set>
 
-#include "base/verify_error.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
 namespace {
 
-bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegionDepth; }
+bool of_region(const Loop& l) { return origin_of(l) == LoopOrigin::region; }
 
 }  // namespace
 
 // What a region of chunks sums, or gives, is kept in f32 if it is read so. The gradient of an f32
 // parameter that is narrow only where it is multiplied is never narrow then.
-Nodes widen_products(const Nodes& roots) {
-  auto all = everything(roots);
+Nodes f32_matmuls(const Nodes& roots) {
+  auto all = all_nodes(roots);
   auto users = users_of(all, roots);
-  auto inside = between_borders(all);
+  auto inside = inside_regions(all);
   std::unordered_set<const Node*> given;  // what leaves a region
   Names walked;
   for (auto& n : all) {
-    if (n->op == &prim::kEnter) walked.push_back(walked_axis(n->attr).name);
+    if (n->op == &prim::kEnter) walked.push_back(tiled_axis(n->attr).name);
     if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) given.insert(n->in[0].get());
   }
   auto folds = [&](const Node& n) {
@@ -39,7 +38,7 @@ Nodes widen_products(const Nodes& roots) {
     if (n->op != &prim::kCast || !narrower(n->in[0]->dtype, n->dtype)) continue;
     Nodes borders;
     auto x = n->in[0];
-    for (; users[x.get()] == 1 && is_border(*x); x = x->in[0]) borders.push_back(x);
+    for (; users[x.get()] == 1 && is_region_boundary(*x); x = x->in[0]) borders.push_back(x);
     if (x->op->kind != Kind::contract || users[x.get()] > 1 || !inside.count(x.get())) continue;
     if (borders.empty() && !given.count(n.get()) && !folds(*x)) continue;
     auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
@@ -50,12 +49,12 @@ Nodes widen_products(const Nodes& roots) {
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
-                 std::vector<std::string>* uncut) {
+Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool rounds,
+                 std::vector<std::string>* untiled_notes) {
   struct Cutter {
-    const Try& attempt;
+    const ChunkTrial& attempt;
     bool rounds;
-    std::vector<std::string>* uncut;
+    std::vector<std::string>* untiled_notes;
     // `deeper`: of calls that were traced in loops which lie in this body. Of one that is done a
     // border may be left that lies outside of this body, and is read in a loop's; it belongs to the
     // level around.
@@ -64,7 +63,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
       const Node* first = nullptr;  // of the outermost calls, the first
       auto place = [](const Node& n) {
         auto call = ChunkKey::of(n.attr);
-        return std::tuple(call.depth, call.inside, n.id);
+        return std::tuple(call.depth, call.scores, call.inside, n.id);
       };
       auto see = [&](const Node& n) {
         const auto call = ChunkKey::of(n.attr);
@@ -107,16 +106,14 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
         done.push_back(*call);
         try {
           auto plan = plan_cuts(*call, roots, level, attempt, rounds);
-          if (uncut && plan.is_whole()) uncut->push_back(plan.line());
+          if (untiled_notes && plan.is_whole()) untiled_notes->push_back(plan.line());
           roots = apply(plan, roots, index);
-        } catch (const VerifyError&) {
-          throw;
-        } catch (const Error& e) {
+        } catch (const Refusal& e) {
           // of such a call a loop may read a part, which stays whole
-          if (call->inside != kOfScores && !deeper) throw;
-          if (uncut && call->inside == kOfScores)
-            uncut->push_back(std::string("scores stay whole: ") + e.what());
-          roots = without_borders(roots, *call, index);
+          if (!call->scores && !deeper) throw;
+          if (untiled_notes && call->scores)
+            untiled_notes->push_back(std::string("scores stay whole: ") + e.what());
+          roots = without_boundaries(roots, *call, index);
         }
         roots = inside(true);
       }
@@ -125,20 +122,20 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
   auto borders = level_of(roots, nullptr);
   if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; }))
     return roots;
-  return Cutter{attempt, rounds, uncut}(roots, nullptr, depth);
+  return Cutter{attempt, rounds, untiled_notes}(roots, nullptr, depth);
 }
 
 bool shares_queries(const Nodes& roots) {
-  auto all = everything(roots);
+  auto all = all_nodes(roots);
   return std::any_of(all.begin(), all.end(), [](auto& n) {
     if (n->op != &prim::kEnter) return false;
     auto call = ChunkKey::of(n->attr);
-    return call.inside == kOfScores && call.blocks > 1;
+    return call.scores && call.blocks > 1;
   });
 }
 
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders,
-                  const Try& attempt) {
+                  const ChunkTrial& attempt) {
   auto roots = strip_wraps(outs, true);
   auto level = level_of(roots, nullptr);
   std::unordered_set<const Node*> entered;

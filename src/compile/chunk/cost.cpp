@@ -25,9 +25,9 @@ double bringing(const View& v, const program::Dims& dims, const Machine& machine
   double n = bytes_seen(v, dims);
   bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
   bool far = walks || n > machine.cache;
-  return n * (far                ? machine.multiplications_per_byte
-              : n > machine.near ? machine.multiplications_per_far_byte
-                                 : 0);
+  return n * (far                      ? machine.multiplications_per_byte
+              : n > machine.core_cache ? machine.multiplications_per_far_byte
+                                       : 0);
 }
 double cost_of_product(const program::Contract& c, const Machine& machine) {
   program::Dims dims;
@@ -40,8 +40,8 @@ double cost_of_product(const program::Contract& c, const Machine& machine) {
   double narrow = 1 + 12 / std::min({m, n, k});
   double work = product(c.batch) * m * n * k * narrow, waits = 0;
   if (bytes_of(c.a.dtype) == 2) {  // too fast for what it writes
-    work *= machine.narrow;
-    if (auto out = bytes_seen(c.out, dims); !c.accumulate && out > machine.near)
+    work *= machine.relative_cost_16bit;
+    if (auto out = bytes_seen(c.out, dims); !c.accumulate && out > machine.core_cache)
       waits = machine.multiplications_per_byte * out;
   }
   // memory is read ahead, mostly
@@ -55,7 +55,7 @@ double cost_of_kernel(const program::Fused& f, const Machine& machine) {
     double each = takes_steps(i.code) ? 32 : 6;
     points += each * (i.inner ? outer * inner : outer);
     bool touches = i.inner && (i.code == program::Code::load || i.code >= program::Code::store);
-    if (auto n = touches ? bytes_seen(i.view, f.dims) : 0; n > machine.near)
+    if (auto n = touches ? bytes_seen(i.view, f.dims) : 0; n > machine.core_cache)
       points += machine.multiplications_per_far_byte * n;
   }
   return points;
@@ -66,10 +66,10 @@ double cost_of(const std::vector<Step>& steps, const Machine& machine) {
   double sum = 0;
   for (auto& s : steps) {
     if (s.kind == program::Kind::loop) {
-      if (!s.loop.again) sum += double(s.loop.trips) * cost_of(s.loop.body, machine);
+      if (!s.loop.continues_previous) sum += double(s.loop.trips) * cost_of(s.loop.body, machine);
       continue;
     }
-    sum += machine.step;
+    sum += machine.step_cost;
     if (s.kind == program::Kind::contract)
       sum += cost_of_product(s.contract, machine);
     else if (s.kind == program::Kind::fused)

@@ -1,6 +1,6 @@
 #include "compile/chunk/cut.h"
 
-#include "compile/chunk/late_rows.h"
+#include "compile/chunk/defer_normalization.h"
 
 #include <algorithm>
 
@@ -14,17 +14,17 @@ bool CutPlan::is_whole() const {
 }
 std::string CutPlan::line() const {
   std::string axes;
-  for (auto& a : call.walked) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
+  for (auto& a : call.tiled_axes) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
   return "whole over " + axes + ": " + how.why;
 }
 
 Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions,
             const ChunkKey& tile) {
-  return bordered(
+  return with_boundaries(
       roots, level, index, [&](const NodePtr& n) { return regions.contain(n); }, tile.attr());
 }
 static bool is_border_of(const Node& n, const ChunkKey& call) {
-  return is_border(n) && ChunkKey::of(n.attr).same_call(call);
+  return is_region_boundary(n) && ChunkKey::of(n.attr).same_call(call);
 }
 // Without the borders that it is a slice of, one after another.
 static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
@@ -32,9 +32,9 @@ static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
   if (!is_dynamic_slice(*x)) return x;
   auto in = x->in;
   in[0] = bare(in[0], call);
-  return in[0] == x->in[0] ? x : prim::remade(*x, std::move(in), x->axes);
+  return in[0] == x->in[0] ? x : prim::rebuilt(*x, std::move(in), x->axes);
 }
-Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
+Nodes without_boundaries(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
     for (auto& x : n->in)  // outside of the body, with what was entered there
@@ -58,7 +58,7 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
     auto key = plan.cuts[k].first.attr();
     Region region(key, roots, level, index);
     for (auto& n : level)
-      if (region.contains(n) && region.walks(n) && !is_border(*n) && !is_dynamic_slice(*n))
+      if (region.contains(n) && region.walks(n) && !is_region_boundary(*n) && !is_dynamic_slice(*n))
         out[n.get()].push_back(key);
   }
   return out;
@@ -66,7 +66,7 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
 // x made of what it is point by point made of, in the turns of a loop; null: it takes more than
 // that.
 NodePtr in_turns_of(const NodePtr& x, const NodePtr& index) {
-  if (is_border(*x) || is_dynamic_slice(*x)) return prim::barrier(x, index);
+  if (is_region_boundary(*x) || is_dynamic_slice(*x)) return prim::barrier(x, index);
   if (prim::is_number(x)) return x;
   if (x->op->kind != Kind::map) return nullptr;
   Nodes in;
@@ -174,7 +174,7 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
       with.push_back(r);
       if (!has(r->axes, keys.axis) && sweeps(with) == least) rows = std::move(with);
     }
-    auto made = without_borders(cut(by_queries, rows), plan.call, index);
+    auto made = without_boundaries(cut(by_queries, rows), plan.call, index);
     // what is made of rows alone, as a product with values, goes along queries, too
     Rewrite to, entered;
     for (std::size_t k = 0; k < rows.size(); ++k) {
@@ -203,13 +203,13 @@ Nodes apply(const CutPlan& plan, const Nodes& roots, const Node* index) {
   auto in = roots;
   if (plan.late) {
     auto level = level_of(in, index);
-    in = late_rows(in, level, index, Regions(plan.call, in, level));
+    in = defer_normalization(in, level, index, Regions(plan.call, in, level));
   }
   for (auto& t : plan.tiles) {
     auto level = level_of(in, index);
     in = tiled(in, level, index, Regions(plan.call, in, level), t);
   }
-  return without_borders(cut_from(plan, in, index, 0), plan.call, index);
+  return without_boundaries(cut_from(plan, in, index, 0), plan.call, index);
 }
 
 }  // namespace haliax

@@ -17,7 +17,7 @@ struct CutPlan {
   // which cut is that of scores' keys, if they are walked around queries
   std::optional<std::size_t> keys = {};
   bool go_round = false;     // from device to device
-  bool late = false;         // they are walked within: late_rows comes first
+  bool late = false;         // they are walked within: defer_normalization comes first
   bool is_whole() const;     // nothing is cut
   std::string line() const;  // for people, of what is whole
 };
@@ -25,7 +25,7 @@ struct CutPlan {
 // The roots with borders along one more axis around the same regions; without those of a call.
 Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions&,
             const ChunkKey& tile);
-Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index);
+Nodes without_boundaries(const Nodes& roots, const ChunkKey& call, const Node* index);
 // The roots, of one level, with loops in place of the regions, and without borders.
 Nodes apply(const CutPlan&, const Nodes& roots, const Node* index);
 

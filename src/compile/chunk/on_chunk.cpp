@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "compile/chunk/region.h"
 
@@ -65,7 +65,8 @@ bool Region::grows(const NodePtr& x, Name a) const {
     if (owner_.count(n.get())) continue;  // the carry of a loop that is made anew
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
     // a draw says how it is cut
-    bool shows = is_seen_through(*n) || is_border(*n) || n->op == &prim::kPin;
+    bool shows =
+        is_transparent_view(*n) || is_region_boundary(*n) || n->op == &prim::kShardingConstraint;
     bool pointwise =
         !n->value && (n->op->kind == Kind::map || shows || places || is_looked_up(*n, name));
     if (!pointwise) {
@@ -81,7 +82,7 @@ bool Region::grows(const NodePtr& x, Name a) const {
 
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
 NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
-  At here(n->origin);
+  OriginScope here(n->origin);
   bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;  // of a side of cond
   if (in_turn) return prim::barrier(part(n->in[0], a, b), n->in[1]);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
@@ -91,7 +92,7 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   auto size = prim::index_chunk(*index_[b]);
   if (n->op == &prim::kCarry)
     return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
-  Name inner = is_seen_through(*n) ? name_in_operand(*n, 0, a) : a;
+  Name inner = is_transparent_view(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
   bool on_block = picks(*n, a);
   // what lies outside may be read whole, but for the table of a pick
@@ -99,7 +100,7 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
     auto& x = n->in[k];
     bool table = on_block && k == 0;
     bool whole = !x || (!table && !contains(x) && has_axis(*x, inner) &&
-                        along(*n, k, inner).way == Along::Way::whole);
+                        along(*n, k, inner).way == Along::Way::full);
     in.push_back(whole ? x : part(x, inner, b));
   }
   auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
@@ -108,7 +109,7 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !walks(n))
     // what it starts as is the start of the fold
     in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
-  return prim::remade(*n, std::move(in), axes);
+  return prim::rebuilt(*n, std::move(in), axes);
 }
 NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
   if (goes_along(*n)) return steps_on_chunk(n, b);
@@ -157,10 +158,10 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals
     v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
                   &n->axes);
   }
-  if (!n->op->found || !picks(*n, name_in(*n))) return v;
+  if (!n->op->in_range || !picks(*n, name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = finals({in[k]})[0];
-  auto there = n->op->found(*n, in);  // outside of the axis there is nothing to pick
+  auto there = n->op->in_range(*n, in);  // outside of the axis there is nothing to pick
   if (!there) return v;
   auto none = prim::picked_outside(n->dtype);
   return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
@@ -178,7 +179,7 @@ void Region::finish(Loop& l, Finals& finals) const {
     for (auto& r : l.results) values.push_back(r.value[b]);
     std::unordered_set<const Node*> body;
     for (auto& n : level_of(values, index_[b].get())) {
-      if (is_border(*n) && !n->varies_with(index_[b].get())) continue;  // entered outside
+      if (is_region_boundary(*n) && !n->varies_with(index_[b].get())) continue;  // entered outside
       body.insert(n.get());
       add_reads(n, reads);
     }
@@ -206,9 +207,9 @@ Nodes Region::cut(const RegionCut& how) {
   keep_for_later(how.keep);
   // a chunk of a call around may be shorter than one of this call
   const auto chunk = std::min(how.chunk, axis_.size);
-  index_ = {prim::index(axis_, 0, chunk, kRegionDepth)};
+  index_ = {prim::index(axis_, 0, chunk, 0, LoopOrigin::region)};
   if (auto left = axis_.size % chunk)
-    index_.push_back(prim::index(axis_, axis_.size - left, left, kRegionDepth));
+    index_.push_back(prim::index(axis_, axis_.size - left, left, 0, LoopOrigin::region));
   for (auto& n : level_) {
     if (!contains(n) || !on_chunk(n)) continue;
     Nodes made;
@@ -223,7 +224,6 @@ Nodes Region::cut(const RegionCut& how) {
     l.index = index_;
     l.save = Save::nothing;
     l.reverse = goes_back(s);
-    l.of_chunks = true;
     l.of_scores = how.of_scores;
     l.form = how.form;
     l.why = how.why;

@@ -6,7 +6,7 @@
 
 #include "haliax/chunked.h"
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/masks.h"
 #include "ops/prim.h"
 #include "ops/shifted_exp.h"
@@ -26,8 +26,8 @@ bool Region::enters(const Node& n) const { return n.op == &prim::kEnter && n.att
 bool Region::comes_in(const Node& n) const {
   if (enters(n)) return true;
   bool outside = around_ && !n.varies_with(around_);
-  bool sliced = is_dynamic_slice(n) && SliceAttr::of(n).axis != walked_axis(key_).name;
-  return outside && (is_border(n) || sliced) && comes_in(*n.in[0]);
+  bool sliced = is_dynamic_slice(n) && SliceAttr::of(n).axis != tiled_axis(key_).name;
+  return outside && (is_region_boundary(n) || sliced) && comes_in(*n.in[0]);
 }
 bool Region::leaves(const Node& n) const { return n.op == &prim::kLeave && n.attr == key_; }
 bool Region::has_axis(const Node& n, Name a) const {
@@ -50,11 +50,11 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
       if (l.results[k].carry) owner_[l.results[k].carry.get()] = {n, k};
   }
   if (!border) return;
-  axis_ = *find(*border, walked_axis(key).name);
+  axis_ = *find(*border, tiled_axis(key).name);
   std::unordered_set<const Node*> read;
   for (auto& r : roots_) read.insert(r.get());
   for (auto& n : level_) {
-    auto turns = n->op->in_turns ? n->op->in_turns(n, {}) : std::nullopt;
+    auto turns = n->op->block_scan ? n->op->block_scan(n, {}) : std::nullopt;
     for (auto& x : n->in) {
       bool past =
           turns && std::find(turns->reads.begin(), turns->reads.end(), x) == turns->reads.end();
@@ -83,9 +83,9 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
 }
 
 void Region::refuse(const Node& n, const std::string& why) const {
-  fail_at(
+  throw Refusal(failure_at(
       n.origin, "chunked_reduce",
-      std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_));
+      std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_)));
 }
 
 // Between a leave and an enter: a token's cotangent may be computed from its own loss. Not through
@@ -94,7 +94,8 @@ void Region::find_bridges() {
   std::unordered_set<const Node*> from_leave, to_enter;
   const auto call = ChunkKey::of(key_);
   auto may = [&](const NodePtr& n) {
-    if (is_border(*n) && (n->attr == key_ || !ChunkKey::of(n->attr).same_call(call))) return false;
+    if (is_region_boundary(*n) && (n->attr == key_ || !ChunkKey::of(n->attr).same_call(call)))
+      return false;
     return bridges(*n) && has_axis(*n, axis_.name);
   };
   for (auto& n : level_) {
@@ -121,14 +122,14 @@ bool Region::goes_on(const Node& n) const {
   if (auto* t = turns(n)) return t->running;
   return n.op == &kLoop && goes_along(n);
 }
-const Turns* Region::turns(const Node& n) const {
+const BlockScan* Region::turns(const Node& n) const {
   auto& t = known_of(n).role.turns;
   return t ? &*t : nullptr;
 }
 // Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop,
 // whose turns would each have to know what came before.
 bool Region::makes_by_turns(const NodePtr& n) {
-  auto t = n->op->in_turns && !in_body(*n) ? n->op->in_turns(n, {}) : std::nullopt;
+  auto t = n->op->block_scan && !in_body(*n) ? n->op->block_scan(n, {}) : std::nullopt;
   if (!t) return false;
   bool goes = std::all_of(t->reads.begin(), t->reads.end(), [&](auto& x) {
     return contains(x) && walks(x) && !is_out(x, *n) &&
@@ -190,13 +191,13 @@ bool Region::learn(const NodePtr& n) {
   }
   auto& me = member(*n);
   me.role.inside = true;
-  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole)
+  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::full)
     return me.role.unmade = true;
   if (n->op == &kLoop) return true;
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " +
                    std::string(names[1].text()) + "); rename outside of f what f shall see whole");
-  if (is_seen_through(*n))
+  if (is_transparent_view(*n))
     for (auto& a : names) a = name_in_result(*n, 0, a);
   // An axis that is folded is none of the result's, though that may have one of its name: updates
   // along it, placed into a table.
@@ -275,7 +276,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
   }
   auto a = name_in(n);
   for (std::size_t k = 0; k < n.in.size(); ++k) {
-    if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
+    if (!n.in[k] || is_order_only(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
     if (k == 0 && picks(n, a)) return Monoid::sum;  // what is picked lies in one chunk alone
     if (rule.way == Along::Way::fold) return rule.monoid;
@@ -295,13 +296,13 @@ void Region::check(const NodePtr& n) const {
   bool at_index = is_dynamic_slice(*n) && n->in[1]->op == &prim::kIndex;
   if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");
   for (std::size_t k = 0; k < n->in.size(); ++k) {
-    if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
+    if (!n->in[k] || is_order_only(*n, k) || !walks(n->in[k])) continue;
     using Way = Along::Way;
     if (k == 0 && picks(*n, a)) continue;
     auto way = along(*n, k, a).way;
-    bool moves = way == Way::whole && op.linear == Linear::moves;
+    bool moves = way == Way::full && op.linear == Linear::moves;
     if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
-    if (way == Way::whole) refuse(*n, "needs all positions at once");
+    if (way == Way::full) refuse(*n, "needs all positions at once");
   }
   auto partial = [&](const NodePtr& x) { return x && known_of(*x).role.partial; };
   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
@@ -370,7 +371,8 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
     return streams ? Streamed{e->top.get(), stage(e->x), e->guarded, false} : Streamed{};
   }
   auto kind = op->kind;
-  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !is_seen_through(*n))
+  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract &&
+      !is_transparent_view(*n))
     return {};
   Streamed out;
   int others = 0;
@@ -388,7 +390,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   }
   if (!out.top) return {};
   out.before = std::max(out.before, others);
-  out.hides |= prim::chooses(*n) && !out.guarded;
+  out.hides |= prim::selects_operand(*n) && !out.guarded;
   return out;
 }
 
@@ -486,7 +488,7 @@ void Region::keep_for_later(bool small) {
     if (stage < 0 || stage >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second)
       continue;
     auto kind = n->op->kind;
-    bool copies = n->op->found && !walks(n->in[0]);  // of what is there anyway
+    bool copies = n->op->in_range && !walks(n->in[0]);  // of what is there anyway
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) ||
                 kind == Kind::result;
     bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
@@ -548,7 +550,9 @@ Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
         std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
     if (k.same_call(call) && !known) keys.push_back(k);
   }
-  auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
+  auto place = [&](auto& k) {
+    return std::find(call.tiled_axes.begin(), call.tiled_axes.end(), k.axis);
+  };
   std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
   for (auto& k : keys) of.emplace_back(k.attr(), roots, level);
 }

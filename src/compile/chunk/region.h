@@ -7,7 +7,8 @@
 #include <map>
 #include <optional>
 
-#include "ops/in_turns.h"
+#include "compile/chunk/refusal.h"
+#include "ops/block_scan.h"
 #include "transforms/chunked.h"
 #include "transforms/rewrite.h"
 
@@ -20,9 +21,6 @@ struct RegionCut {         // how a region is cut
   bool of_scores = false;  // see Loop
   std::string form = {}, why = {};  // for reports
 };
-
-// in place of a depth, for the loops that regions become: below every traced one
-constexpr int kRegionDepth = 1 << 20;
 
 inline bool holds(const Nodes& list, const NodePtr& n) {
   return std::find(list.begin(), list.end(), n) != list.end();
@@ -73,7 +71,7 @@ class Region {
       Name axis = {};
       bool partial = false;  // a sum over the axis in the body of a loop: of a chunk only
       bool unmade = false;   // such a one that has the axis (top_k's argsort): it is made nowhere
-      std::optional<Turns> turns = {};  // of an op that needs the axis whole, but goes by turns
+      std::optional<BlockScan> turns = {};  // of an op that needs the axis whole, but goes by turns
     } role = {};
     struct Order {     // then the sweep in which each is made,
       int stage = -1;  // of what is made on a chunk: its loop
@@ -128,7 +126,7 @@ class Region {
   bool picks(const Node&, Name) const;
   bool is_looked_up(const Node&, Name) const;
   // of an op that needs the axis whole, but goes by turns; null: others
-  const Turns* turns(const Node&) const;
+  const BlockScan* turns(const Node&) const;
   bool makes_by_turns(const NodePtr&);
   // from chunk to chunk, making what has the axis: such an op, a loop along it
   bool goes_on(const Node&) const;
@@ -161,8 +159,8 @@ class Region {
   NodePtr streamed_part(const NodePtr&, const Node* top, const Turn&, bool hides, Parts& memo);
   void stream_turns(Loop&, Nodes& of, const NodePtr&);  // in the order of the loop
   NodePtr running_on_chunk(const NodePtr&, std::size_t body);
-  std::vector<LoopResult> known_by(const Turns&) const;
-  NodePtr turn_of(const Turns&, std::vector<LoopResult>& known, std::size_t body, bool reverse);
+  std::vector<LoopResult> known_by(const BlockScan&) const;
+  NodePtr turn_of(const BlockScan&, std::vector<LoopResult>& known, std::size_t body, bool reverse);
 
   Attr key_;
   const Node* around_;

@@ -5,8 +5,7 @@
 #include <functional>
 
 #include "haliax/chunked.h"
-#include "base/verify_error.h"
-#include "compile/chunk/alone.h"
+#include "compile/chunk/isolated_subgraph.h"
 #include "compile/chunk/cost.h"
 #include "haliax/error.h"
 #include "ops/prim.h"
@@ -103,13 +102,14 @@ int contractions_of(const Nodes& roots, const Node* index) {
 
 std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
   std::int64_t most = 0;
-  for (auto& s : steps) most = std::max({most, s.loop.lane_bytes, lane_bytes_of(s.loop.body)});
+  for (auto& s : steps)
+    most = std::max({most, s.loop.parallel_slot_bytes, lane_bytes_of(s.loop.body)});
   return most;
 }
 
 struct Trial {
   CutPlan plan;
-  std::int64_t bytes = 0, lane_bytes = 0;  // of the arena; of a lane, if there are any
+  std::int64_t bytes = 0, parallel_slot_bytes = 0;  // of the arena; of a lane, if there are any
   double cost = 0;
   double contractions = 0;  // with each position
   program::Machine machine = {};
@@ -117,8 +117,8 @@ struct Trial {
 
 class ChunkSearch {
  public:
-  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt,
-              bool rounds)
+  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+              const ChunkTrial& attempt, bool rounds)
       : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
     for (auto& n : level)
       if (regions_.contain(n)) backward_ |= n->origin.backward;
@@ -127,11 +127,11 @@ class ChunkSearch {
         origin_ = n->origin;
         break;
       }
-    if (!call.chunks.empty() && call.inside != kOfScores) return;
-    alone_ = isolated(roots, level, regions_, call.inside == kOfScores);
+    if (!call.chunks.empty() && !call.scores) return;
+    alone_ = isolated(roots, level, regions_, call.scores);
     budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, alone_.read);
     auto form = ChunkForm(call.form);
-    if (rounds && call.inside == kOfScores && call.blocks > 1) keys_ = longest_keys(call.blocks);
+    if (rounds && call.scores && call.blocks > 1) keys_ = longest_keys(call.blocks);
     sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   CutPlan best() {
@@ -140,13 +140,14 @@ class ChunkSearch {
     auto whole = trial({call_, {}, {}, how("whole")});
     // Sums, and what is kept of each row, are nobody's budget. Scores above a budget that is given
     // are never whole.
-    const bool of_scores = call_.inside == kOfScores, given = of_scores && call_.memory > 0;
+    const bool of_scores = call_.scores, given = of_scores && call_.memory > 0;
     if (of_scores && (given || whole.bytes > budget_))
       budget_ = std::max(budget_, least().bytes + (given ? call_.memory : kUsualBudget));
     if (whole.bytes <= budget_ && !given) return explained(whole, {});
     std::optional<Trial> rows, tiles;
-    if (call_.inside == kOfScores)
-      if (auto lanes = by_lanes(whole.machine)) return explained(*lanes, {});
+    if (call_.scores)
+      if (auto parallel_slots = by_parallel_slots(whole.machine))
+        return explained(*parallel_slots, {});
     if (form != ChunkForm::tile) rows = by_rows();
     if (!inner_.empty()) tiles = by_tiles();
     if (!rows && !tiles) rows = least();
@@ -163,7 +164,7 @@ class ChunkSearch {
     // walked one by one.
     if (!inner_.empty())
       if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
-    if (t.bytes > budget_ && call_.inside != kOfScores) refuse(t);
+    if (t.bytes > budget_ && !call_.scores) refuse(t);
     return t;
   }
 
@@ -173,7 +174,7 @@ class ChunkSearch {
     c.form = form;
     c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
     c.reverse = call_.reverse;
-    c.of_scores = call_.inside == kOfScores;
+    c.of_scores = call_.scores;
     return c;
   }
   const char* rows_form() const {
@@ -186,26 +187,27 @@ class ChunkSearch {
     Trial t;
     auto tried = attempt_(waiting(apply(plan, alone_.roots, nullptr)), alone_.inputs, call_.depth);
     t.bytes = tried.program->arena_bytes + alone_.outside;
-    t.lane_bytes = lane_bytes_of(tried.program->steps);
+    t.parallel_slot_bytes = lane_bytes_of(tried.program->steps);
     t.cost = cost_of(tried.program->steps, tried.machine);
     t.machine = tried.machine;
-    t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.spared);
+    t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.saved_work);
     t.plan = std::move(plan);
     return t;
   }
   CutPlan asked() const {
-    if (call_.inside == kOfScores) {
+    if (call_.scores) {
       auto free = free_axes();
       if (auto keys = call_.chunks.size() > 1 && !keys_ ? longest_keys(1) : std::nullopt)
         if (auto t =
                 fitting(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3)))
           return explained(*t, {});
-      if (auto t = trial(one_by_one(free, call_.chunks[0])); t.lane_bytes > 0)
+      if (auto t = trial(one_by_one(free, call_.chunks[0])); t.parallel_slot_bytes > 0)
         return explained(t, {});
     }
     Cuts cuts;
     for (auto& k : regions_.keys) {
-      auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
+      auto at = std::find(call_.tiled_axes.begin(), call_.tiled_axes.end(), k.axis) -
+                call_.tiled_axes.begin();
       cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
     auto p = rows(std::move(cuts), {});
@@ -230,7 +232,7 @@ class ChunkSearch {
         inner_ = std::exchange(outer_, {*tile_});
       else
         inner_.push_back(*tile_);
-    } catch (const Error&) {  // what lies inside cannot be cut along that axis
+    } catch (const Refusal&) {  // what lies inside cannot be cut along that axis
       tile_.reset();
     }
   }
@@ -348,7 +350,7 @@ class ChunkSearch {
     try {
       auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).sweeps();
-    } catch (const Error&) {  // it cannot be walked
+    } catch (const Refusal&) {  // it cannot be walked
       return {};
     }
     return k;
@@ -384,7 +386,7 @@ class ChunkSearch {
     std::vector<ChunkKey> out;
     const auto keys = keys_of(level, regions);
     for (auto& a : widest ? widest->axes : Axes()) {
-      if (a.size == 1 || has(call_.walked, a.name) || has(keys, a.name)) continue;
+      if (a.size == 1 || has(call_.tiled_axes, a.name) || has(keys, a.name)) continue;
       auto k = call_;
       k.axis = a.name;
       k.size = a.size;
@@ -398,7 +400,7 @@ class ChunkSearch {
         };
         auto folds = region.folds();
         if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
-      } catch (const Error&) {}  // it cannot be walked
+      } catch (const Refusal&) {}  // it cannot be walked
     }
     return out;
   }
@@ -423,11 +425,9 @@ class ChunkSearch {
   std::optional<Trial> fitting(CutPlan plan) const {
     try {
       if (auto t = trial(std::move(plan));
-          !call_.chunks.empty() || (t.lane_bytes > 0 && t.bytes <= budget_))
+          !call_.chunks.empty() || (t.parallel_slot_bytes > 0 && t.bytes <= budget_))
         return t;
-    } catch (const VerifyError&) {
-      throw;
-    } catch (const Error&) {}  // it cannot be walked so
+    } catch (const Refusal&) {}  // it cannot be walked so
     return {};
   }
   // Queries of a tile: fewer where a query has several scores with a key, as of heads that are
@@ -438,17 +438,20 @@ class ChunkSearch {
         widest ? widest->size() / (positions(free) * positions(regions_.keys) * keys.size) : 1;
     return std::max<std::int64_t>(8, kTileRows / std::max<std::int64_t>(1, together));
   }
-  std::optional<Trial> by_lanes(const program::Machine& machine) const {
-    const auto lane = std::int64_t(machine.lane);
-    if (lane == 0) return {};
+  std::optional<Trial> by_parallel_slots(const program::Machine& machine) const {
+    const auto max_parallel_slot_bytes = std::int64_t(machine.max_parallel_slot_bytes);
+    if (max_parallel_slot_bytes == 0) return {};
     auto free = free_axes();
-    if (scores_bytes(free, kWholeRows) <= lane)  // rows that a lane can hold
-      if (auto t = fitting(one_by_one(free, kWholeRows)); t && t->lane_bytes <= lane) return t;
-    if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
+    if (scores_bytes(free, kWholeRows) <= max_parallel_slot_bytes)  // rows that a lane can hold
+      if (auto t = fitting(one_by_one(free, kWholeRows));
+          t && t->parallel_slot_bytes <= max_parallel_slot_bytes)
+        return t;
+    if (auto keys = keys_ || machine.tiles_score_rows ? std::nullopt : longest_keys(1))
       if (auto t = fitting(within(one_by_one(free, tile_rows(free, *keys)), *keys, kTileColumns)))
         return t;
     std::optional<Trial> best;  // or fewer, as there are lanes for
-    for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane);
+    for (std::int64_t queries = 32;
+         queries >= 8 && !(best && best->parallel_slot_bytes <= max_parallel_slot_bytes);
          queries /= 2)
       if (auto t = fitting(one_by_one(free, queries))) best = std::move(t);
     return best;
@@ -474,8 +477,8 @@ class ChunkSearch {
     auto& why = plan.how.why;
     why = plan.is_whole() ? "all of it fits" : text_of(plan.cuts);
     why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
-    if (t.lane_bytes > 0) why += ", turns side by side";
-    if (call_.inside == kOfScores && call_.size % call_.blocks)
+    if (t.parallel_slot_bytes > 0) why += ", turns side by side";
+    if (call_.scores && call_.size % call_.blocks)
       why += "; keys are gathered, as " + to_string(Axis(call_.axis, call_.size)) +
              " does not divide by " + std::to_string(call_.blocks) + " devices";
     if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
@@ -491,17 +494,17 @@ class ChunkSearch {
     std::string axes;
     for (auto& k : regions_.keys)
       axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
-    fail_at(origin_, "chunked_reduce",
-            "one position of " + axes + " needs " + std::to_string(least.bytes) +
-                " bytes, more than the " + std::to_string(budget_) + " allowed" +
-                (backward_ ? "" : "; its gradient may need more"));
+    throw Refusal(failure_at(origin_, "chunked_reduce",
+                             "one position of " + axes + " needs " + std::to_string(least.bytes) +
+                                 " bytes, more than the " + std::to_string(budget_) + " allowed" +
+                                 (backward_ ? "" : "; its gradient may need more")));
   }
 
   ChunkKey call_;
-  const Try& attempt_;
+  const ChunkTrial& attempt_;
   Regions regions_;
   Origin origin_;
-  Alone alone_;
+  IsolatedSubgraph alone_;
   std::optional<ChunkKey> tile_, keys_;  // keys_: whose blocks are walked around all else
   std::vector<ChunkKey> outer_, inner_;
   bool backward_ = false;
@@ -511,12 +514,12 @@ class ChunkSearch {
 }  // namespace
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-                  const Try& attempt) {
+                  const ChunkTrial& attempt) {
   if (call.memory > 0 && call.chunks.empty())
     ChunkSearch(call, roots, level, attempt, false).least();
 }
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt,
-                  bool rounds) {
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+                  const ChunkTrial& attempt, bool rounds) {
   return ChunkSearch(call, roots, level, attempt, rounds).best();
 }
 

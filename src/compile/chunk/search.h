@@ -11,18 +11,18 @@
 namespace haliax {
 
 // What the passes from `chunk` on make of a graph by itself; regions lie in so many loops.
-struct Tried {
+struct TrialResult {
   Nodes graph;  // before it is lowered
   std::shared_ptr<program::Program> program;
-  double spared = 0;              // of its multiplications, the share that is not done
+  double saved_work = 0;          // of its multiplications, the share that is not done
   program::Machine machine = {};  // that it is for
 };
-using Try = std::function<Tried(const Nodes& roots, const Nodes& inputs, int depth)>;
+using ChunkTrial = std::function<TrialResult(const Nodes& roots, const Nodes& inputs, int depth)>;
 
 // rounds: see cut_chunks
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&,
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
                   bool rounds);
 // raises if not even the smallest chunk fits
-void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&);
 
 }  // namespace haliax

@@ -28,7 +28,7 @@ NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
   Loop l = loop_of(*n);
   auto& old = l.index[0];
   l.axis.size = prim::index_chunk(*index_[b]);
-  auto index = prim::index(l.axis, 0, 1, IndexAttr::of(*old).depth);
+  auto index = prim::index(l.axis, 0, 1, IndexAttr::of(*old).depth, IndexAttr::of(*old).origin);
   Rewrite to{{old.get(), prim::add(index_[b], index)}};
   for (auto& x : inputs_of(l).slices)
     to[prim::slice_at(x, old, true).get()] = prim::slice_at(part(x, l.axis.name, b), index, true);
@@ -92,7 +92,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& tur
     for (auto& x : n->in)
       in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, turn, hides, memo)
                                                    : part(x, a, b));
-    out = prim::remade(*n, std::move(in), on_chunk_axes(*n));
+    out = prim::rebuilt(*n, std::move(in), on_chunk_axes(*n));
   }
   return memo[n.get()] = out;
 }
@@ -143,13 +143,13 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
 }
 
 // What an op knows that goes by turns: carried from chunk to chunk.
-std::vector<LoopResult> Region::known_by(const Turns& t) const {
+std::vector<LoopResult> Region::known_by(const BlockScan& t) const {
   std::vector<LoopResult> out;
   for (auto& x : t.start) out.push_back(carried(Monoid::sum, x, index_[0]));
   return out;
 }
 // After a turn of this body it knows more; the last of it, if it makes a block of its value.
-NodePtr Region::turn_of(const Turns& t, std::vector<LoopResult>& known, std::size_t b,
+NodePtr Region::turn_of(const BlockScan& t, std::vector<LoopResult>& known, std::size_t b,
                         bool reverse) {
   Nodes before, blocks;
   for (auto& r : known) before.push_back(r.carry);
@@ -166,7 +166,7 @@ NodePtr Region::running_on_chunk(const NodePtr& n, std::size_t b) {
 }
 void Region::stream_turns(Loop& l, Nodes& of, const NodePtr& n) {
   auto& picked = known_of(*n).order.picked;
-  auto& t = member(*n).role.turns.emplace(*n->op->in_turns(n, picked));
+  auto& t = member(*n).role.turns.emplace(*n->op->block_scan(n, picked));
   auto known = known_by(t);
   for (std::size_t b = 0; b < index_.size(); ++b) turn_of(t, known, b, l.reverse);
   for (std::size_t k = 0; k < known.size(); ++k) {

@@ -36,9 +36,9 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
 
 // sum + array: the carry starts from the array, if that exists before the loop. sum + sum of one
 // loop: one carry. No temporary of their size.
-Nodes accumulate_folds(Nodes roots) {
+Nodes accumulate_sums(Nodes roots) {
   for (;;) {
-    auto live = everything(roots);
+    auto live = all_nodes(roots);
     auto users = users_of(live, roots);
     Rewrite to;
     for (auto& n : live)
@@ -52,7 +52,7 @@ Nodes accumulate_folds(Nodes roots) {
 // array + scatter into zeros: the updates are added to the array itself. No second array of its
 // size (the gradient of a tied table).
 Nodes accumulate_updates(Nodes roots) {
-  auto live = everything(roots);
+  auto live = all_nodes(roots);
   auto users = users_of(live, roots);
   Rewrite to;
   for (auto& n : live) {

@@ -20,7 +20,7 @@ namespace {
 
 // A result lives if its last value is read, a carry also if the body of what lives reads it.
 std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read,
-                         bool effects_alone) {
+                         bool effects_only) {
   auto& results = loop_of(*loop).results;
   std::vector<bool> keep(results.size());
   auto reads = [](const LoopResult& r, const NodePtr& carry) {
@@ -28,7 +28,7 @@ std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>&
                        [&](auto& v) { return depends_on(v, carry); });
   };
   for (std::size_t k = 0; k < keep.size(); ++k)
-    keep[k] = results[k].decides || (effects_alone && !results[k].effect) ||
+    keep[k] = results[k].is_guard || (effects_only && !results[k].effect) ||
               read.count(loop_result(loop, k)) > 0;
   for (bool grew = true; grew;) {
     grew = false;
@@ -40,16 +40,16 @@ std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>&
 }
 
 // Again and again, because a dropped result may have been another loop's only user.
-Nodes drop_dead(Nodes roots, bool effects_alone) {
+Nodes drop_dead(Nodes roots, bool effects_only) {
   for (;;) {
-    auto all = everything(roots);
+    auto all = all_nodes(roots);
     std::unordered_set<NodePtr> read(all.begin(), all.end());
     Rewrite to;
     for (auto& n : all) {
       if (n->op != &kLoop) continue;
       Loop out = loop_of(*n);
       auto results = std::exchange(out.results, {});
-      auto keep = living(n, read, effects_alone);
+      auto keep = living(n, read, effects_only);
       std::vector<std::pair<std::size_t, std::size_t>> moved;
       for (std::size_t k = 0; k < results.size(); ++k)
         if (keep[k]) moved.push_back({k, add_result(out, results[k])});

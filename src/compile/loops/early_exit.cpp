@@ -146,22 +146,22 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
 // When a turn is made whose loop carries something. Under a window, or in packed texts, most keys
 // that come before those which a query sees would be weighed, as nothing is known then that weighs
 // more than what a mask puts: so what is seen comes first.
-void end_carried(TurnPart& whole, const Loop& l, std::size_t body) {
+void end_carried(IterationPart& whole, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
-  std::vector<TurnResult> made;
+  std::vector<IterationResult> made;
   for (auto& r : l.results) {
     if (r.fold == Fold::fold && r.monoid != Monoid::sum) return;
     made.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
-  auto flags = turn_flags(made, index, Axis(l.axis.name, prim::index_chunk(*index)));
+  auto flags = iteration_flags(made, index, Axis(l.axis.name, prim::index_chunk(*index)));
   whole.flag = flags.changes;
-  if (!l.any_order || flags.changes == flags.may_hold) return;
-  whole.flag = flags.may_hold;
-  whole.late = prim::flags_joined(prim::logical_not(flags.may_hold), flags.changes);
+  if (!l.any_order || flags.changes == flags.may_be_true) return;
+  whole.flag = flags.may_be_true;
+  whole.deferred = prim::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
 }
 
-std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
-  TurnPart whole, split;
+std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
+  IterationPart whole, split;
   bool carries = false, known = true;
   Nodes values;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
@@ -199,7 +199,7 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
   for (auto& p : parts)
     if (!p.masks.empty() && 8 * Masks::smallest(p.masks)->size() > p.largest) p.masks.clear();
   join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
-  std::vector<TurnPart> out;
+  std::vector<IterationPart> out;
   if (parts.size() == 1) parts[0].values = whole.values;
   for (auto& p : parts) {
     auto flag = p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {});
@@ -210,7 +210,8 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
 
 }  // namespace
 
-TurnFlags turn_flags(const std::vector<TurnResult>& results, const Node* index, const Axis& chunk) {
+IterationFlags iteration_flags(const std::vector<IterationResult>& results, const Node* index,
+                               const Axis& chunk) {
   Nodes values, masks;
   for (auto& r : results) values.push_back(r.value);
   for (auto& n : level_of(values, index)) {
@@ -220,45 +221,45 @@ TurnFlags turn_flags(const std::vector<TurnResult>& results, const Node* index, 
       for (auto& m : prim::masks_of(x, chunk.name))
         if (!holds(masks, m)) masks.push_back(m);
   }
-  TurnFlags out;
+  IterationFlags out;
   for (auto& m : masks) {
     Nodes if_zero, stay;
     bool known = true;
     for (auto& r : results) {
-      auto value = prim::if_nowhere(r.value, m.get(), chunk.name, index, if_zero);
+      auto value = prim::value_if_never_true(r.value, m.get(), chunk.name, index, if_zero);
       known &= value && (r.carry || prim::is_number(value, 0));
-      if (known && r.carry) stay.push_back(prim::stays(value, r.carry));
+      if (known && r.carry) stay.push_back(prim::unchanged_flag(value, r.carry));
     }
-    auto may = known ? prim::may_hold(m, {{chunk, chunk.size}}) : nullptr;
+    auto may = known ? prim::may_be_true(m, {{chunk, chunk.size}}) : nullptr;
     if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
     for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
     may = prim::reduce(Monoid::max, may, {});
-    out.changes = prim::flags_joined(out.changes, prim::unless_all(may, stay));
-    out.may_hold = prim::flags_joined(out.may_hold, may);
+    out.changes = prim::both_flags(out.changes, prim::flag_or_not_all(may, stay));
+    out.may_be_true = prim::both_flags(out.may_be_true, may);
   }
   return out;
 }
 
-TurnPart whole_turn(const Loop& l, std::size_t body) {
-  TurnPart whole;
+IterationPart unsplit_iteration(const Loop& l, std::size_t body) {
+  IterationPart whole;
   for (std::size_t k = 0; k < l.results.size(); ++k)
     whole.values.push_back({k, l.results[k].value[body]});
   return whole;
 }
-TurnParts parts_of_turns(const Nodes& roots, bool may_end) {
-  TurnParts out;
-  for (auto& n : everything(roots)) {
+IterationParts split_iterations(const Nodes& roots, bool may_end) {
+  IterationParts out;
+  for (auto& n : all_nodes(roots)) {
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
     for (std::size_t b = 0; b < l.index.size(); ++b)
-      out[n.get()].push_back(turn_parts(l, b, may_end && l.of_chunks));
+      out[n.get()].push_back(turn_parts(l, b, may_end && origin_of(l) == LoopOrigin::region));
   }
   return out;
 }
 
-std::string to_string(const TurnParts& turns, const Nodes& roots) {
+std::string to_string(const IterationParts& turns, const Nodes& roots) {
   std::string out;
-  for (auto& n : everything(roots)) {
+  for (auto& n : all_nodes(roots)) {
     auto found = turns.find(n.get());
     if (found == turns.end()) continue;
     for (std::size_t b = 0; b < found->second.size(); ++b)
@@ -269,8 +270,8 @@ std::string to_string(const TurnParts& turns, const Nodes& roots) {
         out += fmt::format("loop over {}, body {}: results {} are made where\n{}",
                            loop_of(*n).axis.name.text(), b, fmt::join(results, ", "),
                            to_string(Nodes{part.flag}));
-        if (part.late)
-          out += fmt::format("then, in a second walk, where\n{}", to_string(Nodes{part.late}));
+        if (part.deferred)
+          out += fmt::format("then, in a second walk, where\n{}", to_string(Nodes{part.deferred}));
       }
   }
   return out;

@@ -17,7 +17,7 @@ struct Graph {
   std::unordered_map<const Node*, std::vector<const Node*>> readers;
   explicit Graph(const Nodes& roots) {
     Nodes read;
-    for (auto& n : everything(roots)) {
+    for (auto& n : all_nodes(roots)) {
       if (n->op == &kLoop) loops.push_back(n);
       read.clear();
       add_reads(n, read);
@@ -69,7 +69,7 @@ struct PullIn {
     auto axes = x->axes;
     for (auto& a : axes)
       if (a.name == l.axis.name) a.size = prim::index_chunk(*l.index[body]);
-    return prim::remade(*x, std::move(in), axes);
+    return prim::rebuilt(*x, std::move(in), axes);
   }
 };
 
@@ -87,11 +87,11 @@ bool has_carry(const Loop& l) {
 // One loop for two, or null where b needs a final result of a (which is older, so it cannot need
 // b), or where nothing would be shared.
 NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
-               std::vector<std::size_t>& places, bool carried_alone) {
+               std::vector<std::size_t>& places, bool carried_only) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
   if (la.index != lb.index || la.drop != lb.drop) return nullptr;
   bool carried = has_carry(la) || has_carry(lb);
-  if (carried_alone && !carried) return nullptr;
+  if (carried_only && !carried) return nullptr;
   if (carried && (la.reverse != lb.reverse || !has_carries_of(la, lb) || !has_carries_of(lb, la)))
     return nullptr;
   auto ia = inputs_of(la), ib = inputs_of(lb);
@@ -120,7 +120,6 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
     for (auto& v : moved.value) v = substitute(v, to);
     places.push_back(add_result(out, moved));
   }
-  out.of_chunks |= lb.of_chunks;
   out.of_scores |= lb.of_scores;
   out.any_order &= lb.any_order;
   if (!lb.why.empty()) {
@@ -149,7 +148,7 @@ std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const 
   return out;
 }
 
-Nodes merge(Nodes roots, bool carried_alone) {
+Nodes merge(Nodes roots, bool carried_only) {
   for (;;) {
     const Graph graph(roots);
     auto& loops = graph.loops;
@@ -162,7 +161,7 @@ Nodes merge(Nodes roots, bool carried_alone) {
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
         if (after.empty()) after = graph.made_of(a.get());
         std::vector<std::size_t> moved;
-        auto m = merged(a, b, after, moved, carried_alone);
+        auto m = merged(a, b, after, moved, carried_only);
         if (!m) continue;
         for (std::size_t k = 0; k < loop_of(*a).results.size(); ++k)
           to[loop_result(a, k).get()] = loop_result(m, k);

@@ -44,7 +44,7 @@ class Untiled {
     if (auto positions = of_positions(*n)) return positions;
     const auto kind = n->op->kind;
     bool says = kind == Kind::map || kind == Kind::reduce || kind == Kind::contract ||
-                (is_seen_through(*n) && keeps_names(*n));
+                (is_transparent_view(*n) && keeps_names(*n));
     if (!says) return nullptr;
     Nodes in;
     auto axes = n->axes;
@@ -55,7 +55,7 @@ class Untiled {
       if (!x || !fits(*x, axes) || (!in.empty() && !fits(*x, in[0]->axes))) return nullptr;
       in.push_back(std::move(x));
     }
-    return prim::remade(*n, std::move(in), axes);
+    return prim::rebuilt(*n, std::move(in), axes);
   }
   // The positions of a tile, counted from where it starts, as those of all.
   NodePtr of_positions(const Node& n) {
@@ -107,13 +107,13 @@ class Untiled {
     if (!block || x->op->kind != Kind::map || is_float(x->dtype)) return prim::slice(x, part, from);
     Nodes in;
     for (auto& operand : x->in) in.push_back(sliced(operand, part, from, known));
-    return known[x.get()] = prim::remade(*x, std::move(in), axes);
+    return known[x.get()] = prim::rebuilt(*x, std::move(in), axes);
   }
   // What a loop over tiles puts together, or adds up, is what it makes of all of them.
   NodePtr of_loop(const Node& result) {
     auto& l = loop_of(result);
     auto& r = result_of(result);
-    if (!l.of_chunks || l.drop || r.carry || r.start) return nullptr;
+    if (origin_of(l) != LoopOrigin::region || l.drop || r.carry || r.start) return nullptr;
     auto* index = l.index[0].get();
     for (auto& t : tiles_)
       if (t.axis.name == l.axis.name && (t.index != index || t.axis != l.axis)) return nullptr;

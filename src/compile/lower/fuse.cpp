@@ -15,9 +15,9 @@ namespace {
 
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
 bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
-bool passes_on(const Node& n) { return is_view(n) || shows_value(n); }
+bool passes_on(const Node& n) { return is_view(n) || is_alias(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
-bool transparent(const Node& n) { return is_seen_through(n) || shows_value(n); }
+bool transparent(const Node& n) { return is_transparent_view(n) || is_alias(n); }
 bool in_kernel(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf;
 }
@@ -63,13 +63,13 @@ struct Builder {
   void collect() {
     Nodes roots;
     for (auto& t : targets) roots.push_back(t.node);
-    walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    traverse(roots, [&](const NodePtr& n, Nodes& todo) {
       order.push_back(n);
       if (!outside(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
     });
     sort_by_age(order);
     for (auto& n : order)
-      if (int call = outside(*n) ? 0 : first_call(*n)) calls[n.get()] = std::size_t(call);
+      if (int call = outside(*n) ? 0 : first_collective(*n)) calls[n.get()] = std::size_t(call);
     if (calls.size() > 1) order_calls();
   }
   // All devices make their calls in one order: of those that may be next, the one that was planned
@@ -136,7 +136,7 @@ struct Builder {
       ++loads;
       return;
     }
-    if (looks_through) return price(shown_by(*n), cost, loads, depth + 1);
+    if (looks_through) return price(aliased(*n), cost, loads, depth + 1);
     cost += takes_steps(n->op->code) ? 99 : 1;
     for (auto& x : n->in) price(x, cost, loads, depth + 1);
   }
@@ -193,9 +193,9 @@ struct Builder {
       // of a barrier, or where a slice starts
       if (passes_on(*x) && x->in.size() > 1) after.push_back(x->in[1]);
       if (passes_on(*x))
-        return visit(shown_by(*x), !transparent(*x)                  ? viewed
-                                   : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed)
-                                                                     : how);
+        return visit(aliased(*x), !transparent(*x)                  ? viewed
+                                  : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed)
+                                                                    : how);
       for (auto& i : x->in) visit(i, how);
     };
     if (passes_on(*n)) return visit(n, plain);
@@ -207,7 +207,7 @@ struct Builder {
     if (unit != on) scope.units[std::size_t(unit)].after.insert(on);
   }
   // Does a unit come after `goal`, however far? Says yes where that would take long to find out.
-  bool comes_after(int unit, int goal) const {
+  bool is_downstream(int unit, int goal) const {
     std::unordered_set<int> seen;
     std::vector<int> todo{unit};
     while (!todo.empty()) {
@@ -282,10 +282,10 @@ struct Builder {
         if (o == u)
           ok &= other.plain && anchored.count(other.node.get());
         else if (o >= 0)
-          ok &= !comes_after(o, u);
+          ok &= !is_downstream(o, u);
       }
       for (auto& a : after)
-        for (int o : units_below(a)) ok &= !comes_after(o, u);
+        for (int o : units_below(a)) ok &= !is_downstream(o, u);
       if (ok) into = u;
     };
     for (auto r = read.rbegin(); r != read.rend(); ++r)
@@ -314,13 +314,13 @@ struct Builder {
   void merge(int part, int whole, const std::unordered_set<int>& first) {
     if (part < 0 || part == whole) return;
     for (int o : first)
-      if (o >= 0 && o != part && o != whole && comes_after(o, part)) return;
+      if (o >= 0 && o != part && o != whole && is_downstream(o, part)) return;
     auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(whole)];
     auto plain = [](const Unit& u) {
       return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12;
     };
-    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || comes_after(part, whole) ||
-        comes_after(whole, part))
+    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || is_downstream(part, whole) ||
+        is_downstream(whole, part))
       return;
     b.nodes.insert(b.nodes.begin(), a.nodes.begin(), a.nodes.end());
     for (auto& n : a.nodes) scope.unit_of[n.get()] = whole;
@@ -414,8 +414,8 @@ struct Builder {
   }
   void find_joined() {
     for (auto& c : order) {
-      if (c->op->kind != Kind::step || !c->op->stretches || outside(*c)) continue;
-      auto parts = c->op->stretches(*c);
+      if (c->op->kind != Kind::step || !c->op->segments || outside(*c)) continue;
+      auto parts = c->op->segments(*c);
       if (parts.size() < 2) continue;  // a place among zeros
       for (auto& part : parts) {
         auto& x = c->in[part.operand];
@@ -431,20 +431,22 @@ struct Builder {
       if (n && is_stack(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
     }
   }
-  static bool shows_all(const Node& n) { return is_seen_through(n) && n.in[0]->size() == n.size(); }
+  static bool shows_all(const Node& n) {
+    return is_transparent_view(n) && n.in[0]->size() == n.size();
+  }
   static bool is_stack(const Node& n) {
     return is_loop_result(n) && result_of(n).fold == Fold::stack;
   }
   // What x shows all of, if nobody else reads it.
   NodePtr made_for(const NodePtr& x) {
     auto n = x;
-    bool alone = users[n.get()] == 1;
+    bool single_user = users[n.get()] == 1;
     while (shows_all(*n)) {
       n = n->in[0];
-      alone &= users[n.get()] == 1;
+      single_user &= users[n.get()] == 1;
     }
 
-    return alone && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
+    return single_user && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
                ? n
                : nullptr;
   }
@@ -463,7 +465,7 @@ struct Builder {
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
     auto inside = [&](const Node& x) { return !outside(x); };
-    walk({n}, inside, [&](const NodePtr& x, Nodes& todo) {
+    traverse({n}, inside, [&](const NodePtr& x, Nodes& todo) {
       if (int u = unit_of(x.get()); u >= 0)
         out.push_back(u);
       else if (x->op->kind != Kind::leaf)
@@ -475,27 +477,27 @@ struct Builder {
 
 }  // namespace
 
-int first_call(const Node& n) {
-  if (n.op == &kCollective) return wiring_of(n).number;
+int first_collective(const Node& n) {
+  if (n.op == &kCollective) return collective_spec_of(n).number;
   if (n.op != &kLoop) return 0;
   int first = 0;
   auto& l = loop_of(n);
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     for (auto& x : topological(values_of(l, b)))
       if (varies_in(*x, l, b))
-        if (int call = first_call(*x); call && (!first || call < first)) first = call;
+        if (int call = first_collective(*x); call && (!first || call < first)) first = call;
   }
   return first;
 }
-bool shows_value(const Node& n) {
+bool is_alias(const Node& n) {
   return (n.op->kind == Kind::wrap && n.op != &kCustomVjp) || is_custom_vjp_result(n);
 }
-const NodePtr& shown_by(const Node& n) {
+const NodePtr& aliased(const Node& n) {
   return is_custom_vjp_result(n) ? n.in[0]->in[result_number(n)] : n.in[0];
 }
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
-  while (passes_on(**x)) x = &shown_by(**x);
+  while (passes_on(**x)) x = &aliased(**x);
   return *x;
 }
 

@@ -10,7 +10,7 @@
 
 #include "graph/emit.h"
 #include "graph/loop.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 
 namespace haliax {
 
@@ -57,10 +57,10 @@ std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
 
 // When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes
 // none.
-int first_call(const Node&);
+int first_collective(const Node&);
 // Wraps and results of custom gradients are the value of another node: which one.
-bool shows_value(const Node&);
-const NodePtr& shown_by(const Node&);  // of a view too: what it shows
+bool is_alias(const Node&);
+const NodePtr& aliased(const Node&);  // of a view too: what it shows
 // The node that a chain of views and wraps shows: what has to be in memory for the view to be
 // there.
 const NodePtr& base_of(const NodePtr&);

@@ -38,14 +38,15 @@ int Kernel::push(Instr i) {
 
 int Kernel::value(const NodePtr& n, Env env) {
   auto mine = of(n, env);
-  if (auto m = made.find(n.get()); m != made.end() && mine == names(n->axes)) return m->second;
+  if (auto m = computed.find(n.get()); m != computed.end() && mine == names(n->axes))
+    return m->second;
   for (auto& [key, v] : memo_)
     if (key.first == n.get() && key.second == mine) return v;
-  int v = make(n, mine);
+  int v = compute(n, mine);
   memo_.push_back({{n.get(), mine}, v});
   return v;
 }
-int Kernel::make(const NodePtr& n, const Env& env) {
+int Kernel::compute(const NodePtr& n, const Env& env) {
   if (l_.is_placed(*n)) return load(n, env);
   if (n->op == &prim::kNumber)
     return push({.code = Code::constant,
@@ -54,17 +55,17 @@ int Kernel::make(const NodePtr& n, const Env& env) {
                  .integer = integer_of(*n)});
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
   if (n->op == &prim::kIndex) return iota(n, -1, 0);
-  if (is_seen_through(*n)) {
+  if (is_transparent_view(*n)) {
     Env in;
     for (auto& a : n->in[0]->axes) in.push_back({a.name, dim(env, name_in_result(*n, 0, a.name))});
     return value(n->in[0], in);
   }
-  if (shows_value(*n)) return value(shown_by(*n), env);
-  if (n->op->kind == Kind::map && !(l_.is_made(*n) && !pending.count(n.get())))
-    return point(n, env);
+  if (is_alias(*n)) return value(aliased(*n), env);
+  if (n->op->kind == Kind::map && !(l_.is_computed(*n) && !pending.count(n.get())))
+    return elementwise(n, env);
   return load(n, env);
 }
-int Kernel::point(const NodePtr& n, const Env& env) {
+int Kernel::elementwise(const NodePtr& n, const Env& env) {
   Instr i{.code = n->op->code, .dtype = n->dtype};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     i.args[k] = value(n->in[k], of(n->in[k], env));
@@ -96,7 +97,7 @@ int Kernel::load(const NodePtr& n, const Env& env) {
   }
   return push(std::move(i));
 }
-int Kernel::fold(const NodePtr& n) {
+int Kernel::reduction(const NodePtr& n) {
   int v = value(n->in[0], names(n->in[0]->axes));
   if (!is_inner(v))  // the same at every inner point: said once for each of them
     v = push(

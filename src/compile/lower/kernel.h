@@ -21,14 +21,14 @@ class Kernel {
   Env names(const Axes&) const;
   // The value of a node, as an instruction; its axes lie along the dimensions that `env` says.
   int value(const NodePtr&, Env);
-  int make(const NodePtr&, const Env&);   // anew
-  int point(const NodePtr&, const Env&);  // of a point-wise node
-  int fold(const NodePtr&);               // of a reduction, over the inner dimensions
+  int compute(const NodePtr&, const Env&);      // anew
+  int elementwise(const NodePtr&, const Env&);  // of a point-wise node
+  int reduction(const NodePtr&);                // of a reduction, over the inner dimensions
   void store(int value, const Place&, const Axes&, bool accumulate, Monoid);
   void finish();  // the step is written
 
-  std::unordered_map<const Node*, int> made;  // nodes of this unit
-  std::set<const Node*> pending;              // likewise, made or not
+  std::unordered_map<const Node*, int> computed;  // nodes of this unit
+  std::set<const Node*> pending;                  // likewise, made or not
 
  private:
   static std::size_t dim(const Env&, Name);

@@ -5,7 +5,7 @@
 
 #include "graph/axes.h"
 #include "graph/loop.h"
-#include "graph/walk.h"
+#include "graph/traversal.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -111,7 +111,7 @@ class Preferences {
 
 Nodes all_computed(const Nodes& roots) {
   Nodes all;
-  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
     all.push_back(n);
     if (!n->value || n->op->kind == Kind::leaf) add_reads(n, todo);
   });

@@ -11,25 +11,26 @@ using program::Step;
 
 struct Lowering::LoweredLoop {
   const Loop& l;
-  std::vector<std::vector<TurnPart>> parts = {};  // of each body
-  std::vector<Place> places = {};                 // of each result
-  std::vector<bool> added = {};                   // to a sum that is there
-  bool may_end = false;                           // a turn, before it has stacked anything
-  bool again = false;                             // all turns are walked twice (TurnPart::late)
+  std::vector<std::vector<IterationPart>> parts = {};  // of each body
+  std::vector<Place> places = {};                      // of each result
+  std::vector<bool> added = {};                        // to a sum that is there
+  bool may_end = false;                                // a turn, before it has stacked anything
+  bool has_deferred = false;  // all turns are walked twice (IterationPart::late)
 };
 
 void Lowering::loop(const NodePtr& n) {
   auto& l = loop_of(*n);
   LoweredLoop t{l};
-  auto parts = turns_.find(n.get());
+  auto parts = iteration_parts_.find(n.get());
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    t.parts.push_back(parts == turns_.end() ? std::vector{whole_turn(l, b)} : parts->second[b]);
+    t.parts.push_back(parts == iteration_parts_.end() ? std::vector{unsplit_iteration(l, b)}
+                                                      : parts->second[b]);
     for (auto& p : t.parts[b]) {
       t.may_end |= p.flag != nullptr;
-      t.again |= p.late != nullptr;
+      t.has_deferred |= p.deferred != nullptr;
     }
   }
-  for (auto& r : l.results) t.may_end |= r.decides;
+  for (auto& r : l.results) t.may_end |= r.is_guard;
   Nodes results;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
@@ -47,19 +48,22 @@ void Lowering::loop(const NodePtr& n) {
     else if (how.fold == Fold::fold)
       fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
   }
-  for (bool late : {false, true})
-    for (std::size_t turn = 0; turn < l.index.size() && (!late || t.again); ++turn)
+  for (bool deferred : {false, true})
+    for (std::size_t position = 0; position < l.index.size() && (!deferred || t.has_deferred);
+         ++position)
       // what is left over lies at the end
-      body(t, l.reverse ? l.index.size() - 1 - turn : turn, late);
-  for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), t.places[k]);
-  keep_.insert(keep_.end(), results.begin(), results.end());
+      body(t, l.reverse ? l.index.size() - 1 - position : position, deferred);
+  for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), t.places[k]);
+  kept_alive_.insert(kept_alive_.end(), results.begin(), results.end());
 }
 
-void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
+void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
   auto& l = t.l;
-  Step s{.kind = program::Kind::loop,
-         .loop = {.trips = trips(l, b), .reverse = l.reverse, .again = late, .body = {}}};
-  if (s.loop.trips == 0 || (late && !t.parts[b].front().late)) return;
+  Step s{
+      .kind = program::Kind::loop,
+      .loop = {
+          .trips = trips(l, b), .reverse = l.reverse, .continues_previous = deferred, .body = {}}};
+  if (s.loop.trips == 0 || (deferred && !t.parts[b].front().deferred)) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
   variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
@@ -68,17 +72,17 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
   Moves moves;
   for (std::size_t k = 0; k < l.results.size(); ++k)
     if (auto& r = l.results[k]; r.carry) {
-      know(r.carry.get(), t.places[k]);
-      if (r.decides) push({.kind = program::Kind::skip, .skip = {view(t.places[k], {}, {})}});
+      set_place(r.carry.get(), t.places[k]);
+      if (r.is_guard) push({.kind = program::Kind::skip, .skip = {view(t.places[k], {}, {})}});
     }
   for (auto& part : t.parts[b]) {
     auto before = added_.size();
     // Each of several parts may end by itself.
     Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}};
-    bool alone = t.parts[b].size() == 1;
-    if (!alone) steps_ = &once.loop.body;
-    part_of_turn(part, late ? part.late : part.flag, t, b, moves);
-    if (alone) continue;
+    bool single = t.parts[b].size() == 1;
+    if (!single) steps_ = &once.loop.body;
+    iteration_part(part, deferred ? part.deferred : part.flag, t, b, moves);
+    if (single) continue;
     forget(before);
     steps_ = &s.loop.body;
     push(std::move(once));
@@ -95,8 +99,8 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
   push(std::move(s));
 }
 
-void Lowering::part_of_turn(const TurnPart& part, const NodePtr& ends, const LoweredLoop& t,
-                            std::size_t b, Moves& moves) {
+void Lowering::iteration_part(const IterationPart& part, const NodePtr& ends, const LoweredLoop& t,
+                              std::size_t b, Moves& moves) {
   if (ends) {
     auto flag = fresh({}, DType::boolean);
     scope({{ends, flag}});
@@ -108,7 +112,7 @@ void Lowering::part_of_turn(const TurnPart& part, const NodePtr& ends, const Low
     if (how.fold == Fold::fold)
       targets.push_back({value, t.places[k], true, how.monoid});
     else if (how.fold == Fold::stack)
-      targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b], value->axes),
+      targets.push_back({value, iteration_block(t.places[k], t.l, t.l.index[b], value->axes),
                          t.added[k], Monoid::sum});
     else if (value != how.carry) {
       auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
@@ -129,8 +133,8 @@ void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axe
   k.finish();
 }
 
-Place Lowering::block_of_turn(const Place& whole, const Loop& l, const NodePtr& index,
-                              const Axes& value) {
+Place Lowering::iteration_block(const Place& whole, const Loop& l, const NodePtr& index,
+                                const Axes& value) {
   Place p = whole;
   // which axis the loop walks
   auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();

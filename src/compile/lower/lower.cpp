@@ -41,11 +41,11 @@ Nodes captured_by(const Nodes& all, const Nodes& inputs) {
 }  // namespace
 
 Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options,
-              const Layouts& layouts, const TurnParts& turns) {
+              const Layouts& layouts, const IterationParts& iteration_parts) {
   Lowered out{std::make_shared<program::Program>(), captured_by(all_computed(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
-  Lowering l(p, options, purposes, layouts, turns);
+  Lowering l(p, options, purposes, layouts, iteration_parts);
   if (options.row > 1) l.align(multiplied(roots));
   auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots,
                  int& count) {
@@ -55,8 +55,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   Nodes arguments = inputs;
   arguments.insert(arguments.end(), out.captured.begin(), out.captured.end());
   for (auto& n : arguments)
-    l.know(n.get(), add(n, purposes.of_argument(*n), program::Home::argument, p.argument_slots,
-                        p.arguments));
+    l.set_place(n.get(), add(n, purposes.of_argument(*n), program::Home::argument, p.argument_slots,
+                             p.arguments));
   std::vector<Target> targets;
   for (auto& n : roots)
     targets.push_back(
@@ -65,15 +65,14 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   return out;
 }
 
-void ask_scratch(program::Program& p, program::Device& device, int workers) {
+void query_scratch(program::Program& p, program::Device& device, int workers) {
   auto ask = [&](auto& self, std::vector<program::Step>& steps, int of) -> void {
     for (auto& s : steps) {
       if (!device.supports(s))
-        throw Error(
-            fmt::format("[{}] backend {} cannot run it; {}", s.why, device.name(), s.where));
+        throw Error(fmt::format("[{}] backend {} cannot run it; {}", s.op, device.name(), s.where));
       // a lane is one worker's
       if (s.kind == program::Kind::loop)
-        self(self, s.loop.body, s.loop.lanes > 0 ? 1 : of);
+        self(self, s.loop.body, s.loop.parallel_slots > 0 ? 1 : of);
       else
         s.scratch_bytes = device.scratch_bytes(s, of);
     }

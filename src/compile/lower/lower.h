@@ -1,8 +1,8 @@
 // From the graph of one device to a Program: units to steps, values to slots, loops to steps that
 // hold steps.
 //
-// Passes prepare it, on that graph: batch_turns, softmax_products and row_products, below,
-// masked_products (masked.h), and those whose findings `lower` is given: early_exit (loops.h) says
+// Passes prepare it, on that graph: batch_loops, softmax_matmuls and row_dots, below,
+// masked_matmuls (masked.h), and those whose findings `lower` is given: early_exit (loops.h) says
 // which parts of turns may be left out, `layout` (layout.h) how values lie.
 //
 // In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they
@@ -19,18 +19,19 @@
 namespace haliax {
 
 // products of a softmax, made of what it divides: the same values, up to rounding
-Nodes softmax_products(const Nodes& roots);
+Nodes softmax_matmuls(const Nodes& roots);
 // products of row with row, as products point by point that are summed
-Nodes row_products(const Nodes& roots);
+Nodes row_dots(const Nodes& roots);
 struct BatchLimits {
-  double lane = 0;  // bytes: a turn's product has half of it, or not more than twice as much
-  std::int64_t turns = 12;  // at least: with fewer, threads would wait
+  double max_parallel_slot_bytes =
+      0;  // bytes: a turn's product has half of it, or not more than twice as much
+  std::int64_t min_iterations = 12;  // at least: with fewer, threads would wait
   // multiplications of a turn's product, at least: small ones are faster in one step
-  double product = 1 << 16;
+  double min_multiplications = 1 << 16;
 };
 // Batched products whose results others read matrix by matrix, as loops over the batch: the same
 // values, up to rounding.
-Nodes batch_turns(const Nodes& roots, const BatchLimits&);
+Nodes batch_loops(const Nodes& roots, const BatchLimits&);
 
 struct LowerOptions {
   bool fuse = true;  // off: every node is a step of its own, in the order in which they were made
@@ -42,8 +43,8 @@ struct Lowered {
 };
 // `inputs`: placeholders, in the order in which values will be given.
 Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions&, const Layouts&,
-              const TurnParts& = {});
+              const IterationParts& = {});
 // what each step wants; workers 0: as many as there are
-void ask_scratch(program::Program&, program::Device&, int workers);
+void query_scratch(program::Program&, program::Device&, int workers);
 
 }  // namespace haliax

@@ -5,9 +5,9 @@
 
 #include "base/where.h"
 #include "compile/lower/kernel.h"
-#include "compile/lower/masked.h"
+#include "compile/lower/masked_matmuls.h"
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
 
@@ -64,7 +64,7 @@ Place Lowering::fresh_for(const NodePtr& n) {
   }
   return reordered(p, axes, n->axes);
 }
-void Lowering::know(const Node* n, Place p) {
+void Lowering::set_place(const Node* n, Place p) {
   places_[n] = std::move(p);
   added_.push_back(n);
 }
@@ -77,8 +77,8 @@ void Lowering::forget(std::size_t from) {
 Place Lowering::place_of(const NodePtr& n) {
   if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
   Place p;
-  if (shows_value(*n))
-    p = place_of(shown_by(*n));
+  if (is_alias(*n))
+    p = place_of(aliased(*n));
   else if (n->op->kind == Kind::view) {
     Place in = place_of(n->in[0]);
     p = n->op->view(*n, in, *this);
@@ -86,7 +86,7 @@ Place Lowering::place_of(const NodePtr& n) {
   } else {
     fail_at(n->origin, n->op->name, "has no place in memory");
   }
-  know(n.get(), p);
+  set_place(n.get(), p);
   return p;
 }
 Place Lowering::copied(const NodePtr& n) {
@@ -125,9 +125,9 @@ Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());
-  bool alone =
+  bool only_target =
       t != scope_->targets.end() && t->second.size() == 1 && !scope_->in_memory.count(n.get());
-  return alone && t->second[0]->accumulate ? t->second[0] : nullptr;
+  return only_target && t->second[0]->accumulate ? t->second[0] : nullptr;
 }
 
 // ---- Emit ----
@@ -143,7 +143,7 @@ void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
 }
 void Lowering::push(Step s) {
   if (now_) {
-    s.why = prim::user_name(*now_);
+    s.op = prim::user_name(*now_);
     s.where = where_of(now_->origin);
   }
 
@@ -195,20 +195,20 @@ void Lowering::unit(const Unit& u) {
   if (u.type == Unit::Type::kernel)
     kernel(u);
   else if (u.type == Unit::Type::copy)
-    into(u);
+    copy_into(u);
   else
     single(u.nodes[0]);
   now_ = was;
 }
 void Lowering::single(const NodePtr& n) {
   if (n->op == &kLoop) return loop(n);
-  if (n->op == &kCollective) return wiring_of(*n).ranks > 0 ? ring(n) : collective(n);
+  if (n->op == &kCollective) return collective_spec_of(*n).ranks > 0 ? ring(n) : collective(n);
   auto* add = n->op->kind == Kind::contract || n->op->accumulates ? accumulation(n) : nullptr;
   result_ = add ? add->place : target_place(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
     if (n->in.size() > 2)
-      masked_product(*n, add != nullptr);
+      masked_matmul(*n, add != nullptr);
     else
       contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
   } else if (add) {
@@ -220,11 +220,11 @@ void Lowering::single(const NodePtr& n) {
     n->op->lower(*n, *this);
     result_ = place;
   }
-  if (!add) know(n.get(), result_);
+  if (!add) set_place(n.get(), result_);
 }
 void Lowering::collective(const NodePtr& n) {
-  auto& w = wiring_of(*n);
-  Step s{.kind = program::Kind::collective, .collective = w.how};
+  auto& w = collective_spec_of(*n);
+  Step s{.kind = program::Kind::collective, .collective = w.collective};
   for (auto& x : n->in)
     s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
   std::vector<Place> places;
@@ -237,46 +237,46 @@ void Lowering::collective(const NodePtr& n) {
     s.collective.dim.push_back(cut ? int(cut - w.out[k].data()) : -1);
   }
   push(std::move(s));
-  for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
-  keep_.insert(keep_.end(), results.begin(), results.end());
+  for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), places[k]);
+  kept_alive_.insert(kept_alive_.end(), results.begin(), results.end());
 }
 // The block of another rank is in memory while it is contracted, and handed on from there.
 void Lowering::ring(const NodePtr& n) {
-  auto& w = wiring_of(*n);
+  auto& w = collective_spec_of(*n);
   auto &other = n->in[0], &block = n->in[1];
   auto result = collective_result(n, 0);
   auto out = target_place(result), its = place_of(other), mine = place_of(block);
   auto size = find(*block, w.along[0])->size;
   // what goes with the block of this turn
-  auto part = [&](Place p, Axes axes, std::int64_t turn) {
+  auto part = [&](Place p, Axes axes, std::int64_t ring_step) {
     for (std::size_t d = 0; d < axes.size(); ++d)
       if (axes[d].name == w.along[0]) {
-        p.offset += (w.rank + turn) % w.ranks * size * p.strides[d];
+        p.offset += (w.rank + ring_step) % w.ranks * size * p.strides[d];
         axes[d].size = size;
       }
 
     return Placed{p, axes};
   };
   bool sums = !find(*result, w.along[0]);
-  for (std::int64_t turn = 0; turn < w.ranks; ++turn) {
-    if (turn > 0) {
+  for (std::int64_t ring_step = 0; ring_step < w.ranks; ++ring_step) {
+    if (ring_step > 0) {
       auto next = fresh(block->axes, block->dtype, "scratch");
       p_.slots.back().gathered = true;
-      Step s{.kind = program::Kind::collective, .collective = w.how};
+      Step s{.kind = program::Kind::collective, .collective = w.collective};
       for (auto [side, place] : {std::pair{&s.collective.x, &mine}, {&s.collective.out, &next}})
         side->push_back({sizes(block->axes), view(*place, block->axes, block->axes)});
       s.collective.dim = {-1};
       push(std::move(s));
       mine = next;
     }
-    contract(part(out, result->axes, turn), part(its, other->axes, turn), {mine, block->axes},
-             sums && turn > 0);
+    contract(part(out, result->axes, ring_step), part(its, other->axes, ring_step),
+             {mine, block->axes}, sums && ring_step > 0);
   }
-  know(result.get(), out);
-  keep_.push_back(result);
+  set_place(result.get(), out);
+  kept_alive_.push_back(result);
 }
 void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
-  const ProductAxes x(a.axes, b.axes, out.axes);
+  const MatmulAxes x(a.axes, b.axes, out.axes);
   Axes all = x.batch;
   for (auto* part : {&x.m, &x.n, &x.k}) all.insert(all.end(), part->begin(), part->end());
   auto of = [&](const Placed& p) { return view(p.place, p.axes, all); };
@@ -284,30 +284,30 @@ void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, boo
         .contract = {sizes(x.batch), sizes(x.m), sizes(x.n), sizes(x.k), of(a), of(b), of(out),
                      accumulate}});
 }
-void Lowering::masked_product(const Node& n, bool add) {
-  auto masked = MaskedAttr::of(n);
+void Lowering::masked_matmul(const Node& n, bool add) {
+  auto masked = MaskedMatmulAttr::of(n);
   const Placed out{result_, n.axes}, a{place_of(n.in[0]), n.in[0]->axes},
       b{place_of(n.in[1]), n.in[1]->axes};
-  if (!masked.inside) return in_blocks(n, out, a, b, add);
+  if (!masked.in_kernel) return masked_blocks(n, out, a, b, add);
   contract(out, a, b, add);
   auto& c = steps_->back().contract;
-  const ProductAxes of(a.axes, b.axes, out.axes);
+  const MatmulAxes of(a.axes, b.axes, out.axes);
   const auto flags = place_of(n.in[2]);
-  c.shown.flags = view(flags, {}, {});
-  c.shown.flags.strides.assign(c.out.strides.size(), 0);
-  c.shown.zero = masked.zero;
+  c.block_mask.flags = view(flags, {}, {});
+  c.block_mask.flags.strides.assign(c.out.strides.size(), 0);
+  c.block_mask.zero = masked.zero;
   for (std::size_t k = 0; k < masked.sides.size(); ++k) {
     auto [axis, size] = masked.sides[k];
-    (has(of.k, axis)   ? c.shown.k
-     : has(of.m, axis) ? c.shown.m
-                       : c.shown.n) = {size, flags.strides[k]};
+    (has(of.k, axis)   ? c.block_mask.k
+     : has(of.m, axis) ? c.block_mask.m
+                       : c.block_mask.n) = {size, flags.strides[k]};
   }
 }
 // A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the
 // end.
-void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b,
-                         bool add) {
-  auto masked = MaskedAttr::of(n);
+void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b,
+                             bool add) {
+  auto masked = MaskedMatmulAttr::of(n);
   const auto [axis, block] = masked.sides[0];
   const bool sums = !find(n, axis);
   auto flag = place_of(n.in[2]);
@@ -326,7 +326,7 @@ void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, cons
     }
     return p;
   };
-  auto turns = [&](std::int64_t trips, std::int64_t positions, int variable) {
+  auto emit_loop = [&](std::int64_t trips, std::int64_t positions, int variable) {
     Step s{.kind = program::Kind::loop, .loop = {.variable = variable, .trips = trips, .body = {}}};
     auto* outer = std::exchange(steps_, &s.loop.body);
     auto mine = flag;
@@ -340,10 +340,10 @@ void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, cons
     steps_ = outer;
     push(std::move(s));
   };
-  if (whole > 0) turns(whole, block, p_.loops++);
-  if (size % block) turns(1, size % block, -1);
+  if (whole > 0) emit_loop(whole, block, p_.loops++);
+  if (size % block) emit_loop(1, size % block, -1);
 }
-void Lowering::into(const Unit& u) {
+void Lowering::copy_into(const Unit& u) {
   auto& n = u.nodes[0];
   auto& t = *u.target;
   if (!t.accumulate && in_memory(n)) return copy(place_of(n), t.place, n->axes);
@@ -355,7 +355,7 @@ void Lowering::into(const Unit& u) {
 void Lowering::fill(const Place& p, const Axes& axes, const NodePtr& number) {
   if (accumulating_) return;  // the target holds a sum already
   Kernel k(*this, axes, {});
-  k.store(k.make(number, {}), p, axes, false, Monoid::sum);
+  k.store(k.compute(number, {}), p, axes, false, Monoid::sum);
   k.finish();
 }
 void Lowering::kernel(const Unit& u) {
@@ -364,10 +364,10 @@ void Lowering::kernel(const Unit& u) {
   std::vector<std::pair<const Node*, Place>> stored;
   for (auto& n : u.nodes) {
     auto env = k.names(n->axes);
-    int v = n->op->kind == Kind::reduce ? k.fold(n)
-            : n->op->kind == Kind::map  ? k.point(n, env)
-                                        : k.make(n, env);
-    k.made[n.get()] = v;
+    int v = n->op->kind == Kind::reduce ? k.reduction(n)
+            : n->op->kind == Kind::map  ? k.elementwise(n, env)
+                                        : k.compute(n, env);
+    k.computed[n.get()] = v;
     bool placed = false;
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())
       for (auto* target : t->second) {
@@ -384,7 +384,7 @@ void Lowering::kernel(const Unit& u) {
     }
   }
   k.finish();
-  for (auto& [n, p] : stored) know(n, p);
+  for (auto& [n, p] : stored) set_place(n, p);
 }
 
 }  // namespace haliax

@@ -14,20 +14,20 @@ namespace haliax {
 class Lowering final : public Emit {
  public:
   Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l,
-           const TurnParts& t)
-      : p_(p), options_(o), purposes_(u), layouts_(l), turns_(t), steps_(&p.steps) {}
+           const IterationParts& t)
+      : p_(p), options_(o), purposes_(u), layouts_(l), iteration_parts_(t), steps_(&p.steps) {}
 
   // of those that are large (Machine::row)
   void align(std::unordered_set<const Node*> rows) { aligned_ = std::move(rows); }
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena,
                int index = -1);
   Place in_slot(int slot, const NodePtr&) const;  // row-major, all of it
-  void know(const Node* n, Place p);              // the value lies there, to the end of the scope
+  void set_place(const Node* n, Place p);         // the value lies there, to the end of the scope
   void scope(const std::vector<Target>&);         // makes the targets
 
   bool is_placed(const Node& n) const { return places_.count(&n) > 0; }
   // by a unit of this scope
-  bool is_made(const Node& n) const { return scope_ && scope_->unit_of.count(&n) > 0; }
+  bool is_computed(const Node& n) const { return scope_ && scope_->unit_of.count(&n) > 0; }
   Place place_of(const NodePtr&);  // raises for what does not lie in memory
 
   // ---- Emit ----
@@ -65,33 +65,33 @@ class Lowering final : public Emit {
   void collective(const NodePtr&);
   void ring(const NodePtr&);
   void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
-  void masked_product(const Node&, bool add);
-  void in_blocks(const Node&, const Placed& out, const Placed& a, const Placed& b, bool add);
-  void into(const Unit&);  // a value that is in memory, or a view of one, into a target
+  void masked_matmul(const Node&, bool add);
+  void masked_blocks(const Node&, const Placed& out, const Placed& a, const Placed& b, bool add);
+  void copy_into(const Unit&);  // a value that is in memory, or a view of one, into a target
   void kernel(const Unit&);
   // ---- loop.cpp ----
   struct LoweredLoop;  // a loop while it is lowered
   void loop(const NodePtr&);
-  void body(const LoweredLoop&, std::size_t b, bool late);
-  void part_of_turn(const TurnPart&, const NodePtr& ends, const LoweredLoop&, std::size_t b,
-                    Moves&);
+  void body(const LoweredLoop&, std::size_t b, bool deferred);
+  void iteration_part(const IterationPart&, const NodePtr& ends, const LoweredLoop&, std::size_t b,
+                      Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   // of a stacked result
-  Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);
+  Place iteration_block(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);
 
   program::Program& p_;
   const LowerOptions options_;
   std::unordered_set<const Node*> aligned_;  // see align
   const Purposes& purposes_;
   const Layouts& layouts_;
-  const TurnParts& turns_;
+  const IterationParts& iteration_parts_;
   std::vector<program::Step>* steps_;
   Places places_;
   std::vector<const Node*> added_;  // to places_, in order
   Places joined_;                   // concatenations that have a place before they are made
   // loop index -> loop variable, or -1 where it is one number
   std::unordered_map<const Node*, int> variables_;
-  Nodes keep_;  // results of loops and collectives, whose addresses are known
+  Nodes kept_alive_;  // results of loops and collectives, whose addresses are known
   Scope* scope_ = nullptr;
   const Node* now_ = nullptr;  // what is lowered, for reports
   Place result_;

@@ -27,7 +27,7 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
           !s.targets.count(made.get()))
         growth[u] += made->bytes();
       if (made->op == &kCollective)
-        for (std::size_t k = 0; k < wiring_of(*made).out.size(); ++k)
+        for (std::size_t k = 0; k < collective_spec_of(*made).out.size(); ++k)
           growth[u] += collective_result(made, k)->bytes();
       if (made->op == &kLoop)
         for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k)
@@ -35,7 +35,7 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
       // What other units make, and lies in memory of this scope.
       auto unknown = [&](const Node& x) { return !known.count(&x); };
       for (auto& x : made->in)
-        walk({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
+        traverse({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
           auto at = s.unit_of.find(n.get());
           bool made_here = at == s.unit_of.end();  // with what reads it
           if (made_here && n->op->kind != Kind::leaf) append(todo, n->in);

@@ -18,7 +18,7 @@ struct Touch {
   int at = 0;
   int loop = -1;  // the outermost loop around, by its position
 };
-std::string told(const Step& s) { return s.why + (s.where.empty() ? "" : "; " + s.where); }
+std::string describe(const Step& s) { return s.op + (s.where.empty() ? "" : "; " + s.where); }
 
 // The first write to a memory and the last read of it: of a slot and all that share its memory.
 struct Touches {
@@ -55,10 +55,10 @@ std::string why_not_donated(const Program& p, int argument) {
   const auto write = touches_of(by_memory, made_in).first_write;
   auto result = fmt::format("result {}", free[0]);
   if (!read.step || !write.step) return fmt::format("nothing reads it before {} is made", result);
-  auto made = fmt::format("{} is first written by {}", result, told(*write.step));
+  auto made = fmt::format("{} is first written by {}", result, describe(*write.step));
   if (read.at > write.at)
     return fmt::format("{}, and it is read after that by {}; read it before, or read the new value",
-                       made, told(*read.step));
+                       made, describe(*read.step));
   if (read.step == write.step)
     return fmt::format(
         "{}, which reads it at other places than it writes; updated_slice and at_set change an "
@@ -69,12 +69,12 @@ std::string why_not_donated(const Program& p, int argument) {
         "{}, in a loop that reads more of it in each turn than the part it makes: {}; take it as "
         "an argument of "
         "scan, which slices it",
-        made, told(*read.step));
+        made, describe(*read.step));
   return fmt::format(
       "{}, and not from it: it is read last by {}; updated_slice, at_set and a scan that slices it "
       "change an "
       "array in its place",
-      made, told(*read.step));
+      made, describe(*read.step));
 }
 
 }  // namespace haliax

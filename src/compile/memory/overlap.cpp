@@ -54,13 +54,13 @@ bool meet(const Touched& a, const Touched& b) {
 // A call that has been started: where its operands begin, which other slots may say, was read then.
 struct StartedCall {
   Step finish;
-  Touched goes_on;     // its operands and results
+  Touched in_flight;   // its operands and results
   bool ahead = false;  // for the next turn; after the last turn there is none
-  bool meets(const Touched& t) const { return meet(goes_on, t); }
+  bool meets(const Touched& t) const { return meet(in_flight, t); }
 };
 StartedCall started(const Step& s, bool ahead) {
-  StartedCall o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where},
-                .goes_on = {},
+  StartedCall o{.finish = {.kind = Kind::finish, .op = s.op, .where = s.where},
+                .in_flight = {},
                 .ahead = ahead};
   o.finish.finish.call = s.collective.call;
   auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
@@ -68,8 +68,8 @@ StartedCall started(const Step& s, bool ahead) {
       if (slots.insert(op.view.slot).second)
         views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
-  note(s.collective.x, o.goes_on.reads, o.finish.finish.x);
-  note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
+  note(s.collective.x, o.in_flight.reads, o.finish.finish.x);
+  note(s.collective.out, o.in_flight.writes, o.finish.finish.out);
   return o;
 }
 
@@ -101,7 +101,7 @@ class Overlap {
   }
 
   // Moves calls up to what makes their operands, or near it. They keep their order.
-  static void sooner(std::vector<Step>& list) {
+  static void move_starts_up(std::vector<Step>& list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (list[i].kind != Kind::collective || list[i].collective.sent_bytes < kWorthIt) continue;
       const auto call = touched_by(list[i]);
@@ -120,7 +120,7 @@ class Overlap {
   // Starts the calls of a list, and finishes each before what touches its arrays. Returns those
   // that go on behind it.
   std::vector<StartedCall> in_list(std::vector<Step>& list) {
-    sooner(list);
+    move_starts_up(list);
     std::vector<Step> out;
     std::vector<StartedCall> open;
     auto push = [&](Step s) {
@@ -141,7 +141,7 @@ class Overlap {
     for (auto& s : list) {
       std::vector<StartedCall> more;
       if (s.kind == Kind::loop) {
-        for (auto& first : asked_ahead(s.loop)) push(std::move(first));
+        for (auto& first : prefetch(s.loop)) push(std::move(first));
         more = in_body(s.loop);
       } else if (s.kind == Kind::collective) {
         bool ahead = s.collective.call >= 0;
@@ -173,7 +173,7 @@ class Overlap {
 
   // ---- gathers, a turn ahead ----
   struct Next {
-    int turn, there;
+    int iteration, exists;
   };  // slots: which turn follows (i32), and whether one does
   // A gather of a body, with the steps that make its operand there.
   struct Gathering {
@@ -185,7 +185,7 @@ class Overlap {
   std::optional<Gathering> gathering(const program::Loop& l, const std::vector<Touched>& touched,
                                      std::size_t i) const {
     auto& s = l.body[i];
-    if (s.kind != Kind::collective || s.collective.wire != program::Wire::all_gather ||
+    if (s.kind != Kind::collective || s.collective.kind != program::CollectiveKind::all_gather ||
         s.collective.call >= 0 || s.collective.sent_bytes < kWorthIt)
       return {};
     Gathering g;
@@ -227,7 +227,7 @@ class Overlap {
   }
   // Takes gathers out of the body, and asks for each behind its last reader for the turn that
   // follows. Returns the steps that gather for the first turn.
-  std::vector<Step> asked_ahead(program::Loop& l) {
+  std::vector<Step> prefetch(program::Loop& l) {
     std::vector<Step> first;
     if (l.variable < 0 || l.trips < 2) return first;
     std::optional<Next> next;
@@ -241,17 +241,17 @@ class Overlap {
       auto& gather = l.body[i];
       Step part{.kind = Kind::loop,
                 .loop = {.variable = -1, .trips = 1, .body = {}},
-                .why = gather.why,
+                .op = gather.op,
                 .where = gather.where};
       part.loop.body.push_back(
-          {.kind = Kind::skip, .skip = {{next->there, DType::boolean, 0, {}, {}}}, .why = "skip"});
+          {.kind = Kind::skip, .skip = {{next->exists, DType::boolean, 0, {}, {}}}, .op = "skip"});
       for (auto k : g->steps) {
         l.body[k].collective.call = l.body[k].kind == Kind::collective ? call : -1;
-        first.push_back(at_turn(l.body[k], l.variable, [&](View& v, const Term& t) {
+        first.push_back(at_iteration(l.body[k], l.variable, [&](View& v, const Term& t) {
           v.offset += t.stride * (l.reverse ? l.trips - 1 : 0);
         }));
-        part.loop.body.push_back(at_turn(l.body[k], l.variable, [&](View& v, const Term& t) {
-          v.terms.push_back({.slot = next->turn,
+        part.loop.body.push_back(at_iteration(l.body[k], l.variable, [&](View& v, const Term& t) {
+          v.terms.push_back({.slot = next->iteration,
                              .slot_dtype = DType::i32,
                              .limit = l.trips - 1,
                              .stride = t.stride});
@@ -266,32 +266,32 @@ class Overlap {
       l.body = std::move(body);
       i -= g->steps.size();  // those are gone
     }
-    if (next) l.body.insert(l.body.begin(), next_turn(l, *next));
+    if (next) l.body.insert(l.body.begin(), next_iteration(l, *next));
     return first;
   }
-  static Step next_turn(const program::Loop& l, const Next& next) {
-    Step s{.kind = Kind::fused, .why = "index"};
-    View turn{-1, DType::i32, 0, {}, {{.loop = l.variable, .stride = 1}}};
+  static Step next_iteration(const program::Loop& l, const Next& next) {
+    Step s{.kind = Kind::fused, .op = "index"};
+    View iteration{-1, DType::i32, 0, {}, {{.loop = l.variable, .stride = 1}}};
     Instr follows{.code = Code::iota,
                   .dtype = DType::i32,
                   .integer = l.reverse ? -1 : 1,
                   .stride = 0,
-                  .view = turn};
+                  .view = iteration};
     Instr end{.code = Code::constant, .dtype = DType::i32, .integer = l.reverse ? -1 : l.trips};
-    Instr there{.code = Code::not_equal, .dtype = DType::boolean, .args = {0, 1, -1, -1}};
-    Instr keep{.code = Code::store,
-               .dtype = DType::i32,
-               .args = {0, -1, -1, -1},
-               .view = {next.turn, DType::i32, 0, {}, {}}};
-    Instr say{.code = Code::store,
-              .dtype = DType::boolean,
-              .args = {2, -1, -1, -1},
-              .view = {next.there, DType::boolean, 0, {}, {}}};
-    s.fused.code = {follows, end, there, keep, say};
+    Instr exists{.code = Code::not_equal, .dtype = DType::boolean, .args = {0, 1, -1, -1}};
+    Instr store_index{.code = Code::store,
+                      .dtype = DType::i32,
+                      .args = {0, -1, -1, -1},
+                      .view = {next.iteration, DType::i32, 0, {}, {}}};
+    Instr store_flag{.code = Code::store,
+                     .dtype = DType::boolean,
+                     .args = {2, -1, -1, -1},
+                     .view = {next.exists, DType::boolean, 0, {}, {}}};
+    s.fused.code = {follows, end, exists, store_index, store_flag};
     return s;
   }
   // The step with the turn of that loop put otherwise: f(view, the term that counted it).
-  template <class F> static Step at_turn(Step s, int loop, F f) {
+  template <class F> static Step at_iteration(Step s, int loop, F f) {
     each_view(s, [&](View& v, bool) {
       auto terms = std::move(v.terms);
       v.terms.clear();
@@ -307,17 +307,17 @@ class Overlap {
 };
 
 // What is said of a call: its first start, and the first step that waits for it.
-struct Said {
+struct OverlappedCall {
   const Step *start = nullptr, *waits = nullptr;
-  bool ahead = false, next_turn = false;
+  bool ahead = false, next_iteration = false;
 };
-void look(const std::vector<Step>& steps, bool part, std::map<int, Said>& calls) {
+void look(const std::vector<Step>& steps, bool part, std::map<int, OverlappedCall>& calls) {
   for (std::size_t k = 0; k < steps.size(); ++k) {
     auto& s = steps[k];
     if (s.kind == Kind::collective && s.collective.call >= 0) {
       auto& c = calls[s.collective.call];
       c.ahead |= part && c.start;
-      c.next_turn |= c.waits && !c.ahead;
+      c.next_iteration |= c.waits && !c.ahead;
       if (!c.start) c.start = &s;
     } else if (s.kind == Kind::finish) {
       auto next = k + 1;
@@ -333,19 +333,19 @@ void look(const std::vector<Step>& steps, bool part, std::map<int, Said>& calls)
 
 void overlap(Program& p) { Overlap(p).run(); }
 
-std::vector<std::string> overlapped(const Program& p) {
-  std::map<int, Said> calls;
+std::vector<std::string> overlap_report(const Program& p) {
+  std::map<int, OverlappedCall> calls;
   look(p.steps, false, calls);
   std::vector<std::string> out;
   auto place = [](const Step& s) { return s.where.empty() ? "" : " (" + s.where + ")"; };
   for (auto& [number, c] : calls) {
     if (!c.start) continue;
     auto& how = c.start->collective;
-    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.wire),
+    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.kind),
                               how.x.size(), place(*c.start),
                               c.ahead ? ", asked for a turn ahead" : "",
-                              !c.waits ? "the end" : std::string(c.waits->why) + place(*c.waits),
-                              c.next_turn ? " of the next turn" : ""));
+                              !c.waits ? "the end" : std::string(c.waits->op) + place(*c.waits),
+                              c.next_iteration ? " of the next turn" : ""));
   }
   return out;
 }

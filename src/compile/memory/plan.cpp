@@ -101,12 +101,12 @@ struct MemoryPlanner {
         continue;
       if (!writes_once(f, o)) continue;
       auto over = std::find_if(f.code.begin(), f.code.end(),
-                               [&](auto& load) { return dies_in(f, load, store, position); });
+                               [&](auto& load) { return ends_in(f, load, store, position); });
       if (over != f.code.end()) share(o, over->view.slot);
     }
   }
   // May the result lie where this was loaded?
-  bool dies_in(const program::Fused& f, const Instr& load, const Instr& store, int position) {
+  bool ends_in(const program::Fused& f, const Instr& load, const Instr& store, int position) {
     if (load.code != Code::load) return false;
     int i = load.view.slot, r = find_root(i), o = store.view.slot;
     auto home = p.slot(o).home;
@@ -132,14 +132,15 @@ struct MemoryPlanner {
   }
   // A donated argument that is a result as it is: the result lies where it lies, and nothing is
   // made over it.
-  void hand_back() {
+  void return_donated() {
     for (auto& [s, loop] : timeline.positions()) {
       if (!s || s->kind != Kind::copy || loop >= 0 || !covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       auto& all = timeline.accesses(o);
-      bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
+      bool is_written_once =
+          std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
       bool first = is_donated(x) && liveness_in(x).last != kForever;  // of the results that it is
-      bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) &&
+      bool may = first && is_written_once && p.slot(o).home == Home::result && has_own_memory(o) &&
                  may_share_memory(x, o);
       if (may) {
         share(o, x);
@@ -206,7 +207,7 @@ struct MemoryPlanner {
                               [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
     if (in_time && store != f.code.end() && writes_once(f, x))
       for (auto& load : f.code)
-        if (dies_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain))
+        if (ends_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain))
           return true;
     chain.pop_back();
     return false;
@@ -281,7 +282,7 @@ struct MemoryPlanner {
     return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over &&
            same_place(s.copy.x, s.copy.out);
   }
-  bool shares_turns(int x, int o, int loop, const Trips& trips) const {
+  bool may_share_stripes(int x, int o, int loop, const Trips& trips) const {
     auto span = timeline.loops()[std::size_t(loop)];
     int rx = find_root(x);
     auto home = p.slot(o).home;
@@ -314,7 +315,7 @@ struct MemoryPlanner {
     its.insert(its.end(), mine.begin(), mine.end());
     mine.clear();
   }
-  void share_turns() {
+  void share_stripes() {
     members.resize(p.slots.size());
     for (int s = 0; s < int(p.slots.size()); ++s) members[std::size_t(find_root(s))].push_back(s);
     for (int loop = 0; loop < int(timeline.loops().size()); ++loop) {
@@ -339,7 +340,7 @@ struct MemoryPlanner {
       auto trips = trips_at(loop);
       for (int o : made) {
         auto x = std::find_if(read.begin(), read.end(),
-                              [&](int s) { return shares_turns(s, o, loop, trips); });
+                              [&](int s) { return may_share_stripes(s, o, loop, trips); });
         if (x == read.end()) continue;
         bool into = p.slot(o).home == Home::arena || is_donated(find_root(*x));
         into ? share_memory(o, find_root(*x)) : share_memory(find_root(*x), o);
@@ -349,7 +350,7 @@ struct MemoryPlanner {
   // The next value of a carry, which a loop inside makes block by block from the old one: a cache
   // that each step of a loop gives to a loop over layers. It is made in the carry's place, if
   // nothing else reads the old one from that loop on.
-  bool joins_turns(const Step& step, int loop) {
+  bool joins_iterations(const Step& step, int loop) {
     const int x = step.copy.x.slot, old = find_root(step.copy.out.slot);
     bool may = covers(step.copy) && find_root(x) == x && x != old &&
                p.slot(x).home == Home::arena && may_share_memory(x, old) &&
@@ -380,7 +381,7 @@ struct MemoryPlanner {
   }
 
   void share_all() {
-    hand_back();
+    return_donated();
     update_carries();
     for (int at = 1; at <= last(); ++at)
       if (auto& s = timeline.step(at); s.kind == Kind::fused) in_place(s.fused, at);
@@ -388,9 +389,9 @@ struct MemoryPlanner {
       if (auto [s, loop] = timeline.positions()[std::size_t(at)];
           s->kind == Kind::copy && joins(*s, at, loop))
         drop(*s);
-    share_turns();
+    share_stripes();
     for (auto& [s, loop] : timeline.positions())
-      if (s && s->kind == Kind::copy && loop >= 0) joins_turns(*s, loop);
+      if (s && s->kind == Kind::copy && loop >= 0) joins_iterations(*s, loop);
     for (auto& [s, loop] :
          timeline.positions())  // of the old value, over which the new one is made now
       if (s && s->kind == Kind::copy && same_place(s->copy.x, s->copy.out) &&
@@ -468,26 +469,28 @@ struct MemoryPlanner {
   // What lives in the turns of a loop with lanes lies in one of them, and the lanes side by side.
   void place_all() {
     auto all = items();
-    std::map<program::Loop*, Items> lanes;
+    std::map<program::Loop*, Items> parallel_slots;
     int done = 0;
     for (auto& span : timeline.loops()) {
       auto& loop = timeline.step(span.begin).loop;
-      if (loop.lanes == 0 || span.begin < done) continue;
+      if (loop.parallel_slots == 0 || span.begin < done) continue;
       done = span.end;
       auto inside = [&](auto& i) {
         return i.liveness.first > span.begin && i.liveness.last < span.end;
       };
-      auto& mine = lanes[&loop];
+      auto& mine = parallel_slots[&loop];
       std::copy_if(all.begin(), all.end(), std::back_inserter(mine), inside);
       std::erase_if(all, inside);
-      loop.lane_bytes = place(mine);
-      if (loop.lane_bytes > 0)
-        all.push_back(
-            {loop.lane_bytes * loop.lanes, {span.begin, span.end}, &loop.lane_start, "scratch"});
+      loop.parallel_slot_bytes = place(mine);
+      if (loop.parallel_slot_bytes > 0)
+        all.push_back({loop.parallel_slot_bytes * loop.parallel_slots,
+                       {span.begin, span.end},
+                       &loop.parallel_slot_start,
+                       "scratch"});
     }
     p.arena_bytes = place(all);
-    for (auto& [loop, mine] : lanes)
-      for (auto& i : mine) *i.offset += loop->lane_start;
+    for (auto& [loop, mine] : parallel_slots)
+      for (auto& i : mine) *i.offset += loop->parallel_slot_start;
     report_peak(all);
   }
   // By purpose, what is live at the moment when most bytes are; what of the arena is not live then

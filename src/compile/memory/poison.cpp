@@ -53,8 +53,7 @@ struct Poison {
                 .dtype = dtype,
                 .args = {0, -1, -1, -1},
                 .view = {memory, dtype, 0, {1}, {}}};
-    Step fill{.fused = {{p.slot(memory).bytes / bytes_of(dtype)}, 1, {nan, store}},
-              .why = "poison"};
+    Step fill{.fused = {{p.slot(memory).bytes / bytes_of(dtype)}, 1, {nan, store}}, .op = "poison"};
     fill.where = "gathered, after its last reader";
     return fill;
   }

@@ -33,18 +33,18 @@ void made_of(const Node& n, Nodes& out) {
 
 Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
   if (inputs.empty()) return;
-  auto all = everything(roots);
+  auto all = all_nodes(roots);
   Nodes first;  // a gradient, or what none reaches
   std::set<std::vector<const NameData*>> handed_on;
-  std::unordered_set<const NameData*> walked;
+  std::unordered_set<const NameData*> loop_axes;
   for (auto& n : all) {  // operands and bodies come first
-    if (n->op == &kLoop) walked.insert(loop_of(*n).axis.name.data());
+    if (n->op == &kLoop) loop_axes.insert(loop_of(*n).axis.name.data());
     Nodes in;
     made_of(*n, in);
     bool after = n->origin.backward || std::any_of(in.begin(), in.end(), [&](auto& x) {
-                   return after_.count(x.get()) > 0;
+                   return backward_.count(x.get()) > 0;
                  });
-    if (after) after_.insert(n.get());
+    if (after) backward_.insert(n.get());
     if (n->origin.backward)
       first.push_back(n);
     else
@@ -52,7 +52,7 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
         if (x->origin.backward && x->op != &prim::kBarrier) handed_on.insert(names(x->axes));
   }
   for (auto& r : roots) {
-    if (!after_.count(r.get())) first.push_back(r);
+    if (!backward_.count(r.get())) first.push_back(r);
     if (r->origin.backward) handed_on.insert(names(r->axes));
   }
   std::unordered_set<const Node*> before;
@@ -63,32 +63,32 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
   }
   for (auto& n : inputs) {
     if (!is_float(n->dtype)) continue;
-    if (!before.count(n.get()) && after_.size() > 0)
-      optimiser_.insert(n.get());
-    else if (after_.empty() ? bool(n->origin.module) : handed_on.count(names(n->axes)) > 0) {
+    if (!before.count(n.get()) && backward_.size() > 0)
+      optimizer_.insert(n.get());
+    else if (backward_.empty() ? bool(n->origin.module) : handed_on.count(names(n->axes)) > 0) {
       parameters_.insert(n.get());
       auto mine = names(n->axes);
       if (!mine.empty()) axes_.insert(mine);
       for (std::size_t k = 0; k < mine.size() && mine.size() > 1; ++k) {
         auto rest = mine;
         rest.erase(rest.begin() + std::ptrdiff_t(k));
-        if (walked.count(mine[k])) axes_.insert(rest);
+        if (loop_axes.count(mine[k])) axes_.insert(rest);
       }
     }
   }
 }
 bool Purposes::gradient(const Node& n) const {
-  return after_.count(&n) > 0 && axes_.count(names(n.axes)) > 0;
+  return backward_.count(&n) > 0 && axes_.count(names(n.axes)) > 0;
 }
 bool Purposes::gathered(const Node& n) {
   return n.op == &kResult && n.in[0]->op == &kCollective &&
-         wiring_of(*n.in[0]).how.wire == program::Wire::all_gather;
+         collective_spec_of(*n.in[0]).collective.kind == program::CollectiveKind::all_gather;
 }
 const char* Purposes::of(const Node& n) const {
   return gathered(n) ? "gathered" : gradient(n) ? "gradients" : "activations";
 }
 const char* Purposes::of_argument(const Node& n) const {
-  return is_parameter(n) ? "parameters" : optimiser_.count(&n) ? "optimiser" : "inputs";
+  return is_parameter(n) ? "parameters" : optimizer_.count(&n) ? "optimiser" : "inputs";
 }
 
 }  // namespace haliax

@@ -21,14 +21,14 @@ class Purposes {
   const char* of_argument(const Node&) const;
   bool is_parameter(const Node& n) const { return parameters_.count(&n) > 0; }
   // made by the backward pass, or of what it made
-  bool after(const Node& n) const { return after_.count(&n) > 0; }
+  bool in_backward(const Node& n) const { return backward_.count(&n) > 0; }
   const char* of_result(const Node& n) const { return gradient(n) ? "gradients" : "results"; }
   static bool gathered(const Node&);
 
  private:
   bool gradient(const Node&) const;
-  std::unordered_set<const Node*> after_;  // made by the backward pass, or of what it made
-  std::unordered_set<const Node*> parameters_, optimiser_;
+  std::unordered_set<const Node*> backward_;  // made by the backward pass, or of what it made
+  std::unordered_set<const Node*> parameters_, optimizer_;
   std::set<std::vector<const NameData*>> axes_;  // of parameters, sorted
 };
 

@@ -34,17 +34,17 @@ struct ProgramCheck {
 
   const Program& p;
   const char* after;
-  bool placed;                             // slots have offsets
-  const std::vector<bool>& donated;        // by argument; of those that are not listed none is
-  std::map<int, std::int64_t> turns = {};  // of the loops around, by variable
-  std::set<int> written = {};              // memory that holds something
-  std::vector<int> in_arena = {};          // slots that have bytes there, by offset
+  bool placed;                       // slots have offsets
+  const std::vector<bool>& donated;  // by argument; of those that are not listed none is
+  std::map<int, std::int64_t> trip_counts = {};  // of the loops around, by variable
+  std::set<int> written = {};                    // memory that holds something
+  std::vector<int> in_arena = {};                // slots that have bytes there, by offset
   // of a slot of the arena: those whose bytes overlap its own
-  std::vector<std::vector<int>> beside = {};
+  std::vector<std::vector<int>> neighbors = {};
   // of a slot, and of scratch over it, by step
   std::vector<int> last_write = {}, last_scratch = {};
   // of memory: the slot by which it was written, and in which turn
-  std::vector<int> last_writer = {}, last_turn = {};
+  std::vector<int> last_writer = {}, last_iteration = {};
   // by slot, which may share its memory: the last step that wrote it
   std::map<int, int> wrote = {};
   struct Filled {
@@ -53,17 +53,17 @@ struct ProgramCheck {
   // of memory: the bytes between which something was written, and at most how many
   std::map<int, Filled> filled = {};
   std::vector<std::pair<const View*, Extent>> extents = {};  // of the views of the step
-  int again = 0;  // loops around that are walked a second time
+  int second_pass = 0;  // loops around that are walked a second time
   struct OpenCall {
     std::set<int> x, out;
   };                                  // memory
   std::map<int, OpenCall> open = {};  // calls that were started, by number
   bool last = false;                  // the last turn of the loop around is walked
   bool skips = false;                 // in a part of a turn that the last turn leaves out
-  int now = 0, turn = -1;             // the step, and that before the first of the turn
+  int now = 0, iteration_start = -1;  // the step, and that before the first of the turn
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
-    throw Error(fmt::format("[verify] {} after {}: {}{}", s.why, after, why, place_of(s)));
+    throw Error(fmt::format("[verify] {} after {}: {}{}", s.op, after, why, location_suffix(s)));
   }
   int memory(int slot) const { return p.memory(slot); }
   // The elements that a view reaches lie in its slot, by whatever ids.
@@ -76,7 +76,7 @@ struct ProgramCheck {
       bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     auto far = extent_of(v, dims, ids);
     for (auto& t : v.terms)
-      if (t.slot < 0 && !turns.count(t.loop))
+      if (t.slot < 0 && !trip_counts.count(t.loop))
         bad(s, "a view counts the turns of a loop that is not around it");
     auto bytes = p.slot(v.slot).bytes;
     if (far.first < 0 || (far.last + 1) * bytes_of(v.dtype) > bytes)
@@ -87,30 +87,30 @@ struct ProgramCheck {
   Extent extent_of(const View& v, const Dims& dims,
                    const std::vector<program::Indexed>& ids) const {
     Extent e{v.offset, v.offset};
-    Walks walks;  // of what is surely walked
-    auto reach = [&](std::int64_t size, std::int64_t stride, bool walked) {
+    Strides strides;  // of what is surely walked
+    auto reach = [&](std::int64_t size, std::int64_t stride, bool is_traversed) {
       if (size <= 1 || stride == 0) return;
       (stride < 0 ? e.first : e.last) += (size - 1) * stride;
-      if (walked) walks.emplace_back(std::abs(stride), size);
+      if (is_traversed) strides.emplace_back(std::abs(stride), size);
       e.most = std::min(e.most * size, most_elements);
     };
     for (std::size_t d = 0; d < dims.size(); ++d) reach(dims[d], v.strides[d], true);
     for (auto& i : ids) reach(i.size, i.stride, false);
     for (auto& t : v.terms)
-      if (auto known = turns.find(t.loop); t.slot >= 0)
+      if (auto known = trip_counts.find(t.loop); t.slot >= 0)
         reach(t.limit + 1, t.stride, false);
-      else if (known != turns.end())
+      else if (known != trip_counts.end())
         reach(known->second, t.stride, true);
-    e.least = elements_of(walks);
+    e.least = elements_of(strides);
     return e;
   }
-  using Walks = std::vector<std::pair<std::int64_t, std::int64_t>>;  // stride and size
+  using Strides = std::vector<std::pair<std::int64_t, std::int64_t>>;  // stride and size
   // How many elements they come to at least: all, where each stride is at least as far as all
   // shorter ones reach.
-  static std::int64_t elements_of(Walks walks) {
-    std::sort(walks.begin(), walks.end());
+  static std::int64_t elements_of(Strides strides) {
+    std::sort(strides.begin(), strides.end());
     std::int64_t span = 1, least = 1;
-    for (auto [stride, size] : walks) {
+    for (auto [stride, size] : strides) {
       if (stride >= span) least *= size;  // else it may come to the same elements again
       span += (size - 1) * stride;
     }
@@ -161,12 +161,13 @@ struct ProgramCheck {
     if (!written.count(mine)) bad(s, fmt::format("slot {} is read before it is written", slot));
     if (v) read_part(s, slot, *v);
     if (!placed) return;
-    for (int other : beside[std::size_t(mine)])
+    for (int other : neighbors[std::size_t(mine)])
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
     auto own = wrote.find(slot);
     // not in a loop inside
-    bool here = own != wrote.end() && own->second > turn && last_turn[std::size_t(mine)] == turn;
+    bool here = own != wrote.end() && own->second > iteration_start &&
+                last_iteration[std::size_t(mine)] == iteration_start;
     if (here && own->second < last_write[std::size_t(mine)])
       bad(s, fmt::format("slot {} is read, and slot {} of the same memory was written after it",
                          slot, last_writer[std::size_t(mine)]));
@@ -182,7 +183,7 @@ struct ProgramCheck {
       if (writes) made.insert(memory(slot));
     });
     for (int m : made)
-      for (int other : beside[std::size_t(m)])
+      for (int other : neighbors[std::size_t(m)])
         if (used.count(other))
           bad(s, fmt::format("it writes slot {}, which shares bytes with slot {}", m, other));
     if (s.scratch_bytes == 0) return;
@@ -219,20 +220,20 @@ struct ProgramCheck {
   static bool writes_twice(const Step& s, const View& v) {
     if (s.kind == Kind::scatter || s.kind == Kind::collective || s.kind == Kind::host) return false;
     auto dims = dims_of(s);
-    Walks walks;
+    Strides strides;
     std::int64_t points = 1;
     for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
       if (dims[d] > 1 && v.strides[d] != 0) {
-        walks.emplace_back(std::abs(v.strides[d]), dims[d]);
+        strides.emplace_back(std::abs(v.strides[d]), dims[d]);
         points *= dims[d];
       }
 
-    return elements_of(walks) < points;
+    return elements_of(strides) < points;
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
   void fill(int slot, const Filled& more) {
     written.insert(memory(slot));
-    if (again == 0) {
+    if (second_pass == 0) {
       auto& f = filled.try_emplace(memory(slot), Filled{more.begin, more.end}).first->second;
       f.begin = std::min(f.begin, more.begin);
       f.end = std::max(f.end, more.end);
@@ -243,14 +244,14 @@ struct ProgramCheck {
     auto mine = std::size_t(memory(slot));
     last_write[mine] = now;
     last_writer[mine] = slot;
-    last_turn[mine] = turn;
+    last_iteration[mine] = iteration_start;
   }
   // Calls that go on beside the work have their arrays to themselves.
   bool shares(const std::set<int>& all, int slot) const {
     int mine = memory(slot);
     auto overlaps = [&](int other) { return all.count(other) > 0; };
-    return overlaps(mine) || std::any_of(beside[std::size_t(mine)].begin(),
-                                         beside[std::size_t(mine)].end(), overlaps);
+    return overlaps(mine) || std::any_of(neighbors[std::size_t(mine)].begin(),
+                                         neighbors[std::size_t(mine)].end(), overlaps);
   }
   void calls(const Step& s) {
     if (s.kind == Kind::finish) open.erase(s.finish.call);
@@ -266,9 +267,9 @@ struct ProgramCheck {
     for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
   }
   void find_overlaps() {
-    beside.resize(p.slots.size());
+    neighbors.resize(p.slots.size());
     last_write.assign(p.slots.size(), -1);
-    last_scratch = last_writer = last_turn = last_write;
+    last_scratch = last_writer = last_iteration = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
@@ -284,8 +285,8 @@ struct ProgramCheck {
     for (auto a = in_arena.begin(); a != in_arena.end(); ++a)
       for (auto b = a + 1;
            b != in_arena.end() && p.slot(*b).offset < p.slot(*a).offset + p.slot(*a).bytes; ++b) {
-        beside[std::size_t(*a)].push_back(*b);
-        beside[std::size_t(*b)].push_back(*a);
+        neighbors[std::size_t(*a)].push_back(*b);
+        neighbors[std::size_t(*b)].push_back(*a);
       }
   }
   void steps(const std::vector<Step>& all) {
@@ -309,18 +310,18 @@ struct ProgramCheck {
         continue;
       }
       if (s.loop.trips == 0) continue;  // nothing of it is ever done
-      turns[s.loop.variable] = s.loop.trips;
+      trip_counts[s.loop.variable] = s.loop.trips;
       auto outer = std::exchange(last, false);
-      auto outer_turn = std::exchange(turn, now);
+      auto outer_start = std::exchange(iteration_start, now);
       steps(s.loop.body);
       last = true;
-      turn = now;  // once more: what the first turn wrote over the second may read
-      ++again;
+      iteration_start = now;  // once more: what the first turn wrote over the second may read
+      ++second_pass;
       if (placed && s.loop.trips > 1) steps(s.loop.body);
-      --again;
+      --second_pass;
       last = outer;
-      turn = outer_turn;
-      turns.erase(s.loop.variable);
+      iteration_start = outer_start;
+      trip_counts.erase(s.loop.variable);
     }
   }
   // A slot in the memory of another has room there.
@@ -363,7 +364,7 @@ struct GatheredCheck {
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
     throw VerifyError("[gathered] " + what +
-                      ": what a gather brings is read at once and never kept" + place_of(s));
+                      ": what a gather brings is read at once and never kept" + location_suffix(s));
   }
   void slots() const {
     for (auto& s : p.slots) {
@@ -401,17 +402,17 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
   std::vector<ListedCall> out;
   for (auto& s : steps) {
     if (s.kind == Kind::collective) {
-      std::string call = name_of(s.collective.wire);
+      std::string call = name_of(s.collective.kind);
       for (int x : s.collective.over) call += " " + std::to_string(x);
       if (auto m = s.collective.monoid; m != Monoid::sum)
         call += fmt::format(", monoid {}", int(m));
-      if (auto spares = s.collective.spares; spares != program::Spares::nothing)
-        call += fmt::format(", spares {}", int(spares));
+      if (auto skip_flag = s.collective.skip_flag; skip_flag != program::SkipFlag::nothing)
+        call += fmt::format(", spares {}", int(skip_flag));
       out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
     } else if (auto body = calls_of(s.loop.body); !body.empty()) {
-      out.push_back({std::to_string(s.loop.trips) + " turns"});
+      out.push_back({std::to_string(s.loop.trips) + " iterations"});
       out.insert(out.end(), body.begin(), body.end());
-      out.push_back({"the end of the turns"});
+      out.push_back({"the end of the iterations"});
     }
   }
   return out;
@@ -422,11 +423,11 @@ std::string box(DType d, const Dims& dims) {
 // What is one and the same on all devices of a call: the arrays that are summed, or that are made
 // of blocks.
 std::string shared_by_call(const program::Collective& c) {
-  std::string out = name_of(c.wire);
+  std::string out = name_of(c.kind);
   for (std::size_t k = 0; k < c.x.size(); ++k) {
-    auto& whole = c.wire == program::Wire::all_gather ? c.out[k] : c.x[k];
+    auto& whole = c.kind == program::CollectiveKind::all_gather ? c.out[k] : c.x[k];
     out += (k ? ", " : " of ") + box(whole.view.dtype, whole.dims);
-    if (c.wire != program::Wire::all_reduce) out += fmt::format(" along {}", c.dim[k]);
+    if (c.kind != program::CollectiveKind::all_reduce) out += fmt::format(" along {}", c.dim[k]);
   }
   return out;
 }
@@ -468,7 +469,7 @@ struct CallCheck {
   void arrays(std::size_t k) const {
     if (!calls[0][k].step) return;
     auto of = [&](std::size_t d) -> auto& { return calls[d][k].step->collective; };
-    if (of(0).wire == program::Wire::exchange) return boxes(k);
+    if (of(0).kind == program::CollectiveKind::exchange) return boxes(k);
     std::map<Dims, std::size_t> first;  // device at each place
     for (std::size_t d = 0; d < devices.size(); ++d) {
       auto other = first.try_emplace(place(d, of(d).over), d).first->second;
@@ -481,7 +482,7 @@ struct CallCheck {
     std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;  // from, to
     for (std::size_t d = 0; d < devices.size(); ++d) {
       auto& c = calls[d][k].step->collective;
-      auto here = [&](const program::Parcel& p) {
+      auto here = [&](const program::BoxTransfer& p) {
         return p.device < int(devices.size()) && program::points(p.dims) > 0;
       };
       for (auto& p : c.sends)
@@ -512,7 +513,7 @@ struct CallCheck {
 
 void verify(const Program& p, const char* after, bool placed, const std::vector<bool>& donated) {
   ProgramCheck{p, after, placed, donated}.run();
-  check_lanes(p, after);
+  check_parallel_slots(p, after);
 }
 
 void check_gathered(const Program& p) {
@@ -521,11 +522,11 @@ void check_gathered(const Program& p) {
   c.steps(p.steps, nullptr);
 }
 
-std::string text_of_calls(const Program& p) {
+std::string collectives_text(const Program& p) {
   std::string out;
   for (auto& call : calls_of(p.steps)) out += call.text + "\n";
   return out;
 }
-void verify_calls(const std::vector<const Program*>& devices) { CallCheck{devices}.run(); }
+void verify_collectives(const std::vector<const Program*>& devices) { CallCheck{devices}.run(); }
 
 }  // namespace haliax

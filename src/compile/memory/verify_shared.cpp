@@ -25,7 +25,7 @@ struct SharedCheck {
     const View* view;
   };
   struct LoopAround {
-    int variable, begin, turn;
+    int variable, begin, iteration_start;
   };  // the moments before it, and before its turn
   // by memory
   std::vector<std::vector<Write>> writes = std::vector<std::vector<Write>>(p.slots.size());
@@ -41,7 +41,7 @@ struct SharedCheck {
   bool elsewhere(const Write& w, const Step& s, const View* v) const {
     for (auto l = around.rbegin(); l != around.rend(); ++l) {
       if (w.at <= l->begin) continue;
-      return w.at <= l->turn && v && elsewhere(w, s, v, l->variable);
+      return w.at <= l->iteration_start && v && elsewhere(w, s, v, l->variable);
     }
     return false;
   }
@@ -50,7 +50,8 @@ struct SharedCheck {
     return written && written == stripes_of(s, *v, variable, trips);
   }
   [[noreturn]] static void bad(const Step& s, const std::string& why) {
-    throw VerifyError(fmt::format("[verify] {} after plan_memory: {}{}", s.why, why, place_of(s)));
+    throw VerifyError(
+        fmt::format("[verify] {} after plan_memory: {}{}", s.op, why, location_suffix(s)));
   }
   void read(const Step& s, int slot, const View* v) const {
     for (auto& w : writes[memory(slot)])
@@ -62,7 +63,7 @@ struct SharedCheck {
   void write(const Step& s, int slot, const View& v) const {
     for (auto& w : writes[memory(slot)])
       for (auto& l : around) {
-        bool before = w.slot != slot && w.at > l.begin && w.at <= l.turn,
+        bool before = w.slot != slot && w.at > l.begin && w.at <= l.iteration_start,
              apart = before && counts(*w.view, l.variable);
         if (apart && !elsewhere(w, s, &v, l.variable))
           bad(s, fmt::format("slot {} is written over what other turns made of slot {}", slot,
@@ -99,8 +100,8 @@ struct SharedCheck {
         continue;
       }
       around.push_back({s.loop.variable, now, now});
-      for (int turn = 0; turn < std::min<std::int64_t>(s.loop.trips, 2); ++turn) {
-        around.back().turn = now;
+      for (int iteration = 0; iteration < std::min<std::int64_t>(s.loop.trips, 2); ++iteration) {
+        around.back().iteration_start = now;
         steps(s.loop.body);
       }
 

@@ -35,22 +35,22 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
 
 struct Bucketing {
   Plan& plan;
-  const Whole& whole;
+  const GlobalGraph& whole;
   // calls go on beside the work: what is small, and made early and late in a turn, does not hold up
   // what is large
   bool overlap;
   std::vector<std::vector<int>> reads = reads_of(plan);
   // the version itself sends, or something in its bodies does
-  std::vector<char> talks = std::vector<char>(plan.versions.size());
+  std::vector<char> collectives = std::vector<char>(plan.versions.size());
   int buckets = 0;
 
   void run() {
     for (auto r = plan.bodies.size(); r-- > 0;) {
       for (int k : plan.bodies[r].versions) {
-        talks[std::size_t(k)] = plan.version(k).talks();
+        collectives[std::size_t(k)] = plan.version(k).communicates();
         for (int body : plan.bodies_of(plan.version(k)))
           for (int s : plan.body(body).versions)
-            talks[std::size_t(k)] |= talks[std::size_t(s)] && plan.version(s).live;
+            collectives[std::size_t(k)] |= collectives[std::size_t(s)] && plan.version(s).live;
       }
       in_body(int(r));
     }
@@ -59,29 +59,30 @@ struct Bucketing {
     std::vector<int> versions;
     for (int k : plan.body(r).versions)
       if (plan.version(k).live) versions.push_back(k);
-    std::map<int, int> early, late;  // calls before a version, and after it
+    std::map<int, int> calls_before, calls_after;  // calls before a version, and after it
     auto here = [&](int x) { return plan.version(x).body == r && plan.version(x).live; };
     for (int k : versions) {
       int e = 0;
       for (int x : reads[std::size_t(k)])
-        if (here(x)) e = std::max(e, early[x] + talks[std::size_t(x)]);
-      early[k] = e;
+        if (here(x)) e = std::max(e, calls_before[x] + collectives[std::size_t(x)]);
+      calls_before[k] = e;
     }
     for (auto k = versions.rbegin(); k != versions.rend(); ++k)
       for (int x : reads[std::size_t(*k)])
-        if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
+        if (here(x))
+          calls_after[x] = std::max(calls_after[x], calls_after[*k] + collectives[std::size_t(*k)]);
     // Reductions as late as possible, in the order in which there is something to reduce: gradients
     // and the loss meet at the end, or whenever a bucket is full.
     auto ready = ready_at(versions);
     std::vector<int> by_time;
     for (int k : versions)
-      if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() &&
+      if (plan.version(k).kind == Version::Kind::reshard && plan.version(k).communicates() &&
           plan.version(k).ring < 0)
         by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(),
                      [&](int a, int b) { return ready[a] < ready[b]; });
     // the blocks of a turn come together
-    for (auto kind : {Version::Kind::visit, Version::Kind::back}) {
+    for (auto kind : {Version::Kind::ring_receive, Version::Kind::ring_return}) {
       auto of_kind = [&](int k) { return plan.version(k).kind == kind; };
       buckets += std::any_of(versions.begin(), versions.end(), of_kind);
       for (int k : versions)
@@ -93,15 +94,15 @@ struct Bucketing {
     for (int k : by_time) {
       auto& s = plan.version(k);
       auto& from = plan.version(s.in[0]).at;
-      std::string over(s.hop.over.begin(), s.hop.over.end());
+      std::string over(s.reshard_step.over.begin(), s.reshard_step.over.end());
       if (s.sums()) {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
-          if (s.hop.over.has(m)) monoid = int(how);
+          if (s.reshard_step.over.has(m)) monoid = int(how);
         auto b = whole.bytes(s.node, from);
-        bool apart = overlap && b <= kSmall;
-        auto& [bucket, full] =
-            open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k], apart}];
+        bool apart = overlap && b <= kNegligibleBytes;
+        auto& [bucket, full] = open[{int(s.reshard_step.kind), over, int(whole.ptr(s.node)->dtype),
+                                     monoid, calls_after[k], apart}];
         if (full == 0 || full + b > kBucket) {
           bucket = ++buckets;
           full = 0;
@@ -109,14 +110,14 @@ struct Bucketing {
 
         s.bucket = bucket;
         full += b;
-      } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
+      } else if (s.reshard_step.kind == ReshardStep::Kind::all_gather && calls_before[k] == 0) {
         // Gathers one by one, or all gathered arrays would be live at once; but the small ones with
         // the first.
         auto b = whole.bytes(s.node, s.at);
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)
           s.bucket = bucket = ++buckets;
-        else if (b <= kSmall && small + b <= kBucket) {
+        else if (b <= kNegligibleBytes && small + b <= kBucket) {
           s.bucket = bucket;
           small += b;
         }
@@ -152,7 +153,7 @@ struct Bucketing {
     for (int k : versions) {
       auto u = unit(k);
       members[u].push_back(k);
-      bool gathers = plan.version(k).hop.kind == Hop::Kind::all_gather;
+      bool gathers = plan.version(k).reshard_step.kind == ReshardStep::Kind::all_gather;
       auto known = place.try_emplace(u, ready_at[k]);
       if (!known.second && !gathers)
         known.first->second = std::max(known.first->second, ready_at[k]);
@@ -187,10 +188,12 @@ struct Bucketing {
 
 }  // namespace
 
-void bucket(Plan& plan, const Whole& whole, bool overlap) { Bucketing{plan, whole, overlap}.run(); }
+void bucket(Plan& plan, const GlobalGraph& whole, bool overlap) {
+  Bucketing{plan, whole, overlap}.run();
+}
 
 // What nothing reads is not made, nor sent.
-void drop_dead(Plan& plan) {
+void drop_dead_versions(Plan& plan) {
   for (auto& s : plan.versions) s.live = false;
   std::vector<int> todo = plan.roots;
   while (!todo.empty()) {
@@ -208,7 +211,7 @@ void drop_dead(Plan& plan) {
   }
   plan.bytes = 0;
   for (auto& s : plan.versions)
-    if (s.live) plan.bytes += s.hop.bytes * plan.body(s.body).turns;
+    if (s.live) plan.bytes += s.reshard_step.bytes * plan.body(s.body).iterations;
 }
 
 }  // namespace haliax::partitioning

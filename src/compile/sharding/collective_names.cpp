@@ -8,23 +8,23 @@
 
 namespace haliax {
 
-const char* name_of(Move::Kind k) {
+const char* name_of(PlannedCollective::Kind k) {
   const char* const names[] = {"reduce-scatter", "all-to-all", "all-reduce",
                                "all-gather",     "ring",       "permute"};
   return names[int(k)];
 }
-std::string name_of(const Moved& a) {
+std::string name_of(const CommunicatedArray& a) {
   auto name = [&](std::size_t k) { return std::string(a.names[k].text()); };
   switch (a.what) {
-    case Moved::What::argument:
+    case CommunicatedArray::What::argument:
       return name(0);
-    case Moved::What::updated:
+    case CommunicatedArray::What::updated:
       return "new " + name(0);
-    case Moved::What::op:
+    case CommunicatedArray::What::op:
       return a.op;
-    case Moved::What::part:
+    case CommunicatedArray::What::part:
       return std::string("part of ") + a.op;
-    case Moved::What::gradient:
+    case CommunicatedArray::What::gradient:
       break;
   }
   auto more = a.names.size() == 2  ? " and " + name(1)
@@ -32,14 +32,14 @@ std::string name_of(const Moved& a) {
                                    : std::string();
   return "gradient of " + name(0) + more;
 }
-std::string loops_of(const Move& m, const Mesh& mesh) {
+std::string loops_of(const PlannedCollective& m, const Mesh& mesh) {
   auto out = listed(m.loops, [](Name a) { return std::string(a.text()); });
-  if (m.kind != Move::Kind::ring) return out;
+  if (m.kind != PlannedCollective::Kind::ring) return out;
   return (out.empty() ? "" : out + ", ") + to_string(mesh, m.over);
 }
-const char* cause_of(const Move& m) { return m.cause ? m.cause : "result"; }
-std::string array_of(const Move& m) {
-  auto is_gradient = [](auto& a) { return a.what == Moved::What::gradient; };
+const char* cause_of(const PlannedCollective& m) { return m.cause ? m.cause : "result"; }
+std::string array_of(const PlannedCollective& m) {
+  auto is_gradient = [](auto& a) { return a.what == CommunicatedArray::What::gradient; };
   auto first =
       m.gathers() ? m.arrays.begin() : std::find_if(m.arrays.begin(), m.arrays.end(), is_gradient);
   if (first == m.arrays.end()) first = m.arrays.begin();

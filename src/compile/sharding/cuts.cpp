@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -21,11 +21,11 @@ bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
 
 }  // namespace
 
-void Planned::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
-  if (cut.empty() || !work.cut(a).empty() || cut.meets(taken(n))) return;
+void Planned::assign(const Node& n, Sharding& work, Name a, const MeshAxes& cut) const {
+  if (cut.empty() || !work.mesh_axes(a).empty() || cut.overlaps(taken(n))) return;
   for (int x : cut)
-    if (work.cuts(x)) return;
-  if (rules::may_cut(n, a, cut, work, mesh_)) work.set(a, cut);
+    if (work.uses(x)) return;
+  if (rules::may_shard(n, a, cut, work, mesh_)) work.set(a, cut);
 }
 // How the points of an op are cut: a mapping binds the result of a contraction or a take; then come
 // the operands' own cuts, the largest operand first (it is the dearest to move), where axis and
@@ -34,7 +34,7 @@ Sharding Planned::work_of(int n, int follow) const {
   auto& me = node(n);
   Sharding work;
   auto after = [&](std::size_t k) {
-    for (auto& [name, cut] : rules::wanted(me, k, first(operand(n, k)), mesh_).dims)
+    for (auto& [name, cut] : rules::work_sharding(me, k, first(operand(n, k)), mesh_).dims)
       assign(me, work, name, cut);
   };
   auto wished = [&] {
@@ -60,7 +60,7 @@ Sharding Planned::work_of(int n, int follow) const {
       bool pending = false;
       for (int x : whole_.at(n).in)
         if (x >= 0)
-          for (int m : cut) pending |= first(x).pending(m);
+          for (int m : cut) pending |= first(x).is_partial(m);
       if (!pending) assign(me, work, name, cut);
     }
   if (work.dims.empty())  // of slices that are read through, as what they are taken of lies
@@ -77,41 +77,42 @@ Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Shard
   auto& me = node(n);
   int of = operand(n, k);
   auto how = linear_in(me, k);
-  if (how == Linear::no || work.cuts(x) || (how != Linear::moves && m != Monoid::sum))
+  if (how == Linear::no || work.uses(x) || (how != Linear::moves && m != Monoid::sum))
     return Rides::no;
   if (users(of).size() > 1 || body_of(of) != body_of(n)) return Rides::no;
   for (int v : versions(of))
-    if (!version(v).at.pending(x)) return Rides::no;
+    if (!version(v).at.is_partial(x)) return Rides::no;
   if (how == Linear::one)
     for (std::size_t j = 0; j < me.in.size(); ++j)
-      if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(operand(n, j)).pending(x)))
+      if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(operand(n, j)).is_partial(x)))
         return Rides::no;
   double terms = bytes(of, first(of));  // never grow what is pending
   if (rules::shifted(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
-      if (j != k && first(operand(n, j)).pending(x))
+      if (j != k && first(operand(n, j)).is_partial(x))
         terms += bytes(operand(n, j), first(operand(n, j)));
-  if (bytes(n, rules::made(me, work)) <= terms * 1.001) return Rides::yes;
+  if (bytes(n, rules::result_sharding(me, work)) <= terms * 1.001) return Rides::yes;
   // `place`, among zeros
-  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::together(me);
+  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::partial_together(me);
   return larger ? Rides::larger : Rides::no;
 }
 // Where something pending over x should land: on the axis that an output, a constraint or any
 // consumer will have cut by x.
-std::pair<Name, Cut> Planned::landing(int n, int x) const {
+std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
   for (auto& [name, cut] : wish(n).dims)
     if (cut.has(x)) return {name, cut};
   // A sum that is made wider lands where the narrow one would.
-  if (int of = whole_.at(n).stands_for;
+  if (int of = whole_.at(n).expansion_of;
       of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
     return landing(of, x);
   for (int u : users(n)) {
-    if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult || node(u).op == &prim::kPin)
+    if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult ||
+        node(u).op == &prim::kShardingConstraint)
       continue;
     auto work = work_of(u, kUsual);
     for (std::size_t k = 0; k < node(u).in.size(); ++k)
       if (operand(u, k) == n)
-        for (auto& [name, cut] : rules::needed(node(u), k, work, mesh_).dims)
+        for (auto& [name, cut] : rules::operand_sharding(node(u), k, work, mesh_).dims)
           if (cut.has(x)) return {name, cut};
   }
   return {};
@@ -131,10 +132,12 @@ std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int
   };
   if (used(other) < used(usual)) return {};
   for (std::size_t k = 0; k < in.size(); ++k) {
-    if (in[k] < 0 || !me.origin.mapping || !whole_.weight(in[k])) continue;
-    auto need = rules::needed(me, k, other, mesh_), before = rules::needed(me, k, usual, mesh_);
+    if (in[k] < 0 || !me.origin.mapping || !whole_.is_weight(in[k])) continue;
+    auto need = rules::operand_sharding(me, k, other, mesh_),
+         before = rules::operand_sharding(me, k, usual, mesh_);
     for (auto& [name, cut] : first(in[k]).dims)
-      if (me.origin.mapping->find(name) && before.cut(name) == cut && !(need.cut(name) == cut))
+      if (me.origin.mapping->find(name) && before.mesh_axes(name) == cut &&
+          !(need.mesh_axes(name) == cut))
         return {};
   }
   return other;
@@ -145,17 +148,17 @@ void Planned::displace(int n, Sharding& work, int follow) const {
   auto& me = node(n);
   if (rules::regroups(me)) return;
   for (std::size_t k = 0; k < me.in.size(); ++k) {
-    if (!me.in[k] || (double(me.in[k]->bytes()) <= kSmall && follow != kMoved)) continue;
+    if (!me.in[k] || (double(me.in[k]->bytes()) <= kNegligibleBytes && follow != kMoved)) continue;
     Sharding left;
-    rules::wanted(me, k, first(operand(n, k)), mesh_, &left);
+    rules::work_sharding(me, k, first(operand(n, k)), mesh_, &left);
     for (auto& [name, cut] : left.dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
         // not an axis of ids of that name
         bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;
-        if (a.name == name || !stays || a.size < 2 || !work.cut(a.name).empty()) continue;
+        if (a.name == name || !stays || a.size < 2 || !work.mesh_axes(a.name).empty()) continue;
         bool better = !best || takes_cut_better(a, *best, ranks(mesh_, cut));
-        if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
+        if (better && rules::may_shard(me, a.name, cut, work, mesh_)) best = &a;
       }
       if (best) assign(me, work, best->name, cut);
     }
@@ -165,7 +168,7 @@ void Planned::displace(int n, Sharding& work, int follow) const {
 // cut the rows instead: each device looks up all ids in its part of every row.
 void Planned::cut_rows(int n, Sharding& work) const {
   auto& me = node(n);
-  if (!rules::picks(me) || double(me.in[0]->bytes()) <= kSmall) return;
+  if (!rules::picks(me) || double(me.in[0]->bytes()) <= kNegligibleBytes) return;
   auto is_of_rows = [&](Name a) {
     return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map;
   };
@@ -173,8 +176,8 @@ void Planned::cut_rows(int n, Sharding& work) const {
     for (auto& [name, cut] : first(operand(n, k)).dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[0]->axes)
-        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).cut(a.name).empty() &&
-            work.cut(a.name).empty())
+        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).mesh_axes(a.name).empty() &&
+            work.mesh_axes(a.name).empty())
           if (!best || takes_cut_better(a, *best, ranks(mesh_, cut))) best = &a;
       if (best && !is_of_rows(name)) assign(me, work, best->name, cut);
     }
@@ -184,7 +187,7 @@ void Planned::cut_rows(int n, Sharding& work) const {
 // In how many blocks lies an axis that an op needs whole? 0: in one, or `least` is as much as a
 // block has.
 int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
-  int x = operand(whole_.find(&op), 0), blocks = ranks(mesh_, first(x).cut(axis));
+  int x = operand(whole_.find(&op), 0), blocks = ranks(mesh_, first(x).mesh_axes(axis));
   return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0
                                                                                           : blocks;
 }
@@ -214,7 +217,7 @@ int Planned::awaited(int n) const {
   }
   auto axis = me.op->kind == Kind::view ? rules::shifted(me) : Name();
   auto joins = [&](const Node& u) {
-    return u.op->kind == Kind::step && rules::together(u) && rules::shifted(u) == axis;
+    return u.op->kind == Kind::step && rules::partial_together(u) && rules::shifted(u) == axis;
   };
   return axis && all_users(joins) ? operand(n, 0) : -1;
 }
@@ -224,7 +227,7 @@ bool Planned::waits_to_shift(int x) const {
 bool Planned::put_off(int n) const {
   auto& me = node(n);
   if (prim::is_top_k(me)) return first_in_blocks(me);
-  if (auto axis = rules::shifted(me)) return !first(operand(n, 0)).cut(axis).empty();
+  if (auto axis = rules::shifted(me)) return !first(operand(n, 0)).mesh_axes(axis).empty();
   auto& u = users(n);
   return std::all_of(u.begin(), u.end(), [&](int k) { return first_in_blocks(node(k)); });
 }

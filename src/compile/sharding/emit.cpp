@@ -6,32 +6,31 @@
 #include "compile/loops/loops.h"
 #include "compile/sharding/planner.h"
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
 namespace {
 
-// A turn that is made or not is a loop of one turn, of a depth that no loop around has.
-const Axis kOnce("(turn)", 1);
-constexpr int kRoundDepth = 1 << 21;
+// A ring step that may be skipped is a loop of one iteration.
+const Axis kOneIteration("(once)", 1);
 
 using program::Outside;
-using program::Wire;
+using program::CollectiveKind;
 
 class Emitter {
  public:
-  Emitter(const Plan& plan, const Whole& whole, const Mesh& mesh, int device, bool verify)
+  Emitter(const Plan& plan, const GlobalGraph& whole, const Mesh& mesh, int device, bool verify)
       : plan_(plan), whole_(whole), mesh_(mesh), device_(device), verify_(verify),
         local_(plan.versions.size()) {}
 
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
     std::vector<NodePtr> out;
     for (auto& i : in) {
-      out.push_back(prim::input(local_axes(i.whole->axes, i.at, mesh_, device_), i.whole->dtype,
-                                i.whole->origin.module));
-      given_[i.whole.get()] = out.back();
+      out.push_back(prim::input(local_axes(i.global->axes, i.at, mesh_, device_), i.global->dtype,
+                                i.global->origin.module));
+      given_[i.global.get()] = out.back();
     }
 
     return out;
@@ -47,29 +46,29 @@ class Emitter {
 
  private:
   const Plan& plan_;
-  const Whole& whole_;
+  const GlobalGraph& whole_;
   const Mesh& mesh_;
   int device_;
   bool verify_;
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
-      own_turns_;  // index -> that of this device (in a round: none), and where it starts
-  struct Round {
-    int turn = 0;
-    Nodes results = {};      // so far
-    Nodes before = {};       // as they were when the turn before began
-    bool may_spare = false;  // its calls say on which devices they are needed
-    NodePtr flag = {};       // false: this device's turn leaves all as it is; null: it is made
-    NodePtr index = {};      // of the loop of one turn that it is where a flag decides
-    Nodes known = {};        // the results so far, as the turn sees them
+      local_iterations_;  // index -> that of this device (in a round: none), and where it starts
+  struct RingLoop {
+    int ring_step = 0;
+    Nodes results = {};     // so far
+    Nodes before = {};      // as they were when the turn before began
+    bool may_skip = false;  // its calls say on which devices they are needed
+    NodePtr flag = {};      // false: this device's turn leaves all as it is; null: it is made
+    NodePtr index = {};     // of the loop of one turn that it is where a flag decides
+    Nodes known = {};       // the results so far, as the turn sees them
     std::map<int, NodePtr> parts = {};  // by version: what it makes of what is sent back
     bool sends_back = false;            // once all else is made
     bool looks_ahead = false;           // no turn is made: it is looked what decides about one
     Nodes blocks = {};                  // what then stands for blocks of others
   };
-  std::map<int, Round> rounds_;  // by loop
-  std::map<int, Nodes> calls_;   // of a body: collectives, and loops that may hold some
+  std::map<int, RingLoop> ring_loops_;  // by loop
+  std::map<int, Nodes> calls_;          // of a body: collectives, and loops that may hold some
   int made_calls_ = 0;
 
   const Version& version(int s) const { return plan_.version(s); }
@@ -77,19 +76,19 @@ class Emitter {
   const NodePtr& local(int s) const { return local_[std::size_t(s)]; }
   Axes axes_of(const Version& s) const { return local_axes(node(s)->axes, s.at, mesh_, device_); }
   std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& at, Name a) const {
-    return block_of(*find_axis(axes, a), at.cut(a), mesh_, device_);
+    return block_of(*find_axis(axes, a), at.mesh_axes(a), mesh_, device_);
   }
 
   void in_body(int r) {
     for (int k : plan_.body(r).versions) {
       auto& s = version(k);
       if (!s.live || local(k) || s.ring >= 0) continue;
-      At here(node(s)->origin);
+      OriginScope here(node(s)->origin);
       if (auto* gather = ringed(s))
         ring(r, k, *gather);
-      else if (s.goes_round())
-        goes_round(r, k);
-      else if (s.talks())
+      else if (s.in_ring_loop())
+        ring_move(r, k);
+      else if (s.communicates())
         collective(r, k);
       else
         local_[std::size_t(k)] = made(s);
@@ -101,7 +100,7 @@ class Emitter {
     auto& calls = calls_[body];
     if (calls.empty()) return;
     std::unordered_set<const Node*> seen;
-    for (auto& n : everything(out)) seen.insert(n.get());
+    for (auto& n : all_nodes(out)) seen.insert(n.get());
     auto& waits = least(out);
     for (auto& c : calls)
       if (!seen.count(c.get()))
@@ -120,7 +119,7 @@ class Emitter {
       case Version::Kind::carry: {
         auto& p = plan_.loop(s.loop);
         if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
-        return prim::carry(turn_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s),
+        return prim::carry(local_index_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s),
                            node(s)->dtype);
       }
       case Version::Kind::generate:
@@ -131,17 +130,17 @@ class Emitter {
         return shifted(s, {});
       case Version::Kind::regroup:
         return regrouped(s, kept(s));
-      case Version::Kind::hop:
-        return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
-      case Version::Kind::visit:
-      case Version::Kind::back:
+      case Version::Kind::reshard:
+        return s.reshard_step.kind == ReshardStep::Kind::make_partial ? made_partial(s) : sliced(s);
+      case Version::Kind::ring_receive:
+      case Version::Kind::ring_return:
         return nullptr;  // see in_body
       case Version::Kind::loop:
-        return plan_.loop(s.loop).round.empty() ? loop(s) : rounds(s);
+        return plan_.loop(s.loop).ring_axes.empty() ? loop(s) : unrolled_ring(s);
       case Version::Kind::result: {
-        auto round = rounds_.find(s.loop);
-        return round == rounds_.end() ? loop_result(local(s.in[0]), s.result)
-                                      : round->second.results[s.result];
+        auto ring_loop = ring_loops_.find(s.loop);
+        return ring_loop == ring_loops_.end() ? loop_result(local(s.in[0]), s.result)
+                                              : ring_loop->second.results[s.result];
       }
     }
     return nullptr;
@@ -166,15 +165,15 @@ class Emitter {
         blocks.push_back({a.name, prim::integer(start, x->dtype), size});
       }
       made = x->op->on_block(*x, {}, axes, blocks);
-    } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
-      auto& [turn, start] = own->second;
+    } else if (auto own = local_iterations_.find(x.get()); own != local_iterations_.end()) {
+      auto& [local_index, start] = own->second;
       made = prim::integer(start, x->dtype);
-      if (turn) made = prim::add(prim::cast(turn, x->dtype), made);
+      if (local_index) made = prim::add(prim::cast(local_index, x->dtype), made);
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
       for (std::size_t k = 0; k < x->in.size(); ++k)
-        in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));
-      made = prim::remade(*x, std::move(in), axes);
+        in.push_back(generated(x->in[k], rules::operand_sharding(*x, k, at, mesh_), known));
+      made = prim::rebuilt(*x, std::move(in), axes);
     }
     known.push_back({x.get(), at, made});
     return made;
@@ -183,7 +182,7 @@ class Emitter {
     auto x = local(s.in[0]);
     auto& from = version(s.in[0]);
     for (auto& a : node(s)->axes) {
-      if (s.at.cut(a.name) == from.at.cut(a.name)) continue;
+      if (s.at.mesh_axes(a.name) == from.at.mesh_axes(a.name)) continue;
       auto [start, size] = block(node(s)->axes, s.at, a.name);
       x = prim::slice(x, a.name,
                       start - std::min(start, block(node(s)->axes, from.at, a.name).first), size);
@@ -191,12 +190,12 @@ class Emitter {
     return x;
   }
   // the first rank has the value, the others what changes nothing
-  NodePtr pended(const Version& s) {
+  NodePtr made_partial(const Version& s) {
     auto& x = local(s.in[0]);
     auto monoid = Monoid::sum;
     bool first = true;
     for (auto& [m, how] : s.at.partial)
-      if (!version(s.in[0]).at.pending(m)) {
+      if (!version(s.in[0]).at.is_partial(m)) {
         first &= coordinate(mesh_, device_, m) == 0;
         monoid = how;
       }
@@ -214,8 +213,8 @@ class Emitter {
     for (int k : s.in) in.push_back(k < 0 ? nullptr : local(k));
     auto axes = axes_of(s);
     if (n.op->on_block) return picked(s, std::move(in), axes);
-    if (s.own_turns) in.back() = turn_of(n.in.back());
-    return prim::remade(n, std::move(in), axes);
+    if (s.local_iterations) in.back() = local_index_of(n.in.back());
+    return prim::rebuilt(n, std::move(in), axes);
   }
   // Picking from a table of which this device has a block, or writing into it.
   NodePtr picked(const Version& s, Nodes in, const Axes& axes) {
@@ -229,7 +228,7 @@ class Emitter {
     }
     if (blocks.empty()) return make(*n.op, in, axes, n.dtype, n.attr);
     auto out = n.op->on_block(n, in, axes, blocks),
-         found = n.op->found ? n.op->found(n, in) : nullptr;
+         found = n.op->in_range ? n.op->in_range(n, in) : nullptr;
     if (!found) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
@@ -242,11 +241,11 @@ class Emitter {
     if (!p.shared_by.empty()) {
       auto [start, size] = block_of(out.axis, p.shared_by, mesh_, device_);
       auto& index = out.index[0];
-      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index),
-                              IndexAttr::of(*index).depth);
-      own_turns_[index.get()] = {turn, start};
+      auto local_index = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index),
+                                     IndexAttr::of(*index).depth, IndexAttr::of(*index).origin);
+      local_iterations_[index.get()] = {local_index, start};
       out.axis = out.axis.resize(size);
-      index = turn;
+      index = local_index;
     }
     for (std::size_t b = 0; b < p.bodies.size(); ++b) {
       in_body(p.bodies[b]);
@@ -262,7 +261,7 @@ class Emitter {
     }
     auto made = make_loop(std::move(out));
     // another loop may count by the same index
-    own_turns_.erase(loop_of(*node(s)).index[0].get());
+    local_iterations_.erase(loop_of(*node(s)).index[0].get());
     if (std::any_of(p.bodies.begin(), p.bodies.end(), [&](int r) { return !calls_[r].empty(); }))
       calls_[s.body].push_back(made);
     return made;
@@ -272,82 +271,87 @@ class Emitter {
   // The t-th turn of device d is that of device d - t: its own comes first, and no block is sent to
   // all at once. A block comes straight from where it lies, when the turn before the last is done:
   // one more may be there than is worked on.
-  NodePtr rounds(const Version& s) {
+  NodePtr unrolled_ring(const Version& s) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
-    const int body = p.bodies[0], count = ranks(mesh_, p.round),
-              mine = coordinate(mesh_, device_, p.round[0]);
+    const int body = p.bodies[0], count = ranks(mesh_, p.ring_axes),
+              mine = coordinate(mesh_, device_, p.ring_axes[0]);
     auto& index = l.index[0];
     const bool carries =
         std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.carry != nullptr; });
-    auto& round = rounds_[s.loop] = {};
-    round.may_spare = may_spare(plan_, whole_, body);
-    for (int start : p.start) round.results.push_back(start < 0 ? nullptr : local(start));
+    auto& ring_loop = ring_loops_[s.loop] = {};
+    ring_loop.may_skip = may_skip(plan_, whole_, body);
+    for (int start : p.start) ring_loop.results.push_back(start < 0 ? nullptr : local(start));
     NodePtr changes;
-    for (; round.turn < count; ++round.turn) {
-      const auto first = (mine - round.turn + count) % count * prim::index_chunk(*index);
-      if (round.turn == 1 && round.may_spare) changes = changes_of(s, round);
+    for (; ring_loop.ring_step < count; ++ring_loop.ring_step) {
+      const auto first = (mine - ring_loop.ring_step + count) % count * prim::index_chunk(*index);
+      if (ring_loop.ring_step == 1 && ring_loop.may_skip) changes = changes_of(s, ring_loop);
       // the first block is asked for before anything is carried
-      const bool known = changes && (round.turn > 1 || !carries);
+      const bool known = changes && (ring_loop.ring_step > 1 || !carries);
       Rewrite to{{index.get(), prim::integer(first, index->dtype)}};
-      round.flag = known ? substitute(Nodes{changes}, to, index.get())[0] : nullptr;
-      auto before = round.results;
-      begin_turn(s, round, {nullptr, first});
+      ring_loop.flag = known ? substitute(Nodes{changes}, to, index.get())[0] : nullptr;
+      auto before = ring_loop.results;
+      begin_ring_step(s, ring_loop, {nullptr, first});
       in_body(body);
-      end_turn(p, l, round);
-      if (round.turn > 0) round.before = std::move(before);
+      end_ring_step(p, l, ring_loop);
+      if (ring_loop.ring_step > 0) ring_loop.before = std::move(before);
       auto& calls = calls_[s.body];
       calls.insert(calls.end(), calls_[body].begin(), calls_[body].end());
     }
-    own_turns_.erase(index.get());
-    for (std::size_t k = 0; k < round.results.size(); ++k)
-      round.results[k] = prim::cast(round.results[k], l.results[k].value[0]->dtype);
-    return round.results[0];
+    local_iterations_.erase(index.get());
+    for (std::size_t k = 0; k < ring_loop.results.size(); ++k)
+      ring_loop.results[k] = prim::cast(ring_loop.results[k], l.results[k].value[0]->dtype);
+    return ring_loop.results[0];
   }
-  void begin_turn(const Version& s, Round& round, std::pair<NodePtr, std::int64_t> turn) {
+  void begin_ring_step(const Version& s, RingLoop& ring_loop,
+                       std::pair<NodePtr, std::int64_t> local_index) {
     auto& p = plan_.loop(s.loop);
     forget(p.bodies[0]);
-    own_turns_[loop_of(*node(s)).index[0].get()] = std::move(turn);
-    round.known = round.results;
-    round.parts.clear();
-    round.sends_back = false;
-    round.index = round.flag ? prim::index(kOnce, 0, 1, kRoundDepth + s.loop) : nullptr;
-    if (round.flag)
-      for (auto& known : round.known) known = prim::carry(round.index, known->axes, known->dtype);
+    local_iterations_[loop_of(*node(s)).index[0].get()] = std::move(local_index);
+    ring_loop.known = ring_loop.results;
+    ring_loop.parts.clear();
+    ring_loop.sends_back = false;
+    ring_loop.index =
+        ring_loop.flag ? prim::index(kOneIteration, 0, 1, s.loop, LoopOrigin::ring) : nullptr;
+    if (ring_loop.flag)
+      for (auto& known : ring_loop.known)
+        known = prim::carry(ring_loop.index, known->axes, known->dtype);
     for (std::size_t k = 0; k < p.carry.size(); ++k)
-      for (int carry : p.carry[k]) local_[std::size_t(carry)] = round.known[k];
+      for (int carry : p.carry[k]) local_[std::size_t(carry)] = ring_loop.known[k];
   }
-  void end_turn(const LoopPlan& p, const Loop& l, Round& round) {
+  void end_ring_step(const LoopPlan& p, const Loop& l, RingLoop& ring_loop) {
     std::vector<int> back;  // of each result: the version that is sent back; -1: none is
     Nodes values;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       const int made = p.value[k][0];
-      back.push_back(version(made).kind == Version::Kind::back ? version(made).in[0] : -1);
-      values.push_back(back[k] < 0 ? more(l.results[k], round.known[k], local(made))
+      back.push_back(version(made).kind == Version::Kind::ring_return ? version(made).in[0] : -1);
+      values.push_back(back[k] < 0 ? more(l.results[k], ring_loop.known[k], local(made))
                                    : local(back[k]));
     }
-    if (round.flag) values = made_if(round, values, back);
+    if (ring_loop.flag) values = computed_if(ring_loop, values, back);
     for (std::size_t k = 0; k < values.size(); ++k)
-      (back[k] < 0 ? round.results[k] : round.parts[back[k]]) = values[k];
-    round.sends_back = true;
+      (back[k] < 0 ? ring_loop.results[k] : ring_loop.parts[back[k]]) = values[k];
+    ring_loop.sends_back = true;
     in_body(p.bodies[0]);
     for (std::size_t k = 0; k < values.size(); ++k)
       if (back[k] >= 0)
-        round.results[k] = more(l.results[k], round.results[k], local(p.value[k][0]));
+        ring_loop.results[k] = more(l.results[k], ring_loop.results[k], local(p.value[k][0]));
   }
   // What a turn makes, or where its flag is false what was there before; of what is sent back,
   // zeros.
-  static Nodes made_if(const Round& round, const Nodes& values, const std::vector<int>& back) {
+  static Nodes computed_if(const RingLoop& ring_loop, const Nodes& values,
+                           const std::vector<int>& back) {
     Loop l;
-    l.axis = kOnce;
-    l.index = {round.index};
+    l.axis = kOneIteration;
+    l.index = {ring_loop.index};
     l.drop = true;
-    auto flag = prim::carry(round.index, {}, DType::boolean);
-    l.results.push_back({Fold::carry, Monoid::sum, {flag}, round.flag, flag, true});
+    auto flag = prim::carry(ring_loop.index, {}, DType::boolean);
+    l.results.push_back({Fold::carry, Monoid::sum, {flag}, ring_loop.flag, flag, true});
     for (std::size_t k = 0; k < values.size(); ++k) {
       auto& v = values[k];
-      auto start = back[k] < 0 ? round.results[k] : prim::zeros_like(v);
-      auto carry = back[k] < 0 ? round.known[k] : prim::carry(round.index, v->axes, v->dtype);
+      auto start = back[k] < 0 ? ring_loop.results[k] : prim::zeros_like(v);
+      auto carry =
+          back[k] < 0 ? ring_loop.known[k] : prim::carry(ring_loop.index, v->axes, v->dtype);
       l.results.push_back({Fold::carry, Monoid::sum, {v}, start, carry});
     }
     auto made = make_loop(std::move(l));
@@ -358,51 +362,52 @@ class Emitter {
   // Of a turn of any index: false where it would leave all as it is, behind the turn of this
   // device's own block. As turns may come in any order, those that change nothing then might as
   // well have been made then. Null: not known.
-  NodePtr changes_of(const Version& s, Round& round) {
+  NodePtr changes_of(const Version& s, RingLoop& ring_loop) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
     auto& index = l.index[0];
-    round.flag = nullptr;
-    round.looks_ahead = true;
-    begin_turn(s, round, {index, 0});
+    ring_loop.flag = nullptr;
+    ring_loop.looks_ahead = true;
+    begin_ring_step(s, ring_loop, {index, 0});
     in_body(p.bodies[0]);
-    round.looks_ahead = false;
-    std::vector<TurnResult> made;
+    ring_loop.looks_ahead = false;
+    std::vector<IterationResult> made;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       auto& v = version(p.value[k][0]);
-      auto value =
-          untiled(local(v.kind == Version::Kind::back ? v.in[0] : p.value[k][0]), index.get());
+      auto value = untiled(local(v.kind == Version::Kind::ring_return ? v.in[0] : p.value[k][0]),
+                           index.get());
       if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
-      made.push_back({value, r.carry ? round.results[k] : nullptr});
+      made.push_back({value, r.carry ? ring_loop.results[k] : nullptr});
     }
-    auto flag = turn_flags(made, index.get(), Axis(l.axis.name, prim::index_chunk(*index))).changes;
-    return flag && reads_blocks(flag, round.blocks) ? nullptr : flag;
+    auto flag =
+        iteration_flags(made, index.get(), Axis(l.axis.name, prim::index_chunk(*index))).changes;
+    return flag && reads_blocks(flag, ring_loop.blocks) ? nullptr : flag;
   }
   static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {
     if (blocks.empty()) return false;
     bool found = false;
     // what is older was there before
     auto newer = [&](const Node& n) { return n.id >= blocks[0]->id; };
-    walk({flag}, newer, [&](const NodePtr& n, Nodes& todo) {
+    traverse({flag}, newer, [&](const NodePtr& n, Nodes& todo) {
       found |= std::find(blocks.begin(), blocks.end(), n) != blocks.end();
       add_reads(n, todo);
     });
     return found;
   }
-  void goes_round(int body, int k) {
+  void ring_move(int body, int k) {
     auto& s = version(k);
-    auto& round = round_of(s);
+    auto& ring_loop = ring_loop_of(s);
     auto& made = local_[std::size_t(k)];
-    const bool visits = s.kind == Version::Kind::visit;
-    if (visits && round.looks_ahead) {
-      auto& block = round.blocks.emplace_back(prim::input(axes_of(s), node(s)->dtype));
+    const bool receives = s.kind == Version::Kind::ring_receive;
+    if (receives && ring_loop.looks_ahead) {
+      auto& block = ring_loop.blocks.emplace_back(prim::input(axes_of(s), node(s)->dtype));
       made = prim::barrier(block,
                            loop_of(whole_.node(plan_.loop(plan_.body(body).loop).node)).index[0]);
-    } else if (!visits && !round.sends_back) {
+    } else if (!receives && !ring_loop.sends_back) {
       return;
-    } else if (round.turn == 0) {
-      made = visits ? local(s.in[0]) : round.parts.at(s.in[0]);
+    } else if (ring_loop.ring_step == 0) {
+      made = receives ? local(s.in[0]) : ring_loop.parts.at(s.in[0]);
     } else {
       collective(body, k);
     }
@@ -422,17 +427,26 @@ class Emitter {
       for (int inner : plan_.bodies_of(version(k))) forget(inner);
     }
   }
-  Round& round_of(const Version& s) { return rounds_.at(plan_.body(s.body).loop); }
+  RingLoop& ring_loop_of(const Version& s) { return ring_loops_.at(plan_.body(s.body).loop); }
   // Of what visits in this turn, or is sent back: all blocks, each moved by as many devices as
   // there were turns.
-  std::vector<Piece> passed(const Version& s, const Axes& axes, const Sharding& at) {
-    const auto size = find_axis(axes, s.hop.axis)->size;
-    const auto by = round_of(s).turn * (size / ranks(mesh_, s.hop.over));
+  std::vector<CopyBox> passed(const Version& s, const Axes& axes, const Sharding& at) {
+    const auto size = find_axis(axes, s.reshard_step.axis)->size;
+    const auto by = ring_loop_of(s).ring_step * (size / ranks(mesh_, s.reshard_step.over));
     // blocks come from further back, or from further on
-    const auto left = s.kind == Version::Kind::visit ? size - by : by;
-    return {
-        {.axes = axes, .at = at, .axis = s.hop.axis, .from = left, .to = 0, .size = size - left},
-        {.axes = axes, .at = at, .axis = s.hop.axis, .from = 0, .to = size - left, .size = left}};
+    const auto left = s.kind == Version::Kind::ring_receive ? size - by : by;
+    return {{.axes = axes,
+             .at = at,
+             .axis = s.reshard_step.axis,
+             .from = left,
+             .to = 0,
+             .size = size - left},
+            {.axes = axes,
+             .at = at,
+             .axis = s.reshard_step.axis,
+             .from = 0,
+             .to = size - left,
+             .size = left}};
   }
 
   // ---- what others take part in: all versions of a bucket in one call ----
@@ -443,72 +457,78 @@ class Emitter {
     };
     for (int k : plan_.body(body).versions)
       if (k == first || joins(version(k))) members.push_back(k);
-    Wiring w;
+    CollectiveSpec w;
     Nodes x;
-    auto& h = version(first).hop;
-    w.how.wire = h.kind == Hop::Kind::all_reduce       ? Wire::all_reduce
-                 : h.kind == Hop::Kind::all_gather     ? Wire::all_gather
-                 : h.kind == Hop::Kind::reduce_scatter ? Wire::reduce_scatter
-                                                       : Wire::exchange;
+    auto& h = version(first).reshard_step;
+    w.collective.kind = h.kind == ReshardStep::Kind::all_reduce   ? CollectiveKind::all_reduce
+                        : h.kind == ReshardStep::Kind::all_gather ? CollectiveKind::all_gather
+                        : h.kind == ReshardStep::Kind::reduce_scatter
+                            ? CollectiveKind::reduce_scatter
+                            : CollectiveKind::exchange;
     for (int m : h.over) {
-      w.how.over.push_back(m);
-      w.how.ranks *= mesh_.axes()[std::size_t(m)].second;
+      w.collective.over.push_back(m);
+      w.collective.ranks *= mesh_.axes()[std::size_t(m)].second;
     }
 
     for (int k : members) {
       auto& s = version(k);
       auto& n = *node(s);
-      w.how.sent_bytes += s.goes_round() ? whole_.bytes(s.node, s.at) : s.hop.bytes;
+      w.collective.sent_bytes +=
+          s.in_ring_loop() ? whole_.bytes(s.node, s.at) : s.reshard_step.bytes;
       w.out.push_back(axes_of(s));
-      if (s.goes_round()) {
+      if (s.in_ring_loop()) {
         auto at = s.at;
-        at.set(s.hop.axis, s.hop.over);
+        at.set(s.reshard_step.axis, s.reshard_step.over);
         auto axes = n.axes;
         for (auto& a : axes)
-          if (a.name == s.hop.axis) a.size *= ranks(mesh_, s.hop.over);
-        pack(w.how, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at, mesh_,
-             device_);
-        auto& round = round_of(s);
-        const bool visits = s.kind == Version::Kind::visit;
-        auto mine = in_order(visits ? local(s.in[0]) : round.parts.at(s.in[0]), n.axes);
-        if (round.may_spare)
-          w.how.spares = visits ? program::Spares::unread : program::Spares::zeros;
+          if (a.name == s.reshard_step.axis) a.size *= ranks(mesh_, s.reshard_step.over);
+        pack(w.collective, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at,
+             mesh_, device_);
+        auto& ring_loop = ring_loop_of(s);
+        const bool receives = s.kind == Version::Kind::ring_receive;
+        auto mine = in_order(receives ? local(s.in[0]) : ring_loop.parts.at(s.in[0]), n.axes);
+        if (ring_loop.may_skip)
+          w.collective.skip_flag = receives ? program::SkipFlag::unread : program::SkipFlag::zeros;
         // sums of all turns at once would keep what each of them adds
-        for (auto& done : visits ? round.before : Nodes()) mine = prim::barrier(mine, done);
+        for (auto& done : receives ? ring_loop.before : Nodes()) mine = prim::barrier(mine, done);
         x.push_back(mine);
         continue;
       }
       if (s.kind == Version::Kind::regroup) {
-        auto& p = s.pieces[0];
+        auto& p = s.copy_boxes[0];
         w.out.back() = local_axes(p.axes, s.at, mesh_, device_);
-        if (!p.taken.parts.empty())
+        if (!p.result_layout.parts.empty())
           for (auto& a : w.out.back())
-            if (a.name == p.axis) a.size = p.taken.size(mesh_, device_);
-        pack(w.how, s.pieces, int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_, device_);
+            if (a.name == p.axis) a.size = p.result_layout.size(mesh_, device_);
+        pack(w.collective, s.copy_boxes, int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_,
+             device_);
         x.push_back(in_order(together(s), p.axes));
         continue;
       }
-      if (w.how.wire == Wire::exchange) {
-        std::vector<Piece> pieces;
+      if (w.collective.kind == CollectiveKind::exchange) {
+        std::vector<CopyBox> copy_boxes;
         if (s.kind == Version::Kind::shift)
-          pieces = far(s);
+          copy_boxes = remote_boxes(s);
         else
-          pieces = {{.axes = n.axes, .at = version(s.in[0]).at}};
-        pack(w.how, pieces, int(x.size()), int(w.out.size()) - 1, n.axes, s.at, mesh_, device_);
+          copy_boxes = {{.axes = n.axes, .at = version(s.in[0]).at}};
+        pack(w.collective, copy_boxes, int(x.size()), int(w.out.size()) - 1, n.axes, s.at, mesh_,
+             device_);
         for (int i : s.in) x.push_back(in_order(local(i), n.axes));
         continue;
       }
       auto& from = version(s.in[0]).at;
       for (auto& [m, how] : from.partial)
-        if (h.over.has(m)) w.how.monoid = how;
+        if (h.over.has(m)) w.collective.monoid = how;
       x.push_back(local(s.in[0]));
-      w.along.push_back(s.hop.axis);
-      auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s)
-                                                       : local_axes(n.axes, from, mesh_, device_);
-      w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
+      w.along.push_back(s.reshard_step.axis);
+      auto whole = s.reshard_step.kind == ReshardStep::Kind::all_gather
+                       ? axes_of(s)
+                       : local_axes(n.axes, from, mesh_, device_);
+      w.collective.size.push_back(s.reshard_step.axis ? find_axis(whole, s.reshard_step.axis)->size
+                                                      : 0);
     }
-    if (w.how.spares != program::Spares::nothing) {
-      auto& flag = round_of(version(first)).flag;
+    if (w.collective.skip_flag != program::SkipFlag::nothing) {
+      auto& flag = ring_loop_of(version(first)).flag;
       x.push_back(flag ? flag : prim::number(1, DType::boolean));
     }
     auto made = call(body, std::move(x), std::move(w));
@@ -518,13 +538,13 @@ class Emitter {
       local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
                                         : s.kind == Version::Kind::regroup ? regrouped(s, part)
                                                                            : part;
-      if (s.kind == Version::Kind::visit && round_of(s).flag) {
+      if (s.kind == Version::Kind::ring_receive && ring_loop_of(s).flag) {
         auto& block = local_[std::size_t(members[i])];
-        block = prim::barrier(block, round_of(s).index);
+        block = prim::barrier(block, ring_loop_of(s).index);
       }
     }
   }
-  NodePtr call(int body, Nodes x, Wiring w) {
+  NodePtr call(int body, Nodes x, CollectiveSpec w) {
     // A device whose operand is the same in all turns makes the call in each of them, as the others
     // do; of all loops around.
     for (int b = body; plan_.body(b).loop >= 0; b = plan_.body(b).parent) {
@@ -547,24 +567,25 @@ class Emitter {
     auto& s = version(k);
     auto& other = local(&version(s.in[0]) == &gather ? s.in[1] : s.in[0]);
     auto& block = local(gather.in[0]);
-    Wiring w;
+    CollectiveSpec w;
     w.out = {axes_of(s)};
-    w.along = {gather.hop.axis};
-    hand_on(w, block->axes, gather.hop.over, mesh_, device_);
-    w.how.sent_bytes = gather.hop.bytes / (w.ranks - 1);
-    w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
+    w.along = {gather.reshard_step.axis};
+    set_ring(w, block->axes, gather.reshard_step.over, mesh_, device_);
+    w.collective.sent_bytes = gather.reshard_step.bytes / (w.ranks - 1);
+    w.dtype =
+        find(*node(s), gather.reshard_step.axis) ? node(s)->dtype : DType::f32;  // what is added up
     local_[std::size_t(k)] =
         prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
   // of the loop around; null: it goes round, and is none any more
   NodePtr index_of(int body) const {
     auto& r = plan_.body(body);
-    if (!plan_.loop(r.loop).round.empty()) return nullptr;
-    return turn_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
+    if (!plan_.loop(r.loop).ring_axes.empty()) return nullptr;
+    return local_index_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
   }
-  const NodePtr& turn_of(const NodePtr& index) const {  // as this device counts
-    auto own = own_turns_.find(index.get());
-    return own == own_turns_.end() ? index : own->second.first;
+  const NodePtr& local_index_of(const NodePtr& index) const {  // as this device counts
+    auto own = local_iterations_.find(index.get());
+    return own == local_iterations_.end() ? index : own->second.first;
   }
   static NodePtr in_order(const NodePtr& x, const Axes& like) {
     Axes axes;
@@ -574,24 +595,24 @@ class Emitter {
   // ---- positions that move ----
   // Of a regroup: the operand and the result as they are sent and come, their parts in one axis.
   NodePtr together(const Version& s) const {
-    auto& p = s.pieces[0];
-    if (p.given.parts.empty()) return local(s.in[0]);
+    auto& p = s.copy_boxes[0];
+    if (p.source_layout.parts.empty()) return local(s.in[0]);
     Names names;
-    for (auto& a : p.given.parts) names.push_back(a.name);
-    return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.given.size(mesh_, device_)));
+    for (auto& a : p.source_layout.parts) names.push_back(a.name);
+    return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.source_layout.size(mesh_, device_)));
   }
   NodePtr regrouped(const Version& s, const NodePtr& x) const {
-    auto& p = s.pieces[0];
-    if (p.taken.parts.empty()) return prim::fit(x, axes_of(s));
+    auto& p = s.copy_boxes[0];
+    if (p.result_layout.parts.empty()) return prim::fit(x, axes_of(s));
     Axes parts;
-    for (std::size_t k = 0; k < p.taken.parts.size(); ++k)
-      parts.push_back(p.taken.parts[k].resize(
-          block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
+    for (std::size_t k = 0; k < p.result_layout.parts.size(); ++k)
+      parts.push_back(p.result_layout.parts[k].resize(
+          block_of(p.result_layout.parts[k], p.result_layout.cuts[k], mesh_, device_).second));
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
   }
   // Of a regroup that sends nothing: what this device keeps of what it has, which may be all.
   NodePtr kept(const Version& s) const {
-    auto& p = s.pieces[0];
+    auto& p = s.copy_boxes[0];
     auto x = together(s);
     auto runs = own_runs(p, s.at, mesh_, device_);
     auto axis = *find(*x, p.axis);
@@ -605,24 +626,24 @@ class Emitter {
 
     return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
-  static std::vector<Piece> far(const Version& s) {  // those that others may have
-    std::vector<Piece> out;
-    for (auto& p : s.pieces)
-      if (!p.at.cut(p.axis).empty()) out.push_back(p);
+  static std::vector<CopyBox> remote_boxes(const Version& s) {  // those that others may have
+    std::vector<CopyBox> out;
+    for (auto& p : s.copy_boxes)
+      if (!p.at.mesh_axes(p.axis).empty()) out.push_back(p);
     return out;
   }
   // This device's block, piece by piece: from what came (`got`, in its places), or from what is
   // here.
   NodePtr shifted(const Version& s, const NodePtr& got) {
-    Name a = s.hop.axis;
+    Name a = s.reshard_step.axis;
     auto [start, size] = block(node(s)->axes, s.at, a);
     Nodes parts;
     // nothing is sent, however its parts lie
     if (node(s)->size() == 0) return prim::filled(0, node(s)->dtype, axes_of(s));
-    for (auto& p : s.pieces) {
+    for (auto& p : s.copy_boxes) {
       auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);
       if (begin >= end) continue;
-      if (got && !p.at.cut(a).empty()) {
+      if (got && !p.at.mesh_axes(a).empty()) {
         parts.push_back(prim::slice(got, a, begin - start, end - begin));
         continue;
       }
@@ -639,7 +660,7 @@ class Emitter {
 
 }  // namespace
 
-Nodes emit(const Plan& plan, const Whole& whole, const std::vector<PartitionInput>& inputs,
+Nodes emit(const Plan& plan, const GlobalGraph& whole, const std::vector<PartitionInput>& inputs,
            const Mesh& mesh, int device, Nodes& placeholders, bool verify) {
   Emitter e(plan, whole, mesh, device, verify);
   placeholders = e.inputs(inputs);

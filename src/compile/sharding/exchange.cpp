@@ -16,17 +16,19 @@ struct BlockRun {  // positions of one axis that lie in one block of the giver
   std::int64_t block, theirs, mine, size, step;
 };
 
-Lie lie_of(const Lie& in_parts, const Piece& p, const Axis& a, const Cut& cut) {
-  return p.axis && p.axis == a.name && !in_parts.parts.empty() ? in_parts : Lie{{a}, {cut}};
+AxisLayout layout_of(const AxisLayout& in_parts, const CopyBox& p, const Axis& a,
+                     const MeshAxes& cut) {
+  return p.axis && p.axis == a.name && !in_parts.parts.empty() ? in_parts : AxisLayout{{a}, {cut}};
 }
-bool in_parts(const Piece& p, const Axis& a) {
-  return p.axis && p.axis == a.name && !(p.given.parts.empty() && p.taken.parts.empty());
+bool in_parts(const CopyBox& p, const Axis& a) {
+  return p.axis && p.axis == a.name &&
+         !(p.source_layout.parts.empty() && p.result_layout.parts.empty());
 }
 struct BlockPosition {
   // which device's, by number; where in it; positions from there on that lie in a row
   std::int64_t block, at, left;
 };
-BlockPosition position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
+BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh) {
   BlockPosition p{0, 0, 0};
   std::int64_t blocks = 1, row = 1;
   for (auto k = l.parts.size(); k-- > 0;) {
@@ -43,7 +45,7 @@ BlockPosition position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
   return p;
 }
 // Stretches of an axis that a device has, in its order.
-std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const Lie& l, const Mesh& mesh,
+std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const AxisLayout& l, const Mesh& mesh,
                                                              int device) {
   std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};  // from, size
   for (std::size_t k = 0; k < l.parts.size(); ++k) {
@@ -57,8 +59,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const Lie& l, const
   }
   return out;
 }
-std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const Mesh& mesh,
-                                   int device) {
+std::vector<BlockRun> runs_between(const AxisLayout& source, const AxisLayout& target,
+                                   const Mesh& mesh, int device) {
   std::vector<BlockRun> out;
   std::int64_t mine = 0;
   for (auto [i, size] : stretches(target, mesh, device))
@@ -75,11 +77,12 @@ std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const M
     }
   return out;
 }
-std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Piece& p,
-                              const Cut& from, const Cut& to, const Mesh& mesh, int device) {
+std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const CopyBox& p,
+                              const MeshAxes& from, const MeshAxes& to, const Mesh& mesh,
+                              int device) {
   if (in_parts(p, target))
-    return runs_between(lie_of(p.given, p, source, from), lie_of(p.taken, p, target, to), mesh,
-                        device);
+    return runs_between(layout_of(p.source_layout, p, source, from),
+                        layout_of(p.result_layout, p, target, to), mesh, device);
   auto [low, length] = block_of(target, to, mesh, device);
   bool moves = p.axis && p.axis == target.name;
   std::int64_t first = moves ? p.to : 0, step = moves ? p.step : 1, start = moves ? p.from : 0;
@@ -99,7 +102,7 @@ std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Piec
   return out;
 }
 // The device with that block, else like `device`.
-int with_block(int device, std::int64_t block, const Cut& cut, const Mesh& mesh) {
+int with_block(int device, std::int64_t block, const MeshAxes& cut, const Mesh& mesh) {
   for (int k = cut.size(); k-- > 0;) {
     int x = cut[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
     for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m)
@@ -113,10 +116,10 @@ int with_block(int device, std::int64_t block, const Cut& cut, const Mesh& mesh)
 struct Got {
   std::int64_t all, own;
 };
-Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut& from,
-              const Cut& to, const Mesh& mesh, int device) {
+Got got_along(const Axis& source, const Axis& target, const CopyBox& p, const MeshAxes& from,
+              const MeshAxes& to, const Mesh& mesh, int device) {
   if (in_parts(p, target)) {
-    auto over = lie_of(p.given, p, source, from).over();
+    auto over = layout_of(p.source_layout, p, source, from).over();
     Got got{0, 0};
     for (auto& r : runs_of(source, target, p, from, to, mesh, device)) {
       got.all += r.size;
@@ -143,16 +146,16 @@ Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut&
           std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
 }
 // `giver`: those alone that come from this device.
-std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& axes,
+std::vector<Delivery> deliveries(const std::vector<CopyBox>& copy_boxes, const Axes& axes,
                                  const Sharding& at, const Mesh& mesh, int device, int giver = -1) {
   std::vector<Delivery> out;
-  for (std::size_t k = 0; k < pieces.size(); ++k) {
-    auto& p = pieces[k];
+  for (std::size_t k = 0; k < copy_boxes.size(); ++k) {
+    auto& p = copy_boxes[k];
     std::vector<Delivery> some{{device, int(k), {}, {}, {}, {}}};
     for (std::size_t d = 0; d < axes.size(); ++d) {
-      auto runs = runs_of(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name), mesh,
-                          device);
-      auto cut = lie_of(p.given, p, axes[d], p.at.cut(axes[d].name)).over();
+      auto runs = runs_of(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
+                          at.mesh_axes(axes[d].name), mesh, device);
+      auto cut = layout_of(p.source_layout, p, axes[d], p.at.mesh_axes(axes[d].name)).over();
       std::vector<Delivery> next;
       for (auto& s : some)
         for (auto& r : runs) {
@@ -172,7 +175,7 @@ std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& a
   }
   return out;
 }
-std::vector<int> group_of(int device, const Cut& over, const Mesh& mesh) {
+std::vector<int> group_of(int device, const MeshAxes& over, const Mesh& mesh) {
   std::vector<int> out;
   for (int r = 0; r < ranks(mesh, over); ++r) out.push_back(with_block(device, r, over, mesh));
   return out;
@@ -180,7 +183,8 @@ std::vector<int> group_of(int device, const Cut& over, const Mesh& mesh) {
 
 }  // namespace
 
-void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, int device) {
+void set_ring(CollectiveSpec& w, const Axes& block, const MeshAxes& over, const Mesh& mesh,
+              int device) {
   auto group = group_of(device, over, mesh);
   w.ranks = int(group.size());
   w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
@@ -190,68 +194,69 @@ void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, in
     return group[std::size_t((w.rank + w.ranks + step) % w.ranks)];
   };
   const program::Dims start(dims.size(), 0), step(dims.size(), 1);
-  w.how.wire = program::Wire::exchange;
-  for (int m : over) w.how.over.push_back(m);
-  w.how.sends = {{neighbour(-1), 0, start, dims, step}};
-  w.how.receives = {{neighbour(1), 0, start, dims, step}};
+  w.collective.kind = program::CollectiveKind::exchange;
+  for (int m : over) w.collective.over.push_back(m);
+  w.collective.sends = {{neighbour(-1), 0, start, dims, step}};
+  w.collective.receives = {{neighbour(1), 0, start, dims, step}};
 }
 
-Cut Lie::over() const {
-  Cut all;
+MeshAxes AxisLayout::over() const {
+  MeshAxes all;
   for (auto& c : cuts) all = all + c;
   return all;
 }
-std::int64_t Lie::size(const Mesh& mesh, int device) const {
+std::int64_t AxisLayout::size(const Mesh& mesh, int device) const {
   std::int64_t n = 1;
   for (std::size_t k = 0; k < parts.size(); ++k)
     n *= block_of(parts[k], cuts[k], mesh, device).second;
   return n;
 }
 
-Cut exchange_over(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at) {
+MeshAxes exchange_over(const std::vector<CopyBox>& copy_boxes, const Axes& axes,
+                       const Sharding& at) {
   std::vector<int> all;
-  for (auto& p : pieces)
+  for (auto& p : copy_boxes)
     for (auto& a : axes) {
-      auto from = lie_of(p.given, p, a, p.at.cut(a.name)).over(),
-           to = lie_of(p.taken, p, a, at.cut(a.name)).over();
+      auto from = layout_of(p.source_layout, p, a, p.at.mesh_axes(a.name)).over(),
+           to = layout_of(p.result_layout, p, a, at.mesh_axes(a.name)).over();
       if (from == to && !(p.axis && p.axis == a.name)) continue;
       all.insert(all.end(), from.begin(), from.end());
       all.insert(all.end(), to.begin(), to.end());
     }
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
-  Cut over;
+  MeshAxes over;
   for (int x : all) over.push_back(x);
   return over;
 }
-void pack(program::Collective& c, const std::vector<Piece>& pieces, int first_array, int out,
+void pack(program::Collective& c, const std::vector<CopyBox>& copy_boxes, int first_array, int out,
           const Axes& axes, const Sharding& at, const Mesh& mesh, int device) {
-  auto over = exchange_over(pieces, axes, at);
-  for (auto& d : deliveries(pieces, axes, at, mesh, device))
+  auto over = exchange_over(copy_boxes, axes, at);
+  for (auto& d : deliveries(copy_boxes, axes, at, mesh, device))
     c.receives.push_back({d.from, out, d.at, d.dims, program::Dims(d.dims.size(), 1)});
   for (int other : group_of(device, over, mesh))
-    for (auto& d : deliveries(pieces, axes, at, mesh, other, device))
+    for (auto& d : deliveries(copy_boxes, axes, at, mesh, other, device))
       c.sends.push_back(
-          {other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
+          {other, first_array + copy_boxes[std::size_t(d.piece)].array, d.start, d.dims, d.step});
 }
-std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const Piece& p, const Sharding& at,
+std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox& p, const Sharding& at,
                                                             const Mesh& mesh, int device) {
   auto& a = *find_axis(p.axes, p.axis);
   std::vector<std::pair<std::int64_t, std::int64_t>> out;
-  for (auto& r : runs_of(a, a, p, p.at.cut(a.name), at.cut(a.name), mesh, device))
+  for (auto& r : runs_of(a, a, p, p.at.mesh_axes(a.name), at.mesh_axes(a.name), mesh, device))
     out.push_back({r.theirs, r.size});
   return out;
 }
-double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at,
+double exchange_bytes(const std::vector<CopyBox>& copy_boxes, const Axes& axes, const Sharding& at,
                       int width, const Mesh& mesh) {
   double moved = 0;
-  auto group = group_of(0, exchange_over(pieces, axes, at), mesh);
+  auto group = group_of(0, exchange_over(copy_boxes, axes, at), mesh);
   for (int device : group)
-    for (auto& p : pieces) {
+    for (auto& p : copy_boxes) {
       double all = width, own = width;
       for (std::size_t d = 0; d < axes.size() && all > 0; ++d) {
-        auto got = got_along(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name),
-                             mesh, device);
+        auto got = got_along(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
+                             at.mesh_axes(axes[d].name), mesh, device);
         all *= double(got.all);
         own *= double(got.own);
       }

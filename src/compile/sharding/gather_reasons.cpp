@@ -10,7 +10,7 @@
 namespace haliax::partitioning {
 namespace {
 
-Purposes purposes_of(const Whole& whole) {
+Purposes purposes_of(const GlobalGraph& whole) {
   Nodes roots, inputs;
   for (int r : whole.roots) roots.push_back(whole.ptr(r));
   for (auto& n : whole.values)
@@ -18,11 +18,11 @@ Purposes purposes_of(const Whole& whole) {
   return Purposes(roots, inputs);
 }
 // What x shows, cast or seen otherwise, in the turns of a loop or behind them.
-const Node* shown_by(const Node* x) {
+const Node* source_of(const Node* x) {
   for (;;) {
     if (is_loop_result(*x))
       x = result_of(*x).value[0].get();
-    else if (x->op->kind == Kind::view || rules::costs_nothing(*x))
+    else if (x->op->kind == Kind::view || rules::is_free_to_recompute(*x))
       x = x->in[0].get();
     else
       return x;
@@ -32,105 +32,109 @@ const Node* shown_by(const Node* x) {
 // multiplies it with the other operand, and has an axis that the product folds. (Of a product and
 // that of its cotangent either goes back to the other; the former is not made of what the latter
 // reads.)
-bool goes_back(const Node& back, const Node& product, const Node& g) {
+bool is_cotangent_of(const Node& back, const Node& product, const Node& g) {
   auto folded = [&](const Axis& a) { return !find(product, a.name) && find(back, a.name); };
   for (auto& x : product.in)
     for (auto& y : back.in)
-      if (x && y && shown_by(x.get()) == shown_by(y.get()) && shown_by(x.get()) != shown_by(&g))
+      if (x && y && source_of(x.get()) == source_of(y.get()) && source_of(x.get()) != source_of(&g))
         for (auto& z : product.in)
           if (z && std::any_of(z->axes.begin(), z->axes.end(), folded)) return true;
   return false;
 }
 
 bool is_made_of(const NodePtr& n, const Node& x) {
-  auto below = everything({n});
+  auto below = all_nodes({n});
   return std::any_of(below.begin(), below.end(), [&](auto& b) { return b.get() == &x; });
 }
 
 }  // namespace
 
-Requests::Requests(const Plan& plan, const Whole& whole, const Gradients* noted)
+GatherReasons::GatherReasons(const Plan& plan, const GlobalGraph& whole, const Gradients* noted)
     : purposes(purposes_of(whole)), plan_(plan), whole_(whole) {
   find_parameters(noted);
 }
-void Requests::find_parameters(const Gradients* noted) {  // operands come first
+void GatherReasons::find_parameters(const Gradients* noted) {  // operands come first
   for (std::size_t n = 0; n < whole_.values.size(); ++n) {
     auto& me = node(int(n));
     bool all = !whole_.values[n].in.empty() && me.op->kind != Kind::loop && me.op != &kResult,
          some = false;
     for (std::size_t k = 0; k < whole_.values[n].in.size(); ++k) {
       int x = whole_.values[n].in[k];
-      if (x < 0 || only_waits(me, k)) continue;
+      if (x < 0 || is_order_only(me, k)) continue;
       all &= of_parameters_[std::size_t(x)] || whole_.at(x).generated;
       some |= bool(of_parameters_[std::size_t(x)]);
     }
     // a gradient is taken by it, though none may reach it
-    bool frozen = noted && noted->taken_by(me.origin.module);
+    bool frozen = noted && noted->is_parameter(me.origin.module);
     bool argument = frozen || purposes.is_parameter(me);
     of_parameters_.push_back(me.op == &prim::kInput ? argument : all && some);
   }
 }
 // What an op that goes by blocks makes on the way, and then reads itself: sums of blocks, their
 // first few.
-bool Requests::between_blocks(const Version& v) const {
-  auto& op = whole_.written(v.cause);
-  bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.written(v.node);
+bool GatherReasons::between_blocks(const Version& v) const {
+  auto& op = whole_.user_op(v.cause);
+  bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.user_op(v.node);
   return written && node(v.node).bytes() < op.in[0]->bytes();
 }
 // Ids that pick from a table which stays cut, or rows that are placed in it: each device reads them
 // all, and answers for what it has of the table. They are less than that is.
-bool Requests::for_part(const Version& v) const {
+bool GatherReasons::for_part(const Version& v) const {
   auto& cause = node(v.cause);
   if (!rules::picks(cause) || node(v.node).bytes() >= cause.in[0]->bytes()) return false;
   auto stays_cut = [&](const Version& pick) {
     if (!pick.live || pick.node != v.cause || pick.kind != Version::Kind::compute) return false;
     auto& table = plan_.version(pick.in[0]).at;
-    return std::all_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) { return table.cuts(x); });
+    return std::all_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
+                       [&](int x) { return table.uses(x); });
   };
   return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_cut) &&
          !is_made_of(cause.in[0], node(v.node));
 }
-bool Requests::by_parameter(const Version& v, const Node& cause) const {
+bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
-  auto* shared = cause.origin.mapping->find(v.hop.axis);
-  return !shared || std::none_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) {
-    return std::find(shared->begin(), shared->end(), whole_.mesh.axes()[std::size_t(x)].first) !=
-           shared->end();
-  });
+  auto* shared = cause.origin.mapping->find(v.reshard_step.axis);
+  return !shared ||
+         std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(), [&](int x) {
+           return std::find(shared->begin(), shared->end(),
+                            whole_.mesh.axes()[std::size_t(x)].first) != shared->end();
+         });
 }
 // A view that is a result only shows it otherwise: what it gathers is asked for by how the result
 // lies.
-bool Requests::by_view(const Version& v) const {
-  auto& shown = whole_.written(v.cause);
-  int n = whole_.find(&shown);
-  return (rules::costs_nothing(shown) || rules::regroups(shown)) &&
+bool GatherReasons::by_view(const Version& v) const {
+  auto& op = whole_.user_op(v.cause);
+  int n = whole_.find(&op);
+  return (rules::is_free_to_recompute(op) || rules::regroups(op)) &&
          std::count(whole_.roots.begin(), whole_.roots.end(), n) > 0 &&
-         std::none_of(v.hop.over.begin(), v.hop.over.end(),
-                      [&](int x) { return whole_.at(n).wish.cuts(x); });
+         std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
+                      [&](int x) { return whole_.at(n).preferred.uses(x); });
 }
 // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping
 // of the computation that reads it: that one says that along this axis the devices do not share the
 // work; of a cotangent if the value was reduced and cut; by an op that goes by blocks, or picks by
 // parts.
-Asked Requests::by(const Version& v) const {
-  if (v.cause < 0 || by_view(v)) return Asked::result;
-  auto& cause = whole_.written(v.cause);
-  if (cause.op == &prim::kPin) return Asked::constraint;
+GatherReason GatherReasons::reason(const Version& v) const {
+  if (v.cause < 0 || by_view(v)) return GatherReason::result;
+  auto& cause = whole_.user_op(v.cause);
+  if (cause.op == &prim::kShardingConstraint) return GatherReason::constraint;
   auto reduced = [&](const Version& other) {
-    return other.live && other.hop.kind == Hop::Kind::reduce_scatter &&
-           other.hop.over == v.hop.over &&
-           goes_back(cause, whole_.written(other.node), node(v.node)) &&
+    return other.live && other.reshard_step.kind == ReshardStep::Kind::reduce_scatter &&
+           other.reshard_step.over == v.reshard_step.over &&
+           is_cotangent_of(cause, whole_.user_op(other.node), node(v.node)) &&
            !is_made_of(whole_.ptr(other.node), node(v.node));
   };
-  if (by_parameter(v, cause)) return Asked::parameter;
-  if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
-  return between_blocks(v) || for_part(v) ? Asked::blocks : Asked::nobody;
+  if (by_parameter(v, cause)) return GatherReason::parameter;
+  if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced))
+    return GatherReason::gradient;
+  return between_blocks(v) || for_part(v) ? GatherReason::blocks : GatherReason::unrequested;
 }
 
-std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {
-  Requests requests(plan, whole);
-  return std::count_if(plan.versions.begin(), plan.versions.end(),
-                       [&](auto& v) { return v.gathers() && requests.by(v) == Asked::nobody; });
+std::ptrdiff_t unrequested_gathers(const Plan& plan, const GlobalGraph& whole) {
+  GatherReasons gather_reasons(plan, whole);
+  return std::count_if(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
+    return v.gathers() && gather_reasons.reason(v) == GatherReason::unrequested;
+  });
 }
 
 }  // namespace haliax::partitioning

@@ -6,10 +6,10 @@
 
 namespace haliax::partitioning {
 
-class Requests {
+class GatherReasons {
  public:
-  Requests(const Plan&, const Whole&, const Gradients* noted = nullptr);
-  Asked by(const Version& gather) const;
+  GatherReasons(const Plan&, const GlobalGraph&, const Gradients* noted = nullptr);
+  GatherReason reason(const Version& gather) const;
   const Purposes purposes;
 
  private:
@@ -20,7 +20,7 @@ class Requests {
   bool for_part(const Version&) const;
   bool by_view(const Version&) const;
   const Plan& plan_;
-  const Whole& whole_;
+  const GlobalGraph& whole_;
   std::vector<char> of_parameters_;  // made of parameters alone, and positions
 };
 

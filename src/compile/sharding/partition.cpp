@@ -14,15 +14,15 @@ struct Partition::Impl {
   std::vector<PartitionInput> inputs;
   PartitionOptions options;
   Plan plan = {};
-  std::unique_ptr<Whole> whole = {};
+  std::unique_ptr<GlobalGraph> whole = {};
 
   // The plan that sends least; with `regather`, or once for all.
   void make(bool regather) {
-    At outer;  // planning makes nodes that are due to others
+    OriginScope outer;  // planning makes nodes that are due to others
     options.regather = regather;
-    whole = std::make_unique<Whole>(roots, wanted, mesh);
+    whole = std::make_unique<GlobalGraph>(roots, wanted, mesh);
     Planner planner(*whole, options, inputs, wanted);
-    plan = best(*whole, planner, options.strict);
+    plan = best_plan(*whole, planner, options.strict);
   }
   // What is kept may let more be kept; or it takes the place of what was kept before, round and
   // round: then the best round counts.
@@ -62,7 +62,8 @@ void Partition::residuals() {
   Impl other{m.mesh, roots, m.wanted, m.inputs, m.options};
   other.make(true);
   other.keep_residuals();
-  bool refused = m.options.strict && unasked(other.plan, *other.whole) > unasked(m.plan, *m.whole);
+  bool refused = m.options.strict && partitioning::unrequested_gathers(other.plan, *other.whole) >
+                                         partitioning::unrequested_gathers(m.plan, *m.whole);
   if (other.plan.bytes >= m.plan.bytes - 1 || refused) return;
   m.roots = roots;
   m.make(true);
@@ -79,33 +80,35 @@ void Partition::bucket() {
   partitioning::bucket(impl_->plan, *impl_->whole, impl_->options.overlap);
 }
 
-Partition::DeviceGraph Partition::on(int device) const {
+Partition::DeviceGraph Partition::device_graph(int device) const {
   DeviceGraph d;
   d.roots = emit(impl_->plan, *impl_->whole, impl_->inputs, impl_->mesh, device, d.inputs,
                  impl_->options.verify);
   return d;
 }
 
-std::vector<Move> Partition::moves() const {
-  return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get());
+std::vector<PlannedCollective> Partition::collectives() const {
+  return planned_collectives(impl_->plan, *impl_->whole, impl_->options.gradients.get());
 }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 bool Partition::is_better_than(const Partition& other) const {
   auto price = [](const Partition& p) {
-    return std::pair(p.impl_->options.strict ? p.unasked_gathers() : 0, p.impl_->plan.bytes);
+    return std::pair(p.impl_->options.strict ? p.unrequested_gathers() : 0, p.impl_->plan.bytes);
   };
   return price(*this) < price(other);
 }
-std::int64_t Partition::unasked_gathers() const { return unasked(impl_->plan, *impl_->whole); }
-bool Partition::even() const {
+std::int64_t Partition::unrequested_gathers() const {
+  return partitioning::unrequested_gathers(impl_->plan, *impl_->whole);
+}
+bool Partition::has_even_blocks() const {
   auto& m = *impl_;
-  auto divides = [&](const Axis& a, const Cut& by) { return a.size % ranks(m.mesh, by) == 0; };
+  auto divides = [&](const Axis& a, const MeshAxes& by) { return a.size % ranks(m.mesh, by) == 0; };
   auto is_even = [&](const Version& v) {
     auto& n = m.whole->node(v.node);
     bool turns =
         v.kind != Version::Kind::loop || divides(loop_of(n).axis, m.plan.loop(v.loop).shared_by);
     return turns && std::all_of(n.axes.begin(), n.axes.end(),
-                                [&](auto& a) { return divides(a, v.at.cut(a.name)); });
+                                [&](auto& a) { return divides(a, v.at.mesh_axes(a.name)); });
   };
   return std::all_of(m.plan.versions.begin(), m.plan.versions.end(),
                      [&](auto& v) { return !v.live || is_even(v); });

@@ -11,7 +11,7 @@
 #pragma once
 #include <memory>
 
-#include "compile/sharding/moves.h"
+#include "compile/sharding/planned_collectives.h"
 #include "compile/sharding/partition_options.h"
 
 namespace haliax {
@@ -33,15 +33,17 @@ class Partition {
   struct DeviceGraph {
     Nodes roots, inputs;
   };
-  DeviceGraph on(int device) const;  // its graph, and placeholders of its part of the inputs
+  DeviceGraph device_graph(
+      int device) const;  // its graph, and placeholders of its part of the inputs
 
-  std::vector<Move> moves() const;
+  std::vector<PlannedCollective> collectives() const;
   double sent_bytes() const;
   // Sends it less than another? With `strict`, fewer gathers that nobody asked for count more than
   // bytes.
   bool is_better_than(const Partition& other) const;
-  std::int64_t unasked_gathers() const;  // those that nobody asked for
-  bool even() const;          // all blocks of an axis have one size: the devices' graphs are alike
+  std::int64_t unrequested_gathers() const;  // those that nobody asked for
+  bool has_even_blocks()
+      const;                  // all blocks of an axis have one size: the devices' graphs are alike
   std::int64_t size() const;  // versions
   std::string text() const;   // for people
   void verify(const char* after) const;  // raises

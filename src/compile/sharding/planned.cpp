@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
 
-Planned::Planned(Whole& whole, const PartitionOptions& options)
+Planned::Planned(GlobalGraph& whole, const PartitionOptions& options)
     : whole_(whole), mesh_(whole.mesh), options_(options) {}
 
 int Planned::body_of(int n) const {
@@ -17,9 +17,9 @@ int Planned::body_of(int n) const {
     if (varies_in(node(n), loop_of(node(open_[k].loop)), open_[k].number)) return open_[k].body;
   return 0;
 }
-Cut Planned::taken(const Node& n) const {
-  Cut out;
-  auto add = [&](const Cut& c) {
+MeshAxes Planned::taken(const Node& n) const {
+  MeshAxes out;
+  auto add = [&](const MeshAxes& c) {
     for (int x : c)
       if (!out.has(x)) out.push_back(x);
   };
@@ -28,10 +28,10 @@ Cut Planned::taken(const Node& n) const {
       add(o.shared_by);
   for (auto* b = &now_.plan.body(body_of(whole_.find(&n))); b->parent >= 0;
        b = &now_.plan.body(b->parent))
-    if (int loop = now_.plan.loop(b->loop).node; whole_.decides(loop)) add(taken(node(loop)));
+    if (int loop = now_.plan.loop(b->loop).node; whole_.is_guarded(loop)) add(taken(node(loop)));
   return out;
 }
-Cut Planned::own_turns(int n) const {
+MeshAxes Planned::own_turns(int n) const {
   auto& me = node(n);
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
@@ -43,7 +43,7 @@ Cut Planned::own_turns(int n) const {
 }
 // Of operand k: what a loop walks is cut as its turns are.
 Sharding Planned::needed(int n, std::size_t k, const Sharding& work) const {
-  auto need = rules::needed(node(n), k, work, mesh_);
+  auto need = rules::operand_sharding(node(n), k, work, mesh_);
   if (auto turns = own_turns(n); k == 0 && !turns.empty())
     need.set(SliceAttr::of(node(n)).axis, turns);
   return need;
@@ -58,7 +58,7 @@ const std::vector<int>& Planned::users(int n) const {
 const Sharding& Planned::first(int n) const {
   static const Sharding whole;
   if (instead(n) >= 0) return first(instead(n));
-  if (node(n).op == &prim::kPin && done(n)) return pins_.at(n);
+  if (node(n).op == &prim::kShardingConstraint && done(n)) return pins_.at(n);
   if (generated(n) || lazy(n) || versions(n).empty()) return whole;
   return version(versions(n)[0]).at;
 }
@@ -69,7 +69,7 @@ bool Planned::chosen(int n, int way) const {
 int Planned::decided(int n) const {
   if (auto choice = choices_->follow.find(n); choice != choices_->follow.end())
     return choice->second;
-  int of = whole_.at(n).stands_for;
+  int of = whole_.at(n).expansion_of;
   return of >= 0 && node(of).op == node(n).op && chosen(of, kMoved) ? kMoved : kUsual;
 }
 // A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
@@ -93,16 +93,16 @@ Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
   auto& me = node(n);
   // A weight that is rematerialised is what it was before, if that is there anyway: kept, or
   // gathered ahead of the loop.
-  bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
+  bool kept = me.op == &prim::kBarrier && whole_.is_weight(n) &&
               (!options_.regather || body_of(n) != body_of(operand(n, 0)));
-  bool view = kept || rules::costs_nothing(me) ||
-              (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
+  bool view = kept || rules::is_free_to_recompute(me) ||
+              (me.op->kind == Kind::view && need.mesh_axes(rules::shifted(me)).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
-    if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
+    if (!rules::may_shard(me, name, cut, need, mesh_)) return best;
   double cost = 0;
   for (std::size_t k = 0; k < me.in.size(); ++k)
-    if (!only_waits(me, k)) cost += offer(operand(n, k), needed(n, k, need), depth + 1).cost;
+    if (!is_order_only(me, k)) cost += offer(operand(n, k), needed(n, k, need), depth + 1).cost;
   bool sliced = is_dynamic_slice(me) && body_of(n) != body_of(operand(n, 0));
   bool ahead = sliced && gathers_ahead(n);
   if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))

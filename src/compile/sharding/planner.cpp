@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
@@ -24,7 +24,7 @@ struct Causing {  // for the length of a scope
 
 }  // namespace
 
-Planner::Planner(Whole& whole, const PartitionOptions& options,
+Planner::Planner(GlobalGraph& whole, const PartitionOptions& options,
                  const std::vector<PartitionInput>& inputs, const std::vector<Sharding>& wanted)
     : Planned(whole, options), inputs_(inputs), wanted_(wanted) {
   if (auto d = options.reduce_dtype; d && (!is_float(*d) || bytes_of(*d) > 4))
@@ -42,7 +42,7 @@ Run Planner::run(const Choices& choices, bool contests) {
   now_.plan.bodies.emplace_back();
   fit_tables();
   for (auto& i : inputs_) {
-    int n = whole_.find(i.whole.get());
+    int n = whole_.find(i.global.get());
     if (n < 0) continue;
     now_.at(n).done = true;
     versions(n) = {add({.kind = Version::Kind::given, .node = n, .at = i.at})};
@@ -53,7 +53,7 @@ Run Planner::run(const Choices& choices, bool contests) {
     int made = obtain(n, wanted_[k].on(node(n).axes));
     now_.plan.roots.push_back(made);
   }
-  drop_dead(now_.plan);
+  drop_dead_versions(now_.plan);
   return {std::move(now_.plan), std::move(now_.contested), std::move(stacks_)};
 }
 void Planner::contest(int n, int way) {
@@ -84,24 +84,29 @@ int Planner::version_generated(int n, const Sharding& need) {
 }
 // Does the constraint n ask for what that takes? What a reader needs less cut, the reader asks for.
 bool Planner::asks_for(int n, const Sharding& need) const {
-  if (node(n).op != &prim::kPin) return false;
+  if (node(n).op != &prim::kShardingConstraint) return false;
   auto pin = pins_.find(n);
-  auto as_cut = [&](auto& a) { return need.cut(a.name).starts_with(pin->second.cut(a.name)); };
+  auto as_cut = [&](auto& a) {
+    return need.mesh_axes(a.name).starts_with(pin->second.mesh_axes(a.name));
+  };
   return pin == pins_.end() || std::all_of(node(n).axes.begin(), node(n).axes.end(), as_cut);
 }
 int Planner::made_now(int n, const Sharding& need) {
   Causing because(cause_, asks_for(n, need) ? n : cause_);
-  Version s{
-      .kind = Version::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
+  Version s{.kind = Version::Kind::compute,
+            .node = n,
+            .at = need,
+            .local_iterations = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = operand(n, k);
-    if (only_waits(node(n), k))
+    if (is_order_only(node(n), k))
       s.in.push_back(obtain(x, first(x)));
     else
       s.in.push_back(obtain(x, needed(n, k, need)));
   }
-  if (lazy(n)) now_.plan.points += local_size(rules::points(node(n)), need, mesh_) * turns_of(n);
-  if (node(n).op == &prim::kPin) {
+  if (lazy(n))
+    now_.plan.points += local_size(rules::iteration_axes(node(n)), need, mesh_) * turns_of(n);
+  if (node(n).op == &prim::kShardingConstraint) {
     versions(n).push_back(s.in[0]);
     return s.in[0];
   }
@@ -113,7 +118,7 @@ int Planner::made_now(int n, const Sharding& need) {
 int Planner::obtain_lazy(int n, const Sharding& need) {
   for (int v : versions(n)) {
     // of what is there, by slices alone; else it need not be there at all
-    bool sends_nothing = !rules::made_anywhere(node(n));
+    bool sends_nothing = !rules::computable_anywhere(node(n));
     for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need))
       sends_nothing &= h.bytes == 0;
     if (sends_nothing) return v;
@@ -122,7 +127,8 @@ int Planner::obtain_lazy(int n, const Sharding& need) {
   for (auto& [name, cut] : need.dims) {
     auto more = can;
     more.set(name, cut);
-    if (rules::may_cut(node(n), name, cut, can, mesh_) && rules::made(node(n), more) == more)
+    if (rules::may_shard(node(n), name, cut, can, mesh_) &&
+        rules::result_sharding(node(n), more) == more)
       can = more;
   }
   return made_now(n, can);
@@ -132,7 +138,7 @@ int Planner::obtain(int n, Sharding need) {
   need.dims = need.on(node(n).axes).dims;
   int from = -1;
   if (generated(n)) {
-    from = version_generated(n, need.without_pending());
+    from = version_generated(n, need.without_partial());
   } else {
     if (!done(n)) compute(n, true);
     if (instead(n) >= 0) return obtain(instead(n), std::move(need));
@@ -145,11 +151,12 @@ int Planner::obtain(int n, Sharding need) {
       if (o.cost > 0 && is_dynamic_slice(node(n)) && !options_.regather)
         if (auto& of = node(operand(n, 0)); is_loop_result(of))
           stacks_[{whole_.find(of.in[0].get()), result_number(of)}] = need;
-      from = o.remake ? made_now(n, need.without_pending()) : o.version;
+      from = o.remake ? made_now(n, need.without_partial()) : o.version;
     }
   }
   for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(from).at, need)) {
-    Version s{.kind = Version::Kind::hop, .node = n, .at = h.to, .in = {from}, .hop = h};
+    Version s{
+        .kind = Version::Kind::reshard, .node = n, .at = h.to, .in = {from}, .reshard_step = h};
     now_.plan.bytes += h.bytes * turns_of(n);
     from = add(std::move(s));
     versions(n).push_back(from);
@@ -170,7 +177,7 @@ void Planner::compute(int n, bool asked_for) {
   auto in = whole_.at(n).in;  // a copy: the whole may grow
   for (int x : in)
     if (x >= 0) compute(x);
-  if (me.op == &prim::kPin) {
+  if (me.op == &prim::kShardingConstraint) {
     pin(n);  // nothing moves before somebody reads it, who may want it otherwise
   } else if (me.op == &kLoop) {
     loop(n);
@@ -190,17 +197,17 @@ void Planner::pin(int n) {
   auto [found, fresh] = pins_.try_emplace(n);
   if (fresh)
     for (auto& [name, cut] : constraint(node(n), mesh_).dims)
-      if (!cut.meets(taken(node(n)))) found->second.set(name, cut);
+      if (!cut.overlaps(taken(node(n)))) found->second.set(name, cut);
 }
 void Planner::plan_instead(int n, const NodePtr& other) {
   const int before = int(whole_.values.size()), k = whole_.id(other),
             end = int(whole_.values.size());
-  auto& wished = whole_.at(k).wish = wish(n);
+  auto& wished = whole_.at(k).preferred = wish(n);
   // What is placed in an array is made as the array lies.
   if (wished.dims.empty() && rules::writes_into(node(n))) wished.dims = first(operand(n, 0)).dims;
-  for (int i = end; i-- > before;) whole_.wish_below(i, before);
+  for (int i = end; i-- > before;) whole_.propagate_preferred(i, before);
   fit_tables();
-  for (int i = before; i < end; ++i) whole_.at(i).stands_for = n;
+  for (int i = before; i < end; ++i) whole_.at(i).expansion_of = n;
   for (int i = before; i < end; ++i) compute(i);
   compute(k);
   now_.at(n).instead = k;
@@ -215,7 +222,7 @@ NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
   if (std::none_of(made.partial.begin(), made.partial.end(),
                    [](auto& p) { return p.second == Monoid::sum; }))
     return nullptr;
-  At due(me->origin);
+  OriginScope due(me->origin);
   auto wide = widened(me);
   return wide->op == me->op ? prim::cast(wide, me->dtype) : nullptr;
 }
@@ -227,22 +234,22 @@ NodePtr Planner::apart_from_base(int n, const Sharding& made) {
   if (!monoid || generated(operand(n, 0))) return nullptr;
   bool gathered = !made.partial.empty() && !first(operand(n, 0)).dims.empty();
   if (!gathered && decided(n) != kMoved) return nullptr;
-  At due(me.origin);
+  OriginScope due(me.origin);
   auto in = me.in;
   in[0] = prim::fit(prim::identity(*monoid, me.dtype), me.axes);
-  return prim::map(prim::pairwise(*monoid), {me.in[0], prim::remade(me, in, me.axes)}, me.dtype,
+  return prim::map(prim::pairwise(*monoid), {me.in[0], prim::rebuilt(me, in, me.axes)}, me.dtype,
                    &me.axes);
 }
 // Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted
 // there.
 bool Planner::leave_to_readers(int n) {
   auto& me = node(n);
-  if (!rules::made_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me))
+  if (!rules::computable_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me))
     return false;
   int deep = 0;
   for (int x : whole_.at(n).in) {
     if (x < 0) continue;
-    if (!first(x).whole()) return false;
+    if (!first(x).is_replicated()) return false;
     deep = std::max(deep, int(now_.at(x).lazy));
   }
   if (deep < kDeep) now_.at(n).lazy = char(deep + 1);
@@ -257,7 +264,7 @@ Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
     keep.assign(me.in.size(), {});
     for (std::size_t k = 0; k < me.in.size(); ++k) {
       int operand = whole_.at(n).in[k];
-      if (operand < 0 || only_waits(me, k)) continue;
+      if (operand < 0 || is_order_only(me, k)) continue;
       for (auto [x, m] : first(operand).partial) {
         auto how = rides(n, k, x, m, work);
         if (how == Rides::larger) contest(n, kRides);
@@ -265,13 +272,13 @@ Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
           keep[k].push_back({x, m});
           continue;
         }
-        if (work.cuts(x)) continue;
+        if (work.uses(x)) continue;
         auto [name, cut] = landing(operand, x);
         if (!name) continue;
         Sharding landed;
         landed.set(name, cut);
         auto before = work;
-        for (auto& [point, c] : rules::wanted(me, k, landed, mesh_).dims)
+        for (auto& [point, c] : rules::work_sharding(me, k, landed, mesh_).dims)
           assign(me, work, point, c);
         if (!(work == before)) return false;
       }
@@ -287,57 +294,59 @@ void Planner::compute_op(int n) {
   Sharding work, usual;
   Pending keep;
   {
-    At due(me.origin);
+    OriginScope due(me.origin);
     work = usual = work_of(n, kUsual);
     if (int follow = decided(n); follow != kUsual)
       if (auto other = otherwise_cut(n, usual, follow)) work = *other;
     keep = ride_or_land(n, work);
   }
-  if (auto axis = rules::shifted(me); axis && !work.cut(axis).empty()) return shift(n, work);
+  if (auto axis = rules::shifted(me); axis && !work.mesh_axes(axis).empty()) return shift(n, work);
   Sharding kept;
   for (auto& k : keep)
-    for (auto& [x, m] : k) kept.pend(x, m);
-  auto made = rules::made(me, work);
-  for (auto& [x, m] : kept.partial) made.pend(x, m);
+    for (auto& [x, m] : k) kept.add_partial(x, m);
+  auto made = rules::result_sharding(me, work);
+  for (auto& [x, m] : kept.partial) made.add_partial(x, m);
   if (auto wide = in_wider_sums(n, made)) return plan_instead(n, wide);
   if (auto apart = apart_from_base(n, made)) return plan_instead(n, apart);
   if (regroup(n, work, kept)) return;
   double paid = now_.plan.bytes;
   compute_at(n, work, keep, kept, made);
   bool pays = now_.plan.bytes > paid || (rules::picks(me) && !made.partial.empty());
-  for (auto& [x, m] : made.partial) pays |= wish(n).cuts(x);
+  for (auto& [x, m] : made.partial) pays |= wish(n).uses(x);
   if (pays) contest_cuts(n, usual);
 }
 void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const Sharding& kept,
                          const Sharding& made) {
   auto& me = node(n);
   const auto in = whole_.at(n).in;  // a copy: the whole may grow
-  Version s{
-      .kind = Version::Kind::compute, .node = n, .at = made, .own_turns = !own_turns(n).empty()};
+  Version s{.kind = Version::Kind::compute,
+            .node = n,
+            .at = made,
+            .local_iterations = !own_turns(n).empty()};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
       s.in.push_back(-1);
       continue;
     }
-    if (only_waits(me, k)) {
+    if (is_order_only(me, k)) {
       s.in.push_back(obtain(in[k], first(in[k])));
       continue;
     }
     auto need = needed(n, k, work);
-    for (auto& [x, m] : keep[k]) need.pend(x, m);
-    if (rules::together(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
+    for (auto& [x, m] : keep[k]) need.add_partial(x, m);
+    if (rules::partial_together(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
     if (rules::writes_into(me) && k == 0) need.partial = made.partial;  // the base counts once
-    if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty())
-      move_base(in[k], need.without_pending());
+    if (Sharding left; rules::work_sharding(me, k, first(in[k]), mesh_, &left), !left.dims.empty())
+      move_base(in[k], need.without_partial());
     s.in.push_back(obtain(in[k], need));
   }
   put_first(n, std::move(s),
-            me.op->kind == Kind::view ? 0 : local_size(rules::points(me), work, mesh_));
+            me.op->kind == Kind::view ? 0 : local_size(rules::iteration_axes(me), work, mesh_));
 }
 void Planner::contest_cuts(int n, const Sharding& usual) {
   auto& in = whole_.at(n).in;
   for (int k : {kMoved, kWish, 0, 1}) {
-    bool can = k < 0 ? k != kMoved || !prim::tells_little(node(n))
+    bool can = k < 0 ? k != kMoved || !prim::sends_least_blockwise(node(n))
                      : k < int(in.size()) && in[std::size_t(k)] >= 0;
     if (contests_ && can && otherwise_cut(n, usual, k)) contest(n, k);
   }

@@ -10,8 +10,8 @@
 #include <unordered_map>
 
 #include "graph/loop.h"
-#include "ops/by_blocks.h"
-#include "compile/sharding/moves.h"
+#include "ops/blockwise.h"
+#include "compile/sharding/planned_collectives.h"
 #include "compile/sharding/partition_options.h"
 #include "compile/sharding/rules.h"
 #include "compile/sharding/reshard.h"
@@ -29,49 +29,52 @@ struct Version {
     shift,
     // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
     regroup,
-    hop,
-    visit,  // in a loop that goes round: the block of the device whose turn this is
-    back,   // what such a turn made of a block, sent back to the device that has the block
+    reshard,
+    ring_receive,  // in a loop that goes round: the block of the device whose turn this is
+    ring_return,   // what such a turn made of a block, sent back to the device that has the block
     loop,
     result,  // of a loop
   } kind = Kind::given;
   int node = -1, body = 0;
   Sharding at = {};
   std::vector<int> in = {};  // versions, one for each operand (-1: none)
-  Hop hop = {};
-  std::vector<Piece> pieces = {};  // shift, regroup: `array` says which of `in`
-  bool own_turns = false;          // compute: a slice that counts the turns of this device
-  int loop = -1;                   // loop, result, carry: which of the plan's loops
-  std::size_t result = 0;          // result, carry: which of the loop's
+  ReshardStep reshard_step = {};
+  std::vector<CopyBox> copy_boxes = {};  // shift, regroup: `array` says which of `in`
+  bool local_iterations = false;         // compute: a slice that counts the turns of this device
+  int loop = -1;                         // loop, result, carry: which of the plan's loops
+  std::size_t result = 0;                // result, carry: which of the loop's
   bool live = false;
   int bucket = -1;  // versions with one bucket are one call
   // a gather: the contraction that takes its blocks one by one, so that it is never made
   int ring = -1;
   int cause = -1;  // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
-  bool goes_round() const { return kind == Kind::visit || kind == Kind::back; }
+  bool in_ring_loop() const { return kind == Kind::ring_receive || kind == Kind::ring_return; }
   bool sums() const {
-    return kind == Kind::hop &&
-           (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter);
+    return kind == Kind::reshard && (reshard_step.kind == ReshardStep::Kind::all_reduce ||
+                                     reshard_step.kind == ReshardStep::Kind::reduce_scatter);
   }
-  bool gathers() const { return live && kind == Kind::hop && hop.kind == Hop::Kind::all_gather; }
-  bool talks() const {
-    return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) ||
-           ((moves() || goes_round()) && hop.bytes > 0);
+  bool gathers() const {
+    return live && kind == Kind::reshard && reshard_step.kind == ReshardStep::Kind::all_gather;
+  }
+  bool communicates() const {
+    return (kind == Kind::reshard && reshard_step.kind >= ReshardStep::Kind::reduce_scatter) ||
+           ((moves() || in_ring_loop()) && reshard_step.bytes > 0);
   }
 };
 struct Body {  // the top, or a body of a loop
   int parent = -1, loop = -1;
   std::size_t number = 0;          // of the loop's bodies
-  double turns = 1;                // of all loops around it
+  double iterations = 1;           // of all loops around it
   std::vector<int> versions = {};  // what is made here, in order
 };
 struct LoopPlan {
   int node = -1;
   std::vector<int> bodies = {};  // of each body
-  Cut shared_by = {};  // mesh axes that share the turns: each device walks its own block of them
+  MeshAxes shared_by =
+      {};  // mesh axes that share the turns: each device walks its own block of them
   // or the one whose blocks go round: each device makes all turns, from its own on
-  Cut round = {};
+  MeshAxes ring_axes = {};
   std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
   std::vector<std::vector<int>> value = {};    // [result][body]: versions
   std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
@@ -101,20 +104,20 @@ struct Plan {
 // loop.
 std::vector<std::vector<int>> readers_of(const Plan&);
 
-struct Whole;
+struct GlobalGraph;
 // Of the body of a loop that goes round: does it stand under masks, and make no other call? Then
 // each of its calls says on which devices it is needed. (rounds.cpp)
-bool may_spare(const Plan&, const Whole&, int body);
+bool may_skip(const Plan&, const GlobalGraph&, int body);
 
 // The graph of the whole, and what is known of it before anything is cut. Grows when an op is said
 // in terms of others. (whole.cpp)
-struct Whole {
+struct GlobalGraph {
   // the top, or a body: its nodes, inputs first, and who reads them there (-1: what comes out)
   struct Level {
     std::vector<int> order;
     std::unordered_map<int, std::vector<int>> users;
   };
-  struct WholeValue {
+  struct GlobalValue {
     NodePtr node;
     std::vector<int> in = {};  // operands; -1: none
     bool generated = false;    // made of numbers and positions: anywhere, at no traffic
@@ -122,25 +125,25 @@ struct Whole {
     bool of_inputs = false;
     // made of what these loops carry, by their first indices
     std::vector<const Node*> carried = {};
-    int stands_for = -1;  // which op it helps to say in terms of others; -1: it is the user's own
-    Sharding wish = {};   // what later readers will want it cut by
+    int expansion_of = -1;  // which op it helps to say in terms of others; -1: it is the user's own
+    Sharding preferred = {};  // what later readers will want it cut by
   };
-  std::vector<WholeValue> values;
+  std::vector<GlobalValue> values;
   std::vector<int> roots;
   const Mesh& mesh;
 
-  Whole(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
+  GlobalGraph(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
   int id(const NodePtr&);
-  WholeValue& at(int n) { return values[std::size_t(n)]; }
-  const WholeValue& at(int n) const { return values[std::size_t(n)]; }
+  GlobalValue& at(int n) { return values[std::size_t(n)]; }
+  const GlobalValue& at(int n) const { return values[std::size_t(n)]; }
   const NodePtr& ptr(int n) const { return at(n).node; }
   const Node& node(int n) const { return *ptr(n); }
   int find(const Node* n) const;      // -1: not here
-  const Node& written(int n) const {  // the op of the user's that it helps to make
-    while (at(n).stands_for >= 0) n = at(n).stands_for;
+  const Node& user_op(int n) const {  // the op of the user's that it helps to make
+    while (at(n).expansion_of >= 0) n = at(n).expansion_of;
     return node(n);
   }
-  bool weight(int n) const { return at(n).of_inputs && is_float(node(n).dtype); }
+  bool is_weight(int n) const { return at(n).of_inputs && is_float(node(n).dtype); }
   // that it is, or that it is made of (of_inputs); null: it is something else
   const Node* input(int n) const;
   double bytes(int n, const Sharding& at) const {  // on one device
@@ -150,19 +153,19 @@ struct Whole {
   // Does it change from turn to turn of this body? So does what a loop inside of it carries, if
   // that loop does.
   bool changes_in(const Node&, const Loop&, std::size_t body) const;
-  bool decides(int loop) const;  // has it a flag without which there is no turn?
+  bool is_guarded(int loop) const;  // has it a flag without which there is no turn?
   // hands n's wish to its operands, those numbered `least` or later
-  void wish_below(int n, int least = 0);
+  void propagate_preferred(int n, int least = 0);
 
  private:
   std::unordered_map<const Node*, int> ids_;
   std::unordered_map<const Node*, const Node*> loops_;  // by their first indices
   std::map<std::pair<int, std::size_t>, Level> levels_;
-  void wish_for(int n, const Sharding&);
-  void wishes(const std::vector<Sharding>& wanted);
+  void prefer(int n, const Sharding&);
+  void init_preferred(const std::vector<Sharding>& wanted);
 };
 
-using prim::kSmall;
+using prim::kNegligibleBytes;
 // bytes on one device: waiting for more would keep too much live
 constexpr double kBucket = 32 << 20;
 
@@ -182,7 +185,7 @@ struct Choices {
 // What is planned so far, and questions about it; no question changes anything. (planned.cpp)
 class Planned {
  protected:
-  Planned(Whole&, const PartitionOptions&);
+  Planned(GlobalGraph&, const PartitionOptions&);
 
   struct Draft {  // all that a second attempt starts from again
     Plan plan;
@@ -201,7 +204,7 @@ class Planned {
     int loop;
     std::size_t number;
     int body;
-    Cut shared_by = {}, round = {};
+    MeshAxes shared_by = {}, round = {};
   };
   struct Offer {
     double cost = 0;
@@ -215,7 +218,7 @@ class Planned {
   const NodePtr& ptr(int n) const { return whole_.ptr(n); }
   int operand(int n, std::size_t k) const { return whole_.at(n).in[k]; }
   bool generated(int n) const { return whole_.at(n).generated; }
-  const Sharding& wish(int n) const { return whole_.at(n).wish; }
+  const Sharding& wish(int n) const { return whole_.at(n).preferred; }
   const Version& version(int s) const { return now_.plan.version(s); }
   const std::vector<int>& versions(int n) const { return now_.at(n).versions; }
   bool lazy(int n) const { return now_.at(n).lazy; }
@@ -226,12 +229,12 @@ class Planned {
   int decided(int n) const;
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
-  double turns_of(int n) const { return now_.plan.body(body_of(n)).turns; }
+  double turns_of(int n) const { return now_.plan.body(body_of(n)).iterations; }
   // Mesh axes that share the turns of the loops around: they cut nothing inside. Nor, in a loop
   // whose turns a flag decides about, what is the same in all turns: devices with other turns may
   // have another flag.
-  Cut taken(const Node&) const;
-  Cut own_turns(int n) const;  // those of the loop whose turns this slice counts
+  MeshAxes taken(const Node&) const;
+  MeshAxes own_turns(int n) const;  // those of the loop whose turns this slice counts
   Sharding needed(int n, std::size_t k, const Sharding& work) const;
   const std::vector<int>& users(int n) const;
   const Sharding& first(int n) const;  // as it was computed, or as a constraint says
@@ -241,11 +244,11 @@ class Planned {
   // ---- how an op may be cut (cuts.cpp) ----
   Sharding work_of(int n, int follow) const;
   std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
-  void assign(const Node&, Sharding& work, Name, const Cut&) const;
+  void assign(const Node&, Sharding& work, Name, const MeshAxes&) const;
   void displace(int n, Sharding& work, int follow) const;
   void cut_rows(int n, Sharding& work) const;
   Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
-  std::pair<Name, Cut> landing(int n, int x) const;
+  std::pair<Name, MeshAxes> landing(int n, int x) const;
   int awaited(int n) const;          // whose cut says whether n is put off; -1: it is not
   bool waits_to_shift(int x) const;  // a slice that is put off
   // `awaited` is planned: will others read through n rather than read it?
@@ -256,14 +259,14 @@ class Planned {
 
   // ---- loops (planner_loops.cpp) ----
   bool accumulates(int loop, std::size_t k, std::size_t body) const;
-  bool shares_work(int loop, Name walked, const Cut& devices) const;
+  bool shares_work(int loop, Name walked, const MeshAxes& devices) const;
   bool reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const;
-  Cut shared_turns(int loop) const;
-  Cut goes_round(int loop) const;  // rounds.cpp
+  MeshAxes shared_turns(int loop) const;
+  MeshAxes goes_round(int loop) const;  // rounds.cpp
   Sharding kept(int n, const LoopResult&) const;
   Sharding resolved(int n) const;  // nothing pending, where it is wanted
 
-  Whole& whole_;  // grows when an op is said in terms of others, and remembers its levels
+  GlobalGraph& whole_;  // grows when an op is said in terms of others, and remembers its levels
   const Mesh& mesh_;
   const PartitionOptions& options_;
   const Choices* choices_ = nullptr;
@@ -283,7 +286,7 @@ struct Run {
 // The plan in the making: each op in turn. (planner.cpp)
 class Planner : Planned {
  public:
-  Planner(Whole&, const PartitionOptions&, const std::vector<PartitionInput>&,
+  Planner(GlobalGraph&, const PartitionOptions&, const std::vector<PartitionInput>&,
           const std::vector<Sharding>& wanted);
   Run run(const Choices&, bool contest);  // contest: say what may be decided otherwise
 
@@ -351,41 +354,46 @@ class Planner : Planned {
 struct Planner::LoopAttempt {
   int n;  // the node
   const Loop& l;
-  int loop;     // of the plan
-  Cut blocked;  // mesh axes that share turns: they cut nothing inside
-  bool last;    // the carries stay as they are
+  int loop;          // of the plan
+  MeshAxes blocked;  // mesh axes that share turns: they cut nothing inside
+  bool last;         // the carries stay as they are
   std::vector<Sharding> carried;
   LoopPlan plan;
   bool changed = false;
 };
 
-// ---- each in the file of its name; best: search.cpp, unasked: asked.cpp, said, moves_of:
-// report.cpp ---- what `shard` asks for; raises where it was written (whole.cpp)
+// ---- each in the file of its name; best: search.cpp, unasked: asked.cpp, said,
+// planned_collectives: report.cpp ---- what `shard` asks for; raises where it was written
+// (whole.cpp)
 Sharding constraint(const Node& pin, const Mesh&);
-const char* said(const Node&);  // the op as users know it; of a constraint, the op that wants it
+const char* user_op_name(
+    const Node&);  // the op as users know it; of a constraint, the op that wants it
 // The run that sends least, of those that are fair; strict: of those with no more gathers that
 // nobody asked for.
-Plan best(Whole&, Planner&, bool strict);
-std::ptrdiff_t unasked(const Plan&, const Whole&);  // gathers that nobody asked for
+Plan best_plan(GlobalGraph&, Planner&, bool strict);
+std::ptrdiff_t unrequested_gathers(const Plan&,
+                                   const GlobalGraph&);  // gathers that nobody asked for
 // for people (print.cpp)
-std::string to_string(const Plan&, const Whole&, const Gradients* = nullptr);
+std::string to_string(const Plan&, const GlobalGraph&, const Gradients* = nullptr);
 // Raises. wanted: how the results should lie, nothing pending that is not wanted so; null: it is
 // not known.
-void verify(const Plan&, const Whole&, const char* after,
+void verify(const Plan&, const GlobalGraph&, const char* after,
             const std::vector<Sharding>* wanted = nullptr);
 // What a device made of each version (null: nothing): its block, of the positions that the plan
 // says. Raises.
-void verify_device(const Plan&, const Whole&, int device, const std::vector<NodePtr>& made,
+void verify_device(const Plan&, const GlobalGraph&, int device, const std::vector<NodePtr>& made,
                    const char* after);
 // The roots, with loops that keep what later loops would have to send again. (residuals.cpp)
-Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
+Nodes with_residuals(const Nodes& roots, const Plan&, GlobalGraph&, bool gathers_too);
 // weights, in each turn over microbatches, and for the backward pass
-void regather(Plan&, const Whole&);
-void ring(Plan&, const Whole&);  // gathers that one contraction reads are taken block by block
-void bucket(Plan&, const Whole&, bool overlap);  // collectives that can be one call are
-void drop_dead(Plan&);                           // (bucket.cpp)
-std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
-Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device,
-           Nodes& placeholders, bool verify);
+void regather(Plan&, const GlobalGraph&);
+void ring(Plan&,
+          const GlobalGraph&);  // gathers that one contraction reads are taken block by block
+void bucket(Plan&, const GlobalGraph&, bool overlap);  // collectives that can be one call are
+void drop_dead_versions(Plan&);                        // (bucket.cpp)
+std::vector<PlannedCollective> planned_collectives(const Plan&, const GlobalGraph&,
+                                                   const Gradients* = nullptr);  // in order
+Nodes emit(const Plan&, const GlobalGraph&, const std::vector<PartitionInput>&, const Mesh&,
+           int device, Nodes& placeholders, bool verify);
 
 }  // namespace haliax::partitioning

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/by_blocks.h"
+#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -11,11 +11,11 @@ namespace haliax::partitioning {
 // An op that needs an axis whole, by blocks of it; null: all at once.
 NodePtr Planner::otherwise(int n) {
   auto& me = node(n);
-  if (!me.op->by_blocks) return nullptr;
+  if (!me.op->blockwise) return nullptr;
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = blocks_along(op, axis, least);
-    auto made = goes_by_blocks(op, axis, least) ? prim::by_blocks(ptr(n), axis, blocks) : nullptr;
-    if (made && !prim::tells_little(op))
+    auto made = goes_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
+    if (made && !prim::sends_least_blockwise(op))
       for (int way : {kWhole, kMoved}) contest(whole_.find(&op), way);
     return made;
   };
@@ -23,13 +23,13 @@ NodePtr Planner::otherwise(int n) {
   if (prim::is_top_k(top))
     return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
   for (auto& a : me.in[0]->axes)
-    if (along(me, 0, a.name).way == Along::Way::whole)
+    if (along(me, 0, a.name).way == Along::Way::full)
       if (auto made = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name))) return made;
   // all of an axis that its operand lacks, or has made of numbers
   for (auto& [axis, cut] : wish(n).dims)
     if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
-        along(me, kResultSide, axis).way == Along::Way::whole)
-      if (auto made = prim::by_blocks(ptr(n), axis, ranks(mesh_, cut))) return made;
+        along(me, kResultSide, axis).way == Along::Way::full)
+      if (auto made = prim::blockwise(ptr(n), axis, ranks(mesh_, cut))) return made;
   return nullptr;
 }
 
@@ -61,30 +61,30 @@ void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
   const auto in = whole_.at(n).in;  // a copy: the whole may grow
   Name axis = rules::shifted(me);
-  Version s{.kind = Version::Kind::shift, .node = n, .at = rules::made(me, work)};
-  std::vector<Piece> moving;
+  Version s{.kind = Version::Kind::shift, .node = n, .at = rules::result_sharding(me, work)};
+  std::vector<CopyBox> moving;
   std::int64_t done_to = 0;
-  auto read = [&](int x, Stretch r) {
+  auto read = [&](int x, AxisSegment r) {
     if (waits_to_shift(x)) {
-      auto below = node(x).op->stretches(node(x))[0];
+      auto below = node(x).op->segments(node(x))[0];
       r.from = below.from + r.from * below.step;
       r.step *= below.step;
       x = operand(x, 0);
     }
-    auto need = rules::needed(me, 0, work, mesh_);
+    auto need = rules::operand_sharding(me, 0, work, mesh_);
     if (!generated(x)) {
-      auto cut = first(x).cut(axis);
+      auto cut = first(x).mesh_axes(axis);
       // Where another axis is to be cut so too, x is sent from where it lies.
       if (std::any_of(need.dims.begin(), need.dims.end(),
-                      [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
+                      [&](auto& d) { return d.first != axis && d.second.overlaps(cut); }))
         need.dims = first(x).dims;
       need.set(axis, cut);
     }
     Axes axes;  // in the order of the result's
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
     s.in.push_back(obtain(x, need));
-    s.pieces.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
-    if (!need.cut(axis).empty()) moving.push_back(s.pieces.back());
+    s.copy_boxes.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
+    if (!need.mesh_axes(axis).empty()) moving.push_back(s.copy_boxes.back());
     done_to = r.to + r.size;
   };
   auto zeros = [&](std::int64_t to) {
@@ -96,15 +96,15 @@ void Planner::shift(int n, const Sharding& work) {
     fit_tables();
     read(x, {.to = done_to, .size = to - done_to});
   };
-  for (auto& r : me.op->stretches(me)) {
+  for (auto& r : me.op->segments(me)) {
     zeros(r.to);
     read(in[r.operand], r);
   }
 
   zeros(haliax::find(me, axis)->size);
-  s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
-           exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
-  now_.plan.bytes += s.hop.bytes * turns_of(n);
+  s.reshard_step = {ReshardStep::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
+                    exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
+  now_.plan.bytes += s.reshard_step.bytes * turns_of(n);
   put_first(n, std::move(s), local_size(me.axes, work, mesh_));
 }
 
@@ -120,26 +120,26 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& long_form = flattens ? me : node(x);   // with the axis
   auto& short_form = flattens ? node(x) : me;  // with the parts
   Sharding left, target;
-  rules::wanted(me, 0, first(x), mesh_, &left);
+  rules::work_sharding(me, 0, first(x), mesh_, &left);
   Axes parts;
   for (auto p : attr.parts) parts.push_back(*haliax::find(short_form, p));
   auto lie = [&](const Sharding& s) {
-    Lie l{parts, {}};
-    for (auto& p : parts) l.cuts.push_back(s.cut(p.name));
+    AxisLayout l{parts, {}};
+    for (auto& p : parts) l.cuts.push_back(s.mesh_axes(p.name));
     return l;
   };
-  auto unused = [&](const Cut& c, const Sharding& also) {
-    return !c.meets(taken(me)) && std::none_of(c.begin(), c.end(), [&](int m) {
-      return work.cuts(m) || also.cuts(m) || first(x).pending(m);
+  auto unused = [&](const MeshAxes& c, const Sharding& also) {
+    return !c.overlaps(taken(me)) && std::none_of(c.begin(), c.end(), [&](int m) {
+      return work.uses(m) || also.uses(m) || first(x).is_partial(m);
     });
   };
-  auto over = flattens ? lie(left).over() : left.cut(flat);
+  auto over = flattens ? lie(left).over() : left.mesh_axes(flat);
   if (left.dims.empty() || !unused(over, {})) return false;
   contest(n, kWhole);
   // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that
   // is cut evenly, or the largest.
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
-    if (auto c = wish(n).cut(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
+    if (auto c = wish(n).mesh_axes(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
   if (target.dims.empty() && flattens) target.set(flat, over);
   if (target.dims.empty()) {
     auto even = std::find_if(parts.begin(), parts.end(),
@@ -150,18 +150,18 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
     target.set(even->name, over);
   }
 
-  auto need = rules::needed(me, 0, work, mesh_);
+  auto need = rules::operand_sharding(me, 0, work, mesh_);
   for (auto& [name, cut] : left.dims) need.set(name, cut);
-  Version s{.kind = Version::Kind::regroup, .node = n, .at = rules::made(me, work)};
+  Version s{.kind = Version::Kind::regroup, .node = n, .at = rules::result_sharding(me, work)};
   for (auto& [name, cut] : target.dims) s.at.set(name, cut);
   need.partial = s.at.partial = keep.partial;
   s.in = {obtain(x, need)};
-  Piece p{.axes = long_form.axes, .at = need, .axis = flat};
-  (flattens ? p.given : p.taken) = lie(flattens ? need : s.at);
-  s.pieces = {p};
-  s.hop = {Hop::Kind::exchange, s.at, exchange_over(s.pieces, p.axes, s.at), flat,
-           exchange_bytes(s.pieces, p.axes, s.at, bytes_of(me.dtype), mesh_)};
-  now_.plan.bytes += s.hop.bytes * turns_of(n);
+  CopyBox p{.axes = long_form.axes, .at = need, .axis = flat};
+  (flattens ? p.source_layout : p.result_layout) = lie(flattens ? need : s.at);
+  s.copy_boxes = {p};
+  s.reshard_step = {ReshardStep::Kind::exchange, s.at, exchange_over(s.copy_boxes, p.axes, s.at),
+                    flat, exchange_bytes(s.copy_boxes, p.axes, s.at, bytes_of(me.dtype), mesh_)};
+  now_.plan.bytes += s.reshard_step.bytes * turns_of(n);
   put_first(n, std::move(s), 0);  // a view computes nothing
   return true;
 }

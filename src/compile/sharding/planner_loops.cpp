@@ -10,8 +10,8 @@ namespace haliax::partitioning {
 namespace {
 constexpr int kAttempts = 4;
 
-Sharding without(Sharding s, const Cut& blocked) {  // what these mesh axes cut is whole
-  std::erase_if(s.dims, [&](auto& d) { return d.second.meets(blocked); });
+Sharding without(Sharding s, const MeshAxes& blocked) {  // what these mesh axes cut is whole
+  std::erase_if(s.dims, [&](auto& d) { return d.second.overlaps(blocked); });
   return s;
 }
 }  // namespace
@@ -26,7 +26,8 @@ bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
     if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
     at = u->second[0];
     auto& op = *node(at).op;
-    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::costs_nothing(node(at))))
+    if (op.linear != Linear::all &&
+        !(op.linear == Linear::moves && rules::is_free_to_recompute(node(at))))
       return false;
   }
   if (at != value) return false;
@@ -35,14 +36,14 @@ bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
 }
 // Does the mapping say that these devices share the work of each turn, along an axis that is not
 // the one walked?
-bool Planned::shares_work(int loop, Name walked, const Cut& devices) const {
+bool Planned::shares_work(int loop, Name walked, const MeshAxes& devices) const {
   const auto inside = whole_.level(loop, 0).order;
   return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
     if (node(s).op == &kLoop) return shares_work(s, walked, devices);
-    if (node(s).op != &prim::kPin) return false;
+    if (node(s).op != &prim::kShardingConstraint) return false;
     auto at = constraint(node(s), mesh_);
     return std::any_of(at.dims.begin(), at.dims.end(),
-                       [&](auto& d) { return d.first != walked && d.second.meets(devices); });
+                       [&](auto& d) { return d.first != walked && d.second.overlaps(devices); });
   });
 }
 // Does anything in these nodes, or in the loops among them, read more of x along an axis than the
@@ -66,12 +67,12 @@ bool Planned::reads_more(const std::vector<int>& order, int x, Name axis, const 
 // What a loop walks may be cut along the axis that it walks. If no turn needs what another has
 // left, each device walks its own block: sums over the turns are pending then, and what is stacked
 // is cut as what is walked.
-Cut Planned::shared_turns(int n) const {
+MeshAxes Planned::shared_turns(int n) const {
   auto& l = loop_of(node(n));
   if (l.index.size() != 1) return {};
   for (std::size_t k = 0; k < l.results.size(); ++k)
     if (l.results[k].carry && !accumulates(n, k, 0)) return {};
-  Cut turns;
+  MeshAxes turns;
   std::int64_t most = 0;
   auto walks = [&](const Node& s) {
     return is_slice_at(s, l.index[0].get()) && !varies_in(*s.in[0], l, 0);
@@ -82,7 +83,7 @@ Cut Planned::shared_turns(int n) const {
     if (!walks(me)) continue;
     auto& walked = *haliax::find(*me.in[0], SliceAttr::of(me).axis);
     if (walked.size != l.axis.size || SliceAttr::of(me).start != 0) return {};
-    auto cut = first(operand(s, 0)).cut(walked.name);
+    auto cut = first(operand(s, 0)).mesh_axes(walked.name);
     if (!cut.empty() && me.in[0]->bytes() > most) {
       turns = cut;
       most = me.in[0]->bytes();
@@ -95,22 +96,23 @@ Cut Planned::shared_turns(int n) const {
       auto& mapping = node(s).origin.mapping;
       if (x < 0 || !mapping || !whole_.at(x).of_inputs || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
-        if (cut.meets(turns) && mapping->find(name) && reads_more(order, x, name, l.index[0].get()))
+        if (cut.overlaps(turns) && mapping->find(name) &&
+            reads_more(order, x, name, l.index[0].get()))
           return {};
     }
   auto blocks = ranks(mesh_, turns), chunk = int(prim::index_chunk(*l.index[0]));
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
-  return even && !turns.meets(taken(node(n))) ? turns : Cut();
+  return even && !turns.overlaps(taken(node(n))) ? turns : MeshAxes();
 }
 Sharding Planned::resolved(int n) const {
   auto at = first(n);
-  if (generated(n) || lazy(n)) return wish(n).on(node(n).axes).without_pending();
+  if (generated(n) || lazy(n)) return wish(n).on(node(n).axes).without_partial();
   auto pending = at.partial;
   at.partial.clear();
   for (auto [x, m] : pending) {
     auto [name, cut] = landing(n, x);
-    bool taken = !name || !has(node(n).axes, name) || !at.cut(name).empty();
-    for (int y : cut) taken |= at.cuts(y);
+    bool taken = !name || !has(node(n).axes, name) || !at.mesh_axes(name).empty();
+    for (int y : cut) taken |= at.uses(y);
     if (!taken) at.set(name, cut);
   }
   return at;
@@ -157,7 +159,7 @@ void Planner::loop(int n) {
   for (auto& c : carried) c = without(c, blocked);
   for (int attempt = 1;; ++attempt) {
     auto before = now_;
-    LoopPlan plan{.node = n, .shared_by = turns, .round = round};
+    LoopPlan plan{.node = n, .shared_by = turns, .ring_axes = round};
     LoopAttempt a{
         n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
     now_.plan.loops.push_back({.node = n});
@@ -179,9 +181,9 @@ void Planner::plan_body(LoopAttempt& a, std::size_t b) {
   auto& results = a.l.results;
   int parent = body_of(a.n), body = int(now_.plan.bodies.size());
   auto own = double(trips(a.l, b)) / ranks(mesh_, a.plan.shared_by);
-  now_.plan.bodies.push_back({parent, a.loop, b, now_.plan.body(parent).turns * own, {}});
+  now_.plan.bodies.push_back({parent, a.loop, b, now_.plan.body(parent).iterations * own, {}});
   a.plan.bodies.push_back(body);
-  open_.push_back({a.n, b, body, a.plan.shared_by, a.plan.round});
+  open_.push_back({a.n, b, body, a.plan.shared_by, a.plan.ring_axes});
   for (std::size_t k = 0; k < results.size(); ++k) {
     if (!results[k].carry) continue;
     int c = whole_.id(results[k].carry);
@@ -205,26 +207,27 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
   int v = whole_.id(r.value[b]);
   bool loose = generated(v) || lazy(v), stacks = r.fold == Fold::stack;
-  bool returned = stacks && !loose && !a.plan.round.empty() && first(v).pending(a.plan.round[0]);
+  bool returned =
+      stacks && !loose && !a.plan.ring_axes.empty() && first(v).is_partial(a.plan.ring_axes[0]);
   if (returned) {
     inside = first(v);
     inside.set(a.l.axis.name, {});
     a.plan.value[k].push_back(sent_back(a, v, inside));
     inside = at = version(a.plan.value[k].back()).at;
-    at.set(a.l.axis.name, a.plan.round);
+    at.set(a.l.axis.name, a.plan.ring_axes);
     return;
   }
   if (r.carry) {
     auto natural = loose ? carried : first(v);
-    if (!a.last && carried.whole() && !natural.dims.empty()) {
+    if (!a.last && carried.is_replicated() && !natural.dims.empty()) {
       carried.dims = natural.dims;
       a.changed = true;
     }
 
     if (!a.last && accumulates(a.n, k, b))
       for (auto [x, m] : natural.partial)
-        if (m == Monoid::sum && !carried.pending(x) && !carried.cuts(x)) {
-          carried.pend(x, m);
+        if (m == Monoid::sum && !carried.is_partial(x) && !carried.uses(x)) {
+          carried.add_partial(x, m);
           a.changed = true;
         }
 
@@ -241,7 +244,7 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   if (stacks && !r.carry)
     at.set(a.l.axis.name, a.plan.shared_by);
   else
-    for (int x : a.plan.shared_by) at.pend(x, r.carry ? Monoid::sum : r.monoid);
+    for (int x : a.plan.shared_by) at.add_partial(x, r.carry ? Monoid::sum : r.monoid);
 }
 // What a body made belongs to this body alone.
 void Planner::forget_body(const Loop& l, std::size_t b) {

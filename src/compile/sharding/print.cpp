@@ -4,15 +4,16 @@
 namespace haliax::partitioning {
 namespace {
 
-const char* const kKinds[] = {"given", "carry", "generate", "compute", "shift", "regroup",
-                              "hop",   "visit", "back",     "loop",    "result"};
-const char* const kHops[] = {"slice",    "pend",       "reduce-scatter",
-                             "exchange", "all-reduce", "all-gather"};
+const char* const kKinds[] = {"given",       "carry",   "generate", "compute",
+                              "shift",       "regroup", "reshard",  "ring-receive",
+                              "ring-return", "loop",    "result"};
+const char* const kReshardNames[] = {"slice",    "make-partial", "reduce-scatter",
+                                     "exchange", "all-reduce",   "all-gather"};
 
 struct PlanPrinter {
   const Plan& plan;
-  const Whole& whole;
-  const Requests requests;
+  const GlobalGraph& whole;
+  const GatherReasons gather_reasons;
   std::string text = {};
 
   std::string at(const Version& s) const {
@@ -34,17 +35,19 @@ struct PlanPrinter {
   void line(int k, const std::string& indent) {
     auto& s = plan.version(k);
     auto& n = whole.node(s.node);
-    auto* kind = s.kind == Version::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)];
+    auto* kind = s.kind == Version::Kind::reshard ? kReshardNames[int(s.reshard_step.kind)]
+                                                  : kKinds[int(s.kind)];
     text += indent + "#" + std::to_string(k) + " " + kind;
     text += " " + op(s.node) + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
     for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
-    if (s.hop.bytes > 0) text += "  " + std::to_string(std::int64_t(s.hop.bytes)) + " bytes";
+    if (s.reshard_step.bytes > 0)
+      text += "  " + std::to_string(std::int64_t(s.reshard_step.bytes)) + " bytes";
     if (s.bucket > 0) text += "  call " + std::to_string(s.bucket);
     if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
-    auto& cause = whole.written(s.talks() && s.cause >= 0 ? s.cause : s.node);
-    if (s.talks()) {
-      text += std::string("  for ") + (s.cause < 0 ? "a result" : said(cause));
-      if (s.gathers()) text += std::string(", asked by ") + name_of(requests.by(s));
+    auto& cause = whole.user_op(s.communicates() && s.cause >= 0 ? s.cause : s.node);
+    if (s.communicates()) {
+      text += std::string("  for ") + (s.cause < 0 ? "a result" : user_op_name(cause));
+      if (s.gathers()) text += std::string(", asked by ") + name_of(gather_reasons.reason(s));
     }
     if (auto where = where_of(cause.origin); !where.empty() && &cause != whole.input(s.node))
       text += "    # " + where;
@@ -62,8 +65,8 @@ struct PlanPrinter {
 
 }  // namespace
 
-std::string to_string(const Plan& plan, const Whole& whole, const Gradients* noted) {
-  PlanPrinter p{plan, whole, Requests(plan, whole, noted)};
+std::string to_string(const Plan& plan, const GlobalGraph& whole, const Gradients* noted) {
+  PlanPrinter p{plan, whole, GatherReasons(plan, whole, noted)};
   p.in_body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);

@@ -32,7 +32,7 @@ struct Gathered {
 
 struct Regather {
   Plan& plan;
-  const Whole& whole;
+  const GlobalGraph& whole;
   std::vector<std::vector<int>> readers;
   std::vector<int> around;   // of a body: the version that is its loop; -1: the top
   std::vector<double> held;  // of a body: bytes of gathered weights from outside, all the time
@@ -41,13 +41,13 @@ struct Regather {
 
   bool gathers(int k, int r) const {
     auto& s = plan.version(k);
-    return s.gathers() && s.body == r && whole.weight(s.node);
+    return s.gathers() && s.body == r && whole.is_weight(s.node);
   }
   // Is it a weight that was cast or seen otherwise? A barrier is none: it stands for a weight that
   // is rematerialised.
   bool sees(int k, int r) const {
     auto& s = plan.version(k);
-    return s.kind == Version::Kind::compute && s.body == r && whole.weight(s.node) &&
+    return s.kind == Version::Kind::compute && s.body == r && whole.is_weight(s.node) &&
            whole.ptr(s.node)->op != &prim::kBarrier;
   }
   // Of a version, or of the loop around it, among the versions of a body.
@@ -107,7 +107,7 @@ struct Regather {
     std::vector<std::vector<Gathered>> out;
     for (int k : plan.body(r).versions)
       if (gathers(k, r) && !gathers(plan.version(k).in[0], r))
-        if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kSmall)
+        if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kNegligibleBytes)
           out.push_back(std::move(parts));
     return out;
   }
@@ -116,7 +116,7 @@ struct Regather {
   }
   // A loop over an axis that another loop walks too rematerialises the turns of that one, for their
   // gradients.
-  bool rematerialises(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
+  bool rematerializes(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
     return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
       return &other != &g && other.body != r &&
              loop(towards(r, other.body)).axis == loop(towards(r, g.body)).axis;
@@ -133,11 +133,11 @@ struct Regather {
   // Whether the devices that gather together are in the same turn, which no flag leaves out, one
   // position of what is walked: chunks, of which there are many, share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
-    auto& turns = plan.loop(plan.body(r).loop).shared_by;
-    if (!loop(r).drop || whole.decides(plan.loop(plan.body(r).loop).node)) return false;
+    auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
+    if (!loop(r).drop || whole.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
     return std::none_of(g.made.begin(), g.made.end(), [&](int k) {
-      return std::any_of(turns.begin(), turns.end(),
-                         [&](int m) { return plan.version(k).hop.over.has(m); });
+      return std::any_of(shared_axes.begin(), shared_axes.end(),
+                         [&](int m) { return plan.version(k).reshard_step.over.has(m); });
     });
   }
 
@@ -184,7 +184,7 @@ struct Regather {
     for (auto& parts : weights)
       for (auto& g : parts) {
         int body = towards(r, g.body);
-        if (body != r && g.waits() && trains(g, body) && !rematerialises(g, parts, r))
+        if (body != r && g.waits() && trains(g, body) && !rematerializes(g, parts, r))
           trained.insert(body);
         if (body != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
       }
@@ -243,14 +243,14 @@ struct Regather {
 
 }  // namespace
 
-void regather(Plan& plan, const Whole& whole) {
+void regather(Plan& plan, const GlobalGraph& whole) {
   Regather all{plan, whole, readers_of(plan), std::vector<int>(plan.bodies.size(), -1),
                std::vector<double>(plan.bodies.size())};
   for (int k = 0; k < int(plan.versions.size()); ++k)
     for (int body : plan.bodies_of(plan.version(k))) all.around[std::size_t(body)] = k;
   for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer ones come first
     if (all.open.count(r)) all.run(r);
-  drop_dead(plan);
+  drop_dead_versions(plan);
 }
 
 }  // namespace haliax::partitioning

@@ -11,10 +11,10 @@ struct Resharding {
   DType dtype;
   const Sharding& to;
   Sharding now;
-  std::vector<Hop> hops = {};
+  std::vector<ReshardStep> steps = {};
 
   double bytes(const Sharding& s) const { return local_size(axes, s, mesh) * bytes_of(dtype); }
-  double ring(const Cut& over, double n) const {
+  double ring(const MeshAxes& over, double n) const {
     double g = ranks(mesh, over);
     return (g - 1) / g * n;
   }
@@ -22,16 +22,17 @@ struct Resharding {
   bool stays(int x, Monoid m) const {  // pending as it is wanted
     return std::find(to.partial.begin(), to.partial.end(), std::pair(x, m)) != to.partial.end();
   }
-  bool go(Hop h) {
+  bool go(ReshardStep h) {
     now = h.to;
-    hops.push_back(std::move(h));
+    steps.push_back(std::move(h));
     return true;
   }
 
   // How far `axis` can be cut as it is wanted by mesh axes that `may` be used: a prefix of what is
   // wanted, or what there is.
-  template <class May> Cut further(Name name, const Cut& want, const Sharding& s, May may) const {
-    auto have = s.cut(name);
+  template <class May>
+  MeshAxes further(Name name, const MeshAxes& want, const Sharding& s, May may) const {
+    auto have = s.mesh_axes(name);
     if (!want.starts_with(have)) return have;
     int n = have.size();
     while (n < want.size() && may(want[n])) ++n;
@@ -42,20 +43,21 @@ struct Resharding {
   bool slice() {
     auto next = now;
     for (auto& [name, want] : to.dims)
-      next.set(name,
-               further(name, want, next, [&](int x) { return !next.cuts(x) && !next.pending(x); }));
-    return !(next == now) && go({Hop::Kind::slice, next, {}, {}, 0});
+      next.set(name, further(name, want, next,
+                             [&](int x) { return !next.uses(x) && !next.is_partial(x); }));
+    return !(next == now) && go({ReshardStep::Kind::slice, next, {}, {}, 0});
   }
   bool pend() {
     auto next = now;
     for (auto& [x, m] : to.partial)
-      if (!now.pending(x) && !now.cuts(x)) next.pend(x, m);
-    return !(next == now) && go({Hop::Kind::pend, next, {}, {}, 0});
+      if (!now.is_partial(x) && !now.uses(x)) next.add_partial(x, m);
+    return !(next == now) && go({ReshardStep::Kind::make_partial, next, {}, {}, 0});
   }
   bool reduce_scatter() {
     for (auto& [name, want] : to.dims) {
-      auto have = now.cut(name),
-           cut = further(name, want, now, [&](int x) { return now.pending(x) && !to.pending(x); });
+      auto have = now.mesh_axes(name), cut = further(name, want, now, [&](int x) {
+                                         return now.is_partial(x) && !to.is_partial(x);
+                                       });
       if (cut == have) continue;
       auto over = cut.from(have.size());
       auto monoid = Monoid::sum;
@@ -70,7 +72,7 @@ struct Resharding {
       auto next = now;
       next.set(name, cut);
       for (int x : over) next.resolve(x);
-      return go({Hop::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
+      return go({ReshardStep::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
     }
     return false;
   }
@@ -82,7 +84,7 @@ struct Resharding {
     std::vector<int> placed;
     for (auto& [name, want] : to.dims) {
       int n = 0;
-      while (n < want.size() && now.cuts(want[n])) {
+      while (n < want.size() && now.uses(want[n])) {
         placed.push_back(want[n]);
         ++n;
       }
@@ -90,19 +92,19 @@ struct Resharding {
       next.set(name, want.prefix(n));
     }
     for (auto& [name, have] : now.dims) {
-      if (to.cut(name).empty()) next.set(name, {});
-      auto rest = next.cut(name);
+      if (to.mesh_axes(name).empty()) next.set(name, {});
+      auto rest = next.mesh_axes(name);
       for (int x : have)
         if (std::find(placed.begin(), placed.end(), x) == placed.end()) rest.push_back(x);
       next.set(name, rest);
     }
     bool fits = std::all_of(next.dims.begin(), next.dims.end(), [&](auto& d) {
-      return nested(axis(d.first), d.second, d.second.common(to.cut(d.first)), mesh);
+      return nested(axis(d.first), d.second, d.second.common(to.mesh_axes(d.first)), mesh);
     });
     if (fits && next == now) return false;
     if (!fits) {
       if (std::any_of(now.partial.begin(), now.partial.end(),
-                      [&](auto& p) { return !to.pending(p.first); }))
+                      [&](auto& p) { return !to.is_partial(p.first); }))
         return false;  // summed first
       next = now;
       next.dims = to.dims;
@@ -110,8 +112,8 @@ struct Resharding {
     return exchange(next);
   }
   bool exchange(const Sharding& next) {
-    std::vector<Piece> all{{.axes = axes, .at = now}};
-    return go({Hop::Kind::exchange,
+    std::vector<CopyBox> all{{.axes = axes, .at = now}};
+    return go({ReshardStep::Kind::exchange,
                next,
                exchange_over(all, axes, next),
                {},
@@ -125,7 +127,7 @@ struct Resharding {
   bool all_reduce() {
     for (auto m : {Monoid::sum, Monoid::prod, Monoid::max, Monoid::min}) {
       auto next = now;
-      Cut over;
+      MeshAxes over;
       for (auto& [x, how] : now.partial)
         if (how == m && !stays(x, how)) {
           over.push_back(x);
@@ -133,19 +135,19 @@ struct Resharding {
         }
 
       if (!over.empty())
-        return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
+        return go({ReshardStep::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
     }
     return false;
   }
   bool all_gather() {
     for (auto& [name, have] : now.dims) {
-      int keep = have.common(to.cut(name));
+      int keep = have.common(to.mesh_axes(name));
       if (keep == have.size() || !nested(axis(name), have, keep, mesh)) continue;
       auto next = now;
       auto over = have.from(keep), rest = have.prefix(keep);
       auto along = name;
       next.set(along, rest);
-      return go({Hop::Kind::all_gather, next, over, along, ring(over, bytes(next))});
+      return go({ReshardStep::Kind::all_gather, next, over, along, ring(over, bytes(next))});
     }
     return false;
   }
@@ -153,15 +155,15 @@ struct Resharding {
 
 }  // namespace
 
-std::vector<Hop> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from,
-                         const Sharding& to) {
+std::vector<ReshardStep> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from,
+                                 const Sharding& to) {
   Resharding r{mesh, axes, dtype, to, std::move(from)};
   while (!(r.now == to))
     if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() &&
         !r.all_gather() && !r.straight())
       throw Error("[partition] there is no way from " + to_string(r.now) + " to " + to_string(to) +
                   " of " + to_string(axes));
-  return std::move(r.hops);
+  return std::move(r.steps);
 }
 
 }  // namespace haliax

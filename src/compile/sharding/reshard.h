@@ -5,23 +5,24 @@
 
 namespace haliax {
 
-struct Hop {
+struct ReshardStep {
   // The first two are free: a device's part of what it has, and the identity on all ranks but the
   // first.
   enum class Kind : std::uint8_t {
     slice,
-    pend,
+    make_partial,
     reduce_scatter,
     exchange,
     all_reduce,
     all_gather
   } kind = Kind::slice;
   Sharding to;
-  Cut over;          // the mesh axes that talk
+  MeshAxes over;     // the mesh axes that talk
   Name axis = {};    // cut by a reduce-scatter, joined by an all-gather
   double bytes = 0;  // sent per device on a ring
 };
 // First what is free, then what shrinks the data, then what grows it.
-std::vector<Hop> reshard(const Mesh&, const Axes&, DType, Sharding from, const Sharding& to);
+std::vector<ReshardStep> reshard(const Mesh&, const Axes&, DType, Sharding from,
+                                 const Sharding& to);
 
 }  // namespace haliax

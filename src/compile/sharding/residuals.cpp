@@ -24,7 +24,7 @@ struct Twin {
   NodePtr earlier;
   Rewrite to;
 };
-Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* index) {
+Twin twin_of(const GlobalGraph& whole, const std::vector<int>& order, const Node* index) {
   Twin t;
   for (int n : order) {
     auto& s = whole.ptr(n);
@@ -45,7 +45,7 @@ struct Repeated {
   NodePtr earlier, later;
   Nodes nodes;
 };
-Repeated repeated(const Plan& plan, Whole& whole) {
+Repeated repeated(const Plan& plan, GlobalGraph& whole) {
   Repeated out;
   // by node
   std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;
@@ -54,20 +54,21 @@ Repeated repeated(const Plan& plan, Whole& whole) {
     auto& index = loop_of(*loop).index;
     if (index.size() != 1) continue;
     auto& body = plan.body(l.bodies[0]);
-    std::int64_t walked = 0;  // by a turn
+    std::int64_t slice_bytes = 0;  // by a turn
     for (int n : whole.level(l.node, 0).order) {
       auto& s = whole.ptr(n);
-      if (is_slice_at(*s, index[0].get())) walked = std::max(walked, s->bytes());
+      if (is_slice_at(*s, index[0].get())) slice_bytes = std::max(slice_bytes, s->bytes());
     }
     for (int k : body.versions) {
       auto& s = plan.version(k);
       auto& n = whole.ptr(s.node);
-      if (!s.live || !s.sums() || n->bytes() > walked || !may_stack(loop_of(*loop), *n)) continue;
+      if (!s.live || !s.sums() || n->bytes() > slice_bytes || !may_stack(loop_of(*loop), *n))
+        continue;
       for (auto& [was, by] : known[s.node]) {
         auto& earlier = whole.ptr(by->node);
-        bool beside =
+        bool is_sibling =
             earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
-        if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
+        if (!is_sibling || (out.later && (out.earlier != earlier || out.later != loop))) continue;
         out.earlier = earlier;
         out.later = loop;
         out.nodes.push_back(n);
@@ -79,7 +80,7 @@ Repeated repeated(const Plan& plan, Whole& whole) {
   return out;
 }
 // The later loop reads what the earlier one has kept.
-Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
+Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
   auto r = repeated(plan, whole);
   if (!r.later) return roots;
   auto now = [](const Rewrite& to, const NodePtr& n) {
@@ -105,7 +106,7 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
 
 }  // namespace
 
-Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool gathers_too) {
+Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, bool gathers_too) {
   std::unordered_map<const Node*, std::vector<std::pair<NodePtr, NodePtr>>>
       residuals;  // earlier loop -> its value, and the same value as a later loop makes it
   std::vector<NodePtr> loops;
@@ -117,7 +118,8 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     bool looked = false;
     for (int k : plan.body(l.bodies[0]).versions) {
       auto& s = plan.version(k);
-      if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too))
+      if (!s.live || s.kind != Version::Kind::reshard || !s.communicates() ||
+          !(s.sums() || gathers_too))
         continue;
       if (!looked) {
         t = twin_of(whole, whole.level(l.node, 0).order, index[0].get());

@@ -13,7 +13,7 @@ constexpr int kMostRanks = 32;  // as many versions are in the program
 
 struct Ringing {
   Plan& plan;
-  const Whole& whole;
+  const GlobalGraph& whole;
   std::vector<std::vector<int>> readers;
 
   const Node& node(const Version& s) const { return whole.node(s.node); }
@@ -35,12 +35,12 @@ struct Ringing {
       return false;
     // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in
     // one call.
-    int n = ranks(whole.mesh, s.hop.over);
-    auto size = find(node(s), s.hop.axis)->size;
-    bool all =
-        plan.version(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
-    if (!all || s.hop.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 ||
-        bytes(s) <= kSmall)
+    int n = ranks(whole.mesh, s.reshard_step.over);
+    auto size = find(node(s), s.reshard_step.axis)->size;
+    bool all = plan.version(s.in[0]).at.mesh_axes(s.reshard_step.axis) == s.reshard_step.over &&
+               s.at.mesh_axes(s.reshard_step.axis).empty();
+    if (!all || s.reshard_step.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 ||
+        bytes(s) <= kNegligibleBytes)
       return false;
     auto dtype = contraction.dtype;
     if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype ||
@@ -48,8 +48,8 @@ struct Ringing {
       return false;
     // Each device adds up in an order of its own: what must be the same on all of them would not
     // be.
-    bool sums = !find(contraction, s.hop.axis),
-         differs = to.at.cuts(s.hop.over[0]) || to.at.pending(s.hop.over[0]);
+    bool sums = !find(contraction, s.reshard_step.axis),
+         differs = to.at.uses(s.reshard_step.over[0]) || to.at.is_partial(s.reshard_step.over[0]);
     if (sums && !differs) return false;
     // Sums of half floats over the gathered axis are kept in f32: not at the price of more memory
     // than is saved.
@@ -76,7 +76,7 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
   return out;
 }
 
-void ring(Plan& plan, const Whole& whole) {
+void ring(Plan& plan, const GlobalGraph& whole) {
   Ringing r{plan, whole, readers_of(plan)};
   for (int k = 0; k < int(plan.versions.size()); ++k)
     if (r.goes_round(k)) plan.version(k).ring = r.reader(k);

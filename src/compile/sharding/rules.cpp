@@ -12,11 +12,11 @@ using Way = Along::Way;
 // f(operand, its axis, the rule) for all axes that an op reads.
 template <class F> void each_axis(const Node& n, F f) {
   for (std::size_t k = 0; k < n.in.size(); ++k)
-    if (n.in[k] && !only_waits(n, k))
+    if (n.in[k] && !is_order_only(n, k))
       for (auto& a : n.in[k]->axes) f(k, a, along(n, k, a.name));
 }
 bool has_way(const Node& n, Way way) {
-  if (!n.op->along && way != Way::whole) return false;  // by kind: see haliax::along
+  if (!n.op->along && way != Way::full) return false;  // by kind: see haliax::along
   bool found = false;
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) { found |= rule.way == way; });
   return found;
@@ -28,9 +28,9 @@ struct Regroup {
   Name flat;
   bool flattens = false;
   bool is_part(Name a) const { return has(parts, a); }  // `flat` may have the name of a part
-  Cut joined(const Sharding& s) const {
-    Cut c;
-    for (auto& p : parts) c = c + s.cut(p.name);
+  MeshAxes joined(const Sharding& s) const {
+    MeshAxes c;
+    for (auto& p : parts) c = c + s.mesh_axes(p.name);
     return c;
   }
 };
@@ -47,7 +47,7 @@ std::optional<Regroup> regroup_of(const Node& n) {
 
 }  // namespace
 
-Axes points(const Node& n) {
+Axes iteration_axes(const Node& n) {
   Axes out = n.axes;
   each_axis(n, [&](std::size_t, Axis a, const Along& rule) {
     if (rule.way == Way::regroup || !rule.point) return;
@@ -57,9 +57,10 @@ Axes points(const Node& n) {
   return out;
 }
 
-std::optional<std::vector<Cut>> spread(const Cut& cut, const Axes& parts, const Mesh& mesh) {
-  std::vector<Cut> out;
-  Cut rest = cut;
+std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes& cut, const Axes& parts,
+                                                      const Mesh& mesh) {
+  std::vector<MeshAxes> out;
+  MeshAxes rest = cut;
   for (auto& p : parts) {
     int n = 0;
     while (n < rest.size() && p.size % ranks(mesh, rest.prefix(n + 1)) == 0) ++n;
@@ -71,51 +72,51 @@ std::optional<std::vector<Cut>> spread(const Cut& cut, const Axes& parts, const 
   return out;
 }
 
-bool may_cut(const Node& n, Name a, const Cut& cut, const Sharding& work, const Mesh& mesh) {
+bool may_shard(const Node& n, Name a, const MeshAxes& cut, const Sharding& work, const Mesh& mesh) {
   auto r = regroup_of(n);
-  if (r && r->flattens && a == r->flat) return spread(cut, r->parts, mesh).has_value();
+  if (r && r->flattens && a == r->flat) return split_over_parts(cut, r->parts, mesh).has_value();
   if (r && !r->flattens && r->is_part(a)) {
     auto more = work;
     more.set(a, cut);
-    auto even = spread(r->joined(more), r->parts, mesh);
+    auto even = split_over_parts(r->joined(more), r->parts, mesh);
     if (!even) return false;
     for (std::size_t k = 0; k < r->parts.size(); ++k)
-      if (!((*even)[k] == more.cut(r->parts[k].name))) return false;
+      if (!((*even)[k] == more.mesh_axes(r->parts[k].name))) return false;
     return true;
   }
-  bool there = has(n.axes, a), whole = there && along(n, kResultSide, a).way == Way::whole;
+  bool there = has(n.axes, a), whole = there && along(n, kResultSide, a).way == Way::full;
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) {
     if (!(rule.point == a)) return;
     there = true;
-    whole |= rule.way == Way::whole;
+    whole |= rule.way == Way::full;
   });
   return there && !whole;
 }
 
-Sharding needed(const Node& n, std::size_t k, const Sharding& work, const Mesh& mesh) {
+Sharding operand_sharding(const Node& n, std::size_t k, const Sharding& work, const Mesh& mesh) {
   Sharding out;
   auto r = regroup_of(n);
   for (auto& a : n.in[k]->axes) {
     auto rule = along(n, k, a.name);
-    if (rule.way == Way::whole || rule.way == Way::shift) continue;
+    if (rule.way == Way::full || rule.way == Way::shift) continue;
     if (rule.way != Way::regroup)
-      out.set(a.name, work.cut(rule.point));
+      out.set(a.name, work.mesh_axes(rule.point));
     else if (!r->flattens)
       out.set(a.name, r->joined(work));
   }
   if (r && r->flattens)
-    if (auto even = spread(work.cut(r->flat), r->parts, mesh))
+    if (auto even = split_over_parts(work.mesh_axes(r->flat), r->parts, mesh))
       for (std::size_t p = 0; p < r->parts.size(); ++p) out.set(r->parts[p].name, (*even)[p]);
   return out;
 }
 
-Sharding made(const Node& n, const Sharding& work) {
+Sharding result_sharding(const Node& n, const Sharding& work) {
   Sharding out;
   Names kept;  // points that the result has
   for (auto& a : n.axes) {
     auto rule = along(n, kResultSide, a.name);
-    if (rule.way == Way::whole) continue;
-    out.set(a.name, work.cut(rule.point));
+    if (rule.way == Way::full) continue;
+    out.set(a.name, work.mesh_axes(rule.point));
     kept.push_back(rule.point);
   }
   for (auto& [name, cut] : work.dims) {
@@ -124,27 +125,27 @@ Sharding made(const Node& n, const Sharding& work) {
     each_axis(n, [&, point = name](std::size_t, const Axis&, const Along& rule) {
       if (rule.point == point) monoid = rule.monoid;
     });
-    for (int x : cut) out.pend(x, monoid);
+    for (int x : cut) out.add_partial(x, monoid);
   }
   return out;
 }
 
-Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mesh& mesh,
-                Sharding* left) {
+Sharding work_sharding(const Node& n, std::size_t k, const Sharding& operand, const Mesh& mesh,
+                       Sharding* left) {
   Sharding out;
-  if (only_waits(n, k)) return out;
-  auto leave = [&](Name a, const Cut& c) {
+  if (is_order_only(n, k)) return out;
+  auto leave = [&](Name a, const MeshAxes& c) {
     if (left && !c.empty()) left->set(a, c);
   };
   if (auto r = regroup_of(n)) {
     if (r->flattens) {
       auto c = r->joined(operand);
-      if (spread(c, r->parts, mesh))
+      if (split_over_parts(c, r->parts, mesh))
         out.set(r->flat, c);
       else
-        for (auto& p : r->parts) leave(p.name, operand.cut(p.name));
-    } else if (auto c = operand.cut(r->flat); !c.empty()) {
-      if (auto even = spread(c, r->parts, mesh))
+        for (auto& p : r->parts) leave(p.name, operand.mesh_axes(p.name));
+    } else if (auto c = operand.mesh_axes(r->flat); !c.empty()) {
+      if (auto even = split_over_parts(c, r->parts, mesh))
         for (std::size_t p = 0; p < r->parts.size(); ++p) out.set(r->parts[p].name, (*even)[p]);
       else
         leave(r->flat, c);
@@ -152,7 +153,7 @@ Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mes
   }
   for (auto& [name, cut] : operand.dims) {
     auto rule = along(n, k, name);
-    if (rule.way == Way::whole)
+    if (rule.way == Way::full)
       leave(name, cut);
     else if (rule.way != Way::regroup)
       out.set(rule.point, cut);
@@ -179,21 +180,21 @@ bool writes_into(const Node& n) {
            if (!n.op->on_block || !has(n.axes, a.name)) return false;
            auto way = along(n, 0, a.name).way;
            return way == Way::pick ||
-                  (way == Way::whole && along(n, kResultSide, a.name).way == Way::whole);
+                  (way == Way::full && along(n, kResultSide, a.name).way == Way::full);
          });
 }
-bool costs_nothing(const Node& n) {
+bool is_free_to_recompute(const Node& n) {
   if (n.op->kind == Kind::view) return !shifted(n);
   return n.op->kind == Kind::map ? n.op->cheap : n.op->kind == Kind::wrap && n.in.size() == 1;
 }
-bool made_anywhere(const Node& n) {
+bool computable_anywhere(const Node& n) {
   return n.op->kind == Kind::map ||
-         (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::whole));
+         (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::full));
 }
-bool together(const Node& n) {
+bool partial_together(const Node& n) {
   int moved = 0;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
-    if (!n.in[k] || only_waits(n, k)) continue;
+    if (!n.in[k] || is_order_only(n, k)) continue;
     auto how = linear_in(n, k);
     if (how == Linear::all) return true;
     moved += how == Linear::moves;

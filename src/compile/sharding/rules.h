@@ -12,18 +12,18 @@
 
 namespace haliax::rules {
 
-Axes points(const Node&);
+Axes iteration_axes(const Node&);
 // May this axis of the points be cut so, when they are cut as `work` already? Not if the op needs
 // all of the axis at once, or if the blocks would not be blocks of an operand.
-bool may_cut(const Node&, Name point, const Cut&, const Sharding& work, const Mesh&);
+bool may_shard(const Node&, Name point, const MeshAxes&, const Sharding& work, const Mesh&);
 // of operand k; without what is pending
-Sharding needed(const Node&, std::size_t k, const Sharding& work, const Mesh&);
+Sharding operand_sharding(const Node&, std::size_t k, const Sharding& work, const Mesh&);
 // of the result; a cut axis that is folded is pending
-Sharding made(const Node&, const Sharding& work);
+Sharding result_sharding(const Node&, const Sharding& work);
 // What a cut of operand k wants of the points; axes that they lack, or that are whole there, come
 // back as they are in `left`.
-Sharding wanted(const Node&, std::size_t k, const Sharding& operand, const Mesh&,
-                Sharding* left = nullptr);
+Sharding work_sharding(const Node&, std::size_t k, const Sharding& operand, const Mesh&,
+                       Sharding* left = nullptr);
 // Does it, along some axis,
 // the axis along which it moves positions by known numbers; empty: none
 Name shifted(const Node&);
@@ -31,10 +31,11 @@ bool picks(const Node&);        // pick positions, or write them, by ids?
 bool writes_into(const Node&);  // write them into an array that is its first operand (scatter)?
 // put parts in one axis, or an axis in parts? Is it the former?
 bool regroups(const Node&), flattens(const Node&);
-bool together(const Node&);       // Must all operands be pending, if one is?
-bool costs_nothing(const Node&);  // to rematerialise from another version of its operand
-bool made_anywhere(const Node&);  // can be made in any sharding from operands that are whole
+bool partial_together(const Node&);      // Must all operands be pending, if one is?
+bool is_free_to_recompute(const Node&);  // to rematerialise from another version of its operand
+bool computable_anywhere(const Node&);   // can be made in any sharding from operands that are whole
 // of a flattened axis over its parts
-std::optional<std::vector<Cut>> spread(const Cut&, const Axes& parts, const Mesh&);
+std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes&, const Axes& parts,
+                                                      const Mesh&);
 
 }  // namespace haliax::rules

@@ -20,7 +20,7 @@ std::string looks(const Node& n, int decision) {
 // Gather the weight, or move the activation? The bytes of the whole program are compared: a gather
 // that another op needs anyway is free here, a reduction that will be merged with another costs
 // once. Only what pays is tried.
-Plan best(Whole& whole, Planner& planner, bool strict) {
+Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(whole.values.size());
   auto [b, contested, stacks] = planner.run(choices, true);
@@ -28,7 +28,7 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
   auto take = [&, &b = b](const Choices& c) {
     Plan p = planner.run(c, false).plan;
     if (p.bytes >= b.bytes - 1 || p.points > most ||
-        (strict && unasked(p, whole) > unasked(b, whole)))
+        (strict && unrequested_gathers(p, whole) > unrequested_gathers(b, whole)))
       return false;
     b = std::move(p);
     choices = c;
@@ -59,7 +59,7 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
     if (take(c)) continue;
     for (int n : nodes)
       for (int x : whole.at(n).in)
-        if (x >= 0 && !whole.at(x).generated && !whole.weight(x)) d.read.insert(x);
+        if (x >= 0 && !whole.at(x).generated && !whole.is_weight(x)) d.read.insert(x);
     declined.push_back(std::move(d));
   }
   // What two ops read may move for both, or for neither.

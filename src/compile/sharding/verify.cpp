@@ -18,7 +18,7 @@ namespace {
 
 struct PlanCheck {
   const Plan& plan;
-  const Whole& whole;
+  const GlobalGraph& whole;
   const char* after;
   std::vector<std::vector<int>> readers = readers_of(plan);
   std::vector<int> place = places(plan);  // of each version, in the list of its body; -1: in none
@@ -50,7 +50,9 @@ struct PlanCheck {
                         fmt::format(fmt::runtime(why), text(a)...)));
   }
   template <class A> static const A& text(const A& a) { return a; }
-  std::string text(const Cut& c) const { return c.empty() ? "whole" : to_string(whole.mesh, c); }
+  std::string text(const MeshAxes& c) const {
+    return c.empty() ? "whole" : to_string(whole.mesh, c);
+  }
   std::string text(const Sharding& s) const {
     static const char* const monoids[] = {"", ", of products", ", of maxima", ", of minima"};
     auto out = haliax::to_string(s);
@@ -102,7 +104,7 @@ struct PlanCheck {
       if (v.live && !plan.body(v.body).versions.empty())
         must(times[std::size_t(number(v))] == 1, v, "it is made in no body");
   }
-  Cut turns_of(const Version& v, const Node& index) const {  // that are counted by it
+  MeshAxes iterations_of(const Version& v, const Node& index) const {  // that are counted by it
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
       if (auto& l = plan.loop(body->loop);
           loop_of(whole.node(l.node)).index[body->number].get() == &index)
@@ -119,28 +121,29 @@ struct PlanCheck {
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
       bool maps = rule.way == Way::map;
-      must(maps || v.at.cut(a.name).empty(), v, "it makes all of axis {}, which is cut", a.name);
+      must(maps || v.at.mesh_axes(a.name).empty(), v, "it makes all of axis {}, which is cut",
+           a.name);
       if (maps) {
         known.push_back(rule.point);
-        work.set(rule.point, v.at.cut(a.name));
+        work.set(rule.point, v.at.mesh_axes(a.name));
       }
     }
     for (std::size_t k = 0; k < n.in.size(); ++k) {
-      if (v.in[k] < 0 || only_waits(n, k)) continue;
+      if (v.in[k] < 0 || is_order_only(n, k)) continue;
       for (auto& a : n.in[k]->axes) {
-        auto cut = plan.version(v.in[k]).at.cut(a.name);
+        auto cut = plan.version(v.in[k]).at.mesh_axes(a.name);
         auto rule = along(n, k, a.name);
         if (rule.way == Way::regroup) continue;
-        bool apart = rule.way == Way::whole || rule.way == Way::shift;
+        bool apart = rule.way == Way::full || rule.way == Way::shift;
         if (!apart && !has(known, rule.point)) {
           known.push_back(rule.point);
           work.set(rule.point, cut);
-          for (int m : cut) made.pend(m, rule.monoid);
+          for (int m : cut) made.add_partial(m, rule.monoid);
         }
         // What a loop walks is cut as its turns are.
-        auto should = !apart                  ? work.cut(rule.point)
-                      : v.own_turns && k == 0 ? turns_of(v, *n.in[1])
-                                              : Cut();
+        auto should = !apart                         ? work.mesh_axes(rule.point)
+                      : v.local_iterations && k == 0 ? iterations_of(v, *n.in[1])
+                                                     : MeshAxes();
         must(cut == should, v, "axis {} of operand {} is {}, and should be {}", a.name, k, cut,
              should);
       }
@@ -155,10 +158,10 @@ struct PlanCheck {
     auto &x = plan.version(v.in[0]).at, &apart = flattens ? x : v.at;
     Axes parts;
     for (auto p : r.parts) parts.push_back(*find_axis(flattens ? n.in[0]->axes : n.axes, p));
-    auto even = rules::spread((flattens ? v.at : x).cut(r.flat), parts, whole.mesh);
+    auto even = rules::split_over_parts((flattens ? v.at : x).mesh_axes(r.flat), parts, whole.mesh);
     for (std::size_t p = 0; p < parts.size(); ++p)
-      must(even && apart.cut(parts[p].name) == (*even)[p], v, "axis {} is not cut in blocks of {}",
-           r.flat, parts[p].name);
+      must(even && apart.mesh_axes(parts[p].name) == (*even)[p], v,
+           "axis {} is not cut in blocks of {}", r.flat, parts[p].name);
   }
   // The result is pending over what is folded, and what rides: through one operand of a product, or
   // all that are added or moved.
@@ -170,7 +173,7 @@ struct PlanCheck {
     const bool writes = rules::writes_into(n);
     auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
     auto counts = [&](std::size_t k) {
-      return v.in[k] >= 0 && !only_waits(n, k) && !(writes && k == 0);
+      return v.in[k] >= 0 && !is_order_only(n, k) && !(writes && k == 0);
     };
     must(!writes || pending(0) == v.at.partial, v, "what it writes into does not count once");
     for (std::size_t k = 0; k < n.in.size(); ++k) {
@@ -179,14 +182,14 @@ struct PlanCheck {
         auto how = linear_in(n, k);
         bool rides = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum),
              all = how != Linear::one;
-        must(rides && !work.cuts(p.first), v, "a sum is pending in what it is not linear in");
+        must(rides && !work.uses(p.first), v, "a sum is pending in what it is not linear in");
         for (std::size_t j = 0; j < n.in.size(); ++j) {
           if (j == k || !counts(j) || (all && linear_in(n, j) == Linear::no)) continue;
           bool too = std::count(pending(j).begin(), pending(j).end(), p) > 0;
           must(too == all, v, "a sum is pending in operand {}, and {} in operand {}", k,
                too ? "also" : "not", j);
         }
-        made.pend(p.first, p.second);
+        made.add_partial(p.first, p.second);
       }
     }
     must(made.partial == v.at.partial, v, "pending in it is {}, and not {}", made, v.at);
@@ -195,18 +198,18 @@ struct PlanCheck {
   // order; all else lies as before.
   void moved(const Version& v) const {
     std::int64_t done = 0;
-    for (auto& p : v.pieces) {
+    for (auto& p : v.copy_boxes) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
       must(p.at == x && x.partial == v.at.partial, v, "it is {}, made of {}", v.at, x);
-      bool exchanged = v.talks() || node(v).size() == 0;  // of nothing nothing is sent
+      bool exchanged = v.communicates() || node(v).size() == 0;  // of nothing nothing is sent
       // from other devices
-      bool comes = v.kind == Version::Kind::shift && exchanged && !x.cut(p.axis).empty();
+      bool comes = v.kind == Version::Kind::shift && exchanged && !x.mesh_axes(p.axis).empty();
       for (auto& a : p.axes)
-        must(comes || a.name == p.axis || x.cut(a.name) == v.at.cut(a.name), v,
+        must(comes || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
              "axis {} lies otherwise", a.name);
-      for (auto& [lie, at] : {std::pair(&p.given, &x), std::pair(&p.taken, &v.at)})
+      for (auto& [lie, at] : {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.at)})
         for (std::size_t k = 0; k < lie->parts.size(); ++k)
-          must(lie->cuts[k] == at->cut(lie->parts[k].name), v, "part {} lies otherwise",
+          must(lie->cuts[k] == at->mesh_axes(lie->parts[k].name), v, "part {} lies otherwise",
                lie->parts[k].name);
       auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
       must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v,
@@ -214,18 +217,19 @@ struct PlanCheck {
       must(p.to == done, v, "position {} comes after {}", p.to, done);
       done += p.size;
     }
-    must(v.kind == Version::Kind::regroup || done == find_axis(node(v).axes, v.hop.axis)->size, v,
-         "{} positions come", done);
+    must(v.kind == Version::Kind::regroup ||
+             done == find_axis(node(v).axes, v.reshard_step.axis)->size,
+         v, "{} positions come", done);
   }
   // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut,
   // and all else is as before.
   void hop(const Version& v) const {
-    using Kind = Hop::Kind;
+    using Kind = ReshardStep::Kind;
     auto& from = plan.version(v.in[0]).at;
-    auto& h = v.hop;
+    auto& h = v.reshard_step;
     must(v.at == h.to, v, "it is not what it was sent as");
     for (auto& a : node(v).axes) {
-      auto was = from.cut(a.name), is = v.at.cut(a.name);
+      auto was = from.mesh_axes(a.name), is = v.at.mesh_axes(a.name);
       bool finer = is.starts_with(was) && nested(a, is, was.size(), whole.mesh);
       bool joins = was == is + h.over && nested(a, was, is.size(), whole.mesh),
            mine = a.name == h.axis;
@@ -233,7 +237,8 @@ struct PlanCheck {
       bool sent = talks || h.kind == Kind::exchange || (h.kind == Kind::slice && finer);
       must(sent || (is == was && !mine), v, "axis {} is {}, and arrives {}", a.name, was, is);
     }
-    for (int m : h.over) must(!v.sums() || from.pending(m), v, "it ends a sum that is not pending");
+    for (int m : h.over)
+      must(!v.sums() || from.is_partial(m), v, "it ends a sum that is not pending");
     std::set<Monoid> kinds;
     auto left = v.at;
     for (auto& p : from.partial) {
@@ -244,38 +249,40 @@ struct PlanCheck {
       left.resolve(p.first);
     }
     must(kinds.size() < 2, v, "it ends sums of two kinds");
-    must(h.kind == Kind::pend || left.partial.empty(), v, "it arrives as {}, and was no sum", v.at);
+    must(h.kind == Kind::make_partial || left.partial.empty(), v,
+         "it arrives as {}, and was no sum", v.at);
   }
   // A block that visits lay elsewhere, cut by the mesh axis that goes round; what is sent back was
   // a sum over it.
-  void rounds(const Version& v) const {
+  void ring_loop(const Version& v) const {
     auto& from = plan.version(v.in[0]).at;
-    auto& over = plan.loop(plan.body(v.body).loop).round;
+    auto& over = plan.loop(plan.body(v.body).loop).ring_axes;
     auto lies = v.at;
-    if (v.kind == Version::Kind::visit)
-      lies.set(v.hop.axis, over);
+    if (v.kind == Version::Kind::ring_receive)
+      lies.set(v.reshard_step.axis, over);
     else if (!over.empty())
-      lies.pend(over[0], Monoid::sum);
-    bool whole = v.at.cut(v.hop.axis).empty();
-    must(!over.empty() && v.hop.over == over && whole && from == lies, v,
+      lies.add_partial(over[0], Monoid::sum);
+    bool whole = v.at.mesh_axes(v.reshard_step.axis).empty();
+    must(!over.empty() && v.reshard_step.over == over && whole && from == lies, v,
          "it goes round as {}, and was {}", v.at, from);
   }
   // Where devices make turns of their own, nothing but blocks is sent between them, and nothing
   // where a flag says for each whether there is a turn.
   void apart(const Version& v) const {
-    if (!v.talks()) return;
-    const auto over = v.moves() ? exchange_over(v.pieces, node(v).axes, v.at) : v.hop.over;
+    if (!v.communicates()) return;
+    const auto over =
+        v.moves() ? exchange_over(v.copy_boxes, node(v).axes, v.at) : v.reshard_step.over;
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
       auto& l = plan.loop(body->loop);
-      must(v.goes_round() || !l.round.meets(over), v,
+      must(v.in_ring_loop() || !l.ring_axes.overlaps(over), v,
            "it is sent over {} in a loop that goes round it", over);
-      if (!whole.decides(l.node)) continue;
+      if (!whole.is_guarded(l.node)) continue;
       for (auto* around = &plan.body(body->parent); around->parent >= 0;
            around = &plan.body(around->parent)) {
         auto& other = plan.loop(around->loop);
         bool alike =
             !whole.changes_in(whole.node(l.node), loop_of(whole.node(other.node)), around->number);
-        must(alike || !other.shared_by.meets(over), v,
+        must(alike || !other.shared_by.overlaps(over), v,
              "it is sent over {}, whose devices do not all make this turn", over);
       }
     }
@@ -305,11 +312,12 @@ struct PlanCheck {
         parts_add_up(v, l.carry[k][b], l.value[k][b]);
       auto at = l.inside[k];
       bool stacks = r.fold == Fold::stack && !r.carry;
-      must(!stacks || at.cut(of.axis.name).empty(), v, "it stacks what is cut along {}", of.axis);
+      must(!stacks || at.mesh_axes(of.axis.name).empty(), v, "it stacks what is cut along {}",
+           of.axis);
       if (stacks)
-        at.set(of.axis.name, l.shared_by + l.round);
+        at.set(of.axis.name, l.shared_by + l.ring_axes);
       else
-        for (int x : l.shared_by) at.pend(x, r.carry ? Monoid::sum : r.monoid);
+        for (int x : l.shared_by) at.add_partial(x, r.carry ? Monoid::sum : r.monoid);
       must(at == l.at[k], v, "a result is {}, and its turns make it {}", l.at[k], at);
       if (l.start[k] >= 0)
         must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
@@ -318,14 +326,14 @@ struct PlanCheck {
   // What is sent in one call is sent by one kind of call, over the same devices, and ends in sums
   // of one kind.
   void joined(const Version& v, std::map<int, const Version*>& calls) const {
-    if (v.bucket < 0 || !v.talks()) return;
+    if (v.bucket < 0 || !v.communicates()) return;
     auto& first = *calls.try_emplace(v.bucket, &v).first->second;
     for (int k : v.in)
       if (k >= 0)
         must(plan.version(k).bucket != v.bucket, v,
              "it is sent in one call with what it is made of");
-    bool alike = v.kind == first.kind && v.hop.kind == first.hop.kind &&
-                 v.hop.over == first.hop.over && v.body == first.body;
+    bool alike = v.kind == first.kind && v.reshard_step.kind == first.reshard_step.kind &&
+                 v.reshard_step.over == first.reshard_step.over && v.body == first.body;
     must(alike && ended(v) == ended(first), v,
          "it is sent in one call with what is sent otherwise");
   }
@@ -347,7 +355,7 @@ struct PlanCheck {
     std::set<Monoid> out;
     if (v.sums())
       for (auto& [m, how] : plan.version(v.in[0]).at.partial)
-        if (v.hop.over.has(m)) out.insert(how);
+        if (v.reshard_step.over.has(m)) out.insert(how);
     return out;
   }
   // Nothing is left pending, or cut, that was to be otherwise.
@@ -375,8 +383,8 @@ struct PlanCheck {
       else
         legal(v);
       if (v.kind == Kind::compute) computed(v);
-      if (v.kind == Kind::hop) hop(v);
-      if (v.goes_round()) rounds(v);
+      if (v.kind == Kind::reshard) hop(v);
+      if (v.in_ring_loop()) ring_loop(v);
       apart(v);
       joined(v, calls);
       if (v.moves()) moved(v);
@@ -393,7 +401,7 @@ struct PlanCheck {
 // are those that the plan says.
 struct DeviceCheck {
   const Plan& plan;
-  const Whole& whole;
+  const GlobalGraph& whole;
   int device;
   const std::vector<NodePtr>& made;  // of each version; null: it is none, or a ring's
   const char* after;
@@ -412,7 +420,7 @@ struct DeviceCheck {
             fmt::format("{} after {} on device {}: {}", node(v).op->name, after, device, why()));
   }
   std::int64_t start(const Version& v, Name a) const {
-    return block_of(*find_axis(node(v).axes, a), v.at.cut(a), whole.mesh, device).first;
+    return block_of(*find_axis(node(v).axes, a), v.at.mesh_axes(a), whole.mesh, device).first;
   }
   // The same positions as those of arrays that are neither slices nor concatenations.
   void positions_below(const PositionRun& r, Name axis, PositionRuns& out) const {
@@ -421,16 +429,16 @@ struct DeviceCheck {
     auto same = [&](std::size_t k) {
       positions_below({n.in[k].get(), r.from, r.size, r.step}, axis, out);
     };
-    if (is_seen_through(n) && keeps_names(n))
+    if (is_transparent_view(n) && keeps_names(n))
       // all positions are alike
       return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});
-    if (!n.op->stretches) return out.push_back(r);
+    if (!n.op->segments) return out.push_back(r);
     auto rule = along(n, kResultSide, axis);
     if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
     if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);
     PositionRuns parts;
     std::int64_t zeros = r.size;  // `place` has some
-    for (auto& s : n.op->stretches(n)) {
+    for (auto& s : n.op->segments(n)) {
       auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
       if (begin >= end) continue;
       parts.push_back(
@@ -446,12 +454,12 @@ struct DeviceCheck {
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
     const auto first = start(v, axis),
                size = find(*made[std::size_t(&v - plan.versions.data())], axis)->size;
-    if (v.kind == Version::Kind::hop)
+    if (v.kind == Version::Kind::reshard)
       return {{made[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
-    for (auto& p : v.pieces) {
+    for (auto& p : v.copy_boxes) {
       auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
       if (begin >= end) continue;
-      bool comes = v.talks() && !p.at.cut(p.axis).empty();
+      bool comes = v.communicates() && !p.at.mesh_axes(p.axis).empty();
       out.push_back({comes ? nullptr : made[std::size_t(v.in[std::size_t(p.array)])].get(),
                      p.from + p.step * (begin - p.to) - start(have(p.array), axis), end - begin,
                      p.step});
@@ -485,7 +493,7 @@ struct DeviceCheck {
          [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
   }
   // Of this position of its block of an axis: which it is of the whole axis.
-  std::int64_t in_whole(const Lie& lie, std::int64_t start, std::int64_t at) const {
+  std::int64_t in_whole(const AxisLayout& lie, std::int64_t start, std::int64_t at) const {
     if (lie.parts.empty()) return start + at;
     std::int64_t out = 0, unit = 1;
     for (std::size_t k = lie.parts.size(); k-- > 0; unit *= lie.parts[k].size) {
@@ -497,7 +505,7 @@ struct DeviceCheck {
   }
   // Of a regroup that sends nothing: it keeps the positions of its block, of those that it has.
   void regrouped(const Version& v) const {
-    auto& p = v.pieces[0];
+    auto& p = v.copy_boxes[0];
     auto* n = made[std::size_t(&v - plan.versions.data())].get();
     auto* had = made[std::size_t(v.in[0])].get();
     while (!find(*n, p.axis)) {   // before it is put in parts
@@ -515,7 +523,7 @@ struct DeviceCheck {
     }
     const Axis axis = *find_axis(p.axes, p.axis);
     auto first = [&](const Sharding& s) {
-      return block_of(axis, s.cut(p.axis), whole.mesh, device).first;
+      return block_of(axis, s.mesh_axes(p.axis), whole.mesh, device).first;
     };
     using OfNode = std::pair<const Node*, std::int64_t>;
     std::multimap<OfNode, std::int64_t> of_all;  // which of the whole axis each is that it had
@@ -524,10 +532,11 @@ struct DeviceCheck {
       for (auto& r : runs)
         for (std::int64_t k = 0; k < r.size; ++k) f(at++, OfNode(r.of, r.from + k * r.step));
     };
-    each(given, [&](auto at, auto x) { of_all.emplace(x, in_whole(p.given, first(p.at), at)); });
+    each(given,
+         [&](auto at, auto x) { of_all.emplace(x, in_whole(p.source_layout, first(p.at), at)); });
     each(kept, [&](auto at, auto x) {
       auto [is, end] = of_all.equal_range(x);
-      auto should = in_whole(p.taken, first(v.at), at);
+      auto should = in_whole(p.result_layout, first(v.at), at);
       bool known =
           is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
       must(known, v, [&] {
@@ -540,13 +549,13 @@ struct DeviceCheck {
   // from elsewhere.
   void computed(const Version& v, const NodePtr& mine) const {
     auto& n = node(v);
-    if (v.kind != Version::Kind::compute || n.op->on_block || v.own_turns) return;
+    if (v.kind != Version::Kind::compute || n.op->on_block || v.local_iterations) return;
     Nodes in;
     for (int k : v.in) {
       if (k >= 0 && plan.version(k).ring >= 0) return;
       in.push_back(k < 0 ? nullptr : made[std::size_t(k)]);
     }
-    auto should = prim::remade(n, in, local_axes(n.axes, v.at, whole.mesh, device));
+    auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, whole.mesh, device));
     // one may be of another mapping
     auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
     bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
@@ -556,27 +565,30 @@ struct DeviceCheck {
   // A version that others take part in is what the call makes of its operand, along the mesh axes
   // and by the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
-    if (v.kind != Version::Kind::hop || !v.talks()) return;
+    if (v.kind != Version::Kind::reshard || !v.communicates()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
     must(call, v, [] { return "it is sent in no call"; });
-    auto& w = wiring_of(*mine->in[0]);
-    Cut over;
-    for (int x : w.how.over) over.push_back(x);
-    must(over == v.hop.over && w.how.ranks == ranks(whole.mesh, over), v,
+    auto& w = collective_spec_of(*mine->in[0]);
+    MeshAxes over;
+    for (int x : w.collective.over) over.push_back(x);
+    must(over == v.reshard_step.over && w.collective.ranks == ranks(whole.mesh, over), v,
          [] { return "its call is of other devices"; });
-    using Kind = Hop::Kind;
-    using Wire = program::Wire;
-    static const std::map<Kind, Wire> wires{{Kind::all_reduce, Wire::all_reduce},
-                                            {Kind::all_gather, Wire::all_gather},
-                                            {Kind::reduce_scatter, Wire::reduce_scatter},
-                                            {Kind::exchange, Wire::exchange}};
-    must(w.how.wire == wires.at(v.hop.kind), v, [] { return "its call is another collective"; });
+    using Kind = ReshardStep::Kind;
+    using CollectiveKind = program::CollectiveKind;
+    static const std::map<Kind, CollectiveKind> wires{
+        {Kind::all_reduce, CollectiveKind::all_reduce},
+        {Kind::all_gather, CollectiveKind::all_gather},
+        {Kind::reduce_scatter, CollectiveKind::reduce_scatter},
+        {Kind::exchange, CollectiveKind::exchange}};
+    must(w.collective.kind == wires.at(v.reshard_step.kind), v,
+         [] { return "its call is another collective"; });
     for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
-      must(!v.sums() || !v.hop.over.has(x) || w.how.monoid == monoid, v,
+      must(!v.sums() || !v.reshard_step.over.has(x) || w.collective.monoid == monoid, v,
            [] { return "its call folds by another monoid"; });
-    if (w.how.wire == Wire::exchange) return;  // of several arrays each; see the checks of steps
+    if (w.collective.kind == CollectiveKind::exchange)
+      return;  // of several arrays each; see the checks of steps
     auto k = result_number(*mine);
-    must(w.along[k] == v.hop.axis, v, [] { return "its call goes along another axis"; });
+    must(w.along[k] == v.reshard_step.axis, v, [] { return "its call goes along another axis"; });
     auto* sent = mine->in[0]->in[k].get();
     while (sent->op == &prim::kBarrier && sent != made[std::size_t(v.in[0])].get())
       sent = sent->in[0].get();
@@ -585,11 +597,12 @@ struct DeviceCheck {
   }
   // The first of the devices along what it is now pending over has it, the others nothing.
   void pended(const Version& v, const NodePtr& mine) const {
-    if (v.kind != Version::Kind::hop || v.hop.kind != Hop::Kind::pend) return;
+    if (v.kind != Version::Kind::reshard || v.reshard_step.kind != ReshardStep::Kind::make_partial)
+      return;
     auto& x = made[std::size_t(v.in[0])];
     bool first = true;
     for (auto& [m, how] : v.at.partial)
-      first &= plan.version(v.in[0]).at.pending(m) || coordinate(whole.mesh, device, m) == 0;
+      first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(whole.mesh, device, m) == 0;
     bool right = (mine == x) == first || prim::is_number(x);
     must(right, v, [&] {
       return first ? "it is the first, and has nothing" : "it is not the first, and has a value";
@@ -608,25 +621,26 @@ struct DeviceCheck {
       computed(v, made[k]);
       called(v, made[k]);
       pended(v, made[k]);
-      if (v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::slice)
+      if (v.kind == Version::Kind::reshard && v.reshard_step.kind == ReshardStep::Kind::slice)
         for (auto& a : axes)
-          if (v.at.cut(a.name) != plan.version(v.in[0]).at.cut(a.name) && a.size > 0)
+          if (v.at.mesh_axes(a.name) != plan.version(v.in[0]).at.mesh_axes(a.name) && a.size > 0)
             moved(v, a.name);
-      if (v.kind == Version::Kind::shift && axis_size(axes) > 0) moved(v, v.hop.axis);
-      if (v.kind == Version::Kind::regroup && !v.talks() && axis_size(axes) > 0) regrouped(v);
+      if (v.kind == Version::Kind::shift && axis_size(axes) > 0) moved(v, v.reshard_step.axis);
+      if (v.kind == Version::Kind::regroup && !v.communicates() && axis_size(axes) > 0)
+        regrouped(v);
     }
   }
 };
 
 }  // namespace
 
-void verify(const Plan& plan, const Whole& whole, const char* after,
+void verify(const Plan& plan, const GlobalGraph& whole, const char* after,
             const std::vector<Sharding>* wanted) {
   PlanCheck check{plan, whole, after};
   check.run();
   if (wanted) check.results(*wanted);
 }
-void verify_device(const Plan& plan, const Whole& whole, int device,
+void verify_device(const Plan& plan, const GlobalGraph& whole, int device,
                    const std::vector<NodePtr>& made, const char* after) try {
   DeviceCheck{plan, whole, device, made, after}.run();
 } catch (const Error& e) {

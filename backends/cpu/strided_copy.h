@@ -1,0 +1,81 @@
+// Walking over strided memory.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#include "haliax/error.h"
+#include "step.h"
+
+namespace haliax::cpu {
+
+// Dimensions that several operands are walked over together: those of size 1 dropped, neighbours
+// merged where all strides allow. Strides are in elements.
+template <int Operands> struct MergedDims {
+  static constexpr int most = 16;
+  int count = 0;
+  std::int64_t size[most], stride[Operands][most];
+
+  void add(std::int64_t n, const std::int64_t (&step)[Operands]) {
+    if (n == 1) return;
+    bool merges = count > 0;
+    for (int o = 0; o < Operands && merges; ++o) merges = stride[o][count - 1] == step[o] * n;
+    if (!merges) {
+      if (count == most) throw Error("[copy] more than 16 dimensions that do not merge");
+      size[count++] = 1;
+    }
+    size[count - 1] *= n;
+    for (int o = 0; o < Operands; ++o) stride[o][count - 1] = step[o];
+  }
+  std::int64_t points(int first, int last) const {
+    std::int64_t n = 1;
+    for (int d = first; d < last; ++d) n *= size[d];
+    return n;
+  }
+  // The offset of operand o at flat index i over the dims [first, last).
+  std::int64_t offset(int o, std::int64_t i, int first, int last) const {
+    std::int64_t sum = 0;
+    for (int d = last - 1; d >= first; --d) {
+      sum += i % size[d] * stride[o][d];
+      i /= size[d];
+    }
+    return sum;
+  }
+};
+
+// Calls f with a value of an unsigned type of this size.
+template <class F> auto with_bytes(int bytes, const F& f) {
+  switch (bytes) {
+    case 1:
+      return f(std::uint8_t());
+    case 2:
+      return f(std::uint16_t());
+    case 8:
+      return f(std::uint64_t());
+    default:
+      return f(std::uint32_t());
+  }
+}
+
+// A strided copy of one dtype, ready to run.
+class Copier {
+ public:
+  Copier() = default;
+  Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes);
+  std::int64_t blocks() const { return blocks_; }
+  // One part of the work; parts touch different elements.
+  void run(const std::byte* from, std::byte* to, std::int64_t block) const;
+  void run_all(const std::byte* from, std::byte* to) const {
+    for (std::int64_t b = 0; b < blocks_; ++b) run(from, to, b);
+  }
+
+ private:
+  MergedDims<2> dims_merged_;
+  // dims [0, outer_) are walked one by one, the last one or two by a tile
+  int bytes_ = 4, outer_ = 0;
+  std::int64_t outer_points_ = 1, per_block_ = 1, blocks_ = 0;
+};
+
+}  // namespace haliax::cpu

@@ -1,9 +1,0 @@
-// The table as CUDA fills it, in the plugin alone.
-#pragma once
-#include "api.h"
-
-namespace haliax::cuda {
-
-const Api& card(const Words&);
-
-}  // namespace haliax::cuda

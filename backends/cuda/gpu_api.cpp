@@ -1,0 +1,575 @@
+// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in
+// its primary context, which other libraries of the process share.
+#include "gpu_api.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "cublas.h"
+#include "driver.h"
+#include "nccl.h"
+#include "nvrtc.h"
+#include "tuned.h"
+
+namespace haliax::cuda {
+namespace {
+
+// ---- what goes wrong ----
+bool ends_device(CUresult r) {  // nothing runs in its context any more
+  switch (r) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+      return true;
+    default:
+      return false;
+  }
+}
+std::string says(CUresult r) {
+  const char* text = nullptr;
+  if (driver().says(r, &text) != CUDA_SUCCESS || !text) return fmt::format("error {}", int(r));
+  return text;
+}
+void must(CUresult r, const char* what) {
+  if (r == CUDA_SUCCESS) return;
+  if (ends_device(r)) throw Fault(says(r));
+  throw Error(fmt::format("[cuda] the driver refuses {}: {}", what, says(r)));
+}
+
+// ---- devices ----
+struct Device {
+  CUdevice id = 0;
+  CUcontext context = nullptr;
+  CUmemoryPool pool = nullptr;
+  int sm = 0;
+  void* cublas = nullptr;  // made when it is first wanted
+};
+struct Stream {
+  CUstream stream;
+  const Device* device;
+};
+struct Event {
+  CUevent event;
+  const Device* device;
+};
+int sm_of(CUdevice id) {
+  int major = 0, minor = 0;
+  must(driver().attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, id),
+       "what a card can do");
+  must(driver().attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, id),
+       "what a card can do");
+  return 10 * major + minor;
+}
+std::mutex lock;         // of what is made once
+Device& device(int d) {  // and its context is this thread's
+  static auto* all = new std::map<int, Device>;
+  std::lock_guard hold(lock);
+  auto& found = (*all)[d];
+  if (!found.context) {
+    must(driver().device(&found.id, d), "a card");
+    found.sm = sm_of(found.id);
+    must(driver().pool(&found.pool, found.id), "a card's memory");
+    cuuint64_t all_of_it = ~cuuint64_t(0);  // what is given back is kept for the next
+    must(driver().set_pool(found.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all_of_it),
+         "to keep memory");
+    must(driver().context(&found.context, found.id), "a context");
+  }
+  must(driver().set_context(found.context), "a context");
+  return found;
+}
+const Stream& on(Handle h) {
+  auto& s = *static_cast<Stream*>(h);
+  must(driver().set_context(s.device->context), "a context");
+  return s;
+}
+const Event& event(Handle h) {
+  auto& e = *static_cast<Event*>(h);
+  must(driver().set_context(e.device->context), "a context");
+  return e;
+}
+CUdeviceptr address(const void* p) { return CUdeviceptr(reinterpret_cast<std::uintptr_t>(p)); }
+
+Gpus gpus() {
+  Gpus c;
+  auto& d = driver();
+  if (d.missing && !d.version) return c;
+  c.needed = CUDA_VERSION;
+  if (auto r = d.version(&c.driver); r != CUDA_SUCCESS) {
+    c.driver = c.needed;
+    c.says = d.says ? says(r) : fmt::format("error {}", int(r));
+    return c;
+  }
+  if (c.driver / 1000 < c.needed / 1000) return c;
+  int count = 0;
+  if (auto r = d.missing ? CUDA_ERROR_NOT_FOUND : d.init(0); r != CUDA_SUCCESS) {
+    if (r != CUDA_ERROR_NO_DEVICE)
+      c.says = d.missing ? std::string("the driver has no ") + d.missing : says(r);
+    return c;
+  }
+  must(d.count(&count), "to count cards");
+  for (int k = 0; k < count; ++k) {
+    CUdevice id = 0;
+    char name[256] = "";
+    CUuuid uuid{};
+    must(d.device(&id, k), "a card");
+    must(d.device_name(name, sizeof name, id), "a card's name");
+    must(d.device_id(&uuid, id), "a card's name");
+    std::string told_apart;
+    for (unsigned char byte : uuid.bytes) told_apart += fmt::format("{:02x}", byte);
+    c.gpus.push_back({name, sm_of(id), std::move(told_apart)});
+  }
+  return c;
+}
+std::int64_t free_bytes(int d) {
+  auto& gpu = device(d);
+  std::size_t free = 0, all = 0;
+  cuuint64_t reserved = 0, used = 0;  // what the pool keeps is free for us
+  must(driver().memory(&free, &all), "to say how much memory is free");
+  must(driver().get_pool(gpu.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved),
+       "to say how much memory is kept");
+  must(driver().get_pool(gpu.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used),
+       "to say how much memory is in use");
+  return std::int64_t(free + reserved - used);
+}
+
+// ---- waiting: a card that has failed leaves the others in the middle of what they exchange with
+// it ----
+struct Member {  // of a communicator
+  Handle nccl;
+  const Device* device;
+  std::string id;
+  Check check;            // of ranks in other processes
+  std::string lost = {};  // what it has said
+};
+std::mutex joined_lock;
+std::list<Member*>& joined() {
+  static auto* all = new std::list<Member*>;
+  return *all;
+}
+void refuse_lost(const Device& mine) {
+  for (auto* m : joined())
+    if (m->device == &mine && !m->lost.empty()) throw Lost(m->lost);
+}
+// Ends what is exchanged if a card of this process that takes part has failed, or another process,
+// and says which.
+void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
+  std::lock_guard hold(joined_lock);
+  for (auto* m : joined()) {
+    if (m->device == &mine) {
+      try {
+        if (m->check && m->lost.empty()) m->check(waited);
+      } catch (const Error& e) {
+        m->lost = e.what();
+        nccl_abort(m->nccl);
+      }
+      refuse_lost(mine);
+    } else if (driver().set_context(m->device->context) == CUDA_SUCCESS) {
+      const auto r = driver().is_done(nullptr);
+      if (!ends_device(r)) continue;
+      for (auto* other : joined()) nccl_abort(other->nccl);
+      throw Fault(fmt::format("device {} has failed: {}", int(m->device->id), says(r)));
+    }
+  }
+}
+// The host, until it is done.
+template <class F> void wait_for(const Device& mine, const F& is_done) {
+  bool alone = true;
+  {
+    std::lock_guard hold(joined_lock);
+    alone = joined().empty();
+  }
+  const auto since = std::chrono::steady_clock::now();
+  while (!alone && is_done() == CUDA_ERROR_NOT_READY) {
+    look_at_others(mine, std::chrono::steady_clock::now() - since);
+    must(driver().set_context(mine.context), "a context");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  std::lock_guard hold(joined_lock);
+  refuse_lost(mine);  // it was ended, and not done
+}
+void wait(Handle s) {
+  auto& at = on(s);
+  wait_for(*at.device, [&] { return driver().is_done(at.stream); });
+  must(driver().wait(at.stream), "to wait");
+}
+void wait_event(Handle h) {
+  auto& e = event(h);
+  wait_for(*e.device, [&] { return driver().has_come(e.event); });
+  must(driver().wait_event(e.event), "to wait for an event");
+}
+Handle join(const std::string& id, int ranks, int rank, int d, const Check& check) {
+  auto& gpu = device(d);
+  auto* mine = new Member{nccl_join(id, ranks, rank), &gpu, id, check};
+  std::lock_guard hold(joined_lock);
+  joined().push_back(mine);
+  return mine;
+}
+// Those of this process that wait for it would wait for ever.
+void abort(Handle h) {
+  std::lock_guard hold(joined_lock);
+  for (auto* m : joined())
+    if (m->id == static_cast<Member*>(h)->id) nccl_abort(m->nccl);
+}
+void leave(Handle h) {
+  auto* mine = static_cast<Member*>(h);
+  {
+    std::lock_guard hold(joined_lock);
+    joined().remove(mine);
+  }
+  nccl_leave(mine->nccl);
+  delete mine;
+}
+
+// ---- memory and copies ----
+void* allocate(Handle s, std::int64_t bytes) {
+  CUdeviceptr got = 0;
+  const auto r = driver().allocate(&got, std::size_t(bytes), on(s).stream);
+  if (r == CUDA_ERROR_OUT_OF_MEMORY) return nullptr;
+  must(r, "memory");
+  return reinterpret_cast<void*>(got);
+}
+// with a fault, or at the end of the process, nobody can say what went wrong
+void release(Handle s, void* p) {
+  auto& at = *static_cast<Stream*>(s);
+  if (driver().set_context(at.device->context) == CUDA_SUCCESS)
+    driver().release(address(p), at.stream);
+}
+void* allocate_host(std::int64_t bytes) {
+  void* got = nullptr;
+  must(driver().allocate_host(&got, std::size_t(bytes),
+                              CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+       "memory of the host");
+  return got;
+}
+
+// ---- kernels ----
+bool exact = false;  // no contracted multiply-adds: HALIAX_CUDA
+std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
+  static std::mutex compiling;
+  // by architecture and name; for all devices
+  static auto* known = new std::map<std::pair<int, std::string>, CUkernel>;
+  const int sm = device(d).sm;
+  std::lock_guard hold(compiling);
+  std::vector<Handle> out;
+  for (auto& k : kernels) {
+    auto& made = (*known)[{sm, k.name}];
+    if (!made) {
+      const auto cubin = cached_cubin(source_for_gpu(k), sm, exact);
+      CUlibrary library = nullptr;
+      must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+           "a kernel");
+      must(driver().kernel(&made, library, k.name.c_str()), "a kernel");
+    }
+    out.push_back(made);
+  }
+  return out;
+}
+void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
+  constexpr std::int64_t usual = 48 << 10;  // of shared memory: more has to be asked for
+  if (l.shared > usual)
+    must(driver().set_kernel(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(l.shared),
+                             static_cast<CUkernel>(kernel), on(s).device->id),
+         "shared memory");
+  // one struct, whose size the kernel knows
+  void* arguments[] = {const_cast<std::int64_t*>(words)};
+  must(driver().launch(static_cast<CUfunction>(kernel), unsigned(l.blocks), 1, 1,
+                       unsigned(l.threads), 1, 1, unsigned(l.shared), on(s).stream, arguments,
+                       nullptr),
+       "a launch");
+}
+
+// ---- products ----
+struct Multiplier {
+  int device;
+  Product product;
+  bool tf32;
+  CublasProduct told;
+  CublasProduct::Algorithm how;
+};
+void* library_of(Device& d) {
+  std::lock_guard hold(lock);
+  if (!d.cublas) d.cublas = make_cublas();
+  return d.cublas;
+}
+CublasProduct::Algorithm fastest(Device&, const CublasProduct&, const Product&);
+Handle make_product(int d, const Product& p, const CudaOptions& options) {
+  static std::mutex making;
+  static auto* all = new std::list<Multiplier>;  // equal ones are one
+  std::lock_guard hold(making);
+  for (auto& m : *all)
+    if (m.device == d && m.product == p && m.tf32 == options.tf32) return &m;
+  auto& gpu = device(d);
+  CublasProduct told(p, options.tf32);
+  const auto what = fmt::format("sm_{} {}{}", gpu.sm, to_string(p), options.tf32 ? " tf32" : "");
+  auto* library = library_of(gpu);  // also where nothing is asked of it now: products run by it
+  auto how = tuned(what);
+  if (!how) how = options.tune ? fastest(gpu, told, p) : told.algorithms(library, 1)[0];
+  if (options.tune) keep_tuned(what, *how);
+  return &all->emplace_back(Multiplier{d, p, options.tf32, std::move(told), *how});
+}
+// Of the library's first guesses, timed: the median of several runs, with operands of their own.
+CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Product& p) {
+  auto& drv = driver();
+  CUstream stream = nullptr;
+  CUevent from = nullptr, to = nullptr;
+  must(drv.make_stream(&stream, CU_STREAM_NON_BLOCKING), "a stream");
+  must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event");
+  must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
+  std::vector<CUdeviceptr> memory;
+  for (auto bytes :
+       {bytes_of(p.a, p.batch), bytes_of(p.b, p.batch), bytes_of(p.out, p.batch), kCublasWorkspace})
+    must(drv.allocate(&memory.emplace_back(), std::size_t(bytes), stream), "memory to tune with");
+  auto at = [&](std::size_t k) { return reinterpret_cast<void*>(memory[k]); };
+  std::vector<std::pair<float, CublasProduct::Algorithm>> times;
+  for (auto& how : told.algorithms(library_of(d), 8)) {
+    std::vector<float> mine;
+    for (int k = 0; k < 7; ++k) {
+      float ms = 0;
+      must(drv.record(from, stream), "an event");
+      told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
+      must(drv.record(to, stream), "an event");
+      must(drv.wait(stream), "to wait");
+      must(drv.elapsed(&ms, from, to), "a time");
+      mine.push_back(ms);
+    }
+    std::nth_element(mine.begin(), mine.begin() + 3, mine.end());
+    times.emplace_back(mine[3], how);
+  }
+  for (auto m : memory) drv.release(m, stream);
+  drv.wait(stream);
+  drv.end_event(from);
+  drv.end_event(to);
+  drv.end_stream(stream);
+  return std::min_element(times.begin(), times.end(),
+                          [](auto& a, auto& b) { return a.first < b.first; })
+      ->second;
+}
+std::vector<Handle> make_products(int d, const Product& p, const CudaOptions& options, int most) {
+  std::vector<Handle> all;
+  for (auto& how : CublasProduct(p, options.tf32).algorithms(library_of(device(d)), most))
+    // for ever
+    all.push_back(new Multiplier{d, p, options.tf32, CublasProduct(p, options.tf32), how});
+  return all;
+}
+void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
+  auto& m = *static_cast<Multiplier*>(product);
+  auto& stream = on(s);
+  m.told.run(stream.device->cublas, stream.stream, m.how, a, b, out, workspace);
+}
+
+// ---- graphs ----
+Handle end_graph(Handle s) {
+  CUgraph graph = nullptr;
+  must(driver().end_graph(on(s).stream, &graph), "to end a graph");
+  return graph;
+}
+Handle instantiate(Handle graph) {
+  CUgraphExec made = nullptr;
+  must(driver().instantiate(&made, static_cast<CUgraph>(graph), 0), "a graph");
+  return made;
+}
+bool update(Handle instance, Handle graph) {
+  CUgraphExecUpdateResultInfo info{};
+  return driver().update(static_cast<CUgraphExec>(instance), static_cast<CUgraph>(graph), &info) ==
+         CUDA_SUCCESS;
+}
+
+// The kernel tells a condition of the graph that is written down; behind it stands a node whose
+// part is written down in a stream of its own.
+bool has_ifs() { return driver().has_ifs && can_link(); }
+#if CUDA_VERSION >= 13000
+// Streams for it lie ready, since little may be made while a graph is written down.
+constexpr std::size_t kReady = 4;  // parts within parts
+std::map<const Device*, std::vector<Handle>>& ready() {
+  static auto* all = new std::map<const Device*, std::vector<Handle>>;
+  return *all;
+}
+std::mutex ready_lock;
+Handle stream_inside(const Device& d) {
+  std::lock_guard hold(ready_lock);
+  auto& all = ready()[&d];
+  if (all.empty()) {
+    CUstream made = nullptr;
+    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{made, &d};
+  }
+  auto one = all.back();
+  all.pop_back();
+  return one;
+}
+void keep_ready(Handle s) {
+  std::lock_guard hold(ready_lock);
+  ready()[static_cast<Stream*>(s)->device].push_back(s);
+}
+void prepare_ifs(const Device& d) {
+  if (!has_ifs()) return;
+  std::vector<Handle> some;
+  while (some.size() < kReady) some.push_back(stream_inside(d));
+  for (auto s : some) keep_ready(s);
+}
+struct Captured {
+  CUgraph graph = nullptr;
+  std::vector<CUgraphNode> behind = {};  // what comes next waits for these
+};
+Captured captured(const Stream& s) {
+  CUstreamCaptureStatus status{};
+  Captured c;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* edges = nullptr;
+  std::size_t count = 0;
+  must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count),
+       "what a graph has so far");
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    throw Error("[cuda] a part of a graph begins, and no graph is written down");
+  c.behind.assign(nodes, nodes + count);
+  return c;
+}
+Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
+  auto& s = on(h);
+  CUgraphConditionalHandle condition = 0;
+  must(driver().make_condition(&condition, captured(s).graph, s.device->context, 0,
+                               CU_GRAPH_COND_ASSIGN_DEFAULT),
+       "a condition");
+  words[l.arguments.size() - 1] = std::int64_t(condition);
+  launch(h, kernel, l, words);
+  const auto now = captured(s);
+  CUgraphNodeParams node{};
+  node.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  node.conditional.handle = condition;
+  node.conditional.type = CU_GRAPH_COND_TYPE_IF;
+  node.conditional.size = 1;
+  node.conditional.ctx = s.device->context;
+  CUgraphNode made = nullptr;
+  must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node),
+       "a part of a graph");
+  must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES),
+       "a part of a graph");
+  const auto inside = stream_inside(*s.device);
+  must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr,
+                             0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+       "a part of a graph");
+  return inside;
+}
+void end_if(Handle inside) {
+  CUgraph same = nullptr;  // the part's own
+  must(driver().end_graph(on(inside).stream, &same), "to end a part of a graph");
+  keep_ready(inside);
+}
+#else
+void prepare_ifs(const Device&) {}
+// has_ifs is false
+Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }
+void end_if(Handle) {}
+#endif
+
+Api table() {
+  Api a;
+  a.name = "cuda";
+  a.gpus = gpus;
+  a.free_bytes = free_bytes;
+  a.allocate = allocate;
+  a.release = release;
+  a.allocate_host = allocate_host;
+  a.release_host = [](void* p) { driver().release_host(p); };
+  a.put = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must(driver().put(address(to), from, std::size_t(n), on(s).stream), "a copy");
+  };
+  a.get = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must(driver().get(to, address(from), std::size_t(n), on(s).stream), "a copy");
+  };
+  a.copy = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must(driver().copy(address(to), address(from), std::size_t(n), on(s).stream), "a copy");
+  };
+  a.make_stream = [](int d) -> Handle {
+    auto& gpu = device(d);
+    CUstream made = nullptr;
+    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{made, &gpu};
+  };
+  a.end_stream = [](Handle s) {
+    driver().end_stream(static_cast<Stream*>(s)->stream);
+    delete static_cast<Stream*>(s);
+  };
+  a.wait = wait;
+  a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
+    must(driver().mark(on(s).stream, address(to), cuuint64_t(n), CU_STREAM_WRITE_VALUE_DEFAULT),
+         "a mark");
+  };
+  a.make_event = [](int d) -> Handle {
+    auto& gpu = device(d);
+    CUevent made = nullptr;
+    must(driver().make_event(&made, CU_EVENT_DEFAULT), "an event");
+    return new Event{made, &gpu};
+  };
+  a.end_event = [](Handle e) {
+    driver().end_event(static_cast<Event*>(e)->event);
+    delete static_cast<Event*>(e);
+  };
+  a.record = [](Handle e, Handle s) {
+    must(driver().record(event(e).event, on(s).stream), "an event");
+  };
+  a.follow = [](Handle s, Handle e) {
+    must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT),
+         "to wait for an event");
+  };
+  a.wait_event = wait_event;
+  a.seconds = [](Handle from, Handle to) {
+    float ms = 0;
+    must(driver().elapsed(&ms, event(from).event, event(to).event), "a time");
+    return double(ms) / 1e3;
+  };
+  a.compile = compile;
+  a.launch = launch;
+  a.make_product = make_product;
+  a.make_products = make_products;
+  a.multiply = multiply;
+  a.workspace = [] { return kCublasWorkspace; };
+  a.begin_graph = [](Handle s) {
+    auto& at = on(s);
+    prepare_ifs(*at.device);
+    must(driver().begin_graph(at.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "a graph");
+  };
+  a.end_graph = end_graph;
+  a.drop_graph = [](Handle g) { driver().drop_graph(static_cast<CUgraph>(g)); };
+  a.instantiate = instantiate;
+  a.update = update;
+  a.run_graph = [](Handle s, Handle i) {
+    must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph");
+  };
+  a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
+  a.has_ifs = has_ifs;
+  a.begin_if = begin_if;
+  a.end_if = end_if;
+  a.make_id = nccl_id;
+  a.join = join;
+  a.leave = leave;
+  a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) {
+    nccl_exchange(static_cast<Member*>(c)->nccl, on(s).stream, all);
+  };
+  a.abort = abort;
+  return a;
+}
+
+}  // namespace
+
+const Api& gpu(const CudaOptions& options) {
+  static const Api api = table();
+  exact = options.exact;
+  return api;
+}
+
+}  // namespace haliax::cuda

@@ -1,0 +1,256 @@
+#include "compile/chunk/defer_normalization.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "ops/shifted_exp.h"
+
+namespace haliax {
+namespace {
+
+// A value as a product: of nodes, of what divides it, and of masks (a select of 0).
+struct Factor {
+  enum class Kind : std::uint8_t { times, over, where } kind;
+  const Node* of;
+  auto operator<=>(const Factor&) const = default;
+};
+struct Product {
+  std::vector<Factor> factors;
+
+  explicit Product(const NodePtr& n) {
+    add(n, false);
+    std::sort(factors.begin(), factors.end());
+  }
+  bool has(const Node* factor) const {
+    return std::find(factors.begin(), factors.end(), Factor{Factor::Kind::times, factor}) !=
+           factors.end();
+  }
+  // The rest of it, without a factor that it has; as one to compare with.
+  bool is(const Product& other, const Node* without) const {
+    auto rest = other.factors;
+    rest.erase(std::find(rest.begin(), rest.end(), Factor{Factor::Kind::times, without}));
+    return factors == rest;
+  }
+
+ private:
+  void add(const NodePtr& n, bool below) {
+    auto op = n->op;
+    bool floats = op == &prim::kCast && is_float(n->dtype) && is_float(n->in[0]->dtype);
+    auto kind = below ? Factor::Kind::over : Factor::Kind::times;
+    if (prim::is_number(n, 1)) return;
+    if (op == &prim::kMul) {
+      add(n->in[0], below);
+      add(n->in[1], below);
+    }
+
+    else if (op == &prim::kDiv) {
+      add(n->in[0], below);
+      add(n->in[1], !below);
+    }
+
+    else if (op == &prim::kSelect && prim::is_number(n->in[2], 0) && !below) {
+      factors.push_back({Factor::Kind::where, n->in[0].get()});
+      add(n->in[1], below);
+    }
+
+    else if (floats)
+      add(n->in[0], below);
+    else
+      factors.push_back({kind, prim::same_values(n).get()});
+  }
+};
+
+class LateRows {
+  using Set = std::unordered_set<const Node*>;
+
+ public:
+  LateRows(Nodes all, const Node* index, bool makes)
+      : all_(std::move(all)), index_(index), makes_(makes) {
+    for (auto& n : all_)
+      if (n->op == &prim::kContract && n->in[0] != n->in[1]) products_.push_back(n);
+  }
+  template <class Inside> Nodes run(const Nodes& roots, const Inside& inside) const {
+    Rewrite made;
+    Set summed;  // the products of g and v of which the sum is made by values now
+    OriginScope follow;
+    for (auto& n : all_) {
+      if (!inside(n)) continue;
+      follow(n->origin);
+      auto y = n->op == &prim::kContract ? divided_late(*n)
+               : n->op == &prim::kSum    ? by_values(*n, summed)
+                                         : nullptr;
+      if (y) made[n.get()] = y;
+    }
+    // Gradients are these less that sum, which is not that of what bf16 makes of them: of a query
+    // that sees one key, whose gradient is 0, what bf16 rounds would be left. So they are read as
+    // they are, not rounded.
+    Rewrite wide;
+    for (auto& n : all_)
+      if (n->op == &prim::kCast && n->dtype == DType::f32 && bytes_of(n->in[0]->dtype) < 4)
+        if (auto y = unrounded(n->in[0], summed, wide)) made[n.get()] = y;
+    Rewrite all;
+    for (auto& n : all_)  // the older ones first: others are made of them
+      if (auto y = made.find(n.get()); y != made.end())
+        all[n.get()] = substitute(Nodes{y->second}, all, index_)[0];
+    return all.empty() ? roots : substitute(roots, all, index_);
+  }
+
+ private:
+  // x without its division by s, the sum of one of its factors e over `keys`: then `by` is s. Null:
+  // it has none. Behind a choice
+  // (`chosen`) no row may be 0 / 0, as that could be hidden: where e is NaN in place of 0, `by` is
+  // 1 in place of NaN.
+  static NodePtr undivided(const NodePtr& x, const Axes& keys, NodePtr& by, bool chosen = false) {
+    bool masks = x->op == &prim::kSelect && prim::is_number(x->in[2], 0);
+    auto again = [&](std::size_t k) {
+      auto in = x->in;
+      in[k] = undivided(in[k], keys, by, chosen || masks);
+      return in[k] ? make(*x->op, std::move(in), x->axes, x->dtype, x->attr) : nullptr;
+    };
+    auto sums = [&](const NodePtr& s, const NodePtr& e) {
+      auto& of = prim::same_values(s);
+      auto shifted = prim::shifted_exp(*e);
+      return of->op == &prim::kSum && of->in[0] == e && shifted && !(chosen && shifted->guarded) &&
+             common(s->axes, keys).empty();
+    };
+    auto divisor = [&](const NodePtr& s) {
+      return chosen ? prim::select(prim::map(prim::kIsFinite, {s}, DType::boolean), s,
+                                   prim::number(1, s->dtype))
+                    : s;
+    };
+    if (x->op == &prim::kDiv && sums(x->in[1], x->in[0])) {
+      by = divisor(x->in[1]);
+      return x->in[0];
+    }
+
+    if (x->op == &prim::kMul)
+      for (std::size_t side : {0u, 1u}) {
+        auto &e = x->in[side], &f = x->in[1 - side];
+        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && sums(f->in[1], e)) {
+          by = divisor(f->in[1]);
+          return e;
+        }
+
+        if (prim::is_number(f))
+          if (auto y = again(side)) return y;
+      }
+    bool scales = (x->op == &prim::kDiv && prim::is_number(x->in[1])) ||
+                  (x->op == &prim::kCast && is_float(x->in[0]->dtype));
+    return masks ? again(1) : scales ? again(0) : nullptr;
+  }
+  // x in f32, if it is one of these products, or some are factors of it; null: none is.
+  static NodePtr unrounded(const NodePtr& x, const Set& products, Rewrite& known) {
+    if (auto y = known.find(x.get()); y != known.end()) return y->second;
+    auto& y = known[x.get()];
+    OriginScope here(x->origin);
+    if (products.count(x.get())) return y = widened(x);
+    if (x->op != &prim::kSelect && x->op != &prim::kMul && x->op != &prim::kDiv) return y;
+    Nodes in = x->in;
+    bool some = false;
+    for (auto& operand : in)
+      if (auto wide = unrounded(operand, products, known)) {
+        operand = wide;
+        some = true;
+      }
+
+      else if (is_float(operand->dtype))
+        operand = prim::cast(operand, DType::f32);
+    if (some) y = prim::map(*x->op, std::move(in), DType::f32, &x->axes);
+    return y;
+  }
+  static Axes folded(const Node& n) {
+    return without_axes(common(n.in[0]->axes, n.in[1]->axes), n.axes);
+  }
+  static NodePtr divided_late(const Node& n) {
+    for (std::size_t side : {0u, 1u}) {
+      NodePtr by;
+      auto e = undivided(n.in[side], folded(n), by);
+      if (!e || !without_axes(by->axes, n.axes).empty()) continue;
+      auto sum = side == 0 ? prim::contract(e, n.in[1], n.axes, by->dtype)
+                           : prim::contract(n.in[0], e, n.axes, by->dtype);
+      return prim::cast(prim::map(prim::kDiv, {sum, by}, by->dtype, &n.axes), n.dtype);
+    }
+    return nullptr;
+  }
+  // x without one of its factors; null: that is no factor of it.
+  static NodePtr without(const NodePtr& x, const Node* factor) {
+    auto has = [&](const NodePtr& y) { return Product(y).has(factor); };
+    auto rest = [&](std::size_t k) {
+      auto in = x->in;
+      const bool all = Product(in[k]).factors.size() == 1;
+      if (all && x->op == &prim::kMul) return prim::cast(prim::fit(in[1 - k], x->axes), x->dtype);
+      in[k] = all ? prim::number(1, in[k]->dtype) : without(in[k], factor);
+      return in[k] ? prim::map(*x->op, std::move(in), x->dtype, &x->axes) : nullptr;
+    };
+    if (x->op == &prim::kMul) return has(x->in[0]) ? rest(0) : has(x->in[1]) ? rest(1) : nullptr;
+    if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
+    return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
+  }
+  // Does a choice hide what this factor of x is where it is not chosen, NaN included? Weighted
+  // values would be NaN there. Those of which a gradient is taken are already, and hide nothing.
+  static bool hides(const NodePtr& x, const Node* factor, bool chosen = false) {
+    if (prim::same_values(x).get() == factor) return chosen && !factor->origin.backward;
+    const bool chooses = x->op == &prim::kSelect;
+    if (!chooses && x->op != &prim::kMul && x->op != &prim::kDiv && x->op != &prim::kCast)
+      return false;
+    return std::any_of(x->in.begin(), x->in.end(),
+                       [&](auto& y) { return hides(y, factor, chosen || chooses); });
+  }
+  // A sum over keys of weights times g v, by the weighted values.
+  NodePtr by_values(const Node& n, Set& summed) const {
+    const auto keys = without_axes(n.in[0]->axes, n.axes);
+    Product terms(n.in[0]);
+    for (auto& f : terms.factors) {
+      if (f.kind != Factor::Kind::times || f.of->op != &prim::kContract || hides(n.in[0], f.of))
+        continue;
+      for (std::size_t side : {0u, 1u}) {
+        auto &v = f.of->in[side], &g = f.of->in[1 - side];
+        if (common(v->axes, keys).size() != keys.size() || !common(g->axes, keys).empty()) continue;
+        // each row its own: g may be that of a sum over rows
+        if (!without_axes(n.axes, g->axes).empty()) continue;
+        for (auto& o : products_)
+          for (std::size_t k : {0u, 1u}) {
+            bool values = o->in[k] == v && same_set(folded(*o), keys) &&
+                          same_set(folded(*f.of), without_axes(g->axes, n.axes));
+            if (!values || !same_set(o->axes, g->axes) || !Product(o->in[1 - k]).is(terms, f.of))
+              continue;
+            summed.insert(f.of);
+            return prim::contract(g, o, n.axes, n.dtype);
+          }
+        bool values = makes_ && same_set(folded(*f.of), without_axes(g->axes, n.axes));
+        if (auto w = values ? without(n.in[0], f.of) : nullptr) {
+          summed.insert(f.of);
+          const auto wide = n.dtype == DType::f64 ? n.dtype : DType::f32;
+          auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, wide);
+          // values that are all one number need no product
+          auto late = o->op == &prim::kContract ? divided_late(*o) : nullptr;
+          return prim::cast(prim::contract(prim::cast(g, wide), late ? late : o, n.axes, wide),
+                            n.dtype);
+        }
+      }
+    }
+    return nullptr;
+  }
+
+  Nodes all_, products_;
+  const Node* index_;
+  bool makes_;  // weighted values that are not there
+};
+
+}  // namespace
+
+Nodes defer_normalization(const Nodes& roots) {
+  auto all = all_nodes(roots);
+  auto inside = inside_regions(all);
+  return LateRows(std::move(all), nullptr, false).run(roots, [&](const NodePtr& n) {
+    return inside.count(n.get()) > 0;
+  });
+}
+Nodes defer_normalization(const Nodes& roots, const Nodes& level, const Node* index,
+                          const Regions& regions) {
+  return LateRows(level, index, true).run(roots, [&](const NodePtr& n) {
+    return regions.contain(n);
+  });
+}
+
+}  // namespace haliax

@@ -1,0 +1,150 @@
+#include "compile/chunk/isolated_subgraph.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "ops/prim.h"
+#include "program/program.h"
+
+namespace haliax {
+namespace {
+
+using Set = std::unordered_set<const Node*>;
+
+// A value that lies between, in[0], and what it waits for. A barrier would not do while a region is
+// cut: its value is made there whatever it waits for.
+const Op kBetween{.name = "between", .kind = Kind::step};
+
+Set read_by(const Nodes& level, const Set& some) {  // directly, or on the way
+  Set out;
+  for (auto i = level.rbegin(); i != level.rend(); ++i)
+    if (some.count(i->get()) || out.count(i->get()))
+      for (auto& x : (*i)->in)
+        if (x) out.insert(x.get());
+  return out;
+}
+
+// The nodes that are planned.
+Set planned(const Nodes& level, const Regions& regions, bool with_between) {
+  Set own, indices;
+  for (auto& n : level)
+    if (regions.contain(n)) own.insert(n.get());
+  if (with_between) {
+    const auto before = read_by(level, own);
+    auto after = own;
+    for (auto& n : level) {
+      if (reads(*n, after)) after.insert(n.get());
+      if (after.count(n.get()) && before.count(n.get())) own.insert(n.get());
+    }
+  }
+  for (bool more = true; more;) {  // bodies of their loops, of those in them, and so on
+    more = false;
+    for (auto& n : level) {
+      if (varies_with(*n, indices)) own.insert(n.get());
+      if (n->op == &kLoop && own.count(n.get()))
+        for (auto& i : loop_of(*n).index) more |= indices.insert(i.get()).second;
+    }
+  }
+  return own;
+}
+
+struct NotPlanned {
+  std::unordered_map<const Node*, Nodes> from;  // of each: the planned values that it is made of
+  Set exits;  // planned values, read by what no planned one is made of
+};
+NotPlanned not_planned(const Nodes& level, const Set& own) {
+  NotPlanned out;
+  Set bodies;  // indices of the level's loops
+  for (auto& n : level)
+    if (n->op == &kLoop)
+      for (auto& i : loop_of(*n).index) bodies.insert(i.get());
+  const auto before = read_by(level, own);
+  for (auto& n : level) {
+    if (own.count(n.get())) continue;
+    auto add = [&](const NodePtr& x) {
+      auto& list = out.from[n.get()];
+      if (!holds(list, x)) list.push_back(x);
+    };
+    // a loop reads what its body does
+    const bool behind = !before.count(n.get()) && !varies_with(*n, bodies);
+    for (auto& x : n->in) {
+      if (!x) continue;
+      if (own.count(x.get())) {
+        add(x);
+        if (behind) out.exits.insert(x.get());
+      } else if (auto its = out.from.find(x.get()); its != out.from.end()) {
+        for (auto& y : Nodes(its->second)) add(y);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Nodes waiting(const Nodes& roots) {
+  Rewrite to;
+  for (auto& n : all_nodes(roots)) {
+    if (n->op != &kBetween) continue;
+    auto in = substitute(n->in, to);
+    auto x = in[0];
+    for (std::size_t k = 1; k < in.size(); ++k) x = prim::barrier(x, in[k]);
+    to[n.get()] = x;
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
+IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions& regions,
+                          bool of_scores) {
+  const auto own = planned(level, regions, !of_scores);
+  const auto others = not_planned(level, own);
+  IsolatedSubgraph out;
+  Rewrite to;
+  std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
+    if (!x || own.count(x.get()) || to.count(x.get())) return;
+    for (auto* f : x->free)  // of a loop around: any turn will do
+      if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
+    if (is_generated(x)) return;
+    auto between = others.from.find(x.get());
+    const bool given = between != others.from.end();
+    if (!given &&
+        std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+      for (auto& i : x->in) read(i);
+      return;
+    }
+    auto value = out.inputs.emplace_back(prim::input(x->axes, x->dtype));
+    if (given) {
+      auto in = substitute(between->second, to);
+      in.insert(in.begin(), value);
+      value = make(kBetween, std::move(in), x->axes, x->dtype);
+    } else {
+      out.read += x->bytes();
+    }
+    to[x.get()] = x->op == &prim::kEnter ? prim::enter(value, x->attr) : value;
+  };
+  for (auto& n : level) {
+    if (!own.count(n.get())) continue;
+    for (auto& x : n->in) read(x);
+    if (n->op != &kLoop) continue;
+    for (auto& r : loop_of(*n).results) {
+      for (auto& v : r.value) read(v);
+      read(r.start);
+    }
+  }
+  Set last;
+  for (auto& r : roots) last.insert(r.get());
+  Nodes ends;
+  for (auto& n : level) {
+    if (!own.count(n.get()) || n->op == &kLoop ||
+        !(others.exits.count(n.get()) || last.count(n.get())))
+      continue;
+    ends.push_back(n);
+    auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
+    if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;
+    out.outside += program::aligned(n->bytes());
+  }
+  out.roots = substitute(ends, to);
+  return out;
+}
+
+}  // namespace haliax

@@ -1,0 +1,14 @@
+// Why a region cannot be tiled.
+#pragma once
+#include "haliax/error.h"
+
+namespace haliax {
+
+// Raised by Region and by the search for chunks. The search tries another plan after a refusal; the
+// user sees it as an error if no plan is left. No other error is an answer: it propagates.
+class Refusal : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace haliax

@@ -1,0 +1,347 @@
+// Batched products whose result another batched product reads, matrix by matrix:
+//
+//     s_b = q_b k_b,  w_b = softmax(s_b),  y_b = w_b v_b         for all b
+//
+// In three walks over all b, s and w go out to memory and come back. In one loop over b, whose
+// turns run side by side, each s_b stays in a core's cache, and only what is read elsewhere, as w
+// by a gradient, is written whole. What is walked does not depend on the number of threads, as sums
+// may be rounded otherwise in a turn.
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "compile/lower/fuse.h"
+#include "compile/lower/lower.h"
+#include "graph/axes.h"
+#include "ops/collective.h"
+#include "ops/prim.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+using Marks = std::vector<char>;  // by node of the level
+
+class BatchLoops {
+ public:
+  BatchLoops(const Nodes& roots, const Node* index, const BatchLimits& limits, bool calls)
+      : roots_(roots), index_(index), limits_(limits), has_collectives_(calls) {
+    std::unordered_map<const Node*, int> known;
+    for (auto& n : without_bodies(level_of(roots, index))) {
+      LevelNode item{.node = n, .first_collective = calls ? first_collective(*n) : 0};
+      for (auto& x : n->in)
+        if (auto found = x ? known.find(x.get()) : known.end(); found != known.end())
+          item.in.push_back(found->second);
+      const int me = int(all_.size());
+      for (int x : item.in) all_[std::size_t(x)].readers.push_back(me);
+      known[n.get()] = me;
+      order_.push_back(me);
+      all_.push_back(std::move(item));
+    }
+    for (auto& r : roots)
+      if (auto found = known.find(r.get()); found != known.end()) at(found->second).is_root = true;
+  }
+  Nodes run() {
+    for (int k = 0; k < int(all_.size()); ++k) {
+      auto& n = node(k);
+      if (at(k).loop >= 0 || n.op->kind != Kind::contract || n.value ||
+          double(n.bytes()) <= limits_.max_parallel_slot_bytes)
+        continue;
+      auto batch_axes = loop_axes(n);
+      if (!batch_axes.empty()) join(k, batch_axes);
+    }
+    return loop_axes_.empty() ? roots_ : rewritten();
+  }
+
+ private:
+  struct LevelNode {
+    NodePtr node;
+    std::vector<int> in = {}, readers = {};
+    int loop = -1;             // which loop makes it
+    bool is_root = false;      // a result of the level
+    int first_collective = 0;  // the first collective that it makes; 0: none
+  };
+  LevelNode& at(int k) { return all_[std::size_t(k)]; }
+  const LevelNode& at(int k) const { return all_[std::size_t(k)]; }
+  const Node& node(int k) const { return *at(k).node; }
+
+  // Of the batch, the first axes: as many as it takes until a turn's part of the product fits, with
+  // another one made of it. Empty: even all leave more than twice what fits, where turns are
+  // slower; or turns are few, or small.
+  Axes loop_axes(const Node& n) const {
+    Axes out;
+    double bytes = double(n.bytes()), multiplications = double(n.size());
+    std::int64_t iterations = 1;
+    for (auto& a : n.in[0]->axes)
+      if (!has(n.axes, a.name)) multiplications *= double(a.size);
+    for (auto& a : n.axes) {
+      if (bytes <= limits_.max_parallel_slot_bytes / 2) break;
+      if (a.size == 1 || !has(n.in[0]->axes, a.name) || !has(n.in[1]->axes, a.name)) continue;
+      out.push_back(a);
+      bytes /= double(a.size);
+      iterations *= a.size;
+    }
+    const bool large = multiplications >= limits_.min_multiplications * double(iterations);
+    return bytes <= 2 * limits_.max_parallel_slot_bytes && iterations >= limits_.min_iterations &&
+                   large
+               ? out
+               : Axes();
+  }
+  static bool keeps_axes(const Node& n, const Axes& batch_axes) {
+    const auto kind = n.op->kind;
+    const bool shows = keeps_names(n) || n.op == &prim::kShardingConstraint;
+    return !n.value &&
+           (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || shows) &&
+           without(batch_axes, n.axes).empty();
+  }
+  // Worth keeping in a cache: not much smaller than the product.
+  static bool is_large(const Node& n, const Node& product) {
+    return 2 * n.size() >= product.size();
+  }
+
+  // ---- what is of what: of a loop all or nothing ----
+  using NodeGroup = std::span<const int>;  // what a loop makes, or one node
+  template <class F> void forward(const F& f) const {
+    for (std::size_t i = 0, end = 0; i < order_.size(); i = end) f(from(i, end));
+  }
+  template <class F> void backward(const F& f) const {
+    std::vector<NodeGroup> all;
+    forward([&](NodeGroup t) { all.push_back(t); });
+    for (auto t = all.rbegin(); t != all.rend(); ++t) f(*t);
+  }
+  NodeGroup from(std::size_t i, std::size_t& end) const {
+    const int loop = at(order_[i]).loop;
+    end = i + 1;
+    while (loop >= 0 && end < order_.size() && at(order_[end]).loop == loop) ++end;
+    return {order_.data() + i, end - i};
+  }
+  static bool marked(const std::vector<int>& some, const Marks& m) {
+    return std::any_of(some.begin(), some.end(), [&](int k) { return m[std::size_t(k)] != 0; });
+  }
+  bool reads(NodeGroup t, const Marks& m) const {
+    return std::any_of(t.begin(), t.end(), [&](int k) { return marked(at(k).in, m); });
+  }
+  bool is_read(NodeGroup t, const Marks& by) const {
+    return std::any_of(t.begin(), t.end(), [&](int k) { return marked(at(k).readers, by); });
+  }
+  static void mark(NodeGroup t, Marks& m) {
+    for (int k : t) m[std::size_t(k)] = true;
+  }
+  bool is_free(NodeGroup t) const { return at(t[0]).loop < 0; }
+
+  // ---- one loop ----
+  // Joins with the product what one turn makes of a turn's part of it, and what else reads that.
+  void join(int product, const Axes& batch_axes) {
+    const std::size_t count = all_.size();
+    Marks after(count), made(count), chain(count);
+    after[std::size_t(product)] = made[std::size_t(product)] = true;
+    forward([&](NodeGroup t) {
+      if (!reads(t, after)) return;
+      mark(t, after);
+      auto known = [&](int x) { return !after[std::size_t(x)] || made[std::size_t(x)]; };
+      auto& in = at(t[0]).in;
+      if (is_free(t) && keeps_axes(node(t[0]), batch_axes) &&
+          std::all_of(in.begin(), in.end(), known))
+        mark(t, made);
+    });
+    auto folds_large = [&](int k, const auto& of) {
+      auto& n = node(k);
+      return n.op->kind == Kind::contract && k != product && !is_large(n, node(product)) &&
+             std::any_of(at(k).in.begin(), at(k).in.end(),
+                         [&](int x) { return is_large(node(x), node(product)) && of(x); });
+    };
+    auto is_made = [&](int x) { return made[std::size_t(x)] != 0; };
+    backward([&](NodeGroup t) {
+      if (made[std::size_t(t[0])] && (folds_large(t[0], is_made) || is_read(t, chain)))
+        mark(t, chain);
+    });
+    if (!chain[std::size_t(product)]) return;
+    for (auto& inside : {with_others(chain, after, batch_axes, folds_large), chain})
+      if (keeps_collective_order(inside)) return form_loop(inside, batch_axes);
+  }
+  // With what folds a large array that the chain reads, too; and with what is made point by point
+  // for the chain alone.
+  template <class Folds>
+  Marks with_others(Marks out, const Marks& after, const Axes& batch_axes,
+                    const Folds& folds_large) const {
+    Marks before(out.size()), folds(out.size()), downstream(out.size());
+    backward([&](NodeGroup t) {  // what the chain is made of
+      if (!out[std::size_t(t[0])] && (is_read(t, out) || is_read(t, before))) mark(t, before);
+    });
+    auto chain_reads = [&](int x) { return !out[std::size_t(x)] && marked(at(x).readers, out); };
+    forward([&](NodeGroup t) {  // later: made of those
+      const auto k = std::size_t(t[0]);
+      if (reads(t, folds) || reads(t, downstream))
+        mark(t, downstream);
+      else if (is_free(t) && !after[k] && !before[k] && keeps_axes(node(t[0]), batch_axes) &&
+               folds_large(t[0], chain_reads))
+        mark(t, folds);
+    });
+    for (std::size_t k = 0; k < out.size(); ++k) out[k] |= folds[k];
+    backward([&](NodeGroup t) {
+      const auto k = std::size_t(t[0]);
+      auto& item = at(t[0]);
+      auto& n = *item.node;
+      if (!is_free(t) || out[k] || after[k] || item.is_root || n.in.empty() ||
+          !keeps_axes(n, batch_axes))
+        return;
+      if (n.op->kind != Kind::map && !keeps_names(n)) return;
+      auto is_in_loop = [&](int r) { return out[std::size_t(r)] != 0; };
+      if (!item.readers.empty() &&
+          std::all_of(item.readers.begin(), item.readers.end(), is_in_loop))
+        mark(t, out);
+    });
+    return out;
+  }
+  // All devices make their calls in one order. As the loop is made when all that it reads is there,
+  // no call that is made of it may come before one that it is made of: another device, whose parts
+  // are smaller, may have no loop here.
+  bool keeps_collective_order(const Marks& inside) const {
+    if (!has_collectives_) return true;
+    // that it is made of; made of it
+    std::vector<int> last(all_.size()), first(all_.size(), std::numeric_limits<int>::max());
+    auto of_inside = [&](int k) { return inside[std::size_t(k)] != 0; };
+    forward([&](NodeGroup t) {
+      int calls = 0;
+      for (int k : t)
+        for (int x : at(k).in)
+          calls = std::max({calls, last[std::size_t(x)], at(x).first_collective});
+      for (int k : t) last[std::size_t(k)] = calls;
+    });
+    backward([&](NodeGroup t) {
+      int calls = std::numeric_limits<int>::max();
+      for (int k : t)
+        for (int r : at(k).readers)
+          calls = std::min({calls, first[std::size_t(r)],
+                            at(r).first_collective ? at(r).first_collective : calls});
+      for (int k : t) first[std::size_t(k)] = calls;
+    });
+    int before = 0, behind = std::numeric_limits<int>::max();
+    for (int k : order_)
+      if (of_inside(k)) {
+        before = std::max(before, last[std::size_t(k)]);
+        behind = std::min(behind, first[std::size_t(k)]);
+      }
+
+    return before < behind;
+  }
+  // One behind the other in the order, what is made of them behind all of them.
+  void form_loop(const Marks& inside, const Axes& batch_axes) {
+    Marks behind(all_.size());
+    forward([&](NodeGroup t) {
+      if (!inside[std::size_t(t[0])] && (reads(t, inside) || reads(t, behind))) mark(t, behind);
+    });
+    auto is_in = [&](int k) { return inside[std::size_t(k)] != 0; };
+    auto first = std::find_if(order_.begin(), order_.end(), is_in);
+    auto end = std::find_if(order_.rbegin(), order_.rend(), is_in).base();
+    std::stable_partition(first, end, [&](int k) { return !behind[std::size_t(k)]; });
+    auto loop = std::stable_partition(first, end,
+                                      [&](int k) { return !is_in(k) && !behind[std::size_t(k)]; });
+    for (; loop != end && is_in(*loop); ++loop) at(*loop).loop = int(loop_axes_.size());
+    loop_axes_.push_back(batch_axes);
+  }
+
+  // ---- the level with its loops ----
+  Nodes rewritten() {
+    Rewrite to;  // all nodes of the level, as they are now
+    auto now = [&](const NodePtr& x) {
+      auto found = x ? to.find(x.get()) : to.end();
+      return found == to.end() ? x : found->second;
+    };
+    forward([&](NodeGroup t) {
+      if (!is_free(t)) return write_loops(t, loop_axes_[std::size_t(at(t[0]).loop)], to);
+      auto& n = at(t[0]).node;
+      bool changed = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return now(x) != x; });
+      auto made = changed ? substitute(Nodes{n}, to, index_)[0] : n;
+      to[n.get()] = made;
+    });
+    Nodes out;
+    for (auto& r : roots_) out.push_back(now(r));
+    return out;
+  }
+  void write_loops(NodeGroup inside, const Axes& batch_axes, Rewrite& to) const {
+    Nodes index, whole, values;
+    for (std::size_t k = 0; k < batch_axes.size(); ++k)
+      index.push_back(prim::index(batch_axes[k], 0, 1, int(k), LoopOrigin::batch));
+    Rewrite in_iteration;
+    OriginScope follow;
+    for (int k : inside) {
+      auto& n = at(k).node;
+      follow(n->origin);
+      Nodes in;
+      for (auto& x : n->in) in.push_back(part(x, index, in_iteration, to));
+      in_iteration[n.get()] = prim::rebuilt(*n, std::move(in), without(n->axes, batch_axes));
+      auto is_elsewhere = [&](int r) { return at(r).loop != at(k).loop; };
+      if (at(k).is_root || std::any_of(at(k).readers.begin(), at(k).readers.end(), is_elsewhere)) {
+        whole.push_back(n);
+        values.push_back(in_iteration[n.get()]);
+      }
+    }
+    follow(whole[0]->origin);
+    for (std::size_t k = batch_axes.size(); k-- > 0;) {
+      Loop l;
+      l.axis = batch_axes[k];
+      l.index = {index[k]};
+      l.drop = true;
+      l.save = Save::nothing;
+      for (auto& v : values) l.results.push_back({Fold::stack, Monoid::sum, {v}});
+      auto loop = make_loop(std::move(l));
+      for (std::size_t r = 0; r < values.size(); ++r) values[r] = loop_result(loop, r);
+    }
+    for (std::size_t r = 0; r < whole.size(); ++r)
+      to[whole[r].get()] = prim::fit(values[r], whole[r]->axes);
+  }
+  // What a turn reads: made in it, if it is of numbers and positions alone; or its part of an
+  // array.
+  static NodePtr part(const NodePtr& x, const Nodes& index, Rewrite& in_iteration,
+                      const Rewrite& to) {
+    if (!x) return x;
+    if (auto known = in_iteration.find(x.get()); known != in_iteration.end()) return known->second;
+    if (is_generated(x) && x->op->kind == Kind::map) {
+      Nodes in;
+      Axes axes = x->axes;
+      for (auto& y : x->in) in.push_back(part(y, index, in_iteration, to));
+      for (auto& i : index)
+        std::erase_if(axes, [&](auto& a) { return a.name == IndexAttr::of(*i).axis.name; });
+      return in_iteration[x.get()] = prim::rebuilt(*x, std::move(in), axes);
+    }
+    auto found = to.find(x.get());
+    auto mine = found == to.end() ? x : found->second;
+    // in the order in which it was made
+    if (keeps_names(*mine) && same_set(mine->axes, mine->in[0]->axes)) mine = mine->in[0];
+    for (auto& i : index) mine = prim::slice_at(mine, i, true);
+    return in_iteration[x.get()] = mine;
+  }
+
+  const Nodes& roots_;
+  const Node* index_;
+  const BatchLimits& limits_;
+  const bool has_collectives_;  // are there collectives?
+  std::vector<LevelNode> all_;
+  std::vector<int> order_;       // inputs first; what a loop makes stands together
+  std::vector<Axes> loop_axes_;  // by each loop
+};
+
+Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool calls) {
+  roots = BatchLoops(roots, index, limits, calls).run();
+  auto others = [](const Loop& l) {
+    return origin_of(l) == LoopOrigin::user || origin_of(l) == LoopOrigin::ring;
+  };
+  return in_bodies(roots, index, others, [&](const Nodes& values, const Node* i) {
+    return in_levels(values, i, limits, calls);
+  });
+}
+
+}  // namespace
+
+Nodes batch_loops(const Nodes& roots, const BatchLimits& limits) {
+  auto all = all_nodes(roots);
+  auto has = [&](const auto& wanted) { return std::any_of(all.begin(), all.end(), wanted); };
+  if (!has([&](auto& n) {
+        return n->op->kind == Kind::contract && double(n->bytes()) > limits.max_parallel_slot_bytes;
+      }))
+    return roots;
+  return in_levels(roots, nullptr, limits, has([](auto& n) { return n->op == &kCollective; }));
+}
+
+}  // namespace haliax

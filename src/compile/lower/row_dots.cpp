@@ -1,0 +1,40 @@
+// Products of row with row: a contraction that keeps all axes but those it sums over, which both
+// operands have,
+//
+//     y_n = sum_k a_nk b_nk
+//
+// is no matrix product, but a product point by point and a sum, which are made where their operands
+// are.
+#include "compile/lower/lower.h"
+#include "ops/prim.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+bool is_of_rows(const Node& n) {
+  if (n.op->kind != Kind::contract || n.in.size() != 2 || n.size() == 1) return false;
+  auto& a = n.in[0]->axes;
+  return same_set(a, n.in[1]->axes) && without(n.axes, a).empty() && a.size() > n.axes.size();
+}
+NodePtr by_points(const Node& n) {
+  const bool narrow = is_float(n.dtype) && bytes_of(n.dtype) < 4;  // rounded once, behind the sum
+  const auto wide = narrow ? DType::f32 : n.dtype;
+  auto product = prim::mul(prim::cast(n.in[0], wide), prim::cast(n.in[1], wide));
+  return prim::fit(prim::cast(prim::reduce(Monoid::sum, product, n.axes), n.dtype), n.axes);
+}
+
+}  // namespace
+
+Nodes row_dots(const Nodes& roots) {
+  Rewrite to;
+  OriginScope follow;
+  for (auto& n : all_nodes(roots))  // the older ones first: others are made of them
+    if (is_of_rows(*n)) {
+      follow(n->origin);
+      to[n.get()] = substitute(by_points(*n), to);
+    }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
+}  // namespace haliax

@@ -1,0 +1,147 @@
+// Products of a softmax and of the gradient of a cross entropy, made of e = exp(x - max x), which
+// is written once while its rows are summed:
+//
+//     sum_v (e_nv / s_n g_n) w_vd                 =  g_n / s_n sum_v e_nv w_vd
+//     sum_n (e_nv / s_n g_n) y_nd                 =  sum_n e_nv (g_n / s_n y_nd)
+//     e_nv / s_n g_n - [v = id_n] g_n             =  (e_nv - [v = id_n] s_n) g_n / s_n
+//
+// So the rows are not walked again once their sums are known. A label's -1 meets e before any
+// product does: where e / s is 1, what is left is 0. As e and s are those of a softmax, s >= 1 and
+// a product of e is no more than s times that of the softmax.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "ops/shifted_exp.h"
+#include "compile/lower/lower.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+struct Factored {
+  NodePtr e, factor;
+};  // their product
+
+// The sum of e = exp(x - max x) along its rows, or what stands in for one that is 0.
+bool is_sum_of(const NodePtr& n, const Node& e) {
+  auto shifted = prim::shifted_exp(e);
+  const Node* sum = n.get();
+  if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
+  return shifted && sum->op == &prim::kSum && sum->in[0].get() == &e &&
+         shifted->top->axes == sum->axes;
+}
+
+bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
+// Next to that array, does this one take no time and no memory to speak of?
+bool is_slight(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
+
+class Factoring {
+ public:
+  explicit Factoring(const Nodes& roots) : all_(all_nodes(roots)), users_(users_of(all_, roots)) {}
+  Nodes run(const Nodes& roots) {
+    std::unordered_map<const Node*, Nodes> products;  // that read it
+    for (auto& n : all_)
+      if (n->op == &prim::kContract && n->in[0] != n->in[1])
+        for (auto& x : n->in) products[x.get()].push_back(n);
+    Rewrite to;
+    OriginScope follow;
+    for (auto& x : all_) {  // in the same order each time
+      auto read = products.find(x.get());
+      // it has to be made after all
+      if (read == products.end() || int(read->second.size()) < users_.at(x.get())) continue;
+      follow(x->origin);
+      auto f = factored(x);
+      if (!f) continue;
+      Rewrite made;
+      for (auto& n : read->second) {
+        follow(n->origin);
+        if (auto y = without(*n, *f, n->in[n->in[0] == x ? 1 : 0])) made[n.get()] = y;
+      }
+      if (made.size() == read->second.size()) to.insert(made.begin(), made.end());
+    }
+    if (to.empty()) return roots;
+    Rewrite all;
+    for (auto& n : all_)  // the older ones first: others are made of them
+      if (auto y = to.find(n.get()); y != to.end()) all[n.get()] = substitute(y->second, all);
+    return substitute(roots, all);
+  }
+
+ private:
+  std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
+    auto* op = x->op;
+    if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
+    // it is not broadcast
+    auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };
+    auto factored_operand = [&](const NodePtr& part) -> std::optional<Factored> {
+      if (users_.at(part.get()) > 1 || !fills(part)) return {};
+      return factored(part, depth + 1);
+    };
+    auto shares = [&](const NodePtr& part, const NodePtr& sum) {
+      return fills(part) && is_sum_of(sum, *part);
+    };
+    bool product = op == &prim::kMul;
+    if (op == &prim::kDiv && shares(x->in[0], x->in[1]))
+      return Factored{x->in[0], prim::reciprocal(x->in[1])};
+    if (product || op == &prim::kDiv)
+      for (std::size_t side = 0; side < (product ? 2 : 1); ++side) {
+        auto &part = x->in[side], &other = x->in[1 - side];
+        if (!is_smaller(other, x)) continue;
+        if (product && other->op == &prim::kDiv && shares(part, other->in[1]))
+          return Factored{part, other};
+        if (auto f = factored_operand(part))
+          return Factored{f->e,
+                          product ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
+      }
+    if (op == &prim::kAdd)
+      for (std::size_t side : {0u, 1u})
+        if (auto f = factored_operand(x->in[side]))
+          if (auto e = with_label(*f, x->in[1 - side])) return Factored{e, f->factor};
+    return {};
+  }
+  // e less its sum at the label's point: where x is select(id == position, -g, 0), and the factor g
+  // / sum.
+  static NodePtr with_label(const Factored& f, const NodePtr& x) {
+    if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0))
+      return nullptr;
+    auto& weight = x->in[1];
+    if (f.factor->op != &prim::kDiv || f.e->op != &prim::kExp) return nullptr;
+    if (weight->op != &prim::kNeg || weight->in[0] != f.factor->in[0]) return nullptr;
+    for (std::size_t side : {0u, 1u}) {
+      auto &id = x->in[0]->in[side], &position = x->in[0]->in[1 - side];
+      auto& iota = position->op == &prim::kCast ? position->in[0] : position;
+      if (iota->op != &prim::kIota || (id->dtype != DType::i32 && id->dtype != DType::i64))
+        continue;
+      auto& along = iota->axes[0];
+      auto& sum = f.factor->in[1];  // (rows): all axes of e but one
+      bool rows = sum->axes.size() + 1 == f.e->axes.size() && !has(sum->axes, along.name) &&
+                  id->axes.size() == sum->axes.size();
+      if (!rows || !has(f.e->axes, along.name)) return nullptr;
+      // No position is negative, but a scatter counts such ids from the end.
+      auto number = [&](std::int64_t n) { return prim::integer(n, id->dtype); };
+      auto there = prim::select(prim::less(id, number(0)), number(along.size), id);
+      return prim::scatter(f.e, prim::neg(sum), {{along.name, there}}, program::Update::add, false);
+    }
+    return nullptr;
+  }
+  // The product of such an operand and y, made of e. Null where that is no less work, or takes
+  // memory.
+  static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
+    auto inside = [](const Axes& some, const Axes& of) { return without_axes(some, of).empty(); };
+    if (y->dtype != f.e->dtype || n.dtype != f.e->dtype) return nullptr;
+    if (!inside(without_axes(f.e->axes, n.axes), y->axes)) return nullptr;
+    bool after = inside(f.factor->axes, n.axes);
+    if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
+    auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
+    if (!is_slight(after ? product : y, f.e)) return nullptr;
+    return after ? prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes) : product;
+  }
+
+  Nodes all_;
+  std::unordered_map<const Node*, int> users_;
+};
+
+}  // namespace
+
+Nodes softmax_matmuls(const Nodes& roots) { return Factoring(roots).run(roots); }
+
+}  // namespace haliax

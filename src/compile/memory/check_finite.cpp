@@ -1,0 +1,140 @@
+// HALIAX_NANS=1: behind each step that computes, the host looks at what it has made.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/scalar.h"
+#include "compile/memory/memory.h"
+#include "program/views.h"
+#include "graph/node.h"
+#include "haliax/error.h"
+
+namespace haliax {
+namespace {
+
+using program::Kind;
+using program::Operand;
+using program::Step;
+
+struct Found {
+  bool nan = false, inf = false;
+  void operator|=(const Found& o) {
+    nan |= o.nan;
+    inf |= o.inf;
+  }
+};
+Found found_in(const Operand& x, const std::byte* at, std::size_t dim = 0) {
+  Found out;
+  if (dim == x.dims.size()) {
+    auto v = scalar::load(x.view.dtype, at).real;
+    return {std::isnan(v), std::isinf(v)};
+  }
+  for (std::int64_t k = 0; k < x.dims[dim]; ++k)
+    out |= found_in(x, at + k * x.view.strides[dim] * bytes_of(x.view.dtype), dim + 1);
+  return out;
+}
+
+struct Finite : program::HostCall {
+  std::string op, where;
+  // so many arrays come first, which the step has written; then those that it read
+  std::size_t made = 0;
+  Found known;  // among the numbers in its code
+  void run(const std::vector<Operand>& arrays, const void* const* data) const override {
+    Found out, in = known;
+    auto look = [&](std::size_t k) {
+      return found_in(arrays[k], static_cast<const std::byte*>(data[k]));
+    };
+    for (std::size_t k = 0; k < made; ++k) out |= look(k);
+    if (!out.nan && !out.inf) return;
+    for (std::size_t k = made; k < arrays.size(); ++k) in |= look(k);
+    bool makes_nan = out.nan && !in.nan, makes_inf = out.inf && !in.nan && !in.inf;
+    if (!makes_nan && !makes_inf) return;
+    throw Error(fmt::format("[{}] makes {} out of {}{}{}", op, makes_nan ? "NaN" : "inf",
+                            in.inf ? "inf" : "finite numbers", where.empty() ? "" : "; ", where));
+  }
+};
+
+// What a view reaches, each element once; of tables that ids pick from, all of the slot.
+Operand reached(const program::Program& p, const Step& s, const program::View& v) {
+  Operand out{{}, v};
+  out.view.strides.clear();
+  if (s.kind == Kind::gather || s.kind == Kind::scatter) {
+    auto& picked = s.kind == Kind::gather ? s.gather.table : s.scatter.target;
+    if (picked.slot == v.slot)
+      return {{p.slot(v.slot).bytes / bytes_of(v.dtype)}, {v.slot, v.dtype, 0, {1}, {}}};
+  }
+  auto dims = program::dims_of(s);
+  for (std::size_t d = 0; d < dims.size() && d < v.strides.size(); ++d)
+    if (v.strides[d] != 0 || dims[d] == 0) {
+      out.dims.push_back(dims[d]);
+      out.view.strides.push_back(v.strides[d]);
+    }
+
+  return out;
+}
+
+bool computes(Kind k) {
+  switch (k) {
+    case Kind::fused:
+    case Kind::contract:
+    case Kind::gather:
+    case Kind::scatter:
+    case Kind::cumulative:
+    case Kind::custom:
+      return true;
+    case Kind::sort:
+    case Kind::loop:
+    case Kind::collective:
+    case Kind::finish:
+    case Kind::copy:
+    case Kind::skip:
+    case Kind::host:
+      break;
+  }
+  return false;
+}
+Step look_at(const program::Program& p, const Step& s) {
+  std::vector<Operand> made, read;
+  auto call = std::make_shared<Finite>();
+  auto wrote = [&](int slot) {
+    return std::any_of(made.begin(), made.end(), [&](auto& m) { return m.view.slot == slot; });
+  };
+  each_view(s, [&](const program::View& v, bool writes) {
+    if (writes && v.slot >= 0 && is_float(v.dtype)) made.push_back(reached(p, s, v));
+  });
+  each_view(s, [&](const program::View& v, bool writes) {
+    if (!writes && v.slot >= 0 && is_float(v.dtype) && !wrote(v.slot))
+      read.push_back(reached(p, s, v));
+  });
+  for (auto& i : s.fused.code)
+    if (i.code == program::Code::constant)
+      call->known |= {std::isnan(i.number), std::isinf(i.number)};
+  call->op = s.op;
+  call->where = s.where;
+  call->made = made.size();
+  made.insert(made.end(), read.begin(), read.end());
+  Step out{.kind = Kind::host, .op = s.op, .where = s.where};
+  out.host = {std::move(made), std::move(call), false};
+  return out;
+}
+void check(const program::Program& p, std::vector<Step>& steps) {
+  std::vector<Step> out;
+  for (auto& s : steps) {
+    check(p, s.loop.body);
+    bool looks = computes(s.kind);
+    // all of a product is made, as what is left out may be anything
+    if (looks) s.contract.block_mask = {};
+    out.push_back(std::move(s));
+    if (!looks) continue;
+    auto look = look_at(p, out.back());
+    if (static_cast<const Finite&>(*look.host.call).made > 0) out.push_back(std::move(look));
+  }
+  steps = std::move(out);
+}
+
+}  // namespace
+
+void check_finite(program::Program& p) { check(p, p.steps); }
+
+}  // namespace haliax

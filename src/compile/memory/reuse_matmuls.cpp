@@ -1,0 +1,260 @@
+// What a loop makes, and a later loop makes again turn by turn, need not be made again where memory
+// lies idle between them: in a value that the later loop writes turn by turn, before it has come
+// there. The first turns keep their product at the end of that memory, as many as fit while the
+// writes, which follow, have not reached what is still to be read.
+//
+//   later loop, turn j:   | written: turns 0 ... j | free | kept of turns j ... K-1 |
+//
+// So the gradient of a head hosts the logits from which it is made: three contractions in the kept
+// turns, where recomputing takes four, in not one byte more.
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "compile/memory/memory.h"
+#include "program/views.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Contract;
+using program::Home;
+using program::Kind;
+using program::Program;
+using program::Step;
+using program::View;
+using program::aligned;
+using program::kAlignment;
+using program::points;
+
+// multiplications an element, from which to make it costs more than to keep it
+constexpr std::int64_t kFewest = 96;
+
+// From the first element that a view of the step reaches in a turn to behind the last one; none if
+// that cannot be said.
+std::optional<std::int64_t> extent(const View& v, const Step& s) {
+  std::int64_t n = 1;
+  auto dims = dims_of(s);
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    if (v.strides[d] < 0) return {};
+    n += (dims[d] - 1) * v.strides[d];
+  }
+  return n;
+}
+
+// The same elements in the same turn of either loop.
+bool same_view(const View& a, int in_a, View b, int in_b) {
+  for (auto& t : b.terms) {
+    if (t.slot >= 0) return false;
+    if (t.loop == in_b) t.loop = in_a;
+  }
+  return a == b;
+}
+bool same_product(const Step& s, int in_a, const Step& t, int in_b) {
+  if (s.kind != Kind::contract || t.kind != Kind::contract) return false;
+  auto &a = s.contract, &b = t.contract;
+  auto plain = [](const Contract& c) {
+    return !c.accumulate && c.block_mask.flags.slot < 0 && c.out.offset == 0 && c.out.terms.empty();
+  };
+  return a.batch == b.batch && a.m == b.m && a.n == b.n && a.k == b.k && plain(a) && plain(b) &&
+         same_view(a.a, in_a, b.a, in_b) && same_view(a.b, in_a, b.b, in_b) &&
+         a.out.dtype == b.out.dtype && a.out.strides == b.out.strides;
+}
+
+// What is kept: turns of a product of one loop that a later one makes again, at the end of a slot
+// that this one writes.
+struct Reuse {
+  int first = 0, later = 0;                // the two loops
+  std::size_t original = 0, repeated = 0;  // the product in the body of each
+  int host = -1;
+  // that are kept; elements of the product: in the host, and a turn
+  std::int64_t iterations = 0, start = 0, each = 0;
+};
+
+struct ReuseSearch {
+  const Program& p;
+  Accesses access = Accesses(p.slots.size());  // at steps of the program
+  const std::vector<Access>& of(int slot) const { return access[std::size_t(slot)]; }
+
+  explicit ReuseSearch(const Program& program) : p(program) {
+    for (int at = 0; at < int(p.steps.size()); ++at) {
+      note(access, p.steps[std::size_t(at)], at);
+      each_step(p.steps[std::size_t(at)].loop.body, [&](auto& s) { note(access, s, at); });
+    }
+  }
+  // no other loop sees it, nobody else writes it
+  bool inside(int slot, int loop, const Step& writer) const {
+    auto own = [&](const Access& a) {
+      return a.at == loop && a.view && (!a.writes || a.step == &writer);
+    };
+    return p.slot(slot).home == Home::arena && std::all_of(of(slot).begin(), of(slot).end(), own);
+  }
+  bool is_written(int slot, const Reuse& r) const {  // from loop to loop
+    return std::any_of(of(slot).begin(), of(slot).end(),
+                       [&](auto& a) { return a.writes && a.at >= r.first && a.at <= r.later; });
+  }
+
+  // How many turns this slot can keep; 0: none.
+  Reuse hosted(int slot, Reuse r, const Step& product) const {
+    auto& host = p.slot(slot);
+    auto& loop = p.steps[std::size_t(r.later)].loop;
+    if (host.home == Home::argument || host.gathered || of(slot).empty() ||
+        of(slot).front().at != r.later)
+      return r;
+    // bytes: behind what the first turn writes, and how far each turn goes on
+    std::int64_t end = 0, step = 0;
+    for (auto& a : of(slot)) {
+      if (a.at != r.later) continue;
+      bool plain = a.view && a.writes &&
+                   (a.step->kind == Kind::contract || a.step->kind == Kind::fused) &&
+                   a.view->terms.size() == 1 && a.view->terms[0].loop == loop.variable &&
+                   a.view->terms[0].stride > 0;
+      auto reach = plain ? extent(*a.view, *a.step) : std::nullopt;
+      if (!reach) return r;
+      auto bytes = bytes_of(a.view->dtype);
+      end = std::max(end, (a.view->offset + *reach) * bytes);
+      step = std::max(step, a.view->terms[0].stride * bytes);
+    }
+    std::int64_t unit = bytes_of(product.contract.out.dtype),
+                 all = host.bytes / kAlignment * kAlignment, room = all - end;
+    auto reach = extent(product.contract.out, product);
+    if (!reach) return r;
+    auto each = aligned(*reach * unit);
+    // room >= turns * each, and so that the last turn's write ends before what that turn keeps:
+    // room >= each + (turns - 1) * max(each, step)
+    if (room < each) return r;
+    r.iterations = std::min(loop.trips, 1 + (room - each) / std::max(each, step));
+    r.each = each / unit;
+    r.start = all / unit - r.iterations * r.each;
+    r.host = slot;
+    return r;
+  }
+  // The products of two loops that spare most.
+  std::optional<Reuse> best() const {
+    std::optional<Reuse> found;
+    std::int64_t most = 0;  // multiplications that are saved
+    auto is_loop = [](const Step& s) { return s.kind == Kind::loop && !s.loop.reverse; };
+    // a turn that ends early keeps nothing
+    auto ends = [](const Step& s) { return s.kind == Kind::skip; };
+    for (int later = 1; later < int(p.steps.size()); ++later) {
+      for (int first = 0; first < later; ++first) {
+        auto &a = p.steps[std::size_t(first)], &b = p.steps[std::size_t(later)];
+        if (!is_loop(a) || !is_loop(b) || a.loop.trips != b.loop.trips) continue;
+        if (std::any_of(a.loop.body.begin(), a.loop.body.end(), ends)) continue;
+        for (std::size_t original = 0; original < a.loop.body.size(); ++original)
+          for (std::size_t repeated = 0; repeated < b.loop.body.size(); ++repeated)
+            if (auto r = best_host({first, later, original, repeated}))
+              if (auto saved = r->iterations * points(dims_of(b.loop.body[repeated]));
+                  saved > most) {
+                most = saved;
+                found = r;
+              }
+      }
+    }
+    return found;
+  }
+  std::optional<Reuse> best_host(const Reuse& r) const {
+    auto &first = p.steps[std::size_t(r.first)].loop, &later = p.steps[std::size_t(r.later)].loop;
+    auto &original = first.body[r.original], &repeated = later.body[r.repeated];
+    if (!same_product(original, first.variable, repeated, later.variable)) return {};
+    auto& c = repeated.contract;
+    if (points(c.k) < kFewest || is_written(c.a.slot, r) || is_written(c.b.slot, r)) return {};
+    if (!inside(original.contract.out.slot, r.first, original) ||
+        !inside(c.out.slot, r.later, repeated))
+      return {};
+    std::optional<Reuse> found;
+    for (int slot = 0; slot < int(p.slots.size()); ++slot)
+      if (auto h = hosted(slot, r, repeated); h.iterations > (found ? found->iterations : 0))
+        found = h;
+    return found;
+  }
+};
+
+// ---- the rewriting ----
+// The product lies in the host, at the turn's place.
+void redirect(program::Loop& loop, int slot, const Reuse& r) {
+  each_step(loop.body, [&](Step& s) {
+    each_view(s, [&](View& v, bool) {
+      if (v.slot != slot) return;
+      v.slot = r.host;
+      v.offset += r.start;
+      v.terms.push_back({.loop = loop.variable, .stride = r.each});
+    });
+  });
+}
+// The turns from `turn` on, as a loop of their own with values of its own.
+Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_iteration) {
+  Step rest = p.steps[std::size_t(top)];
+  auto was = rest.loop.variable;
+  rest.loop.variable = p.loops++;
+  rest.loop.trips -= first_iteration;
+  std::map<int, int> variables{{was, rest.loop.variable}}, own;
+  each_step(rest.loop.body, [&](Step& s) {
+    if (s.kind == Kind::loop && s.loop.variable >= 0) {
+      variables[s.loop.variable] = p.loops;
+      s.loop.variable = p.loops++;
+    }
+  });
+  for (int slot = 0; slot < int(access.size()); ++slot) {
+    auto& use = access[std::size_t(slot)];
+    bool here =
+        !use.empty() && std::all_of(use.begin(), use.end(), [&](auto& a) { return a.at == top; });
+    if (here && p.slot(slot).home == Home::arena) {
+      own[slot] = int(p.slots.size());
+      p.slots.push_back(program::Slot(p.slot(slot)));
+    }
+  }
+  auto put = [](int& number, const std::map<int, int>& by) {
+    if (auto to = by.find(number); to != by.end()) number = to->second;
+  };
+  each_step(rest.loop.body, [&](Step& s) {
+    for (auto& i : s.fused.code)
+      if (i.code == Code::iota)
+        for (auto& t : i.view.terms) i.integer += t.loop == was ? first_iteration * t.stride : 0;
+    each_view(s, [&](View& v, bool) {
+      put(v.slot, own);
+      for (auto& t : v.terms) {
+        if (t.loop == was && v.slot >= 0) v.offset += first_iteration * t.stride;
+        put(t.loop, variables);
+        put(t.slot, own);
+      }
+    });
+  });
+  return rest;
+}
+
+void rewrite(Program& p, const Reuse& r, const Accesses& access) {
+  auto take = [&](int top, std::size_t product) {
+    std::optional<Step> rest;
+    auto& loop = p.steps[std::size_t(top)].loop;
+    loop.parallel_slots = 0;  // what idle memory can be kept in is told turn by turn
+    if (r.iterations < loop.trips) rest = rest_of(p, top, access, r.iterations);
+    loop.trips = r.iterations;
+    redirect(loop, loop.body[product].contract.out.slot, r);
+    return rest;
+  };
+  auto later = take(r.later, r.repeated), first = take(r.first, r.original);
+  auto& body = p.steps[std::size_t(r.later)].loop.body;
+  body.erase(body.begin() + std::ptrdiff_t(r.repeated));
+  if (later) p.steps.insert(p.steps.begin() + r.later + 1, std::move(*later));
+  if (first) p.steps.insert(p.steps.begin() + r.first + 1, std::move(*first));
+}
+
+}  // namespace
+
+std::optional<Program> reuse_matmuls(const Program& p) {
+  if (std::count_if(p.steps.begin(), p.steps.end(),
+                    [](auto& s) { return s.kind == program::Kind::loop; }) < 2)
+    return {};
+  std::optional<Program> out;
+  for (;;) {  // each host once: it is in use before the later loop from then on
+    ReuseSearch search(out ? *out : p);
+    auto found = search.best();
+    if (!found) return out;
+    if (!out) out = p;
+    rewrite(*out, *found, search.access);
+  }
+}
+
+}  // namespace haliax

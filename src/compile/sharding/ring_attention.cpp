@@ -1,0 +1,125 @@
+// Loops that go round: over the blocks of an axis that a mesh axis cuts, while the devices along it
+// share the work of each turn along another axis. Attention with the positions of queries and keys
+// cut is one. Each device starts with its own block; the blocks of the others come turn by turn,
+// and what is made of a block for the device that has it goes there. No device makes a turn when
+// another one does: so nothing else is sent along that mesh axis in a turn, and what is left may
+// come in any order. Under a mask a turn may leave all as it is: then this device's is not made,
+// and nothing is sent for it (emit.cpp).
+#include <algorithm>
+
+#include "ops/attr.h"
+#include "ops/masks.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+constexpr int kMostRounds = 32;  // as many bodies are in the program
+
+bool is_block(const SliceAttr& s, std::int64_t size) {
+  return !s.drop && s.start == 0 && s.step == 1 && s.size == size;
+}
+
+bool sends_nothing_else(const Plan& plan, const GlobalGraph& whole, int body, int round,
+                        bool& masked) {
+  for (int k : plan.body(body).versions) {
+    auto& v = plan.version(k);
+    if (!v.live) continue;
+    masked |= prim::reads_mask(whole.node(v.node));
+    if (v.communicates() && (!v.in_ring_loop() || body != round)) return false;
+    for (int inner : plan.bodies_of(v))
+      if (!sends_nothing_else(plan, whole, inner, round, masked)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool may_skip(const Plan& plan, const GlobalGraph& whole, int body) {
+  bool masked = false;
+  return sends_nothing_else(plan, whole, body, body, masked) && masked;
+}
+MeshAxes Planned::goes_round(int n) const {
+  auto& l = loop_of(node(n));
+  if (!options_.ring_attention || !l.any_order || l.index.size() != 1 || l.drop) return {};
+  auto chunk = prim::index_chunk(*l.index[0]);
+  MeshAxes over;
+  for (int s : whole_.level(n, 0).order) {
+    auto& me = node(s);
+    if (!is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0)) continue;
+    auto slice = SliceAttr::of(me);
+    auto cut = first(operand(s, 0)).mesh_axes(slice.axis);
+    if (cut.empty()) continue;
+    bool other = !over.empty() && !(cut == over),
+         whole = haliax::find(*me.in[0], slice.axis)->size == l.axis.size;
+    if (other || !whole || !is_block(slice, chunk)) return {};
+    over = cut;
+  }
+  const int count = ranks(mesh_, over);
+  bool busy = over.overlaps(taken(node(n)));
+  for (auto& o : open_) busy |= over.overlaps(o.round);
+  bool fits = over.size() == 1 && count > 1 && count <= kMostRounds && l.axis.size == chunk * count;
+  return fits && !busy && shares_work(n, l.axis.name, over) ? over : MeshAxes();
+}
+// A slice that such a loop takes of an array of which each device has a block: true, and it is that
+// of another one.
+bool Planner::visit(int n) {
+  auto& me = node(n);
+  for (auto& o : open_) {
+    auto& l = loop_of(node(o.loop));
+    if (o.round.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0))
+      continue;
+    auto axis = SliceAttr::of(me).axis;
+    auto lies = first(operand(n, 0)).without_partial();
+    bool in_loop_inside = &o != &open_.back();
+    if (in_loop_inside || !(lies.mesh_axes(axis) == o.round)) return false;
+    auto at = lies.on(me.axes);
+    at.set(axis, {});
+    const double others = 1 - 1. / ranks(mesh_, o.round);
+    Version v{.kind = Version::Kind::ring_receive,
+              .node = n,
+              .at = at,
+              .in = {obtain(operand(n, 0), lies)}};
+    v.reshard_step = {.to = at, .over = o.round, .axis = axis, .bytes = bytes(n, at) * others};
+    now_.plan.bytes += v.reshard_step.bytes * turns_of(n);
+    put_first(n, std::move(v), 0);
+    return true;
+  }
+  return false;
+}
+// The value of a turn, of which each device has made a part, summed where its block lies.
+int Planner::sent_back(const LoopAttempt& a, int n, const Sharding& at) {
+  auto landed = at;
+  landed.resolve(a.plan.ring_axes[0]);
+  const double others = 1 - 1. / ranks(mesh_, a.plan.ring_axes);
+  Version v{.kind = Version::Kind::ring_return, .node = n, .at = landed, .in = {obtain(n, at)}};
+  v.reshard_step = {.to = landed,
+                    .over = a.plan.ring_axes,
+                    .axis = a.l.axis.name,
+                    .bytes = bytes(n, landed) * others};
+  now_.plan.bytes += v.reshard_step.bytes * turns_of(n);
+  return add(std::move(v));
+}
+// A loop goes round if what is sent along the mesh axis are blocks alone, and what it leaves is
+// each device's own, or the same whatever comes first.
+bool Planner::is_stuck(const LoopAttempt& a) const {
+  if (a.plan.ring_axes.empty()) return false;
+  const int x = a.plan.ring_axes[0];
+  for (std::size_t k = 0; k < a.l.results.size(); ++k) {
+    auto& r = a.l.results[k];
+    auto& v = now_.plan.version(a.plan.value[k][0]);
+    bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
+                                          !is_float(node(v.node).dtype));
+    bool own = r.fold != Fold::stack && (v.at.uses(x) || v.at.is_partial(x));
+    if (v.kind != Version::Kind::ring_return && !own && !exact) return true;
+  }
+  // it, and those inside
+  for (auto body = std::size_t(a.plan.bodies[0]); body < now_.plan.bodies.size(); ++body)
+    for (int k : now_.plan.bodies[body].versions)
+      if (auto& v = now_.plan.version(k);
+          v.communicates() && !v.in_ring_loop() && v.reshard_step.over.has(x))
+        return true;
+  return false;
+}
+
+}  // namespace haliax::partitioning

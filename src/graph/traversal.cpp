@@ -1,0 +1,34 @@
+#include "graph/traversal.h"
+
+namespace haliax {
+
+// Each as `list` makes it of the node.
+template <class Listed, class List>
+static std::vector<Listed> sorted(const Nodes& roots, bool (*stop)(const Node&), const List& list) {
+  std::vector<Listed> out;
+  std::vector<const NodePtr*> todo;
+  Numbering seen;
+  out.reserve(16);
+  todo.reserve(16);
+  auto add = [&](const Nodes& more) {
+    for (auto& n : more)
+      if (n) todo.push_back(&n);
+  };
+  for (add(roots); !todo.empty();) {
+    auto& n = *todo.back();
+    todo.pop_back();
+    if (!seen(n.get()).is_new) continue;
+    out.push_back(list(n));
+    if (!stop || !stop(*n)) add(n->in);
+  }
+  sort_by_age(out);
+  return out;
+}
+Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
+  return sorted<NodePtr>(roots, stop, [](const NodePtr& n) { return n; });
+}
+std::vector<const Node*> nodes_below(const Nodes& roots, bool (*stop)(const Node&)) {
+  return sorted<const Node*>(roots, stop, [](const NodePtr& n) { return n.get(); });
+}
+
+}  // namespace haliax

@@ -1,0 +1,92 @@
+// Walks over a graph that do not recurse, however deep it is.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "graph/node.h"
+
+namespace haliax {
+
+// Gives nodes numbers, in the order in which they come. A few are looked for one by one, and need
+// no memory beside it: most arrays that are read are made of few.
+class Numbering {
+ public:
+  struct Number {
+    std::uint32_t number;
+    bool is_new;
+  };
+  Number operator()(const Node* n) {
+    if (table_.empty()) {
+      const auto end = few_.begin() + size_;
+      if (auto at = std::find(few_.begin(), end, n); at != end)
+        return {std::uint32_t(at - few_.begin()), false};
+      if (size_ < few_.size()) {
+        few_[size_] = n;
+        return Number{size_++, true};
+      }
+
+      grow();
+    } else if (2 * size_ > table_.size()) {
+      grow();
+    }
+    auto& there = place(n);
+    const bool is_new = !there.first;
+    if (is_new) there = {n, size_++};
+    return {there.second, is_new};
+  }
+
+ private:
+  using Numbered = std::pair<const Node*, std::uint32_t>;
+  Numbered& place(const Node* n) {
+    auto k = (std::uint64_t(n) * 0x9E3779B97F4A7C15u) >> 32;
+    const auto last = table_.size() - 1;
+    while (table_[k & last].first && table_[k & last].first != n) ++k;
+    return table_[k & last];
+  }
+  void grow() {
+    std::vector<Numbered> before(std::max<std::size_t>(4 * few_.size(), 4 * table_.size()));
+    before.swap(table_);
+    if (before.empty())
+      for (std::uint32_t k = 0; k < size_; ++k) before.push_back({few_[k], k});
+    for (auto& known : before)
+      if (known.first) place(known.first) = known;
+  }
+  std::uint32_t size_ = 0;
+  std::array<const Node*, 16> few_;
+  std::vector<Numbered> table_;
+};
+
+// Visits nodes, each once. `visit(n, todo)` adds those to go on to; a node that `want` refuses is
+// as if it were not there.
+template <class Want, class Visit> void traverse(Nodes todo, const Want& want, const Visit& visit) {
+  Numbering seen;
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (n && want(*n) && seen(n.get()).is_new) visit(n, todo);
+  }
+}
+template <class Visit> void traverse(Nodes todo, const Visit& visit) {
+  traverse(
+      std::move(todo), [](const Node&) { return true; }, visit);
+}
+inline void append(Nodes& to, const Nodes& more) { to.insert(to.end(), more.begin(), more.end()); }
+// Inputs first. A walk from the results down finds mostly the newest first, which is the slowest
+// order to sort.
+template <class Listed> void sort_by_age(std::vector<Listed>& nodes) {
+  auto older = [](auto& a, auto& b) { return a->id < b->id; };
+  if (nodes.size() > 1 && older(nodes.back(), nodes.front()))
+    std::reverse(nodes.begin(), nodes.end());
+  if (!std::is_sorted(nodes.begin(), nodes.end(), older))
+    std::sort(nodes.begin(), nodes.end(), older);
+}
+// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is
+// listed, but not what it depends on.
+Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
+// The same, which holds none of them: of a graph that nobody changes meanwhile.
+std::vector<const Node*> nodes_below(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
+
+}  // namespace haliax

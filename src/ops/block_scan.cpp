@@ -1,0 +1,141 @@
+#include "ops/block_scan.h"
+
+#include "base/name.h"
+#include "ops/attr.h"
+#include "ops/blockwise.h"
+
+namespace haliax::prim {
+namespace {
+
+Nodes tables_of(const Nodes& picked) {
+  Nodes out;
+  for (auto& p : picked) out.push_back(p->in[0]);
+  return out;
+}
+Nodes joined(Nodes a, const Nodes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+NodePtr positions_in(const Block& b, Name axis, DType d) {
+  return add(iota(Axis(axis, b.size), d), cast(b.start, d));
+}
+
+}  // namespace
+
+// The extreme so far, where it is, and what else lies there; the first of equals wins, from
+// whichever end the walk comes.
+std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picked) {
+  auto& x = n->in[0];
+  const auto over = ReduceAttr::of(*n).over;
+  if (over.size() != 1) return {};
+  const bool largest = n->op == &kArgmax;
+  BlockScan t{.axis = over[0], .reads = joined({x}, tables_of(picked)), .value = 1};
+  t.start = {fit(extreme(x->dtype, !largest), n->axes), filled(-1, n->dtype, n->axes)};
+  for (auto& p : picked) t.start.push_back(filled(0, p->dtype, p->axes));
+  t.next = [=, axis = t.axis](const Nodes& known, const Nodes& blocks, const Block& block,
+                              bool reverse) {
+    auto &best = known[0], &at = known[1];
+    auto beats = [&](const NodePtr& a, const NodePtr& b) {
+      return reverse ? less_equal(a, b) : less(a, b);
+    };
+    auto here = argreduce(largest, blocks[0], n->axes, {Axis(axis, block.size)});
+    auto value = reduce(largest ? Monoid::max : Monoid::min, blocks[0], n->axes);
+    auto better = largest ? beats(best, value) : beats(value, best);
+    if (is_float(value->dtype))  // NaN wins
+      better =
+          either(better, reverse ? is_nan(value) : both(is_nan(value), logical_not(is_nan(best))));
+    better = either(better, less(at, integer(0, at->dtype)));
+    Nodes out{select(better, value, best),
+              select(better, add(cast(here, at->dtype), cast(block.start, at->dtype)), at)};
+    for (std::size_t k = 0; k < picked.size(); ++k) {
+      auto found = gather(blocks[1 + k], {{axis, here}}, picked[k]->axes, program::Outside::clamp);
+      out.push_back(select(better, found, known[2 + k], picked[k]->axes));
+    }
+    return out;
+  };
+  return t;
+}
+
+// The first k of an order: keys, positions and what lies there. Each turn takes them again, one
+// after another, from those so far and the block: the least (key, position) after the one taken
+// before.
+std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked) {
+  constexpr std::int64_t most = 64;
+  if (!is_top_k(*n) || SliceAttr::of(*n).size > most) return {};
+  auto [a, start, k, step, drop] = SliceAttr::of(*n);
+  auto& keys = n->in[0]->in[0];
+  auto d = keys->dtype;
+  BlockScan t{.axis = a,
+              .reads = joined({keys}, tables_of(picked)),
+              .value = 1,
+              .positions = fresh_hidden(a)};
+  const Axis Kept(t.positions, k);
+  // Of what has those positions along a.
+  auto kept = [&, a = a](const Axes& axes) {
+    return haliax::joined(replaced(axes, a, {}), {Kept});
+  };
+  auto far = extreme(n->dtype, true), last_key = extreme(d, true);
+  const Axes all = kept(n->axes), rows(all.begin(), all.end() - 1);
+  t.start = {fit(last_key, all), fit(far, all)};
+  for (auto& p : picked) t.start.push_back(filled(0, p->dtype, kept(p->axes)));
+  t.next = [=, a = a, k = k](const Nodes& known, const Nodes& blocks, const Block& block, bool) {
+    auto &old_keys = known[0], &old_at = known[1];
+    auto chunk = is_float(d) ? select(is_nan(blocks[0]), last_key, blocks[0]) : blocks[0];
+    auto at = positions_in(block, a, old_at->dtype);
+    auto key = fit(extreme(d, false), rows), position = filled(-1, at->dtype, rows);
+    Nodes out = {fit(last_key, all), fit(far, all)};
+    for (std::size_t j = 2; j < known.size(); ++j) out.push_back(zeros_like(known[j]));
+    for (std::int64_t i = 0; i < k; ++i) {
+      auto after = [&](const NodePtr& x, const NodePtr& p) {
+        return either(less(key, x), both(equal(x, key), less(position, p)));
+      };
+      auto least_of = [&](const NodePtr& which, const NodePtr& x, const NodePtr& none) {
+        return reduce(Monoid::min, select(which, x, none), rows);
+      };
+      auto in_chunk = after(chunk, at), in_old = after(old_keys, old_at);
+      auto least = min(least_of(in_chunk, chunk, last_key), least_of(in_old, old_keys, last_key));
+      auto where = min(least_of(both(in_chunk, equal(chunk, least)), at, far),
+                       least_of(both(in_old, equal(old_keys, least)), old_at, far));
+      auto mine = equal(iota(Kept, DType::i32), integer(i, DType::i32));
+      auto put = [&](const NodePtr& value, NodePtr& to) { to = select(mine, value, to, to->axes); };
+      put(least, out[0]);
+      put(where, out[1]);
+      for (std::size_t j = 2; j < known.size(); ++j) {
+        auto& x = blocks[j - 1];
+        const Axes row(known[j]->axes.begin(), known[j]->axes.end() - 1);
+        auto zero = number(0, x->dtype);
+        auto at_place = [&](const NodePtr& places, const NodePtr& v) {
+          return reduce(Monoid::sum, map(kSelect, {equal(places, where), v, zero}, x->dtype), row);
+        };
+        put(add(at_place(at, x), at_place(old_at, known[j])), out[j]);
+      }
+      key = least;
+      position = where;
+    }
+    return out;
+  };
+  return t;
+}
+
+// The running total goes on from the last position of the block before; narrow floats are added in
+// f32, as in one piece.
+std::optional<BlockScan> cumulative_block_scan(const NodePtr& n, const Nodes&) {
+  auto [axis, m, reverse] = CumulativeAttr::of(*n);
+  auto d = is_float(n->dtype) && bytes_of(n->dtype) < 4 ? DType::f32 : n->dtype;
+  auto rest = replaced(n->axes, axis, {});
+  BlockScan t{.axis = axis,
+              .reads = n->in,
+              .start = {fit(identity(m, d), rest)},
+              .running = true,
+              .reverse = reverse};
+  t.next = [n, axis = axis, m = m, d](const Nodes& known, const Nodes& blocks, const Block& block,
+                                      bool reverse) {
+    auto inside = cumulative(m, cast(blocks[0], d), axis, reverse);
+    auto value = map(pairwise(m), {inside, known[0]}, d, &inside->axes);
+    return Nodes{slice(value, axis, reverse ? 0 : block.size - 1, 1, 1, true),
+                 cast(value, n->dtype)};
+  };
+  return t;
+}
+
+}  // namespace haliax::prim

@@ -1,0 +1,603 @@
+#include "ops/blockwise.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "graph/loop.h"
+#include "ops/attr.h"
+
+namespace haliax::prim {
+namespace {
+
+constexpr int far = 8;  // how deep a value is looked into
+
+// What a sort puts last.
+NodePtr last_of(DType d) {
+  return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, true);
+}
+
+struct Blocked {
+  Name axis, blocks;
+  std::int64_t size, count, step;  // of the axis; of blocks; of one block
+  Blocked(const Axis& a, int n)
+      : axis(a.name), blocks("(blocks of " + std::string(a.name.text()) + ")"), size(a.size),
+        count(n), step((a.size + n - 1) / n) {}
+  // (..., axis) -> (..., blocks, axis); what is missing in the last block is `fill`.
+  NodePtr split(const NodePtr& x, const NodePtr& fill) const {
+    auto whole = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
+    return unflatten(whole, axis, {Axis(blocks, count), Axis(axis, step)});
+  }
+  NodePtr joined(const NodePtr& x) const {
+    auto inner = find(*x, axis)->size;
+    return flatten(x, {blocks, axis}, Axis(axis, count * inner));
+  }
+};
+
+NodePtr running(const NodePtr& n, const Blocked& b) {
+  auto [axis, m, reverse] = CumulativeAttr::of(*n);
+  auto nothing = identity(m, n->dtype);
+  auto y = cumulative(m, b.split(n->in[0], nothing), b.axis, reverse);
+  auto last = slice(y, b.axis, reverse ? 0 : b.step - 1, 1, 1, true);
+  auto sums = cumulative(m, last, b.blocks, reverse);
+  auto first = fit(nothing, replaced(sums->axes, b.blocks, {Axis(b.blocks, 1)}));
+  auto others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);
+  auto before =
+      concat(reverse ? Nodes{others, first} : Nodes{first, others}, Axis(b.blocks, b.count));
+  auto all = b.joined(map(pairwise(m), {y, before}, n->dtype, &y->axes));
+  return fit(slice(all, b.axis, 0, b.size), n->axes);
+}
+
+// The first position of the extreme: of those that hold it, the least.
+NodePtr extreme_position(const NodePtr& n) {
+  auto& x = n->in[0];
+  auto top = reduce(n->op == &kArgmax ? Monoid::max : Monoid::min, x, n->axes);
+  auto nan = [](const NodePtr& v) { return map(kNotEqual, {v, v}, DType::boolean); };
+  auto both = [](const Op& op, const NodePtr& a, const NodePtr& b) {
+    return map(op, {a, b}, DType::boolean);
+  };
+  auto hit = equal(x, top);
+  if (is_float(x->dtype)) hit = both(kBitOr, hit, both(kBitAnd, nan(x), nan(top)));
+  Axes over;
+  for (auto name : ReduceAttr::of(*n).over) over.push_back(*find(*x, name));
+  auto candidate = select(hit, flat_position(over, n->dtype), extreme(n->dtype, true));
+  return reduce(Monoid::min, candidate, n->axes);
+}
+
+// ---- positions ----
+NodePtr whole(std::int64_t i) { return integer(i, DType::i32); }
+NodePtr quotient(const NodePtr& x, std::int64_t by) {
+  return map(kFloorDiv, {x, whole(by)}, DType::i32);
+}
+NodePtr rest_of(const NodePtr& x, std::int64_t by) { return map(kMod, {x, whole(by)}, DType::i32); }
+// Is it one of [first, end)?
+NodePtr within(const NodePtr& ids, std::int64_t first, std::int64_t end) {
+  auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
+  auto from = less_equal(number(first), ids), before = less(ids, number(end));
+  return both(from, before);
+}
+
+// ---- the first k ----
+// n, made again of another value of its base.
+NodePtr replayed(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
+  if (n == base) return now;
+  if (is_generated(n)) return n;
+  Nodes in;
+  for (auto& x : n->in) in.push_back(replayed(x, base, now));
+  auto axes = n->axes;
+  for (auto& a : axes) a = *find(*now, a.name);
+  return rebuilt(*n, std::move(in), axes);
+}
+
+// Each block gives its own first k; the first k of those are the first k of all. What is sent is
+// what the keys are made of, if it is made point by point: it is mostly what is picked, too.
+struct First {
+  Blocked b;
+  std::int64_t k;
+  // order: positions in each block (..., blocks, axis = k) sent: of the base, what is picked so
+  // (..., axis = blocks * k); best: positions in it
+  NodePtr base, order, sent, best;
+  First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
+    auto& keys = top->in[0]->in[0];
+    auto last = last_of(keys->dtype);
+    const auto each = std::min(k, b.step),
+               there = b.size / b.step * each + std::min(b.size % b.step, each);
+    base = base_at(keys);
+    order = slice(argsort(b.split(keys, last), b.axis), b.axis, 0, each);
+    sent = picked(base);
+    auto candidates = replayed(keys, base, sent);
+    if (there < b.count * each)  // what the last blocks lack
+      candidates = select(less(iota(Axis(b.axis, b.count * each)), integer(there, DType::i32)),
+                          candidates, last);
+    best = slice(argsort(candidates, b.axis), b.axis, 0, k);
+  }
+  NodePtr pick(const NodePtr& table, const NodePtr& ids) const {
+    return gather(table, {{b.axis, ids}}, ids->axes, program::Outside::clamp);
+  }
+  NodePtr picked(const NodePtr& x) const {
+    return b.joined(pick(b.split(x, number(0, x->dtype)), order));
+  }
+  // of which it is made without regard to where on the axis it lies
+  NodePtr base_at(const NodePtr& x) const {
+    auto regards = [&](const Node& n) {
+      return std::any_of(n.in.begin(), n.in.end(),
+                         [&](auto& i) { return is_generated(i) && has(i->axes, b.axis); });
+    };
+    return regards(*x) ? x : pointwise_source(x, regards);
+  }
+  NodePtr of(const NodePtr& x) const {
+    return pick(base_at(x) == base ? replayed(x, base, sent) : picked(x), best);
+  }
+  NodePtr positions() const {
+    auto start = mul(iota(Axis(b.blocks, b.count)), integer(b.step, DType::i32));
+    return pick(b.joined(map(kAdd, {order, start}, DType::i32, &order->axes)), best);
+  }
+};
+
+// ---- slices by ids ----
+Name positions_of(Name axis) { return Name("(positions of " + std::string(axis.text()) + ")"); }
+Axes with_name(Axes axes, Name from, Name to) {
+  for (auto& a : axes)
+    if (a.name == from) a.name = to;
+  return axes;
+}
+// Where a slice of this axis reads, moved to where it fits; null: at the index of a loop, whose
+// turns read all of the axis.
+NodePtr positions_of(const Node& n, const Axis& whole, Name called) {
+  auto c = SliceAttr::of(n);
+  auto start = n.in.size() > 1 ? n.in[1] : nullptr;
+  if (start && start->op == &kIndex) return nullptr;
+  const auto d = position_dtype(whole.size);
+  auto ids = integer(c.start, d);
+  if (!c.drop) ids = add(mul(iota(Axis(called, c.size), d), integer(c.step, d)), ids);
+  if (!start) return ids;
+  auto at = [&](std::int64_t i) { return integer(i, start->dtype); };
+  return add(
+      ids, cast(max(min(start, at(whole.size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
+}
+// One position, or those from a start that is not known yet, picked by ids: the devices that hold
+// them answer.
+NodePtr picked_slice(const NodePtr& n) {
+  auto c = SliceAttr::of(*n);
+  Name positions = positions_of(c.axis);
+  auto ids = positions_of(*n, *find(*n->in[0], c.axis), positions);
+  if (!ids) return nullptr;
+  auto out = gather(n->in[0], {{c.axis, ids}}, with_name(n->axes, c.axis, positions),
+                    program::Outside::zero);
+  return c.drop ? out : rename(out, {positions}, {c.axis});
+}
+
+// ---- ids with the name of the axis that they say where on ----
+// Known ids, one step after the other: of start + step * position.
+struct Progression {
+  std::int64_t start = 0, step = 0;
+};
+std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
+  if (is_number(ids) && is_integer(ids->dtype))
+    return Progression{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
+  if (ids->op == &kIota) return Progression{0, 1};
+  if (depth == far || ids->axes.size() > 1) return {};
+  if (ids->op == &kFit || (ids->op == &kCast && is_integer(ids->dtype)))
+    return run_of(ids->in[0], depth + 1);
+  bool adds = ids->op == &kAdd, scales = ids->op == &kMul, most = ids->op == &kMaximum;
+  if (!adds && !scales && !most && ids->op != &kMinimum) return {};
+  auto a = run_of(ids->in[0], depth + 1), b = run_of(ids->in[1], depth + 1);
+  if (!a || !b) return {};
+  if (adds) return Progression{a->start + b->start, a->step + b->step};
+  if (a->step && b->step) return {};
+  if (scales) return Progression{a->start * b->start, a->step * b->start + b->step * a->start};
+  if (a->step || b->step) return {};
+  return Progression{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
+}
+// The slice of `whole` that ids (axis) name; none if they are not known, or not all inside.
+std::optional<SliceAttr> picked_run(const NodePtr& ids, const Axis& whole) {
+  auto* a = find(*ids, whole.name);
+  if (!a || ids->axes.size() != 1 || a->size == 0) return {};
+  auto run = run_of(ids);
+  if (!run || run->step < 1 || run->start < 0 ||
+      run->start + (a->size - 1) * run->step >= whole.size)
+    return {};
+  return SliceAttr{whole.name, run->start, a->size, run->step};
+}
+std::int64_t where_on(const Node& n, Name axis) {
+  auto& axes = indexed_axes(n);
+  return std::find(axes.begin(), axes.end(), axis) - axes.begin();
+}
+
+// May a device have only a part of x along this axis? Not where x is made of positions.
+bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
+  if (!has(x->axes, axis) || is_generated(x)) return false;
+  if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
+  for (std::size_t k = 0; k < x->in.size(); ++k)
+    if (x->in[k] && may_be_cut(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
+  return false;
+}
+// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from
+// blocks of it. Not where as much comes out as there is and no cut of the ids stands in the way:
+// then the table's moves to another axis as it is.
+NodePtr picked_apart(const NodePtr& n, Name axis) {
+  bool cut =
+      std::any_of(n->in.begin() + 1, n->in.end(), [&](auto& ids) { return may_be_cut(ids, axis); });
+  if (!cut && n->bytes() >= n->in[0]->bytes()) return nullptr;
+  auto attr = GatherAttr::of(*n);
+  auto whole = *find(*n->in[0], axis);
+  auto slot = std::size_t(where_on(*n, axis));
+  if (auto c = picked_run(n->in[1 + slot], whole); c && n->in.size() == 2)
+    return slice(n->in[0], c->axis, c->start, c->size, c->step);
+  Name positions = positions_of(axis);
+  auto where = picks_of(*n, 1);
+  for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
+  return rename(gather(n->in[0], where, with_name(n->axes, axis, positions), attr.outside),
+                {positions}, {axis});
+}
+
+// ---- a whole order, or a whole turn, of an axis that nothing else can be cut by ----
+// An axis of at least as many positions takes the cut for less.
+bool has_another_axis(const Node& x, Name axis, int blocks) {
+  return std::any_of(x.axes.begin(), x.axes.end(),
+                     [&](auto& a) { return a.name != axis && a.size >= blocks; });
+}
+NodePtr with_order(const NodePtr& x, Name axis, const NodePtr& order) {
+  return gather(x, {{axis, order}}, x->axes, program::Outside::clamp);
+}
+
+// Columnsort (Leighton, 1985): blocks are the columns of a matrix. Each is sorted by itself, its
+// positions are dealt out to all blocks in turn, and after another sort dealt back: then nothing is
+// more than half a block from its place, and neighbours sort what they share.
+struct Columnsort {
+  Nodes rows;  // keys, and where they come from: of equal ones the first goes first
+  Nodes last;  // of each, what comes after all others
+  Blocked b;
+  // positions in a column, a multiple of the blocks and of 2; bytes of one position of all rows
+  std::int64_t column, moved = 0;
+
+  Columnsort(Nodes r, Nodes l, const Axis& a, int blocks)
+      : rows(std::move(r)), last(std::move(l)), b(a, blocks) {
+    auto unit = b.count % 2 ? 2 * b.count : b.count;
+    column = (b.step + unit - 1) / unit * unit;
+    for (auto& x : rows) moved += x->bytes() / b.size;
+  }
+  // Are columns long enough, and is less sent than the bytes that are gathered else? Twice each
+  // device sends all of a column but its own part, and twice half of one; what is missing in the
+  // columns before a device's block comes last.
+  bool pays(std::int64_t gathered) const {
+    auto others = b.count - 1, late = b.count * (column - b.step) / 2;
+    bool small = std::any_of(rows.begin(), rows.end(),
+                             [](auto& x) { return x->bytes() <= kNegligibleBytes; });
+    return !small && column >= 2 * others * others && 3 * column * moved + late * moved < gathered;
+  }
+  Nodes each(const std::function<NodePtr(const NodePtr&)>& f) const {
+    Nodes out;
+    for (auto& x : rows) out.push_back(f(x));
+    return out;
+  }
+  void order(Name along) {
+    if (rows.size() == 1) {
+      rows = {sort(rows[0], along)};
+      return void();
+    }
+
+    auto by = argsort(rows[1], along);
+    by = with_order(by, along, argsort(with_order(rows[0], along, by), along));
+    rows = each([&](auto& x) { return with_order(x, along, by); });
+  }
+  Nodes run() {
+    const Name axis = b.axis, blocks = b.blocks, high("(high)"), low("(low)"), old("(old)");
+    const Axis count(blocks, b.count), part(axis, column / b.count), half(axis, column / 2);
+    for (std::size_t k = 0; k < rows.size(); ++k)
+      rows[k] = pad(b.split(rows[k], last[k]), axis, 0, column - b.step, last[k]);
+    order(axis);
+    rows = each([&](auto& x) {  // (blocks, axis) -> (axis = blocks * high, blocks = axis % count)
+      auto parts = unflatten(x, axis, {Axis(high, part.size), Axis(low, b.count)});
+      return flatten(rename(parts, {blocks, low}, {old, blocks}), {old, high}, Axis(axis, column));
+    });
+    order(axis);
+    order(blocks);  // brings those that are dealt back to one column together
+    rows = each([&](auto& x) {
+      auto parts = unflatten(x, axis, {Axis(old, b.count), Axis(high, part.size)});
+      return flatten(rename(parts, {blocks, old}, {low, blocks}), {high, low}, Axis(axis, column));
+    });
+    order(axis);
+    auto halves = rows;
+    // the upper half of each column, and the lower one of the next
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      auto lower = slice(halves[k], axis, 0, half.size), none = slice(lower, blocks, 0, 1);
+      auto next = concat({slice(lower, blocks, 1, b.count - 1), fit(last[k], none->axes)}, count);
+      rows[k] = concat({slice(halves[k], axis, half.size, half.size), next}, Axis(axis, column));
+    }
+    order(axis);
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      auto first = slice(slice(halves[k], axis, 0, half.size), blocks, 0, 1);
+      auto lower =
+          concat({first, slice(slice(rows[k], axis, half.size, half.size), blocks, 0, b.count - 1)},
+                 count);
+      rows[k] =
+          slice(b.joined(concat({lower, slice(rows[k], axis, 0, half.size)}, Axis(axis, column))),
+                axis, 0, b.size);
+    }
+    return rows;
+  }
+};
+NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
+  auto& x = n->in[0];
+  if (has_another_axis(*n, axis, blocks)) return nullptr;
+  Nodes rows{x}, lasts{last_of(x->dtype)};
+  if (n->op == &kArgsort) {
+    rows.push_back(fit(iota(*find(*x, axis)), x->axes));
+    lasts.push_back(extreme(DType::i32, true));
+  }
+
+  Columnsort c(rows, lasts, *find(*x, axis), blocks);
+  return c.pays(x->bytes()) ? c.run().back() : nullptr;
+}
+
+// Are these ids all positions of the axis, each once?
+bool is_order(const Node& ids, Name axis) {
+  if (ids.op == &kArgsort) return AlongAttr::of(ids).axis == axis;
+  return ids.op == &kGather && indexed_axes(ids) == Names{axis} && is_order(*ids.in[0], axis) &&
+         is_order(*ids.in[1], axis);
+}
+bool is_drawn_order(const Node& ids, Name axis) {  // as `random::permutation` has it
+  if (!is_order(ids, axis)) return false;
+  return ids.op == &kGather ? is_drawn_order(*ids.in[1], axis)
+                            : ids.in[0]->op->code == Code::threefry_xor;
+}
+// What an order picks goes by way of a third block: of those that go from one block to another, the
+// first by one, the next by the next. So each block sends to each, and each hands on, as much: a
+// part of a block, and for each block at most one position more.
+NodePtr reordered(const NodePtr& n, Name axis, int count) {
+  Blocked b(*find(*n->in[0], axis), count);
+  auto& order = n->in[1];
+  const auto slots = b.step / count + count;
+  if (order->axes.size() > 1 || n->in[0]->bytes() <= kNegligibleBytes || 2 * slots >= b.step)
+    return nullptr;
+  const Axis blocks(b.blocks, count), part("(part)", count), slot("(slot)", slots),
+      groups("(groups)", count * count);
+  auto pair = [&](const NodePtr& x, const NodePtr& y, std::int64_t size) {
+    return add(mul(x, whole(size)), y);
+  };
+  auto rank = [&](const NodePtr& x, const NodePtr& y) {  // how many before it go the same way
+    auto group = pair(x, y, count);
+    auto before = reduce(Monoid::sum, cast(less(group, iota(groups)), DType::i32), {groups});
+    return sub(argsort(argsort(group, axis), axis),
+               gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
+  };
+  auto table = [&](const NodePtr& values, const Axes& axes, const Where& where) {
+    return scatter(filled(0, DType::i32, axes), values, where, program::Update::set, false);
+  };
+  auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
+  auto by = rest_of(add(rank(from, to), add(from, to)), count), sent = rank(from, by),
+       handed = rank(by, to);
+  auto sends = table(rest_of(order, b.step), {blocks, part, slot},
+                     {{blocks.name, from}, {part.name, by}, {slot.name, sent}});
+  auto hands = table(pair(from, sent, slots), {part, blocks, slot},
+                     {{part.name, by}, {blocks.name, to}, {slot.name, handed}});
+  // (blocks, axis)
+  auto keeps =
+      pad(b.split(pair(by, handed, slots), whole(0)), axis, 0, count * slots - b.step, whole(0));
+
+  // (blocks, part of that size, slot); the last goes where it is picked from
+  auto parted = [&](std::int64_t size) {
+    Axes axes{blocks, part.resize(size), slot};
+    for (auto& a : n->axes)
+      if (a.name != axis) axes.push_back(a);
+    return axes;
+  };
+  auto pick = [&](const NodePtr& x, Name of, const NodePtr& ids, const Axes& axes) {
+    return gather(x, {{of, quotient(ids, slots)}, {slot.name, rest_of(ids, slots)}}, axes,
+                  program::Outside::clamp);
+  };
+  auto x = gather(b.split(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count),
+                  program::Outside::clamp);
+  x = pick(x, blocks.name, hands, parted(count));
+  auto axes = parted(count * slots);
+  axes.erase(axes.begin() + 2);
+  x = pick(x, part.name, rename(keeps, {axis}, {part.name}), axes);
+  return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
+}
+
+// ids that count round an axis: (position - by) mod size, as `roll` has them; null: others.
+NodePtr rolled_by(const Node& n, Name axis) {
+  auto& ids = n.in[1];
+  auto* a = find(*ids, axis);
+  if (n.in.size() != 2 || ids->op != &kMod || !a || a->size != find(*n.in[0], axis)->size)
+    return nullptr;
+  if (!is_number(ids->in[1], double(a->size))) return nullptr;
+  auto& from = ids->in[0];
+  bool counts = from->op == &kSub && from->in[0]->op == &kIota && from->in[0]->axes[0] == *a &&
+                !find(*from->in[1], axis);
+  return counts ? from->in[1] : nullptr;
+}
+// Each device sends a part of its block to each: then all have the same part of all blocks, whole
+// blocks move in place, and the parts go back so that each device has all that its block is made
+// of. What is before the start and what is after it come one by one, if the last block is smaller.
+NodePtr rolled(const NodePtr& n, Name axis, int count) {
+  Blocked b(*find(*n->in[0], axis), count);
+  const bool even = b.size == b.step * count;
+  if (n->in[0]->bytes() <= kNegligibleBytes || b.step < count || (even ? 2 : 3) * b.step >= b.size)
+    return nullptr;
+  auto x = b.split(n->in[0], number(0, n->dtype));
+  auto axes = b.split(n, number(0, n->dtype))->axes;  // of the result, in blocks
+  auto position = iota(Axis(axis, b.step));
+  auto moved = [&](const NodePtr& by) {  // by less than all blocks
+    auto blocks = quotient(by, b.step), rest = rest_of(by, b.step);
+    auto carried = cast(less_equal(whole(b.step), add(position, rest)), DType::i32);
+    auto from = rest_of(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
+    auto there = gather(x, {{b.blocks, from}}, axes, program::Outside::clamp);
+    auto start = sub(position, rest);
+    auto here = select(less(start, whole(0)), add(start, whole(b.step)), start);
+    return slice(b.joined(gather(there, {{axis, here}}, axes, program::Outside::clamp)), axis, 0,
+                 b.size);
+  };
+  auto by = rest_of(rolled_by(*n, axis), b.size);
+  if (even) return moved(by);
+  auto before = moved(add(by, whole(b.step * count - b.size)));
+  return map(kSelect, {less(iota(Axis(axis, b.size)), by), before, moved(by)}, n->dtype,
+             &before->axes);
+}
+
+}  // namespace
+
+// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and
+// what the row covers is chosen from there.
+NodePtr scatter_blockwise(const NodePtr& n, Name axis, int) {
+  auto attr = ScatterAttr::of(*n);
+  auto& base = n->in[0];
+  auto updates = n->in[1];
+  bool sets = attr.update == program::Update::set, adds = attr.update == program::Update::add;
+  std::vector<SliceAttr> runs;
+  auto where = picks_of(*n, 2);
+  for (auto& [a, ids] : where)
+    if (auto c = picked_run(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
+  if (runs.size() == where.size() && (sets || adds)) {
+    NodePtr there;
+    for (auto& c : runs) {
+      auto whole = *find(*base, c.axis);
+      auto in_row = within(iota(whole), c.start, c.start + c.size);
+      there = there ? both(there, in_row) : in_row;
+      updates = place(updates, replaced(updates->axes, c.axis, {whole}), c.axis, c.start, 1, false);
+    }
+    return sets ? select(there, updates, base, n->axes) : add(base, updates);
+  }
+  Name positions = positions_of(axis);
+  for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
+  return scatter(base, rename(updates, {axis}, {positions}), where, attr.update, attr.clamp);
+}
+
+NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
+  auto base_of = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
+    if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
+    NodePtr one;
+    for (auto& i : x->in) {
+      if (is_generated(i)) continue;
+      auto base = self(self, i, depth + 1);
+      if ((one && one != base) || base->axes.size() != x->axes.size()) return x;
+      one = base;
+    }
+    return one ? one : x;
+  };
+  auto base = base_of(base_of, n, 0);
+  return bytes_of(base->dtype) > bytes_of(n->dtype) ? n : base;
+}
+bool sends_least_blockwise(const Node& n) { return n.op == &kCumulative; }
+bool is_top_k(const Node& n) {
+  auto c = slice_of(n);
+  return c && along(n, 0, c->axis).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
+         c->axis == AlongAttr::of(*n.in[0]).axis && c->start == 0 && c->step == 1;
+}
+bool picks_top_k(const Node& n) {
+  return n.op == &kGather && n.in.size() == 2 && is_top_k(*n.in[1]) &&
+         indexed_axes(n)[0] == AlongAttr::of(*n.in[1]).axis;
+}
+
+const char* user_name(const Node& n) {
+  if (is_top_k(n) || picks_top_k(n)) return "top_k";
+  if (n.op == &kGather && n.in.size() == 2) {
+    auto axis = indexed_axes(n)[0];
+    if (rolled_by(n, axis)) return "roll";
+    if (is_drawn_order(*n.in[1], axis)) return "permutation";
+  }
+  if (n.op != &kCumulative) return n.op->name;
+  auto m = CumulativeAttr::of(n).monoid;
+  return m == Monoid::sum ? "cumsum" : m == Monoid::prod ? "cumprod" : n.op->name;
+}
+bool picks_in_order(const Node& n) {
+  return picks_top_k(n) || (n.op == &kGather && n.in[1]->op == &kArgsort);
+}
+
+NodePtr cumulative_blockwise(const NodePtr& n, Name axis, int blocks) {
+  return running(n, Blocked(*find(*n, axis), blocks));
+}
+NodePtr extreme_blockwise(const NodePtr& n, Name, int) { return extreme_position(n); }
+NodePtr slice_blockwise(const NodePtr& n, Name axis, int blocks) {
+  return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions()
+                      : picked_slice(n);
+}
+// One position among zeros.
+NodePtr place_blockwise(const NodePtr& n, Name axis, int) {
+  auto whole = *find(*n, axis);
+  auto at = SliceAttr::of(*n).drop ? positions_of(*n, whole, axis) : nullptr;
+  return at ? map(kSelect, {equal(iota(whole, at->dtype), at), n->in[0], number(0, n->dtype)},
+                  n->dtype, &n->axes)
+            : nullptr;
+}
+NodePtr gather_blockwise(const NodePtr& n, Name axis, int blocks) {
+  if (picks_top_k(*n)) return First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]);
+  bool all = n->in.size() == 2 && is_order(*n->in[1], axis) &&
+             find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
+  if (all) return reordered(n, axis, blocks);
+  return rolled_by(*n, axis) ? rolled(n, axis, blocks) : picked_apart(n, axis);
+}
+NodePtr sort_blockwise(const NodePtr& n, Name axis, int blocks) { return ordered(n, axis, blocks); }
+
+NodePtr blockwise(const NodePtr& n, Name axis, int blocks) {
+  // Positions are counted in i32 here: of an axis that has more, all is taken at once.
+  auto* a = find(*n->in[0], axis);
+  bool counts = is_top_k(*n) || picks_in_order(*n) || n->op == &kArgsort;
+  if (a && position_dtype(a->size) != DType::i32 &&
+      (counts || (n->op == &kGather && rolled_by(*n, axis))))
+    return nullptr;
+  OriginScope due(n->origin);
+  context().origin.mapping = {};  // it binds the result, not how it is made
+  auto out = n->op->blockwise(n, axis, blocks);
+  return out ? fit(out, n->axes) : out;
+}
+
+namespace {
+
+// From the start of an axis of this size, also those that were counted from its end; within it, if
+// they are clamped.
+NodePtr counted(const NodePtr& ids, std::int64_t size, bool clamps) {
+  auto all = signed_ids(ids, size);
+  auto number = [&](std::int64_t v) { return integer(v, all->dtype); };
+  return clamps && size > 0 ? min(max(all, number(0)), number(size - 1)) : all;
+}
+// The operands with ids, from the first on, that count from the starts of blocks; of what lies
+// elsewhere they find nothing.
+Nodes on_blocks(const Node& n, Nodes in, std::size_t first, bool clamps,
+                const std::vector<Block>& blocks) {
+  auto& axes = indexed_axes(n);
+  for (std::size_t k = 0; k < axes.size(); ++k) {
+    auto size = find(*n.in[0], axes[k])->size;
+    auto ids = counted(in[first + k], size, clamps);
+    auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
+    auto block =
+        std::find_if(blocks.begin(), blocks.end(), [&](auto& b) { return b.axis == axes[k]; });
+    if (block != blocks.end()) {
+      auto shifted = sub(ids, cast(block->start, ids->dtype));
+      in[first + k] = select(within(shifted, 0, block->size), shifted, number(block->size));
+    } else {  // not counted from the end twice
+      in[first + k] = clamps && size > 0 ? ids : select(within(ids, 0, size), ids, number(size));
+    }
+  }
+  return in;
+}
+
+}  // namespace
+
+NodePtr gather_on_block(const Node& n, Nodes in, const Axes& axes,
+                        const std::vector<Block>& blocks) {
+  auto [names, outside] = GatherAttr::of(n);
+  in = on_blocks(n, std::move(in), 1, outside == program::Outside::clamp, blocks);
+  return make(*n.op, in, axes, n.dtype, GatherAttr{names, program::Outside::zero}.attr());
+}
+NodePtr scatter_on_block(const Node& n, Nodes in, const Axes& axes,
+                         const std::vector<Block>& blocks) {
+  auto [names, update, clamps] = ScatterAttr::of(n);
+  return make(*n.op, on_blocks(n, std::move(in), 2, clamps, blocks), axes, n.dtype,
+              ScatterAttr{names, update, false}.attr());
+}
+NodePtr gather_in_range(const Node& n, const Nodes& in) {
+  auto [names, outside] = GatherAttr::of(n);
+  bool clamps = outside == program::Outside::clamp, fills = outside == program::Outside::fill;
+  NodePtr all;
+  for (std::size_t k = 0; k < names.size(); ++k) {
+    auto size = find(*n.in[0], names[k])->size;
+    fills |= clamps && size == 0;  // there is no position to clamp to
+    auto there = within(counted(in[1 + k], size, clamps), 0, size);
+    all = all ? both(all, there) : there;
+  }
+  return fills ? all : nullptr;
+}
+
+}  // namespace haliax::prim
