@@ -268,19 +268,19 @@ Compilation on_device(const Compilation& whole, int number) {
 }
 
 ChunkTrial chunk_trial(program::Device* device, DebugOptions debug) {
-  constexpr int workers = 2;  // what is chosen does not depend on how many threads there are
-  return [device, debug = std::move(debug)](const Nodes& roots, const Nodes& inputs, int depth) {
-    Compilation c{roots, inputs, {}};
-    c.options.device = device;
-    c.options.workers = workers;
+  CompileOptions options;
+  options.device = device;
+  options.workers = 2;  // the choice does not depend on how many threads there are
+  options.from = "chunk";
+  options.debug = std::move(debug);
+  // with it, bf16 attention over long sequences chose plans of more memory
+  options.batch_loops = false;
+  return [options](const Nodes& roots, const Nodes& inputs, int depth) {
+    Compilation c{roots, inputs, options};
     c.options.chunk_depth = depth;
-    c.options.from = "chunk";
-    c.options.debug = debug;
-    // with it, bf16 attention over long sequences chose plans of more memory
-    c.options.batch_loops = false;
     run(c);
-    return TrialResult{c.roots, c.program, c.saved_work,
-                       device ? device->machine() : program::Machine()};
+    auto machine = options.device ? options.device->machine() : program::Machine();
+    return TrialResult{c.roots, c.program, c.saved_work, machine};
   };
 }
 
