@@ -1,14 +1,19 @@
-// What the codes of a Program mean on numbers, wherever C++ alone does not say it. All backends
-// take these definitions, so that random numbers and corner cases are the same everywhere. Kernels
-// for accelerators are compiled with this text, and have no standard library: of std only what
-// backends/cuda/device/std.h gives.
+// Scalar arithmetic of a Program's op codes, wherever the result differs from plain C++ or C++
+// leaves it undefined. All backends use these definitions, so that random numbers and corner cases
+// are the same on every device. GPU kernels are compiled with this source and have no standard
+// library: a function here may use only the parts of `std` that backends/cuda/device/std.h defines.
 //
-//   integers         wrap around at their width. x / 0 is -1 (all ones), x rem 0 and x mod 0 are x,
-//   least / -1 is least. rem, mod         rem has the sign of the dividend (C), mod that of the
-//   divisor (Python); floor_div goes with mod. shifts           by the width or more, or by a
-//   negative count: 0, or all sign bits for a signed shift_right. max, min         a NaN wins. sign
-//   of NaN is NaN, sign of a zero is that zero. round            halves go to even. float to
-//   integer saturates; NaN is 0. Anything to bool: != 0.
+//   integers          wrap around at their width; x / 0 is -1 (all bits set); x rem 0 and x mod 0
+//                     are x; lowest / -1 is lowest
+//   rem, mod          rem has the sign of the dividend (C), mod the sign of the divisor (Python);
+//                     floor_div rounds down and matches mod
+//   shifts            a count that is negative or at least the width yields 0, or all sign bits
+//                     for a signed shift_right
+//   max, min          NaN if an operand is NaN
+//   sign              the sign of NaN is NaN, the sign of a zero is the same zero
+//   round             halfway cases round to even
+//   float to integer  saturates; NaN becomes 0
+//   to bool           x != 0
 #pragma once
 #include <bit>
 #include <cmath>
@@ -42,13 +47,15 @@ static inline Words threefry(std::uint32_t key0, std::uint32_t key1, std::uint32
   return {x0, x1};
 }
 
-// ---- functions that random numbers go through: no library's own, or numbers would differ between
-// machines ---- log(1 + x) = e log 2 + 2 artanh(s), by the series; in double, so that the f32 is
-// the nearest one but for about 1 in 10^6.
+// ---- functions on which random numbers depend ----
+// Library functions are avoided here, since their results differ between machines.
+
+// Computes log(1 + x) = e log 2 + 2 artanh(s) by its series. The series is computed in double, and
+// the f32 result is correctly rounded except for about 1 in 10^6 arguments.
 static inline float log1p(float value) {
   double x = value, u = 1 + x;
   auto bits = std::bit_cast<std::uint64_t>(u);
-  // u = 2^exponent * m, m in [sqrt 1/2, sqrt 2)
+  // u = 2^exponent * m, with m in [sqrt(1/2), sqrt(2))
   auto exponent = std::int64_t(bits - 0x3FE6A09E667F3BCD) >> 52;
   double m = std::bit_cast<double>(bits - (std::uint64_t(exponent) << 52));
   double s = exponent == 0 ? x / (2 + x) : (m - 1) / (m + 1), z = s * s, p = 1.0 / 19;
@@ -59,7 +66,8 @@ static inline float log1p(float value) {
   return value > -1 && value < inf ? float(y) : value == -1 ? -inf : value == inf ? inf : nan;
 }
 
-// M. Giles, "Approximating the erfinv function" (2011), as XLA has it: every step is an f32 fma.
+// Computes erfinv in f32 after M. Giles, "Approximating the erfinv function" (2011), with the
+// coefficients of XLA. Every step is an f32 fma.
 static inline float erfinv(float x) {
   constexpr float central[9] = {2.81022636e-08f,  3.43273939e-07f, -3.5233877e-06f,
                                 -4.39150654e-06f, .00021858087f,   -.00125372503f,
@@ -75,8 +83,8 @@ static inline float erfinv(float x) {
   return x == 1 || x == -1 ? x * std::numeric_limits<float>::infinity() : p * x;
 }
 
-// Newton's method: on erf in the middle, on log erfc in the tails (close to a parabola there: it
-// converges from anywhere).
+// Computes erfinv in double by Newton's method: on erf in the middle, and on log erfc in the tails.
+// In the tails log erfc is close to a parabola, so the iteration converges from any start.
 static inline double erfinv(double x) {
   constexpr double slope = 1.12837916709551257390;  // 2 / sqrt(pi)
   double a = std::fabs(x);
@@ -94,11 +102,11 @@ static inline double erfinv(double x) {
   return std::copysign(y, x);
 }
 
-// 1 / (1 + e^-x): what is close to 0 has all its digits, unless e^-x overflows.
+// Returns 1 / (1 + e^-x). Results close to 0 keep full relative precision unless e^-x overflows.
 template <class T> static inline T sigmoid(T x) { return 1 / (1 + std::exp(-x)); }
 
-// The derivative of lgamma: reflected to x > 0, moved up to x >= 10, then the asymptotic series,
-// with B(2n) / 2n.
+// Computes the derivative of lgamma. Reflects x to x > 0, shifts it to x >= 10 by the recurrence,
+// then sums the asymptotic series with coefficients B(2n) / 2n.
 static inline double digamma(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x <= 0 && x == std::floor(x)) return std::numeric_limits<double>::quiet_NaN();
@@ -114,13 +122,11 @@ static inline double digamma(double x) {
 }
 
 // ---- arithmetic ----
-// T: float, double, or an integer of 32 or 64 bits (narrower ones are computed wider, then cut).
+// T is float, double, or a 32-bit or 64-bit integer. Smaller integers are computed in 32 bits and
+// then truncated.
 template <class T> static inline T sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }
-template <class T>
-// y where y is NaN: then x > y is false
-static inline T max(T x, T y) {
-  return x != x || x > y ? x : y;
-}
+// If y is NaN, x > y is false and the result is y.
+template <class T> static inline T max(T x, T y) { return x != x || x > y ? x : y; }
 template <class T> static inline T min(T x, T y) { return x != x || x < y ? x : y; }
 
 template <class T> static inline T negate(T x) {
@@ -150,13 +156,13 @@ template <class T> static inline T mod(T x, T y) {
 template <class T> static inline T floor_div(T x, T y) {
   T r = rem(x, y);
   bool down = r != 0 && y != 0 && (r < 0) != (y < 0);
-  // x / 0 is NaN, as in JAX
+  // x / 0 is NaN for floats, as in JAX
   if constexpr (std::is_floating_point_v<T>)
     return std::rint((x - r) / y - (down ? 1 : 0));
   else
     return T(div(x, y) - (down ? 1 : 0));
 }
-// By repeated squaring; x^-n is 1 / x^n cut to an integer.
+// Computes x^n by repeated squaring. x^-n is 1 / x^n truncated to an integer.
 template <class T> static inline T power(T x, T n) {
   using U = std::make_unsigned_t<T>;
   if (n < 0) return x == 1 || (x == T(-1) && n % 2 == 0) ? T(1) : x == T(-1) ? T(-1) : T(0);
@@ -172,7 +178,7 @@ template <class T> static inline T shift_right(T x, T count, int width) {
   return count < 0 || count >= T(width) ? (x < 0 ? T(-1) : T(0)) : T(x >> count);
 }
 template <class I, class F> static inline I saturate(F x) {
-  // one more than the largest I
+  // the largest I, plus 1
   constexpr F end = F(2) * F(I(1) << (std::numeric_limits<I>::digits - 1));
   if (x != x) return 0;
   return x >= end                                ? std::numeric_limits<I>::max()

@@ -1,3 +1,4 @@
+// Axes and axis selections: constructors, printing and lookup.
 #include "haliax/axis.h"
 
 #include <algorithm>
@@ -47,7 +48,7 @@ std::ostream& operator<<(std::ostream& out, const AxisSelection& s) {
 std::int64_t axis_size(const Axes& axes) {
   std::int64_t n = 1;
   for (auto& a : axes)
-    // no array is as large
+    // saturates: no array is as large
     if (__builtin_mul_overflow(n, a.size, &n)) n = std::numeric_limits<std::int64_t>::max();
   return n;
 }

@@ -1,3 +1,5 @@
+// The host memory of a Buffer: pooled allocation, and assembly of a value that is stored on
+// devices.
 #include "base/buffer.h"
 
 #include <sys/mman.h>
@@ -15,11 +17,12 @@ namespace haliax {
 namespace {
 
 constexpr std::int64_t kAligned = 64, kPage = 4096, kHuge = 2 << 20;
-constexpr std::int64_t kKeep = 64;  // at most this many blocks of one size wait for reuse
+constexpr std::int64_t kKeep = 64;  // largest number of idle blocks per size
 
-// Large blocks are mapped, advised to be huge pages, and kept by size; small ones are left to
-// malloc. That has blocks of a thread at hand, where aligned_alloc does not: so a small one has
-// room in front, in which it says where malloc's begins.
+// Idle blocks of at least kPage bytes, by size, for reuse. Blocks of at least kHuge bytes are
+// mapped with the advice to use huge pages. Smaller blocks come from malloc, which has a cache per
+// thread; aligned_alloc has none. A malloc block is aligned by hand: the pointer that malloc
+// returned is stored just before the aligned data.
 struct MemoryPool {
   std::mutex lock;
   std::map<std::int64_t, std::vector<std::byte*>> idle;
@@ -33,7 +36,7 @@ std::int64_t rounded(std::int64_t bytes) {
   return (std::max<std::int64_t>(bytes, 1) + unit - 1) / unit * unit;
 }
 
-// An idle block of this size; null: there is none.
+// Returns an idle block of the given size, or null if the pool has none.
 std::byte* reused(std::int64_t size) {
   std::lock_guard hold(memory_pool().lock);
   auto found = memory_pool().idle.find(size);
@@ -42,7 +45,8 @@ std::byte* reused(std::int64_t size) {
   found->second.pop_back();
   return kept;
 }
-#if defined(__SANITIZE_ADDRESS__)  // which then sees where each ends
+// aligned_alloc, so that the sanitizer detects reads past the end
+#if defined(__SANITIZE_ADDRESS__)
 std::byte* small(std::int64_t size) {
   if (auto* data = std::aligned_alloc(kAligned, std::size_t(size)))
     return static_cast<std::byte*>(data);
@@ -106,7 +110,7 @@ void Buffer::attach(std::unique_ptr<DeviceStorage> more) const {
   auto* mine = more.release();
   auto* before = device_storage_.load(std::memory_order_relaxed);
   do {
-    mine->next.release();  // of the attempt before
+    mine->next.release();  // owned by the list, not by this node
     mine->next.reset(before);
   } while (!device_storage_.compare_exchange_weak(before, mine, std::memory_order_acq_rel,
                                                   std::memory_order_relaxed));

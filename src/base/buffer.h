@@ -1,6 +1,7 @@
-// The value of one array, which is written before others know it, and never again. In host memory,
-// 64-byte aligned, from a pool that keeps pages warm (a fresh large result costs several times its
-// computation in page faults); or elsewhere; or both.
+// The memory of one array. The value is written once, before other threads can reach it, and never
+// changes. It is stored in host memory (64-byte aligned, from a pool that keeps pages mapped), on
+// devices, or both. The pool matters because page faults of a fresh large result cost several times
+// its computation.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -9,34 +10,36 @@
 
 namespace haliax {
 
-// Where a value lies that is not, or not only, in host memory in one piece: on a device, or in
-// blocks on the devices of a mesh.
+// Storage of a value outside of contiguous host memory: on a device, or in shards on the devices of
+// a mesh. `write` assembles the value in host memory. `next` is the storage of the same value on
+// other devices; a Buffer owns the list.
 struct DeviceStorage {
   virtual ~DeviceStorage() = default;
   virtual void write(std::byte* whole) const = 0;
-  std::unique_ptr<const DeviceStorage> next = {};  // others of the same value
+  std::unique_ptr<const DeviceStorage> next = {};  // another storage of the same value, or null
 };
 class Buffer {
  public:
   explicit Buffer(std::int64_t bytes);
-  // takes memory, and is put together, when it is first read
+  // Allocates host memory and assembles the value in it on the first call of data().
   Buffer(std::int64_t bytes, std::unique_ptr<const DeviceStorage>);
-  // memory of somebody else's, to read
+  // Borrows memory that `owner` keeps alive. The memory is read, never freed by the Buffer.
   Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner);
-  // its host memory, to write over: what lies beside it is not of the new one
+  // Moves the host memory, to be overwritten. The moved-from Buffer keeps the device storage,
+  // since it holds the old value.
   Buffer(Buffer&&) noexcept;
   ~Buffer();
   std::byte* data() const {
     auto* known = data_.load(std::memory_order_acquire);
     return known ? known : assemble();
   }
-  // or else data() brings it there
+  // Returns true if data() needs no assembly.
   bool on_host() const { return data_.load(std::memory_order_acquire) != nullptr; }
   std::int64_t bytes() const { return bytes_; }
   const DeviceStorage* device_storage() const {
     return device_storage_.load(std::memory_order_acquire);
   }
-  // beside what is there, as long as this lives; any thread may
+  // Adds another storage of the value. The storage lives as long as the Buffer. Thread safe.
   void attach(std::unique_ptr<DeviceStorage>) const;
   bool is_borrowed() const { return owner_ != nullptr; }
 
@@ -49,6 +52,7 @@ class Buffer {
 };
 using BufferPtr = std::shared_ptr<Buffer>;
 
-void release_pool();  // gives what the pool keeps back to the system
+// Returns the idle blocks of the pool to the system.
+void release_pool();
 
 }  // namespace haliax

@@ -1,9 +1,11 @@
+// A monotonic clock.
 #pragma once
 #include <chrono>
 
 namespace haliax {
 
-inline double seconds_now() {  // since some time or other
+// Returns the seconds since an arbitrary fixed time.
+inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 

@@ -1,3 +1,4 @@
+// The table of dtypes: names, sizes, classes and promotion.
 #include "haliax/dtype.h"
 
 #include <algorithm>
@@ -64,9 +65,9 @@ DType dtype_of(std::string_view name, SourceLocation at) {
 DType promote(DType a, DType b) {
   if (a == b) return a;
   auto &x = row(a), &y = row(b);
-  // floats win over integers, integers over bool
+  // floats win over integers, and integers over bool
   if (x.cls != y.cls) return x.cls > y.cls ? a : b;
-  // bf16 with f16
+  // bf16 and f16 promote to f32
   if (x.cls == Class::real) return x.bytes == y.bytes ? DType::f32 : x.bytes > y.bytes ? a : b;
   if (x.is_signed == y.is_signed) return x.bytes > y.bytes ? a : b;
   auto &s = x.is_signed ? x : y, &u = x.is_signed ? y : x;

@@ -1,3 +1,4 @@
+// Parsing of environment variables.
 #include "base/environment.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// What the environment asks of the library. A value that is not allowed raises: the text names the
-// variable, the value, and what is allowed, and the place in the user's code, where one is known.
+// Environment variables of the library. An invalid value raises an error that names the variable,
+// the value, the allowed values, and the location in the user's code where it is known.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,13 +9,15 @@
 
 namespace haliax {
 
-// A whole number from least to most; none where the variable is not set, or empty.
+// Returns an integer in [least, most], or nothing if the variable is unset or empty.
 std::optional<std::int64_t> env_integer(const char* variable, std::int64_t least, std::int64_t most,
                                         SourceLocation = {});
-// 1 or 0; `otherwise` where it is not set, or empty.
+// Returns true for 1, false for 0, and `otherwise` if the variable is unset or empty.
 bool env_flag(const char* variable, bool otherwise, SourceLocation = {});
-// Of a check, 1 or 0: it is on in a debug build unless it is 0, elsewhere if it is 1.
+// Returns true if a debug check is enabled. The default is true in a debug build and false in other
+// builds; the variable (1 or 0) overrides it.
 bool env_check_enabled(const char* variable, SourceLocation = {});
+// Raises the error for an invalid value.
 [[noreturn]] void fail_env(const char* variable, std::string_view value, std::string_view allowed,
                            SourceLocation = {});
 

@@ -1,3 +1,4 @@
+// The list of fork handlers, which one pthread_atfork call runs.
 #include "base/fork.h"
 
 #include <pthread.h>

@@ -1,18 +1,19 @@
-// After fork a child has one thread, the one that forked, and what other threads were at when it
-// did. So that it may go on to use the library, locks are taken before and let go after, and what
-// belonged to threads that are not there is made anew.
+// Support for fork. A child process has only the thread that forked, and sees the memory of all
+// threads as of the fork. A handler acquires its lock before the fork and releases it after the
+// fork, in the parent and the child, so that the child finds consistent state. The child then
+// rebuilds state that belonged to other threads, such as a thread pool.
 #pragma once
 
 namespace haliax {
 
 struct AtFork {
-  int order = 0;  // locks of lower ones are taken first, as they are everywhere
+  int order = 0;  // locks with a lower order are acquired first, as in all other code
   void (*acquire)() = nullptr;
-  void (*release)() = nullptr;   // in both
-  void (*in_child)() = nullptr;  // all of them are let go by then
+  void (*release)() = nullptr;   // in the parent and in the child
+  void (*in_child)() = nullptr;  // runs after all locks are released
 };
 enum ForkOrder : int {
-  kForkDevices,  // which wait for work that may want any of the others
+  kForkDevices,  // held while work runs that may acquire any of the others
   kForkGraph,
   kForkOps,
   kForkProducts,
@@ -23,6 +24,7 @@ enum ForkOrder : int {
   kForkMemory,
   kForkRest
 };
-bool at_fork(const AtFork&);  // for good; when the library is loaded
+// Registers a handler permanently. To be called while the library is loaded.
+bool at_fork(const AtFork&);
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// The table of interned names, and suggestions for misspelled ones.
 #include "base/name.h"
 
 #include <algorithm>
@@ -24,9 +25,9 @@ Table& table() {
 const bool name_forks =
     at_fork({kForkNames, [] { table().lock.lock(); }, [] { table().lock.unlock(); }});
 
-// two letters that change places are one edit
+// Returns the edit distance. A swap of two neighboring letters counts as one edit.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
-  // of the beginnings of a, for each beginning of b
+  // rows of the distance table: prefixes of a by prefixes of b
   std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -68,7 +69,8 @@ Name fresh_hidden(Name shown, SourceLocation by) {
 
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates) {
   std::string near;
-  std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;  // else no slip of the pen
+  std::size_t least =
+      std::max<std::size_t>(1, wanted.size() / 3) + 1;  // a larger distance is no typing error
   for (auto& c : candidates)
     if (auto d = edit_distance(wanted, c); d < least) {
       least = d;

@@ -1,4 +1,4 @@
-// The interned text behind a Name, and names that vmap makes.
+// The interned string of a Name, hidden names, and suggestions for misspelled names.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,17 +11,19 @@ namespace haliax {
 struct NameData {
   std::string text;
   bool hidden = false;
-  SourceLocation by = {};  // of a hidden one: where the vmap was written
+  SourceLocation by = {};  // location of the vmap that created a hidden name
 };
 
-// A name that prints like `shown` and equals no other name: the axis that an enclosing vmap hides.
+// Creates a name that prints like `shown` and equals no other name: the axis that an enclosing vmap
+// hides.
 Name fresh_hidden(Name shown, SourceLocation by = {});
 
-// The candidate nearest to `wanted` in edit distance, if it is near enough: "; did you mean
-// embed?"; else "".
+// Returns "; did you mean embed?" with the candidate nearest to `wanted` in edit distance, or "" if
+// no candidate is near enough.
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);
 std::string did_you_mean(Name wanted, const Axes& candidates);
-// Of the entries of a table; name(entry), or entry.*name: what it is called.
+// The same for the entries of a table. `name` is a callable or a data member that returns the name
+// of an entry.
 template <class Table, class NameOf>
 std::string did_you_mean(std::string_view wanted, const Table& table, NameOf name) {
   std::vector<std::string> names;

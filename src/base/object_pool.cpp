@@ -1,3 +1,4 @@
+// The lock of all object pools.
 #include "base/object_pool.h"
 
 #include "base/fork.h"

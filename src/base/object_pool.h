@@ -1,5 +1,6 @@
-// What calls at the same time take one each of, and leave for the next: memory, or state of a run.
-// As many are kept as ever were used at once.
+// A pool of reusable objects, such as memory or the state of a run. Concurrent callers take one
+// object each and put it back for later callers. The pool grows to the largest number of objects in
+// use at once.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -8,8 +9,8 @@
 
 namespace haliax {
 
-extern std::mutex
-    object_pool_lock;  // one for all, as it is seldom taken, and must be held over a fork
+// One lock for all pools: it is rarely acquired, and it must be held across a fork.
+extern std::mutex object_pool_lock;
 
 template <class T> class ObjectPool {
  public:
@@ -21,7 +22,8 @@ template <class T> class ObjectPool {
     return *this;
   }
   ~ObjectPool() { delete one_.load(); }
-  std::unique_ptr<T> take() {  // null: all are in use
+  // Returns a pooled object, or null if all are in use.
+  std::unique_ptr<T> take() {
     if (auto* got = one_.exchange(nullptr, std::memory_order_acquire))
       return std::unique_ptr<T>(got);
     std::lock_guard hold(object_pool_lock);
@@ -30,7 +32,7 @@ template <class T> class ObjectPool {
     more_.pop_back();
     return got;
   }
-  // where there is no memory to note it in, it goes
+  // Returns an object to the pool, or destroys it if the list cannot grow.
   void put(std::unique_ptr<T> used) noexcept {
     T* none = nullptr;
     if (one_.compare_exchange_strong(none, used.get(), std::memory_order_release,
@@ -45,7 +47,7 @@ template <class T> class ObjectPool {
   }
 
  private:
-  std::atomic<T*> one_{nullptr};  // without the lock, as there mostly is one caller
+  std::atomic<T*> one_{nullptr};  // fast path without the lock, as most pools have one caller
   std::vector<std::unique_ptr<T>> more_;
 };
 

@@ -1,3 +1,4 @@
+// First-fit allocation in a protected address range.
 #include "base/protected_memory.h"
 
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
-// One element of any dtype, as a value: how it is read, written, compared and cast. What codes do
-// with numbers: arithmetic.h.
+// One element of any dtype, as a value: load, store, compare and cast. For the arithmetic on values
+// see arithmetic.h.
 #pragma once
 #include <cstddef>
 #include <cstring>
@@ -10,23 +10,24 @@
 
 namespace haliax::scalar {
 
-// Floats are in `real` (a double holds each of them exactly), integers and bools in `whole` (a u64
-// by its bits).
+// The value of one element. Floats are in `real`, as a double represents all of them exactly.
+// Integers and bools are in `integer`; a u64 is stored by its bits.
 struct Value {
   double real = 0;
   std::int64_t integer = 0;
 };
 
-// is_float and bytes_of, asked for each element: no calls.
+// Inline versions of is_float and bytes_of, which run once per element.
 static constexpr bool holds_real(DType d) { return d <= DType::f16; }
-// as dtype.cpp has them, which compares
+// bytes per element; dtype.cpp checks this table against its own
 static constexpr std::uint8_t kBytes[] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1};
 static constexpr int bytes_per(DType d) { return kBytes[int(d)]; }
 static constexpr bool is_unsigned(DType d) { return d >= DType::u8; }  // bool too
 static inline int width_of(DType d) { return 8 * bytes_per(d); }
 static inline Value truth(bool b) { return {0, b}; }
 
-static inline Value real(DType d, double v) {  // rounded to the dtype: bf16 and f16 by way of f32
+// Rounds a float to the dtype. bf16 and f16 are rounded to f32 first.
+static inline Value real(DType d, double v) {
   switch (d) {
     case DType::f64:
       return {v, 0};
@@ -38,7 +39,8 @@ static inline Value real(DType d, double v) {  // rounded to the dtype: bf16 and
       return {float(v), 0};
   }
 }
-static inline Value integer(DType d, std::int64_t v) {  // wrapped around at the width of the dtype
+// Wraps an integer around at the width of the dtype.
+static inline Value integer(DType d, std::int64_t v) {
   if (d == DType::boolean) return truth(v != 0);
   int unused = 64 - width_of(d);
   auto high = std::uint64_t(v) << unused;
@@ -68,7 +70,8 @@ static inline Value load(DType d, const std::byte* p) {
       break;
   }
   std::uint64_t bits = 0;
-  std::memcpy(&bits, p, std::size_t(bytes_per(d)));  // little-endian, as is all that this runs on
+  // little-endian, as are all supported platforms
+  std::memcpy(&bits, p, std::size_t(bytes_per(d)));
   return integer(d, std::int64_t(bits));
 }
 static inline void store(DType d, std::byte* p, Value v) {
@@ -97,10 +100,12 @@ static inline bool less(DType d, Value x, Value y) {
   return is_unsigned(d) ? std::uint64_t(x.integer) < std::uint64_t(y.integer)
                         : x.integer < y.integer;
 }
-static inline Value lowest(DType d) {  // -infinity, the least integer, false
+// Returns -infinity, the smallest integer, or false.
+static inline Value lowest(DType d) {
   if (holds_real(d)) return {-std::numeric_limits<double>::infinity(), 0};
   return {0, is_unsigned(d) ? 0 : std::int64_t(~std::uint64_t(0) << (width_of(d) - 1))};
 }
+// Returns infinity, the largest integer, or true.
 static inline Value highest(DType d) {
   if (holds_real(d)) return {std::numeric_limits<double>::infinity(), 0};
   return integer(d, is_unsigned(d) ? -1 : ~lowest(d).integer);
@@ -111,12 +116,13 @@ static inline Value cast(Value v, DType from, DType to) {
   if (to == DType::boolean) return truth(!equal(from, v, {}));
   if (!holds_real(from)) {
     if (!holds_real(to)) return integer(to, v.integer);
-    bool u64 = from == DType::u64;  // straight to f32: by way of double it would be rounded twice
+    // directly to f32, since a conversion through double would round twice
+    bool u64 = from == DType::u64;
     if (to == DType::f64) return {u64 ? double(std::uint64_t(v.integer)) : double(v.integer), 0};
     return real(to, u64 ? float(std::uint64_t(v.integer)) : float(v.integer));
   }
   if (to == DType::u64) return {0, std::int64_t(saturate<std::uint64_t>(v.real))};
-  // of NaN: 0
+  // NaN becomes 0
   return {0, min(max(saturate<std::int64_t>(v.real), lowest(to).integer), highest(to).integer)};
 }
 

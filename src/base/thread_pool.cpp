@@ -1,3 +1,4 @@
+// The thread pool: workers that spin briefly between jobs, with work stealing by blocks.
 #include "base/thread_pool.h"
 
 #include <sched.h>
@@ -29,8 +30,8 @@ void relax() {
 
 constexpr int kMost = 1024;
 
-// Those that this process may use; where several were started together on this machine, and none is
-// bound to some, its share.
+// Returns the number of cores for this process: the cores of its affinity mask. If the mask has all
+// cores, the cores are divided by the number of MPI processes on this machine.
 int cores_here() {
   const auto all = int(std::thread::hardware_concurrency());
   int mine = all, together = 1;
@@ -42,13 +43,14 @@ int cores_here() {
   return std::clamp(mine < all ? mine : all / std::max(together, 1), 1, kMost);
 }
 
-// The blocks that a worker has left: it takes the first, others the last.
+// The remaining blocks of one worker. The owner takes the first block, other workers steal the
+// last.
 class Share {
  public:
   void set(std::int64_t first, std::int64_t end) {
     range_.store(join(first, end), std::memory_order_relaxed);
   }
-  // -1 when there are none.
+  // Returns a block, or -1 if none is left.
   std::int64_t take(bool last) {
     std::uint64_t range = range_.load(std::memory_order_relaxed);
     for (;;) {
@@ -68,13 +70,15 @@ class Share {
   alignas(64) std::atomic<std::uint64_t> range_{0};
 };
 
-thread_local bool in_block = false;  // work of the pool runs on this thread
+thread_local bool in_block = false;  // this thread runs a task of the pool
 
-class Pool {  // never destroyed: threads may compute after main
+// Never destroyed, as threads may compute after main returns.
+class Pool {
  public:
   explicit Pool(int count) { start(count); }
   int size() const { return size_.load(std::memory_order_relaxed); }
-  void resize(int count) {  // when what runs is done
+  // Changes the number of threads, after running work is finished.
+  void resize(int count) {
     std::lock_guard lock(busy_);
     if (count == size()) return;
     stop_.store(true);
@@ -85,7 +89,7 @@ class Pool {  // never destroyed: threads may compute after main
     start(count);
   }
 
-  // False when another caller has the pool.
+  // Runs a job. Returns false if another caller occupies the pool.
   bool run(std::int64_t blocks, int workers, BlockTask task, void* context) {
     std::unique_lock lock(busy_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
@@ -98,8 +102,8 @@ class Pool {  // never destroyed: threads may compute after main
     epoch_.fetch_add(1);
     if (sleepers_.load() > 0) epoch_.notify_all();
     take_blocks(0);
-    // A worker either sees the job closed or is counted in `inside_`: both are sequentially
-    // consistent.
+    // A worker either observes the closed job or is counted in `inside_`, since both accesses are
+    // sequentially consistent.
     open_.store(false);
     for (int spins = 0; inside_.load() != 0; ++spins) {
       if (spins < 4096)
@@ -125,7 +129,7 @@ class Pool {  // never destroyed: threads may compute after main
     }
   }
   void work(int worker) {
-    // tens of microseconds: steps follow each other faster than that
+    // Tens of microseconds: longer than the usual gap between two steps.
     constexpr int spin_count = 1 << 13;
     std::uint32_t seen = 0;
     in_block = true;
@@ -162,8 +166,8 @@ class Pool {  // never destroyed: threads may compute after main
 
 constinit std::mutex making;
 constinit std::atomic<Pool*> current{nullptr};
-std::atomic<int> configured_threads{0};  // by set_threads
-// A child makes a pool of its own: the threads of this one are not there.
+std::atomic<int> configured_threads{0};  // the argument of set_threads; 0 for the default
+// A child process creates its own pool, since it has none of the parent's threads.
 const bool pool_forks = at_fork(
     {kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
 
@@ -200,7 +204,7 @@ int threads() { return pool().size(); }
 
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context) {
   Pool* p = blocks > 1 && workers > 1 && !in_block ? &pool() : nullptr;
-  const bool outer = std::exchange(in_block, true);  // a nested call runs alone
+  const bool outer = std::exchange(in_block, true);  // a nested call runs on this thread only
   if (!p || p->size() == 1 || !p->run(blocks, workers, task, context))
     for (std::int64_t block = 0; block < blocks; ++block) task(context, block, 0);
   in_block = outer;

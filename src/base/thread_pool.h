@@ -1,5 +1,5 @@
-// One pool of threads for the whole process. Work comes as numbered blocks whose cut depends on the
-// problem only, so that results have the same bits for any number of threads.
+// One thread pool for the process. A job is a sequence of numbered blocks. Blocks depend only on
+// the problem, so results are bitwise identical for any number of threads.
 #pragma once
 #include <cstdint>
 
@@ -7,25 +7,27 @@
 
 namespace haliax {
 
-// 0: as many as usual. Waits for work that is running; raises inside of it, and for a count that
-// cannot be.
+// Sets the number of threads; 0 selects the default. Waits for running work. Raises if a task calls
+// it, or if the count is out of range.
 void set_threads(int count, SourceLocation);
 int threads();
-// what is usual: as HALIAX_THREADS says, or it raises, or else all cores
+// Returns the default number of threads: HALIAX_THREADS if it is set, or else all cores. Raises if
+// the value of HALIAX_THREADS is invalid.
 int default_threads(SourceLocation = {});
 
-// What a block gets: its number, and which worker runs it (0 is the caller), for scratch of its
-// own.
+// A task receives the number of a block and of the worker that runs it, which selects scratch
+// memory. Worker 0 is the calling thread.
 using BlockTask = void (*)(void* context, std::int64_t block, int worker);
 
-// Runs task for every block in [0, blocks), fewer than 2^32, and returns when all are done. At most
-// `workers` threads take part. Each has a share of its own, the same part of [0, blocks) each time,
-// so that what one step left in a core's cache the next one finds there; who is done helps the
-// others from the end of theirs. A pool that is busy with the work of another caller (or a nested
-// call) leaves it all to the caller, in order. Tasks must not throw.
+// Runs `task` for every block in [0, blocks), with blocks < 2^32, and returns when all are
+// finished. At most `workers` threads take part. Each thread starts with a fixed share of [0,
+// blocks), so that data of the previous step is still in the cache of the same core. A thread that
+// finishes early steals blocks from the end of other shares. If the pool is busy with the work of
+// another caller, or if the call is nested, the caller runs all blocks itself, in order. Tasks must
+// not throw.
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context);
 
-// The same for a callable as f(block, worker). Makes no allocation.
+// The same for a callable f(block, worker). Allocates nothing.
 template <class F> void parallel_for(std::int64_t blocks, int workers, const F& f) {
   parallel_for(
       blocks, workers,

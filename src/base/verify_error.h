@@ -1,10 +1,11 @@
+// The error of the verifier.
 #pragma once
 #include "haliax/error.h"
 
 namespace haliax {
 
-// What a pass has got wrong, as the verifier finds it. No reason to try another way, as other
-// errors are: the user sees it.
+// An invariant that a pass violated. The compiler passes a VerifyError on to the user; after other
+// errors it may try an alternative.
 class VerifyError : public Error {
  public:
   using Error::Error;

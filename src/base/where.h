@@ -1,4 +1,4 @@
-// A place in the user's code as people read it.
+// Printing of a location in the user's code.
 #pragma once
 #include <string>
 
@@ -6,7 +6,8 @@
 
 namespace haliax {
 
-// model.cpp:41, without folders; empty if nothing is known
+// Returns the file name without folders and the line, as in model.cpp:41, or "" if the location is
+// unknown.
 inline std::string to_string(const SourceLocation& at) {
   std::string file = at.file_name() ? at.file_name() : "";
   if (auto slash = file.rfind('/'); slash != file.npos) file.erase(0, slash + 1);

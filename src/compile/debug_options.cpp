@@ -1,3 +1,4 @@
+// Reads the debug options from the environment.
 #include "compile/debug_options.h"
 
 #include <cstdlib>

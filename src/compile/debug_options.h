@@ -1,5 +1,5 @@
-// What the environment requests of a compilation, for debugging. Read once, when the options of a
-// compilation are made: no pass reads the environment.
+// Debug options of a compilation, from environment variables. They are read once, when the options
+// of a compilation are created; passes do not read the environment.
 #pragma once
 #include <string>
 
@@ -13,7 +13,7 @@ struct DebugOptions {
   bool prints(const char* pass) const { return print == pass || print == "all"; }
 };
 
-// Raises for a value that is not allowed, at the line of user code being traced.
+// Raises for a value that is not allowed, at the source line that is being traced.
 DebugOptions debug_options();
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// The list of passes, and the functions that run them.
 #include "base/verify_error.h"
 #include "compile/pipeline.h"
 
@@ -19,7 +20,7 @@ namespace {
 void rewrite(Compilation& c, Nodes (*f)(Nodes)) { c.roots = f(std::move(c.roots)); }
 
 const Pass kPasses[] = {
-    // ---- the graph of the whole ----
+    // ---- the global graph ----
     {"strip_wraps", "drops tracers and custom gradients; region boundaries stay", Stage::graph,
      false, [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
     {"scores", "marks attention scores too large to materialize as regions", Stage::graph, true,
@@ -88,7 +89,7 @@ const Pass kPasses[] = {
     {"masked_matmuls", "skips blocks of matmuls that masks set to zero", Stage::device, true,
      [](Compilation& c) {
        auto machine = c.options.device ? c.options.device->machine() : program::Machine();
-       bool has_parallel_slots = machine.max_parallel_slot_bytes > 0;  // else a skip saves little
+       bool has_parallel_slots = machine.max_parallel_slot_bytes > 0;  // else skips save little
        if (has_parallel_slots) c.roots = masked_matmuls(c.roots, machine);
      }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device,
@@ -143,7 +144,7 @@ const Pass kPasses[] = {
      false,
      [](Compilation& c) {
        auto donated = c.options.donated;
-       donated.resize(std::size_t(c.program->arguments));  // what the graph captured is not
+       donated.resize(std::size_t(c.program->arguments));  // captured arrays are not donated
        plan_memory(*c.program, donated, c.options.optional, c.options.debug.verify);
        c.placed = true;
        if (!c.alternative) return;
@@ -160,7 +161,7 @@ const Pass kPasses[] = {
      }},
 };
 
-// ---- behind each pass ----
+// ---- after each pass ----
 std::string text_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->text();
   return on == Stage::program
@@ -172,7 +173,7 @@ std::int64_t size_of(const std::vector<program::Step>& steps) {
   for (auto& s : steps) n += size_of(s.loop.body);
   return n;
 }
-// Nodes of a graph, steps of a plan or of a Program.
+// Returns the number of nodes of a graph, or of steps of a plan or a Program.
 std::int64_t size_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->size();
   return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0)
@@ -199,7 +200,7 @@ void run(Compilation& c, Stage first, Stage last) {
   std::int64_t size = -1;
   Stage counted = first;
   bool reached = false, checked = false;
-  // Custom gradients do not outlive the first pass.
+  // The first pass drops custom gradients, so the traced graph is checked before it.
   if (c.options.debug.verify && first == Stage::graph && c.options.from == kPasses[0].name)
     verify(c.roots, "tracing");
   for (auto& p : kPasses) {
@@ -226,7 +227,7 @@ void run(Compilation& c, Stage first, Stage last) {
     auto started = seconds_now();
     p.run(c);
     auto seconds = seconds_now() - started;
-    // then so is all below them
+    // Nodes are immutable, so equal roots imply an equal graph.
     bool same = p.stage != Stage::sharding && p.stage != Stage::program && c.roots == before;
     c.log.push_back({p.name, size, same ? size : size_of(c, p.stage), seconds});
     size = c.log.back().after;
@@ -236,8 +237,7 @@ void run(Compilation& c, Stage first, Stage last) {
       std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(),
                    text_of(c, p.stage).c_str());
     }
-    // A graph is frozen: one that has been looked at, and of which nothing more is said, is as it
-    // was.
+    // An unchanged graph without new parts or layouts needs no further check.
     if (same && checked && c.iteration_parts.size() + c.layouts.size() == facts) continue;
     if (c.options.debug.verify) verify_after(p, c);
     checked = true;
@@ -252,8 +252,8 @@ void run_global(Compilation& c) {
   if (o.ring_attention && !(o.strict && c.partition->unrequested_gathers() > 0)) return;
   other.options.partition.ring_attention = !o.ring_attention;
   run(other, Stage::graph, Stage::sharding);
-  // A ring that was asked for is left where it takes gathers that nobody asked for, and never for
-  // its bytes.
+  // A requested ring is replaced only if it needs more gathers that were not requested. It is never
+  // replaced because of its communication volume.
   auto &mine = *c.partition, &its = *other.partition;
   if (o.ring_attention ? its.unrequested_gathers() < mine.unrequested_gathers()
                        : its.is_better_than(mine))
@@ -273,7 +273,8 @@ ChunkTrial chunk_trial(program::Device* device, DebugOptions debug) {
   options.workers = 2;  // the choice does not depend on how many threads there are
   options.from = "chunk";
   options.debug = std::move(debug);
-  // with it, bf16 attention over long sequences chose plans of more memory
+  // With batch loops, the search selects plans that need more memory for bf16 attention over long
+  // sequences.
   options.batch_loops = false;
   return [options](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots, inputs, options};

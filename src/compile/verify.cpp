@@ -1,3 +1,4 @@
+// Legality checks of graphs.
 #include "compile/verify.h"
 
 #include <fmt/format.h>
@@ -18,12 +19,13 @@ bool same_set(const NodePtr& a, const NodePtr& b) {
   return same_set(a->axes, b->axes) && a->dtype == b->dtype;
 }
 
-// One node by itself: its axes and dtype are what its op makes of its operands.
+// Checks a node by itself: its axes and dtype follow from its op and its operands.
 struct NodeCheck {
   const Node& n;
   const char* after;
 
-  // `why` with text for each {}, which takes its time only where something is wrong.
+  // Raises with `why`, in which {} are placeholders for the arguments. The text is only formatted
+  // if the check fails.
   template <class... A> void must(bool ok, const char* why, const A&... a) const {
     if (ok) return;
     fail_at(n.origin, "verify",
@@ -80,12 +82,12 @@ struct NodeCheck {
     if (n.op == &prim::kIota) must(counts, "positions of one axis are {} {}", n.dtype, n.axes);
   }
   void result_is(DType d) const { must(n.dtype == d, "the result is {}", n.dtype); }
-  // What the op's rule says of each axis of an operand: it is one of the result's, of its size, or
-  // folded away, and so on. What the result has beside those is a broadcast, or what an op makes of
-  // all of an axis.
+  // Checks the rule of the op for each axis of an operand: it is an axis of the result in the same
+  // size, or it is reduced, and so on. Other axes of the result are broadcast, or need all of an
+  // axis.
   void axes() const {
     using Way = Along::Way;
-    if (n.op == &kCollective) return;  // its wiring says what it makes
+    if (n.op == &kCollective) return;  // CollectiveSpec defines its results
     struct Point {
       Name name;
       std::int64_t size;
@@ -111,7 +113,7 @@ struct NodeCheck {
         must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name,
              x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
-        // On a mesh an exchange may stand in its place.
+        // On a mesh, CollectiveKind::exchange may replace the op.
         bool only_moves = n.op->linear == Linear::moves, shifts = rule.way == Way::shift;
         must(only_moves || rule.way != Way::regroup,
              "it regroups axis {}, and does more than move values", a.name);
@@ -123,7 +125,7 @@ struct NodeCheck {
       }
     for (auto& p : points) must(p.made, "no operand has axis {}", p.name);
   }
-  bool is_parted() const {  // an axis of an operand, in the result
+  bool is_parted() const {  // one operand axis becomes several result axes
     return !n.in.empty() && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
       auto rule = along(n, 0, a.name);
       return rule.way == Along::Way::regroup && !rule.point;
@@ -163,7 +165,7 @@ struct NodeCheck {
   void reduce() const {
     must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
     auto folded = names_of(without(n.in[0]->axes, n.axes));
-    auto counted = ReduceAttr::of(n).over;  // in this order
+    auto counted = ReduceAttr::of(n).over;  // reduced axes in this order
     bool counts = std::is_permutation(folded.begin(), folded.end(), counted.begin(), counted.end());
     must(counts || !finds_position(n.op->code),
          "it counts positions along other axes than it folds");
@@ -171,10 +173,10 @@ struct NodeCheck {
                   ? n.in[0]->dtype
                   : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
-  void contract() const {  // of narrower operands than the result, or of wider ones
+  void contract() const {  // operands may be of smaller or larger dtypes than the result
     must(n.in.size() == 2 || n.op->fault, "it has {} operands, and takes 2",
          std::int64_t(n.in.size()));
-    for (std::size_t k : {0u, 1u})  // a third one says which blocks there are
+    for (std::size_t k : {0u, 1u})  // a third operand is the block mask
       must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, the result {}",
            n.in[k]->dtype, n.dtype);
     faultless();
@@ -190,7 +192,7 @@ struct NodeCheck {
     }
     faultless();
   }
-  // Positions that move: stretches in order, inside of what they are read from and of the result.
+  // Checks the segments of a shift: they are in order, inside of the operand and of the result.
   void shifts(Name axis) const {
     std::int64_t done = 0;
     for (auto& x : n.in) must(find(*x, axis), "part {} does not fit {}", x->axes, n.axes);
@@ -200,7 +202,7 @@ struct NodeCheck {
            n.in[s.operand]->axes);
       bool inside = std::min(s.from, last) >= 0 &&
                     std::max(s.from, last) < find(*n.in[s.operand], axis)->size;
-      // in a loop that makes no turn
+      // In a loop without iterations.
       bool never = is_dynamic_slice(n) && find(*n.in[0], axis)->size == 0;
       must(n.size() == 0 || s.size == 0 || inside || never, "it reaches outside of {}",
            n.in[s.operand]->axes);
@@ -236,7 +238,8 @@ struct NodeCheck {
         must(same_set(r.start, r.value[0]), "a fold starts from another kind of array");
     }
   }
-  // barriers only wait: for calls that other devices make too
+  // Returns the value inside of barriers. A barrier only orders collectives that other devices run
+  // as well.
   static NodePtr behind_barriers(NodePtr value) {
     while (value->op == &prim::kBarrier) value = value->in[0];
     return value;
@@ -290,7 +293,8 @@ Nodes made_in(const std::vector<IterationPart>& parts) {
   }
   return out;
 }
-// Each result is made in one part, a sum in one or more; a flag is one.
+// Checks the parts of iterations: each result is computed in one part, a sum in one or more, and
+// each flag is a bool scalar.
 void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>& bodies,
                  const char* after) {
   NodeCheck check{loop, after};
@@ -317,20 +321,20 @@ void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>
   }
 }
 
-// What varies with a loop is read in its bodies only.
+// Checks that a value that varies with a loop is only read in its bodies.
 struct ScopeCheck {
   const char* after;
   const IterationParts& iteration_parts;
-  std::vector<const Node*> known = {};  // indices and carries of the loops around
+  std::vector<const Node*> known = {};  // indices and carries of the enclosing loops
 
-  // loops: bodies show what lies outside of them, other loops too
+  // Visited loops. Bodies refer to values outside of them, including other loops.
   std::unordered_set<const Node*> entered = {};
 
   void values(const Nodes& roots, const Node* index) {
     for (auto& n : topological(roots)) {
-      if (n->free.empty() && index) continue;  // of the top
+      if (n->free.empty() && index) continue;  // a node of the top level
       if (n->op == &prim::kCarry)
-        read(n);  // it names its loop's first index, in all bodies
+        read(n);  // it refers to the first index of its loop, in all bodies
       else
         for (auto& x : n->in)
           if (x && x->op == &prim::kIndex) read(x);
@@ -361,18 +365,18 @@ struct ScopeCheck {
   }
 };
 
-// What enters a region leaves it before it is a result, or its walked axis is folded away, and
-// first leaves those inside of it. What enters in a turn may leave behind the loop, as a sum over
-// turns does whose operand entered before it.
+// Checks regions: a value that enters a region leaves it before it is a result, unless its tiled
+// axis is reduced. A value leaves inner regions first. A value that enters in an iteration may
+// leave after the loop, as a sum over iterations does whose operand entered before the loop.
 void check_boundaries(const Nodes& all, const Nodes& roots, const char* after) {
-  // which regions a node lies in
+  // Regions that contain each node.
   std::unordered_map<const Node*, std::vector<const Attr*>> inside;
   auto contains = [](auto& regions, const Attr& r) {
     return std::any_of(regions.begin(), regions.end(), [&](auto* other) { return *other == r; });
   };
   for (auto& n : all) {
     Nodes reads;
-    if (is_loop_result(*n)) {  // the loop itself has no axes
+    if (is_loop_result(*n)) {  // the loop node has no axes
       reads = result_of(*n).value;
       if (auto& start = result_of(*n).start) reads.push_back(start);
     } else {

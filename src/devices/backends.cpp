@@ -1,5 +1,4 @@
-// Backends by name: those that are linked in, and plugins, which are opened when they are first
-// asked for.
+// The registry of backends: linked backends and plugins, each created on first use.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ using Make = std::unique_ptr<Device> (*)();
 struct Linked {
   const char* name;
   Make make;
-  bool told;  // to who asks for one that is not there
+  bool told;  // listed in the error for an unknown name
 };
 const Linked linked[] = {
     {"cpu", [] { return cpu::make_cpu_device(0); }, true},
@@ -46,7 +45,8 @@ Device& from_plugin(const std::string& name) {
                    did_you_mean(name, there), fmt::join(there, " and "), in_plugin_folders(name)));
 }
 
-// Those that were asked for. Never destroyed; found without a lock, as every call asks.
+// The backends created so far, as a list. Never destroyed, and read without a lock, since every
+// call looks up its backend.
 struct Registered {
   std::string name;
   Device* device;
@@ -68,7 +68,7 @@ Device& backend(const std::string& name) {
   if (auto* device = known_as(name)) return *device;
   std::lock_guard hold(making);
   if (auto* device = known_as(name)) return *device;
-  (void)default_threads(context().origin.at);  // it raises here, where the place is known
+  (void)default_threads(context().origin.at);  // raises here, where the source location is known
   auto found =
       std::find_if(std::begin(linked), std::end(linked), [&](auto& l) { return l.name == name; });
   auto& device = found != std::end(linked) ? *found->make().release() : from_plugin(name);

@@ -1,4 +1,4 @@
-// Backends by name.
+// The registry of backends.
 #pragma once
 #include <string>
 
@@ -6,8 +6,8 @@
 
 namespace haliax {
 
-// The device of a backend: "cpu", "reference", or that of a plugin. Raises for an unknown name and
-// suggests the nearest known one.
+// Returns the device of a backend: "cpu", "reference", or a plugin. Creates it on first use. Raises
+// for an unknown name, and suggests the nearest known one.
 program::Device& backend(const std::string& name);
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// Collectives between the threads of one process, and the threads that run the devices of a mesh.
 #include "devices/communicator.h"
 
 #include <fmt/format.h>
@@ -27,10 +28,11 @@ using program::CollectiveKind;
 
 std::atomic<std::int64_t> exchanged{0};
 
-// What the threads of a mesh share: each says where its operands and results lie, all of a group
-// wait, each makes its own results out of what the others have, where it lies, and all wait again.
-// A sum is taken in rank order, so that every device has the same bits. Groups wait for themselves
-// alone: where turns of a loop are shared, one may make calls that another has no turn for.
+// State that the threads of a mesh share. For a collective, each thread publishes the addresses of
+// its operands and results, and all threads of the group meet. Each thread then computes its own
+// results directly from the memory of the others, and all meet again. Sums are in rank order, so
+// results are bitwise identical on all devices. Each group has its own barrier: devices may run
+// different numbers of collectives in a sharded loop.
 class Meeting {
  public:
   struct Arrival {
@@ -41,7 +43,7 @@ class Meeting {
   explicit Meeting(int n) : given(std::size_t(n)), at_(std::size_t(n)), left_(std::size_t(n)) {}
   std::vector<Arrival> given;  // by device
 
-  // The devices of a call over these mesh axes.
+  // The devices of a collective.
   struct Group {
     std::vector<int> devices;
     std::condition_variable round_done;
@@ -58,7 +60,8 @@ class Meeting {
     if (known.devices.empty()) known.devices = std::move(devices);
     return known;
   }
-  // Raises where a device has failed, or some will never come.
+  // Waits for the group. Raises if a device has failed, or if a device of the group can no longer
+  // arrive.
   void arrive(Group& g, int device) {
     std::unique_lock hold(lock_);
     for (int d : g.devices)
@@ -71,8 +74,8 @@ class Meeting {
     g.round_done.wait(hold, [&] { return g.round != mine || !why_.empty(); });
     if (g.round == mine) fail_here();
   }
-  // For those who have arrived: all of them come here, so that nobody's arrays go while another
-  // still reads them.
+  // Waits a second time, so that no device releases its arrays while another still reads them.
+  // Every device that has arrived must call it.
   void wait(Group& g) {
     std::unique_lock hold(lock_);
     if (is_last(g)) return go_on(g, hold);
@@ -83,7 +86,8 @@ class Meeting {
     std::lock_guard hold(lock_);
     fail_all(why);
   }
-  void leave(int device) {  // all calls made
+  // Marks a device as finished: it runs no more collectives.
+  void leave(int device) {
     std::lock_guard hold(lock_);
     left_[std::size_t(device)] = true;
     for (auto* g : at_)
@@ -92,7 +96,8 @@ class Meeting {
   }
 
  private:
-  bool is_last(Group& g) {  // then it calls go_on
+  // Counts an arrival. Returns true for the last one, which must call go_on.
+  bool is_last(Group& g) {
     if (++g.waiting < g.devices.size()) return false;
     g.waiting = 0;
     ++g.round;
@@ -100,10 +105,11 @@ class Meeting {
     return true;
   }
   void go_on(Group& g, std::unique_lock<std::mutex>& hold) {
-    hold.unlock();  // those that wake up want it
+    hold.unlock();  // before the notification, since the woken threads need it
     g.round_done.notify_all();
   }
-  // Each waits for one that waits elsewhere, or has left: nobody will ever go on.
+  // Raises if every device waits, or has finished, and some device waits for one that waits in
+  // another group. Such devices would wait forever.
   void refuse_circles() {
     for (std::size_t d = 0; d < at_.size(); ++d)
       if (!at_[d] && !left_[d]) return;
@@ -119,7 +125,7 @@ class Meeting {
   [[noreturn]] void fail_here() const { throw RemoteError("[mesh] " + why_); }
   std::mutex lock_;
   std::map<std::vector<int>, Group> groups_;
-  std::vector<Group*> at_;  // where each device waits; null: nowhere
+  std::vector<Group*> at_;  // per device: the group in which it waits, or null
   std::vector<char> left_;
   std::string why_;
 };
@@ -130,7 +136,7 @@ class ThreadCommunicator final : public program::Communicator {
       : meeting_(m), mesh_(mesh), device_(device) {}
   void run(const Collective& c, const void* const* x, void* const* out, void*,
            std::int64_t) override {
-    std::vector<void*> given;  // only read
+    std::vector<void*> given;  // read only
     for (std::size_t k = 0; k < c.x.size(); ++k) given.push_back(const_cast<void*>(x[k]));
     meeting_.given[std::size_t(device_)] = {&c, given.data(), out};
     group_ = group_of(mesh_, c.over, device_);
@@ -174,7 +180,7 @@ class ThreadCommunicator final : public program::Communicator {
       return !same || other.size != c.size || other.sent_bytes != c.sent_bytes;
     });
     if (differs == group_.end()) return;
-    wait();  // others still look at this call
+    wait();  // other devices still read this call
     throw Error("[mesh] device " + std::to_string(*differs) + " makes another call than device " +
                 std::to_string(device_));
   }
@@ -197,8 +203,8 @@ class ThreadCommunicator final : public program::Communicator {
       reduce_parts(c.monoid, parts, full_patch(out[k], c.out[k]));
     }
   }
-  // Where much is summed, each device sums a stretch, and takes the others' from them: so all of
-  // the group wait once more.
+  // Returns true if the arrays are large. Each device then reduces one stretch of them and copies
+  // the other stretches from the other devices, which needs one more barrier.
   bool in_stretches() const {
     return std::any_of(group_.begin(), group_.end(), [&](int d) {
       auto& how = *call_of(d).how;
@@ -208,7 +214,8 @@ class ThreadCommunicator final : public program::Communicator {
       return bytes >= kInStretches;
     });
   }
-  // Elements in the order in which they lie on the first device of the group, for all alike.
+  // Returns the elements in the memory order of the first device of the group, so that all devices
+  // split the array into the same stretches.
   Patch in_order(void* at, const program::Operand& o, std::size_t k) const {
     auto& first = call_of(group_[0]);
     return reordered(full_patch(at, o), order_in_memory(first.how->x[k].view.strides));
@@ -232,7 +239,7 @@ class ThreadCommunicator final : public program::Communicator {
       }
   }
   void exchange(const Collective& c, void* const* out) const {
-    // of what each device sends to this one
+    // per sending device: the next of its sends to this device
     std::vector<std::size_t> next(meeting_.given.size());
     const bool unread = c.skip_flag == SkipFlag::unread && !participates(c, call_of(device_).x);
     for (auto& got : c.receives) {
@@ -254,21 +261,21 @@ class ThreadCommunicator final : public program::Communicator {
       if (!own) exchanged += program::points(got.dims) * bytes_of(c.out[mine].view.dtype);
     }
   }
-  // From so many bytes on a second wait costs less than each device's summing of all (measured with
-  // 4 devices on 2 cores).
+  // Size in bytes from which one more barrier is faster than a full reduction on each device
+  // (measured with 4 devices on 2 cores).
   static constexpr std::int64_t kInStretches = 64 << 10;
   Meeting& meeting_;
   const Mesh& mesh_;
   int device_;
-  std::vector<int> group_;           // of the call, in rank order
-  std::size_t mine_ = 0;             // this device's place in it
-  Meeting::Group* meets_ = nullptr;  // its members, where they wait
+  std::vector<int> group_;           // devices of the collective, in rank order
+  std::size_t mine_ = 0;             // index of this device in group_
+  Meeting::Group* meets_ = nullptr;  // barrier of the group
 };
 
 std::atomic<int> threads_started{0};
 
-// Threads that wait for work: as many as the largest mesh so far has devices beside the caller's.
-// One call at a time.
+// Threads that wait for work: one per device of the largest mesh so far, except for the device of
+// the calling thread. Serves one call at a time.
 class Crew {
  public:
   void run(int n, const std::function<void(int)>& f) {
@@ -310,13 +317,13 @@ class Crew {
     int started = 0, n = 0, busy = 0;
     std::uint64_t work = 0;
   };
-  Shared& crew_ = *new Shared;  // never destroyed: its threads end with the process
+  Shared& crew_ = *new Shared;  // never destroyed, since its threads end with the process
 };
 ObjectPool<Crew>& crews() {
-  static auto* all = new ObjectPool<Crew>;  // never destroyed: their threads are not
+  static auto* all = new ObjectPool<Crew>;  // never destroyed, since its threads are not
   return *all;
 }
-// A child has none of their threads.
+// A child process has none of the threads, so its pool starts empty.
 const bool crew_forks =
     at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) ObjectPool<Crew>; }});
 
@@ -349,13 +356,13 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   std::mutex lock;
   std::exception_ptr error;
   bool elsewhere = false;
-  auto keep = [&](bool by_another) {  // the first, but rather a cause than what followed from it
+  // Records the first error. An error of this device replaces an error that another device caused.
+  auto keep = [&](bool by_another) {
     std::lock_guard hold(lock);
     if (!error || (elsewhere && !by_another)) {
       error = std::current_exception();
       elsewhere = by_another;
     }
-
   };
   auto give_up = [&](int device, program::Communicator& mine, const char* why) {
     keep(false);
@@ -364,8 +371,8 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   };
   std::optional<Peers::JointCall> together;
   if (here.ranks) together.emplace(*here.ranks, what);
-  // What devices queue for each other meets in the order of calls, which must be the same on all of
-  // them.
+  // Devices match their collectives in the order of the calls, so the order must be the same on all
+  // devices.
   static TraceLock communicator_lock;
   std::unique_lock device_lock(communicator_lock, std::defer_lock);
   if (backend && !backend->is_host()) device_lock.lock();

@@ -1,5 +1,4 @@
-// The devices of a mesh: threads of this process, or of several ranks; and how they speak to each
-// other.
+// The devices of a mesh: threads of this process, or of several ranks, and their communicators.
 #pragma once
 #include <functional>
 
@@ -9,27 +8,27 @@
 
 namespace haliax {
 
-// Those of the mesh's devices that this process has: all, or where it is one of several ranks its
-// share, one after the other.
+// The devices of a mesh that belong to this process: all of them, or a contiguous share if the
+// process is one of several ranks.
 struct LocalDevices {
-  Peers* ranks = nullptr;  // that share the mesh; null: none
+  Peers* ranks = nullptr;  // ranks that share the mesh; null: no other rank takes part
   int first = 0, count = 1;
 };
 LocalDevices local_devices(const Mesh&);
-// Which of a backend's devices does what `device` of a mesh does, one that is here; mesh null: what
-// is on none. The ranks of a host take them in turn, from the first again where there are no more:
-// either each rank sees its own, or the backend refuses.
+// Returns the backend device that runs a local `device` of a mesh; with a null mesh, of an array on
+// no mesh. The ranks of a host use the backend devices in turn and wrap around after the last.
+// Either each rank sees its own devices, or the backend rejects a shared one.
 int backend_device_of(program::Device& backend, const Mesh*, int device);
 
-// Does work(device, its communicator) on every device of the mesh that is here at once: the first
-// on the caller's thread, the others on threads that are kept from call to call; calls at the same
-// time have threads of their own. The communicator is the backend's, if that has one. If a device
-// raises, or makes other calls than the others, all of them end, those of other ranks too, and what
-// the first of them raised is raised here. what: the call, for people.
+// Runs work(device, communicator) concurrently on all local devices of the mesh. The first runs on
+// the calling thread, the others on threads that are reused; concurrent calls have separate
+// threads. The communicator is that of the backend if it has one. If a device raises, or runs
+// different collectives than the others, all devices stop, on other ranks too, and the first error
+// is raised here. `what` describes the call in messages.
 void on_devices(const Mesh&, const std::function<void(int device, program::Communicator&)>& work,
                 program::Device* backend = nullptr, const std::string& what = "a call on a mesh");
-// Of this process so far, for all meshes; for tests.
-int device_threads();            // started
-std::int64_t exchanged_bytes();  // that threads got of each other in exchanges
+// Counters of this process, over all meshes, for tests.
+int device_threads();            // threads started
+std::int64_t exchanged_bytes();  // bytes that threads received by `exchange`
 
 }  // namespace haliax

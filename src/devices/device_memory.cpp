@@ -1,3 +1,4 @@
+// Copies of values between the host and a device, on demand.
 #include "devices/device_memory.h"
 
 #include <new>
@@ -14,7 +15,7 @@ Box bytes_between(std::int64_t bytes, void* to, const void* from) {
   return {{bytes}, 1, to, {1}, from, {1}};
 }
 
-// Memory of the host.
+// Allocates host memory by `make`. Raises if there is too little.
 template <class Make> auto made(std::int64_t bytes, Make make) {
   try {
     return make(bytes);
@@ -75,7 +76,7 @@ BufferPtr DeviceMemory::donate(Buffer& b) const {
   auto* mine = host_ ? nullptr : on_this_device(b);
   if (mine) return std::make_shared<Buffer>(b.bytes(), wrap(mine->memory, b.bytes()));
   if (!host_ || b.is_borrowed()) return copy(b);
-  b.data();  // put together, if it is not
+  b.data();  // assembles the value if it is sharded
   return std::make_shared<Buffer>(std::move(b));
 }
 BufferPtr DeviceMemory::copy_part(Box box) const {

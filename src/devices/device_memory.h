@@ -1,21 +1,22 @@
-// Where values lie for the steps of a device.
+// The memory of values as a device accesses it.
 //
-// Of a host device that is the Buffer's own memory, and nothing is copied. On any other a value
-// gets memory when it is first wanted there, which stays beside whatever else the Buffer has.
-// Nobody else asks a Device for memory.
+// A host device uses the memory of the Buffer and copies nothing. On any other device, a value
+// receives memory on its first use there, and the memory stays attached to the Buffer in addition
+// to its other storage. All allocations from a Device happen here.
 #pragma once
 #include "base/buffer.h"
 #include "program/program.h"
 
 namespace haliax {
 
-// A value on a device that is not the host.
+// A value in the memory of a device that is not the host.
 struct DeviceValue final : DeviceStorage {
   program::Device* device = nullptr;
   int number = 0;
   program::Memory memory;
   std::int64_t bytes = 0;
-  void write(std::byte* whole) const override;  // waits for the work that makes it
+  // Copies the value to the host, after the work that computes it.
+  void write(std::byte* whole) const override;
 };
 
 class DeviceMemory {
@@ -26,23 +27,24 @@ class DeviceMemory {
   program::Device& device() const { return *device_; }
   bool is_host() const { return host_; }
 
-  // To read, as long as the Buffer lives.
+  // Returns the address of the value for reading. Valid as long as the Buffer lives.
   void* address(const Buffer& b) const { return host_ ? b.data() : copy_to_device(b); }
-  // Not written yet. All of these raise where there is not enough.
+  // Allocate uninitialized memory. All functions below raise if there is too little.
   BufferPtr allocate(std::int64_t bytes) const;
   std::unique_ptr<Buffer> arena(std::int64_t bytes) const;
-  // A value that will be written over. Both are new Buffers: what else the old one has, here or
-  // elsewhere, is not of them.
+  // Returns a copy that will be overwritten. The result is a new Buffer without other storage, as
+  // is that of donate.
   BufferPtr copy(const Buffer&) const;
-  // of one that nobody else reads: in its memory, if it has any here
+  // Returns a Buffer with the memory of a value that has no other reader. Copies if the value has
+  // no memory on this device.
   BufferPtr donate(Buffer&) const;
-  // A copy of a part. box.from lies in the value's host memory; box.to is given here, and is
+  // Returns a copy of a part of a value. `box.from` is in host memory; `box.to` is set here,
   // row-major.
   BufferPtr copy_part(program::Box) const;
 
  private:
   void* copy_to_device(const Buffer&) const;
-  const DeviceValue* on_this_device(const Buffer&) const;  // null: it does not lie here
+  const DeviceValue* on_this_device(const Buffer&) const;  // null: no copy on this device
   std::unique_ptr<DeviceValue> wrap(program::Memory, std::int64_t bytes) const;
   std::unique_ptr<DeviceValue> allocate_on_device(std::int64_t bytes) const;
   program::Device* device_ = nullptr;
@@ -50,7 +52,7 @@ class DeviceMemory {
   bool host_ = true;
 };
 
-// A value into host memory, from where it lies. box.from is given here; it is row-major.
+// Copies a value, or a part of it, to host memory. `box.from` is set here and row-major.
 void read(const Buffer&, program::Box);
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// How many devices there are, in this process and in all ranks; and what lies on those of this one.
+// The number of devices, in this process and on all ranks, and the shards on the devices of this
+// process.
 #include <atomic>
 
 #include "base/environment.h"
@@ -13,8 +14,8 @@
 namespace haliax {
 namespace {
 
-std::atomic<int> in_this_process = 0;  // 0: nobody has asked yet
-std::atomic<bool> said = false;        // it is a number that was asked for
+std::atomic<int> in_this_process = 0;  // 0: not yet determined
+std::atomic<bool> said = false;        // set by set_devices or HALIAX_DEVICES, not by default
 
 }  // namespace
 
@@ -35,7 +36,7 @@ int devices(SourceLocation at) {
   return in_this_process * rank_count();
 }
 bool has_requested(int n) {
-  const bool enough = devices() >= n;  // and the environment has been asked
+  const bool enough = devices() >= n;  // also reads the environment
   return said && enough;
 }
 

@@ -1,9 +1,9 @@
-// How many devices a mesh may have.
+// The number of devices of a mesh.
 #pragma once
 
 namespace haliax {
 
-// somebody, by set_devices or HALIAX_DEVICES, for so many or more
+// Returns true if set_devices or HALIAX_DEVICES set the number of devices to at least `devices`.
 bool has_requested(int devices);
 
 }  // namespace haliax

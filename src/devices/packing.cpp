@@ -1,3 +1,4 @@
+// Packing and copying of strided boxes.
 #include "devices/packing.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ std::int64_t bytes_in(const Patches& all) {
 
 namespace {
 
-// How many elements lie in one piece, and of how many dims each such piece is a point.
+// Number of elements in a contiguous run, and number of outer dims over which runs repeat.
 struct Stretches {
   std::int64_t size = 1;
   std::size_t outer;
@@ -28,7 +29,7 @@ struct Stretches {
       size *= p.dims[outer - 1];
   }
 };
-// f(where they lie, bytes) for its stretches that lie in one piece, in order.
+// Calls f(address, bytes) for each contiguous run of a patch, in order.
 template <class F> void each_stretch(const Patch& p, F f) {
   if (p.count == 0) return;
   auto [run, outer] = Stretches(p);
@@ -53,7 +54,7 @@ template <class F> void each_stretch(const Patch& p, F f) {
     }
   }
 }
-// A stretch may be a single element: then not by a call.
+// Copies a run. Runs of a single element are common and avoid the call of memcpy.
 void copy_stretch(std::byte* to, const std::byte* from, std::int64_t bytes) {
   switch (bytes) {
     case 1:
@@ -112,14 +113,15 @@ std::vector<Patches> split_patches(const Patches& all, std::int64_t most) {
 
 namespace {
 
-// A patch that is read or written block by block.
+// A patch that is accessed in blocks of elements.
 class PatchBlocks {
  public:
   explicit PatchBlocks(const Patch& p) : patch_(p), run_(Stretches(p).size) {}
   bool in_long_pieces() const { return run_ >= kShort; }
-  // Elements from number `at` on that lie in one piece; short ones do not count.
+  // Returns the number of contiguous elements from element `at` on.
   std::int64_t left(std::int64_t at) const { return run_ - (patch_.from + at) % run_; }
-  // Where elements [at, at + n) lie, if in one piece; else where they are packed.
+  // Returns the address of elements [at, at + n): in place if they are contiguous, else of a packed
+  // copy. `filled` packs the current values.
   std::byte* place(std::int64_t at, std::int64_t n, bool filled) {
     now_ = patch_;
     now_.from += at;

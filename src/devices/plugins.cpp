@@ -1,3 +1,4 @@
+// The search for plugins, and the check that their build matches.
 #include "devices/plugins.h"
 
 #include <dlfcn.h>
@@ -12,8 +13,8 @@
 namespace haliax {
 namespace {
 
-// Where plugins may lie: where HALIAX_PLUGINS says, beside the program or the library, one folder
-// above (a folder of builds), where they are installed.
+// Returns the folders of plugins, in order: HALIAX_PLUGINS, the folder of the program or library,
+// its parent (a build folder), and the installation folder.
 std::vector<std::string> folders() {
   std::vector<std::string> out;
   std::string asked = std::getenv("HALIAX_PLUGINS") ? std::getenv("HALIAX_PLUGINS") : "";
@@ -25,7 +26,7 @@ std::vector<std::string> folders() {
   std::error_code ignored;
   Dl_info mine{};
   if (dladdr(reinterpret_cast<void*>(&folders), &mine) && mine.dli_fname) {
-    // what dladdr says of a program is how it was called
+    // for the main program, dladdr returns the path of the command
     auto file = std::filesystem::canonical(mine.dli_fname, ignored);
     if (file.empty()) file = std::filesystem::canonical("/proc/self/exe", ignored);
     out.push_back(file.parent_path().string());
@@ -39,7 +40,8 @@ bool is_file_name(const std::string& name) {
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == name.npos;
 }
 
-// libNAME.so.1, where dlopen says that it does not find that; else what it says.
+// Returns the name of the missing dependency from an error of dlopen (libNAME.so.1), or the error
+// itself.
 std::string missing(const std::string& said, const std::string& file) {
   auto colon = said.find(": cannot open shared object file");
   auto name = said.substr(0, colon);

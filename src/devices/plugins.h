@@ -1,5 +1,4 @@
-// Plugins: shared libraries that are opened when what they bring is first asked for
-// (program/plugin.h).
+// Plugins: shared libraries that are opened on first use (program/plugin.h).
 #pragma once
 #include <string>
 #include <vector>
@@ -8,10 +7,10 @@
 
 namespace haliax {
 
-// libhaliax_NAME.so, opened for good; null: it is in none of the folders. Raises for one that
-// cannot be used; `what` it is asked for: backend, ranks.
+// Returns the plugin libhaliax_NAME.so, which is never closed, or null if no folder has it. Raises
+// if it cannot be used. `what` is its role in messages: backend, ranks.
 const program::Plugin* plugin(const char* what, const std::string& name);
-// for errors: no plugin libhaliax_NAME.so in A, B, ...
+// Returns "no plugin libhaliax_NAME.so in A, B, ...", for errors.
 std::string in_plugin_folders(const std::string& name);
 
 }  // namespace haliax

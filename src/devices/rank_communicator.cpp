@@ -1,3 +1,4 @@
+// Collectives between ranks, as messages between pairs of devices.
 #include "devices/rank_communicator.h"
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ using program::Dims;
 using program::SkipFlag;
 using program::CollectiveKind;
 
-// bytes of packed messages that a device has at a time, about
+// approximate bytes of packed messages per device at a time
 constexpr std::int64_t kStaging = 8 << 20;
 
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
@@ -47,7 +48,7 @@ std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int de
   return group;
 }
 
-// One collective: lanes of messages, one to and one from each other device.
+// The run of one collective: messages to and from each other device of the group.
 class RankCommunicator::CollectiveRun {
  public:
   CollectiveRun(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x,
@@ -55,7 +56,7 @@ class RankCommunicator::CollectiveRun {
       : c_(c), key_(key), how_(how), group_(group_of(c.mesh_, how.over, c.device_)),
         staging_(std::make_unique<Staging>()) {
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), c.device_) - group_.begin());
-    // only read
+    // read only
     for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));
     out_.assign(out, out + how.out.size());
     piece_ = std::clamp<std::int64_t>(kStaging / std::int64_t(4 * group_.size()), 1 << 14, 1 << 20);
@@ -75,17 +76,17 @@ class RankCommunicator::CollectiveRun {
         }
       }
     } catch (...) {
-      (void)staging_.release();  // what carries the messages may still use it
+      (void)staging_.release();  // the transport may still use the memory
       throw;
     }
   }
 
  private:
-  // of memory that is there from the collective before
+  // packed messages of the current round, in pooled memory
   using Staging = std::vector<std::unique_ptr<Buffer>>;
-  using PeerPatches = std::vector<Patches>;  // by place in the group
+  using PeerPatches = std::vector<Patches>;  // by index in the group
 
-  // ---- what goes where ----
+  // ---- the patches for each device ----
   static Patches whole(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
     Patches all;
     for (std::size_t k = 0; k < at.size(); ++k) all.push_back(full_patch(at[k], of[k]));
@@ -100,7 +101,7 @@ class RankCommunicator::CollectiveRun {
       }
     return peer_patches;
   }
-  // Each device sums as many elements.
+  // Splits the arrays evenly: each device reduces the same number of elements.
   PeerPatches stretches(const std::vector<void*>& at,
                         const std::vector<program::Operand>& of) const {
     PeerPatches peer_patches(group_.size());
@@ -132,7 +133,8 @@ class RankCommunicator::CollectiveRun {
   void post_send(std::size_t g, int part, const std::byte* data, std::int64_t bytes) {
     pending_.push_back(c_.peers_.send(here(), end(g), mix(key_, std::uint64_t(part)), data, bytes));
   }
-  // What will come for these patches, packed: where it lies once `wait` has returned.
+  // Posts a receive of packed patches. Returns the address of the data, which is valid after
+  // `wait`.
   const std::byte* post_receive(std::size_t g, int part, const Patches& p) {
     auto* to = room(p);
     pending_.push_back(
@@ -167,7 +169,7 @@ class RankCommunicator::CollectiveRun {
       for (auto& [at, patches] : got) unpack(at, *patches);
     }
   }
-  // Who takes nothing, or sends nothing, tells those whom it concerns before.
+  // With a skip flag, each device first sends its flag to the devices that it concerns.
   void exchange(PeerPatches sends, PeerPatches receives) {
     if (how_.skip_flag != SkipFlag::nothing) leave_out(sends, receives);
     move(sends, receives);
@@ -199,8 +201,8 @@ class RankCommunicator::CollectiveRun {
       tell[g].clear();
     }
   }
-  // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all`
-  // have them, they are sent on.
+  // Reduces the patches `mine` of this device. `x` holds the patches of this device's operands that
+  // each device reduces. If `all` is set, the result is sent to all devices.
   void reduce(const PeerPatches& x, const Patches& mine, const PeerPatches* all) {
     auto sends = in_pieces(x);
     auto sums = split_patches(mine, piece_);
@@ -245,7 +247,7 @@ class RankCommunicator::CollectiveRun {
   }
 
   RankCommunicator& c_;
-  const std::uint64_t key_;  // of the messages
+  const std::uint64_t key_;  // key of the messages
   const Collective& how_;
   std::vector<int> group_;
   std::size_t mine_ = 0;
@@ -255,7 +257,8 @@ class RankCommunicator::CollectiveRun {
   std::vector<Peers::Transfer> pending_;
 };
 
-// Calls in the order in which they are added. After one that raises none is made.
+// Runs collectives on a thread, in the order in which they are added. After an error it runs no
+// more.
 class RankCommunicator::Queue {
  public:
   struct QueuedCall {
@@ -315,7 +318,7 @@ class RankCommunicator::Queue {
   std::int64_t added_ = 0, done_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;
-  std::thread thread_;  // last: it uses all above
+  std::thread thread_;  // last, since it uses all members above
 };
 
 RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, const Mesh& mesh,

@@ -1,4 +1,4 @@
-// How the devices of a mesh speak to each other where they lie in several ranks: by messages.
+// Collectives of a mesh whose devices belong to several ranks.
 #pragma once
 #include <map>
 #include <memory>
@@ -9,14 +9,16 @@
 
 namespace haliax {
 
-// Every block goes straight to who wants it, and sums are taken by who wants them, in rank order:
-// the bytes that a ring would send, and the bits of threads. What is sent is packed, a few MiB at a
-// time. From the first call that is started, a thread makes them, in order.
+// A communicator that sends messages between pairs of devices. Each block is sent directly to the
+// device that needs it, and each device reduces its own share in rank order. The communication
+// volume equals that of a ring, and results are bitwise identical to those of threads. Messages are
+// packed, a few MiB at a time. The first call of start() creates a thread, which then runs all
+// collectives in order.
 class RankCommunicator final : public program::Communicator {
  public:
-  // device: of the mesh. Each rank has as many as this one, one after the other.
+  // `device` is a device of the mesh. Each rank has an equal, contiguous share of the devices.
   RankCommunicator(Peers&, const Peers::JointCall&, const Mesh&, int device);
-  ~RankCommunicator() override;  // what was started has been finished
+  ~RankCommunicator() override;  // In: all started collectives are finished
   void run(const program::Collective&, const void* const* x, void* const* out, void* scratch,
            std::int64_t scratch_bytes) override;
   std::int64_t start(const program::Collective&, const void* const* x, void* const* out,
@@ -32,12 +34,13 @@ class RankCommunicator final : public program::Communicator {
   const Mesh& mesh_;
   const int device_;
   const std::uint64_t call_;
-  // of the call and the collectives so far over these mesh axes
+  // per mesh axes: a hash of the call and its collectives so far
   std::map<std::vector<int>, std::uint64_t> keys_;
-  std::unique_ptr<Queue> queue_;  // of calls that were started; null: none was
+  std::unique_ptr<Queue> queue_;  // queue of started collectives; null: none was started
 };
 
-// All devices that differ from this one only along these mesh axes, major to minor: in rank order.
+// Returns the devices that differ from `device` only along these mesh axes (major to minor), in
+// rank order.
 std::vector<int> group_of(const Mesh&, const std::vector<int>& over, int device);
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// Communication and failure detection between the ranks of a program.
 #include "devices/ranks.h"
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ static const char* const kSame =
     "all ranks make the same calls on a mesh, and read the same arrays that lie on it, in the same "
     "order";
 
-// ---- how ranks look after each other ----
+// ---- failure detection ----
 Peers::Peers(Ranks& carrier, std::chrono::milliseconds patience)
     : carrier_(carrier), me_(carrier.rank()), count_(carrier.count()),
       kinds_(carrier.tags() >> 20 ? 512 : 4), patience_(patience), ended_(std::size_t(count_)),
@@ -73,7 +74,8 @@ void Peers::receive_notices() {
     notice.text.resize(std::size_t(m->bytes));
     notice.message =
         carrier_.receive(Channel::monitor, m->from, m->tag, notice.text.data(), m->bytes);
-    while (!carrier_.done(notice.message)) std::this_thread::yield();  // it is here
+    // the message has arrived, so this ends
+    while (!carrier_.done(notice.message)) std::this_thread::yield();
     if (m->from == (me_ + count_ - 1) % count_) last_heartbeat_ = Clock::now();
     if (m->tag == failures) note_failure(std::move(notice.text));
     if (m->tag == ends) {
@@ -93,8 +95,9 @@ void Peers::receive_notices() {
                            me_, notice.text, current_call_, kSame));
   }
 }
-// Of this rank and the one before it. Devices that speak by a way of their own do not know what a
-// call is for: sends and receives of two different calls would fit, or wait for ever.
+// Compares a call of this rank with the same call of the previous rank. Devices with their own
+// communication cannot detect a mismatch: sends and receives of different calls would match, or
+// wait forever.
 void Peers::compare_call(std::uint64_t number) {
   auto mine = calls_of_this_rank_.find(number), theirs = calls_of_previous_rank_.find(number);
   if (mine == calls_of_this_rank_.end() || theirs == calls_of_previous_rank_.end()) return;
@@ -129,7 +132,7 @@ void Peers::fail(const std::string& why) noexcept {
     std::lock_guard hold(lock_);
     if (failed_) return;
     fail_all(fmt::format("{} has failed: {}", named(), why));
-  } catch (...) {}  // the others find out that this rank has gone
+  } catch (...) {}  // the other ranks detect that this rank is gone
 }
 void Peers::check() const {
   if (!failed_) return;
@@ -152,8 +155,8 @@ void Peers::leave() {
     if (!failed_) broadcast_notice(ends, {});
     changed_.wait(hold,
                   [&] { return failed_ || std::count(ended_.begin(), ended_.end(), 0) == 0; });
-    // What was told is on its way for a while. The first to go may take all others with it (mpirun
-    // ends the job): they are given time to say why.
+    // Notices take a while to arrive. The first rank that exits may end all others (mpirun ends the
+    // job), so the others get time to report the reason.
     changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notices_.empty() && !failed_; });
     stop_ = true;
     changed_.notify_all();
@@ -175,7 +178,7 @@ Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(
   p.compare_call(p.calls_);
 }
 
-// From low to high: to which end, from which, in what call, about what.
+// The fields of a tag, from low to high: receiving device, sending device, call, key.
 int Peers::tag(int from, int to, std::uint64_t key) const {
   auto about = int(key % std::uint64_t((carrier_.tags() >> 10) / kinds_));
   return ((about * kinds_ + call_) << 5 | from) << 5 | to;
@@ -209,7 +212,7 @@ void Peers::wait(std::vector<Transfer>& all) {
   }
   if (waiting_) waiting_ = false;
 }
-// A message that does not come: does its sender do something else, or has it ended?
+// Raises if the sender of a missing message runs another call or has ended.
 void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point since) {
   constexpr int of_ends = 1 << 10;
   for (auto& p : all) {
@@ -233,8 +236,8 @@ void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point s
   }
 }
 
-// ---- texts ----
-// Beside calls, or where a call begins: how long it is, then the text.
+// ---- strings ----
+// Strings are sent as their length, then their characters, within a call or on a control channel.
 void Peers::wait_for(Ranks::Message m, int rank) {
   auto since = Clock::now();
   for (int idle = 0; !carrier_.done(m); ++idle) {
@@ -271,7 +274,7 @@ std::string Peers::receive_text(int control_channel, int from) {
         wait(one);
       }
     } catch (...) {
-      (void)text.release();  // the message may still come
+      (void)text.release();  // the message may still arrive
       throw;
     }
     return std::move(*text);
@@ -328,15 +331,17 @@ bool Peers::any(bool mine) {
   return std::find(all.begin(), all.end(), "1") != all.end();
 }
 
-// ---- those of this process ----
+// ---- the ranks of this process ----
 namespace {
 
-int number_in(const char* text) {  // 0: it says none
+// Returns the number in a string, or 0 if there is none.
+int number_in(const char* text) {
   int n = 0;
   if (text) std::from_chars(text, text + std::strlen(text), n);
   return n;
 }
-int started_together() {  // as what started this process says; 0: alone
+// Returns the number of processes that the launcher started, or 0 for a process on its own.
+int started_together() {
   if (int n = number_in(std::getenv("OMPI_COMM_WORLD_SIZE"))) return n;
   if (int n = number_in(std::getenv("PMI_SIZE"))) return n;
   return std::getenv("PMIX_RANK") ? number_in(std::getenv("SLURM_NTASKS")) : 0;
@@ -360,7 +365,7 @@ Peers* opened() {
   }
   const auto patience = std::chrono::seconds(
       env_integer("HALIAX_PATIENCE", 0, 86400, context().origin.at).value_or(20));
-  auto* mine = new Peers(*found->ranks(), patience);  // never destroyed: leaves at the end
+  auto* mine = new Peers(*found->ranks(), patience);  // never destroyed: leaves at exit
   static Peers* leaving;
   leaving = mine;
   std::atexit([] { leaving->leave(); });

@@ -1,9 +1,9 @@
-// The ranks that run this program (program/ranks.h), as one of them sees them: who is there, who
-// has failed, and how messages are waited for.
+// The ranks of this program, as one of them sees them: their calls, messages and failures
+// (program/ranks.h).
 //
-// In: what carries messages. Out: calls that all ranks make together, each in the same order.
-// Always: a rank that raises, ends early, dies or stands still becomes an error of all others that
-// names it; nobody waits for ever.
+// In: a transport of messages. Out: calls that all ranks run together, in the same order. Always:
+// if a rank raises, ends early, dies or hangs, all other ranks raise an error that names it. No
+// rank waits forever.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -21,13 +21,14 @@
 
 namespace haliax {
 
-struct RemoteError : Error {  // the cause lies on another device
+// An error whose cause is on another device.
+struct RemoteError : Error {
   using Error::Error;
 };
 
 class Peers final : public program::RankGroup {
  public:
-  // patience: how long a rank may be silent before it counts as lost; 0: for ever.
+  // `patience` is the time after which a silent rank counts as lost; 0: never.
   Peers(program::Ranks&, std::chrono::milliseconds patience);
   ~Peers() override;
   Peers(const Peers&) = delete;
@@ -36,11 +37,12 @@ class Peers final : public program::RankGroup {
   std::string where() const override { return carrier_.where(); }
   int local_rank() const { return carrier_.local_rank(); }
 
-  // What all ranks do together; one at a time, other threads wait. Raises if another rank has
-  // failed.
+  // A call that all ranks run together. Only one runs at a time; other threads wait. Raises if
+  // another rank has failed.
   class JointCall {
    public:
-    // the same on all ranks; for people: "jit at train.cpp:12"
+    // `what` must be the same on all ranks. It describes the call in messages: "jit at
+    // train.cpp:12".
     JointCall(Peers&, std::string what);
     JointCall(const JointCall&) = delete;
     std::uint64_t number() const { return peers_.calls_; }  // the same on all ranks
@@ -51,7 +53,7 @@ class Peers final : public program::RankGroup {
   };
 
   // ---- messages within a call ----
-  // From whom, or to whom: a device, by its number among those of its rank, or the rank itself.
+  // The other end of a message: a device, by its index on its rank, or the rank itself.
   static constexpr int kItself = 31;
   struct Endpoint {
     int rank = 0, device = kItself;
@@ -62,92 +64,93 @@ class Peers final : public program::RankGroup {
     int tag = 0;
     bool receives = false;
   };
-  // key: what it is about, the same at both ends; messages of one key between two ends arrive in
-  // order.
+  // `key` identifies the purpose of a message and must be the same at both ends. Messages with the
+  // same key and the same two ends arrive in order.
   Transfer send(int device, Endpoint to, std::uint64_t key, const void*, std::int64_t bytes);
   Transfer receive(Endpoint from, int device, std::uint64_t key, void*, std::int64_t bytes);
-  // Until all are done. What raises here leaves the memory of what is not done to the carrier: it
-  // must stay where it is.
+  // Waits until all transfers are done. After an exception, the memory of unfinished transfers
+  // still belongs to the transport and must stay valid.
   void wait(std::vector<Transfer>&);
 
-  // Each rank says what it is about to do; where a field differs from that of rank 0, all raise. A
-  // long text may be given as its hash: then it is not shown.
+  // Compares values of all ranks. Raises on all ranks if a value differs from that of rank 0. Long
+  // values may be passed as their hash; `printed` is then false.
   struct AgreedValue {
     std::string name, text;
     bool printed = true;
   };
   void agree(const std::vector<AgreedValue>&);
-  // by rank
+  // Returns the strings of all ranks, by rank.
   std::vector<std::string> all_gather_text(const std::string& mine) override {
     return gather_from_all(kInCall, mine);
   }
-  // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk`
-  // is beside calls, by one thread of each rank at a time, and what is said in one does not meet
-  // what is said in another.
+  // Returns the strings of all ranks, by rank, outside of a call. Returns after all ranks have
+  // called it. `control_channel` 0 runs a call for it. Any other channel is independent of calls
+  // and of other channels; one thread per rank may use it at a time.
   std::vector<std::string> all_gather_text_alone(const std::string& mine, int control_channel = 0);
-  bool any(bool mine);  // a call of its own
+  // Returns true if `mine` is true on any rank. Runs a call of its own.
+  bool any(bool mine);
 
-  // This rank goes no further: all others raise, from now on.
+  // Announces that this rank has failed. From now on all other ranks raise.
   void fail(const std::string& why) noexcept;
-  void check() const;  // raises what another rank failed with
-  // and for one that has ended, as long as one is patient
+  void check() const;  // raises the error of another rank
+  // also raises if a rank has ended and `waited` exceeds the patience
   void check(std::chrono::nanoseconds waited) const override;
-  // The end of this process: waits for the others, unless one has failed.
+  // Ends this process's part: waits for the other ranks, unless one has failed.
   void leave();
-  std::int64_t sent_bytes() const { return sent_; }  // of data, to other ranks
+  std::int64_t sent_bytes() const { return sent_; }  // data bytes sent to other ranks
 
  private:
   using Clock = std::chrono::steady_clock;
-  // tags of messages by which ranks look after each other
+  // tags on the monitor channel
   enum NoticeKind : int { heartbeat, failures, ends, waits, calls };
   struct Notice {
     program::Ranks::Message message = {};
     std::string text;
   };
   int tag(int from, int to, std::uint64_t key) const;
-  static constexpr int kInCall = -1;  // instead of a talk beside calls
+  static constexpr int kInCall = -1;  // within a call, instead of a control channel
   std::vector<std::string> gather_from_all(int control_channel, const std::string& mine);
   void send_text(int control_channel, int to, const std::string&);
   std::string receive_text(int control_channel, int from);
   void wait_for(program::Ranks::Message, int rank);
   void check_suspects(const std::vector<Transfer>&, Clock::time_point since);
-  void monitor();  // the thread: beats, and what others say
+  void monitor();  // the thread: heartbeats and notices
   void receive_notices();
   void send_notice(int rank, NoticeKind, std::string text);
   void broadcast_notice(NoticeKind, const std::string& text);
   void note_failure(std::string why);
   void fail_all(const std::string& why);
   void compare_call(std::uint64_t number);
-  std::string named() const;  // rank 2 (host, process 17)
+  std::string named() const;  // as in "rank 2 (host, process 17)"
 
   program::Ranks& carrier_;
-  const int me_, count_, kinds_;  // kinds_: so many calls are told apart
+  const int me_, count_, kinds_;  // kinds_: number of calls that tags distinguish
   const std::chrono::milliseconds patience_;
   std::mutex calling_;
   std::uint64_t calls_ = 0;
-  int call_ = 0;  // as messages name it
+  int call_ = 0;  // number of the call in tags
   std::atomic<std::int64_t> sent_{0};
-  mutable std::mutex lock_;           // of all below
-  std::string current_call_;          // the call, for people
-  std::atomic<bool> waiting_{false};  // for long already
-  // Calls by number: of this rank and of the one before it, until they are compared.
+  mutable std::mutex lock_;           // guards all members below
+  std::string current_call_;          // description of the call, for messages
+  std::atomic<bool> waiting_{false};  // for several seconds
+  // Calls by number, of this rank and of the previous one, until they are compared.
   std::map<std::uint64_t, std::string> calls_of_this_rank_, calls_of_previous_rank_;
-  Clock::time_point last_wait_notice_;  // when this one last told another that it waits for it
+  Clock::time_point last_wait_notice_;  // time of the latest notice that this rank waits
   std::condition_variable changed_;
-  std::string failure_;  // of another rank, or what this one told
+  std::string failure_;  // error of another rank, or the one that this rank announced
   std::atomic<bool> failed_{false};
   std::vector<char> ended_;           // by rank
-  std::list<Notice> notices_;         // on their way
-  Clock::time_point last_heartbeat_;  // from the rank before this one
+  std::list<Notice> notices_;         // in transit
+  Clock::time_point last_heartbeat_;  // from the previous rank
   bool stop_ = false;
   std::thread monitor_thread_;
 };
 
-// Those of this process; null: it runs by itself. Opened when first asked for: under mpirun, or
-// where HALIAX_RANKS=mpi asks.
+// Returns the ranks of this program; null: a single process. Opened on first use, if the process
+// was started by mpirun or if HALIAX_RANKS=mpi.
 Peers* peers();
-// While one lives, meshes of this thread lie in this process alone: their devices are its threads,
-// whatever ranks there are.
+// While an object lives, meshes of this thread are local to this process: their devices are
+// threads, whatever the number of ranks.
 class single_process_scope {
  public:
   [[nodiscard]] single_process_scope();

@@ -1,3 +1,4 @@
+// Reductions of parts, in blocks, for each dtype and monoid.
 #include "devices/reduce.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@ namespace {
 
 using program::Monoid;
 
-// How elements are stored, and the numbers that are folded.
+// The stored type of an element, and the type in which it is reduced.
 template <class T> struct AsIs {
   using Stored = T;
   using Number = T;
@@ -30,7 +31,8 @@ struct F16 {
   static float load(Stored v) { return from_f16(v); }
   static Stored store(float v) { return to_f16(v); }
 };
-struct Bool {  // a sum is "any"
+// The sum of bools is "any".
+struct Bool {
   using Stored = std::uint8_t;
   using Number = std::uint32_t;
   static Number load(Stored v) { return v != 0; }
@@ -48,8 +50,8 @@ template <Monoid M, class T> T folded(T a, T b) {
     return M == Monoid::sum ? T(std::uint64_t(a) + std::uint64_t(b))
                             : T(std::uint64_t(a) * std::uint64_t(b));
 }
-// In blocks that stay in registers' reach: each part is read once. Of a whole block the compiler
-// knows the size.
+// Elements are reduced in blocks that fit in the cache, so that each part is read once. The size of
+// a full block is a compile-time constant.
 constexpr std::int64_t kBlock = 1024;
 template <class F> void each_element(std::int64_t n, F f) {
   if (n == kBlock)

@@ -1,6 +1,6 @@
-// Sums (or products, maxima, minima) of what several devices hold, element by element in the order
-// given: every device that takes them so has the same bits. Narrow floats are taken in f32, and
-// rounded once; integers wrap around; a NaN wins.
+// Sums, products, maxima or minima over arrays of several devices. Elements are combined in the
+// order of the parts, so all devices compute bitwise identical results. 16-bit floats are
+// accumulated in f32 and rounded once; integers wrap around; the result is NaN if any element is.
 #pragma once
 #include <vector>
 
@@ -8,10 +8,10 @@
 
 namespace haliax {
 
-// n elements of each part into out, which may be one of them.
+// Reduces n contiguous elements of each part into `out`, which may be one of the parts.
 void reduce_parts(program::Monoid, DType, const std::vector<const std::byte*>& parts,
                   std::byte* out, std::int64_t n);
-// As they lie.
+// The same for strided patches.
 void reduce_parts(program::Monoid, const Patches& parts, const Patch& out);
 
 }  // namespace haliax

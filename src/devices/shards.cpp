@@ -1,3 +1,4 @@
+// Blocks of sharded arrays, and the assembly of an array from the blocks of several ranks.
 #include "devices/shards.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ DeviceBlock::DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const
   in_full_array.dims = sizes;
   in_full_array.width = bytes_of(dtype);
   in_full_array.from_strides = program::row_major(whole);
-  std::int64_t outer = 1;  // points of the dims before this one
+  std::int64_t outer = 1;  // number of positions along the previous dims
   for (std::size_t d = 0; d < whole.size(); ++d) {
     offset += start[d] * in_full_array.from_strides[d] * in_full_array.width;
     in_one_piece &= outer == 1 || sizes[d] == whole[d];
@@ -50,7 +51,8 @@ DeviceBlock::DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const
 
 namespace {
 
-// The blocks of an array that ranks share, from those who have them to those who lack them.
+// The transfer of blocks from ranks that have them to ranks that lack them, for an array that ranks
+// share.
 class SharedRead {
  public:
   SharedRead(const Shards& s, Peers& ranks)
@@ -62,7 +64,7 @@ class SharedRead {
     return std::all_of(holders_.begin(), holders_.end(),
                        [&](auto& h) { return int(h.second.size()) == ranks_.count(); });
   }
-  // put(device, bytes of its block)
+  // Runs the transfer. Calls put(device, data) for each block that this rank receives.
   void run(const std::function<void(int, const std::byte*)>& put) {
     Peers::JointCall call(
         ranks_, "the reading of an array " + to_string(s_.axes) + " that lies on all of them");
@@ -81,7 +83,7 @@ class SharedRead {
       for (auto& [owner, ranks] : holders_) {
         if (ranks.count(ranks_.rank())) continue;
         const auto bytes = bytes_of_block(owner);
-        // clang 14 takes no structured binding into a lambda
+        // clang 14 cannot capture structured bindings in a lambda
         const Peers::Endpoint from_rank{owner / each_};
         kept->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(bytes)));
         std::vector<Peers::Transfer> receives;
@@ -95,9 +97,9 @@ class SharedRead {
       }
       ranks_.wait(sends);
     } catch (const std::exception& e) {
-      (void)kept.release();  // what carries the messages may still write there,
+      (void)kept.release();  // the transport may still write there
       (void)sent.release();
-      new std::vector<BufferPtr>(s_.blocks);  // and read here
+      new std::vector<BufferPtr>(s_.blocks);  // and read there
       ranks_.fail(e.what());
       throw;
     }
@@ -105,7 +107,8 @@ class SharedRead {
 
  private:
   using Kept = std::vector<std::unique_ptr<std::byte[]>>;
-  // A block, or a copy of it: the whole is being put together, and no other array is meanwhile.
+  // Returns the block in host memory, or a copy of it in `copies`. A copy is not attached to the
+  // Buffer, since the full array is about to be assembled.
   static const std::byte* on_host(const Buffer& b, Kept& copies) {
     if (b.on_host()) return b.data();
     copies.push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(b.bytes())));
@@ -115,7 +118,7 @@ class SharedRead {
   std::int64_t bytes_of_block(int device) const {
     return axis_size(local_axes(s_.axes, s_.at, s_.mesh, device)) * bytes_of(s_.dtype);
   }
-  // in messages that any carrier takes
+  // Splits a block into messages of a size that every transport supports.
   template <class F> static void move(std::int64_t bytes, F f) {
     constexpr std::int64_t most = 64 << 20;
     for (std::int64_t from = 0; from < bytes; from += most) f(from, std::min(most, bytes - from));
@@ -123,7 +126,7 @@ class SharedRead {
   const Shards& s_;
   Peers& ranks_;
   int each_;
-  std::map<int, std::set<int>> holders_;  // of each block, by its owner: the ranks that have it
+  std::map<int, std::set<int>> holders_;  // per owner of a block: the ranks that have it
 };
 
 }  // namespace

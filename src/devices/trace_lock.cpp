@@ -1,3 +1,4 @@
+// A recursive lock that survives fork.
 #include "devices/trace_lock.h"
 
 #include "base/fork.h"
@@ -5,8 +6,8 @@
 namespace haliax {
 namespace {
 
-// Numbers of threads in this process are larger than those of threads in the one that it was forked
-// from.
+// Threads are numbered. Numbers in a child process are larger than all numbers in its parent at the
+// time of the fork.
 constinit std::atomic<std::uint32_t> last{0}, of_parent{0};
 thread_local std::uint32_t mine = 0, before_fork = 0;
 

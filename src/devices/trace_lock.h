@@ -1,5 +1,5 @@
-// A lock that is held for long, while a function of the user's is traced: again by the same thread,
-// and in a child that forks meanwhile it is free, as who had it is not there.
+// A lock that is held for a long time, while a user's function is traced. It is recursive. In a
+// forked child it counts as free if its owner is a thread that the child lacks.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,12 +8,13 @@ namespace haliax {
 
 class TraceLock {
  public:
-  // True: who had it was lost in a fork, and has left its work as it was.
+  // Acquires the lock. Returns true if the previous owner was lost in a fork, in the middle of its
+  // work.
   bool lock();
   void unlock();
 
  private:
-  std::atomic<std::uint32_t> owner_{0};  // a thread's number; 0: nobody
+  std::atomic<std::uint32_t> owner_{0};  // number of a thread; 0: free
   int depth_ = 0;
 };
 

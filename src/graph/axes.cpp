@@ -1,4 +1,4 @@
-// What can be wrong with axes: their constructor, and the algebra of shapes.
+// The constructor of Axis, and the algebra of shapes with its error checks.
 #include <fmt/ranges.h>
 
 #include "base/name.h"
@@ -97,8 +97,9 @@ Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceL
       fail("rearrange",
            "{} is not a permutation of {}: axis {} is missing; add ... for what is not named",
            shown(), axes, a.name);
-  // Greedy: unlisted axes gather in one "...", at first the first; after a listed axis, in the next
-  // "..." behind it that is still empty, if there is one. It never moves back.
+  // Greedy assignment of the unlisted axes to the "..." slots. They gather in one slot, initially
+  // the first. A listed axis moves the current slot to the next empty "..." after it, if there is
+  // one. The current slot never moves back.
   std::vector<Axes> slots(partial.size());
   auto empty_from = [&](std::size_t i) {
     while (i < partial.size() && !(partial[i] == dots && slots[i].empty())) ++i;

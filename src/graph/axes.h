@@ -1,4 +1,4 @@
-// Axes and names as sets, by name alone. Where sizes may differ and users are to know, see
+// Axes and names as sets, compared by name. For the user-facing functions, which check sizes, see
 // haliax/axis.h.
 #pragma once
 #include <algorithm>
@@ -21,11 +21,13 @@ inline Axes without(Axes axes, const Axes& others) {
   std::erase_if(axes, [&](auto& a) { return has(others, a.name); });
   return axes;
 }
-inline Axes common(Axes axes, const Axes& others) {  // those of the first that the second has
+// Returns the axes that `others` has too.
+inline Axes common(Axes axes, const Axes& others) {
   std::erase_if(axes, [&](auto& a) { return !has(others, a.name); });
   return axes;
 }
-inline Axes joined(Axes axes, const Axes& others) {  // the first, then what the second adds
+// Returns the axes, followed by the axes that only `others` has.
+inline Axes joined(Axes axes, const Axes& others) {
   for (auto& a : others)
     if (!has(axes, a.name)) axes.push_back(a);
   return axes;
@@ -37,7 +39,7 @@ inline bool same_names(const Axes& a, const Axes& b) {
   return a.size() == b.size() &&
          std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
 }
-// `parts` in the place of one of the axes.
+// Returns the axes with `old` replaced by `parts`.
 inline Axes replaced(const Axes& axes, Name old, const Axes& parts) {
   Axes out;
   for (auto& a : axes)

@@ -1,12 +1,12 @@
-// What an op may say when it is lowered: where its operands and its result lie, and which step
-// computes it.
+// The interface through which an op is lowered: the places of its operands and its result, and the
+// steps that compute it.
 #pragma once
 #include "graph/axes.h"
 #include "program/program.h"
 
 namespace haliax {
 
-// Where a value lies: one stride for each axis of its node, in elements.
+// The location of a value in memory: an offset and one stride per axis of its node, in elements.
 struct Place {
   int slot = -1;
   DType dtype = DType::f32;
@@ -19,17 +19,19 @@ struct Place {
 class Emit {
  public:
   virtual ~Emit() = default;
-  virtual Place operand(std::size_t k) = 0;          // of in[k], in memory
-  virtual Place result() = 0;                        // of the node that is lowered
-  virtual void zero(const Place&, const Axes&) = 0;  // fills it
+  virtual Place operand(std::size_t k) = 0;          // place of in[k] in memory
+  virtual Place result() = 0;                        // place of the node that is lowered
+  virtual void zero(const Place&, const Axes&) = 0;  // fills a place with 0
+  // Fills a place with a scalar.
   virtual void fill(const Place&, const Axes&, const NodePtr& number) = 0;
   virtual void copy(const Place& from, const Place& to, const Axes&) = 0;
   virtual void push(program::Step) = 0;
-  // The offset that a scalar start (a loop index, or a number in memory) adds: start * stride, the
-  // start clamped to [0, limit].
+  // Returns the term that a scalar start adds to an offset: start * stride, with the start clamped
+  // to [0, limit]. The start is a loop index or a scalar in memory.
   virtual program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) = 0;
 
-  // The strides of a place, over `dims` by name: 0 where it lacks one.
+  // Returns a view of a place over `dims`. Axes match by name; a dim that the place lacks has
+  // stride 0.
   static program::View view(const Place& p, const Axes& of, const Axes& dims) {
     program::View v{p.slot, p.dtype, p.offset, program::Dims(dims.size(), 0), p.terms};
     for (std::size_t d = 0; d < dims.size(); ++d)
@@ -37,6 +39,7 @@ class Emit {
         if (of[i].name == dims[d].name) v.strides[d] = p.strides[i];
     return v;
   }
+  // Returns the sizes of the axes.
   static program::Dims sizes(const Axes& axes) { return sizes_of(axes); }
 };
 

@@ -1,4 +1,4 @@
-// Errors whose text is put together from parts: fail("sum", "axis {} is not in {}", name, axes).
+// Errors with a format string: fail("sum", "axis {} is not in {}", name, axes).
 #pragma once
 #include "graph/node.h"
 #include "haliax/fmt.h"

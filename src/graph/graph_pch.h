@@ -1,5 +1,5 @@
-// Parsed once for all of the graph's layers: what most of their files include.
-// The compiler reads it as a main file, where "#pragma once" is a warning.
+// The precompiled header of the graph layers: the headers that most of their files include. It has
+// no "#pragma once", since the compiler reads it as a main file and would warn.
 #include <algorithm>
 #include <functional>
 #include <map>

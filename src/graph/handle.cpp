@@ -1,10 +1,11 @@
-// NamedArray as a handle; kept out of the header, so that modules of many arrays compile quickly.
+// The copies and moves of NamedArray. Defined here rather than in the header, so that modules with
+// many arrays compile quickly.
 #include "haliax/array.h"
 #include "haliax/tree.h"
 
 namespace haliax {
 
-// in the static block: counted by every copy
+// in the static TLS block, since every copy counts
 [[gnu::tls_model("initial-exec")]] static thread_local std::uint64_t copied = 0;
 std::uint64_t detail::arrays_copied() { return copied; }
 

@@ -1,3 +1,4 @@
+// A shared lock for readers of the graph, with priority for writers.
 #include "graph/lock.h"
 
 #include <atomic>
@@ -9,13 +10,13 @@
 namespace haliax {
 namespace {
 
-// How many read, and whether somebody wants to write, or does: then no more come in.
-// Constant-initialized, never destroyed.
+// The number of readers, and a bit for a waiting or active writer, which keeps new readers out.
+// Constant-initialized and never destroyed.
 constexpr std::uint32_t kWriter = 1u << 31;
 constinit std::atomic<std::uint32_t> state{0};
-constinit std::atomic<int> threads{0};  // that have read
+constinit std::atomic<int> threads{0};  // threads that have ever read
 [[gnu::tls_model("initial-exec")]] thread_local bool known = false;
-// in the static block: read by every op
+// in the static TLS block, since every op reads it
 [[gnu::tls_model("initial-exec")]] thread_local int depth = 0;
 
 void lock_shared() noexcept {
@@ -32,7 +33,7 @@ void lock_shared() noexcept {
   }
 }
 void unlock_shared() noexcept {
-  // the writer waits for the last
+  // a writer waits for the last reader
   if (state.fetch_sub(1, std::memory_order_release) == (kWriter | 1)) state.notify_all();
 }
 
@@ -40,8 +41,8 @@ void unlock_shared() noexcept {
 
 static void lock_exclusive() noexcept;
 static void unlock_exclusive() noexcept;
-// The first time that a thread reads: nobody reads meanwhile, as what others do depends on how many
-// there are.
+// Registers a thread at its first read. No thread reads meanwhile, as readers rely on the number of
+// threads (is_single_threaded).
 static void meet() noexcept {
   lock_exclusive();
   threads.fetch_add(1, std::memory_order_relaxed);

@@ -1,15 +1,14 @@
-// Who may look at how nodes were made. `op`, `in` and `attr` of a node that users can reach are
-// read by many threads at once, and changed by one alone: by who has its value, and makes it forget
-// how it was made.
+// The lock of the graph. `op`, `in` and `attr` of a node that users can reach are read by many
+// threads. Only detach() changes them, in a GraphWriter, after the node has a value.
 //
-// Every op reads for the length of its call (Here). A function of the user's runs outside, so that
-// it may wait for other threads; and so does the compiler, which works on nodes that nobody else
-// knows (`copied`, transforms/rewrite.h).
+// Every op is a reader for the length of its call (CallSite). A user's function runs outside of the
+// lock, so that it may wait for other threads. The compiler runs outside as well, since it works on
+// a private copy of the nodes (`copied`, transforms/rewrite.h).
 #pragma once
 
 namespace haliax {
 
-// For the length of a scope; again inside another on the same thread it does nothing.
+// A reader for the length of a scope. Nested readers of one thread have no effect.
 class GraphReader {
  public:
   GraphReader() noexcept { enter(); }
@@ -18,14 +17,14 @@ class GraphReader {
   static void enter() noexcept;
   static void leave() noexcept;
 };
-// Nobody reads for the length of a scope. Not inside a reader.
+// An exclusive writer for the length of a scope. Must not be nested in a reader.
 class GraphWriter {
  public:
   GraphWriter() noexcept;
   ~GraphWriter();
   GraphWriter(const GraphWriter&) = delete;
 };
-// Inside a reader: for the length of a scope this thread reads no more.
+// Releases the read lock of this thread for the length of a scope.
 class OutsideGraph {
  public:
   OutsideGraph() noexcept;

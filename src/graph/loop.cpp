@@ -1,3 +1,4 @@
+// Loop nodes and custom-gradient nodes: construction, operands and results.
 #include "graph/loop.h"
 
 #include <unordered_set>
@@ -86,12 +87,12 @@ LoopInputs inputs_of(const Loop& l) {
     }
   };
   LoopInputs out;
-  Listed slices{out.slices}, invariants{out.invariants};  // a node may be in both
+  Listed slices{out.slices}, invariants{out.invariants};  // a node may be in both lists
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     traverse(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
-        // that of a loop around, with which this one varies
+        // index of an outer loop, with which this loop varies
         if (is_index(*n)) return invariants.add(n);
         if (n->op->kind == Kind::leaf && n->op->cheap) return;
         is_generated(n) ? append(todo, in) : invariants.add(n);

@@ -1,5 +1,5 @@
-// A loop is one node. Its body is an open graph over the loop's index: what does not vary with the
-// index lies outside by itself, so nothing is captured by hand and nothing needs hoisting.
+// A loop is one node. Its body is an open graph over the loop index. A node that does not vary with
+// the index is outside of the loop, so loop-invariant nodes need neither capture nor hoisting.
 #pragma once
 #include <unordered_map>
 
@@ -8,31 +8,31 @@
 namespace haliax {
 
 enum class Fold : std::uint8_t {
-  stack,  // one block for each turn, put back together along the axis
+  stack,  // one block per iteration, concatenated along the axis
   fold,   // accumulated by a monoid: acc = acc * value
-  carry,  // raw state: the next turn sees the value as `carry` (scan)
+  carry,  // state of a scan: `carry` in the next iteration is `value` of this one
 };
 struct LoopResult {
   Fold fold = Fold::stack;
   Monoid monoid = Monoid::sum;
-  Nodes value;         // one for each body
-  NodePtr start = {};  // what a fold or a carry starts from (fold: may be empty)
-  NodePtr carry = {};  // the placeholder
-  // a flag, carried as it starts: where it is false, the loop makes no turn
+  Nodes value;         // one per body
+  NodePtr start = {};  // initial value of a fold (optional) or a carry
+  NodePtr carry = {};  // the placeholder in the body
+  // flag that is carried unchanged; the loop runs no iteration if it is false
   bool is_guard = false;
-  // no value: keeps what a turn does to the world outside alive, and in order
+  // no value: keeps the side effects of an iteration alive and in order
   bool effect = false;
   friend bool operator==(const LoopResult&, const LoopResult&) = default;
 };
-// What created a loop.
+// The origin of a loop.
 enum class LoopOrigin : std::uint8_t {
   user,    // scan, fold, cond, and their gradients
   region,  // a tiled region of chunked_reduce or attention: iterations that masks zero are skipped
   ring,    // an iteration of a ring that may be skipped
   batch,   // batched matmuls, one slice at a time
 };
-// The index of a loop over `axis`: iteration t starts at start + t * chunk. depth: distinguishes it
-// from an equal index of a loop around with the same origin.
+// The index of a loop over `axis`: iteration t starts at position start + t * chunk. `depth`
+// distinguishes the index from an equal index of an enclosing loop with the same origin.
 struct IndexAttr {
   Axis axis;
   std::int64_t start = 0, chunk = 1;
@@ -46,54 +46,60 @@ struct IndexAttr {
     return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3]), LoopOrigin(i[4])};
   }
 };
-// What a loop keeps for its gradient.
+// The values that a loop saves for its gradient.
 enum class Save : std::uint8_t { all, carries, nothing };
 struct Loop : Payload {
-  Axis axis;             // walked: its whole size
-  Nodes index;           // one for each body: [full chunks, what is left over]
-  bool drop = false;     // turns see slices without the axis (scan) or chunks with it
-  bool reverse = false;  // the last turn first
+  Axis axis;             // the loop axis, with its full size
+  Nodes index;           // one per body: [full chunks, remainder]
+  bool drop = false;     // true: slices lack the axis (scan); false: chunks have it
+  bool reverse = false;  // last iteration first
   Save save = Save::all;
-  // of chunks of scores: blocks of products that masks make 0 are left out
+  // loop over chunks of scores: matmuls skip blocks that masks make 0
   bool of_scores = false;
-  // sums and extremes of chunks: which one comes first makes no difference but of rounding
+  // sums and extremes of chunks: the order of iterations changes only the rounding
   bool any_order = false;
   std::vector<LoopResult> results;
-  std::string form, why;  // for reports: what was decided about it
+  std::string form, why;  // for reports: the form that was chosen, and the reason
   std::vector<const Node*> held() const override;
 };
 
-// The loop as a node: its operands are found by a walk over the bodies (what they read a slice of,
-// or whole; the starts).
+// Returns the node of a loop. Its operands are found in the bodies: the nodes that the bodies
+// slice, the nodes that they read in full, and the starts.
 NodePtr make_loop(Loop);
 LoopOrigin origin_of(const Loop&);
-const Loop& loop_of(const Node&);  // of a loop node or of a result
+// Returns the loop of a loop node or of one of its results.
+const Loop& loop_of(const Node&);
+// Returns result k of a loop.
 NodePtr loop_result(const NodePtr& loop, std::size_t k);
-// For people: one line a node, bodies of loops indented. `memory`: the axes of some nodes in the
-// order in which they lie.
+// Prints a graph, one line per node, with loop bodies indented. `memory` lists the axes of some
+// nodes in the order of their layout.
 std::string to_string(const Nodes& roots, const std::unordered_map<const Node*, Axes>& memory = {});
 extern const Op kLoop, kResult;
+// Returns the number of iterations of a body.
 std::int64_t trips(const Loop&, std::size_t body);
-Nodes values_of(const Loop&, std::size_t body);  // what a turn of it makes, for each result
-// Is it made in each turn of this body? Bodies share the carries, which vary with the first index.
+// Returns the values of one iteration, one per result.
+Nodes values_of(const Loop&, std::size_t body);
+// Returns true if the node is computed in each iteration of this body. All bodies share the
+// carries, which vary with the first index.
 bool varies_in(const Node&, const Loop&, std::size_t body);
 
-// Nodes of the body that the loop does not have to make: they do not vary with it. Slices: what it
-// reads a part of each turn.
+// Nodes that the body reads and that do not vary with the loop. `slices` are read one part per
+// iteration, `invariants` in full.
 struct LoopInputs {
   Nodes slices, invariants;
 };
 LoopInputs inputs_of(const Loop&);
-// Nothing but numbers and positions below, and cheap: made again wherever it is read rather than
-// kept.
+// Returns true if the node is cheap to compute from constants and positions alone. Such a node is
+// recomputed where it is read rather than stored.
 bool is_generated(const NodePtr&);
 
-// A custom gradient over several results: operands are the results as computed, then the arguments.
+// A custom gradient over several results. The operands are the computed results, then the
+// arguments.
 struct CustomVjp : Payload {
   std::size_t results = 0;
-  // one for each argument; null: none
+  // Returns the cotangents, one per argument; null for an argument without one.
   virtual Nodes backward(const Nodes& operands, const Nodes& cotangents) const = 0;
-  // what cannot be, for the verifier; empty: nothing
+  // Returns the fault of these operands for the verifier, or "" if there is none.
   virtual std::string fault(const Nodes& operands) const = 0;
 };
 extern const Op kCustomVjp;

@@ -1,3 +1,4 @@
+// The table of nodes, the rules of ops by kind, call sites and error messages.
 #include "graph/node.h"
 
 #include <atomic>
@@ -16,7 +17,7 @@ namespace {
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
   h *= 0xff51afd7ed558ccdull;
-  return h ^ (h >> 32);  // into the low bits, too: those of numbers such as 1 and 2 are all 0
+  return h ^ (h >> 32);  // mixes into the low bits, which are 0 in numbers such as 1 and 2
 }
 std::uint64_t hash_of(const Op& op, const Nodes& in, const Axes& axes, DType dtype, const Attr& a) {
   std::uint64_t h = mix(std::uint64_t(&op), std::uint64_t(dtype));
@@ -32,17 +33,17 @@ bool same_mapping(const Origin& a, const Origin& b) {
 
 }  // namespace
 
-// All nodes that can be equal to another, by hash; in parts, so that threads seldom wait for each
-// other. Holds no reference: a node takes itself out when it dies. Never destroyed: nodes may die
-// after main.
+// The hash-consing table: all nodes that may equal another one, by hash. It is split into parts, so
+// that threads rarely wait for each other. It holds no reference: a node removes itself when it
+// dies. It is never destroyed, since nodes may die after main.
 struct Cons {
   std::mutex lock;
-  // by the low bits of their hash, and what follows each: next_
+  // buckets by the low bits of the hash; each is a list linked by next_
   std::vector<const Node*> first = std::vector<const Node*>(64);
   std::size_t count = 0;
 
   const Node*& place(std::uint64_t hash) { return first[hash & (first.size() - 1)]; }
-  // there is room
+  // Adds a node. In: the table has room.
   void add(const Node& n) {
     n.next_ = std::exchange(place(n.hash_), &n);
     ++count;
@@ -91,14 +92,14 @@ static const bool node_forks = at_fork({kForkNodes,
                                             Cons::part(k << 60).lock.unlock();
                                         }});
 
-// Inputs that die with who had them are taken apart one after another, not inside each other.
+// Destroys inputs one after another rather than recursively.
 static void take_apart(Nodes& in) {
   static thread_local Nodes* queue = nullptr;
   Nodes mine;
   const bool outermost = !queue;
   if (outermost) queue = &mine;
   for (auto& x : in)
-    // also one with other users: they may be about to die, too
+    // nodes with other users too, since those may be about to die
     if (x) queue->push_back(std::move(x));
   if (!outermost) return;
   while (!mine.empty()) {
@@ -123,9 +124,10 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   std::uint64_t h = mix(hash_of(op, in, axes, dtype, attr), c.domain);
   if (h == 0) h = 1;
   auto& t = Cons::part(h);
-  // only these read the mapping they were made under
+  // only these kinds read the mapping in scope
   bool binds = op.kind == Kind::contract || op.kind == Kind::step;
-  auto is_equal = [&](const Node& n) {  // one that dies is whole as long as it is in the table
+  // A node that is being destroyed is intact as long as it is in the table.
+  auto is_equal = [&](const Node& n) {
     return n.hash_ == h && n.domain_ == c.domain && n.op == &op && n.in == in && n.axes == axes &&
            n.dtype == dtype && n.attr == attr && (!binds || same_mapping(n.origin, c.origin));
   };
@@ -154,8 +156,8 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
       for (auto* f : x->free)
         if (!n->varies_with(f)) n->free.push_back(f);
   std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
-  // from here on it takes itself out of the table: before, it may die in what throws, while the
-  // lock is held
+  // Set last: a node with a hash locks the table when it dies. The lock is held here, so a node
+  // that an exception destroys before this line must have none.
   n->hash_ = h;
   t.add(*n);
   return n;
@@ -209,8 +211,8 @@ bool keeps_names(const Node& n) {
   return std::all_of(axes.begin(), axes.end(),
                      [&](auto& a) { return along(n, 0, a.name).point == a.name; });
 }
-// Of these axes, on that side of the op, the one whose points it goes along. An axis that is not
-// mapped has none.
+// Returns the axis on that side of the op with the same iteration axis as the rule, or `otherwise`
+// if the rule is not a map or no axis matches.
 static Name by_point(const Node& n, std::size_t side, const Axes& axes, const Along& rule,
                      Name otherwise) {
   if (rule.way != Along::Way::map) return otherwise;
@@ -248,7 +250,7 @@ void FieldPath::note(Name path) {
   auto* both = path.data();
   while (!path_.compare_exchange_strong(seen, both, std::memory_order_acq_rel)) {
     std::string_view a = seen->text, b = path.text();
-    std::size_t same = 0, fields = 0;  // what both end with; of that, whole fields
+    std::size_t same = 0, fields = 0;  // length of the common suffix; its length in full fields
     while (same < std::min(a.size(), b.size()) && a[a.size() - 1 - same] == b[b.size() - 1 - same])
       if (a[a.size() - 1 - same++] == '.') fields = same - 1;
     auto ends = [&](std::string_view s) {
@@ -267,13 +269,14 @@ std::uint64_t newest_id() { return Cons::ids().load(std::memory_order_relaxed) -
 void detach(const Node& node, DetachedInputs& recipe) {
   auto& n = const_cast<Node&>(node);
   if (n.op->kind == Kind::leaf) return;
-  auto make_room = [](auto& list, std::size_t more) {  // before anything changes
+  // reserves before any change, as allocation may throw
+  auto make_room = [](auto& list, std::size_t more) {
     if (list.capacity() - list.size() < more) list.reserve(2 * list.size() + more);
   };
   const bool is_first = recipe.in.empty();
   if (!is_first) make_room(recipe.in, n.in.size());
   make_room(recipe.payloads, n.attr.payload ? 1 : 0);
-  Cons::remove(n);  // the table finds it no longer: an equal computation later is a new node
+  Cons::remove(n);  // an equal computation later creates a new node
   n.op = &kData;
   if (is_first)
     recipe.in.swap(n.in);
@@ -292,7 +295,7 @@ std::uint64_t fresh_domain() {
 }
 Context& context() { return per_thread<Context>(); }
 
-// What a trace has put in place of an array.
+// Returns true for a node that a trace put in place of an array.
 static bool stands_for(const Node& n) {
   std::string_view op = n.op->name;
   return op == "tracer" || op == "input";
@@ -311,7 +314,7 @@ CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
   GraphReader reader;
-  // Down to what a trace has named, or what has been seen in a field.
+  // Follows first inputs to a node that a trace named or that was found in a field.
   auto seen = [](const Node& n) { return stands_for(n) ? n.origin.module : n.field.path(); };
   const Node* n = weight->node().get();
   while (!seen(*n) && !stands_for(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
@@ -351,7 +354,8 @@ void fail_at(const Origin& o, const std::string& op, const std::string& text) {
 }
 void fail(const std::string& op, const std::string& text) {
   auto& c = context();
-  // a conversion to bool is not told where it stands
+  // A conversion to bool has no source location; the location of the last library
+  // call replaces it.
   auto before = where_of(c.origin).empty() ? to_string(c.last) : "";
   fail_at(c.origin, op, before.empty() ? text : text + "; after the call at " + before);
 }

@@ -1,9 +1,10 @@
-// The graph: frozen, hash-consed nodes. On one thread equal nodes are the same node, so common
-// subexpressions need no pass; what a thread makes does not depend on what others do.
+// The graph: immutable, hash-consed nodes. On one thread equal nodes are the same node, so common
+// subexpressions need no pass. Nodes of different threads are never equal, so threads do not affect
+// each other's graphs.
 //
-// Nodes speak of axes only by name. An operand may lack axes of the result (it is broadcast) or
-// have them in another order; the order of a node's axes is what users see, the layout in memory is
-// the compiler's.
+// Nodes refer to axes only by name. An operand may lack axes of the result (it is broadcast) or
+// have them in another order. Users see the order of a node's axes; the compiler chooses the layout
+// in memory.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -26,119 +27,131 @@ using program::Code;
 using program::Monoid;
 using Nodes = std::vector<NodePtr>;
 
-// What an op does along one axis of an operand (or of its result). To cut an op is to cut its
-// points: these have the axes of the result and of the operands, by names of the op's own, which
-// are mostly theirs.
+// The rule of an op along one axis of an operand or of its result. Meshes and chunks partition the
+// iteration space of an op. The iteration space has the axes of the result and of the operands,
+// under names that the op chooses (`point`), which are mostly the names of the axes.
 struct Along {
   enum class Way : std::uint8_t {
     map,  // position by position
-    // folds it away by the monoid; for others than sum, prod, max and min an op needs the axis
-    // whole
+    // reduces the axis by the monoid: sum, prod, max or min; ops with other reductions need the
+    // full axis
     fold,
-    full,  // needs all of it at once
-    // positions move by numbers that are known: a slice, a concatenation, a place among zeros
+    full,  // needs the full axis at once
+    // moves positions by known offsets: a slice, a concatenation, padding
     shift,
-    // of a table: ids say which positions are read, or written; what is not there gives the
-    // identity of the monoid
+    // the axis of a table that ids index; positions that are absent yield the identity of the
+    // monoid
     pick,
-    // becomes several axes (unflatten), or a part of one axis (flatten): RegroupAttr. Values only
-    // move
+    // splits the axis into several (unflatten) or makes it part of one axis (flatten), without
+    // changing values; see RegroupAttr
     regroup,
   };
   Way way = Way::map;
-  Name point = {};
+  Name point = {};  // axis of the iteration space
   Monoid monoid = Monoid::sum;
 };
-// Of an axis along which positions move: the result's positions [to, to + size) are positions from,
-// from + step, ... of an operand. In order; what lies between them is 0.
+// A segment of an axis whose positions an op shifts. Positions [to, to + size) of the result are
+// the positions from, from + step, ... of an operand. Segments are in order; positions between them
+// are 0.
 struct AxisSegment {
   std::size_t operand = 0;
   std::int64_t from = 0, to = 0, size = 0, step = 1;
 };
-// A block of an axis: a device's, or a chunk.
+// A block of an axis: the shard of a device, or a chunk.
 struct Block {
   Name axis;
   NodePtr start;
   std::int64_t size = 0;
 };
-// In what an op is linear, hence which pending sums may ride through it: none; one operand at a
-// time (product, sum over an axis); all operands together (add); or it only moves data, whatever
-// the monoid.
+// The operands in which an op is linear, and therefore the partial sums that commute with it.
+// - no: none
+// - one: one operand at a time (matmul, sum over an axis)
+// - all: all operands together (add)
+// - moves: the op only moves data, so that it commutes with every monoid
 enum class Linear : std::uint8_t { no, one, all, moves };
 enum class Kind : std::uint8_t {
-  leaf,      // data, input, number, iota, index, carry
-  map,       // point by point: `code`
-  reduce,    // folds away the axes that the result lacks
-  contract,  // sums a product of two over the axes that the result lacks
-  view,      // other axes, offset or strides on the same memory
-  step,      // moves or sorts data: one step of the program
+  leaf,    // data, input, constant, iota, index, carry
+  map,     // elementwise: `code`
+  reduce,  // reduces the axes that the result lacks
+  // matmul: sums the elementwise product of two operands over the axes that the result lacks
+  contract,
+  view,  // other axes, offset or strides of the same memory
+  step,  // moves or sorts data, in one step of the program
   loop,
   result,
-  // the value of in[0]; says something to a transform: custom gradient, barrier, constraint
+  // the value of in[0], with a mark for a transform: custom gradient, barrier, constraint
   wrap,
 };
 
 class Emit;
 struct Place;
 struct BlockScan;
-// in place of the number of an operand
+// selects the result instead of an operand
 inline constexpr std::size_t kResultSide = std::size_t(-1);
+// The rules of an op, as plain data. Passes know an op only through these fields.
 struct Op {
   const char* name;
   Kind kind;
   Code code = Code::constant;  // map, reduce
   Linear linear = Linear::no;
-  // cotangents of the inputs, in axes that fit; null: none
+  // Returns the cotangents of the inputs, in matching axes; null for an input without one.
   Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;
-  Place (*view)(const Node&, const Place& in, Emit&) = nullptr;  // Kind::view
-  void (*lower)(const Node&, Emit&) = nullptr;                   // Kind::step
-  // The rule along axes; null: by kind, see along(). Passes know of an op what its fields here say,
-  // and nothing else.
+  // Kind::view: returns the place of the result
+  Place (*view)(const Node&, const Place& in, Emit&) = nullptr;
+  void (*lower)(const Node&, Emit&) = nullptr;  // Kind::step: pushes the steps
+  // Returns the rule along an axis; null: the rule follows from the kind, see along().
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
-  // The op given only blocks: of the table, if `along` says pick; of the result, if it has no
-  // operands (iota). Operands and axes are those of the blocks.
+  // Returns the op on blocks of the table (rule `pick`) or of the result (ops without operands,
+  // such as iota). Operands and axes are those of the blocks.
   NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
-  // Likewise: which of the ids are positions, if what lies outside of all blocks is filled in;
-  // null: nothing is.
+  // Returns a mask of the ids that are in range of the full axis, for ops that fill positions out
+  // of range; null: the op fills none.
   NodePtr (*in_range)(const Node&, const Nodes& in) = nullptr;
-  std::vector<AxisSegment> (*segments)(const Node&) = nullptr;  // where `along` says shift
-  // where operands differ, or dtypes matter; null: `linear`
+  // Returns the segments of the axis (rule `shift`).
+  std::vector<AxisSegment> (*segments)(const Node&) = nullptr;
+  // Returns the linearity in one operand, if operands differ or dtypes matter; null: `linear`.
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;
-  // It is 0 wherever it would be if it were linear so; null: `linear_in`.
+  // Returns which operands make the result 0 wherever they are 0, encoded as a linearity. Null:
+  // `linear_in`.
   Linear (*zero_in)(const Node&, std::size_t operand) = nullptr;
-  // It starts from in[0], which it may write over, and adds what its other operands say by this
-  // monoid; none: it sets it.
+  // Returns the monoid by which the op accumulates its other operands into in[0], which it may
+  // overwrite. Returns nothing if the op sets elements of in[0]. Null for ops of other kinds.
   std::optional<Monoid> (*accumulates)(const Node&) = nullptr;
-  // What is wrong with a node of it, beside what `along` says of its axes; empty: nothing. For the
+  // Returns a fault of a node that `along` does not cover, or "" if there is none. For the
   // verifier.
   std::string (*fault)(const Node&) = nullptr;
-  // The same value by ops that need only blocks, so many, of an axis which this one needs whole.
-  // Null: there is no such way.
+  // Returns the same value as ops that need only blocks of an axis that this op needs in full.
+  // `blocks` is their number. Returns null if the op has no such form.
   NodePtr (*blockwise)(const NodePtr&, Name axis, int blocks) = nullptr;
-  // likewise, in one walk: ops/in_turns.h
+  // The same as a scan over the blocks; see ops/block_scan.h.
   std::optional<BlockScan> (*block_scan)(const NodePtr&, const Nodes& picked) = nullptr;
-  bool cheap = false;  // leaf, view: made again wherever it is read
+  bool cheap = false;  // leaf, view: recomputed where it is read
 };
-// Of an operand, or of the result (kResultSide). Point-wise ops map; reductions and contractions
-// fold what the result lacks; a view or a step that says nothing needs every axis whole.
+// Returns the rule of an operand, or of the result (kResultSide). By default, elementwise ops map;
+// reductions and contractions reduce the axes that the result lacks; a view or a step needs every
+// axis in full.
 Along along(const Node&, std::size_t operand, Name axis);
 Linear linear_in(const Node&, std::size_t operand);
 Linear zero_in(const Node&, std::size_t operand);
 bool accumulates(const Node&, Monoid);
-bool maps(const Node&);  // along every axis, position by position
-// a view that maps: its operand's values, under other names or spread over more axes
+// Returns true if the op maps along every axis, position by position.
+bool maps(const Node&);
+// Returns true for a view that maps: the values of its operand, under other names or broadcast
+// along more axes.
 bool is_transparent_view(const Node&);
-bool keeps_names(const Node&);  // and calls axes what they are called there
-// What an operand calls an axis of the result, and the other way round, where the op maps along it;
-// else the name itself.
+// Returns true for a transparent view that keeps the names of the axes.
+bool keeps_names(const Node&);
+// Return the name of an axis of the result in an operand, and of an axis of an operand in the
+// result. Return the name itself if the op does not map along the axis.
 Name name_in_operand(const Node&, std::size_t operand, Name),
     name_in_result(const Node&, std::size_t operand, Name);
-// for the operand to be there, however it lies
+// Returns true if the node only waits for the operand and reads no value of it.
 bool is_order_only(const Node&, std::size_t operand);
 
-// Was a node made by the walk for gradients alone? That does not depend on who made it first: where
-// a line of forward code makes an equal node, before or after, it was not. (Passes have no line of
-// their own, and say nothing.) Reports read it, and `strict` for what is a parameter.
+// True if only the backward pass created a node. The flag does not depend on the order of creation:
+// forward code that creates an equal node, before or after, clears it. Passes have no source
+// location and leave it unchanged. Reports read the flag, and `strict` reads it to recognize
+// parameters.
 class BackwardOnly {
  public:
   BackwardOnly(bool on = false) : on_(on) {}
@@ -156,20 +169,21 @@ class BackwardOnly {
   mutable std::atomic<bool> on_;
 };
 
-// Where a node was made, and under which compute mapping.
+// The source location at which a node was created, and the mapping in scope.
 struct Origin {
   SourceLocation at;
   Name module;
-  Name weight_created = {};  // of a layer that no path is known of: where its weight was made
+  Name weight_created = {};  // location of the weight, if the layer has no known path
   std::shared_ptr<const Mapping> mapping;
   BackwardOnly backward = {};
-  // id of the node that the user's code made; what passes put in its place keeps it
+  // id of the node of the user's code; nodes that passes substitute keep it
   std::uint64_t traced = 0;
 };
 
-struct Payload {  // what only some ops carry: a loop, a custom gradient
+// Data that only some ops have: a loop, a custom gradient.
+struct Payload {
   virtual ~Payload() = default;
-  // nodes that it holds, as often as it does
+  // Returns the nodes that the payload holds, once per reference.
   virtual std::vector<const Node*> held() const { return {}; }
 };
 struct Attr {
@@ -177,7 +191,8 @@ struct Attr {
   std::vector<std::int64_t> ints = {};
   double number = 0;
   std::shared_ptr<const Payload> payload = {};
-  friend bool operator==(const Attr& a, const Attr& b) {  // numbers by their bits
+  // Numbers are compared by their bits.
+  friend bool operator==(const Attr& a, const Attr& b) {
     return a.names == b.names && a.ints == b.ints && a.payload == b.payload &&
            std::bit_cast<std::uint64_t>(a.number) == std::bit_cast<std::uint64_t>(b.number);
   }
@@ -190,85 +205,90 @@ class Node : public std::enable_shared_from_this<Node> {
   Axes axes;
   DType dtype = DType::f32;
   Attr attr;
-  std::uint64_t id = 0;           // inputs are older than their users
-  std::vector<const Node*> free;  // the loop indices and carries it varies with, by id
+  std::uint64_t id = 0;           // larger than the ids of all inputs
+  std::vector<const Node*> free;  // loop indices and carries that the node varies with, by id
   Origin origin;
 
-  // The one thing that changes: a value, once computed, is kept; a donated one is gone for good,
-  // and says where to.
+  // The mutable members. A value is set once. A donated value is gone for good, and `donated`
+  // describes the recipient.
   NodeValue value;
   Donation donated;
   mutable FieldPath field;  // for messages
-  // when an equal one was last made: the newest id then
+  // newest id at the time when an equal node was last created
   mutable std::atomic<std::uint64_t> last_created{0};
-  mutable std::uint64_t claimed = 0;           // by who computes it (runtime/evaluate.cpp)
-  std::shared_ptr<const Placement> placement;  // of a value that a mesh made; null: whole
+  mutable std::uint64_t claimed = 0;  // by the evaluation that computes it (runtime/evaluate.cpp)
+  std::shared_ptr<const Placement> placement;  // mesh and sharding of the value; null: unsharded
 
   std::int64_t size() const { return axis_size(axes); }
   std::int64_t bytes() const { return size() * bytes_of(dtype); }
   bool varies_with(const Node* index) const;
   Node() = default;
   Node(const Node&) = delete;
-  ~Node();  // without recursion, however long the chain
+  ~Node();  // not recursive, for chains of any length
 
  private:
   friend NodePtr make(const Op&, Nodes, Axes, DType, Attr);
-  std::uint64_t hash_ = 0, domain_ = 0;  // equal to none of another domain
-  mutable const Node* next_ = nullptr;   // of those in one place of the table of nodes
+  std::uint64_t hash_ = 0, domain_ = 0;  // nodes of different domains are never equal
+  mutable const Node* next_ = nullptr;   // next node in the same bucket of the table
   friend struct Cons;
 };
 
-// The node itself, or the equal one that exists. Raises for more elements than there can be.
+// Returns a new node, or the equal node that exists. Raises if the result would have more than
+// most_elements elements.
 NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});
-// of an axis or an array: numbers of bytes do not overflow
+// limit for an axis and an array, so that byte counts do not overflow
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 60;
-NodePtr make_data(BufferPtr, Axes, DType);  // never equal to another
-// What nodes forget, which may die with it: let go outside of a GraphWriter.
+// Returns a node that holds a value. It is equal to no other node.
+NodePtr make_data(BufferPtr, Axes, DType);
+// References that nodes drop on detach, and that may be the last ones. To be destroyed outside of a
+// GraphWriter.
 struct DetachedInputs {
   Nodes in = {};
   std::vector<std::shared_ptr<const Payload>> payloads = {};
-  ~DetachedInputs();  // without recursion
+  ~DetachedInputs();  // not recursive
 };
-void detach(const Node&,
-            DetachedInputs&);  // in a GraphWriter: a node with a value forgets its recipe
+// Makes a node that has a value drop its op, inputs and attributes. In a GraphWriter.
+void detach(const Node&, DetachedInputs&);
 std::uint64_t newest_id();
-std::uint64_t fresh_id();  // of no node: all that are made from here on are newer
+// Returns an id that no node has; all later nodes have larger ids.
+std::uint64_t fresh_id();
 
-// ---- what is being traced, on this thread ----
+// ---- the context of a thread ----
 class Gradients;
-// A function that is called with stand-ins for its arguments: they, and what becomes of them, have
-// no values outside of it.
+// A call of a function with tracers in place of its arguments. Tracers, and nodes that depend on
+// them, have no values outside of it.
 struct Trace {
   const char* by;     // jit, checkpoint, eval_shape
-  SourceLocation at;  // where the user called it; empty: not known
+  SourceLocation at;  // location of the user's call; empty: unknown
   std::shared_ptr<const Trace> outer;
-  mutable std::uint64_t last = 0;  // when it ended: the id of the newest node
+  mutable std::uint64_t last = 0;  // id of the newest node when the trace ended
 };
 std::uint64_t fresh_domain();
 struct Context {
-  // nodes are equal to others of it: of this thread, or of what is being compiled
+  // equal nodes within one domain are the same node: one domain per thread, and one per compilation
   std::uint64_t domain = fresh_domain();
   Origin origin = {};
-  bool fixed = false;        // a layer has said where its caller is
-  SourceLocation last = {};  // where the user's code called the library the last time
-  int loop_depth = 0;  // of the traced loops: keeps an index apart from an equal one around it
-  Axes hidden = {};    // by the vmaps around, outermost first
-  // inside shard_map: what stands for each mesh axis, hidden
+  bool fixed = false;        // a layer has set origin.at, so that inner calls keep it
+  SourceLocation last = {};  // location of the latest library call in user code
+  int loop_depth = 0;        // number of enclosing traced loops; distinguishes equal indices
+  Axes hidden = {};          // axes that enclosing vmaps hide, outermost first
+  // inside shard_map: the hidden axis of each mesh axis
   std::vector<std::pair<std::string, Axis>> shards = {};
-  // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
+  // number of enclosing grad, vmap, scan and jit calls: values may be read, but nodes keep their
+  // inputs
   int tracing = 0;
-  std::shared_ptr<const Trace> trace = {};         // the innermost
-  int chunked_calls = 0;                           // of chunked_reduce, around
-  std::optional<std::int64_t> scores_budget = {};  // of the jit around: see JitOptions
-  std::shared_ptr<const Mesh> mesh = {};           // in scope; the mapping is the origin's
-  // those that are taken are noted there, if anybody wants to know
+  std::shared_ptr<const Trace> trace = {};         // innermost
+  int chunked_calls = 0;                           // enclosing calls of chunked_reduce
+  std::optional<std::int64_t> scores_budget = {};  // JitOptions::scores_budget of the enclosing jit
+  std::shared_ptr<const Mesh> mesh = {};           // mesh in scope; its mapping is in `origin`
+  // records the gradients that are computed; null: no record
   std::shared_ptr<Gradients> gradients = {};
-  bool in_jit = false;  // what is made runs later, and more than once
-  NodePtr effect = {};  // the newest of what is to be done (see ops/effect.h); null: nothing is
+  bool in_jit = false;  // nodes are computed later, and more than once
+  NodePtr effect = {};  // newest pending effect (ops/effect.h), or null
 };
 Context& context();
 
-// Nodes made in the scope equal none from outside of it.
+// Nodes created in the scope equal no node from outside of it.
 class NodeDomainScope {
  public:
   NodeDomainScope() { context().domain = fresh_domain(); }
@@ -279,9 +299,9 @@ class NodeDomainScope {
   std::uint64_t outer_ = context().domain;
 };
 
-// Set for the length of a scope: where the user's code is. Inside a layer the caller's place and
-// the module's path hold. But for a layer, whose inside may be the user's code, its graph is read
-// in the scope (graph/lock.h).
+// Sets the location of the user's code for the length of a scope. Within a layer, the location of
+// the caller and the path of the module apply. The scope is a graph reader (graph/lock.h), except
+// for a layer, since its body may be user code.
 class CallSite {
  public:
   [[nodiscard("give it a name")]] explicit CallSite(SourceLocation at, bool layer = false,
@@ -295,7 +315,7 @@ class CallSite {
   bool fixed_, reads_;
 };
 
-// Set for the length of a scope: nodes made in it are due to others, whose origins they take.
+// Sets the origin for the length of a scope: nodes created in it get the origin of another node.
 class OriginScope {
  public:
   OriginScope() = default;
@@ -308,16 +328,17 @@ class OriginScope {
   Origin outer_ = context().origin;
 };
 
-std::string where_of(const Origin&);  // model.cpp:41, in mlp.up; what is known of it
-// The name of a field for people: without the level that Stacked adds.
+// Returns the known parts of an origin for messages, as in "model.cpp:41, in mlp.up".
+std::string where_of(const Origin&);
+// Returns the name of a field for messages, without the level that Stacked adds.
 Name module_path(std::string field);
-// `[op] text; file:line, in module` as an Error.
+// Raises an Error with the message "[op] text; file:line, in module".
 [[noreturn]] void fail(const std::string& op, const std::string& text);
-// The message of an error: `[op] text; file:line, in module`.
+// Returns the message "[op] text; file:line, in module".
 std::string failure_at(const Origin&, const std::string& op, const std::string& text);
 [[noreturn]] void fail_at(const Origin&, const std::string& op, const std::string& text);
 
-// Is this name an axis of the node; its size.
+// Returns the axis of the node with this name, or null.
 inline const Axis* find(const Node& n, Name a) { return find_axis(n.axes, a); }
 inline bool has(const Axes& axes, Name a) { return find_axis(axes, a) != nullptr; }
 inline bool has(const Names& names, Name a) {

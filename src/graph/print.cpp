@@ -1,5 +1,5 @@
-// A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph
-// gives the same text in every run.
+// A graph as text: one line per node, numbered in order, with loop bodies indented. The output is
+// deterministic.
 
 #include <fmt/format.h>
 
@@ -31,10 +31,10 @@ class GraphPrinter {
     if (!n) return "-";
     return number_.count(n.get()) ? "%" + std::to_string(number_.at(n.get())) : "%?";
   }
-  // What lies below the values, of a body or at the top.
+  // Prints the nodes below the values of a body or of the top level.
   void lines(const Nodes& values, const std::string& indent) {
     for (auto& n : topological(values)) {
-      // what lies outside was listed there, but for numbers that it alone reads
+      // outer nodes are already listed, except for constants that only this body reads
       if (number_.count(n.get())) continue;
       number_.emplace(n.get(), number_.size());
       text_ += indent + name(n) + " = " + n->op->name;

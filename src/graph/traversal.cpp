@@ -1,8 +1,9 @@
+// The topological order of a graph.
 #include "graph/traversal.h"
 
 namespace haliax {
 
-// Each as `list` makes it of the node.
+// `list` returns the entry of a node.
 template <class Listed, class List>
 static std::vector<Listed> sorted(const Nodes& roots, bool (*stop)(const Node&), const List& list) {
   std::vector<Listed> out;

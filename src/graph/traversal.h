@@ -1,4 +1,4 @@
-// Walks over a graph that do not recurse, however deep it is.
+// Traversals of a graph, without recursion, so that the depth of the graph is unlimited.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace haliax {
 
-// Gives nodes numbers, in the order in which they come. A few are looked for one by one, and need
-// no memory beside it: most arrays that are read are made of few.
+// Numbers nodes in the order of their first use. The first 16 nodes are found by linear search and
+// need no allocation, since most evaluated arrays depend on few nodes.
 class Numbering {
  public:
   struct Number {
@@ -59,8 +59,8 @@ class Numbering {
   std::vector<Numbered> table_;
 };
 
-// Visits nodes, each once. `visit(n, todo)` adds those to go on to; a node that `want` refuses is
-// as if it were not there.
+// Calls visit(n, todo) once for each node. The call appends the next nodes to `todo`. Nodes that
+// `want` rejects are skipped.
 template <class Want, class Visit> void traverse(Nodes todo, const Want& want, const Visit& visit) {
   Numbering seen;
   while (!todo.empty()) {
@@ -74,8 +74,8 @@ template <class Visit> void traverse(Nodes todo, const Visit& visit) {
       std::move(todo), [](const Node&) { return true; }, visit);
 }
 inline void append(Nodes& to, const Nodes& more) { to.insert(to.end(), more.begin(), more.end()); }
-// Inputs first. A walk from the results down finds mostly the newest first, which is the slowest
-// order to sort.
+// Sorts nodes by id, inputs first. A traversal from the results yields mostly the newest nodes
+// first, which is the slowest order to sort, so such a list is reversed first.
 template <class Listed> void sort_by_age(std::vector<Listed>& nodes) {
   auto older = [](auto& a, auto& b) { return a->id < b->id; };
   if (nodes.size() > 1 && older(nodes.back(), nodes.front()))
@@ -83,10 +83,10 @@ template <class Listed> void sort_by_age(std::vector<Listed>& nodes) {
   if (!std::is_sorted(nodes.begin(), nodes.end(), older))
     std::sort(nodes.begin(), nodes.end(), older);
 }
-// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is
-// listed, but not what it depends on.
+// Returns the nodes that the roots depend on, and the roots, inputs first. Loop bodies are not
+// entered. If `stop(n)` is true, n is listed without its inputs.
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
-// The same, which holds none of them: of a graph that nobody changes meanwhile.
+// The same without references. In: no other thread changes the graph meanwhile.
 std::vector<const Node*> nodes_below(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// What a walk over a tree collects, and the names of fields. The templates that find the fields are
-// in haliax/tree.h.
+// The traversal of a tree, the names of fields, and filters of leaves. The templates that find the
+// fields are in haliax/tree.h.
 #include "haliax/tree.h"
 
 #include <algorithm>
@@ -15,9 +15,9 @@ static bool in_identifier(char c) {
          static_cast<unsigned char>(c) >= 128;
 }
 
-// Leaves the last identifier before the end of what the compiler spelled:
-// g++ "... {(& haliax::reflect::fake<Linear>.value.Linear::bias)}]", clang "...
-// {&fake.value.bias}]".
+// Reduces each name to the last identifier that the compiler spelled:
+//   g++    "... {(& haliax::reflect::fake<Linear>.value.Linear::bias)}]"
+//   clang  "... {&fake.value.bias}]"
 void cut_spelled(std::string_view* names, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     std::string_view s = names[i];
@@ -74,7 +74,7 @@ void Walk::leaf(NamedArray& a) {
   if (with_paths) paths.push_back(path);
 }
 
-// Names are only put together where somebody wants them: every call of a jitted function walks its
+// Names are only created if they are needed, since every call of a jitted function traverses its
 // arguments.
 void Walk::parts(const Part* parts, std::size_t count, WriteNames write_names) {
   std::vector<std::string_view> names;
@@ -111,7 +111,8 @@ void Walk::named(std::string_view name, const Part& part) {
 }
 
 // ---- static values ----
-// Every call of a jitted function walks its arguments: text is made only where somebody wants it.
+// Descriptions are only created if they are needed, since every call of a jitted function traverses
+// its arguments.
 void Walk::note(const char* text) {
   if (with_paths) told.push_back({path, text, statics.size()});
 }
@@ -203,7 +204,7 @@ std::vector<bool> trainable_of(const Walk& w, std::vector<bool> chosen) {
 
 }  // namespace detail
 
-// For people a path has no level that Stacked adds.
+// Returns a path for messages, without the levels that Stacked adds.
 static std::string without_stacked(const std::string& path) {
   return std::string(module_path(path).text());
 }
@@ -229,7 +230,7 @@ std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocati
   }
   if (found || f_ || part_.empty() || out.empty()) return out;
   CallSite here(at);
-  std::vector<std::string> levels;  // the words of which paths are made
+  std::vector<std::string> levels;  // the names that paths consist of
   for (auto& p : w.paths)
     for (std::size_t from = 0, to = 0; to != p.npos; from = to + 1) {
       to = p.find('.', from);

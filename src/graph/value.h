@@ -1,4 +1,4 @@
-// The value of a node, which any thread may read while another makes it, or gives its memory away.
+// The value of a node. Any thread may read it while another thread sets or donates it.
 #pragma once
 #include <atomic>
 #include <string>
@@ -14,14 +14,16 @@ class NodeValue {
   NodeValue() = default;
   NodeValue(const NodeValue&) = delete;
   explicit operator bool() const { return there_.load(std::memory_order_acquire); }
-  // In a GraphReader, as it may be given away. Null: there is none.
+  // Returns the value, or null if there is none. In a GraphReader, since the value may be donated.
   BufferPtr get() const { return *this ? buffer_ : nullptr; }
   BufferPtr operator->() const { return get(); }
-  void set(BufferPtr b) {  // once; in a GraphWriter, if others know the node
+  // Sets the value, once. In a GraphWriter if other threads can reach the node.
+  void set(BufferPtr b) {
     buffer_ = std::move(b);
     if (buffer_) there_.store(true, std::memory_order_release);
   }
-  void release() {  // in a GraphWriter
+  // Drops the value. In a GraphWriter.
+  void release() {
     there_.store(false, std::memory_order_relaxed);
     buffer_ = nullptr;
   }
@@ -31,14 +33,14 @@ class NodeValue {
   BufferPtr buffer_;
 };
 
-// Says to where an array was donated; empty: it was not.
+// A description of the recipient of a donated array; empty if the array was not donated.
 class Donation {
  public:
   Donation() = default;
   Donation(const Donation&) = delete;
   ~Donation() { delete text_.load(std::memory_order_relaxed); }
   bool empty() const { return !text_.load(std::memory_order_acquire); }
-  // of one that is not empty
+  // Returns the description. In: it is not empty.
   operator const std::string&() const { return *text_.load(std::memory_order_acquire); }
   void set(std::string to) {
     const std::string* none = nullptr;
@@ -50,8 +52,8 @@ class Donation {
   std::atomic<const std::string*> text_{nullptr};
 };
 
-// The field of a module in which an array has been seen: blocks.up.weight. If in several, what
-// their paths end with; none, if that is the name of the last field alone.
+// The field of a module in which an array was found, as in blocks.up.weight. If it was found in
+// several fields, the common end of their paths, unless only the name of the last field is common.
 class FieldPath {
  public:
   FieldPath() = default;
@@ -66,10 +68,11 @@ class FieldPath {
   std::atomic<const NameData*> path_{nullptr};
 };
 
-// Does nobody else hold it? What others did with it before they let it go has then happened.
+// Returns true if the pointer has exactly `owners` owners. All accesses by earlier owners then
+// happened before the return.
 template <class T> bool has_use_count(const std::shared_ptr<T>& p, long owners) {
   if (p.use_count() != owners) return false;
-  // what counts the owners orders memory; what reads the count does not
+  // an acquire operation: the counter orders memory, but use_count() does not
   std::shared_ptr<T> after = p;
   return true;
 }

@@ -1,9 +1,9 @@
-// Saving: a thread writes a hidden folder, and gives it its name when it is whole.
+// Saving checkpoints: a thread writes a hidden folder and renames it when it is complete.
 //
-//   .lock                     held by the job that writes here; a job that dies lets it go
-//   .saving-step-00000200     is being written
-//   .removed-step-00000100    is going away
-//   step-00000200             whole
+//   .lock                     held by the job that writes here; released when the job dies
+//   .saving-step-00000200     being written
+//   .removed-step-00000100    being removed
+//   step-00000200             complete
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -33,7 +33,7 @@ constexpr const char* kOp = "Checkpoints";
 
 }  // namespace
 
-// The right to write into a folder.
+// The exclusive right to write into a folder.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder) {
@@ -51,7 +51,7 @@ class FolderLock {
     char host[64] = {};
     ::gethostname(host, sizeof host - 1);
     const auto mine = fmt::format("process {} on {}", ::getpid(), host);
-    // For people: that it cannot be written is seen by what follows.
+    // The text only informs people. A failed write shows up in the writes that follow.
     if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, mine.data(), mine.size(), 0) < 0)
       return;
   }
@@ -69,7 +69,8 @@ void remove_all(const std::string& path) {
   fs::remove_all(path, why);
   if (why) cannot(path, "removed", why);
 }
-// At once for all who read the folder, however long it takes.
+// Renames the folder first, so that readers see it disappear at once, however long its removal
+// takes.
 void remove_step(const std::string& folder, const StepFolder& step) {
   const auto hidden = folder + "/.removed-" + step.name();
   std::error_code why;
@@ -83,12 +84,12 @@ void remove_step(const std::string& folder, const StepFolder& step) {
 struct Checkpoints::Impl {
   std::string folder;
   CheckpointOptions options;
-  const ProcessGroup *group = nullptr, *all = nullptr;  // all: for the thread that trains
-  ProcessGroup own;  // of the thread that writes, which is not the only one that speaks
-  std::unique_ptr<FolderLock> lock;  // of process 0
+  const ProcessGroup *group = nullptr, *all = nullptr;  // all: for the training thread
+  ProcessGroup own;                  // for the writing thread, since other threads communicate too
+  std::unique_ptr<FolderLock> lock;  // process 0 only
   std::thread writing;
-  pid_t process = ::getpid();  // a child of a fork has no thread that writes
-  std::string wrong;           // in the last save; empty: nothing
+  pid_t process = ::getpid();  // after a fork, the child has no writing thread
+  std::string wrong;           // error of the last save, or empty
   SourceLocation saved_at;
 
   bool first() const { return group->rank == 0; }
@@ -115,7 +116,7 @@ void Checkpoints::Impl::open() {
     sync_folder(fs::path(folder).parent_path().empty() ? "."
                                                        : fs::path(folder).parent_path().string());
     lock = std::make_unique<FolderLock>(folder);
-    std::vector<std::string> left;  // by a job that was killed
+    std::vector<std::string> left;  // folders that a killed job left
     for (auto it = fs::directory_iterator(folder, why); !why && it != fs::directory_iterator();
          it.increment(why))
       if (auto name = it->path().filename().string();
@@ -126,7 +127,7 @@ void Checkpoints::Impl::open() {
   });
 }
 
-// Whatever goes wrong in one process, all of them stop, and the hidden folder goes.
+// Writes a checkpoint. If any process fails, all processes stop, and the hidden folder is removed.
 void Checkpoints::Impl::write(std::int64_t step, std::vector<ArrayToSave>&& all,
                               const CheckpointNumbers& numbers) {
   StepFolder name{step};
@@ -143,7 +144,7 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ArrayToSave>&& all,
     auto parts = on_all_processes(*group, [&] {
       auto text =
           manifest_text(write_blocks(hidden, file_name(group->rank, group->count), step, all));
-      all.clear();  // lets go of the values
+      all.clear();  // releases the values
       return text;
     });
     on_all_processes(*group, [&] {
@@ -164,7 +165,7 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ArrayToSave>&& all,
 void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& hidden,
                                      Manifest manifest) {
   const auto text = manifest_text(manifest);
-  parse_manifest(text);  // that of all parts: each element is there once
+  parse_manifest(text);  // checks that the parts of all processes cover each element once
   OutputFile file(kOp, hidden + "/" + kManifestName);
   file.write(std::as_bytes(std::span(text)));
   file.sync_and_close();
@@ -174,7 +175,7 @@ void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& 
   if (why) cannot(folder + "/" + name.name(), "made", why);
   sync_folder(folder);
 }
-// What is older than the last `keep`, and what this one replaces.
+// Removes the steps before the last `keep`, and the folder that this one replaces.
 void Checkpoints::Impl::sweep(const StepFolder& written) const {
   auto there = step_folders(folder);
   std::set<std::int64_t> steps;
@@ -216,7 +217,8 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
                                const CheckpointNumbers& numbers, SourceLocation at) {
   wait(at);
   auto& m = *impl_;
-  if (m.all->separate_group) (void)m.all->all_gather({});  // one that saves alone is told so, here
+  // an all-gather, so that a process that saves alone raises here
+  if (m.all->separate_group) (void)m.all->all_gather({});
   std::vector<ArrayToSave> all;
   std::vector<NamedArray> arrays;
   for (auto& e : entries) arrays.push_back(*e.array);
@@ -229,7 +231,7 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
       if (!seen.insert(e.path).second)
         fail(kOp, "two arrays are called {}; give their fields other names", e.path);
       all.push_back({saved_array(e), first_copies(*e.array->node(), *m.group)});
-      for (auto& p : all.back().parts)  // memory of somebody else's: who knows what becomes of it
+      for (auto& p : all.back().parts)  // borrowed memory may change during the save
         if (m.options.background && p.data->is_borrowed()) p.data = DeviceMemory().copy(*p.data);
     }
   }

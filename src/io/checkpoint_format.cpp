@@ -1,3 +1,4 @@
+// The manifest of a checkpoint as JSON, with all checks of a manifest that is read.
 #include "io/checkpoint_format.h"
 
 #include <fmt/format.h>
@@ -178,7 +179,7 @@ Manifest parse_manifest(const std::string& text, Complete whole) {
     return manifest_of(root.at("checkpoint"), whole);
   } catch (const Json::exception&) {
     throw CorruptCheckpoint("is not as it was written");
-  } catch (const Error& e) {  // of a dtype, or an axis
+  } catch (const Error& e) {  // an invalid dtype or axis
     throw CorruptCheckpoint("says what cannot be: " + without_op(e.what()));
   }
 }

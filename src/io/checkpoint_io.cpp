@@ -1,3 +1,4 @@
+// Writing the blocks of a checkpoint, and reading parts of them with checksum tests.
 #include "io/checkpoint_io.h"
 
 #include <fmt/format.h>
@@ -18,11 +19,12 @@ constexpr const char* kSaving = "Checkpoints";
 constexpr const char* kLoading = "load_checkpoint";
 using Bytes = std::span<const std::byte>;
 
-// Of wide elements first, so that each is aligned, else in the order of the tree.
 struct InFile {
   std::size_t array;
   const PartValue* held;
 };
+// Returns the parts in file order: dtypes with larger elements first, so that each part is aligned,
+// then in tree order.
 std::vector<InFile> in_file_order(const std::vector<ArrayToSave>& all) {
   std::vector<InFile> order;
   for (std::size_t k = 0; k < all.size(); ++k)
@@ -33,7 +35,7 @@ std::vector<InFile> in_file_order(const std::vector<ArrayToSave>& all) {
   return order;
 }
 
-// What a block holds, in host memory: its own, or `scratch`.
+// Returns the bytes of a part in host memory: in place, or copied into `scratch`.
 Bytes bytes_on_host(const PartValue& held, DType dtype, std::unique_ptr<Buffer>& scratch) {
   auto& b = *held.data;
   if (b.on_host()) return {b.data(), std::size_t(b.bytes())};
@@ -67,7 +69,7 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
     auto bytes = bytes_on_host(*o.held, all[o.array].array.dtype, scratch);
     SavedBlock block{.file = 0, .begin = at, .part = o.held->part, .checksums = {}};
     at += std::int64_t(bytes.size());
-    // summed up, they are still in a cache when they are written
+    // checksums and writes small amounts, so that the data is still in a cache for the write
     constexpr std::size_t at_once = 16 * kPieceBytes;
     for (; !bytes.empty(); bytes = bytes.subspan(std::min(at_once, bytes.size()))) {
       const auto now = bytes.first(std::min(at_once, bytes.size()));
@@ -76,7 +78,7 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
         block.checksums.push_back(
             xxh64(left.first(std::min(std::size_t(kPieceBytes), left.size()))));
       file.write(now);
-      file.start_sync();  // the disk writes while the next ones are summed up
+      file.start_sync();  // the disk writes during the next checksums
     }
     out.arrays[o.array].blocks.push_back(std::move(block));
   }
@@ -121,14 +123,14 @@ std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
   return files_[k] = std::move(opened);
 }
 
-// The bytes of a block, in order: each piece that is wanted is read once and checked.
+// The bytes of a block, in order. Each piece that is needed is read and checked once.
 struct CheckpointReader::Source {
   const CheckpointReader& reader;
   const SavedArray& array;
   const SavedBlock& block;
   std::shared_ptr<const InputFile> file = reader.file(block.file);
   std::int64_t bytes = block.part.size() * bytes_of(array.dtype);
-  std::int64_t there = -1;  // the piece that is in `piece`
+  std::int64_t there = -1;  // index of the piece in `piece`; -1: none
   std::vector<std::byte> piece = {};
 
   void fetch(std::int64_t k, std::byte* to, std::int64_t size) {
@@ -137,7 +139,7 @@ struct CheckpointReader::Source {
       file->read_at(from, to, size);
     } catch (const Error& e) {
       throw CorruptCheckpoint(without_op(e.what()));
-    }  // a disk that has lost it
+    }  // the disk lost the data
     reader.bytes_read_ += size;
     if (xxh64({to, std::size_t(size)}) == block.checksums[std::size_t(k)]) return;
     throw CorruptCheckpoint(
@@ -169,7 +171,7 @@ struct CheckpointReader::Source {
 
 namespace {
 
-// What a block and a part have in common, as runs of bytes that lie side by side in both, in the
+// The intersection of a block and a part, as runs of bytes that are contiguous in both, in the
 // order of the block.
 class ByteRuns {
  public:
@@ -179,7 +181,7 @@ class ByteRuns {
     if (both.size() == 0) return;
     const auto from = program::row_major(block.sizes), to = program::row_major(part.part.sizes);
     bytes_ = width;
-    bool joined = true;  // the last dims, as far as both have all of them, and one more
+    bool joined = true;  // the last dims while both cover them fully, and one more
     for (auto d = both.sizes.size(); d-- > 0;) {
       from_ += (both.start[d] - block.start[d]) * from[d] * width;
       to_ += (both.start[d] - part.part.start[d]) * to[d] * width;

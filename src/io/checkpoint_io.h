@@ -1,4 +1,4 @@
-// The files of one checkpoint, written by a process and read by any.
+// The files of one checkpoint: each process writes its own, and any process reads them.
 #pragma once
 #include <atomic>
 #include <map>
@@ -11,34 +11,36 @@
 
 namespace haliax {
 
-// An array and the parts of it that this process writes.
+// An array, and the parts of it that this process writes.
 struct ArrayToSave {
   SavedArray array;
   std::vector<PartValue> parts;
 };
-// Writes them to folder/name, as they lie in memory, and to the disk. A block that is not on the
-// host is read into memory of its own, one at a time. Returns what a manifest says about it.
+// Writes the parts to folder/name and syncs the file. A part that is not on the host is copied to
+// host memory, one at a time. Returns the manifest of this file.
 Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step,
                       const std::vector<ArrayToSave>&);
 
-// A checkpoint that is read; Damaged where it is not as it was written. Any thread.
+// Reads a checkpoint. Raises CorruptCheckpoint if the files differ from those that were
+// written. Thread
+// safe.
 class CheckpointReader {
  public:
   CheckpointReader(std::string folder, std::int64_t step);
   const Manifest& manifest() const { return manifest_; }
-  // What of these parts of an array lies in one of its blocks. Pieces of the block that any of them
-  // meets are read, once, and compared with their checksums.
+  // Copies the intersection of a block and these parts of its array. Each piece of the block that a
+  // part needs is read once and compared with its checksum.
   void read(const SavedArray&, const SavedBlock&, std::span<const ArrayByParts::PartToFill>) const;
   std::int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  struct Source;  // a piece after the other of one block
-  // opened and checked when it is first wanted
+  struct Source;  // reads one block, piece by piece
+  // Returns an open file. Opens and checks it on first use.
   std::shared_ptr<const InputFile> file(std::size_t) const;
   std::string folder_;
   Manifest manifest_;
   mutable std::mutex opening_;
-  // not too many at a time
+  // a limited number at a time
   mutable std::map<std::size_t, std::shared_ptr<const InputFile>> files_;
   mutable std::atomic<std::int64_t> bytes_read_{0};
 };

@@ -1,3 +1,4 @@
+// XXH64 for data in one buffer.
 #include "io/checksum.h"
 
 #include <bit>

@@ -1,5 +1,5 @@
-// XXH64, the 64-bit hash of xxHash (seed 0): as fast as memory, and any flipped bit or swapped
-// block changes it.
+// XXH64, the 64-bit hash of xxHash (seed 0). It runs at memory speed and detects flipped bits and
+// swapped blocks.
 #pragma once
 #include <cstddef>
 #include <cstdint>

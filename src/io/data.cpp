@@ -1,3 +1,4 @@
+// Token files that are mapped into memory, and a loader of batches with a shuffled order.
 #include "haliax/data.h"
 
 #include <fcntl.h>
@@ -23,7 +24,7 @@ namespace {
 constexpr const char* kTokens = "Tokens";
 constexpr const char* kLoader = "TokenLoader";
 
-// SplitMix64's finisher.
+// The finalizer of SplitMix64.
 std::uint64_t stirred(std::uint64_t x) {
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
   x = (x ^ x >> 27) * 0x94D049BB133111EB;
@@ -32,7 +33,7 @@ std::uint64_t stirred(std::uint64_t x) {
 
 }  // namespace
 
-// A file, or text, and the tokens in it.
+// The tokens of a file or of a string.
 class TokenFile {
  public:
   TokenFile(const std::string& path, DType raw) : name_(path), dtype_(raw) {
@@ -115,7 +116,7 @@ std::uint64_t key_of(std::uint64_t key, std::uint64_t number) {
   return stirred(key + 0x9E3779B97F4A7C15 * (number + 1));
 }
 std::int64_t permuted(std::int64_t i, std::int64_t n, std::uint64_t key) {
-  // of a half
+  // width of one half of the Feistel network, in bits
   const auto bits = std::max(1, (int(std::bit_width(std::uint64_t(n - 1))) + 1) / 2);
   const std::uint64_t mask = (std::uint64_t(1) << bits) - 1;
   auto at = std::uint64_t(i);
@@ -191,7 +192,7 @@ void TokenLoader::seek(std::int64_t position, SourceLocation at) {
   position_ = position;
 }
 
-// `number` counts through all epochs.
+// Reads tokens [first, first + count) of an example. `number` counts examples over all epochs.
 void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t count,
                        std::int32_t* to) const {
   const auto n = examples();

@@ -1,3 +1,4 @@
+// Interchange of arrays by DLPack, without a copy where possible.
 #include "haliax/dlpack.h"
 
 #include <fmt/format.h>
@@ -26,7 +27,7 @@ std::optional<DType> from_code(DLDataType t) {
   return {};
 }
 
-// What is lent: the value, and the sizes that the struct points to.
+// The exported tensor, with the value and the sizes that it refers to.
 struct Lent {
   DLManagedTensor tensor{};
   BufferPtr value;

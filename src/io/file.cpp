@@ -1,3 +1,4 @@
+// Files and atomic replacement of files.
 #include "io/file.h"
 
 #include <fcntl.h>
@@ -19,7 +20,7 @@ namespace {
   haliax::fail(op, fmt::format("{} {}: {}", path, what, std::strerror(errno)));
 }
 
-// By calls of part(where to, how many at most), each of which reads some of the bytes.
+// Reads `bytes` bytes by calls of part(address, most), each of which reads at least one.
 template <class Part>
 void read_all(const char* op, const std::string& path, void* data, std::int64_t bytes,
               const Part& part) {
@@ -82,7 +83,7 @@ void OutputFile::write(std::span<const std::byte> data) {
   }
 }
 void OutputFile::start_sync() {
-  // What goes wrong with the disk is said by fsync.
+  // fsync reports errors of the disk
   static_cast<void>(
       ::sync_file_range(descriptor_, syncing_, written_ - syncing_, SYNC_FILE_RANGE_WRITE));
   syncing_ = written_;

@@ -1,5 +1,4 @@
-// Files as readers and writers of tensors see them. Every failure names the path and the reason
-// that the system gives.
+// Files of tensors. Every error names the path and the reason of the system.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +18,9 @@ class InputFile {
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
-  std::int64_t size() const;                  // raises if it is no regular file
-  void read(void* data, std::int64_t bytes);  // the next ones
-  void read_at(std::int64_t offset, void* data, std::int64_t bytes) const;  // any thread
+  std::int64_t size() const;                  // raises if the file is not regular
+  void read(void* data, std::int64_t bytes);  // reads the next bytes
+  void read_at(std::int64_t offset, void* data, std::int64_t bytes) const;  // thread safe
 
  private:
   const char* op_;
@@ -30,15 +29,16 @@ class InputFile {
 };
 std::vector<std::byte> contents_of(const char* op, const std::string& path);
 
-class OutputFile {  // made anew; an older one is written over
+// A new file, which replaces the contents of an existing one.
+class OutputFile {
  public:
   OutputFile(const char* op, const std::string& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   void write(std::span<const std::byte>);
-  void start_sync();      // of what is written so far; waits for nothing
-  void sync_and_close();  // or else it may be lost
+  void start_sync();      // starts writing to disk, without waiting
+  void sync_and_close();  // required: unsynced data may be lost
 
  private:
   const char* op_;
@@ -46,19 +46,19 @@ class OutputFile {  // made anew; an older one is written over
   int descriptor_;
   std::int64_t written_ = 0, syncing_ = 0;
 };
-// The names in a folder last too, where the file system can.
+// Makes the names in a folder durable, if the file system supports it.
 void sync_folder(const std::string& path);
 
-// All or nothing: the file appears under its name when it is complete and on the disk; until then
-// an older one stays.
+// Replaces a file atomically: the new file appears when it is complete and on disk. An existing
+// file stays until then.
 void replace_file(const char* op, const std::string& path,
                   const std::vector<std::span<const std::byte>>& parts);
 
-// "[op] text" -> "text": for who raises it as an error of its own.
+// Returns the text of an error message without its "[op] ", for an error of another op.
 std::string without_op(std::string_view message);
-// What a file says may be anything: printable and short, so that a message stays one sentence.
+// Returns a short, printable form of a string from a file, so that a message stays one sentence.
 std::string printable(std::string_view text);
-// The bytes of a shape, or nothing if it is negative or too large to be real.
+// Returns the bytes of a shape, or nothing if a size is negative or the result overflows.
 std::optional<std::int64_t> bytes_of_shape(const std::vector<std::int64_t>& shape, DType);
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// Errors that all processes of a group raise together.
 #include "io/joint_errors.h"
 
 namespace haliax {

@@ -1,5 +1,5 @@
-// Errors of work that processes share, and of work whose place in the user's code is known only
-// outside of it.
+// Errors of work that several processes share, and of work that learns its location in the user's
+// code from its caller.
 #pragma once
 #include <string>
 #include <type_traits>
@@ -11,8 +11,8 @@
 
 namespace haliax {
 
-// f, whose errors are of `op` and of that place. Not all of f reads the graph, as it would inside
-// of Here.
+// Calls f. Errors of f become errors of `op` at the location `at`. Unlike in a CallSite, f is not a
+// graph reader.
 template <class F> auto with_location(const char* op, SourceLocation at, const F& f) {
   try {
     return f();
@@ -22,8 +22,8 @@ template <class F> auto with_location(const char* op, SourceLocation at, const F
   }
 }
 
-// Each process does f, and gets what f gives in all of them, by rank. Raises in all of them if it
-// raises in any, and says in which.
+// Calls f on each process and returns the results of all processes, by rank. If f raises on any
+// process, raises on all of them, with the rank of that process.
 std::vector<std::string> on_all_processes(const ProcessGroup&, std::string (*call)(void*), void* f);
 template <class F> std::vector<std::string> on_all_processes(const ProcessGroup& group, F f) {
   auto call = [](void* g) -> std::string {

@@ -1,5 +1,5 @@
-// Loading: every array of the state is made anew, part by part; they are given to the state when
-// all are there.
+// Loading checkpoints: new arrays are read part by part, and replace those of the state after all
+// are complete.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kReading = "load_checkpoint";
 
-// For each entry its array in the checkpoint. Raises if any does not fit.
+// Returns the array in the checkpoint for each entry. Raises if any does not match.
 std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m,
                                        const std::string& which) {
   std::map<std::string_view, const SavedArray*> left;
@@ -57,7 +57,7 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
   throw Error("[load_checkpoint] " + text);
 }
 
-// All parts of all arrays, block by block, by the threads of the pool.
+// Reads all parts of all arrays, one task per block, on the thread pool.
 void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays,
               const std::vector<ArrayByParts>& made) {
   struct Task {
@@ -67,7 +67,7 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
   std::vector<Task> tasks;
   for (std::size_t k = 0; k < made.size(); ++k)
     for (auto& block : arrays[k]->blocks) tasks.push_back({k, &block});
-  // The largest first, so that no thread is left alone with it.
+  // largest blocks first, so that no thread runs one alone at the end
   std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& b) {
     return a.block->checksums.size() > b.block->checksums.size();
   });
@@ -85,7 +85,7 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
   if (wrong) std::rethrow_exception(wrong);
 }
 
-// Nothing is changed but `loaded`, and that only if all is well.
+// Reads the arrays of a state into `loaded`. On an error nothing is changed.
 std::int64_t read_state(const std::string& path, std::int64_t step,
                         const std::vector<StateEntry>& entries, const ProcessGroup& group,
                         std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
@@ -101,12 +101,12 @@ std::int64_t read_state(const std::string& path, std::int64_t step,
   return reader.bytes_read();
 }
 
-// Damaged in one process is damaged in all.
+// Corruption on one process counts for all processes.
 struct Restored {
   std::vector<NamedArray> arrays;
   CheckpointNumbers numbers;
   std::int64_t bytes_read = 0;
-  std::string damage;  // empty: there is none
+  std::string damage;  // empty: none
 };
 Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
                  const ProcessGroup& group) {
@@ -125,7 +125,8 @@ Restored attempt(const std::string& path, std::int64_t step, const std::vector<S
   return out;
 }
 
-// What process 0 sees in the folder, newest first: all try the same.
+// Returns the step folders that process 0 finds, newest first, so that all processes try the same
+// ones.
 std::vector<StepFolder> candidates(const std::string& folder, std::optional<std::int64_t> step,
                                    const ProcessGroup& group) {
   auto seen = on_all_processes(group, [&] {

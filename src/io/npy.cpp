@@ -1,6 +1,7 @@
-// NumPy's files. .npy: a magic, a version, the size of a header, the header, the values.
+// NumPy's files. A .npy file holds a magic string, a version, the size of the header, the header
+// and the values. The header is a Python literal:
 //   {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
-// .npz: a zip archive of such files.
+// An .npz file is a zip archive of .npy files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +29,8 @@ constexpr std::pair<std::string_view, DType> npy_names[] = {
     {"i2", DType::i16}, {"i4", DType::i32}, {"i8", DType::i64}, {"u1", DType::u8},
     {"u2", DType::u16}, {"u4", DType::u32}, {"u8", DType::u64}, {"b1", DType::boolean}};
 
-// The header is a literal of Python: names, texts, True and False, numbers, and brackets.
+// A parser of the header, a Python literal of names, strings, True and False, integers, and
+// brackets.
 class HeaderReader {
  public:
   HeaderReader(std::string_view text, std::string file) : text_(text), file_(std::move(file)) {}
@@ -129,7 +131,7 @@ class HeaderReader {
             __builtin_add_overflow(size, text_[at_] - '0', &size))
           fail("has a shape that is too large");
       if (at_ == start) corrupt();
-      if (at_ < text_.size() && text_[at_] == 'L') ++at_;  // Python 2
+      if (at_ < text_.size() && text_[at_] == 'L') ++at_;  // a Python 2 integer
       out_.shape.push_back(size);
       if (!next_is(',')) {
         expect(')');
@@ -144,7 +146,7 @@ class HeaderReader {
   NpyHeader out_;
 };
 
-// The first axis is the fastest in memory: out row-major.
+// Converts column-major data to row-major.
 std::vector<std::byte> row_major(Bytes data, const std::vector<std::int64_t>& shape,
                                  std::size_t width) {
   std::vector<std::byte> out(data.size());
@@ -205,7 +207,7 @@ Tensor tensor_in(Bytes file, const std::string& name) {
   return out;
 }
 
-// All but the values.
+// Returns the part of the file before the values.
 std::string head_of(const char* op, const Tensor& t) {
   auto known = std::find_if(std::begin(npy_names), std::end(npy_names),
                             [&](auto& f) { return f.second == t.dtype; });
@@ -222,7 +224,7 @@ std::string head_of(const char* op, const Tensor& t) {
   auto header = fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}), }}",
                             bytes_of(t.dtype) > 1 ? '<' : '|', known->first, sizes);
   const std::size_t before = 10;
-  // the values start aligned
+  // pads so that the values are aligned to 64 bytes
   header.resize((before + header.size() + 1 + 63) / 64 * 64 - before - 1, ' ');
   header += '\n';
   std::string out(kMagic);

@@ -1,7 +1,7 @@
-// The processes that share a state: who of them has which devices, and how they tell each other.
+// The processes that share a state: the devices of each, and their communication.
 //
-// All that asks this goes through here. One process has all devices and hears itself alone, which
-// is what a ProcessGroup is by default; a runtime of several processes fills in its own.
+// All code that saves and loads uses this interface. The default is one process that has all
+// devices. A runtime with several processes provides its own.
 #pragma once
 #include <functional>
 #include <string>
@@ -14,14 +14,14 @@ namespace haliax {
 struct ProcessGroup {
   int rank = 0, count = 1;
   std::function<int(const Mesh&, int device)> rank_of = [](const Mesh&, int) { return 0; };
-  // What each of them says, by rank; returns when all have spoken, so that it is a barrier, too.
-  // Raises where one is gone. Called in the same order everywhere, by one thread at a time.
+  // Returns the strings of all processes, by rank. It is also a barrier. Raises if a process is
+  // lost. All processes call it in the same order, from one thread at a time.
   std::function<std::vector<std::string>(const std::string& mine)> all_gather =
       [](const std::string& mine) { return std::vector<std::string>{mine}; };
-  // The same processes for a thread of its own: what they say there does not meet what they say
-  // here. Made in the same order everywhere. Null: this one serves all threads.
+  // Returns the same group for another thread, with separate messages. All processes create
+  // separate groups in the same order. Null: this group serves all threads.
   std::function<ProcessGroup()> separate_group = {};
 };
-const ProcessGroup& all_processes();  // of this program
+const ProcessGroup& all_processes();  // the processes of this program
 
 }  // namespace haliax

@@ -1,8 +1,8 @@
-// safetensors: eight bytes with the size of a JSON header, the header, then the tensors' data side
-// by side.
+// safetensors: eight bytes with the size of a JSON header, the header, then the contiguous data of
+// the tensors:
 //   {"wte.weight": {"dtype": "F32", "shape": [512, 32], "data_offsets": [0, 65536]}, ...,
-//   "__metadata__": {"format": "pt"}}
-// Offsets count from the end of the header; the data has no holes and nothing overlaps.
+//    "__metadata__": {"format": "pt"}}
+// Offsets count from the end of the header. The data has no gaps and no overlaps.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
 
-constexpr std::int64_t max_header = 100'000'000;  // of the format's own reader
+constexpr std::int64_t max_header = 100'000'000;  // the limit of the reference reader
 constexpr const char* metadata_key = "__metadata__";
 
 constexpr std::pair<DType, std::string_view> safetensors_names[] = {
@@ -40,7 +40,7 @@ bool is_boolean_data(const std::vector<std::byte>& data) {
 
 struct TensorEntry {
   Tensor tensor;
-  std::int64_t begin = 0, end = 0;  // of its data
+  std::int64_t begin = 0, end = 0;  // range of its data
 };
 
 class Reader {
@@ -69,7 +69,7 @@ class Reader {
         entries.push_back(entry(name, fields));
     }
     check_layout(entries, file_bytes - 8 - std::int64_t(header_bytes));
-    for (TensorEntry& e : entries) {  // in the order of the file
+    for (TensorEntry& e : entries) {  // in file order
       e.tensor.data.resize(std::size_t(e.end - e.begin));
       file_.read(e.tensor.data.data(), e.end - e.begin);
       if (e.tensor.dtype == DType::boolean && !is_boolean_data(e.tensor.data))
@@ -89,8 +89,8 @@ class Reader {
     haliax::fail("read_safetensors", path_ + ": tensor " + printable(tensor) + " " + what);
   }
 
-  // The header is at most three levels deep and names nothing twice (JSON parsers keep the last
-  // silently).
+  // Parses the header. It is at most three levels deep and has no duplicate names, which JSON
+  // parsers would silently merge.
   json parse(const std::string& header) const {
     std::set<std::string> names;
     const auto check = [&](int depth, json::parse_event_t event, json& value) {
@@ -154,7 +154,8 @@ class Reader {
     return value.get<std::vector<std::int64_t>>();
   }
 
-  // Sorts by place. Every byte of the data belongs to one tensor.
+  // Sorts the tensors by position, and checks that every byte of the data belongs to exactly one
+  // tensor.
   void check_layout(std::vector<TensorEntry>& entries, std::int64_t data_bytes) const {
     std::sort(entries.begin(), entries.end(), [](auto& a, auto& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -185,7 +186,8 @@ class Reader {
 
 // ---- writing ----
 
-// The tensors in the order of the file: wide elements first, so that each is aligned, then by name.
+// Returns the tensors in file order: dtypes with larger elements first, so that each tensor is
+// aligned, then by name.
 std::vector<const Tensor*> in_file_order(const TensorFile& file) {
   std::vector<const Tensor*> order;
   for (const Tensor& t : file.tensors) order.push_back(&t);
@@ -220,7 +222,7 @@ std::string safetensors_head(const std::vector<TensorHead>& order,
   for (const auto& [key, value] : metadata) root[metadata_key][key] = value;
   try {
     std::string header = root.dump();
-    header.resize((header.size() + 7) / 8 * 8, ' ');  // the data starts aligned
+    header.resize((header.size() + 7) / 8 * 8, ' ');  // aligns the data
     if (std::int64_t(header.size()) > max_header)
       fail("write_safetensors", "the header is larger than the format allows");
     const std::uint64_t header_bytes = header.size();

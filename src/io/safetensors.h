@@ -1,4 +1,4 @@
-// The head of a safetensors file, for who writes the data itself.
+// The header of a safetensors file, for writers that write the data themselves.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,8 +14,8 @@ struct TensorHead {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;
 };
-// All that stands before the data of these tensors, which follow in this order without holes.
-// Raises for a name that is there twice, or is not UTF-8.
+// Returns the part of a file before the data. The data of the tensors follows in this order,
+// without gaps. Raises for a name that is duplicate or not UTF-8.
 std::string safetensors_head(const std::vector<TensorHead>&,
                              const std::vector<std::pair<std::string, std::string>>& metadata);
 

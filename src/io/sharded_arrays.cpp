@@ -1,3 +1,4 @@
+// The parts of sharded arrays that a process saves or loads.
 #include "io/sharded_arrays.h"
 
 #include <algorithm>
@@ -12,12 +13,12 @@ namespace haliax {
 
 const ProcessGroup& all_processes() {
   static const ProcessGroup* all = [] {
-    auto* g = new ProcessGroup;  // never destroyed: a save may still ask it at the end
+    auto* g = new ProcessGroup;  // never destroyed, since a save may use it at exit
     if (auto* ranks = peers()) {
       g->rank = ranks->rank();
       g->count = ranks->count();
       g->rank_of = [ranks](const Mesh& mesh, int device) {
-        // or each has one of its own
+        // an unsharded array: each process has its own copy
         return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();
       };
       g->all_gather = [ranks](const std::string& mine) {
@@ -65,7 +66,7 @@ ArrayByParts::ArrayByParts(Axes axes, DType dtype, std::shared_ptr<const Placeme
     return buffer;
   };
   if (placed_) at_ = sharding_for(axes_, placed_->mapping, placed_->mesh, "the array");
-  // one process has no need of one for each device before they want it
+  // with one process, a replicated array is copied to the devices on first use
   if (!placed_ || (at_.is_replicated() && group.count == 1)) {
     whole_ = fresh(full_part(axes_));
     return;
@@ -79,7 +80,7 @@ ArrayByParts::ArrayByParts(Axes axes, DType dtype, std::shared_ptr<const Placeme
     if (known == made.end()) {
       blocks_.push_back(fresh(part));
       made.push_back({std::move(part), blocks_.back()});
-    } else {  // memory of its own: a device may write over it
+    } else {  // separate memory, since a device may overwrite it
       blocks_.push_back(std::make_shared<Buffer>(known->second->bytes()));
       same_.push_back({known->second, blocks_.back()});
     }

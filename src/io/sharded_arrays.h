@@ -1,5 +1,5 @@
-// Arrays by the parts that lie on devices: what of them this process has, and new ones made part by
-// part, never whole.
+// Arrays as parts on devices: the parts that this process has, and new arrays that are created part
+// by part without a full copy.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,42 +14,43 @@ namespace haliax {
 struct PartValue {
   Part part;
   BufferPtr data;
-  BufferPtr of = nullptr;  // held too: who alone holds a value may write over its blocks
+  // the full value; a second owner prevents that its blocks are overwritten
+  BufferPtr of = nullptr;
 };
-// The parts of which this process has the first copy (that of the device with the lowest number),
-// so that those of all processes together are each element once. Nothing is copied. Not inside a
-// GraphWriter; raises for an array without a value.
+// Returns the parts of which this process has the first copy: that of the device with the lowest
+// number. The parts of all processes together cover each element once. Copies nothing. Must not be
+// called in a GraphWriter. Raises if the array has no value.
 std::vector<PartValue> first_copies(const Node&, const ProcessGroup&);
 
-// An array that is made part by part: those of the devices that this process has.
+// A new array, of which this process fills the parts on its devices.
 class ArrayByParts {
  public:
-  // Cut as `placed` says; null: in one piece.
+  // Sharded as `placed` specifies; null: unsharded.
   ArrayByParts(Axes, DType, std::shared_ptr<const Placement> placed, const ProcessGroup&);
-  // The different ones among them, to be written, row-major.
+  // The distinct parts to be filled, row-major.
   struct PartToFill {
     Part part;
     std::byte* data;
   };
   const std::vector<PartToFill>& parts_to_fill() const { return parts_to_fill_; }
-  NamedArray finish();  // when they are written: gives each device its own
+  NamedArray finish();  // call after filling: copies equal parts to their devices
 
  private:
-  struct Same {  // as the part of another device
+  struct Same {  // an equal part on another device
     BufferPtr from, to;
   };
   Axes axes_;
   DType dtype_;
   std::shared_ptr<const Placement> placed_;
   Sharding at_;
-  BufferPtr whole_;                // or blocks
-  int first_ = 0;                  // of the devices that this process has
-  std::vector<BufferPtr> blocks_;  // of those
+  BufferPtr whole_;                // null if the array has blocks
+  int first_ = 0;                  // first device of this process
+  std::vector<BufferPtr> blocks_;  // one per device of this process
   std::vector<PartToFill> parts_to_fill_;
   std::vector<Same> same_;
 };
-// How a new array lies that stands for `like`: as that one, else by mesh and mapping in scope;
-// null: in one piece.
+// Returns the placement of a new array that replaces `like`: that of `like`, or else the mesh and
+// mapping in scope; null: unsharded.
 std::shared_ptr<const Placement> placement_like(const NamedArray& like);
 
 }  // namespace haliax

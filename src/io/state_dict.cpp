@@ -1,3 +1,4 @@
+// State dicts: names and shapes of the tensors of a state, and copies between a state and a file.
 #include "haliax/state_dict.h"
 
 #include <fmt/format.h>
@@ -41,7 +42,7 @@ void StateWalk::add(NamedArray& a) {
   if (a.empty()) return;
   auto axes = a.axes();
   std::vector<std::int64_t> shape;
-  // the layer axis comes first
+  // the layer axis is first
   for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);
   entries.push_back({path, &a, std::move(shape), layers});
 }
@@ -56,7 +57,7 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
   stored = std::move(shape);
 }
 void StateWalk::add(nn::Linear& l) {
-  // empty: of another part of the model, see filter
+  // an empty weight belongs to another part of the model; see `filter`
   auto axes = l.weight.empty() ? Axes() : l.weight.axes();
   auto &in = l.In.axes(), &out = l.Out.axes();
   bool out_first = !out.empty() && axes.size() >= in.size() + out.size() &&
@@ -97,8 +98,8 @@ TensorFile save_state(const std::vector<StateEntry>& entries, SourceLocation at)
 
 namespace {
 
-// The tensors of a file that an array of the model takes, layer by layer; null where one is missing
-// or has another shape.
+// Returns the tensors of a file for an array of the model, layer by layer; null if one is missing
+// or has another shape. Records all mismatches.
 std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
                                     StateMismatch& wrong, std::vector<std::string>& told,
                                     std::set<std::string>& unused) {
@@ -124,7 +125,8 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
   }
   return out;
 }
-// The array of these tensors, in its own dtype; what is null stays as it is.
+// Returns the array of these tensors, cast to its own dtype. Layers without a tensor keep their
+// values.
 NamedArray joined(const StateEntry& e, const std::vector<const Tensor*>& tensors) {
   auto dtype = e.array->dtype();
   auto axes = e.array->axes();
@@ -147,7 +149,8 @@ NamedArray joined(const StateEntry& e, const std::vector<const Tensor*>& tensors
   }
   return stack(axes[0], layers);
 }
-// `the file has 4 layers h.{}, the model 3`, for each stack of which that is so.
+// Returns "the file has 4 layers h.{}, the model 3" for each stack with a different number of
+// layers.
 std::vector<std::string> other_layers(const std::vector<StateEntry>& entries,
                                       const TensorFile& file) {
   std::vector<std::string> out;

@@ -1,3 +1,4 @@
+// Views of the host memory of an array with a given order of axes.
 #include "haliax/view.h"
 
 #include <fmt/format.h>

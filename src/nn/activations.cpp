@@ -1,3 +1,4 @@
+// Activation functions, and their names in model configurations.
 #include <cmath>
 #include <numbers>
 
@@ -9,8 +10,8 @@
 namespace haliax::nn {
 namespace {
 
-// Of several steps that would each round: of narrow floats they are made in f32, forward and
-// backward, and rounded once.
+// Computes 16-bit floats in f32, forward and backward, and rounds the result once. For functions of
+// several ops.
 template <class F> NamedArray rounded_once(const NamedArray& x, const F& f) {
   return is_float(x.dtype()) && bytes_of(x.dtype()) < 4 ? f(x.astype(DType::f32)).astype(x.dtype())
                                                         : f(x);
@@ -18,7 +19,7 @@ template <class F> NamedArray rounded_once(const NamedArray& x, const F& f) {
 
 }  // namespace
 
-NamedArray relu(Arr x) {  // its derivative at 0 is 0, and NaN stays
+NamedArray relu(Arr x) {  // derivative 0 at 0; NaN stays NaN
   LayerScope scope(x);
   return where(x <= 0., 0., x);
 }
@@ -34,7 +35,8 @@ NamedArray leaky_relu(Arr x) {
   LayerScope scope(x);
   return where(x >= 0., x, x * 0.01);
 }
-// The exponential sees no positive number, so that its derivative is finite where it is not chosen.
+// The operand of the exponential is never positive, so that its derivative is finite where the
+// other side is selected.
 NamedArray elu(Arr x) {
   LayerScope scope(x);
   return where(x > 0., x, expm1(where(x > 0., 0., x)));

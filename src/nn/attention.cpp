@@ -1,3 +1,4 @@
+// Attention: masks, biases, and dot-product attention.
 #include <bit>
 #include <cmath>
 
@@ -8,7 +9,7 @@
 namespace haliax::nn {
 namespace {
 
-// (QPos, KPos): where the query's position is not before the key's.
+// (QPos, KPos): true where the position of the query is not before the position of the key.
 NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, const Arr& k_start) {
   return broadcast_to(arange(QPos) + q_start, {QPos, KPos}) >= arange(KPos) + k_start;
 }
@@ -18,7 +19,7 @@ std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
   std::vector<double> slopes;
   for (std::int64_t i = 1; i <= whole; ++i)
     slopes.push_back(std::exp2(-bias_max * double(i) / double(whole)));
-  // between those of a power of two, every second one
+  // Every second slope of the next power of two.
   for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)
     slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * whole)));
   return slopes;

@@ -1,3 +1,4 @@
+// The key-value cache for decoding.
 #include <cmath>
 
 #include "graph/axes.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr auto kCache = "kv_cache";
 
-// The same number everywhere, that is known now.
+// Returns the value of a constant scalar, possibly broadcast.
 std::optional<double> known(const NamedArray& a) {
   if (!prim::is_number(a.node())) return {};
   return real_of(*prim::stripped(a.node()));
@@ -20,10 +21,10 @@ void check_lengths(const NamedArray& lengths) {
   if (!is_integer(lengths.dtype()))
     fail(kCache, "the lengths are {}, not integers: they count positions", lengths.dtype());
 }
-// How many of the new positions count, i32, from 0 to all.
+// Returns the number of new positions that count, i32, from 0 to all.
 NamedArray counted(const NamedArray& count, const Axis& Next, const Axes& texts) {
   const auto dtype = count.dtype();
-  const auto number = known(count);  // one that was given as a NamedArray is f32
+  const auto number = known(count);  // a C++ integer that was converted to a NamedArray is f32
   bool whole = is_integer(dtype) || (number && is_float(dtype) && *number == std::floor(*number));
   if (!whole)
     fail(kCache, "the count is {}, and not a whole number; it says how many of {} count", dtype,
@@ -76,7 +77,8 @@ KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New,
   auto Next = key.resolve_axis(New);
   if (Next.name == Pos.name)
     fail(kCache, "the new positions have the name {} of the cache's; rename them", Pos.name);
-  Indices where{{Pos, positions(Next)}};  // of each example its own: where that lies is an index
+  // Each example has its own positions, so its batch positions are indices as well.
+  Indices where{{Pos, positions(Next)}};
   for (auto& a : lengths.axes()) where.push_back({a, arange(a)});
   auto written = [&](const char* whose, const NamedArray& all, const NamedArray& x) {
     auto wanted = replaced(all.axes(), Pos.name, {Next});

@@ -1,3 +1,4 @@
+// Layers: Linear, LayerNorm, RmsNorm, Dropout, Embedding, Mlp.
 #include <cmath>
 
 #include "graph/fail.h"
@@ -7,7 +8,7 @@
 namespace haliax::nn {
 namespace {
 
-// Every one of the axes is there, with its size.
+// Raises unless x has all axes, in these sizes.
 void expect(const char* op, const Arr& x, const AxisSpec& axes) {
   auto shown = x.axes();
   for (auto& a : axes) {
@@ -60,7 +61,7 @@ NamedArray Linear::operator()(Arr x) const {
   return bias ? y + *bias : y;
 }
 
-// A norm's weight of ones and bias of zeros, those that are asked for.
+// Returns a norm with a weight of ones and a bias of zeros, as the options request.
 template <class Norm> static Norm norm_of(const AxisSpec& axis, const NormOptions& options) {
   Norm l{axis, {}, {}, options.eps};
   if (options.use_weight) l.weight = ones(axis);

@@ -1,5 +1,4 @@
-// The cross entropy of a linear head. All of it is written for whole arrays; chunked_reduce cuts
-// it.
+// The cross entropy of a linear head. The loss is written for full arrays; chunked_reduce tiles it.
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -19,14 +18,14 @@ constexpr auto op = "linear_cross_entropy";
 using Options = LinearCrossEntropyOptions;
 using Result = LinearCrossEntropy;
 
-// All that may be cut; empty where it is not given.
+// All arrays that may be tiled; empty if not given.
 struct Arrays {
-  // labels (Vocab): 0, 1, 2, ..., like targets
+  // labels (Vocab): 0, 1, 2, ..., in a dtype that integer targets compare with.
   NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;
   NamedArray teacher_x = {}, teacher_weight = {}, teacher_bias = {};
-  // (tokens): the rows of x, targets, mask and weights in the order of the walk
+  // (tokens): order in which the rows of x, targets, mask and weights are processed.
   NamedArray order = {};
-  NamedArray here = {};  // (tokens), bool, in that order: those of this walk
+  NamedArray here = {};  // (tokens), bool, in this order: tokens of the current pass
 };
 Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab,
                  const Options& o) {
@@ -50,21 +49,21 @@ Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis
 
   return a;
 }
-// Are the axes named, this one among them?
+// Returns true if the selection names this axis.
 bool is_named(const AxisSelection& s, Name n) {
   return std::any_of(s.items().begin(), s.items().end(), [&](auto& a) { return a.name == n; });
 }
 
-// ---- what is asked, by name ----
+// ---- arguments and their checks ----
 
 struct Problem {
   const Options& options;
   Axis Vocab;
   AxisSelection Embed;
-  Axes tokens;  // of the logits, but Vocab
-  DType dtype;  // of the logits
+  Axes tokens;  // axes of the logits except Vocab
+  DType dtype;  // dtype of the logits
 
-  // Only axes of the tokens, with their sizes.
+  // Raises unless all axes are axes of the tokens, in the same sizes.
   void expect_tokens(const char* what, const Axes& axes, const Axes& allowed) const {
     for (auto& a : axes) {
       auto* found = find_axis(allowed, a.name);
@@ -76,7 +75,7 @@ struct Problem {
              axes, found->size, allowed);
     }
   }
-  // What has only some of the tokens' axes holds for all.
+  // Broadcasts an array that has only some of the token axes.
   NamedArray with_all_tokens(const NamedArray& a) const {
     return a.empty() ? a : broadcast_axis(a, without_axes(tokens, a.axes()));
   }
@@ -111,7 +110,7 @@ struct Problem {
                     tokens);
     }
     if (!soft && options.ignore_index) {
-      // what t has no bits for
+      // bits of the index that the dtype of the targets lacks
       const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));
       if (above != 0 && !(is_signed(t) && above == -1))
         fail(op,
@@ -147,7 +146,7 @@ struct Problem {
   }
 };
 
-// Is the value there, or to be had by computing? Not inside jit, vmap or scan.
+// Returns true if the value is computed or computable now. False inside jit, vmap and scan.
 bool is_known(const NamedArray& a) {
   for (auto& n : topological({a.node()}, [](const Node& m) { return bool(m.value); })) {
     if (std::any_of(n->axes.begin(), n->axes.end(), [](auto& x) { return x.name.hidden(); }))
@@ -158,14 +157,14 @@ bool is_known(const NamedArray& a) {
   return true;
 }
 
-// ---- tokens: which count, and how much ----
-// Made twice, of the targets in a chunk and of all: what a mean is divided by must not come out of
-// the walk, or the gradient would have to wait for its end.
+// ---- tokens: which tokens count, and their weights ----
+// Computed twice, for the targets in a chunk and for all targets. The divisor of a mean must not be
+// a result of the chunked pass, since the gradient would have to wait for the end of the pass.
 
 struct CountedTokens {
-  NamedArray live, weights, class_weights;  // (tokens...); empty: all, or 1
-  NamedArray inside;                        // ids of the vocabulary
-  NamedArray wrong;  // checked: ids that are neither in the vocabulary nor to be ignored
+  NamedArray live, weights, class_weights;  // (tokens...); empty: all tokens, or weight 1
+  NamedArray inside;                        // true for ids of the vocabulary
+  NamedArray wrong;  // with `checked`: ids that are neither in the vocabulary nor ignored
 
   CountedTokens(const Problem& p, const Arrays& a) {
     auto& o = p.options;
@@ -189,7 +188,7 @@ struct CountedTokens {
            p.options.ignore_index ? ", nor ignore_index"
                                   : "; ignore_index says what does not count");
   }
-  // (tokens...) -> what does not count is exactly 0, the rest weighted.
+  // Weights a value per token. Tokens that do not count are exactly 0.
   NamedArray weighted(NamedArray v) const {
     if (!live.empty()) v = where(live, v, 0.);
     return weights.empty() ? v : v * weights;
@@ -200,7 +199,7 @@ struct CountedTokens {
   }
 };
 
-// ---- the loss, on whole arrays ----
+// ---- the loss, on full arrays ----
 
 NamedArray logits_of(const Problem& p, const NamedArray& x, const NamedArray& weight,
                      const AxisSelection& Embed, const NamedArray& bias, double soft_cap) {
@@ -210,17 +209,17 @@ NamedArray logits_of(const Problem& p, const NamedArray& x, const NamedArray& we
   if (soft_cap != 0) l = soft_cap * tanh(l / soft_cap);
   return p.options.temperature == 1 ? l : l / p.options.temperature;
 }
-// The sum over Vocab of p * v, where p = exp(logits - lse). A logit of -inf says "never": its term
-// is 0.
+// Returns the sum over Vocab of p * v, where p = exp(logits - lse). A logit of -inf has probability
+// 0, so its term is 0.
 NamedArray expected(const NamedArray& logits, const NamedArray& lse, const NamedArray& v,
                     const Axis& Vocab) {
   return sum(exp(logits - lse) * where(isneginf(logits), 0., v), Vocab);
 }
 
 struct Labels {
-  NamedArray nll;   // sum of -target * log p; of an id outside the vocabulary anything
+  NamedArray nll;   // sum of -target * log p; arbitrary for an id out of range
   NamedArray loss;  // sum of -q * class_weights * log p
-  NamedArray id;    // the target, or the likeliest of a soft one
+  NamedArray id;    // the target, or the likeliest class of soft targets
 };
 Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray& logits,
                  const NamedArray& lse, const Arrays& a) {
@@ -231,7 +230,8 @@ Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray
   if (!a.class_weights.empty()) classes = astype(a.class_weights, p.dtype);
   Labels l;
   if (is_integer(targets.dtype())) {
-    // As a sum over the vocabulary the label's logit fuses with the softmax, forward and backward.
+    // The logit of the label is computed as a sum over the vocabulary, which fuses with the
+    // softmax, forward and backward.
     auto is_label = broadcast_axis(targets, Vocab) == a.labels;
     auto picked = sum(where(is_label, logits, 0.), Vocab);
     l.id = targets;
@@ -294,7 +294,7 @@ Result chunk_loss(const Problem& p, const Arrays& a) {
   return r;
 }
 
-// What is summed over tokens, of two walks over some of them each.
+// Adds the results of two passes, each over some of the tokens, that are sums over tokens.
 Result operator+(Result a, const Result& b) {
   for (auto part : {&Result::total, &Result::nll, &Result::accuracy})
     if (!(a.*part).sum.empty()) (a.*part).sum = (a.*part).sum + (b.*part).sum;
@@ -303,8 +303,8 @@ Result operator+(Result a, const Result& b) {
 }
 
 // ---- masked tokens ----
-// Turns end early if nothing in them counts. Masked tokens that lie scattered among others come
-// last: then there are such turns.
+// An iteration ends early if none of its tokens counts. To create such iterations, masked tokens
+// that are scattered among others are moved to the end.
 
 class LiveTokensFirst {
  public:
@@ -313,11 +313,10 @@ class LiveTokensFirst {
     auto& give = o.outputs;
     bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy ||
                        give.top_k > 0 || give.sample || o.teacher;
-    // What is not reduced may have cotangents that are computed from it: one sweep, which a change
-    // of order would make two.
+    // Unreduced losses may have cotangents that depend on them. One pass suffices for these; a
+    // change of the order would require two.
     bool masked = o.mask || (o.ignore_index && is_integer(a.targets.dtype()));
-    // And a norm may have captured, or draw, something for each token: it lines up with their own
-    // order.
+    // A norm may have captured or drawn a value per token, which matches the original order.
     if (!masked || every_token || o.reduction == Reduction::none || o.norm ||
         axis_size(p.tokens) == 0 || !plain(o))
       return;
@@ -332,7 +331,7 @@ class LiveTokensFirst {
     row_ = "row of " + name;
   }
 
-  // The options' cut, with one axis in place of those.
+  // Returns the tiled axes and options, with one axis in place of the token axes.
   std::pair<AxisSelection, ChunkOptions> cut(const Options& o, const Axes& tokens) const {
     const AxisSelection requested = o.walked.all() ? AxisSelection(tokens) : o.walked;
     if (rows_.empty()) return {requested, o.chunks};
@@ -364,18 +363,19 @@ class LiveTokensFirst {
     a.order = rename(argsort(~of_rows(live), row_), row_, tiled_axis_.name);
     return a;
   }
-  Arrays taken(Arrays a) const {  // in a turn
+  // Gathers the tokens of one iteration.
+  Arrays taken(Arrays a) const {
     if (rows_.empty()) return a;
     for (auto* v : of_tokens(a))
       if (!v->empty()) *v = take(*v, row_, a.order);
     if (!a.here.empty()) a.mask = !a.mask.empty() ? a.mask & a.here : a.here;
     return a;
   }
-  // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is
-  // left to small ones. How many positions make a large one, in the default budget; 0: all turns
-  // are alike, since somebody said what they hold, they are small, or more than tokens is cut. (So
-  // it is for a narrow head, whose gradient is summed in an array of its own that the budget seldom
-  // holds.)
+  // Returns the positions of a large chunk in the default budget. Large chunks are the fastest, but
+  // a mask only skips full chunks: live tokens that do not fill a large chunk are processed in
+  // small ones. Returns 0 if all chunks have one size: the options specify it, the chunks would be
+  // small, or more than tokens is tiled. Also 0 for a 16-bit head, whose gradient is summed in a
+  // separate array that the budget seldom covers.
   std::int64_t large_chunk(const Problem& p, const Arrays& a) const {
     auto& o = p.options;
     auto& c = o.chunks;
@@ -386,13 +386,13 @@ class LiveTokensFirst {
     auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
     auto budget = std::max<std::int64_t>(std::int64_t(32) << 20, bytes(a.x) + bytes(a.weight));
     auto logits = p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype);
-    // rows picked, and their gradients
+    // gathered rows and their gradients
     auto most = budget / (logits + 2 * bytes(a.x) / tiled_axis_.size);
     if (std::min(most, tiled_axis_.size) < 2 * small_chunk) return 0;
     auto chunk_count = std::max<std::int64_t>(2, (tiled_axis_.size + most - 1) / most);
     return (tiled_axis_.size + chunk_count - 1) / chunk_count;
   }
-  // (tokens), in order: those that fill large turns.
+  // (tokens), in order: true for the tokens that fill large chunks.
   NamedArray filling(std::int64_t chunk, const NamedArray& live) const {
     auto count = sum(of_rows(live));
     return arange(tiled_axis_) < where(count == tiled_axis_.size, count, count - mod(count, chunk));
@@ -412,7 +412,7 @@ class LiveTokensFirst {
   static std::vector<NamedArray*> of_tokens(Arrays& a) {
     return {&a.x, &a.targets, &a.mask, &a.weights};
   }
-  // else chunked_reduce says what is wrong with the selection
+  // For other selections, chunked_reduce reports the error.
   static bool plain(const Options& o) {
     if (o.walked.all()) return o.chunks.chunks.empty();
     auto& items = o.walked.items();
@@ -422,16 +422,17 @@ class LiveTokensFirst {
         return false;
     return o.chunks.chunks.empty() || o.chunks.chunks.size() == items.size();
   }
-  // devices hold a part of it each: tokens would go from one to another
+  // Returns true if devices of the mesh each store a part of the axis. A reordering would
+  // communicate tokens.
   static bool is_shared(Name axis) {
     auto mesh = current_mesh();
     auto mapping = current_mapping();
     return mesh && (!mapping || mapping->find(axis));
   }
 
-  Axes rows_;        // the tokens' axes that are walked; none: in the order they have
-  Axis tiled_axis_;  // all of these, live tokens first
-  Name row_;         // the same in their own order
+  Axes rows_;        // tiled token axes; empty: the original order
+  Axis tiled_axis_;  // all of these as one axis, live tokens first
+  Name row_;         // the same axis in the original order
 };
 
 }  // namespace
@@ -458,7 +459,7 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   p.check(arrays);
   for (auto* a : {&arrays.targets, &arrays.mask, &arrays.weights}) *a = p.with_all_tokens(*a);
   if (auto& ids = arrays.targets; is_integer(ids.dtype()) && bytes_of(ids.dtype()) < 4)
-    ids = astype(ids, DType::i32);  // to count to Vocab
+    ids = astype(ids, DType::i32);  // to represent ids up to the size of Vocab
   const CountedTokens tokens(p, arrays);
   tokens.check(p);
 

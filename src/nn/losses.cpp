@@ -1,3 +1,4 @@
+// Loss functions on logits.
 #include "graph/fail.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
@@ -15,8 +16,8 @@ NamedArray reduced(const NamedArray& loss, const LossOptions& options) {
                                              : mean(loss, axis, {.where = options.where});
 }
 
-// The logit at each id, or 0 for an id outside. As a sum over the labels, so that it fuses with the
-// softmax, forward and backward.
+// Returns the logit at each id, or 0 for an id out of range. Computed as a sum over the labels,
+// which fuses with the softmax, forward and backward.
 NamedArray picked(const NamedArray& logits, const Axis& Label, const NamedArray& ids) {
   return sum(where(one_hot(ids, Label, DType::boolean), logits, 0.), Label);
 }
@@ -39,7 +40,7 @@ std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr log
     fail(op, "targets of {} are ids, which have no axis {}; probabilities must be floats", t,
          Label.name);
   if (is_integer(t)) {
-    // to count to Label
+    // To represent ids up to the size of Label.
     auto ids = bytes_of(t) < 4 ? astype(targets, DType::i32) : NamedArray(targets);
     return {where(inside(ids, Label), normalizers - picked(logits, Label, ids), 0.), normalizers};
   }

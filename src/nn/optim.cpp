@@ -1,3 +1,4 @@
+// Optimizers and learning-rate schedules.
 #include "haliax/optim.h"
 
 #include <cmath>
@@ -40,7 +41,7 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
          what, b.size(), other);
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i].empty() || b[i].empty()) continue;
-    // a smaller one would be broadcast; of sizes the ops tell
+    // An array with fewer axes would be broadcast. Ops check the sizes.
     auto x = a[i].axes(), y = b[i].axes();
     auto same_name = [](const Axis& p, const Axis& q) { return p.name == q.name; };
     if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end(), same_name))
@@ -58,7 +59,7 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
            "model, as value_and_grad(loss, \"lora\") does",
            i, grads[i].axes());
 }
-// To compute in: what narrow floats give is then rounded once, not at each op.
+// Returns the dtype to compute in. 16-bit results are then rounded once rather than at each op.
 DType wide(DType d) { return is_float(d) ? ops::wide_of(d) : d; }
 NamedArray with_decay(const NamedArray& update, const NamedArray& param, double by) {
   const auto d = wide(update.dtype());
@@ -68,7 +69,7 @@ NamedArray times(const NamedArray& a, const NamedArray& by) {
   const auto d = wide(a.dtype());
   return astype(astype(a, d) * astype(by, d), a.dtype());
 }
-// 1 / (1 - b^count), without losing digits where b is close to 1.
+// Returns 1 / (1 - b^count), without a loss of precision for b close to 1.
 NamedArray correction(double b, const NamedArray& count, DType d) {
   if (b == 0) return 1.;
   return -1. / expm1(astype(count, d) * std::log(b));
@@ -115,7 +116,7 @@ Leaves clipped(Leaves grads, double max_norm) {
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2,
              double eps) {
   check_states(mu, "moments", grads);
-  // of both moments, once for each dtype
+  // Corrections of both moments, once per dtype.
   std::map<DType, std::pair<NamedArray, NamedArray>> corrections;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;

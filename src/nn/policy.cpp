@@ -1,3 +1,4 @@
+// Mixed-precision policies: parsing and printing.
 #include "haliax/policy.h"
 
 #include <ostream>

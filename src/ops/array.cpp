@@ -1,4 +1,4 @@
-// NamedArray: what it tells about itself without being evaluated, and arrays from host memory.
+// NamedArray: properties that need no evaluation, and arrays from host memory.
 #include "haliax/array.h"
 
 #include <algorithm>
@@ -113,7 +113,7 @@ NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec&
     fail("from_bytes", fmt::format("{} bytes are no whole number of {}", v.size(), dtype));
   if (dtype != DType::boolean) return data("from_bytes", v, dtype, axes);
   std::vector<std::byte> bits(v.begin(), v.end());
-  for (auto& b : bits) b = std::byte(b != std::byte(0));  // kernels rely on 0 and 1
+  for (auto& b : bits) b = std::byte(b != std::byte(0));  // kernels require 0 or 1
   return data("from_bytes", bits, dtype, axes);
 }
 

@@ -1,12 +1,14 @@
-// What ops say beside their operands, by name in place of numbers.
+// Typed views of `Attr`, the attributes of a node: one struct per op, which names the fields that
+// `Attr` stores as names and integers.
 #pragma once
 #include "graph/loop.h"
 #include "ops/prim.h"
 
 namespace haliax {
 
-// slice: `size` positions from `start` in steps; drop: one, and the axis goes. place: the same
-// positions, written. A dynamic start, which is added, is the last operand.
+// slice: `size` positions (start, start + step, ...). drop: the size is 1 and the result lacks the
+// axis. place: writes the operand at these positions of a zero array. A dynamic start is the last
+// operand and is added to `start`.
 struct SliceAttr {
   Name axis;
   std::int64_t start = 0, size = 1, step = 1;
@@ -17,21 +19,21 @@ struct SliceAttr {
     return {n.attr.names[0], i[0], i[1], i[2], i[3] != 0};
   }
 };
-// What goes along one axis: a sort, a concatenation. All that moves positions (Op::stretches) says
-// first along which.
+// Ops that work along one axis, such as a sort or a concatenation. An op with Op::segments has this
+// axis as its first name.
 struct AlongAttr {
   Name axis;
   Attr attr() const { return {.names = {axis}}; }
   static AlongAttr of(const Node& n) { return {n.attr.names[0]}; }
 };
-// argmax, argmin: the axes that are folded, along which positions count in this order; other
-// reductions say none. softmax, logsumexp: the axes over which the sums are.
+// argmax, argmin: the reduced axes, in the order in which flat positions count them; other
+// reductions have no attribute. softmax, logsumexp: the axes of the sums.
 struct ReduceAttr {
   Names over;
   Attr attr() const { return {.names = over}; }
   static ReduceAttr of(const Node& n) { return {n.attr.names}; }
 };
-// flatten: parts in one axis, row-major; unflatten: an axis in parts.
+// flatten: merges the axes `parts` into `flat`, row-major. unflatten: splits `flat` into `parts`.
 struct RegroupAttr {
   Names parts;
   Name flat;
@@ -43,7 +45,8 @@ struct RegroupAttr {
   static RegroupAttr of(const Node& n) {
     return {{n.attr.names.begin(), n.attr.names.end() - 1}, n.attr.names.back()};
   }
-  bool is_part(Name a) const { return has(parts, a); }  // `flat` may have the name of one
+  // Returns true if the axis is a part. `flat` may have the name of one of the parts.
+  bool is_part(Name a) const { return has(parts, a); }
 };
 struct RenameAttr {
   Names from, to;
@@ -61,18 +64,18 @@ struct RenameAttr {
     return at == from.end() ? a : to[std::size_t(at - from.begin())];
   }
 };
-// Of a take or a scatter: the axes of the table, or the base, that ids are for.
+// Returns the axes of the table (take) or of the base (scatter) that the ids index.
 inline const Names& indexed_axes(const Node& n) { return n.attr.names; }
-// take: operands are the table, then ids for each axis.
+// take: the operands are the table, then ids for each indexed axis.
 struct GatherAttr {
-  Names axes;  // of the table
+  Names axes;  // indexed axes of the table
   program::Outside outside = program::Outside::fill;
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(outside)}}; }
   static GatherAttr of(const Node& n) {
     return {indexed_axes(n), program::Outside(n.attr.ints[0])};
   }
 };
-// Operands are the base, the updates, then ids for each axis of the base.
+// scatter: the operands are the base, the updates, then ids for each indexed axis of the base.
 struct ScatterAttr {
   Names axes;
   program::Update update = program::Update::add;
@@ -82,21 +85,21 @@ struct ScatterAttr {
     return {indexed_axes(n), program::Update(n.attr.ints[0]), n.attr.ints[1] != 0};
   }
 };
-// A custom op of the user's: the axes that the call names, and which of its kernels it takes.
+// A custom op of the user: the axes that the call names, and the index of the selected kernel.
 struct CustomAttr {
   Names axes;
   std::size_t kernel = 0;
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(kernel)}}; }
   static CustomAttr of(const Node& n) { return {n.attr.names, std::size_t(n.attr.ints[0])}; }
 };
-// What the borders of a region walk: a ChunkKey begins so.
+// Returns the tiled axis of a region. The attributes of region boundaries (ChunkKey) begin with it.
 inline Axis tiled_axis(const Attr& region) { return {region.names[0], region.ints[0]}; }
 inline std::optional<SliceAttr> slice_of(const Node& n) {
   return n.op == &prim::kSlice ? std::optional(SliceAttr::of(n)) : std::nullopt;
 }
-// From where a value says, such as the index of a loop.
+// Returns true if the start of the slice is an operand, such as the index of a loop.
 inline bool is_dynamic_slice(const Node& n) { return n.op == &prim::kSlice && n.in.size() > 1; }
-// what a turn sees of an array that the loop walks
+// Returns true if `n` is the slice that one iteration reads of an array, at this loop index.
 inline bool is_slice_at(const Node& n, const Node* index) {
   return is_dynamic_slice(n) && n.in[1].get() == index;
 }
@@ -105,14 +108,15 @@ inline bool is_scatter_add(const Node& n) {
 }
 inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }
 inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
-// of a loop
+// `result` is a result of a loop.
 inline const LoopResult& result_of(const Node& result) {
   return loop_of(result).results[result_number(result)];
 }
 inline std::int64_t integer_of(const Node& number) {
   return number.attr.ints.empty() ? 0 : number.attr.ints[0];
 }
-inline double real_of(const Node& number) { return number.attr.number; }  // of an integer, too
+// Returns the number as a double. Valid for integers as well.
+inline double real_of(const Node& number) { return number.attr.number; }
 struct CumulativeAttr {
   Name axis;
   Monoid monoid = Monoid::sum;

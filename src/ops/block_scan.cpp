@@ -1,3 +1,4 @@
+// Op::block_scan of argmax, argmin, top_k and running sums.
 #include "ops/block_scan.h"
 
 #include "base/name.h"
@@ -22,8 +23,8 @@ NodePtr positions_in(const Block& b, Name axis, DType d) {
 
 }  // namespace
 
-// The extreme so far, where it is, and what else lies there; the first of equals wins, from
-// whichever end the walk comes.
+// State: the extreme so far, its position, and the picked values there. Among equal values the
+// first position wins, in either direction of the pass.
 std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picked) {
   auto& x = n->in[0];
   const auto over = ReduceAttr::of(*n).over;
@@ -41,7 +42,7 @@ std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picke
     auto here = argreduce(largest, blocks[0], n->axes, {Axis(axis, block.size)});
     auto value = reduce(largest ? Monoid::max : Monoid::min, blocks[0], n->axes);
     auto better = largest ? beats(best, value) : beats(value, best);
-    if (is_float(value->dtype))  // NaN wins
+    if (is_float(value->dtype))  // NaN beats every number
       better =
           either(better, reverse ? is_nan(value) : both(is_nan(value), logical_not(is_nan(best))));
     better = either(better, less(at, integer(0, at->dtype)));
@@ -56,9 +57,9 @@ std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picke
   return t;
 }
 
-// The first k of an order: keys, positions and what lies there. Each turn takes them again, one
-// after another, from those so far and the block: the least (key, position) after the one taken
-// before.
+// State: keys, positions and picked values of the first k elements of the order. Each iteration
+// selects k elements from the state and the block, one by one: each is the least (key, position)
+// after the previous one.
 std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked) {
   constexpr std::int64_t most = 64;
   if (!is_top_k(*n) || SliceAttr::of(*n).size > most) return {};
@@ -70,7 +71,7 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
               .value = 1,
               .positions = fresh_hidden(a)};
   const Axis Kept(t.positions, k);
-  // Of what has those positions along a.
+  // Returns the axes with the k positions in place of `a`.
   auto kept = [&, a = a](const Axes& axes) {
     return haliax::joined(replaced(axes, a, {}), {Kept});
   };
@@ -117,8 +118,8 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
   return t;
 }
 
-// The running total goes on from the last position of the block before; narrow floats are added in
-// f32, as in one piece.
+// State: the running total at the last position of the previous block. 16-bit floats are added in
+// f32, as in an unblocked running sum.
 std::optional<BlockScan> cumulative_block_scan(const NodePtr& n, const Nodes&) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
   auto d = is_float(n->dtype) && bytes_of(n->dtype) < 4 ? DType::f32 : n->dtype;

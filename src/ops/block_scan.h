@@ -1,6 +1,7 @@
-// Ops that need a whole axis, in one walk along it: what is known so far is carried from block to
-// block. `by_blocks` folds what all blocks say, which suits blocks that are there at once, as on a
-// mesh; in chunks each such fold would be a walk of its own.
+// Ops that need a full axis, computed in one pass over its blocks: a state is carried from block to
+// block. Op::block_scan returns this form for chunked regions. Op::blockwise (blockwise.h) reduces
+// over the results of all blocks instead, which suits a mesh, where all blocks exist at once; in
+// chunks, each of its reductions would need a pass of its own.
 #pragma once
 #include <functional>
 #include <optional>
@@ -10,26 +11,27 @@
 namespace haliax {
 
 struct BlockScan {
-  Name axis = {};    // walked: of what is read
-  Nodes reads = {};  // a turn is given the blocks of these; they need not be the operands
-  Nodes start = {};  // what is known before the first turn
-  // which of what is known in the end is the op's value; behind it, what is picked there
+  Name axis = {};  // the axis of `reads` that the blocks split
+  // Arrays of which each iteration receives a block. They need not be the operands of the op.
+  Nodes reads = {};
+  Nodes start = {};  // state before the first iteration
+  // Index in the final state of the value of the op. The picked values follow it.
   std::size_t value = 0;
-  // instead each turn makes a block of the value: the last that `next` gives
+  // true: the value consists of blocks, one per iteration: the last node that `next` returns.
   bool running = false;
-  // name under which the positions found so far lie in `start` and `next` (the op says `axis`)
+  // Axis name of the positions found so far in `start` and `next`. The op calls this axis `axis`.
   Name positions = {};
-  std::optional<bool> reverse = {};  // the last block first? None: whichever comes
+  std::optional<bool> reverse = {};  // last block first; none: any order
   std::function<Nodes(const Nodes& known, const Nodes& blocks, const Block&, bool reverse)> next =
       {};
 };
 
 namespace prim {
 
-// What Op::in_turns of these ops is. `picked`: what is taken from tables at the positions that the
-// op finds.
-std::optional<BlockScan> extreme_block_scan(const NodePtr&, const Nodes& picked);  // argmax, argmin
-// the first of an argsort
+// Implementations of Op::block_scan, for argmax and argmin, for top_k (the first positions of an
+// argsort), and for running sums. `picked`: gathers that read tables at the positions that the op
+// finds.
+std::optional<BlockScan> extreme_block_scan(const NodePtr&, const Nodes& picked);
 std::optional<BlockScan> first_block_scan(const NodePtr&, const Nodes& picked);
 std::optional<BlockScan> cumulative_block_scan(const NodePtr&, const Nodes& picked);
 

@@ -1,3 +1,5 @@
+// Blockwise forms of ops that need a full axis: running sums, argmax, top_k, sorts, gathers and
+// scatters. On a mesh, each block is the shard of a device.
 #include "ops/blockwise.h"
 
 #include <algorithm>
@@ -10,20 +12,20 @@
 namespace haliax::prim {
 namespace {
 
-constexpr int far = 8;  // how deep a value is looked into
+constexpr int far = 8;  // depth limit of searches in the graph
 
-// What a sort puts last.
+// Returns the value that a sort places last.
 NodePtr last_of(DType d) {
   return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, true);
 }
 
 struct Blocked {
   Name axis, blocks;
-  std::int64_t size, count, step;  // of the axis; of blocks; of one block
+  std::int64_t size, count, step;  // size of the axis; number of blocks; positions per block
   Blocked(const Axis& a, int n)
       : axis(a.name), blocks("(blocks of " + std::string(a.name.text()) + ")"), size(a.size),
         count(n), step((a.size + n - 1) / n) {}
-  // (..., axis) -> (..., blocks, axis); what is missing in the last block is `fill`.
+  // (..., axis) -> (..., blocks, axis). The end of the last block is filled with `fill`.
   NodePtr split(const NodePtr& x, const NodePtr& fill) const {
     auto whole = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
     return unflatten(whole, axis, {Axis(blocks, count), Axis(axis, step)});
@@ -48,7 +50,7 @@ NodePtr running(const NodePtr& n, const Blocked& b) {
   return fit(slice(all, b.axis, 0, b.size), n->axes);
 }
 
-// The first position of the extreme: of those that hold it, the least.
+// Returns the first position of the extreme: the least position that has the extreme value.
 NodePtr extreme_position(const NodePtr& n) {
   auto& x = n->in[0];
   auto top = reduce(n->op == &kArgmax ? Monoid::max : Monoid::min, x, n->axes);
@@ -70,15 +72,15 @@ NodePtr quotient(const NodePtr& x, std::int64_t by) {
   return map(kFloorDiv, {x, whole(by)}, DType::i32);
 }
 NodePtr rest_of(const NodePtr& x, std::int64_t by) { return map(kMod, {x, whole(by)}, DType::i32); }
-// Is it one of [first, end)?
+// Returns true elements where the ids are in [first, end).
 NodePtr within(const NodePtr& ids, std::int64_t first, std::int64_t end) {
   auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
   auto from = less_equal(number(first), ids), before = less(ids, number(end));
   return both(from, before);
 }
 
-// ---- the first k ----
-// n, made again of another value of its base.
+// ---- top_k: the first k of an order ----
+// Recomputes n from another value of its base.
 NodePtr replayed(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
   if (n == base) return now;
   if (is_generated(n)) return n;
@@ -89,13 +91,16 @@ NodePtr replayed(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
   return rebuilt(*n, std::move(in), axes);
 }
 
-// Each block gives its own first k; the first k of those are the first k of all. What is sent is
-// what the keys are made of, if it is made point by point: it is mostly what is picked, too.
+// top_k. Each block selects its own first k elements; the first k of these candidates are the first
+// k of the full axis. The keys may be computed elementwise from another value, their base. Then the
+// base is communicated in place of the keys, since the picked values are usually computed from it
+// as well.
 struct First {
   Blocked b;
   std::int64_t k;
-  // order: positions in each block (..., blocks, axis = k) sent: of the base, what is picked so
-  // (..., axis = blocks * k); best: positions in it
+  // order: selected positions in each block, (..., blocks, axis = k). sent: the candidates: the
+  // base at these positions, (..., axis = blocks * k). best: positions of the first k among the
+  // candidates.
   NodePtr base, order, sent, best;
   First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
     auto& keys = top->in[0]->in[0];
@@ -106,7 +111,7 @@ struct First {
     order = slice(argsort(b.split(keys, last), b.axis), b.axis, 0, each);
     sent = picked(base);
     auto candidates = replayed(keys, base, sent);
-    if (there < b.count * each)  // what the last blocks lack
+    if (there < b.count * each)  // candidates that the short last blocks lack
       candidates = select(less(iota(Axis(b.axis, b.count * each)), integer(there, DType::i32)),
                           candidates, last);
     best = slice(argsort(candidates, b.axis), b.axis, 0, k);
@@ -117,7 +122,8 @@ struct First {
   NodePtr picked(const NodePtr& x) const {
     return b.joined(pick(b.split(x, number(0, x->dtype)), order));
   }
-  // of which it is made without regard to where on the axis it lies
+  // Returns the value from which x is computed elementwise, without any use of positions on the
+  // axis.
   NodePtr base_at(const NodePtr& x) const {
     auto regards = [&](const Node& n) {
       return std::any_of(n.in.begin(), n.in.end(),
@@ -134,15 +140,15 @@ struct First {
   }
 };
 
-// ---- slices by ids ----
+// ---- slices at dynamic positions ----
 Name positions_of(Name axis) { return Name("(positions of " + std::string(axis.text()) + ")"); }
 Axes with_name(Axes axes, Name from, Name to) {
   for (auto& a : axes)
     if (a.name == from) a.name = to;
   return axes;
 }
-// Where a slice of this axis reads, moved to where it fits; null: at the index of a loop, whose
-// turns read all of the axis.
+// Returns the positions that a slice of this axis reads, moved so that the slice fits. Null for a
+// slice at the index of a loop, whose iterations read the full axis.
 NodePtr positions_of(const Node& n, const Axis& whole, Name called) {
   auto c = SliceAttr::of(n);
   auto start = n.in.size() > 1 ? n.in[1] : nullptr;
@@ -155,8 +161,8 @@ NodePtr positions_of(const Node& n, const Axis& whole, Name called) {
   return add(
       ids, cast(max(min(start, at(whole.size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
 }
-// One position, or those from a start that is not known yet, picked by ids: the devices that hold
-// them answer.
+// Returns a slice of one position, or one with a dynamic start, as a gather: the devices that store
+// the positions provide them.
 NodePtr picked_slice(const NodePtr& n) {
   auto c = SliceAttr::of(*n);
   Name positions = positions_of(c.axis);
@@ -167,8 +173,8 @@ NodePtr picked_slice(const NodePtr& n) {
   return c.drop ? out : rename(out, {positions}, {c.axis});
 }
 
-// ---- ids with the name of the axis that they say where on ----
-// Known ids, one step after the other: of start + step * position.
+// ---- ids that have the axis that they index ----
+// Constant ids in an arithmetic progression: start + step * position.
 struct Progression {
   std::int64_t start = 0, step = 0;
 };
@@ -189,7 +195,8 @@ std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
   if (a->step || b->step) return {};
   return Progression{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
 }
-// The slice of `whole` that ids (axis) name; none if they are not known, or not all inside.
+// Returns the slice of the axis `whole` that the ids select; none if the ids are not constant or
+// are out of range.
 std::optional<SliceAttr> picked_run(const NodePtr& ids, const Axis& whole) {
   auto* a = find(*ids, whole.name);
   if (!a || ids->axes.size() != 1 || a->size == 0) return {};
@@ -204,7 +211,8 @@ std::int64_t where_on(const Node& n, Name axis) {
   return std::find(axes.begin(), axes.end(), axis) - axes.begin();
 }
 
-// May a device have only a part of x along this axis? Not where x is made of positions.
+// Returns true if x may be sharded along this axis. Values that are computed from positions alone
+// are not sharded.
 bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
   if (!has(x->axes, axis) || is_generated(x)) return false;
   if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
@@ -212,9 +220,9 @@ bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
     if (x->in[k] && may_be_cut(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
   return false;
 }
-// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from
-// blocks of it. Not where as much comes out as there is and no cut of the ids stands in the way:
-// then the table's moves to another axis as it is.
+// Renames the axis of the ids. The table then keeps the name of its axis, and the ids pick from
+// blocks of it. Null if the result is not smaller than the table and the ids are not sharded: then
+// it is cheaper to reshard the table to another axis.
 NodePtr picked_apart(const NodePtr& n, Name axis) {
   bool cut =
       std::any_of(n->in.begin() + 1, n->in.end(), [&](auto& ids) { return may_be_cut(ids, axis); });
@@ -231,8 +239,9 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
                 {positions}, {axis});
 }
 
-// ---- a whole order, or a whole turn, of an axis that nothing else can be cut by ----
-// An axis of at least as many positions takes the cut for less.
+// ---- a full sort or roll along an axis, if no other axis can be sharded ----
+// Returns true if another axis has at least as many positions as there are blocks. Sharding this
+// other axis is cheaper.
 bool has_another_axis(const Node& x, Name axis, int blocks) {
   return std::any_of(x.axes.begin(), x.axes.end(),
                      [&](auto& a) { return a.name != axis && a.size >= blocks; });
@@ -241,14 +250,17 @@ NodePtr with_order(const NodePtr& x, Name axis, const NodePtr& order) {
   return gather(x, {{axis, order}}, x->axes, program::Outside::clamp);
 }
 
-// Columnsort (Leighton, 1985): blocks are the columns of a matrix. Each is sorted by itself, its
-// positions are dealt out to all blocks in turn, and after another sort dealt back: then nothing is
-// more than half a block from its place, and neighbours sort what they share.
+// Columnsort (Leighton, 1985). The blocks are the columns of a matrix. Each column is sorted; its
+// positions are distributed round-robin over all blocks, sorted again, and distributed back. Then
+// each element is at most half a block away from its final position, and neighboring blocks sort
+// their common elements.
 struct Columnsort {
-  Nodes rows;  // keys, and where they come from: of equal ones the first goes first
-  Nodes last;  // of each, what comes after all others
+  // The keys, and their original positions: among equal keys, the smaller position is first.
+  Nodes rows;
+  Nodes last;  // per row: a value that follows all others
   Blocked b;
-  // positions in a column, a multiple of the blocks and of 2; bytes of one position of all rows
+  // Positions per column, a multiple of the number of blocks and of 2; bytes of one position of all
+  // rows.
   std::int64_t column, moved = 0;
 
   Columnsort(Nodes r, Nodes l, const Axis& a, int blocks)
@@ -257,9 +269,10 @@ struct Columnsort {
     column = (b.step + unit - 1) / unit * unit;
     for (auto& x : rows) moved += x->bytes() / b.size;
   }
-  // Are columns long enough, and is less sent than the bytes that are gathered else? Twice each
-  // device sends all of a column but its own part, and twice half of one; what is missing in the
-  // columns before a device's block comes last.
+  // Returns true if the columns are long enough for the algorithm and less is communicated than the
+  // `gathered` bytes of the alternative. Twice, each device sends all of a column but its own part,
+  // and twice half of a column. The padding of the columns before the block of a device is sorted
+  // to the end.
   bool pays(std::int64_t gathered) const {
     auto others = b.count - 1, late = b.count * (column - b.step) / 2;
     bool small = std::any_of(rows.begin(), rows.end(),
@@ -292,14 +305,14 @@ struct Columnsort {
       return flatten(rename(parts, {blocks, low}, {old, blocks}), {old, high}, Axis(axis, column));
     });
     order(axis);
-    order(blocks);  // brings those that are dealt back to one column together
+    order(blocks);  // collects the elements that return to one column
     rows = each([&](auto& x) {
       auto parts = unflatten(x, axis, {Axis(old, b.count), Axis(high, part.size)});
       return flatten(rename(parts, {blocks, old}, {low, blocks}), {high, low}, Axis(axis, column));
     });
     order(axis);
     auto halves = rows;
-    // the upper half of each column, and the lower one of the next
+    // The upper half of each column, and the lower half of the next one.
     for (std::size_t k = 0; k < rows.size(); ++k) {
       auto lower = slice(halves[k], axis, 0, half.size), none = slice(lower, blocks, 0, 1);
       auto next = concat({slice(lower, blocks, 1, b.count - 1), fit(last[k], none->axes)}, count);
@@ -331,20 +344,21 @@ NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
   return c.pays(x->bytes()) ? c.run().back() : nullptr;
 }
 
-// Are these ids all positions of the axis, each once?
+// Returns true if the ids are a permutation of all positions of the axis.
 bool is_order(const Node& ids, Name axis) {
   if (ids.op == &kArgsort) return AlongAttr::of(ids).axis == axis;
   return ids.op == &kGather && indexed_axes(ids) == Names{axis} && is_order(*ids.in[0], axis) &&
          is_order(*ids.in[1], axis);
 }
-bool is_drawn_order(const Node& ids, Name axis) {  // as `random::permutation` has it
+bool is_drawn_order(const Node& ids, Name axis) {  // the form that `random::permutation` creates
   if (!is_order(ids, axis)) return false;
   return ids.op == &kGather ? is_drawn_order(*ids.in[1], axis)
                             : ids.in[0]->op->code == Code::threefry_xor;
 }
-// What an order picks goes by way of a third block: of those that go from one block to another, the
-// first by one, the next by the next. So each block sends to each, and each hands on, as much: a
-// part of a block, and for each block at most one position more.
+// Gathers along a permutation in two communication steps, by way of an intermediate block. The
+// elements that move from one block to another are distributed round-robin over the intermediate
+// blocks. Each block then sends the same number of elements to each other block in both steps: a
+// part of a block, and at most one position more per block.
 NodePtr reordered(const NodePtr& n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   auto& order = n->in[1];
@@ -356,7 +370,8 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
   auto pair = [&](const NodePtr& x, const NodePtr& y, std::int64_t size) {
     return add(mul(x, whole(size)), y);
   };
-  auto rank = [&](const NodePtr& x, const NodePtr& y) {  // how many before it go the same way
+  // Returns the number of earlier elements with the same x and y.
+  auto rank = [&](const NodePtr& x, const NodePtr& y) {
     auto group = pair(x, y, count);
     auto before = reduce(Monoid::sum, cast(less(group, iota(groups)), DType::i32), {groups});
     return sub(argsort(argsort(group, axis), axis),
@@ -376,7 +391,8 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
   auto keeps =
       pad(b.split(pair(by, handed, slots), whole(0)), axis, 0, count * slots - b.step, whole(0));
 
-  // (blocks, part of that size, slot); the last goes where it is picked from
+  // Axes (blocks, part of the given size, slot), then the other axes of the result. The last pick
+  // removes `slot`.
   auto parted = [&](std::int64_t size) {
     Axes axes{blocks, part.resize(size), slot};
     for (auto& a : n->axes)
@@ -396,7 +412,8 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
   return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
 }
 
-// ids that count round an axis: (position - by) mod size, as `roll` has them; null: others.
+// Returns `by` if the ids are (position - by) mod size, the form that `roll` creates. Null: another
+// form.
 NodePtr rolled_by(const Node& n, Name axis) {
   auto& ids = n.in[1];
   auto* a = find(*ids, axis);
@@ -408,18 +425,19 @@ NodePtr rolled_by(const Node& n, Name axis) {
                 !find(*from->in[1], axis);
   return counts ? from->in[1] : nullptr;
 }
-// Each device sends a part of its block to each: then all have the same part of all blocks, whole
-// blocks move in place, and the parts go back so that each device has all that its block is made
-// of. What is before the start and what is after it come one by one, if the last block is smaller.
+// Rolls in two communication steps. Each device first sends a part of its block to each other
+// device, so that each has the same part of all blocks. Full blocks then move locally, and the
+// parts are sent back, so that each device has all elements of its block. If the last block is
+// shorter, the elements before and after the wrap-around are computed separately.
 NodePtr rolled(const NodePtr& n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   const bool even = b.size == b.step * count;
   if (n->in[0]->bytes() <= kNegligibleBytes || b.step < count || (even ? 2 : 3) * b.step >= b.size)
     return nullptr;
   auto x = b.split(n->in[0], number(0, n->dtype));
-  auto axes = b.split(n, number(0, n->dtype))->axes;  // of the result, in blocks
+  auto axes = b.split(n, number(0, n->dtype))->axes;  // axes of the result in blocks
   auto position = iota(Axis(axis, b.step));
-  auto moved = [&](const NodePtr& by) {  // by less than all blocks
+  auto moved = [&](const NodePtr& by) {  // rolls by less than the size of all blocks
     auto blocks = quotient(by, b.step), rest = rest_of(by, b.step);
     auto carried = cast(less_equal(whole(b.step), add(position, rest)), DType::i32);
     auto from = rest_of(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
@@ -438,8 +456,8 @@ NodePtr rolled(const NodePtr& n, Name axis, int count) {
 
 }  // namespace
 
-// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and
-// what the row covers is chosen from there.
+// If the ids are constant and consecutive, places the updates among zeros and selects within the
+// range of the ids. Otherwise, renames the axis of the ids, so that they index blocks of the base.
 NodePtr scatter_blockwise(const NodePtr& n, Name axis, int) {
   auto attr = ScatterAttr::of(*n);
   auto& base = n->in[0];
@@ -513,7 +531,7 @@ NodePtr slice_blockwise(const NodePtr& n, Name axis, int blocks) {
   return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions()
                       : picked_slice(n);
 }
-// One position among zeros.
+// Places one position among zeros.
 NodePtr place_blockwise(const NodePtr& n, Name axis, int) {
   auto whole = *find(*n, axis);
   auto at = SliceAttr::of(*n).drop ? positions_of(*n, whole, axis) : nullptr;
@@ -531,29 +549,29 @@ NodePtr gather_blockwise(const NodePtr& n, Name axis, int blocks) {
 NodePtr sort_blockwise(const NodePtr& n, Name axis, int blocks) { return ordered(n, axis, blocks); }
 
 NodePtr blockwise(const NodePtr& n, Name axis, int blocks) {
-  // Positions are counted in i32 here: of an axis that has more, all is taken at once.
+  // Positions are counted in i32 here. A longer axis is processed unblocked.
   auto* a = find(*n->in[0], axis);
   bool counts = is_top_k(*n) || picks_in_order(*n) || n->op == &kArgsort;
   if (a && position_dtype(a->size) != DType::i32 &&
       (counts || (n->op == &kGather && rolled_by(*n, axis))))
     return nullptr;
   OriginScope due(n->origin);
-  context().origin.mapping = {};  // it binds the result, not how it is made
+  context().origin.mapping = {};  // the mapping constrains the result, not its intermediates
   auto out = n->op->blockwise(n, axis, blocks);
   return out ? fit(out, n->axes) : out;
 }
 
 namespace {
 
-// From the start of an axis of this size, also those that were counted from its end; within it, if
-// they are clamped.
+// Returns ids that count from the start of an axis of this size, including ids that counted from
+// its end. `clamps`: clamped to the axis.
 NodePtr counted(const NodePtr& ids, std::int64_t size, bool clamps) {
   auto all = signed_ids(ids, size);
   auto number = [&](std::int64_t v) { return integer(v, all->dtype); };
   return clamps && size > 0 ? min(max(all, number(0)), number(size - 1)) : all;
 }
-// The operands with ids, from the first on, that count from the starts of blocks; of what lies
-// elsewhere they find nothing.
+// Returns the operands with ids, from `first` on, that count from the start of the block. Ids of
+// other blocks become out of range.
 Nodes on_blocks(const Node& n, Nodes in, std::size_t first, bool clamps,
                 const std::vector<Block>& blocks) {
   auto& axes = indexed_axes(n);
@@ -566,7 +584,9 @@ Nodes on_blocks(const Node& n, Nodes in, std::size_t first, bool clamps,
     if (block != blocks.end()) {
       auto shifted = sub(ids, cast(block->start, ids->dtype));
       in[first + k] = select(within(shifted, 0, block->size), shifted, number(block->size));
-    } else {  // not counted from the end twice
+    } else {
+      // Marks ids that are out of range, so that a negative id does not count from the end a second
+      // time.
       in[first + k] = clamps && size > 0 ? ids : select(within(ids, 0, size), ids, number(size));
     }
   }

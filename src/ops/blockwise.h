@@ -1,5 +1,6 @@
-// Ops that need a whole axis, said in terms of ops that need only a block of it: each block is
-// ordered or summed by itself, and what is left to do is small.
+// Ops that need a full axis, rewritten as ops that need only blocks of it: each block is sorted or
+// summed separately, and a small computation combines the blocks. On a mesh, a block is the shard
+// of a device.
 #pragma once
 #include <functional>
 
@@ -7,36 +8,41 @@
 
 namespace haliax::prim {
 
-// bytes that are sent about as fast as nothing: not worth another way or call
+// Bytes below which the latency of a collective dominates: a different algorithm or a further
+// collective does not pay.
 constexpr std::int64_t kNegligibleBytes = 64 * 1024;
 
-// What Op::by_blocks of these ops is.
+// Implementations of Op::blockwise. `blocks`: the number of blocks of the axis. Null: the op has no
+// blockwise form here.
 NodePtr cumulative_blockwise(const NodePtr&, Name axis, int blocks);
-NodePtr extreme_blockwise(const NodePtr&, Name axis, int blocks);  // argmax, argmin
-NodePtr sort_blockwise(const NodePtr&, Name axis, int blocks);     // sort, argsort
-// the first of an argsort; one position; from an unknown start
+NodePtr extreme_blockwise(const NodePtr&, Name axis, int blocks);  // for argmax and argmin
+NodePtr sort_blockwise(const NodePtr&, Name axis, int blocks);     // for sort and argsort
+// For slices: the first positions of an argsort, a single position, or a dynamic start.
 NodePtr slice_blockwise(const NodePtr&, Name axis, int blocks);
-NodePtr place_blockwise(const NodePtr&, Name axis, int blocks);  // of one position
-// what stands there; ids that have the axis
+NodePtr place_blockwise(const NodePtr&, Name axis, int blocks);  // for a single position
+// For gathers: at the positions of a top_k, in an order of the full axis, or with ids that have the
+// axis.
 NodePtr gather_blockwise(const NodePtr&, Name axis, int blocks);
-NodePtr scatter_blockwise(const NodePtr&, Name axis, int blocks);  // likewise
+// For scatters with ids that have the axis.
+NodePtr scatter_blockwise(const NodePtr&, Name axis, int blocks);
 
-// The op's own way, due to the op: its axes are the op's.
+// Returns Op::blockwise of the node, with its axes and its origin. Null: there is no blockwise
+// form.
 NodePtr blockwise(const NodePtr&, Name axis, int blocks);
-bool sends_least_blockwise(
-    const Node&);               // do its blocks send less to each other than any other way does?
-bool is_top_k(const Node&);     // the first of an argsort
-bool picks_top_k(const Node&);  // what stands there
-const char* user_name(const Node&);  // cumsum, top_k, roll: what users call it
-bool picks_in_order(const Node&);    // likewise, or at all of an argsort
-// The one value of which this is made point by point, if it is no larger; or itself. Nothing is
-// looked for below where it `ends`.
+// Returns true if the blockwise form communicates less than any other way to compute the op.
+bool sends_least_blockwise(const Node&);
+bool is_top_k(const Node&);          // true for the first positions of an argsort
+bool picks_top_k(const Node&);       // true for a gather at the positions of a top_k
+const char* user_name(const Node&);  // the public name of the op: cumsum, top_k, roll
+bool picks_in_order(const Node&);  // true for a gather at the positions of a top_k or of an argsort
+// Returns the one node from which `n` is computed elementwise, if its dtype is no larger; otherwise
+// `n`. The search does not pass nodes for which `ends` is true.
 NodePtr pointwise_source(
     const NodePtr&,
     const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 
-// What Op::on_block and Op::found of gather and scatter are: ids count from a block's start, and
-// what lies in other blocks is nothing here.
+// Implementations of Op::on_block and Op::in_range for gather and scatter. Ids count from the start
+// of a block, and ids of other blocks have no effect.
 NodePtr gather_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
 NodePtr scatter_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
 NodePtr gather_in_range(const Node&, const Nodes& in);

@@ -1,3 +1,4 @@
+// Collective nodes: their construction, and their checks for the verifier.
 #include "ops/collective.h"
 
 #include <fmt/format.h>
@@ -9,7 +10,7 @@ namespace {
 
 using program::CollectiveKind;
 
-// Boxes that lie inside of the arrays.
+// Checks that the boxes are inside of the arrays.
 std::string fault_of(const std::vector<program::BoxTransfer>& boxes,
                      const std::vector<Axes>& arrays) {
   for (auto& p : boxes) {
@@ -27,7 +28,8 @@ std::string fault_of(const std::vector<program::BoxTransfer>& boxes,
   }
   return {};
 }
-// What comes is written once: all that comes to an array has room in it.
+// Checks the boxes of an exchange. Each element is received at most once, so an array receives at
+// most as many elements as it has.
 std::string fault_of_exchange(const program::Collective& how, const std::vector<Axes>& in,
                               const std::vector<Axes>& out) {
   if (auto wrong = fault_of(how.sends, in); !wrong.empty()) return wrong;
@@ -41,8 +43,8 @@ std::string fault_of_exchange(const program::Collective& how, const std::vector<
   }
   return {};
 }
-// The operands are an array and a block of another; the result is what their contraction would be
-// if the block were whole.
+// Checks a ring. The operands are an array and a block of another array. The result has the axes of
+// the contraction with the full second array.
 std::string fault_of_ring(const CollectiveSpec& w, const std::vector<Axes>& in) {
   if (in.size() != 2 || w.out.size() != 1 || w.along.size() != 1 || w.rank < 0 || w.rank >= w.ranks)
     return "it is no ring";
@@ -66,8 +68,8 @@ std::string fault_of_ring(const CollectiveSpec& w, const std::vector<Axes>& in) 
       return fmt::format("no operand has axis {}", to_string(a));
   return fault_of_exchange(w.collective, {in[1]}, {in[1]});
 }
-// Each array is like what is made of it, but for the axis that is cut or joined: blocks of it are
-// ceil(size / ranks), or short.
+// Checks one array. Operand and result have the same axes, except for the size of the axis that is
+// split or joined: its blocks have ceil(size / ranks) positions, or fewer.
 std::string fault_of_array(const CollectiveSpec& w, std::size_t k, const Axes& x) {
   auto& out = w.out[k];
   const bool joins = w.collective.kind == CollectiveKind::all_gather,

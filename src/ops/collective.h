@@ -1,24 +1,26 @@
-// The op that moves values between the devices of a mesh. It has no rule along axes: the graph of
-// one device knows no mesh.
+// The op that communicates between the devices of a mesh. It has no rule along axes: it only occurs
+// in the graph of one device, which has no mesh.
 #pragma once
 #include "graph/loop.h"
 
 namespace haliax {
 
-// What a collective node does. Each device has a node of its own; no two are equal.
+// The communication that a collective node performs. Each device has a node of its own; no two
+// nodes are equal.
 struct CollectiveSpec : Payload {
-  int number = 0;  // of the call, as planned: the same on all devices; 1 is the first
-  program::Collective collective = {};  // all but dims and views, which lowering knows
-  std::vector<Axes> out = {};           // of the results, on this device
-  std::vector<Name> along = {};         // for each array: the axis that is cut or joined
-  // A ring of so many ranks (0: none): the operands are an array and this rank's block of another,
-  // cut along along[0]. The result is their contraction, in `dtype`, a block at a time: `how`, an
-  // exchange, hands each on to the rank before.
+  int number = 0;                       // number in the plan, equal on all devices; the first is 1
+  program::Collective collective = {};  // complete but for dims and views, which lowering fills in
+  std::vector<Axes> out = {};           // axes of the results on this device
+  std::vector<Name> along = {};         // per array: the axis that is split or joined
+  // A ring of `ranks` devices (0: no ring). The operands are an array and this rank's block of
+  // another array, which is sharded along along[0]. The result is their contraction in `dtype`,
+  // computed block by block: `collective` (CollectiveKind::exchange) sends each block to the rank
+  // before.
   int ranks = 0, rank = 0;
   DType dtype = DType::f32;
 };
 extern const Op kCollective;
-// of a collective
+// `n` is a collective.
 inline const CollectiveSpec& collective_spec_of(const Node& n) {
   return static_cast<const CollectiveSpec&>(*n.attr.payload);
 }

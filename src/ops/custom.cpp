@@ -1,4 +1,5 @@
-// Ops of the user's own: a step that calls their function, with the rule along axes that they give.
+// Custom ops of the user: a step that calls the user's function, with the rules along axes that the
+// user provides.
 #include "haliax/custom_op.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ const CpuKernel& kernel_of(const Node& n) { return user_op(*n.op).cpu[CustomAttr
 
 bool folds(AxisRule r) { return r >= AxisRule::reduce_sum; }
 Monoid monoid_of(AxisRule r) { return Monoid(int(r) - int(AxisRule::reduce_sum)); }
-// What a call does along one of its axes; map: it does not name it.
+// Returns the rule of a call along one of its axes; `map` if the call does not name the axis.
 AxisRule rule_of(const Node& n, Name a) {
   auto axes = CustomAttr::of(n).axes;
   auto at = std::find(axes.begin(), axes.end(), a);
@@ -67,7 +68,7 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
          fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
-    // the walk sums those that the operand lacks
+    // `vjp` sums over the axes that the operand lacks.
     for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {
       auto* its = find(*o, a.name);
       for (auto& x : o->in)
@@ -87,10 +88,12 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
 }
 
 void lower(const Node& n, Emit& e) {
-  // What a fold of nothing gives, or nothing; a device of a mesh may have an empty block.
+  // Fills the result if it is empty, or if a named axis is: a device of a mesh may have an empty
+  // block. A reduction of nothing yields the neutral element.
   auto fill = [&](Monoid m) { e.fill(e.result(), n.axes, prim::identity(m, n.dtype)); };
   if (n.size() == 0) return fill(Monoid::sum);
-  Axes dims = n.axes;  // mapped by the backend, then what the kernel sees
+  // Axes over which the backend iterates, followed by the axes that the kernel receives.
+  Axes dims = n.axes;
   auto along = CustomAttr::of(n).axes;
   std::erase_if(dims, [&](auto& a) { return has(along, a.name); });
   auto outer = dims.size();
@@ -99,7 +102,8 @@ void lower(const Node& n, Emit& e) {
     auto rule = rule_of(n, name);
     if (dims.back().size == 0) return fill(folds(rule) ? monoid_of(rule) : Monoid::sum);
   }
-  if (along.empty() && outer > 0) --outer;  // a row at once: calls cost something
+  // One call of the kernel processes a full row, since calls have a cost.
+  if (along.empty() && outer > 0) --outer;
   program::Step s;
   s.kind = program::Kind::custom;
   auto& arrays = s.custom.arrays;
@@ -109,19 +113,19 @@ void lower(const Node& n, Emit& e) {
   s.custom.dims = Emit::sizes(dims);
   s.custom.outer = int(outer);
   s.custom.run = kernel_of(n).run;
-  if (dims.empty()) {  // a row of one
+  if (dims.empty()) {  // a row with one element
     s.custom.dims = {1};
     for (auto& v : arrays) v.strides = {0};
   }
   e.push(std::move(s));
 }
 
-// ---- a call ----
+// ---- calls ----
 std::string list_of(const std::vector<DType>& types, std::size_t count) {
   auto s = fmt::format("{}", fmt::join(types.begin(), types.begin() + std::ptrdiff_t(count), ", "));
   return count == 1 ? s : "(" + s + ")";
 }
-// The first kernel for these operands. A number is of any dtype.
+// Returns the index of the first kernel for these operands. A C++ scalar matches any dtype.
 std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
   auto& kernels = user_op(op).cpu;
   auto count = kernels[0].dtypes.size() - 1;
@@ -142,7 +146,8 @@ std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
   }
   fail(op.name, "takes " + takes + ", not " + list_of(given, count) + "; cast with astype");
 }
-// The axes that a call names, each in the operands or made, as its rule says.
+// Returns the axes that a call names. Each is an axis of the operands or a new one, as its rule
+// requires.
 Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
   auto& rules = user_op(op).along;
   std::vector<AxisSelector> named = selection.items();
@@ -174,7 +179,8 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
   }
   return out;
 }
-// Those of the largest operand, then what the others add, without what goes; then what is made.
+// Returns the axes of the result: the axes of the largest operand, then axes that only the others
+// have, without removed axes, and last the new axes.
 Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   auto& rules = user_op(op).along;
   Axes go, made, out;
@@ -188,7 +194,7 @@ Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
     all.push_back(visible(*x));
     mapped.push_back(without(all.back(), named));
   }
-  broadcast(op.name, mapped);  // raises where no operand has the mapped axes of all
+  broadcast(op.name, mapped);  // raises if no operand has all mapped axes
   std::stable_sort(all.begin(), all.end(),
                    [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   for (auto& axes : all) out = joined(out, axes);
@@ -247,7 +253,7 @@ static const bool forks = at_fork({kForkOps, [] { making.lock(); }, [] { making.
 CustomFunction custom_op(CustomOp user, SourceLocation at) {
   CallSite here(at);
   check(user);
-  // nodes may outlive whoever made the op
+  // Never freed: nodes may outlive the owner of the op.
   static auto* all = new std::vector<std::unique_ptr<UserOp>>;
   auto op = std::make_unique<UserOp>();
   op->label = user.name;

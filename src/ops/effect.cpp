@@ -1,3 +1,4 @@
+// Effects: their node, and their order inside and outside of loops.
 #include "ops/effect.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ void lower_effect(const Node& n, Emit& e) {
 }
 NodePtr nothing_yet() { return prim::integer(0, DType::i32); }
 
-// Does nothing below depend on an argument, or on a turn, that is not known yet?
+// Returns true if the node depends on no argument and on no loop index or carry.
 bool is_known(const NodePtr& root) {
   bool known = true;
   traverse(

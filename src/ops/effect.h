@@ -1,7 +1,7 @@
-// An effect: something that the host does with values when they are there, such as to print them.
-// Nothing reads its result but the effect after it, so that effects are alive, and in order, as
-// long as the last one is: a trace makes that one a result of its program, a loop carries it from
-// turn to turn.
+// Effects: actions of the host on computed values, such as printing them. Only the next effect
+// reads the result of an effect. Effects therefore stay alive, and in order, as long as the last
+// one does: a trace makes the last effect a result of its program, and a loop carries it from
+// iteration to iteration.
 #pragma once
 #include "graph/loop.h"
 
@@ -11,23 +11,26 @@ struct Effect : Payload {
   std::shared_ptr<const program::HostCall> call;
 };
 extern const Op kEffect;
-// After what the context has to do already.
+// Appends an effect after the effects that the context already has.
 void add_effect(Nodes values, std::shared_ptr<const program::HostCall>);
-// What can be done now, is: outside of jit, if no value depends on what is still to come. `made`:
-// what the same loop gives; it is computed with its effects, or reading it would run the loop
-// again. Not to be called while that is traced: nothing is forgotten then.
+// Runs the effects that are ready: outside of jit, if they depend on no argument and on no loop
+// index. made: results of the same loop, which are evaluated together with its effects; reading
+// them later would run the loop again. Must not be called while these results are traced, since
+// nodes keep their inputs then.
 void run_ready_effects(const std::vector<NamedArray>& made = {});
 
-// For a loop while its body is traced: effects of a turn come after those of the turn before.
+// Collects effects while the body of a loop is traced: the effects of an iteration follow those of
+// the previous iteration.
 class LoopEffects {
  public:
   explicit LoopEffects(const NodePtr& index);
-  void close();  // the body is traced: what follows is around the loop again
+  void close();  // ends the body: later effects are outside of the loop
   const NodePtr& last() const { return last_; }
   void replace_last(const NodePtr& n) { last_ = n; }
   bool any() const { return last_ && last_ != carry_; }
-  void add_to(Loop&) const;  // one more result, if there are effects: the last of them
-  static void after(const NodePtr& loop);  // whose results say that there are
+  void add_to(Loop&) const;  // adds the last effect as a result, if there is one
+  // Continues after the effects of `loop`, if its results contain any.
+  static void after(const NodePtr& loop);
 
  private:
   NodePtr before_, carry_, last_;

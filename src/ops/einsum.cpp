@@ -1,5 +1,7 @@
-// einsum: "b d, d m -> b m" by position, "{embed} -> ..." by name, "-> batch mlp" by the result
-// alone.
+// einsum, with three forms of specification:
+// - by position: "b d, d m -> b m"
+// - by name: "{embed} -> ..."
+// - by the result alone: "-> batch mlp"
 #include <algorithm>
 
 #include "haliax/fmt.h"
@@ -20,7 +22,7 @@ bool is_dots(const Token& t) { return !t.label && t.text == "..."; }
 struct OperandSpec {
   std::vector<Token> items;  // labels and "..."
   bool braces = false;
-  Token where;  // for errors about the whole of it
+  Token where;  // position for errors about the operand
   bool has_dots() const { return std::any_of(items.begin(), items.end(), is_dots); }
 };
 
@@ -44,7 +46,8 @@ class Spec {
   }
   static bool in_label(char c) { return starts_label(c) || (c >= '0' && c <= '9'); }
 
-  Token next() {  // an empty one at the end
+  // Returns the next token. At the end of the string, the token is empty.
+  Token next() {
     while (at_ < spec_.size() && (spec_[at_] == ' ' || spec_[at_] == '\t' || spec_[at_] == '\n'))
       ++at_;
     Token t{"", at_, 0, false};
@@ -74,7 +77,7 @@ class Spec {
     return t;
   }
 
-  // Labels and dots up to a comma, an arrow or the end, which is returned.
+  // Parses labels and dots up to a comma, an arrow or the end. Returns this terminator.
   Token operand(OperandSpec& o) {
     bool open = false, closed = false;
     for (Token t = next();; t = next()) {
@@ -91,7 +94,7 @@ class Spec {
         if (is_dots(t) && o.has_dots()) wrong(t, "only one ... is allowed in an operand");
         o.items.push_back(t);
       } else if (t.text == "," && open) {
-        continue;  // as good as a space
+        continue;  // equivalent to a space
       } else {
         if (open) wrong(o.where, "the brace is not closed");
         return t;
@@ -124,7 +127,7 @@ class Einsum {
     for (auto& n : nodes_) all_ = joined(all_, visible(*n));
   }
 
-  // The axes of the result.
+  // Returns the axes of the result.
   Axes result() {
     bool braces =
         std::any_of(spec_.left.begin(), spec_.left.end(), [](auto& o) { return o.braces; });
@@ -143,7 +146,7 @@ class Einsum {
   Spec spec_;
   Nodes nodes_;
   Bindings aliases_;
-  Axes all_;  // of all the arrays, by first appearance
+  Axes all_;  // axes of all arrays, by first appearance
 
   Axis named_axis(const Token& t) {
     auto* other = aliases_.find(t.text);
@@ -165,7 +168,7 @@ class Einsum {
           t, fmt::format("axis {} has size {}, but the alias says {}", a.name, a.size, s->size));
   }
 
-  // The result as written: an axis for each label, and in the place of "..." the rest.
+  // Returns the result as specified: one axis per label, and `rest` in the place of "...".
   template <class AxisOf> Axes written(AxisOf axis_of_label, const Axes& rest) {
     Axes out;
     for (auto& t : spec_.right.items) {
@@ -190,8 +193,8 @@ class Einsum {
     for (auto& o : spec_.left)
       for (auto& t : o.items)
         if (!is_dots(t)) summed.push_back(named_axis(t));
-    // Dots on the right keep whatever is not named there; dots on the left sum it. With none the
-    // result begins with the rest.
+    // Dots on the right keep all axes that are not named there. Dots on the left sum over them.
+    // Without dots, the result begins with the remaining axes.
     if (right_dots) return written(label, without(all_, mentioned));
     return left_dots ? mentioned : joined(without(without(all_, mentioned), summed), mentioned);
   }
@@ -202,7 +205,7 @@ class Einsum {
       fail("einsum",
            fmt::format("operands in the string: {}, arrays given: {}", left.size(), nodes_.size()));
     std::vector<std::pair<std::string, Axis>> bound;
-    Axes rest;  // what dots stand for
+    Axes rest;  // axes that "..." covers
     auto bind = [&](const Token& t, const Axis& a) {
       check_alias(t, a);
       for (auto& [label, axis] : bound) {

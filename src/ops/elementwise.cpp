@@ -1,6 +1,6 @@
-// Elementwise primitives that other ops and gradients are built of: one block each. `g` is the
-// cotangent of the result; what is returned may have more axes than the operand: the gradient walk
-// sums them away, once for all ops.
+// Elementwise primitives that other ops and gradients use. `g` is the cotangent of the result. The
+// returned cotangents may have more axes than the operands; `vjp` sums over the extra axes, for all
+// ops.
 #include <numbers>
 
 #include "ops/attr.h"
@@ -18,11 +18,11 @@ G y(G o) { return o->in[1]; }
 }  // namespace
 
 // ---- one operand ----
-// Terms that are rounded, or made truth values, lose bits: a sum that is pending is cast once it is
-// there.
+// A cast that rounds, or that converts to bool, does not commute with a sum. A partial sum is
+// therefore completed before this cast.
 Linear cast_linear(const Node& n, std::size_t) {
   auto from = n.in[0]->dtype, to = n.dtype;
-  // sums wrap alike
+  // Integer sums wrap the same way in both dtypes.
   bool integers =
       !is_float(from) && !is_float(to) && from != DType::boolean && to != DType::boolean;
   return integers || (is_float(from) && is_float(to) && bytes_of(to) >= bytes_of(from))
@@ -55,7 +55,7 @@ const Op kSin = map_op("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(
 const Op kCos = map_op("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
 const Op kTanh =
     map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
-// 1 - sigmoid(x) is sigmoid(-x), which has digits where x is high, too.
+// 1 - sigmoid(x) is computed as sigmoid(-x), which is also accurate for large x.
 const Op kSigmoid = map_op("sigmoid", Code::sigmoid,
                            [](G o, G g) { return Nodes{mul(g, mul(o, sigmoid(neg(x(o)))))}; });
 const Op kErf = map_op("erf", Code::erf, [](G o, G g) {
@@ -98,12 +98,13 @@ const Op kDiv = map_op(
     },
     Linear::no, [](auto&, auto k) { return k == 0 ? Linear::one : Linear::no; });
 const Op kPow = map_op("pow", Code::pow, [](G o, G g) {
-  // At x = 0 the derivative by y is 0, and by x it is 0 where y is 0.
+  // Both derivatives are finite at 0: by y where x is 0, and by x where y is 0.
   auto zero = number(0, o->dtype), base = select(equal(x(o), zero), one(o), x(o));
   auto dx = mul(g, mul(y(o), pow(x(o), select(equal(y(o), zero), one(o), sub(y(o), one(o))))));
   return Nodes{dx, mul(g, mul(select(equal(x(o), zero), zero, log(base)), o))};
 });
-// To the one that won. Where both are equal each gets half of the cotangent, as in JAX.
+// The cotangent flows to the selected operand. If both are equal, each receives half of it, as in
+// JAX.
 Nodes winners_grad(G o, G g) {
   auto half = number(0.5, o->dtype), none = number(0, o->dtype);
   auto share = [&](G a, G b) {
@@ -113,7 +114,7 @@ Nodes winners_grad(G o, G g) {
 }
 const Op kMaximum = map_op("maximum", Code::max, winners_grad),
          kMinimum = map_op("minimum", Code::min, winners_grad);
-// x = y * q + r with a whole q, which does not change.
+// x = y * q + r with an integer q, whose derivative is 0.
 Nodes remainder_grad(const Op& whole, G o, G g) {
   return {g, neg(mul(g, map(whole, {div(x(o), y(o))}, o->dtype)))};
 }
@@ -126,12 +127,13 @@ const Op kBitAnd = map_op("bitwise_and", Code::bit_and, nullptr, Linear::no, nul
                           [](auto&, auto) { return Linear::one; });
 const Op kBitOr = map_op("bitwise_or", Code::bit_or);
 
-// ---- three and four ----
+// ---- three and four operands ----
 Nodes select_grad(G o, G g) {
   auto none = number(0, o->dtype);
   return {nullptr, select(x(o), g, none), select(x(o), none, g)};
 }
-// Where one side is 0, the condition and the other side are factors, as it were.
+// If one side is 0, the select is 0 where the condition or the other side is 0, as in an
+// elementwise product.
 Linear select_zero_in(const Node& n, std::size_t k) {
   if (is_number(n.in[2], 0)) return k < 2 ? Linear::one : Linear::no;
   if (is_number(n.in[1], 0)) return k == 2 ? Linear::one : Linear::no;
@@ -155,7 +157,8 @@ NodePtr map(const Op& op, Nodes in, DType dtype, const Axes* axes) {
   return map(op, std::move(in), std::move(out), dtype);
 }
 NodePtr map(const Op& op, Nodes in, Axes axes, DType dtype) {
-  for (auto& n : in) n = stripped(n);  // operands are broadcast by name anyway
+  // Operands are broadcast by name, so a `fit` around an operand is redundant.
+  for (auto& n : in) n = stripped(n);
   return make(op, std::move(in), std::move(axes), dtype);
 }
 NodePtr cast(G a, DType d) {
@@ -188,7 +191,7 @@ NodePtr reciprocal(G a) { return div(one(a), a); }
 namespace {
 NodePtr binary(const Op& op, G a, G b) { return map(op, {a, b}, a->dtype); }
 NodePtr fit_both(G value, G a, G b) { return fit(value, joined(a->axes, b->axes)); }
-// Two plain numbers: folded in the precision of their dtype.
+// Folds two scalar constants in the precision of their dtype. Null: not applicable.
 NodePtr folded(G a, G b, double (*f)(double, double)) {
   if (a->op != &kNumber || b->op != &kNumber || (a->dtype != DType::f32 && a->dtype != DType::f64))
     return nullptr;

@@ -1,4 +1,4 @@
-// What Op::fault of ops that move values says, said once.
+// Parts of Op::fault that several ops share: messages of the verifier about wrong dtypes and sizes.
 #pragma once
 #include <fmt/format.h>
 
@@ -9,7 +9,8 @@
 
 namespace haliax {
 
-// The first operands are arrays like the result; those behind them say where.
+// Checks the dtypes of the operands: the first `arrays` operands have the dtype of the result, the
+// others are ids. Returns a message, or an empty string.
 inline std::string fault_of_dtypes(const Node& n, std::size_t arrays) {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     auto d = n.in[k]->dtype;

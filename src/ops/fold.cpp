@@ -1,5 +1,5 @@
-// Folds over axes, and the product of two arrays summed over axes. An axis of an operand that the
-// result lacks is folded away.
+// Reductions over axes, and the contraction of two arrays. An axis of an operand that the result
+// lacks is reduced.
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/block_scan.h"
@@ -8,33 +8,38 @@
 namespace haliax::prim {
 namespace {
 
-// Spreads the cotangent evenly over the positions that hold the extreme value, as JAX does.
+// Distributes the cotangent evenly over the positions that have the extreme value, as JAX does.
 Nodes extreme_grad(G o, G g) {
   auto x = o->in[0];
   auto hit = cast(equal(x, o), o->dtype);
   return {mul(div(g, sum_to(hit, o->axes)), hit)};
 }
-// The product of the others, without dividing by zero: with one zero among them it is 0, written so
-// that its own derivative is right; with more, 0 twice over.
+// The gradient is the product of the other elements, computed without a division by zero. If one
+// other element is 0, the value is 0, in a form whose own derivative is correct. If several are 0,
+// the value and its derivative are 0.
 Nodes prod_grad(G o, G g) {
   auto x = o->in[0];
   auto none = number(0, x->dtype), zero = equal(x, none);
   auto is_zero = cast(zero, x->dtype), zeros = select(zero, x, none);
   auto rest = select(zero, number(1, x->dtype), x);
-  auto others = sub(sum_to(is_zero, o->axes), is_zero);           // how many of them are zeros
-  auto product = div(reduce(Monoid::prod, rest, o->axes), rest);  // of those that are not
+  auto others = sub(sum_to(is_zero, o->axes), is_zero);  // number of zeros among the other elements
+  // product of the nonzero elements among them
+  auto product = div(reduce(Monoid::prod, rest, o->axes), rest);
   auto vanishing = mul(sub(sum_to(zeros, o->axes), zeros), product);
   return {mul(g, select(equal(others, none), product,
                         select(equal(others, number(1, x->dtype)), vanishing, none)))};
 }
 
-// Of a sum over axes that both factors of a product have, where each has axes that the other lacks,
+// A sum over axes that both factors of an elementwise product have, where each factor has axes that
+// the other one lacks,
 //
 //     y_nm = sum_k a_nk b_mk
 //
-// there may be far more products than factors: it is a contraction. Null: it is no such sum, or the
-// products are rounded before they are summed.
-constexpr std::int64_t kFarMore = 8;  // below that a sum is as fast: of some 16 rows by 16
+// may have far more terms than the factors have elements. Such a sum is computed as a contraction,
+// if there are at least kFarMore terms per element of the factors, which 16 x 16 rows reach. Below
+// this ratio a plain sum is as fast. Returns null for other sums, and for dtypes in which the terms
+// would be rounded before the sum.
+constexpr std::int64_t kFarMore = 8;
 NodePtr as_contraction(G x, const Axes& kept) {
   if (x->op != &kMul || (x->dtype != DType::f32 && x->dtype != DType::f64)) return nullptr;
   auto &a = x->in[0]->axes, &b = x->in[1]->axes;
@@ -65,13 +70,13 @@ const Op kArgmin{.name = "argmin",
                  .code = Code::reduce_argmin,
                  .blockwise = extreme_blockwise,
                  .block_scan = extreme_block_scan};
-// Asking for the primal's axis order costs a contraction nothing: no transposed copy of a weight's
-// gradient.
+// The gradient requests the axis order of the primal. A contraction writes any order at no cost, so
+// the gradient of a weight needs no transposed copy.
 const Op kContract{
     .name = "dot", .kind = Kind::contract, .linear = Linear::one, .grad = [](G o, G g) {
       auto &a = o->in[0], &b = o->in[1];
-      // Narrow operands of a wide result are multiplied as they are: the cotangent is cast, no copy
-      // of a weight is.
+      // For 16-bit operands of an f32 result, the cotangent is cast to 16 bits. The operands, such
+      // as weights, are used without a copy.
       auto times = [&](G x) {
         return bytes_of(x->dtype) < bytes_of(g->dtype) ? std::pair{cast(g, x->dtype), x}
                                                        : std::pair{g, cast(x, g->dtype)};
@@ -90,11 +95,11 @@ NodePtr reduce(Monoid m, G x, const Axes& kept) {
                  : m == Monoid::max  ? kMax
                                      : kMin;
   auto& from = stripped(x);
-  // how many equal terms a sum over axes that a broadcast made has
+  // Number of equal terms, if the sum includes axes along which x is broadcast.
   auto times = axis_size(without(folded, from->axes));
   if (times == 0 && m == Monoid::sum) return filled(0, x->dtype, kept);
   if (from == x || (times != 1 && m == Monoid::prod)) return make(op, {x}, kept, x->dtype);
-  // Never store a broadcast in order to fold it.
+  // Reduces the operand of a broadcast, so that the broadcast is never stored.
   auto once = m == Monoid::sum && times != 1 ? scale(from, double(times)) : from;
   return fit(reduce(m, once, common(kept, from->axes)), kept);
 }
@@ -117,14 +122,13 @@ NodePtr contract(G a, G b, const Axes& kept, DType out) {
   auto x = stripped(a), y = stripped(b);
   auto whole = joined(a->axes, b->axes), rest = joined(x->axes, y->axes),
        inner = common(kept, rest);
-  // how often a broadcast repeats each term
+  // Number of times that a broadcast repeats each term.
   auto times = axis_size(without(without(whole, kept), rest));
   if (times == 0) return filled(0, out, kept);
   if (times != 1) return fit(scale(contract(x, y, inner, out), double(times)), kept);
   if (without(rest, inner).empty() && out == x->dtype && out == y->dtype)
     return fit(mul(x, y), kept);
-  // A number, or an array that only some terms of the sum need, is a factor: sum the other one
-  // alone.
+  // A scalar operand is a factor of the sum: only the other operand is summed.
   if (x->axes.empty() || y->axes.empty()) {
     auto &one = x->axes.empty() ? x : y, &other = x->axes.empty() ? y : x;
     return fit(mul(cast(one, out), reduce(Monoid::sum, cast(other, out), inner)), kept);

@@ -97,8 +97,8 @@ std::int64_t index_start(const Node& n) { return IndexAttr::of(n).start; }
 std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }
 
 NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
-  // A node that varies with the index although it does not read it.
-  // like no other node
+  // The node varies with the index, although it does not read it. Its own payload makes it unlike
+  // any other node.
   return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Payload>()});
 }
 

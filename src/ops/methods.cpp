@@ -1,5 +1,5 @@
-// The ops as methods of NamedArray: each calls the function of that name with the place where it
-// was called.
+// The ops as methods of NamedArray. Each method calls the free function of the same name with the
+// source location of its caller.
 #include "haliax/ops.h"
 
 namespace haliax {
@@ -161,7 +161,8 @@ std::vector<NamedArray> NamedArray::split(const AxisSelector& axis, const AxisSp
   return haliax::split(Arr(*this, at), axis, pieces);
 }
 
-// The place is that of the right operand: an operator is not told where it stands.
+// The source location is the one of the right operand, since a C++ operator has no parameter for
+// its own.
 NamedArray& NamedArray::operator+=(const Arr& b) & { return *this = add(Arr(*this, b.at()), b); }
 NamedArray& NamedArray::operator-=(const Arr& b) & {
   return *this = subtract(Arr(*this, b.at()), b);

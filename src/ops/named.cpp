@@ -1,3 +1,4 @@
+// Helpers of the public ops: selection of axes, conversion of operands, and broadcasting.
 #include "ops/named.h"
 
 #include <algorithm>
@@ -91,7 +92,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
     fail(op, "the number " + std::to_string(a.number()) + " is not a whole number, as " + text(d) +
                  " wants");
   auto v = a.is_real() ? std::int64_t(a.number()) : a.integer();
-  if (!holds(d, v))  // it would wrap around
+  if (!holds(d, v))  // otherwise the value would wrap around
     fail(op, fmt::format("the number {} does not fit in {}", v, d));
   return prim::integer(v, d);
 }
@@ -111,8 +112,8 @@ NodePtr node_of(const char* op, const Arr& a, DType d) {
 }
 
 namespace {
-// f64 spreads to all that it meets, and is seldom meant where the rest is f32: said at the first
-// time.
+// Warns once per process if an op combines f64 with an f32 array that has axes. The result is f64,
+// which is rarely intended.
 void describe_mixed(const char* op, const Node& a, const Node& b) {
   auto &wide = a.dtype == DType::f64 ? a : b, &narrow = &wide == &a ? b : a;
   if (wide.dtype != DType::f64 || narrow.dtype != DType::f32 || visible(narrow).empty()) return;
@@ -128,7 +129,7 @@ void describe_mixed(const char* op, const Node& a, const Node& b) {
 DType promoted(const char* op, std::span<const Arr* const> operands) {
   std::optional<DType> out;
   const Node* first = nullptr;
-  DType weak = DType::boolean;  // of the numbers
+  DType weak = DType::boolean;  // dtype of the C++ scalars
   for (auto* a : operands) {
     if (a->is_number())
       weak = promote(weak, dtype_of_number(*a));
@@ -167,8 +168,8 @@ NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x) {
   return n;
 }
 namespace {
-// The operand that has the axes of all others in their sizes, as one mostly does. Null: none, or
-// there are hidden ones.
+// Returns the operand that has all axes of the others, in the same sizes. Null: there is none, or
+// an operand has hidden axes.
 const Node* widest(const Nodes& nodes) {
   auto* wide = nodes[0].get();
   for (auto& n : nodes)

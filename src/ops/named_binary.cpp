@@ -1,4 +1,5 @@
-// Elementwise ops on two and three arrays: numbers are weakly typed, axes broadcast by subset.
+// Elementwise ops on two and three arrays. C++ scalars are weakly typed, and one operand must have
+// the axes of the others.
 #include <array>
 #include <cmath>
 
@@ -11,8 +12,7 @@ namespace {
 using namespace ops;
 
 DType as_is(DType d) { return d; }
-// Two operands in the dtype that they are computed in: what `rule` makes of the one that they
-// promote to.
+// Two operands in the dtype of the computation: `rule` applied to the promoted dtype.
 struct Call2 {
   CallSite here;
   DType dtype;
@@ -20,7 +20,7 @@ struct Call2 {
   Call2(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
       : here(a.at()), dtype(rule(promoted(op, std::array{&a, &b}))), a(node_of(op, a, dtype)),
         b(node_of(op, b, dtype)) {}
-  Nodes operands() {  // once
+  Nodes operands() {  // moves the operands out; valid once
     Nodes both(2);
     both[0] = std::move(a);
     both[1] = std::move(b);
@@ -35,11 +35,11 @@ NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b,
 NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) {
   return binary(name, op, a, b, float_of);
 }
-// Whole quotients and remainders.
+// Integer quotients and remainders.
 NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) {
   return binary(name, op, a, b, no_bool);
 }
-// Arithmetic; on bools what JAX makes of it (null: nothing).
+// Arithmetic. On bools, `of_bools` is the op that JAX uses; null: not defined.
 NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a,
                       const Arr& b) {
   Call2 c(name, a, b);
@@ -66,7 +66,7 @@ NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool
   return binary(name, op, a, b, shift ? no_bool : as_is);
 }
 
-// x to the power n > 0, by squaring.
+// Returns x to the power n > 0, by squaring.
 NodePtr whole_power(NodePtr x, std::int64_t n) {
   NodePtr out;
   for (; n; n >>= 1, x = n ? prim::mul(x, x) : x)
@@ -84,7 +84,8 @@ const Op kNextafter = prim::map_op("nextafter", Code::nextafter),
 const Op kShiftLeft = prim::map_op("left_shift", Code::shift_left),
          kShiftRight = prim::map_op("right_shift", Code::shift_right);
 
-// The float of 16 bits after x towards y. Backends compute in f32, where the next one is nearer.
+// Returns the 16-bit float after x in the direction of y. Backends compute in f32, where the next
+// float is nearer.
 NodePtr narrow_next(G x, G y) {
   const auto d = x->dtype;
   auto bits = [](std::int64_t v) { return prim::integer(v, DType::u16); };
@@ -92,14 +93,15 @@ NodePtr narrow_next(G x, G y) {
   auto zero = prim::number(0, d), mine = prim::bitcast(x, DType::u16);
   auto inwards = test(kBitXor, {prim::less(x, y), prim::less(zero, x)});  // towards 0
   auto moved = prim::select(inwards, prim::sub(mine, bits(1)), prim::add(mine, bits(1)));
-  auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));  // of either sign
+  // smallest magnitude, with the sign of y
+  auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));
   auto next = prim::bitcast(prim::select(prim::equal(x, zero), least, moved), d);
   auto nan = test(prim::kBitOr, {prim::is_nan(x), prim::is_nan(y)});
   return prim::select(nan, prim::add(x, y), prim::select(prim::equal(x, y), y, next));
 }
 
-// in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite
-// operand would make them NaN.
+// Operands of the wrap: the value, a, b. The derivatives are the shares of exp(a) and exp(b). The
+// gradient of the composed value would be NaN for an infinite operand.
 NodePtr share(G x, G o) {
   auto finite = prim::is_finite(o);
   auto top = prim::cast(prim::equal(x, prim::number(HUGE_VAL, x->dtype)), o->dtype);
@@ -141,7 +143,8 @@ NamedArray power(Arr a, Arr b) {
   CallSite here(a.at());
   auto dtype = no_bool(promoted("power", std::array<const Arr*, 2>{&a, &b}));
   auto x = node_of("power", a, dtype);
-  // A small whole exponent is a few products: exact, and right for a negative base.
+  // A small integer exponent becomes a few multiplications, which are exact and valid for a
+  // negative base.
   if (b.is_number() && b.number() == std::trunc(b.number()) && std::abs(b.number()) <= 16) {
     auto n = std::int64_t(b.number());
     if (n < 0 && !is_float(dtype))
@@ -157,7 +160,7 @@ NamedArray power(Arr a, Arr b) {
 NamedArray hypot(Arr a, Arr b) {
   auto [here, dtype, x, y] = Call2("hypot", a, b, float_of);
   auto axes = broadcast("hypot", {x, y});
-  // Scaled by the larger one, so that squares neither overflow nor vanish.
+  // Scales by the larger operand, so that squares neither overflow nor underflow.
   auto u = prim::abs(x), v = prim::abs(y), large = prim::max(u, v), small = prim::min(u, v);
   auto zero = prim::number(0, dtype), one = prim::number(1, dtype);
   auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean));
@@ -169,7 +172,7 @@ NamedArray hypot(Arr a, Arr b) {
 NamedArray logaddexp(Arr a, Arr b) {
   auto [here, dtype, x, y] = Call2("logaddexp", a, b, float_of);
   auto axes = broadcast("logaddexp", {x, y});
-  auto apart = prim::sub(x, y);  // NaN for two equal infinities: their sum is right then
+  auto apart = prim::sub(x, y);  // NaN for two equal infinities, whose sum is correct
   auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(apart)))}, dtype);
   auto strange = prim::is_nan(apart);
   auto value = prim::select(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
@@ -187,8 +190,8 @@ NamedArray greater_equal(Arr a, Arr b) {
 NamedArray logical_and(Arr a, Arr b) { return logical("logical_and", prim::kBitAnd, a, b); }
 NamedArray logical_or(Arr a, Arr b) { return logical("logical_or", prim::kBitOr, a, b); }
 NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", kBitXor, a, b); }
-// These operators are not told where they stand: where an operand was made is most often the same
-// line.
+// An operator has no parameter for its source location. The location of an operand is used instead,
+// which is usually on the same line.
 namespace {
 Arr from(const NamedArray& a, const NamedArray& made_at) {
   return {a, made_at.empty() ? SourceLocation() : made_at.node()->origin.at};
@@ -216,7 +219,7 @@ NamedArray left_shift(Arr a, Arr b) { return bits("left_shift", kShiftLeft, a, b
 NamedArray right_shift(Arr a, Arr b) { return bits("right_shift", kShiftRight, a, b, true); }
 
 namespace {
-// a where it is the better one or b is NaN, else b.
+// Returns a where it is the better value or b is NaN, otherwise b.
 NamedArray ignoring_nan(const char* name, const Arr& a, const Arr& b, bool largest) {
   auto [here, dtype, x, y] = Call2(name, a, b);
   auto axes = broadcast(name, {x, y});

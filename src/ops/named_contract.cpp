@@ -1,4 +1,4 @@
-// dot: products summed over named axes, as a sequence of contractions of two arrays.
+// dot: elementwise products summed over named axes, as a sequence of contractions of two arrays.
 #include <algorithm>
 #include <limits>
 
@@ -12,15 +12,16 @@ namespace {
 
 struct Contraction {
   Nodes left;
-  Axes out;  // with the hidden axes
-  // Of these two operands: what the result needs, or another operand.
+  Axes out;  // including hidden axes
+  // Returns the axes of these two operands that the result or another operand needs.
   Axes surviving(std::size_t i, std::size_t j) const {
     auto needed = out;
     for (std::size_t k = 0; k < left.size(); ++k)
       if (k != i && k != j) needed = joined(needed, left[k]->axes);
     return common(joined(left[i]->axes, left[j]->axes), needed);
   }
-  // The pair with the fewest multiplications; of equals the one with the smaller result.
+  // Returns the pair with the fewest multiplications. Among equal pairs, the one with the smaller
+  // result.
   std::pair<std::size_t, std::size_t> cheapest() const {
     std::pair<std::size_t, std::size_t> best{0, 1};
     std::pair<double, double> least{std::numeric_limits<double>::infinity(), 0};
@@ -51,7 +52,7 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
   auto inner = no_bool(dtype);
   if (inner != dtype)
     for (auto& n : nodes) n = prim::cast(n, inner);
-  // What only one operand has is summed before any product.
+  // Axes that only one operand has are summed before any multiplication.
   Contraction c{nodes, axes};
   for (std::size_t i = 0; i < nodes.size(); ++i)
     if (auto mine = c.surviving(i, i); mine.size() < nodes[i]->axes.size())
@@ -62,7 +63,8 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
     auto kept = last ? axes : c.surviving(i, j);
     auto& a = c.left[i];
     auto b = c.left[j];
-    bool product = joined(a->axes, b->axes).size() == kept.size();  // nothing is summed
+    // nothing is summed: an elementwise product
+    bool product = joined(a->axes, b->axes).size() == kept.size();
     if (product || a->dtype != b->dtype) {
       a = prim::cast(a, inner);
       b = prim::cast(b, inner);
@@ -125,7 +127,7 @@ NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis,
   }
   if (options.out_axes)
     out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
-  // With a wider result the operands stay as they are, and only the sums are wide.
+  // With a wider result dtype, the operands stay as they are, and only the sums use this dtype.
   auto wanted = options.preferred_element_type.value_or(dtype);
   if (wanted != dtype &&
       !(is_float(wanted) && is_float(dtype) && bytes_of(wanted) >= bytes_of(dtype)))

@@ -1,4 +1,5 @@
-// Elementwise ops on one array: dtypes as in JAX, axes as they are. And arrays made from nothing.
+// Elementwise ops on one array, with the dtypes of JAX and unchanged axes, and ops that create
+// arrays.
 #include <cmath>
 #include <numbers>
 
@@ -12,7 +13,7 @@ namespace {
 using namespace ops;
 using prim::number;
 
-// An op on one array: what `result` makes of its node.
+// Applies an op to one array: `result` maps its node to the node of the result.
 NamedArray on(const char* name, const Arr& a, auto result) {
   auto [here, x] = Call(name, a);
   return NamedArray(result(x));
@@ -24,11 +25,11 @@ bool has_sign(G x) { return is_float(x->dtype) || is_signed(x->dtype); }
 NamedArray scaled(const char* name, const Arr& a, double by) {
   return on(name, a, [&](G x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
 }
-// Integers are whole already.
+// Integers need no rounding.
 NamedArray rounding(const char* name, const Op& op, const Arr& a) {
   return on(name, a, [&](G x) { return is_float(x->dtype) ? same(op, x) : x; });
 }
-// A question that integers answer alike.
+// A predicate that has the same value for all integers.
 NamedArray question(const char* name, const Op& op, const Arr& a, bool of_integers) {
   return on(name, a, [&](G x) {
     return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : truths(of_integers, x);
@@ -94,7 +95,7 @@ NamedArray isposinf(Arr a) { return is_value("isposinf", a, HUGE_VAL); }
 NamedArray signbit(Arr a) {
   auto [here, x] = Call("signbit", a);
   if (x->dtype == DType::f64) x = prim::bitcast(x, DType::i64);
-  // -0.0 and NaN have a sign, too
+  // The sign bit, so that -0.0 and NaN have a sign as well.
   else if (is_float(x->dtype))
     x = prim::bitcast(prim::cast(x, DType::f32), DType::i32);
   else if (!is_signed(x->dtype))
@@ -116,7 +117,7 @@ NamedArray astype(Arr a, DType dtype) {
 }
 NamedArray stop_gradient(Arr a) { return on("stop_gradient", a, prim::stop_gradient); }
 
-// ---- making arrays ----
+// ---- creating arrays ----
 NamedArray zeros(const AxisSpec& axes, DType dtype, SourceLocation at) {
   return filled("zeros", 0, dtype, axes, at);
 }
@@ -150,7 +151,7 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   bool fraction = !whole(options.start) || !whole(options.step);
   const auto size = axis_size(axes);
   double last = options.start + options.step * double(std::max<std::int64_t>(0, size - 1));
-  auto fit = [&](DType d) {  // both ends
+  auto fit = [&](DType d) {  // both ends are representable
     return std::abs(last) < 9e18 && holds(d, std::int64_t(options.start)) &&
            holds(d, std::int64_t(last));
   };
@@ -160,7 +161,8 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   if (!fraction && size > 0 && !is_float(dtype) && dtype != DType::boolean && !fit(dtype))
     fail("arange", fmt::format("{:.0f} to {:.0f} do not fit in {}", options.start, last, dtype));
   bool narrow = bytes_of(dtype) <= 4 && fit(DType::i32);
-  auto inner = !fraction ? (narrow ? DType::i32 : DType::i64) : wide_of(dtype);  // to count in
+  // dtype to count in
+  auto inner = !fraction ? (narrow ? DType::i32 : DType::i64) : wide_of(dtype);
   auto position = prim::cast(prim::flat_position(axes, prim::position_dtype(size)), inner);
   auto v =
       prim::add(prim::mul(position, number(options.step, inner)), number(options.start, inner));
@@ -170,7 +172,7 @@ NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at
   CallSite here(at);
   auto steps = std::max<std::int64_t>(1, options.endpoint ? axis.size - 1 : axis.size);
   auto t = prim::div(prim::cast(prim::iota(axis), DType::f32), number(double(steps), DType::f32));
-  auto rest = prim::sub(prim::filled(1, DType::f32, {axis}), t);  // both ends come out exactly
+  auto rest = prim::sub(prim::filled(1, DType::f32, {axis}), t);  // both ends are exact
   return NamedArray(prim::add(prim::scale(rest, options.start), prim::scale(t, options.stop)));
 }
 NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {

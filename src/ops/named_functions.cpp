@@ -1,5 +1,5 @@
-// Functions of one number. The blocks of those that nothing else is built of stand here, above what
-// users call; those that gradients and other ops build, too, are in elementwise.cpp.
+// Elementwise functions of one array. Primitives that only this file uses are defined here; those
+// that gradients and other ops use as well are in elementwise.cpp.
 #include <cmath>
 #include <numbers>
 
@@ -56,7 +56,7 @@ namespace {
 
 using namespace ops;
 
-// Integers are not closed over these.
+// These functions map integers to floats.
 NamedArray inexact(const char* name, const Op& op, const Arr& a) {
   auto [here, x] = Call(name, a);
   auto d = float_of(x->dtype);

@@ -1,4 +1,4 @@
-// Picking by position, and placing there.
+// Indexing: reading and writing parts of an array by position.
 #include <algorithm>
 #include <cmath>
 
@@ -15,9 +15,9 @@ using program::Update;
 
 using By = Index::Kind;
 
-// negative: counted from the end
+// Negative positions count from the end.
 std::int64_t from_start(std::int64_t i, const Axis& a) { return i < 0 ? i + a.size : i; }
-// A number given as a position; raises outside of the axis.
+// Returns a constant position, counted from the start; raises if it is out of range.
 std::int64_t position_on(const char* op, const Axis& a, std::int64_t i) {
   if (i < -a.size || i >= a.size) fail(op, fmt::format("position {} is outside of axis {}", i, a));
   return from_start(i, a);
@@ -27,7 +27,7 @@ void check_integer(const char* op, G ids) {
     fail(op, fmt::format("an index is an integer, not {}{}", ids->dtype,
                          ids->dtype == DType::boolean ? "; use where with a mask" : ""));
 }
-// A scalar that is known now, e.g. from a number given as a NamedArray.
+// Returns the value of a scalar constant, such as a number that was converted to a NamedArray.
 std::optional<std::int64_t> known(const char* op, G n) {
   if (!prim::is_number(n) || !visible(*n).empty()) return {};
   auto& number = *prim::stripped(n);
@@ -36,17 +36,17 @@ std::optional<std::int64_t> known(const char* op, G n) {
   if (v != std::floor(v) || std::abs(v) > 0x1p53) check_integer(op, n);
   return std::int64_t(v);
 }
-// In [0, most], in the dtype of positions of which there are so many.
+// Clamps to [0, most], in the dtype of positions up to `most`.
 NodePtr clamped(G start, std::int64_t most) {
   auto d = prim::position_dtype(most);
-  // else the cast would cut it
+  // A cast to a smaller dtype would truncate the value.
   if (bytes_of(start->dtype) > 4 || start->dtype == DType::u32) d = start->dtype;
   auto x = prim::cast(start, d);
   return prim::cast(prim::max(prim::integer(0, d), prim::min(x, prim::integer(most, d))),
                     prim::position_dtype(most));
 }
-// Positions start, start + 1, ... of a window of the axis, moved to where it fits in.   (the
-// start's axes, window)
+// Returns the positions start, start + 1, ... of a window of the axis, moved so that the window
+// fits. Axes: (the axes of `start`, window).
 NodePtr window_ids(G start, const Axis& whole, const Axis& window) {
   auto first = clamped(start, whole.size - window.size);
   return prim::add(first, prim::iota(window, first->dtype));
@@ -88,7 +88,9 @@ NamedArray take(Arr x, const AxisSelector& axis, Arr index) {
   check_integer(op, ids);
   auto own = visible(*ids), rest = without(visible(*n), {a});
   check_sizes(op, own, rest);
-  bool shared = !common(own, rest).empty();  // then: what the index adds, then the array's own
+  // If the index shares axes with the array, the result has the new axes of the index, then the
+  // axes of the array.
+  bool shared = !common(own, rest).empty();
   auto shown = shared ? joined(without(own, rest), rest) : replaced(visible(*n), a.name, own);
   return constrained(
       "take", wrap(prim::gather(n, {{a.name, ids}}, with_hidden({ids, n}, shown), Outside::fill)));
@@ -123,13 +125,13 @@ DSlice ds(Arr start, const AxisSelector& length) {
   return {start, length.size, length.name};
 }
 
-// ---- index: numpy's rules, by name ----
+// ---- index: the rules of NumPy, by name ----
 namespace {
 
 struct Range {
   std::int64_t start = 0, size = 0, step = 1;
 };
-// As Python reads start:stop:step of a sequence.
+// Evaluates start:stop:step as Python does for a sequence.
 Range range_of(const char* op, const Axis& a, const Slice& s) {
   if (s.step == 0) fail(op, fmt::format("the step of a slice of axis {} is 0", a));
   std::int64_t least = s.step > 0 ? 0 : -1, most = s.step > 0 ? a.size : a.size - 1;
@@ -151,17 +153,17 @@ Range range_of(const char* op, const Axis& a, const Slice& s) {
   auto size = span > 0 ? (span - 1) / step + 1 : 0;
   return {size ? start : 0, size, size ? s.step : 1};
 }
-// What an index asks of one axis of the array.
+// The index of one axis of the array.
 struct AxisIndex {
   Axis axis;
-  const Index* index = nullptr;  // null: all of it
-  Range range = {};              // of a range or a position
-  NodePtr ids = {};              // an array of positions, or the start of a window
-  Axes left = {};                // of the axis: an array leaves its own axes, a position none
+  const Index* index = nullptr;  // null: the full axis
+  Range range = {};              // for a range or a position
+  NodePtr ids = {};              // array of positions, or start of a window
+  Axes left = {};  // axes that replace `axis`: for an array its own axes, for a position none
   bool is(By k) const { return index && index->kind == k; }
   bool picked() const { return index && index->kind != By::range; }
 };
-// In the order of the array's axes.
+// Returns one entry per axis of the array, in its order.
 std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
   std::vector<AxisIndex> parts;
   for (auto& a : visible(*x)) parts.push_back({.axis = a, .left = {a}});
@@ -193,13 +195,13 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
   }
   return parts;
 }
-// The axes of the picked part. Arrays, windows (to Haliax arrays of their own positions) and
-// positions belong together: their axes come where the first of them is if they are neighbours,
-// else first.
+// Returns the axes of the indexed part. Arrays, windows (which Haliax treats as arrays of
+// positions) and positions form one group. If they index neighboring axes, the axes of the group
+// are at the place of the first one, otherwise they come first.
 Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
   auto picked = [](const AxisIndex& p) { return p.picked(); };
   std::vector<const AxisIndex*> indexed;
-  Axes own, kept;  // axes of index arrays; all others
+  Axes own, kept;  // axes of index arrays; all other axes
   auto add = [](Axes& to, const Axes& more) { to.insert(to.end(), more.begin(), more.end()); };
   for (auto& p : parts) {
     add(p.is(By::array) ? own : kept, p.left);
@@ -210,8 +212,8 @@ Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
                  "axis {} of the index is also one that the array keeps: {}; use take to pair them",
                  a.name, to_string(visible(*x))));
   check_unique(op, kept);
-  // The axes of the largest, after what the others add. As they were given: of two of one size the
-  // first counts as the larger.
+  // The axes of the largest index come last, after axes that only the others have. Among indices of
+  // equal size, the one given first counts as the larger.
   std::sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) { return a->index < b->index; });
   std::stable_sort(indexed.begin(), indexed.end(),
                    [](auto* a, auto* b) { return axis_size(a->left) > axis_size(b->left); });
@@ -229,8 +231,8 @@ Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
   }
   return shown;
 }
-// Ids of the axes that arrays index; with `all` of the other indexed axes, too (for a scatter: else
-// they are sliced).
+// Returns the ids of the axes that arrays index. `all`: also of the axes with other indices, as a
+// scatter needs; otherwise these axes are sliced.
 prim::Where ids_of(const std::vector<AxisIndex>& parts, bool all) {
   prim::Where where;
   for (auto& p : parts)
@@ -268,7 +270,7 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
   u = prim::fit(u, with_hidden(all, shown));
   bool may_repeat =
       std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(By::array); });
-  // each place is met once: this way it has a gradient
+  // Each position occurs once, so this form has a gradient.
   if (!may_repeat && how != Update::set && how != Update::add) {
     auto part = index(x, indices).node();
     u = how == Update::mul   ? prim::mul(part, u)
@@ -287,7 +289,7 @@ NamedArray index(Arr x, const Indices& indices) {
   auto parts = parts_of(op, n, indices);
   auto where = ids_of(parts, false);
   auto shown = picked_axes(op, n, parts);
-  for (auto& p : parts) {  // what needs no ids first: these are views
+  for (auto& p : parts) {  // indices without ids come first: they are views
     if (p.is(By::position) || p.is(By::range))
       n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step,
                       p.is(By::position));
@@ -301,7 +303,7 @@ NamedArray index(Arr x, const Indices& indices) {
       n = window_of(n, p.axis, p.ids, length);
     n = renamed(op, n, p.axis, p.index->name);
   }
-  // A loop's own index is never out of range: its row is a view.
+  // The index of a loop is never out of range, so its row is a view.
   if (where.size() == 1 && where[0].second->op == &prim::kIndex) {
     n = prim::slice(n, where[0].first, 0, 1, 1, true, where[0].second);
     where.clear();
@@ -327,7 +329,7 @@ NamedArray at_max(Arr x, const Indices& i, Arr update) {
   return placed("at_max", x, i, update, Update::max);
 }
 
-// A start may have axes of the array: then each position along them has a place of its own, as in a
+// A start may have axes of the array. Then each position along them has its own start, as in a
 // cache of ragged sequences.
 NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& start, Arr update) {
   constexpr auto op = "updated_slice";
@@ -335,7 +337,7 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
   auto u = node_of(op, update, n->dtype);
   auto whole = visible(*n), given = visible(*u);
   prim::Where where;
-  Axes part = whole;  // the axes of the update, once broadcast
+  Axes part = whole;  // axes of the update after broadcasting
   Nodes all{n, u};
   for (auto& [name, value] : start) {
     auto a = axis_of(op, n, name);

@@ -1,4 +1,4 @@
-// Order along an axis, and running sums.
+// Sorting along an axis, and running sums and running products.
 #include "haliax/fmt.h"
 #include "ops/named.h"
 
@@ -12,10 +12,11 @@ NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
   return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)),
                                a.name, false));
 }
-// A key that sorts ascending where the values go descending; NaN first, as the greatest.
+// Returns a key whose ascending order is the descending order of the values. NaN is
+// the largest value and has the first position.
 NodePtr descending(G x) {
   if (x->dtype == DType::boolean) return prim::logical_not(x);
-  // -1 - x, or most - x: no overflow
+  // -1 - x, or maximum - x for unsigned integers: never overflows
   if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);
   auto nan = prim::is_nan(x);
   return prim::select(nan, prim::extreme(x->dtype, false), prim::neg(x));

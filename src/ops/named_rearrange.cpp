@@ -1,5 +1,5 @@
-// rearrange by a string, as einops does it, with names: "N C (h ph) (w pw) -> N (P: h w) (C: C ph
-// pw)".
+// rearrange by a string, as in einops, but with names:
+// "N C (h ph) (w pw) -> N (P: h w) (C: C ph pw)".
 //
 //   side:  item* | { item* }          braces, on the left only: axes by name instead of by position
 //   item:  label | ... | (label*) | (label: label*)
@@ -19,8 +19,8 @@ constexpr auto op = "rearrange";
 
 struct Item {
   bool dots = false, group = false;
-  std::string label = {};               // of a single axis, or the name of a group (may be empty)
-  std::vector<std::string> parts = {};  // of a group
+  std::string label = {};               // label of a single axis, or name of a group (may be empty)
+  std::vector<std::string> parts = {};  // labels of a group
 };
 struct Side {
   bool by_name = false;
@@ -61,7 +61,7 @@ class Parser {
     at_ += token.size();
     return true;
   }
-  // An identifier, or anything in quotes; empty if there is neither.
+  // Returns an identifier, or the string between quotes. Empty if there is neither.
   std::string label() {
     skip();
     auto from = at_;
@@ -118,8 +118,8 @@ class Parser {
   std::size_t at_ = 0;
 };
 
-// The array on its way: after splits, `captured` says which axis each label of the left side stands
-// for.
+// The array between the steps of the rearrangement. After the splits, `captured` maps each label of
+// the left side to its axis.
 class Rearrangement {
  public:
   Rearrangement(NodePtr x, std::string_view spec, const Bindings::List& bindings)
@@ -147,8 +147,8 @@ class Rearrangement {
     bool used = false;
   };
 
-  // A name for an axis that is made of `old` ones: the one wanted, or another for as long as that
-  // is taken.
+  // Returns a name for an axis that replaces the axes `old`: the name of the label, or a temporary
+  // name while another axis has this name.
   Name fresh(const std::string& label, const Names& old) {
     auto* b = bindings_.find(label);
     Name wanted = b ? b->name : Name(label), name = wanted;
@@ -165,7 +165,7 @@ class Rearrangement {
       if (c.label == label) parser_.error("label " + label + " is on the left side twice");
     captured_.push_back({label, axis});
   }
-  // The axis of the array that an item of the left side is about.
+  // Returns the axis of the array that an item of the left side refers to.
   Axis source(const Item& item, const Axes& axes, std::size_t position, bool by_name) {
     if (!by_name) return axes[position];
     if (item.label.empty())
@@ -294,9 +294,9 @@ class Rearrangement {
   NodePtr x_;
   Bindings bindings_;
   std::vector<Capture> captured_;
-  Names order_;  // of the split axes, with ...
+  Names order_;  // order of the split axes, possibly with "..."
   std::vector<std::pair<std::string, Names>> merges_;
-  RenameAttr wanted_;  // names that were taken when an axis was made
+  RenameAttr wanted_;  // final names of axes that have a temporary name
 };
 
 }  // namespace

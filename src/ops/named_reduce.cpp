@@ -1,4 +1,4 @@
-// Reductions, and what normalises along axes. Hidden axes are never folded.
+// Reductions, and normalizations along axes. Hidden axes are never reduced.
 #include <cmath>
 
 #include "haliax/fmt.h"
@@ -10,13 +10,14 @@ namespace {
 
 using namespace ops;
 
-// What a reduction reads: its operand, a mask, and the axes before and after.
+// The parts of a reduction: its operand, a mask, and the axes before and after.
 struct Reduced {
   const char* op;
   CallSite here;
   NodePtr x, mask;
-  Axes over, whole, rest;  // folded; with the hidden axes of the mask; what is left of them
-  DType narrow, wide;      // of a float result; to compute it in
+  // Reduced axes; all axes, including the hidden axes of the mask; remaining axes.
+  Axes over, whole, rest;
+  DType narrow, wide;  // dtype of a float result; dtype to compute in
 
   Reduced(const char* name, const Arr& a, const AxisSelection& selection,
           const std::optional<NamedArray>& where = {})
@@ -34,14 +35,14 @@ struct Reduced {
   }
   NodePtr sum(G v) const { return by(Monoid::sum, v); }
   NodePtr greatest(G v) const { return prim::stop_gradient(by(Monoid::max, v)); }
-  // How many are summed: a number, or with a mask an array.
+  // Returns the number of summed elements: a scalar, or an array if there is a mask.
   NodePtr count(DType d) const {
     if (!mask) return prim::number(double(axis_size(over)), d);
     auto counted = prim::cast(prim::fit(mask, whole), prim::position_dtype(axis_size(over)));
     return prim::cast(prim::reduce(Monoid::sum, counted, rest), d);
   }
   NodePtr centred(G v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
-  // In the wide dtype: two passes.
+  // Computes the variance in the wide dtype, in two passes.
   NodePtr variance(int ddof) const {
     auto n = count(wide), from_mean = centred(prim::cast(x, wide)),
          freedom = prim::sub(n, prim::number(ddof, wide));
@@ -77,7 +78,7 @@ NamedArray position(const char* op, bool largest, const Arr& a,
   return NamedArray(prim::argreduce(largest, prim::cast(f.x, no_bool(f.x->dtype)), f.rest, f.over));
 }
 
-// ---- softmax and logsumexp: composed values, direct gradients ----
+// ---- softmax and logsumexp: composed values, with direct gradients ----
 const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
                     Axes over;
                     for (auto n : ReduceAttr::of(*o).over) over.push_back(*find(*o, n));
@@ -88,12 +89,12 @@ const bool reductions_registered = prim::register_ops({&prim::kLogsumexp, &kSoft
 
 }  // namespace
 
-// The gradient is made of the very nodes of the value: exp is evaluated once for both. (The shift
-// by the greatest has no derivative.)
+// The gradient reads nodes of the value, so that exp is evaluated once for both. The shift by the
+// maximum has no derivative.
 const Op prim::kLogsumexp{
     .name = "logsumexp", .kind = Kind::wrap, .grad = [](G o, G g) {
       auto &e = o->in[2], &total = o->in[3];
-      auto none = equal(total, number(0, o->dtype));  // all -inf: the derivative is 0
+      auto none = equal(total, number(0, o->dtype));  // all terms are -inf: the derivative is 0
       return Nodes{nullptr, mul(e, div(g, select(none, number(1, o->dtype), total))), nullptr,
                    nullptr, nullptr};
     }};
@@ -164,7 +165,7 @@ NamedArray softmax(Arr a, const AxisSelection& axis) {
   auto value = prim::mul(e, prim::reciprocal(f.sum(e)));
   return f.result(make(kSoftmax, {value, x}, f.whole, f.wide, ReduceAttr{names_of(f.over)}.attr()));
 }
-// Not x - logsumexp(x): far from zero the two would agree in all digits that matter.
+// Differs from x - logsumexp(x), which cancels all significant digits for values far from zero.
 NamedArray log_softmax(Arr a, const AxisSelection& axis) {
   Reduced f("log_softmax", a, axis);
   auto x = prim::fit(prim::cast(f.x, f.wide), f.whole), shifted = prim::sub(x, f.greatest(x));

@@ -48,7 +48,7 @@ NamedArray broadcasted(const char* op, const Arr& a, const Axes& wanted, bool en
   return wrap(arranged(x, all));
 }
 
-// The array with `parts` in the place of `axis`, all else as it is.
+// Returns the axes of x with `parts` in place of `axis`.
 Axes with_parts(const char* op, G x, const Axis& axis, const Axes& parts) {
   auto out = replaced(visible(*x), axis.name, parts);
   check_unique(op, out);
@@ -68,7 +68,7 @@ NamedArray flattened(const char* op, const Arr& a, const AxisSelection& selectio
                           : prim::flatten(x, names_of(old), flat));
 }
 
-// Arrays of one set of visible axes, in the first one's order and a common dtype.
+// Concatenates arrays with the same visible axes, in the order of the first one and a common dtype.
 NodePtr joined(Nodes parts, const Axes& order, const Axis& whole) {
   DType d = parts[0]->dtype;
   for (auto& p : parts) d = promote(d, p->dtype);
@@ -91,8 +91,8 @@ void check_same(const char* op, const Axes& first, const Axes& other, Name but) 
                              to_string(*a), to_string(*b)));
     }
 }
-// Where j - i is 0 on the diagonal: position i along a, plus the offset, and position j along b.
-// Raises for one axis twice.
+// The diagonal of two axes: row is position i along a plus the offset, column is position j along
+// b. The difference is 0 on the diagonal. Raises if both axes are the same.
 struct Square {
   Axis a, b;
   NodePtr row, column;
@@ -118,12 +118,12 @@ NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
                          with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
 }
 
-// Rearranged, once the sizes that the order says are those of x.
+// Rearranges x, after a check that the sizes in `order` are the sizes of x.
 NamedArray selected(const Arr& x, const AxisSelection& order) {
   auto [here, n] = Call("rearrange", x);
   Names names;
   for (auto& a : order.items()) {
-    if (a.size >= 0) axis_of("rearrange", n, a);  // "..." has none
+    if (a.size >= 0) axis_of("rearrange", n, a);  // "..." has no size
     names.push_back(a.name);
   }
   return rearrange(x, names);
@@ -159,7 +159,7 @@ NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order,
   return broadcasted("broadcast_to", x, axes, ensure_order, enforce_no_extra_axes);
 }
 
-// ---- merging and cutting axes ----
+// ---- merging and splitting axes ----
 NamedArray flatten_axes(Arr x, const AxisSelection& old_axes, const AxisSelector& new_axis) {
   return flattened("flatten_axes", x, old_axes, new_axis);
 }
@@ -203,7 +203,7 @@ std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& p
   return out;
 }
 
-// ---- joining ----
+// ---- concatenation ----
 NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
                  SourceLocation at) {
   CallSite here(at);
@@ -239,9 +239,9 @@ NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& 
   return wrap(joined(parts, first, whole));
 }
 
-// ---- repeating and moving along an axis ----
+// ---- repetition and movement along an axis ----
 namespace {
-// n copies along an axis: each element n times (`inner`), or the whole n times.
+// Returns n copies along an axis: each element n times (`inner`), or the full axis n times.
 NodePtr copies(const char* op, G x, const AxisSelector& axis, std::int64_t n, bool inner) {
   auto a = axis_of(op, x, axis);
   if (n < 0 || (a.size > 0 && n > most_elements / a.size))

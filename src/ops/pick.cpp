@@ -1,4 +1,4 @@
-// Picking by index, placing by index, and what goes along an axis: sorts and running sums.
+// Gather and scatter, and ops that work along an axis: sorts and running sums.
 #include <algorithm>
 
 #include "graph/emit.h"
@@ -17,7 +17,7 @@ using program::Update;
 program::View table_view(const Place& p, const Axes& axes, const Names& indexed, const Axes& dims) {
   auto v = Emit::view(p, axes, dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
-    // the name may come back as an axis of the ids
+    // The name of an indexed axis may also be the name of an axis of the ids.
     for (auto n : indexed)
       if (dims[d].name == n) v.strides[d] = 0;
   return v;
@@ -57,8 +57,8 @@ void scatter_lower(const Node& n, Emit& e) {
 }
 // ---- rules along axes ----
 using Way = Along::Way;
-// An axis that is picked from, or placed into, may come back as an axis of the ids: then its name
-// means the latter, and the table's has none.
+// An indexed axis may also be an axis of the ids. Then its name denotes the axis of the ids, and
+// the axis of the table has no name.
 Along gather_along(const Node& n, std::size_t k, Name a) {
   if (k != 0 || !has(indexed_axes(n), a)) return {Way::map, a};
   if (has(n.axes, a)) return {Way::full, {}};
@@ -78,12 +78,12 @@ Monoid monoid_of(const Node& scatter) {
 }
 Along scatter_along(const Node& n, std::size_t k, Name a) {
   bool indexed = has(indexed_axes(n), a), clashes = indexed && has(n.in[1]->axes, a);
-  if (k == 0 || k == kResultSide) {  // the base, and what becomes of it
+  if (k == 0 || k == kResultSide) {  // the base, or the result
     if (clashes) return {Way::full, {}};
     return indexed && k == 0 ? Along{Way::pick, a, monoid_of(n)} : Along{Way::map, a};
   }
   if (has(n.axes, a) && !clashes) return {Way::map, a};
-  // of two, the last one sets
+  // For `set`, the last one of several updates wins, so their order matters.
   return {ScatterAttr::of(n).update == Update::set ? Way::full : Way::fold, a, monoid_of(n)};
 }
 std::optional<Monoid> scatter_monoid(const Node& n) {
@@ -110,8 +110,11 @@ void sort_lower(const Node& n, Emit& e) {
   (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
   e.push(std::move(s));
 }
-// y[i] = x[0] ... x[i]. The cotangent of x[k] is y[k - 1] times r[k] = g[k] + x[k + 1] r[k + 1]: no
-// division, so zeros are fine.
+// Computes the gradient of a running product y[i] = x[0] ... x[i]. The cotangent of x[k] is
+//
+//     y[k - 1] * r[k],   r[k] = g[k] + x[k + 1] * r[k + 1].
+//
+// The formula has no division, so zeros are valid. The recurrence is computed by doubling.
 NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
   auto whole = *find(*x, axis);
   auto n = whole.size;
@@ -124,7 +127,7 @@ NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
   auto factor = concat({part(turned(x), 1, n), ones}, whole),
        before = concat({ones, part(turned(y), 0, n - 1)}, whole);
   auto r = fit(turned(g), x->axes);
-  for (std::int64_t d = 1; d < n; d *= 2) {  // after a step r and factor reach over 2d positions
+  for (std::int64_t d = 1; d < n; d *= 2) {  // after each step, r and factor cover 2d positions
     auto head = part(factor, 0, n - d);
     r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, whole);
     factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, whole);
@@ -140,7 +143,7 @@ void cumulative_lower(const Node& n, Emit& e) {
 }
 
 // ---- for the verifier ----
-// Behind `first` operands there are ids for each axis that is picked from.
+// After the first `first` operands, there is one operand of ids for each indexed axis.
 std::string ids_fault(const Node& n, std::size_t first) {
   auto& picked = indexed_axes(n);
   if (n.in.size() != first + picked.size())
@@ -154,7 +157,7 @@ std::string scatter_fault(const Node& n) {
   auto wrong = ids_fault(n, 2);
   return wrong.empty() && !same_set(n.axes, n.in[0]->axes) ? fault_of_sizes(n) : wrong;
 }
-// Of what goes along one axis: sort, argsort, a running sum.
+// For ops along one axis: sort, argsort, running sums.
 std::string along_fault(const Node& n, DType dtype) {
   if (n.dtype != dtype)
     return fmt::format("an operand is {}, the result {}", n.in[0]->dtype, n.dtype);
@@ -290,7 +293,7 @@ NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
   return make(kGather, in, out, table->dtype, attr.attr());
 }
 NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
-  Axes dims;  // the ids' axes, then what is left of the base
+  Axes dims;  // axes of the ids, then the remaining axes of the base
   Axes rest = base->axes;
   for (auto& [axis, ids] : where) {
     dims = joined(dims, ids->axes);

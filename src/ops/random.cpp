@@ -1,5 +1,5 @@
-// Random numbers. Every draw is point by point over positions, a hash of (key, position): vmap,
-// loops and meshes need no rule for it.
+// Random numbers. Every draw is an elementwise hash of (key, position), so vmap, loops and meshes
+// need no special rules.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,7 +20,7 @@ NodePtr u32(std::int64_t v) { return prim::integer(v, DType::u32); }
 Axis word_axis() { return {key_word, 2}; }
 NodePtr first_word() { return prim::equal(prim::iota(word_axis(), DType::u32), u32(0)); }
 
-// ---- keys: words are (hidden..., others..., key_word) ----
+// ---- keys: the words have axes (hidden..., others..., key_word) ----
 Key pack(G w0, G w1) {
   auto axes = with_hidden({w0, w1}, union_axes(visible(*w0), visible(*w1), context().origin.at));
   axes.push_back(word_axis());
@@ -28,11 +28,12 @@ Key pack(G w0, G w1) {
 }
 NodePtr word(const Key& k, int i) {
   auto& n = k.words.node();
-  // made by `pack`: never stored
+  // For the result of `pack`, the words are operands and are never stored.
   if (n->op == &prim::kSelect && n->in[0] == first_word()) return n->in[std::size_t(i) + 1];
   return prim::slice(n, key_word, i, 1, 1, true);
 }
-// One key for each draw: an array of keys is for vmap, scan and Stacked, inside which it is one.
+// Raises unless the key is a single key. An array of keys is for vmap, scan and Stacked, inside of
+// which it is a single key.
 void check_key(const char* op, const Key& k) {
   if (!k)
     fail(op,
@@ -51,7 +52,7 @@ void check_key(const char* op, const Key& k) {
 struct Position {
   NodePtr high, low;
 };
-// The row-major position over `axes`, in 64 bits.
+// Returns the row-major position over `axes`, as two words of 32 bits.
 Position position(const Axes& axes) {
   bool wide = double(axis_size(axes)) > 4294967296.0;
   auto at = prim::flat_position(axes, wide ? DType::u64 : DType::u32);
@@ -72,7 +73,7 @@ NodePtr raw_bits(const Key& k, const Axes& axes, DType d) {
   return ((half(Code::threefry0) << 32) | half(Code::threefry1)).node();
 }
 
-// The result: hidden axes first, then the axes asked for, in their order.
+// Returns the result of a draw: hidden axes first, then the requested axes, in their order.
 NamedArray drawn(G x, const Axes& requested) {
   return constrained("random", NamedArray(prim::fit(x, with_hidden({x}, requested))));
 }
@@ -81,7 +82,7 @@ void check_float(const char* op, DType d) {
   if (!is_float(d))
     fail(op, "draws are floats, not " + text(d) + "; randint and bits give integers");
 }
-// What a draw begins with: for its length, errors say where it was called.
+// The start of a draw: the call site for errors, as long as the object lives, and the checks.
 struct Draw {
   CallSite here;
   Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32)
@@ -93,7 +94,8 @@ struct Draw {
 };
 
 // ---- floats ----
-// In [0, 1): the mantissa is random. How many bits a dtype takes is JAX's choice (8 for bf16).
+// Draws from [0, 1): the mantissa consists of random bits. The number of bits per dtype is the same
+// as in JAX (8 for bf16).
 NodePtr unit(const Key& k, const Axes& axes, DType d) {
   struct Layout {
     DType drawn, stored;
@@ -108,7 +110,7 @@ NodePtr unit(const Key& k, const Axes& axes, DType d) {
   auto in_one_two = (mantissa >> f.shift) | NamedArray(prim::integer(f.one, f.stored));
   return prim::sub(prim::bitcast(in_one_two.node(), d), prim::number(1, d));
 }
-// A bound as a node that fits the draw.
+// Returns a bound as a node that broadcasts to the draw.
 NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
   if (a.is_number()) return prim::number(a.number(), d);
   node_of(op, a);
@@ -123,7 +125,7 @@ NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
   }
   return prim::cast(a.node(), d);
 }
-// max(low, u * (high - low) + low), rounded once
+// Returns max(low, u * (high - low) + low), rounded once.
 NodePtr between(G u, G low, G high) {
   bool fixed = prim::is_number(low) && prim::is_number(high);
   if (fixed && real_of(*low) == 0 && real_of(*high) == 1) return u;
@@ -159,12 +161,12 @@ std::int64_t whole(const char* op, Arr a) {
 }
 NodePtr rest(G a, G b) { return mod(NamedArray(a), NamedArray(b)).node(); }
 
-// A random order of an axis: rounds of sorting by random bits, enough of them that equal bits do
-// not matter.
+// Returns a random order of an axis: several rounds of a sort by random bits. The number of rounds
+// makes the effect of equal bits negligible.
 NodePtr shuffled(Key k, const Axes& drawn_over, const Axis& axis) {
   auto total = double(std::max<std::int64_t>(1, axis_size(drawn_over)));
   int rounds = int(std::ceil(3 * std::log(total) / std::log(4294967295.0)));
-  NodePtr order;  // (hidden..., drawn_over) of positions along the axis
+  NodePtr order;  // positions along the axis, with axes (hidden..., drawn_over)
   for (int i = 0; i < rounds; ++i) {
     auto keys = split<2>(k, context().origin.at);
     k = keys[0];
@@ -248,7 +250,7 @@ NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr u
   constexpr auto op = "random.truncated_normal";
   Draw here(op, k, spec, at, d);
   auto low = bound(op, lower, d, spec), high = bound(op, upper, d, spec);
-  auto below = [&](G b) {  // the share of the line below, as erf has it
+  auto below = [&](G b) {  // probability below the bound, up to the affine map of erf
     if (prim::is_number(b)) return prim::number(std::erf(real_of(*b) * std::sqrt(0.5)), d);
     return prim::map(prim::kErf, {prim::scale(b, std::sqrt(0.5))}, d);
   };
@@ -267,7 +269,8 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
   return drawn(prim::less(unit(k, spec, DType::f32), bound(op, p, DType::f32, spec)), spec);
 }
 
-// low + r mod span, with r of twice the bits of a word: (high word * 2^W + low word) mod span.
+// Returns low + r mod span, where r has twice the bits of a word: (high word * 2^W + low word) mod
+// span.
 NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d,
                    SourceLocation at) {
   constexpr auto op = "random.randint";
@@ -279,7 +282,7 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
   bool wide = bytes_of(d) == 8;
   auto word_type = wide ? DType::u64 : DType::u32;
   auto work = wide || d == DType::u32 ? d : DType::i32;
-  // times: 2^W mod span, taken as the square of 2^(W/2), which wraps as in JAX
+  // times: 2^W mod span, computed as the square of 2^(W/2), which wraps as in JAX.
   NodePtr low, span, times;
   std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
   if (minval.is_number() && maxval.is_number() && !wide) {
@@ -319,7 +322,7 @@ NamedArray exponential(const Key& k, const AxisSpec& spec, DType d, SourceLocati
   return drawn(prim::neg(prim::map(prim::kLog1p, {prim::neg(unit(k, spec, d))}, d)), spec);
 }
 
-// The greatest of logits plus Gumbel noise is at i with probability softmax(logits)[i].
+// The maximum of logits plus Gumbel noise is at position i with probability softmax(logits)[i].
 NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape) {
   CallSite here(logits.at(), true);
@@ -339,7 +342,7 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
     if (auto* mine = find_axis(requested, a.name); !mine || mine->size != a.size)
       fail(op,
            fmt::format("axis {} of the logits is not in the shape {}", a, to_string(requested)));
-  // (what the shape adds..., the logits' axes)
+  // (axes that only the shape has..., axes of the logits)
   auto noise = gumbel_of(k, joined(without(requested, given), given), x->dtype);
   auto score = prim::add(x, noise);
   return drawn(prim::argreduce(true, score, without(score->axes, {along}), {along}), requested);

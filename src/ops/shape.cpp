@@ -1,5 +1,5 @@
-// Shapes: what changes axes but no value. A view costs nothing; where strides cannot say it, one
-// copy.
+// Ops that change axes but no values. A view costs nothing; an axis change that strides cannot
+// express is one copy.
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
@@ -57,7 +57,7 @@ void place_lower(const Node& n, Emit& e) {
          n.in[0]->axes);
 }
 
-// The place of a flattened array, seen with its old axes.
+// Returns the place of a flattened array with its axes before flattening.
 Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Names& old,
                   Name flat_name) {
   Place out = p;
@@ -155,7 +155,7 @@ void concat_lower(const Node& n, Emit& e) {
 
 // ---- for the verifier ----
 std::string view_fault(const Node& n) { return fault_of_dtypes(n, 1); }
-// The part has the positions that are taken, and they lie in the whole.
+// Checks that the part has the selected positions, and that they are positions of the full axes.
 std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
   if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
   auto c = SliceAttr::of(n);
@@ -165,12 +165,13 @@ std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
     return fmt::format("the part has {}, and {} positions are taken", part, c.size);
   auto first = c.start, last = c.start + (c.size - 1) * c.step;
   bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
-  bool never = n.in.size() > 1 && all->size == 0;  // at the index of a loop that makes no turn
+  bool never = n.in.size() > 1 && all->size == 0;  // at the index of a loop without iterations
   return axis_size(part) == 0 || inside || never ? "" : "it reaches outside of " + to_string(whole);
 }
 std::string slice_fault(const Node& n) { return cut_fault(n, n.in[0]->axes, n.axes); }
 std::string place_fault(const Node& n) { return cut_fault(n, n.axes, n.in[0]->axes); }
-// The parts, which one side has, are as many positions as the axis that the other has.
+// Checks that the product of the parts, which are axes of one side, is the size of the merged axis
+// of the other side.
 std::string regroup_fault(const Node& n, const Axes& apart, const Axes& together) {
   if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
   auto [parts, flat] = RegroupAttr::of(n);
@@ -301,7 +302,7 @@ NodePtr rebuilt(const Node& n, Nodes in, const Axes& axes) {
   return make(*n.op, std::move(in), axes, n.dtype, n.attr);
 }
 NodePtr rename(G x, const Names& from, const Names& to) {
-  RenameAttr r;  // what there is to rename
+  RenameAttr r;  // only names that change
   Axes axes = x->axes;
   for (auto& a : axes) {
     auto now = RenameAttr{from, to}.renamed(a.name);
@@ -311,7 +312,7 @@ NodePtr rename(G x, const Names& from, const Names& to) {
     a.name = now;
   }
   if (r.from.empty()) return x;
-  // a broadcast stays a broadcast
+  // The rename of a broadcast is a broadcast.
   if (x->op == &kFit && x->in[0]->axes.empty()) return fit(x->in[0], axes);
   if (x->op == &kRename && x->in[0]->axes == axes) return x->in[0];
   return make(kRename, {x}, axes, x->dtype, r.attr());
@@ -325,7 +326,7 @@ NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
   auto whole = find(*x, c.axis)->size;
   if (!dynamic && c.start == 0 && c.size == whole && c.step == 1 && !c.drop) return x;
   auto axes = cut_axes(x->axes, c);
-  // never store a broadcast
+  // The slice of a broadcast is a broadcast and is never stored.
   if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);
   return make_cut(kSlice, x, axes, c, std::move(dynamic));
 }
@@ -344,8 +345,8 @@ NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_
               NodePtr dynamic) {
   auto* part = find(*x, axis);
   SliceAttr c{axis, start, drop || !part ? 1 : part->size, step, drop};
-  // The result's other axes are those of x: a gradient may come in another order, never with other
-  // names.
+  // The other axes of the result are the axes of x: a gradient may have another order, but never
+  // other names.
   auto fitted = sum_to(x, cut_axes(whole, c));
   if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
   return make_cut(kPlace, fitted, whole, c, std::move(dynamic));

@@ -1,3 +1,4 @@
+// Recognizes exp(x - max(x)) in a graph.
 #include "ops/shifted_exp.h"
 
 #include "graph/loop.h"

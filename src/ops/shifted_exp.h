@@ -1,5 +1,5 @@
-// What softmax and logsumexp are made of, found again in a graph by the passes that know a better
-// way to make it.
+// Recognizes the shifted exponential of softmax and logsumexp in a graph. Used by passes that
+// compute it in a cheaper way.
 #pragma once
 #include <optional>
 
@@ -7,15 +7,15 @@
 
 namespace haliax::prim {
 
-// exp(x - top), where top is the max of x over some of its axes; `guarded`: 0 in its place where
-// that is infinite.
+// exp(x - top), where top is the max of x over some of its axes. `guarded`: an infinite top is
+// replaced by 0.
 struct ShiftedExp {
   NodePtr x, top;
   bool guarded = false;
 };
 std::optional<ShiftedExp> shifted_exp(const Node&);
-// The same values, without what changes neither them nor the greatest of them: a broadcast, a
-// border.
+// Returns the operand below nodes that preserve the set of values, such as a broadcast or a region
+// boundary.
 const NodePtr& same_values(const NodePtr&);
 
 }  // namespace haliax::prim

@@ -1,5 +1,5 @@
-// Wraps: the value of in[0], and a word to a transform or a pass. kCustomVjp is in graph/loop.cpp,
-// kLogsumexp in named_reduce.cpp.
+// Wraps: nodes with the value of in[0] that carry information for a transform or a pass. kCustomVjp
+// is in graph/loop.cpp, kLogsumexp in named_reduce.cpp.
 #include "ops/attr.h"
 
 namespace haliax::prim {
@@ -14,7 +14,7 @@ const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, 
                    return Nodes{g};
                  }};
 
-// A cotangent enters where a value leaves.
+// A cotangent enters the region where a value leaves it.
 const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) {
                   return Nodes{leave(g, o->attr)};
                 }};
@@ -39,7 +39,7 @@ NodePtr leave(G x, const Attr& region) { return boundary(kLeave, x, region); }
 NodePtr tracer(G x, Name path) {
   OriginScope here;
   if (path) context().origin.module = path;
-  // like no other node
+  // Its own payload makes the node unlike any other.
   return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Payload>()});
 }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }

@@ -1,4 +1,5 @@
-// Instructions of fused steps: their names, and what those compute that are functions of C.
+// Instructions of fused steps: codes, names, operand counts, and the C functions that compute some
+// of them.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -7,14 +8,14 @@
 
 namespace haliax::program {
 
-// What a point-wise instruction does. The result has the dtype of the instruction; operands have
-// been cast to what the code wants, so that arithmetic has operands of its own dtype and
-// comparisons have two operands of one dtype.
+// An elementwise instruction. The result has the dtype of the instruction. Operands are cast
+// beforehand: arithmetic has operands of its own dtype, and a comparison has two operands of one
+// dtype.
 enum class Code : std::uint8_t {
   // leaves
-  constant,  // `number` (floats) or `integer` (integers, bool)
+  constant,  // `number` for floats, `integer` for integers and bool
   load,      // reads `view`
-  // position along iteration dimension `dim`, times `stride`, plus `integer`, plus loop terms of
+  // position along dim `dim` of the step, times `stride`, plus `integer`, plus the loop terms of
   // `view`
   iota,
   // unary
@@ -72,11 +73,11 @@ enum class Code : std::uint8_t {
   min,
   atan2,
   nextafter,
-  // of bits; of bool: logical
   less,
   less_equal,
   equal,
   not_equal,
+  // bitwise; logical for bool
   bit_and,
   bit_or,
   bit_xor,
@@ -85,25 +86,27 @@ enum class Code : std::uint8_t {
   // ternary
   select,  // a ? b : c
   fma,     // a * b + c, rounded once
-  // four operands: key word 0, key word 1, counter high, counter low (u32); the two words of
+  // four operands (u32): key word 0, key word 1, counter high, counter low; yield the two words of
   // Threefry-2x32-20 and their xor
   threefry0,
   threefry1,
   threefry_xor,
-  // over the inner dimensions: makes one value for each outer point of a value for each inner point
+  // reductions over the inner dims: one value per outer position
   reduce_sum,
   reduce_prod,
+  // NaN if an element is NaN
   reduce_max,
-  reduce_min,  // max and min pass NaN on
+  reduce_min,
+  // first position, counted row-major over the inner dims; the position of a NaN if there is one
   reduce_argmax,
-  reduce_argmin,  // first position (flat over the inner dimensions); a NaN wins
+  reduce_argmin,
   // writes
-  store,      // args[0] into `view`
-  store_add,  // view += args[0]; also for max, min below
-  store_max,
-  store_min,
+  store,      // view = args[0]
+  store_add,  // view += args[0]
+  store_max,  // view = max(view, args[0])
+  store_min,  // view = min(view, args[0])
 };
-constexpr const char* code_names[] = {  // in that order
+constexpr const char* code_names[] = {  // in the order of Code
     "constant",   "load",        "iota",          "cast",          "neg",         "abs",
     "sign",       "exp",         "exp2",          "expm1",         "log",         "log2",
     "log1p",      "sqrt",        "rsqrt",         "cbrt",          "sin",         "cos",
@@ -121,7 +124,8 @@ constexpr const char* code_names[] = {  // in that order
 
 static_assert(std::size(code_names) == std::size_t(Code::store_min) + 1);
 
-constexpr int operands_of(Code c) {  // of a point-wise instruction
+// Returns the number of operands of an instruction.
+constexpr int operands_of(Code c) {
   return c <= Code::iota           ? 0
          : c <= Code::bitcast      ? 1
          : c <= Code::shift_right  ? 2
@@ -129,20 +133,20 @@ constexpr int operands_of(Code c) {  // of a point-wise instruction
          : c <= Code::threefry_xor ? 4
                                    : 1;
 }
-// It finds the position of an extreme, which is no value of what it folds.
+// Returns true if the instruction yields a position rather than a value of its operand.
 constexpr bool finds_position(Code c) {
   return c == Code::reduce_argmax || c == Code::reduce_argmin;
 }
-// It is computed in many steps, where others are an instruction of the machine: what costs more to
-// make again than to keep.
+// Returns true if the instruction takes many machine instructions, so that saving its result is
+// cheaper than recomputing it.
 constexpr bool takes_steps(Code c) {
   const bool function = c >= Code::exp && c <= Code::digamma && c != Code::sqrt && c != Code::rsqrt;
   return function || c == Code::pow || c == Code::atan2 ||
          (c >= Code::threefry0 && c <= Code::threefry_xor);
 }
 
-// Functions of one number that C has: all that a backend has to know of those which it does not
-// make in a way of its own.
+// The elementwise functions that the C library has. A backend uses them wherever it has no
+// implementation of its own.
 struct Function {
   Code code;
   const char* name;
@@ -162,7 +166,8 @@ constexpr Function functions[] = {
     {Code::erf, "erf", std::erf},       {Code::lgamma, "lgamma", std::lgamma},
     {Code::floor, "floor", std::floor}, {Code::ceil, "ceil", std::ceil},
     {Code::round, "rint", std::rint},   {Code::trunc, "trunc", std::trunc}};
-constexpr const Function* function_of(Code c) {  // null: it is none
+// Returns the C function of an instruction, or null if it has none.
+constexpr const Function* function_of(Code c) {
   for (auto& f : functions)
     if (f.code == c) return &f;
   return nullptr;

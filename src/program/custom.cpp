@@ -1,3 +1,4 @@
+// Calls of a user's function over the outer dims, with exceptions recorded per worker.
 #include "program/custom.h"
 
 #include <algorithm>
@@ -8,7 +9,8 @@
 
 namespace haliax {
 
-static thread_local std::exception_ptr* thrown = nullptr;  // by the calls that this thread makes
+// the exception of the calls of this thread
+static thread_local std::exception_ptr* thrown = nullptr;
 void detail::kernel_has_thrown() noexcept {
   if (thrown) *thrown = std::current_exception();
 }

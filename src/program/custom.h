@@ -1,5 +1,5 @@
-// Calling a function of the user's at each point of its outer dims: the same on every backend that
-// runs on the host.
+// Calls of a user's function, once per position of the outer dims of a Custom step. All backends
+// that run on the host share this implementation.
 #pragma once
 #include <exception>
 
@@ -7,27 +7,29 @@
 
 namespace haliax::program {
 
-// Several workers may run parts of it at once. run() allocates nothing, and ends early where the
-// function throws.
+// The calls of one Custom step. Several workers may run parts of them concurrently. run() allocates
+// nothing, and stops early if the function throws.
 class CustomCalls {
  public:
   explicit CustomCalls(const Custom&, int workers = 1);
   std::int64_t points() const { return points_; }
-  // At the points [from, to), the last of the outer dims fastest. first: the first element of each
-  // array.
+  // Calls the function at the positions [from, to) of the outer dims, in row-major order. `first`
+  // holds the address of the first element of each array.
   void run(void* const* first, std::int64_t from, std::int64_t to, int worker = 0);
-  void rethrow();  // what the function has thrown, when all workers are done
+  // Throws the first exception of the function, after all workers are finished.
+  void rethrow();
 
  private:
   const Custom& custom_;
   std::size_t outer_, arrays_;
   std::int64_t points_ = 1;
-  // of each array: its strides along the dims that the function sees
+  // per array: its strides along the inner dims
   std::vector<const std::int64_t*> inner_;
-  Dims steps_;             // and along the others, in bytes
-  std::vector<void*> at_;  // of each worker, for each array
+  Dims steps_;             // per array: its strides along the outer dims, in bytes
+  std::vector<void*> at_;  // per worker and array: the address of the current element
+  // per worker: the current position along the outer dims
   Dims index_;
-  std::vector<std::exception_ptr> errors_;  // by worker
+  std::vector<std::exception_ptr> errors_;  // per worker
 };
 
 }  // namespace haliax::program

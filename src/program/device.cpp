@@ -1,3 +1,5 @@
+// Copies of strided boxes on the host, and the defaults of Device for backends without memory of
+// their own.
 #include <cstring>
 #include <string>
 
@@ -7,8 +9,8 @@
 namespace haliax::program {
 namespace {
 
-// Dims of a box without those of size 1, and with those put together that lie behind each other in
-// both arrays.
+// The dims of a box, without those of size 1. Neighboring dims that are contiguous in both arrays
+// are merged.
 struct WalkedBox {
   Dims dims, to, from;
   explicit WalkedBox(const Box& b) {

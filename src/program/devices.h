@@ -1,11 +1,11 @@
-// The backends that are linked in, by the functions that make them.
+// Constructors of the backends that are linked in.
 #pragma once
 #include <memory>
 
 #include "program/program.h"
 
 namespace haliax::cpu {
-// 0: HALIAX_THREADS, or else all cores
+// Creates the CPU device. `threads` 0 selects HALIAX_THREADS or, if it is unset, all cores.
 std::unique_ptr<program::Device> make_cpu_device(int threads);
 }  // namespace haliax::cpu
 
@@ -13,18 +13,20 @@ namespace haliax::reference {
 std::unique_ptr<program::Device> make_reference_device();
 }
 
-// Steps in memory that the host may not touch: for tests.
+// A test device whose memory the host must not access.
 namespace haliax::separate_memory {
-std::unique_ptr<program::Device> make_separate_memory_device();  // the cpu's
+// Creates a device that runs the steps of the cpu backend.
+std::unique_ptr<program::Device> make_separate_memory_device();
 struct Counts {
-  std::int64_t runs = 0, puts = 0, gets = 0, copies = 0, bytes = 0;  // asked for so far; in use
+  // totals so far; `bytes` is the memory in use
+  std::int64_t runs = 0, puts = 0, gets = 0, copies = 0, bytes = 0;
 };
 Counts counts(int device);
-// The next run on it that returns early fails with this. Null: none does, and a device that has
-// failed goes on.
+// Makes the next run on the device that returns early fail with this message. With null, no run
+// fails, and a device that has failed works again.
 void inject_error(int device, const char* what);
 }  // namespace haliax::separate_memory
 
 namespace haliax::cuda {
-std::unique_ptr<program::Device> make_simulated_device();  // CUDA on the host
+std::unique_ptr<program::Device> make_simulated_device();  // CUDA, simulated on the host
 }

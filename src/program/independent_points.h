@@ -1,4 +1,4 @@
-// Whether the points of an elementwise step may be made in another order.
+// A check of elementwise steps: whether their elements may be computed in any order.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -7,8 +7,9 @@
 
 namespace haliax::program {
 
-// No instruction is asked once for several points, and no store writes to a slot that another
-// instruction reads or writes; memory: where each slot lies.
+// Returns true if the step has no inner dims and no reduction, and if no store overlaps the memory
+// of another instruction's load or store. `memory` holds the address of each slot; an unknown
+// address (null) yields false.
 bool points_are_independent(const Fused&, const Program&, const std::vector<std::byte*>& memory);
 
 }  // namespace haliax::program

@@ -1,4 +1,4 @@
-// What is wrong with a step by itself, whatever the other steps do.
+// Legality checks of a single step, independent of the other steps.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using program::CollectiveKind;
 
 bool compares(Code c) { return c >= Code::less && c <= Code::not_equal; }
 bool asks(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
-// Its operands are of another dtype than it is.
+// Returns true if the dtype of the operands may differ from the dtype of the result.
 bool converts(Code c) {
   return c == Code::cast || c == Code::bitcast || finds_position(c) || asks(c);
 }
@@ -29,8 +29,8 @@ struct FusedCheck {
   const std::vector<Instr>& code;
 
   const Instr& operand(const Instr& i, int k) const { return code[std::size_t(i.args[k])]; }
-  // Instructions read earlier ones; what is made at outer points reads what is made at inner ones
-  // by folds alone.
+  // Checks that instructions read only earlier ones, and that an outer instruction reads an inner
+  // one only through a reduction.
   std::string reads(int at) const {
     auto& i = code[std::size_t(at)];
     const bool folds = i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin;
@@ -102,7 +102,8 @@ struct CollectiveCheck {
     if (c.kind == CollectiveKind::exchange || ranks == c.ranks) return "";
     return fmt::format("it is among {} devices, and its mesh axes have {}", c.ranks, ranks);
   }
-  // Of an array its results have the same dims, or a block, or all blocks.
+  // Checks the dims of each result: those of the operand (all_reduce), one block of them
+  // (reduce_scatter), or all blocks (all_gather).
   std::string sizes() const {
     if (c.x.size() != c.out.size())
       return fmt::format("it makes {} arrays of {}", c.out.size(), c.x.size());
@@ -159,7 +160,7 @@ struct CollectiveCheck {
         std::any_of(c.sends.begin(), c.sends.end(), [&](auto& p) { return p.array == flag; });
     return sent ? "its flag is sent" : "";
   }
-  // No element arrives from two devices.
+  // Checks that no element is received twice.
   std::string twice() const {
     auto meet = [](const BoxTransfer& a, const BoxTransfer& b) {
       bool apart =

@@ -1,4 +1,4 @@
-// What makes a step illegal by itself, whatever the other steps of its Program do.
+// Legality of a single step, independent of the other steps of its Program.
 #pragma once
 #include <string>
 
@@ -6,7 +6,7 @@
 
 namespace haliax {
 
-// Returns what is wrong with the step; empty if it is legal.
+// Returns a description of the first fault of the step, or "" if the step is legal.
 std::string fault_of(const program::Step&, const program::Program&);
 
 }  // namespace haliax

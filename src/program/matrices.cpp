@@ -1,3 +1,4 @@
+// The choice of matrices for a contraction.
 #include "program/matrices.h"
 
 #include <algorithm>
@@ -21,6 +22,8 @@ std::int64_t offset_at(const MatrixDims& dims, MatrixStride stride, std::int64_t
 
 namespace {
 
+// Drops dims of size 1, orders the rest by strides, and merges neighbors that are contiguous in all
+// operands.
 void merge(MatrixDims& dims) {
   std::erase_if(dims, [](auto& d) { return d.n == 1; });
   std::stable_sort(dims.begin(), dims.end(), [](auto& x, auto& y) {
@@ -42,8 +45,8 @@ void merge(MatrixDims& dims) {
   dims = std::move(merged);
 }
 
-// Rows or columns of a matrix with a unit stride and no overlap: what a product of matrices can
-// read.
+// Returns true if rows or columns have unit stride and do not overlap, as a matmul library
+// requires.
 bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols,
                std::int64_t col_stride) {
   auto dense = [](std::int64_t n, std::int64_t stride, std::int64_t inner) {
@@ -53,7 +56,7 @@ bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols,
          ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
 }
 
-// The largest matrices that can be made without a copy.
+// Chooses the largest matrices that need no copy. Returns false if no choice fits.
 bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
   const MatrixDims one{MatrixDim{}};
   const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n,
@@ -82,6 +85,7 @@ bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
   return best_size > 0;
 }
 
+// Packs an operand, and replaces its strides in `s` by those of the packed copy.
 Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own) {
   Packing p;
   p.used = true;
@@ -140,7 +144,7 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k,
     std::swap(must_pack_a, must_pack_b);
   }
 
-  for (int packs = 0; packs < 4; ++packs) {  // nothing, a, b, both
+  for (int packs = 0; packs < 4; ++packs) {  // pack nothing, a, b, both
     const bool a = packs & 1, b = packs & 2;
     if ((must_pack_a && !a) || (must_pack_b && !b)) continue;
     auto s = whole;
@@ -151,7 +155,7 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k,
     if (b) p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
     s.normalize();
     if (!choose(p, s, unsplit_k)) continue;
-    // Matrices so thin that a copy is better.
+    // matrices so small that a copy is faster
     if (packs < 3 && p.m.n * p.n.n * p.k.n <= 4096 && !p.k_outer.empty()) continue;
     return p;
   }

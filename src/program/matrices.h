@@ -1,6 +1,7 @@
-// A contraction as products of matrices, for backends with a library of those: neighbouring dims
-// merge where strides allow, one dim of each kind makes the matrices, what is left is walked. Only
-// where no such choice has unit strides is an operand packed first: copied, so that it lies dense.
+// A contraction as matmuls, for backends with a matmul library. Neighboring dims merge where
+// strides allow it. One dim each of m, n and k forms the matrices, and a loop runs over the
+// remaining dims. If no choice of dims has unit strides, an operand is packed first, that is,
+// copied into contiguous memory.
 #pragma once
 #include <optional>
 
@@ -9,40 +10,40 @@
 namespace haliax::program {
 
 struct MatrixDim {
-  // size; strides, in elements: 0 where it is broadcast
+  // size, and strides in elements; a stride of 0 is a broadcast
   std::int64_t n = 1, a = 0, b = 0, out = 0;
 };
 using MatrixDims = std::vector<MatrixDim>;
 using MatrixStride = std::int64_t MatrixDim::*;
 std::int64_t points(const MatrixDims&);
-// The offset of an operand at a flat position over the dims, the last of them fastest.
+// Returns the offset of an operand, in elements, at a row-major position over the dims.
 std::int64_t offset_at(const MatrixDims&, MatrixStride, std::int64_t position);
 
 struct ContractDims {
   MatrixDims batch, m, n, k;
-  void normalize();  // orders each kind by strides, largest first, and merges neighbours
+  // Orders each kind of dims by strides, largest first, and merges neighbors.
+  void normalize();
 };
 ContractDims dims_of(const Contract&);
 
-struct Packing {  // dense, in the order batch, m (or n), k
+struct Packing {  // the copy is contiguous, in the order batch, m (or n), k
   bool used = false;
-  Dims dims, from, to;  // sizes; strides of what is copied, and of the copy
+  Dims dims, from, to;  // sizes; strides of the operand and of the copy, in elements
   std::int64_t elements = 0;
 };
 struct MatrixProducts {
-  bool swapped = false;  // b a in place of a b: below, a is the contraction's b
+  bool swapped = false;  // computes out^T = b^T a^T; below, a is the b of the contraction
   Packing pack_a, pack_b;
-  // of the matrices: along m or k an operand has a unit stride, out has it along n
+  // The matrices. Operands have unit stride along one of their dims, `out` along n.
   MatrixDim m, n, k;
-  MatrixDims outer, k_outer;  // a product for each point; those of k_outer are added up
+  MatrixDims outer, k_outer;  // one matmul per position; those of k_outer are summed
 };
-// The largest matrices that can be made with the fewest copies. k_whole: nothing is added up.
-// Nothing: no choice fits.
+// Returns the largest matrices with the fewest packed operands, or nothing if no choice fits. With
+// `unsplit_k`, one matmul covers all of k, so that no results are summed.
 std::optional<MatrixProducts> matrix_products(const Contract&, bool unsplit_k,
                                               bool must_pack_a = false, bool must_pack_b = false);
 
-// What part of a contraction's multiplications lies in blocks that are to be made
-// (Contract::Shown), by their flags.
+// Returns the fraction of multiplications in blocks whose flag (Contract::BlockMask) is true.
 double computed_fraction(const Contract&, const unsigned char* flags);
 
 }  // namespace haliax::program

@@ -1,3 +1,4 @@
+// Sizes, strides and work of steps.
 #include <functional>
 #include <numeric>
 
@@ -42,7 +43,7 @@ Dims dims_of(const Step& s) {
         all.insert(all.end(), part->begin(), part->end());
       return all;
     }
-    case Kind::loop:  // views of these have dims of their own, or none
+    case Kind::loop:  // their views have dims of their own, or none
     case Kind::collective:
     case Kind::finish:
     case Kind::skip:

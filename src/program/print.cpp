@@ -1,4 +1,4 @@
-// A Program as text: one line a step. For people, reports and tests.
+// A Program as text, one line per step, for reports and tests.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -117,8 +117,8 @@ std::string text(const Program& p, const std::vector<Step>& steps, const std::st
   return out;
 }
 
-// Where each slot lies, once plan_memory has said it; a slot that no step touches any more lies
-// nowhere.
+// Returns the memory of each slot, after plan_memory. Slots that no step uses have none and are
+// skipped.
 std::string places(const Program& p) {
   auto has_place = [](const Slot& s) { return s.offset >= 0 || s.alias >= 0; };
   if (std::none_of(p.slots.begin(), p.slots.end(), has_place)) return "";

@@ -1,10 +1,15 @@
-// What a backend may see: steps over slots of memory. No axis, no name and no op of the graph is
-// left here.
+// The contract between the compiler and a backend. A Program is a list of steps over slots of
+// memory, without axes, names or graph ops.
 //
-// Every value lives in a slot. A slot is an argument, a result, or a range of the arena whose place
-// plan_memory has fixed. A View says how a step walks over a slot. Loops are steps that hold steps.
-// Numbers of a loop (its turns) reach the views and the instructions inside it as terms: offset +=
-// value of the loop variable * stride.
+// Every value is stored in a slot: an argument, a result, or a range of the arena at an offset that
+// plan_memory chose. A View describes which elements of a slot a step accesses. A loop is a step
+// with a body of steps. The loop index reaches the views and instructions of the body as a term:
+// the offset grows by loop variable * stride.
+//
+// Terms of this file:
+// - position: one point of the iteration space of a step, that is, an index along each of its dims
+// - element: a unit of offsets and strides, unless bytes are stated
+// - device: one device of a mesh, or the single device of a Program without a mesh
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,37 +25,42 @@ using Dims = std::vector<std::int64_t>;
 
 enum class Monoid : std::uint8_t { sum, prod, max, min };
 
-// offset of element (i0, i1, ...) = offset + sum(i * strides) + sum over terms; all in elements.
+// One summand of a View's offset, in elements: either a loop variable or a scalar in memory, times
+// `stride`.
 struct Term {
-  // a loop variable: its value, 0 ... trips-1 (counting down when the loop is reversed), times
-  // stride
+  // loop variable, from 0 to trips - 1, in decreasing order if the loop is reversed; -1: none
   int loop = -1;
-  // or a scalar in memory (i32, i64 or u32) when the step runs, clamped to [0, limit], times stride
+  // slot of a scalar (i32, i64 or u32) that is read when the step runs, and clamped to [0, limit];
+  // -1: none
   int slot = -1;
   DType slot_dtype = DType::i32;
-  std::int64_t slot_offset = 0, limit = 0;
+  std::int64_t slot_offset = 0, limit = 0;  // element of the scalar in its slot; largest value
   std::int64_t stride = 0;
   friend bool operator==(const Term&, const Term&) = default;
 };
+// The elements of a slot that a step accesses. The offset of position (i0, i1, ...) is offset +
+// sum(i_d * strides[d]) + the sum of the terms, in elements.
 struct View {
   int slot = -1;
   DType dtype = DType::f32;
   std::int64_t offset = 0;
-  Dims strides;  // one for each dimension of the step; 0 = broadcast; may be negative
+  Dims strides;  // one per dim of the step; 0 is a broadcast; may be negative
   std::vector<Term> terms;
   friend bool operator==(const View&, const View&) = default;
 };
 
+// An instruction of a fused step.
 struct Instr {
   Code code;
   DType dtype = DType::f32;
-  int args[4] = {-1, -1, -1, -1};  // earlier instructions
-  bool inner = false;  // one value for each inner point (else: one for each outer point)
-  double number = 0;
-  std::int64_t integer = 0;
-  int dim = -1;             // iota
-  std::int64_t stride = 1;  // iota
-  View view = {};           // load, store; of iota only the loop terms
+  int args[4] = {-1, -1, -1, -1};  // indices of earlier instructions
+  // true: one value per inner position; false: one value per outer position
+  bool inner = false;
+  double number = 0;         // constant: the value of a float
+  std::int64_t integer = 0;  // constant: the value of an integer or bool; iota: the start
+  int dim = -1;              // iota: dim of the step
+  std::int64_t stride = 1;   // iota: factor of the position
+  View view = {};            // load and store: the elements; iota: only the loop terms
 };
 
 enum class Kind : std::uint8_t {
@@ -69,28 +79,35 @@ enum class Kind : std::uint8_t {
   host
 };
 
-// For each outer point, runs the instructions in order; inner ones over all inner points. dims =
-// outer dims, then inner dims.
+// An elementwise step, with optional reductions. At each outer position the instructions run in
+// order, and inner instructions run at all inner positions. `dims` are the outer dims, then the
+// inner dims.
 struct Fused {
   Dims dims;
-  int outer = 0;  // how many of dims are outer
+  int outer = 0;  // number of outer dims
   std::vector<Instr> code;
 };
-// out[batch, m, n] = (accumulate ? out : 0) + sum over k of a[batch, m, k] * b[batch, k, n]. Each
-// of batch, m, n, k may be several dims; view strides are in the order batch, m, n, k (0 where the
-// operand lacks it). Sums are f32 for bf16 and f16, else of out's dtype.
+// A matmul:
+//   out[batch, m, n] = (accumulate ? out : 0) + sum over k of a[batch, m, k] * b[batch, k, n]
+// Each of batch, m, n and k may be several dims. The strides of a view are in the order batch,
+// m, n, k, with 0 for dims that the operand lacks. Sums are accumulated in f32 for bf16 and f16,
+// else in the dtype of `out`.
 struct Contract {
-  // Which blocks of a product are worth making: what the others add is 0, or nobody reads their
-  // part of out. Who does not ask makes all.
+  // The blocks that must be computed. A skipped block contributes 0, or no step reads its part of
+  // `out`. A backend may ignore the mask and compute all blocks.
   struct BlockMask {
+    // The blocks along m, n or k.
     struct Flags {
-      std::int64_t size = 0, stride = 0;  // positions of a block; from its flag to the next one's
-      // that they are of; 1 where they do not go along it
+      // positions per block; distance between flags, in elements
+      std::int64_t size = 0, stride = 0;
+      // Returns the number of blocks along a side with these dims, or 1 if the flags do not vary
+      // along it.
       std::int64_t blocks(const Dims& side) const;
     };
-    View flags;     // bool: the first, for all points; slot -1: all blocks are
-    Flags m, n, k;  // along the only dim of each; size 0: the flags do not go along it
-    // out has to be 0, or what it is, where the flags say no: somebody multiplies it with 0
+    View flags;  // bool, true: compute; the same flags hold for the entire batch; slot -1: no mask
+    Flags m, n, k;  // size 0: the flags do not vary along this side; else the side has one dim
+    // true: in skipped blocks `out` must be 0, or unchanged if `accumulate`, since a later step
+    // multiplies it by 0; false: skipped blocks of `out` are unread
     bool zero = false;
   };
   Dims batch, m, n, k;
@@ -98,142 +115,152 @@ struct Contract {
   bool accumulate = false;
   BlockMask block_mask = {};
 };
-// out[...] = table[... with the indexed dims at the ids]. dims = the dims of out. For each indexed
-// table axis: ids view (over dims), the stride of that axis in the table, its size. Outside: what
-// an index outside of [0, size) gives; negative ones count from the end. fill: NaN, or the least
-// integer (largest if unsigned)
+// The value that a gather yields for an id out of range.
+// - fill: NaN, or the smallest integer (the largest if unsigned or bool)
+// - clamp: the element at the nearest position
+// - zero: 0
 enum class Outside : std::uint8_t { fill, clamp, zero };
+// One dim of a table that ids select positions of.
 struct Indexed {
-  View ids;
-  std::int64_t stride = 0, size = 0;
+  View ids;                           // over the dims of the step
+  std::int64_t stride = 0, size = 0;  // stride and size of the dim in the table
 };
+// An indexed read: out[...] = table[...], with the indexed dims of the table replaced by ids.
+// `dims` are the dims of `out`. Negative ids count from the end.
 struct Gather {
   Dims dims;
   View table, out;
   std::vector<Indexed> indexed;
   Outside outside = Outside::fill;
 };
-// target[... at ids] op= updates, in row-major order of the dims, which are those of updates.
-// Indices outside are dropped (or clamped).
 enum class Update : std::uint8_t { set, add, mul, min, max };
+// An indexed write: target[... at ids] op= updates, in row-major order of `dims`, the dims of
+// `updates`. Ids out of range are dropped, or clamped if `clamp` is set.
 struct Scatter {
   Dims dims;
-  View updates, target;  // the target holds its start value already
+  View updates, target;  // initialized by an earlier step
   std::vector<Indexed> indexed;
   Update update = Update::add;
   bool clamp = false;
 };
-// Stable ascending sort of x along the last dim of dims; NaN last. `out` (values) and `indices` may
-// each be absent (slot -1).
+// Stable ascending sort of x along the last dim; NaN is last. `out` (the values) or `indices` may
+// be absent (slot -1).
 struct Sort {
   Dims dims;
   View x, out, indices;
 };
-// Inclusive running sum, product, max or min along the last dim.
+// Inclusive running sum, product, maximum or minimum along the last dim.
 struct Cumulative {
   Dims dims;
   View x, out;
   Monoid monoid = Monoid::sum;
   bool reverse = false;
 };
-// Plain copy of a strided view (dtypes equal). Also how a carry moves on to the next turn.
+// Copy of a strided view to another one with the same dtype. Also passes a carry to the next
+// iteration of a loop.
 struct Copy {
   Dims dims;
   View x, out;
 };
 enum class CollectiveKind : std::uint8_t { all_reduce, reduce_scatter, all_gather, exchange };
+// An array of a collective or of a host step.
 struct Operand {
   Dims dims;  // on this device
   View view;
 };
-// A box of elements that goes from one device to another. To and from itself too: `sends` and
-// `receives` of two devices that are about each other stand in the same order.
+// A box of elements that one device sends to another device or to itself. The sends of device p to
+// device q and the receives of q from p are in the same order.
 struct BoxTransfer {
-  int device = 0, array = 0;  // the other one; which of x (sends) or out (receives)
+  int device = 0, array = 0;  // the other device; index in x (sends) or out (receives)
   Dims start, dims, step;     // in the sender's x, or in the receiver's out, where all steps are 1
 };
-// What an exchange may leave out: but for `nothing`, a flag of this device (bool, without dims)
-// stands behind its arrays in x.
+// The transfers that an `exchange` may skip. Except for `nothing`, the last array of x is a flag of
+// this device (bool, without dims).
 enum class SkipFlag : std::uint8_t {
   nothing,
-  unread,  // where the flag is false, nothing of what the device receives is read
-  zeros,   // where it is false, all that the device sends is 0
+  unread,  // flag false: this device reads none of the data that it receives
+  zeros,   // flag false: all data that this device sends is 0
 };
-// Several arrays at once, over the devices of one group of a mesh: all those that differ only along
-// the mesh axes in `over`, in rank order. An exchange is said box by box; the others make out[k] of
-// x[k].
+// A collective on one or more arrays, over a group of devices: those that differ only along the
+// mesh axes in `over`, in rank order. An `exchange` lists its boxes; the other kinds compute out[k]
+// from x[k].
 struct Collective {
   CollectiveKind kind = CollectiveKind::all_reduce;
   std::vector<int> over;  // mesh axes, major to minor
-  int ranks = 1;          // how many devices their product is (of an exchange: not said)
+  int ranks = 1;          // number of devices in the group; unused by `exchange`
   Monoid monoid = Monoid::sum;
   std::vector<Operand> x, out;
-  // for each array: which dim is cut (reduce_scatter) or joined (all_gather)
+  // per array: the dim that is split (reduce_scatter) or concatenated (all_gather)
   std::vector<int> dim;
-  // and its whole size: blocks are ceil(size / ranks), the last may be short
+  // per array: the unsharded size of that dim; a block has ceil(size / ranks) positions, the last
+  // may be smaller
   std::vector<std::int64_t> size;
   std::vector<BoxTransfer> sends, receives;
-  SkipFlag skip_flag = SkipFlag::nothing;  // who does not ask sends all, which is as right
-  double sent_bytes = 0;                   // per device on a ring
-  // only started here: done where the step Finish of this number is; -1: done here
+  SkipFlag skip_flag = SkipFlag::nothing;  // may be ignored: sending everything is equally correct
+  double sent_bytes = 0;                   // bytes that each device sends, if it runs as a ring
+  // -1: the step blocks until the collective is done; else it only starts the collective, and the
+  // Finish step with the same number waits for it
   int call = -1;
 };
-// Waits for the call of this number that was started last, if one was. From its start to here no
-// step writes x or touches out. Who has no calls that go on beside the work makes them where they
-// start, and has nothing to do here.
+// Waits for the collective that was started last with this number, if there is one. Between the
+// start and this step, no step writes x or accesses out. A backend without asynchronous collectives
+// runs them when they start and does nothing here.
 struct Finish {
   int call = 0;
-  std::vector<View> x, out;  // the call's arrays, without dims
+  std::vector<View> x, out;  // the arrays of the collective, without dims
 };
-// The rest of a loop's turn is left out where the flag (bool, without dims) is false.
+// Ends the current iteration of the innermost loop if the flag (bool, without dims) is false.
 struct Skip {
   View unless;
 };
-// A function of the user's (haliax/custom_op.h), called at each point of the first `outer` dims
-// with the elements there of all arrays, the sizes of the other dims, none of which is 0, and each
-// array's strides along those. See program/custom.h.
+// A user's function (haliax/custom_op.h) that runs once per position of the first `outer` dims. It
+// receives the address of the first element of each array, the sizes of the other dims (at least
+// 1), and the strides of each array along them. See program/custom.h.
 using CustomRun = void (*)(void* const* data, const std::int64_t* sizes,
                            const std::int64_t* const* strides) noexcept;
 struct Custom {
   Dims dims;
   int outer = 0;
-  std::vector<View> arrays;  // operands, and last the result, which shares no memory with them
+  std::vector<View> arrays;  // the operands, then the result, which shares no memory with them
   CustomRun run = nullptr;
 };
-// What the host is asked to do with values, such as to print them. It may raise; the program ends
-// then.
+// An action of the host on values, such as printing them. An exception ends the run of the program.
 struct HostCall {
   virtual ~HostCall() = default;
-  // of each, its element (0, 0, ...)
+  // `data` holds the address of element (0, 0, ...) of each array.
   virtual void run(const std::vector<Operand>&, const void* const* data) const = 0;
 };
 struct Host {
   std::vector<Operand> arrays;
   std::shared_ptr<const HostCall> call;
-  bool once = true;  // by the first device of a mesh; else by each
+  bool once = true;  // true: only the first device of a mesh runs it; false: each device runs it
 };
 struct Step;
-// Turns of a loop with lanes touch nothing of each other's: several may run at a time, each in a
-// lane. What lives within a turn, and scratch of the steps in it, lies in `parallel_slot_bytes` of
-// the arena from `parallel_slot_start` on; lane k has those bytes k * parallel_slot_bytes further
-// on. If the body is one loop with lanes, that has none of its own, and all turns of both may run
-// at a time. Who has no lanes runs turn by turn, in the first one.
+// A loop. If `parallel_slots` > 0, its iterations access disjoint memory, and up to that many may
+// run concurrently, each in its own parallel slot. A parallel slot is memory for the values and the
+// scratch of one iteration: slot k has `parallel_slot_bytes` bytes of the arena, at offset
+// `parallel_slot_start` + k * `parallel_slot_bytes`. Offsets of slots and scratch in the body refer
+// to slot 0. If the body is a single loop with parallel slots, the inner loop has no memory of its
+// own, and all iterations of both loops may run concurrently. A backend without parallel execution
+// runs all iterations in slot 0.
 struct Loop {
-  // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
+  // loop variable in terms; -1: no term refers to the loop, which runs once and limits a skip to
+  // a part of an iteration
   int variable = 0;
   std::int64_t trips = 0;
   bool reverse = false;
-  // its turns are those of the loop before, which were left out there: counted with it
+  // true: runs the iterations that the loop before skipped; estimates count both loops as one
   bool continues_previous = false;
-  std::vector<Step> body;  // (without an initializer: clang wants the whole type for one)
-  int parallel_slots = 0;  // at most so many turns at a time; 0: one after another
+  // no initializer, since clang requires the complete type for one
+  std::vector<Step> body;
+  int parallel_slots = 0;  // largest number of concurrent iterations; 0: sequential
   std::int64_t parallel_slot_start = -1, parallel_slot_bytes = 0;  // set by plan_memory
 };
 
 struct Step {
   Kind kind = Kind::fused;
-  // One of these, by kind. (Plain members rather than a variant: a backend reads them by name, and
-  // a Program is small.)
+  // `kind` selects the member that holds the step. The members are no variant: a backend reads them
+  // by name, and a Program is small.
   Fused fused = {};
   Contract contract = {};
   Gather gather = {};
@@ -247,57 +274,62 @@ struct Step {
   Custom custom = {};
   Host host = {};
   Loop loop = {};
-  const char* op = "";     // op that it comes from
-  std::string where = {};  // file:line, module path: for reports
-  // byte offset in the arena, aligned, of `scratch_bytes` that this step may use
+  const char* op = "";     // name of the op that the step computes
+  std::string where = {};  // file:line and module path, for reports
+  // byte offset in the arena, aligned, of `scratch_bytes` bytes that only this step uses while it
+  // runs
   std::int64_t scratch = -1;
   std::int64_t scratch_bytes = 0;
 };
 
-// of offsets in the arena, and of the arena itself
+// alignment of the arena and of offsets in it, in bytes
 inline constexpr std::int64_t kAlignment = 64;
 constexpr std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
+// The memory that a slot belongs to.
 enum class Home : std::uint8_t { argument, result, arena };
 struct Slot {
   std::int64_t bytes = 0;
   Home home = Home::arena;
-  int index = -1;            // which argument or result
-  std::int64_t offset = -1;  // in the arena, aligned; set by plan_memory
-  // the slot in whose memory it lies (an in-place update; a donated argument); -1: its own
+  int index = -1;            // index of the argument or result
+  std::int64_t offset = -1;  // byte offset in the arena, aligned; set by plan_memory
+  // slot whose memory this slot shares (an in-place update, a donated argument); -1: its own memory
   int alias = -1;
   const char* purpose = "";  // parameters, activations, ...: for reports
-  // what a gather or a ring brought: read in that turn, never kept (see check_gathered)
+  // true: received by an all-gather or a ring step, read in the same iteration and never saved (see
+  // check_gathered)
   bool gathered = false;
 };
 
+// Bytes of the arena that serve one purpose.
 struct Use {
   const char* purpose = "";
   std::int64_t bytes = 0;
 };
 
-// Every result has its own memory, given by the caller, unless its slot aliases a donated argument.
+// A compiled graph for one device. The caller provides memory for every result, unless the slot of
+// the result aliases a donated argument.
 struct Program {
   std::vector<Slot> slots;
   std::vector<Step> steps;
-  int arguments = 0, results = 0;  // how many
+  int arguments = 0, results = 0;  // counts
   std::vector<int> argument_slots, result_slots;
-  std::vector<int> donated;      // result number that took over argument i, or -1
-  std::int64_t arena_bytes = 0;  // everything but arguments and results
-  std::int64_t peak_bytes = 0;   // arena + results that alias nothing
-  // of the arena when most of it is in use, and the gaps: all together arena_bytes
+  std::vector<int> donated;      // per argument: the result that reuses its memory, or -1
+  std::int64_t arena_bytes = 0;  // memory for all other slots, and scratch
+  std::int64_t peak_bytes = 0;   // arena_bytes, plus results that alias no argument
+  // the arena by purpose when most of it is in use; with the entry "gaps", the sum is arena_bytes
   std::vector<Use> at_peak;
-  int loops = 0;                   // how many loop variables there are
-  int calls = 0;                   // how many numbers of calls that are started and finished
-  int device = 0;                  // which device of the mesh this program is for
-  int backend_device = 0;          // which of the backend's devices runs it
-  std::vector<std::int64_t> mesh;  // sizes of the mesh axes; empty: one device
-  // what runs it, as errors that are found late name it: jit at train.cpp:12
+  int loops = 0;                   // number of loop variables
+  int calls = 0;                   // number of Collective::call numbers
+  int device = 0;                  // device of the mesh that this program is for
+  int backend_device = 0;          // device of the backend that runs the program
+  std::vector<std::int64_t> mesh;  // sizes of the mesh axes; empty: no mesh
+  // the caller for late error messages, for example "jit at train.cpp:12"
   std::string called = {};
   Slot& slot(int k) { return slots[std::size_t(k)]; }
   const Slot& slot(int k) const { return slots[std::size_t(k)]; }
-  // the slot in whose memory a slot lies: its own, or that of another (Slot::alias)
+  // Returns the slot that owns the memory of a slot (Slot::alias).
   int memory(int slot) const {
     while (slots[std::size_t(slot)].alias >= 0) slot = slots[std::size_t(slot)].alias;
     return slot;
@@ -305,25 +337,31 @@ struct Program {
 };
 
 std::string to_string(const Program&);
-std::int64_t points(const Dims&);  // their product
-Dims row_major(const Dims&);       // strides of an array that lies in one piece
-Dims dims_of(const Step&);         // that all its views are walked over
-// of contractions, turn by turn; no turn twice (Loop::again)
+// Returns the number of positions, that is, the product of the sizes.
+std::int64_t points(const Dims&);
+// Returns the strides of a contiguous array.
+Dims row_major(const Dims&);
+// Returns the dims over which all views of a step iterate; empty for kinds whose views have dims of
+// their own or none.
+Dims dims_of(const Step&);
+// Returns the multiplications of all contractions, over all iterations of loops. A loop with
+// Loop::continues_previous adds none.
 double multiplications(const std::vector<Step>&);
-int count_contractions(const std::vector<Step>&);  // steps, those of each loop's body once
+// Returns the number of contract steps, with each loop body counted once.
+int count_contractions(const std::vector<Step>&);
 
-// A backend turns a Program into something that runs. A few virtual classes are all there is at
-// this border.
+// ---- backends ----
+// A backend compiles a Program into an Executable. The classes below are the entire interface.
 
-// Memory of a device: its address, 64-byte aligned, which the host may not touch unless the device
-// says so. When the last holder lets go it is given back, in order with the device's work: what was
-// asked of the device before may still use it.
+// Memory of a device: an address, 64-byte aligned. The host must not access it unless
+// Device::is_host() is true. The memory is freed when its last holder releases it, in order with
+// the device's work: work that was queued before may still use it.
 using Memory = std::shared_ptr<void>;
-// The elements at the points of dims, in two arrays that share no memory; strides in elements, from
-// the element (0, 0, ...).
+// A copy of the elements at all positions of `dims` between two arrays that share no memory.
+// Strides are in elements, relative to element (0, 0, ...).
 struct Box {
   Dims dims;
-  std::int64_t width = 1;  // of an element, in bytes
+  std::int64_t width = 1;  // bytes per element
   void* to = nullptr;
   Dims to_strides;
   const void* from = nullptr;
@@ -331,88 +369,101 @@ struct Box {
 };
 void copy_on_host(const Box&);
 
-// What time costs on a device, in multiplications, for estimates: what a product is bound by, and
-// what finds its data in caches.
+// The cost model of a device, for estimates. Costs are in units of one f32 multiplication.
 struct Machine {
-  double multiplications_per_byte = 8;  // of traffic with memory
-  // of what is used again soon, but lies further away than `near`
+  double multiplications_per_byte = 8;  // cost per byte of memory traffic
+  // cost per byte of data that is reused soon, but exceeds `core_cache`
   double multiplications_per_far_byte = 4;
-  double cache = 8 << 20;  // bytes: what is used turn after turn and fits stays
-  // bytes: what a step leaves in the caches of the cores, where the next one finds it
+  double cache = 8 << 20;  // bytes; data of each iteration that fits stays cached
+  // bytes in the caches of the cores that a step leaves for the next step
   double core_cache = 2 << 20;
-  double max_parallel_slot_bytes =
-      0;  // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
-  // of scores: a turn makes tiles of them by itself, so their keys need not be walked
+  // largest memory of one iteration in a parallel slot, in bytes; 0: no parallel slots
+  double max_parallel_slot_bytes = 0;
+  // true: an iteration tiles the keys of attention scores itself, so that the keys need no loop of
+  // their own
   bool tiles_score_rows = false;
-  double relative_cost_16bit = 1. / 3;  // of a multiplication in bf16 or f16
-  // Positions of a block that a product in f32, and in bf16, leaves out (Contract::shown); 0: none.
+  double relative_cost_16bit = 1. / 3;  // cost of a bf16 or f16 multiplication
+  // block sizes, in positions, at which f32 and bf16 matmuls skip masked blocks
+  // (Contract::BlockMask); 0: masks are ignored
   int mask_block = 0, mask_block_bf16 = 0;
-  int mask_block_vector = 0;  // that a product of a vector and a matrix leaves out, in either
-  double step_cost = 0;       // of each step that is run, whatever it does
-  // bytes: rows of large arrays that products read or make begin at a multiple of these
+  int mask_block_vector = 0;  // the same for matmuls of a vector and a matrix, f32 or bf16
+  double step_cost = 0;       // fixed cost of each step
+  // bytes; rows of large arrays that matmuls access are aligned to a multiple of it
   int row_alignment = 1;
 };
 
-// One device of a mesh speaks to the others. Which of them take part in a call follows from the
-// Collective and from the Program's mesh and device number: all that differ from this one only
-// along the mesh axes in `over`, in rank order. Every device makes its calls in the order of its
-// Program; calls over other mesh axes may lie between. Threads of one process are one
-// implementation; processes or accelerators with a library of their own are others. A simulated
-// mesh has none: it is planned and never run.
+// Communication of one device with the others of its mesh. The devices of a collective follow from
+// the Collective and from the mesh and the device of the Program: all devices that differ only
+// along the mesh axes in `over`, in rank order. Every device runs its collectives in the order of
+// its Program. Collectives over other mesh axes may run in between. Implementations exist for the
+// threads of one process, for processes, and for accelerators with a communication library. A
+// simulated mesh has no Communicator: it is planned and never run.
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  // x, out: element (0, 0, ...) of each array; memory of out is none of x. scratch: of the step, as
-  // the Device has asked for it. In order with the device's work: blocks until done, or is queued
-  // where the work is. Takes strides as they are or packs, and keeps no pointer for longer. Sums
-  // are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have the
-  // same bits, in every run (threads: in rank order). Raises if another device has failed, rather
-  // than wait.
+  // Runs a collective. `x` and `out` hold the address of element (0, 0, ...) of each array; `out`
+  // shares no memory with `x`. `scratch` has the size that Device::scratch_bytes returned for the
+  // step. Runs in order with the device's work: blocks until the collective is done, or queues it
+  // on the device. Supports all strides, by packing if necessary, and keeps no pointer afterwards.
+  // Sums are accumulated in the dtype of the arrays, or in f32 for bf16 and f16. The order of a sum
+  // is unspecified, but results are bitwise identical on all ranks and in every run (between
+  // threads, the order is rank order). Raises if another device has failed, instead of waiting for
+  // it.
   virtual void run(const Collective&, const void* const* x, void* const* out, void* scratch,
                    std::int64_t scratch_bytes) = 0;
-  // As run, beside the work where the communicator can: it may return before x is read and out is
-  // written, and the caller touches neither until it has finished that call. Calls are made in the
-  // order in which they are started or run. Returns the call's number, larger each time.
+  // Starts a collective that may run concurrently with other work. May return before `x` is read
+  // and `out` is written; the caller accesses neither before finish() has returned for this call.
+  // Collectives run in the order in which they are started or run. Returns the number of the call,
+  // which increases with each call. The default runs the collective at once.
   virtual std::int64_t start(const Collective& c, const void* const* x, void* const* out,
                              void* scratch, std::int64_t scratch_bytes) {
     run(c, x, out, scratch, scratch_bytes);
     return 0;
   }
-  // Waits until all calls up to this number are done, and raises what went wrong in them.
+  // Waits until all calls up to this number are done. Raises their errors.
   virtual void finish([[maybe_unused]] std::int64_t call) {}
-  // This device will make no more calls, because of an error: those of others that wait for it
-  // raise.
+  // Announces that this device runs no more collectives because of an error. Collectives of other
+  // devices that wait for it raise.
   virtual void fail(const char* why) = 0;
 };
+// A compiled Program.
 class Executable {
  public:
-  virtual ~Executable() = default;  // also where what was run is still queued
-  // Pointers for each argument and each result (null for a result that aliases a donated argument),
-  // in the device's memory. The arena is arena_bytes large and 64-byte aligned. Several threads may
-  // call it at once, with an arena each; it makes no allocation, but where more of them do than
-  // ever before. Where the device is not the host it may return early: results are there for `get`,
-  // `copy` and later runs, in order. An error that is found late raises at the next run or get on
-  // that device, and names what was called (Program::called) and the step, if known; so do all that
-  // follow. With a step of kind host, or a Communicator that blocks, it returns when it is done.
+  virtual ~Executable() = default;  // may be called while work is still queued
+  // Runs the program. `arguments` and `results` hold the address of each array, in the memory of
+  // the device; null for a result that aliases a donated argument. `arena` has Program::arena_bytes
+  // bytes, 64-byte aligned.
+  //
+  // Several threads may call it concurrently, each with its own arena. It allocates memory only if
+  // more threads call it concurrently than ever before.
+  //
+  // On a device that is not the host, it may return early; `get`, `copy` and later runs follow in
+  // order. An error that is detected late raises at the next run or get on the device, and at all
+  // that follow. The message names Program::called and the step, if known. The run of a
+  // Program with a step of kind host, or with a Communicator that blocks, returns when it is done.
   virtual void run(const std::vector<void*>& arguments, const std::vector<void*>& results,
                    void* arena, Communicator*) = 0;
 };
 class RankGroup;  // program/ranks.h
-// One or several devices of a kind. Program::number says which of them runs a Program: device d of
-// a mesh is number d, and where ranks share the mesh, those of a host take numbers of their own.
+// One or more devices of one kind. Program::backend_device selects the device that runs a Program:
+// device d of a mesh runs on backend device d. If ranks share the mesh, each host numbers its own
+// devices.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  // Asked of each step before plan_memory: a Program with one that it cannot run is refused.
-  // Functions of the user's want memory of the host.
+  // Returns true if the device can run the step. Called for each step before plan_memory; a Program
+  // with an unsupported step is rejected. The default rejects custom steps, since users' functions
+  // require host memory.
   virtual bool supports(const Step& s) const { return s.kind != Kind::custom; }
-  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked
-  // before plan_memory. `workers`: as if there were so many threads; 0: as many as there are.
+  // Returns the scratch memory that a step needs, in bytes, for example for packed operands or
+  // partial sums. Called before plan_memory. `workers` is the number of threads to plan for; 0
+  // selects the current number.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
-  // Of a loop whose turns touch nothing of each other's: how many of these turns (those of the
-  // loops it is made of, if there are several) run at a time, each in memory of its own, which
-  // takes about parallel_slot_bytes. 0: one after another, step by step. workers: as above.
+  // Returns how many iterations of a loop run concurrently, each in a parallel slot of about
+  // `parallel_slot_bytes` bytes; 0 if they run one after another. Called for loops whose iterations
+  // access disjoint memory. `turns` is the number of iterations, over all loops of the nest if the
+  // body is a single such loop. `workers` is the same as for scratch_bytes.
   virtual int parallel_slots([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t turns,
                              [[maybe_unused]] std::int64_t parallel_slot_bytes,
                              [[maybe_unused]] int workers) const {
@@ -421,21 +472,26 @@ class Device {
   virtual Machine machine() const { return {}; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
 
-  // Is its memory the host's? Then a mesh may have any number of them, runs return when they are
-  // done, and nothing below is asked.
+  // Returns true if the memory of the device is host memory. A mesh may then have any number of
+  // these devices, runs return when they are done, and the functions below are not called.
   virtual bool is_host() const { return true; }
+  // Returns the number of devices.
   virtual int devices() const { return 1; }
-  // What follows is for a device, by its number, and may be called by several threads at once. put,
-  // get and copy are in order with its runs, and raise as they do. not written yet; raises where
-  // there is not enough
+  // The functions below select a device by its number and are thread safe. put, get and copy run in
+  // order with the runs of the device, and raise the same errors.
+
+  // Allocates uninitialized memory. Raises if the device has too little.
   virtual Memory allocate(std::int64_t bytes, int device);
-  // from the host, whose memory may change when it returns
+  // Copies from the host. The host memory may change as soon as put returns.
   virtual void put(const Box&, int device);
-  virtual void get(const Box&, int device);   // to the host; waits for what was asked for before
-  virtual void copy(const Box&, int device);  // both are its own
-  // Speaks to the others of a mesh with these sizes of axes, all of which ask at the same time.
-  // Number runs what `device` of the mesh does; ranks: that share the mesh, null: it is all here.
-  // Null: the runtime carries what they say, as for the host.
+  // Copies to the host. Waits for work that was queued before.
+  virtual void get(const Box&, int device);
+  // Copies within the memory of the device.
+  virtual void copy(const Box&, int device);
+  // Returns the communicator of `device` of a mesh with these axis sizes, or null if the runtime
+  // communicates through the host. All devices of the mesh call it at the same time. `number` is
+  // the backend device that runs mesh device `device`. `ranks` are the ranks that share the mesh;
+  // null if all devices belong to this process.
   virtual std::shared_ptr<Communicator> communicator([[maybe_unused]] const Dims& mesh,
                                                      [[maybe_unused]] int device,
                                                      [[maybe_unused]] int number,

@@ -1,3 +1,4 @@
+// Detection of stripes in the views of a step.
 #include "program/stripes.h"
 
 #include <vector>
@@ -14,7 +15,8 @@ using program::View;
 struct Reach {
   std::int64_t size, stride;
 };
-// Along what a view of a step reaches: dims, positions that ids pick, and what terms add.
+// Returns the extents of a view: the dims of the step, the positions that ids may select, and the
+// values of terms other than `variable`.
 std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Trips& trips) {
   std::vector<Reach> out;
   auto dims = program::dims_of(s);
@@ -44,17 +46,17 @@ std::optional<Stripes> stripes_of(const Step& s, const View& v, int variable, co
     turn = &t;
   }
   if (!turn || turn->stride <= 0 || v.offset < 0) return {};
-  const Stripes all{turn->stride, trips.at(variable)};  // of elements
+  const Stripes all{turn->stride, trips.at(variable)};  // in elements
   if (v.offset / all.width % all.count != 0) return {};
-  auto inside = v.offset % all.width;  // how far it reaches inside of a stripe
+  auto inside = v.offset % all.width;  // last offset within the stripe
   for (auto& r : reaches(s, v, variable, trips)) {
     if (r.size <= 1 || r.stride == 0) continue;
     if (r.stride < 0) return {};
-    // to the same stripe of another row of stripes
+    // reaches the same stripe in a later period
     if (r.stride % (all.width * all.count) == 0) continue;
     inside += (r.size - 1) * r.stride;
   }
-  // stripes of elements that are wider or narrower are others
+  // In bytes, as stripes of dtypes with different sizes differ.
   const std::int64_t bytes = bytes_of(v.dtype);
   return inside < all.width ? std::optional(Stripes{all.width * bytes, all.count}) : std::nullopt;
 }

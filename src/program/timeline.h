@@ -1,4 +1,4 @@
-// The steps of a Program numbered in order, what each accesses, and when a slot is live.
+// The steps of a Program in order: positions, accesses to each slot, and live ranges.
 //
 // In: a Program. Out: a position for each step, the loops by their positions, the accesses to each
 // slot in order, and live ranges. Always: a loop has two positions, one before its body and one
@@ -10,18 +10,18 @@
 
 namespace haliax {
 
-// `StepType`: Step or const Step.
+// StepType is Step or const Step.
 template <class StepType> class TimelineOf {
  public:
   struct Position {
     StepType* step = nullptr;
-    int loop = -1;  // innermost loop around, as a number in loops(); -1: none
+    int loop = -1;  // innermost loop around, as an index of loops(); -1: none
   };
   struct LoopSpan {
     int begin, end;  // positions before and after the body
   };
 
-  // `by_memory`: an access counts for the slot in whose memory its slot is.
+  // With `by_memory`, an access counts for the slot that owns the memory (Slot::alias).
   template <class ProgramType>
   explicit TimelineOf(ProgramType& p, bool by_memory = false) : accesses_(p.slots.size()) {
     std::vector<int> memory(p.slots.size());
@@ -38,7 +38,7 @@ template <class StepType> class TimelineOf {
   StepType& loop_step(int loop) const { return step(loops_[std::size_t(loop)].begin); }
   // Returns true if `at` is the position after a loop.
   bool ends_loop(int at) const { return ends_[std::size_t(at)]; }
-  // The position of the outermost loop around; -1: none.
+  // Returns the position of the outermost loop around, or -1.
   int outermost_loop(int at) const {
     int begin = -1;
     for (int loop = positions_[std::size_t(at)].loop; loop >= 0;) {
@@ -49,9 +49,9 @@ template <class StepType> class TimelineOf {
   }
   const std::vector<Access>& accesses(int slot) const { return accesses_[std::size_t(slot)]; }
 
-  // First and last position, both included, at which one of the accesses needs the memory. Memory
-  // that a loop shares with steps outside of it is live during all iterations; `always` treats all
-  // accesses in a loop so. Empty accesses: {0, -1}.
+  // Returns the first and the last position, both included, at which an access needs the memory;
+  // {0, -1} without accesses. Memory that a loop shares with steps outside of it is live during all
+  // iterations. With `always`, memory is live during all iterations of every loop that accesses it.
   StepRange live(const std::vector<Access>& all, bool always = false) const {
     if (all.empty()) return {0, -1};
     StepRange live{all.front().at, all.back().at};

@@ -1,22 +1,23 @@
-// The memory that a step reads and writes: the one list by kind that planning, sharing, reports and
-// checks go by. And what people call a collective.
+// The memory that a step reads and writes. Planning, sharing, reports and checks all use this one
+// list by kind.
 #pragma once
 #include "program/program.h"
 
 namespace haliax {
 
+// Returns the usual name of a collective.
 inline const char* name_of(program::CollectiveKind w) {
   const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
   return names[int(w)];
 }
 
-// behind a message
+// Returns the location of a step, as the end of an error message.
 inline std::string location_suffix(const program::Step& s) {
   return s.where.empty() ? "" : "; " + s.where;
 }
 
-// Does a step of that kind touch just the elements that its views reach? Others reach whole slots,
-// wait for what others touch, or run code that is not seen here.
+// Returns true if a step of this kind accesses only the elements that its views reach. Other kinds
+// access entire slots, wait for other accesses, or run code that is unknown here.
 inline bool touches_only_views(program::Kind k) {
   using program::Kind;
   switch (k) {
@@ -38,9 +39,9 @@ inline bool touches_only_views(program::Kind k) {
   }
   return false;
 }
-// f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its
-// code). A view that is added to comes twice: as read, then as written. Of a loop nothing: its body
-// holds steps of its own. A Step, const or not.
+// Calls f(view, writes) for each view of a step (const or not), reads first. The views of a fused
+// step are in the order of its code. A view that a step adds to is passed twice: as read, then as
+// written. A loop has no views; its body holds steps of its own.
 template <class S, class F> void each_view(S& s, F f) {
   using program::Code;
   using program::Kind;
@@ -95,7 +96,7 @@ template <class S, class F> void each_view(S& s, F f) {
       for (auto& o : s.collective.x) f(o.view, false);
       for (auto& o : s.collective.out) f(o.view, true);
       break;
-    case Kind::finish:  // what it waits for was written where it was started
+    case Kind::finish:  // the start of the collective counts as the write
       for (auto* views : {&s.finish.x, &s.finish.out})
         for (auto& v : *views) f(v, false);
       break;
@@ -106,7 +107,7 @@ template <class S, class F> void each_view(S& s, F f) {
       break;
   }
 }
-// f(slot, writes, view) in the same order; of a slot that a term reads there is no view.
+// Calls f(slot, writes, view) in the same order. A slot that a term reads has a null view.
 template <class F> void each_access(const program::Step& s, F f) {
   each_view(s, [&](const program::View& v, bool writes) {
     for (auto& t : v.terms)
@@ -114,7 +115,7 @@ template <class F> void each_access(const program::Step& s, F f) {
     if (v.slot >= 0) f(v.slot, writes, &v);
   });
 }
-// f(step) of all steps, those of loops behind the loop.
+// Calls f(step) for all steps, in order; the body of a loop follows the loop.
 template <class Steps, class F> void each_step(Steps& steps, const F& f) {
   for (auto& s : steps) {
     f(s);
@@ -122,18 +123,20 @@ template <class Steps, class F> void each_step(Steps& steps, const F& f) {
   }
 }
 
-// An access to a slot, `at` a step by its number. view: none where a term of another view reads it.
+// An access to a slot. `at` is the position of the step. `view` is null if a term of another view
+// reads the slot.
 struct Access {
   int at;
   const program::Step* step;
   bool writes;
   const program::View* view;
 };
-using Accesses = std::vector<std::vector<Access>>;  // by slot, in order
-// Steps by their numbers: those of a loop, or of the liveness of a slot.
+using Accesses = std::vector<std::vector<Access>>;  // by slot, each in order
+// A range of positions: those of a loop, or of the live range of a slot.
 struct StepRange {
   int begin, end;
 };
+// Adds the accesses of a step at position `at`.
 inline void note(Accesses& all, const program::Step& s, int at) {
   each_access(s, [&](int slot, bool writes, const program::View* v) {
     all[std::size_t(slot)].push_back({at, &s, writes, v});

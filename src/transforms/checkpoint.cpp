@@ -1,5 +1,5 @@
-// Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the
-// shape is asked.
+// Functions with a backward pass of their own: checkpoint and custom_vjp. Also eval_shape, which
+// only computes axes and dtypes.
 #include <algorithm>
 #include <unordered_set>
 
@@ -14,15 +14,16 @@
 namespace haliax {
 namespace {
 
-// A leaf that stands for x while a function is traced.
+// Returns an input that represents x while a function is traced.
 NodePtr stand_in(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
-void begin_trace(const char* by, SourceLocation at = {}) {  // until the Tracing around ends
+void begin_trace(const char* by, SourceLocation at = {}) {  // ends with the enclosing Tracing
   auto& c = context();
   c.trace = std::make_shared<const Trace>(Trace{by, at, c.trace});
 }
 
-// Nodes below the roots that do not depend on the inputs: what a function captured.
+// Returns the float nodes below the roots that do not depend on the inputs: the arrays that a
+// function captured.
 Nodes captured(const Nodes& roots, const Nodes& inputs) {
   std::unordered_set<const Node*> goals;
   for (auto& n : inputs) goals.insert(n.get());
@@ -38,7 +39,7 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   sort_by_age(out);
   return out;
 }
-// The results of the node in the places of those that were traced.
+// Returns the results of a new node, in the structure of the traced results.
 Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operands,
                   const Leaves& traced) {
   auto node = make_custom_vjp(operands, c);
@@ -47,19 +48,19 @@ Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operan
 }
 
 struct Checkpointed : CustomVjp {
-  Nodes outs, inputs;  // the trace: results, in terms of stand-ins and what was captured
+  Nodes outs, inputs;  // the trace: results as functions of placeholders and captured arrays
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     Nodes recomputed;
     Rewrite to;
     for (std::size_t k = 0; k < inputs.size(); ++k) {
-      // not before the cotangent is there
+      // recomputed only after the cotangent
       recomputed.push_back(prim::barrier(operands[results + k], gs[0]));
       to[inputs[k].get()] = recomputed.back();
     }
     auto ys = with_score_boundaries(substitute(outs, to), context().scores_budget,
                                     context().loop_depth, recomputed);
     auto back = vjp(ys, gs, recomputed);
-    // an array that is two operands has one cotangent, of both
+    // An array that is two operands has one cotangent, which covers both.
     std::unordered_set<const Node*> counted;
     for (std::size_t k = 0; k < back.size(); ++k)
       if (!counted.insert(recomputed[k].get()).second) back[k] = nullptr;
@@ -84,7 +85,7 @@ struct Checkpointed : CustomVjp {
     return out;
   }
 };
-// Carries of loops around, that some of these are made of: their ids.
+// Returns the ids of the carries of enclosing loops that the nodes depend on.
 std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
   std::unordered_set<std::uint64_t> out;
   traverse(nodes, [&](const NodePtr& n, Nodes& todo) {
@@ -99,8 +100,8 @@ std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
 struct UserCustomVjp : CustomVjp {
   std::shared_ptr<void> self;
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
-  std::vector<bool> given_in, given_out;  // which leaves are there
-  // that its operands were made of; the body of a loop that is made again has others
+  std::vector<bool> given_in, given_out;  // which leaves are not empty
+  // Carries that the operands depend on. The body of a recomputed loop has different carries.
   std::unordered_set<std::uint64_t> carries;
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     auto leaves = [](const std::vector<bool>& given, auto next) {
@@ -198,7 +199,7 @@ Leaves eval_shape(LeafFunction f, const Leaves& in) {
   auto shapes = called(f, mapped(in, stand_in));
   context().effect = before;
   context().trace->last = newest_id();
-  begin_trace("shape");  // results, too, have axes and a dtype alone
+  begin_trace("shape");  // the results have only axes and a dtype as well
   return mapped(shapes, [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
 }
 

@@ -1,9 +1,9 @@
-// chunked_reduce. f is traced once, on the whole arrays (nothing runs), between two kinds of
-// borders: what goes in `enter`s the region, what comes out `leave`s it, and a cotangent enters
-// where a value leaves. So the gradient is that of f, and forward and backward lie in one region
-// when it is cut into chunks, after differentiation. The result is that of f by construction: means
-// divide by the full size, a draw in a chunk is the slice of the full draw, and no metric depends
-// on the chunk. An op that needs the whole axis is refused, by name.
+// chunked_reduce. f is traced once on the full arrays, without running, between two kinds of
+// boundaries: inputs `enter` the region, results `leave` it, and a cotangent enters where a value
+// leaves. The gradient is therefore the gradient of f, and forward and backward pass are in one
+// region when the region is tiled, after differentiation. The result is the result of f by
+// construction: means divide by the full size, a draw in a chunk is the slice of the full draw, and
+// no metric depends on the chunk. An op that needs the full axis raises an error that names the op.
 #include "transforms/chunked.h"
 
 #include "base/name.h"
@@ -16,7 +16,7 @@
 namespace haliax {
 namespace {
 
-// Can there be a gradient below x? Not below ids, a mask, a draw.
+// Returns true if x may depend on a differentiable value. False for ids, masks and random draws.
 bool has_gradient(const NodePtr& x) {
   bool found = false;
   traverse({x}, [&](const NodePtr& n, Nodes& todo) {
@@ -27,7 +27,7 @@ bool has_gradient(const NodePtr& x) {
   return found;
 }
 constexpr int kTraced = -1;  // `after` of a call that is being traced
-// Empty: the result has none of it.
+// Returns the name of the tiled axis in the result; empty if the result does not have it.
 Name tiled_name(const NodePtr& result, const Attr& key) {
   return tiled_axis_names(all_nodes({result}), key)[result.get()];
 }
@@ -36,8 +36,9 @@ bool has_entered(const NodePtr& n, const Attr& key) {
   return std::any_of(below.begin(), below.end(),
                      [&](auto& x) { return x->op == &prim::kEnter && x->attr == key; });
 }
-// The border lies where the axis has the name that all borders of the call have. What is made of
-// captured arrays alone has never entered.
+// Adds the boundary where a value leaves. The axis is renamed around it, so that all boundaries of
+// the call have the same name of the axis. A value that is computed from captured arrays alone has
+// no boundary.
 NodePtr left(const NodePtr& n, const Attr& key) {
   if (!has_entered(n, key)) return n;
   auto axis = tiled_axis(key).name, mine = tiled_name(n, key);
@@ -45,15 +46,16 @@ NodePtr left(const NodePtr& n, const Attr& key) {
   return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine},
                       {mine, axis});
 }
-// As enter, but before x enters a call inside of this one.
+// Like enter, but outside of the boundaries of calls inside of this one.
 NodePtr entered_first(const NodePtr& x, const Attr& key) {
   return x->op == &prim::kEnter ? prim::enter(entered_first(x->in[0], key), x->attr)
                                 : prim::enter(x, key);
 }
-// What f captured whole enters like an argument, so that its cotangent leaves.
+// Adds boundaries around arrays that f captured, as for arguments, so that their cotangents leave
+// the region.
 Nodes capturing(const Nodes& outs, const Attr& key) {
   std::unordered_set<const Node*> in;
-  Rewrite seen;  // as what lies inside sees it; what lies before stays as it is
+  Rewrite seen;  // operands as seen from inside of the region
   bool any = false;
   for (auto& n : level_of(outs, nullptr)) {
     bool border = n->op == &prim::kEnter && n->attr == key;
@@ -106,12 +108,12 @@ int preceding_calls(const Nodes& x, ChunkKey call) {
 }
 Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
                       const std::function<bool(const NodePtr&)>& inside, const Attr& key) {
-  Rewrite in, out;  // what nodes inside, and those outside, see of a node inside
-  Rewrite old;      // of borders in a row: those that were there
+  Rewrite in, out;  // replacements of inside nodes for readers inside and outside
+  Rewrite old;      // existing boundaries, without the new ones
   for (auto& n : level) {
     if (!inside(n)) continue;
     Nodes operands;
-    bool enters = n->op == &prim::kEnter;  // the new border comes after the old one
+    bool enters = n->op == &prim::kEnter;  // the new boundary is placed after the existing one
     for (auto& x : n->in) {
       if (!x)
         operands.push_back(x);
@@ -190,7 +192,7 @@ void check_options(const AxisSelection& selection, const ChunkOptions& options) 
     fail(op, "{} chunks for {} walked axes", options.chunks.size(), tiled);
   for (auto c : options.chunks) positive(c);
 }
-// What the caller has said, and the size of each walked axis.
+// Returns the key with the options of the call, and the size of each tiled axis in `sizes`.
 ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs,
                 std::vector<std::int64_t>& sizes) {
   ChunkKey call;
@@ -211,7 +213,7 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
     sizes.push_back(size);
   }
   call.chunks = options.chunks;
-  if (options.chunk) {  // positions of all axes together: the last axis first
+  if (options.chunk) {  // positions of all axes together; the last axis is filled first
     call.chunks.assign(sizes.size(), 1);
     std::int64_t inner = 1;
     for (std::size_t i = sizes.size(); i-- > 0;) {
@@ -235,7 +237,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   auto entered = [&] {
     keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (sizes[i] <= 1) continue;  // nothing to walk
+      if (sizes[i] <= 1) continue;  // a single position is not tiled
       call.axis = call.tiled_axes[i];
       call.size = sizes[i];
       call.blocks = blocks_of(call.axis, current_mapping().get());
@@ -248,14 +250,14 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   };
   call.after = kTraced;
   const auto traced = entered();
-  ++context().chunked_calls;  // an exception ends the Tracing around, which puts it back
+  ++context().chunked_calls;  // if f throws, the enclosing Tracing restores the counter
   auto results = called(f, traced);
   --context().chunked_calls;
   auto outs = nodes_of(results);
-  // What f has captured decides which region it is.
+  // Arrays that f captured also determine which regions precede this one.
   call.after = preceding_calls(outs, call);
-  // In a loop around, what is walked changes from turn to turn if anything in the call does: a
-  // region is in one place.
+  // A region has one place in the graph. In an enclosing loop, tiled arguments must vary with the
+  // loop if anything in the call does.
   for (auto& n : topological(outs)) {
     auto varies = [&](auto& o) { return o->varies_with(n.get()); };
     if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), varies)) continue;
@@ -274,7 +276,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     for (auto& n : outs) n = left(n, *k);
     outs = capturing(outs, *k);
   }
-  if (options.form == ChunkForm::recompute)  // the gradient is a sweep of its own
+  if (options.form == ChunkForm::recompute)  // the gradient is a separate pass over the chunks
     for (auto& n : outs) n = prim::gradient_barrier(n);
   auto next = outs.begin();
   results = mapped(results, [&](const NodePtr&) { return *next++; });

@@ -1,5 +1,6 @@
-// One side of several. A side is the body of a loop of one turn, and a flag that the loop carries
-// says whether it is made: so gradients, meshes and memory are those of loops.
+// cond and switch_: one of several sides runs. Each side is the body of a loop with one iteration.
+// A flag that the loop carries determines whether the iteration runs. Gradients, meshes and memory
+// are therefore handled as for loops.
 #include "graph/fail.h"
 #include "haliax/control.h"
 #include "ops/attr.h"
@@ -11,14 +12,14 @@
 namespace haliax::detail {
 namespace {
 
-// A side as it was traced.
+// A traced side.
 struct TracedSide {
   Leaves values;
   std::shared_ptr<LoopEffects> effects;
 };
 
-// What a side reads that was there before it is read in the turn: all that is made of it is made
-// there, or not at all.
+// Makes the nodes that a side reads from outside depend on the iteration. Nodes that only the side
+// needs are then computed inside of it, or not at all.
 Nodes inside_iteration(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
   Rewrite to;
   traverse(roots, [&](const NodePtr& n, Nodes& todo) {
@@ -49,7 +50,8 @@ void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
   }
 }
 
-// Is it this side? Of a number the first takes all below, and the last all above.
+// Returns the flag of side k. For an integer, values out of range select the first or the last
+// side.
 NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
   auto flag = [](const Op& op, Nodes in) { return prim::map(op, std::move(in), DType::boolean); };
   if (which->dtype == DType::boolean) return k == 0 ? which : flag(prim::kNot, {which});
@@ -60,7 +62,7 @@ NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
                        : flag(prim::kLessEqual, {number, which});
 }
 
-// All sides run, and what they give is picked position by position.
+// Runs all sides and selects their results elementwise.
 Leaves picked(const NodePtr& which, const Sides& sides) {
   std::vector<TracedSide> traced;
   for (std::size_t s = 0; s < sides.count; ++s) traced.push_back({sides.each[s]({}), nullptr});
@@ -73,12 +75,12 @@ Leaves picked(const NodePtr& which, const Sides& sides) {
   return out;
 }
 
-// A loop for each side, which starts from what the one before has left.
+// Creates a loop per side, which starts from the results of the previous loop.
 Leaves one_run(const NodePtr& which, const Sides& sides) {
   auto& c = context();
   const Axis once("(once)", 1);
   const auto index = prim::index(once, 0, 1, c.loop_depth);
-  const auto newest = prim::input({}, DType::f32)->id;  // what the sides make is newer
+  const auto newest = prim::input({}, DType::f32)->id;  // nodes of the sides are newer
   std::vector<TracedSide> traced;
   ++c.loop_depth;
   for (std::size_t s = 0; s < sides.count; ++s) {
@@ -135,7 +137,7 @@ static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
   if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
     fail(sides.word, "what decides is {}, not {}", given.dtype(), is_flag ? "bool" : "an integer");
   auto& which = given.node();
-  // it has an axis that vmap hides
+  // A predicate with an axis that vmap hides is elementwise.
   return which->axes.empty() ? one_run(which, sides) : picked(which, sides);
 }
 Leaves chosen(const NamedArray& given, const Sides& sides) {

@@ -1,4 +1,4 @@
-// Gradients of functions of leaves: what grad, vjp and jvp of haliax/transforms.h call.
+// Gradients of functions of leaves: the implementation of grad, vjp and jvp in haliax/transforms.h.
 #include <exception>
 
 #include "graph/fail.h"
@@ -31,8 +31,8 @@ namespace {
 bool is_tracer(const NodePtr& n) { return n->op == &prim::kTracer; }
 NodePtr or_zeros(const NodePtr& g, const NodePtr& like) { return g ? g : prim::zeros_like(like); }
 
-// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was
-// before it was cast or updated; else that in its own tree.
+// Returns the path of a leaf that a gradient is taken with respect to: the path of the jit argument
+// that it is, or was before a cast or an update; otherwise the path in its own tree.
 Name path_of(const NodePtr& leaf, const std::string& path) {
   for (auto n = leaf; n;) {
     if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module)
@@ -51,11 +51,11 @@ Name path_of(const NodePtr& leaf, const std::string& path) {
 
 namespace detail {
 
-// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node
-// is made) is then as before.
+// Saves the context. An exception may end a trace at any point, and the destructor restores what
+// changed since, such as hidden axes and origins.
 Tracing::Tracing() : before_(std::make_shared<Context>(context())) { ++context().tracing; }
-// Effects go on around it, but for those of a program of its own, and of a trace that an exception
-// has ended.
+// Effects continue in the enclosing trace, except those of a separate program and those of a trace
+// that an exception ended.
 Tracing::~Tracing() {
   auto& c = context();
   bool ours = c.in_jit == before_->in_jit && std::uncaught_exceptions() == 0;
@@ -72,7 +72,7 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen,
   for (std::size_t k = 0; k < out.size(); ++k) {
     auto& n = leaves[k].node();
     if (!n || frozen[k] || !is_float(n->dtype)) continue;
-    // Inside vmap each position has a gradient of its own, also by what is shared.
+    // Inside vmap, each position has a gradient of its own, also with respect to shared arrays.
     auto path = path_of(n, paths[k]);
     if (!paths[k].empty()) n->field.note(module_path(paths[k]));
     if (auto& noted = context().gradients) noted->add_parameter(path);
@@ -147,7 +147,7 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
     }
 
   auto d = vjp(gg, tt, us);
-  Rewrite gone;  // linear in the cotangents: their values do not matter where they are left
+  Rewrite gone;  // the result is linear in the cotangents; their values do not matter
   for (auto& u : us) gone[u.get()] = prim::zeros_like(u);
   d = substitute(d, gone);
   auto next = d.begin();

@@ -1,3 +1,4 @@
+// The parameters that a value is computed from, and the record of their gradients.
 #include "transforms/gradient_names.h"
 
 #include "graph/traversal.h"
@@ -13,7 +14,7 @@ void add_names(Names& to, const Names& more) {
 
 namespace {
 
-// What a value is made of; null: of data, or turn by turn.
+// Returns the operands to follow; null if the value depends on data or on a loop.
 std::optional<Nodes> operands(const Node& n) {
   if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex ||
       n.op == &prim::kStop)
@@ -56,7 +57,8 @@ const std::optional<Names>& Gradients::made_of(const NodePtr& root) {
 void Gradients::note(const NodePtr& of, const NodePtr& cotangent) {
   auto& parameters = made_of(of);
   if (!parameters || parameters->empty()) return;
-  for (auto* n = cotangent.get();; n = n->in[0].get()) {  // and what it is a view or a cast of
+  // Records the name for the nodes that the cotangent is a view or a cast of, as well.
+  for (auto* n = cotangent.get();; n = n->in[0].get()) {
     add_names(of_[n->origin.traced], *parameters);
     if (n->op->kind != Kind::wrap && n->op->linear != Linear::moves && n->op != &prim::kCast) break;
   }

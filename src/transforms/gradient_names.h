@@ -1,4 +1,5 @@
-// Which values are gradients of which parameters, noted while a function is traced, for reports.
+// Records, while a function is traced, which values are gradients of which parameters. Used by
+// reports.
 #pragma once
 #include <optional>
 #include <unordered_map>
@@ -7,25 +8,26 @@
 
 namespace haliax {
 
-void add_names(Names& to, const Names&);  // those that are not there yet
+void add_names(Names& to, const Names&);  // adds the names that are missing
 
-// A parameter is what a gradient is taken by and has a path. What is made of parameters alone (a
-// sum of two, a cast, a product with an adapter) stands for all of them: its cotangent is (a step
-// to) the gradient of each. Passes may put other nodes in place of those that are noted:
-// Origin::traced tells.
+// A parameter is a leaf with a path that a gradient is taken with respect to. A value that is
+// computed from parameters alone (a sum of two, a cast, a matmul with an adapter) represents all of
+// them: its cotangent is the gradient of each, or an intermediate of it. Passes may replace the
+// recorded nodes; Origin::traced maps a replacement to the recorded node.
 class Gradients {
  public:
   void add_parameter(Name parameter) { add_names(parameters_, {parameter}); }
   bool is_parameter(Name n) const { return n && has(parameters_, n); }
-  void note(const NodePtr& of, const NodePtr& cotangent);  // a term, or all of it
-  const Names& parameters(const Node& cotangent) const;    // none: it is no gradient
+  void note(const NodePtr& of, const NodePtr& cotangent);  // a term of the gradient, or all of it
+  const Names& parameters(const Node& cotangent) const;    // empty: not a gradient
 
  private:
-  // parameters alone (and numbers); null: something else too
+  // Returns the parameters that the value is computed from, if it reads only parameters and
+  // numbers; null otherwise.
   const std::optional<Names>& made_of(const NodePtr&);
   std::unordered_map<std::uint64_t, std::optional<Names>> made_of_;  // by id
-  std::unordered_map<std::uint64_t, Names> of_;                      // by id, as traced
-  Names parameters_;  // some of which may be reached by none
+  std::unordered_map<std::uint64_t, Names> of_;                      // by id of the traced node
+  Names parameters_;  // parameters; some may have no gradient
 };
 
 }  // namespace haliax

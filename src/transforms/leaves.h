@@ -1,4 +1,4 @@
-// What transforms on leaves share.
+// Helpers of the transforms, which work on the leaves of trees.
 #pragma once
 #include <optional>
 
@@ -7,13 +7,13 @@
 
 namespace haliax {
 
-// f of the node of each array that is there, in its place; a node that is null makes no array.
+// Replaces each non-empty leaf by f of its node. A null node makes the leaf empty.
 template <class F> Leaves mapped(Leaves leaves, const F& f) {
   for (auto& a : leaves)
     if (!a.empty()) a = NamedArray(f(a.node()));
   return leaves;
 }
-// A function of the user's, which runs outside of the graph's lock.
+// Calls a function of the user, which runs outside of the graph's lock.
 inline Leaves called(const detail::LeafFunction& f, const Leaves& in) {
   OutsideGraph outside;
   return f(in);
@@ -23,17 +23,19 @@ inline void called(const detail::BodyFunction& f, const Leaves& carry, const Lea
   OutsideGraph outside;
   f.call(f.self, carry, xs, next, out);
 }
-// A scan that this thread has traced, or traces (`end` is 0). Equal scans share an index, so a
-// value of a turn does not show by itself of which it is; when it was made does.
+// A scan that this thread has traced or is tracing (then `end` is 0). Equal scans share an index,
+// so the index does not identify the scan of a value. The time of its creation does.
 struct TracedScan {
   const Node* index = nullptr;
   SourceLocation at;
-  std::uint64_t begin = 0, end = 0;  // ids: what its function makes lies between
+  std::uint64_t begin = 0, end = 0;  // ids: the nodes of its function are between them
 };
-std::optional<TracedScan> scan_of(const NodePtr&);  // of a value of a turn; none: it was long ago
-Nodes nodes_of(const Leaves&);                      // of the arrays that are there
-Axes axes_of(const Leaves&);                        // all that users see, each once
-Axes with_hidden(const Axes&, const Axes& hidden);  // those that are not there, first
-bool same_axes(const NamedArray&, const NamedArray&);  // in any order, of those that users see
+// Returns the scan of a value of its body; none: not recent.
+std::optional<TracedScan> scan_of(const NodePtr&);
+Nodes nodes_of(const Leaves&);                      // nodes of the non-empty leaves
+Axes axes_of(const Leaves&);                        // visible axes of all leaves, each once
+Axes with_hidden(const Axes&, const Axes& hidden);  // adds the missing hidden axes, first
+// Returns true for the same visible axes in any order.
+bool same_axes(const NamedArray&, const NamedArray&);
 
 }  // namespace haliax

@@ -1,4 +1,4 @@
-// Meshes, mappings, and the scopes that hold them.
+// Meshes, mappings, and the scopes that set them.
 #include "haliax/mesh.h"
 
 #include <fmt/ranges.h>
@@ -125,7 +125,7 @@ Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
 }
 const std::vector<std::string>* Mapping::find(Name n) const {
   for (auto& e : entries_)
-    // by text: an axis hidden by vmap keeps its public name
+    // Compares the text: an axis that vmap hides keeps its public name.
     if (e.axis.text() == n.text()) return &e.mesh_axes;
   return nullptr;
 }
@@ -168,7 +168,7 @@ use_scopes::~use_scopes() {
   context().origin.mapping = outer_.mapping;
 }
 
-// ---- where axes are ----
+// ---- mesh axes of axes ----
 static std::vector<std::string> mesh_axes_of(Name axis, const Mapping& m) {
   auto* to = m.find(axis);
   return to ? *to : std::vector<std::string>();
@@ -226,8 +226,8 @@ Axis round_axis_for_partitioning(const Axis& axis, SourceLocation at) {
 }
 
 // ---- constraints ----
-// Raises where the constraint is written: two axes on one mesh axis, and what the mesh in scope
-// does not have.
+// Raises at the call of the constraint if two axes are mapped to one mesh axis, or if the mesh in
+// scope lacks an axis of the mapping.
 static void check(const Node& x, const Mapping& m) {
   refuse_shared(x, m);
   require_axes_here("shard", m);
@@ -243,7 +243,7 @@ NamedArray shard(Arr x, const Mapping& m) {
     require_devices("shard", *mesh);
     NamedArray(n).eval(context().origin.at);
   }
-  // the same memory; or it waits for a mesh
+  // The result shares the memory. Without a mesh, it is placed on the first mesh that it meets.
   auto out = mesh ? make_data(n->value.get(), n->axes, n->dtype) : prim::sharding_constraint(n, by);
   const_cast<Node&>(*out).placement =
       std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});

@@ -1,3 +1,4 @@
+// Traversal and substitution of graphs, loop bodies included.
 #include "transforms/rewrite.h"
 
 #include <algorithm>
@@ -34,8 +35,8 @@ std::unordered_set<const Node*> inside_regions(const Nodes& all) {
   return out;
 }
 
-// Those below the roots that are wanted, by way of those that are wanted, loop bodies included;
-// inputs first.
+// Returns the nodes below the roots for which `want` is true and that are reachable through nodes
+// for which it is true. Loop bodies are included; inputs come first.
 template <class Want> static Nodes wanted_below(const Nodes& roots, const Want& want) {
   Nodes out;
   traverse(roots, want, [&](const NodePtr& n, Nodes& todo) {
@@ -64,8 +65,8 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 
 Nodes level_of(const Nodes& roots, const Node* index) {
   if (!index) return all_nodes(roots);
-  // What the body of a loop of this level makes of its own carries varies with that loop's index
-  // alone.
+  // Values that an inner loop computes from its own carries alone vary only with the index of the
+  // inner loop.
   std::unordered_set<const Node*> within{index};
   return wanted_below(roots, [&](const Node& n) {
     bool in = is_region_boundary(n) || varies_with(n, within);
@@ -76,7 +77,7 @@ Nodes level_of(const Nodes& roots, const Node* index) {
 }
 
 Nodes without_bodies(Nodes level) {
-  std::unordered_set<const Node*> inner;  // indices and carries of its loops
+  std::unordered_set<const Node*> inner;  // indices and carries of inner loops
   for (auto& n : level)
     if (n->op == &kLoop)
       for (auto* x : loop_of(*n).held())
@@ -100,9 +101,9 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
     auto i = to.find(n.get());
     return i == to.end() ? n : i->second;
   };
-  // A loop's body is older than the loop, operands are older than their users: one pass by age is
-  // enough. A node made by an earlier substitution is newer than what uses its value only if the
-  // replacement itself is given, and that is not entered.
+  // A loop body is older than the loop, and operands are older than their users, so one pass in the
+  // order of age suffices. A replacement may be newer than the readers of the replaced node, but
+  // replacements are not traversed.
   auto order = wanted_below(roots, [&](const Node& n) {
     return !to.count(&n) && (!inside || n.varies_with(inside)) && !(same && same->count(&n));
   });
@@ -234,8 +235,8 @@ std::unordered_set<const Node*> dependents(const Nodes& roots,
   auto depends = [&](auto& x) { return out.count(x.get()) > 0; };
   for (auto& n : topological(roots)) {
     in.clear();
-    // of a loop the bodies too: what a loop inside another makes is no result that the other could
-    // wait for
+    // For a loop, also its bodies: a value that an inner loop computes is not a result that the
+    // outer loop could depend on.
     add_reads(n, in);
     if (goals.count(n.get()) || std::any_of(in.begin(), in.end(), depends)) out.insert(n.get());
   }
@@ -244,7 +245,7 @@ std::unordered_set<const Node*> dependents(const Nodes& roots,
 
 Nodes strip_wraps(const Nodes& roots, bool keep_boundaries) {
   Rewrite to;
-  for (auto& n : all_nodes(roots)) {  // inputs first: a wrap of a wrap
+  for (auto& n : all_nodes(roots)) {  // inputs first, for wraps of wraps
     bool group = n->op == &kResult && n->in[0]->op == &kCustomVjp;
     bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier ||
                  n->op == &prim::kShardingConstraint || n->op == &kCustomVjp;

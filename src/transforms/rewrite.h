@@ -1,4 +1,4 @@
-// Graph to graph: walks, substitution, dependence, gradients.
+// Graph rewriting: traversal, substitution, dependence, gradients.
 #pragma once
 #include <unordered_map>
 #include <unordered_set>
@@ -10,68 +10,73 @@ namespace haliax {
 
 struct Rewrite : std::unordered_map<const Node*, NodePtr> {
   using std::unordered_map<const Node*, NodePtr>::unordered_map;
-  Nodes held = {};  // what `substitute` has entered: else its address may become another node's
+  // Keeps the replaced nodes alive, so that their addresses are not reused for other nodes.
+  Nodes held = {};
 };
 
-// The roots with some nodes replaced, loop bodies included. A node keeps its identity where nothing
-// below it changes. `inside`: only in the body of the loop with that index; another loop over it,
-// whose results the body reads, is left alone. `same`: nodes known to keep their identity, which
-// are not entered, and those found to. A caller that gives it to several calls replaces between
-// them nothing that these are made of.
+// Returns the roots with some nodes replaced, loop bodies included. A node keeps its identity if
+// none of its inputs changes.
+//
+// - inside: replaces only in the body of the loop with this index. Another loop over the index,
+//   whose results the body reads, is unchanged.
+// - same: nodes that are known to keep their identity; they are not traversed, and the nodes found
+//   to keep theirs are added. A caller that passes one set to several calls must not replace inputs
+//   of these nodes between the calls.
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr,
                  std::unordered_set<const Node*>* same = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
-// The graph below the roots as nodes of the domain in scope (NodeDomainScope), loop bodies
-// included: what is compiled, while other threads read values and so make nodes forget how they
-// were made. What has a value is data; data and inputs stay. In a GraphReader.
+// Returns a copy of the graph in the domain in scope (NodeDomainScope), loop bodies included. The
+// copy is compiled while other threads read values, which drops the inputs of nodes. Nodes with a
+// value become data; data and inputs are shared with the original. Requires a GraphReader.
 Nodes copied(const Nodes& roots);
-// The roots with data in place of what has a value and remembers how it was made, as it does inside
-// grad.
+// Returns the roots with data in place of nodes that have a value. Inside grad, such nodes keep
+// their inputs as well.
 Nodes with_values_as_data(const Nodes& roots);
 
-// Which of the nodes below the roots depend on one of the goals (the goals themselves do). A loop
-// depends on what its bodies name, as far as those lie below the roots too.
+// Returns the nodes among the inputs of the roots that depend on one of the goals, including the
+// goals. A loop depends on the nodes in its bodies.
 std::unordered_set<const Node*> dependents(const Nodes& roots,
                                            const std::unordered_set<const Node*>& goals);
 
-// Is one of them an operand of the node? An index that it varies with?
+// Return true if one of the nodes is an operand of the node, or an index that the node varies with.
 bool reads(const Node&, const std::unordered_set<const Node*>& some);
 bool varies_with(const Node&, const std::unordered_set<const Node*>& some);
-// What a node reads; of a loop also what its bodies make and carry.
+// Appends the operands of a node. For a loop, also the values and the carries of its bodies.
 void add_reads(const NodePtr&, Nodes& out);
-// Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
+// Returns all nodes that the roots depend on, loop bodies included, with inputs first.
 Nodes all_nodes(const Nodes& roots);
-// The nodes of one level: the top (no index), or what varies in a body and the borders that it
-// reads, which a cotangent that is the same in all turns enters by; inputs first, with the bodies
-// of their loops.
+// Returns the nodes of one level, inputs first, including the bodies of its loops. Without an
+// index, the level is the top of the graph. Otherwise, it is the part of the body that varies with
+// the index, and the region boundaries that the body reads: a loop-invariant cotangent enters the
+// region there.
 Nodes level_of(const Nodes& roots, const Node* index);
-Nodes without_bodies(Nodes level);  // of its loops
-// those in their bodies are deeper
+Nodes without_bodies(Nodes level);  // without the bodies of its loops
+// Returns the loops of one level, without the loops in their bodies.
 std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* index);
-bool is_region_boundary(const Node&);  // of a region of chunks: enter, or leave
-// What lies in a region of chunks, of nodes with inputs first: made of what enters one, and has not
-// left.
+bool is_region_boundary(const Node&);  // true for enter and leave
+// Returns the nodes inside regions: they depend on a node that enters, and not by way of a node
+// that leaves. `all`: inputs first.
 std::unordered_set<const Node*> inside_regions(const Nodes&);
-// Tracers and custom gradients have done their work once a graph is traced: what is left is the
-// value. Barriers and constraints stay; the borders of regions stay if they are to be kept, until
-// these are cut.
+// Replaces tracers, custom gradients and other wraps, which have no effect after tracing, by their
+// value. Barriers and sharding constraints stay. Region boundaries stay if keep_boundaries is set,
+// until the regions are tiled.
 Nodes strip_wraps(const Nodes& roots, bool keep_boundaries);
-// How many read each of these nodes: operands, results of loop bodies, roots.
+// Returns the number of readers of each node: operands, results of loop bodies, and roots.
 std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots);
 
-// Cotangents of wrt, given those of ys (null: none). Null where ys do not depend on it. One walk:
-// broadcasting is undone, and the primal's axis order restored, here, once for every op. Nodes of a
-// loop's body keep their identity in the backward body.
+// Returns the cotangents of wrt for the cotangents gs of ys (null: none). The result is null where
+// ys do not depend on wrt. For all ops, this function sums over broadcast axes and restores the
+// axis order of the primal. The backward body of a loop refers to the nodes of the forward body.
 Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
 
-// result by result; `by` may have more
+// Replaces a loop result by result; `by` may have additional results.
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);
-// The roots with the bodies of some loops of their level rewritten.
+// Returns the roots with the bodies of the `wanted` loops of one level rewritten.
 template <class Wanted, class Rewritten>
 Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted,
                 const Rewritten& rewritten) {
   Rewrite to;
-  // what reads no loop that has changed: it is older than those to come
+  // Nodes that read no changed loop. They are older than the new nodes.
   std::unordered_set<const Node*> same;
   for (auto& n : level_of(roots, index)) {
     if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
@@ -80,7 +85,7 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted,
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       Nodes values;
       for (auto& r : l.results) values.push_back(r.value[b]);
-      // it may read a loop that has changed
+      // The body may read a changed loop.
       auto now = rewritten(substitute(values, to, index, &same), l.index[b].get());
       for (std::size_t k = 0; k < now.size(); ++k) {
         changed |= now[k] != values[k];
@@ -98,8 +103,8 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted,
   return substitute(roots, to, index, &same);
 }
 
-// Sums of narrow floats, as f32: what is kept from chunk to chunk, or sent between devices, and
-// rounded once, at the end.
+// Returns a sum of 16-bit floats in f32. Used for sums that are carried from chunk to chunk or
+// communicated between devices, which are rounded once, at the end.
 NodePtr widened(const NodePtr&);
 
 }  // namespace haliax

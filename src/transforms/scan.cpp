@@ -1,4 +1,4 @@
-// Loops over an axis, traced once.
+// Loops over an axis, whose body is traced once: scan and its variants.
 #include <cmath>
 #include <utility>
 
@@ -29,9 +29,9 @@ ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
 
 namespace {
 
-// the newest, for messages
+// The most recent scans of this thread, for error messages.
 std::vector<TracedScan>& traced_scans() { return per_thread<std::vector<TracedScan>>(); }
-// For the length of a trace.
+// Records a scan while its body is traced.
 class TracedIteration {
  public:
   explicit TracedIteration(const Node* index) : begin_(fresh_id()) {
@@ -48,7 +48,8 @@ class TracedIteration {
       if (s.begin == begin_) s.end = newest_id();
   }
   TracedIteration(const TracedIteration&) = delete;
-  // What varies with the index was made in this trace, or another one has left it behind.
+  // Checks that all values that vary with the index were created in this trace. Raises for a tracer
+  // that escaped from another trace.
   void check(const Nodes& made, const Node* index) const {
     traverse(
         made, [&](const Node& n) { return n.varies_with(index); },
@@ -81,7 +82,7 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
   std::optional<TracedScan> out;
   for (auto& s : traced_scans()) {
     if (!n->varies_with(s.index)) continue;
-    std::uint64_t first = 0;  // of what was made in a turn, the oldest
+    std::uint64_t first = 0;  // oldest value that was created in an iteration
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
     traverse({n}, varies, [&](const NodePtr& x, Nodes& todo) {
       auto made = TracedIteration::made_at(*x);
@@ -96,8 +97,8 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
 namespace detail {
 namespace {
 
-// What turns gave, as parts of the axis or (without it) a position each. A later turn may have axes
-// that vmap hides and the first lacks.
+// Concatenates the results of iterations along the axis. A result without the axis is one position.
+// A later iteration may have axes that vmap hides and that the first one lacks.
 NodePtr in_a_row(Nodes parts, const Axis& axis) {
   auto all = ops::with_hidden(parts, joined({axis.resize(1)}, ops::visible(*parts[0])));
   for (auto& v : parts) {
@@ -123,8 +124,8 @@ void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::
   }
 }
 
-// What a turn gives is stacked along the axis, so it must not have it: as it does when f captures
-// an array instead of taking it.
+// Raises if a result of the body has the loop axis, along which results are stacked. This happens
+// if f captures an array rather than receiving it as an argument.
 void check_given(const Leaves& y, const Axis& axis) {
   for (auto& a : y)
     if (!a.empty() && has(a.node()->axes, axis.name))
@@ -134,8 +135,8 @@ void check_given(const Leaves& y, const Axis& axis) {
            axis.name, a.axes());
 }
 
-// What turns give is stacked, so it must be alike in each: a body that is called for several may
-// keep a state of its own.
+// Raises if results of different iterations differ in axes or dtype, since they are stacked. The
+// body may have state of its own if it is called several times.
 void check_alike(const Leaves& first, const Leaves& now, const Axis& axis) {
   constexpr auto hint = "what is stacked must be alike in all turns";
   if (first.size() != now.size())
@@ -151,7 +152,7 @@ void check_alike(const Leaves& first, const Leaves& now, const Axis& axis) {
   }
 }
 
-// A scan over blocks of positions, each of which is a scan of its own.
+// A scan over blocks of positions; each block is a scan of its own.
 std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
                                       const ScanOptions& around, const ScanOptions& inside,
                                       const Leaves& init, const std::vector<std::string>& paths,
@@ -173,7 +174,7 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
           })};
 }
 
-// What is scanned, in one of the ways that the options ask for.
+// A scan, in one of the forms that the options select.
 struct Scan {
   Axis axis;
   const ScanOptions& options;
@@ -181,14 +182,14 @@ struct Scan {
   const Leaves& xs;
   BodyFunction f;
 
-  // Each array in the place of xs, those that have the axis as f makes them.
+  // Returns xs with f applied to each array that has the axis.
   template <class F> Leaves sliced(const F& f) const {
     return mapped(xs, [&](const NodePtr& x) { return has(x->axes, axis.name) ? f(x) : x; });
   }
   Leaves part(std::int64_t from, std::int64_t n) const {
     return sliced([&](const NodePtr& x) { return prim::slice(x, axis.name, from, n); });
   }
-  // A loop over blocks, whose inside is no loop; then the positions that are left.
+  // A loop over blocks, whose body is unrolled, followed by the remaining positions.
   std::pair<Leaves, Leaves> in_blocks(const Leaves& init) const {
     auto left = axis.size % options.unroll, whole = axis.size - left;
     auto around = options;
@@ -212,7 +213,7 @@ struct Scan {
                                    : NamedArray(in_a_row({head[k].node(), tail[k].node()}, axis)));
     return {second.first, ys};
   }
-  // No loop at all.
+  // Fully unrolled, without a loop.
   std::pair<Leaves, Leaves> unrolled(const Leaves& init) const {
     Leaves carry = init, given;
     std::vector<Nodes> out;
@@ -248,7 +249,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     const auto carry =
         mapped(start, [&](const NodePtr& a) { return prim::carry(index, a->axes, a->dtype); });
     LoopEffects effects(index);
-    ++c.loop_depth;  // an exception ends the Tracing around, and so puts it back
+    ++c.loop_depth;  // if f throws, the enclosing Tracing restores the depth
     called(f, carry, slices, next, y);
     --c.loop_depth;
     effects.close();
@@ -258,7 +259,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     trace.check(made, index.get());
     check_carry(start, next, paths);
     check_given(y, axis);
-    // a carry that starts without an axis that vmap hides may gain it in the first turn
+    // A carry that starts without an axis that vmap hides may gain the axis in the first iteration.
     bool widened = false;
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
@@ -295,13 +296,13 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
     return {last, mapped(y, [&](const NodePtr&) {
               auto r = loop_result(loop, k++);
-              // hidden axes come first, then that of the loop
+              // hidden axes first, then the loop axis
               return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));
             })};
   }
 }
 
-// Of the arrays that have it, and of the selector, which must agree.
+// Returns the axis of the selector and of the arrays that have it. Raises if their sizes differ.
 Axis scanned_axis(const AxisSelector& selector, const Leaves& xs) {
   auto name = selector.name;
   std::int64_t size = selector.size;
@@ -332,7 +333,7 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
   if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
     std::int64_t outer = std::int64_t(std::sqrt(double(size)));
     while (size % outer) --outer;
-    if (outer > 1) {  // blocks of positions, each of which makes its inside again
+    if (outer > 1) {  // blocks of positions, each of which recomputes its iterations
       auto around = options, inside = options;
       around.checkpoint = inside.checkpoint = true;
       around.unroll = 1;
@@ -373,7 +374,7 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
   auto flipped = [&](const Leaves& v) { return part(v, axis.size - 1, axis.size, -1); };
   for (auto& x : xs) x.resolve_axis(axis, at);
   Leaves y = reverse ? flipped(xs) : xs;
-  // after a step each position holds the result of the 2d positions up to it
+  // After each step, a position holds the result of the 2d positions up to it.
   for (std::int64_t d = 1; d < axis.size; d *= 2) {
     Leaves combined, none;
     auto before = part(y, 0, axis.size - d);

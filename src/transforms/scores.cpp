@@ -1,3 +1,4 @@
+// Recognizes attention scores and adds the boundaries of a region around them.
 #include "transforms/scores.h"
 
 #include <fmt/format.h>
@@ -18,18 +19,19 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// a layer's hidden values take at most so much more than its inputs and weights
+// Hidden values of a layer have at most this many times more elements than its inputs and weights.
 constexpr int kHidden = 8;
-// Where nobody says a budget, scores of more queries and keys than this stay whole up to so many
-// bytes, in their own dtype: the gradient of twelve heads of 64 takes twice as many, less than 16
-// MiB. Fewer keys are multiplied faster whole.
+// Without an explicit budget, scores with more queries and more keys than kFewKeys stay
+// materialized up to kManyKeysBudget bytes in their own dtype. For twelve heads of size 64, the
+// gradient needs twice this budget, less than 16 MiB. Fewer keys are multiplied faster without
+// tiles.
 constexpr std::int64_t kFewKeys = 256, kManyKeysBudget = std::int64_t(7) << 20;
 
-// What is made of scores is made in f32, be they narrower.
+// Returns the bytes in f32, the minimum dtype in which values are computed from scores.
 std::int64_t f32_bytes(const Node& scores) {
   return scores.size() * std::max(bytes_of(DType::f32), bytes_of(scores.dtype));
 }
-// With its place, if it has one.
+// Appends the source location, if there is one.
 std::string text_of(const Node& n, std::string name) {
   auto where = where_of(n.origin);
   return where.empty() ? name : name + " (" + where + ")";
@@ -40,7 +42,8 @@ Set made_of(const Nodes& roots, const Nodes& of) {
   for (auto& n : of) goals.insert(n.get());
   return dependents(roots, goals);
 }
-// Made position by position along an axis, which all operands that have it call the same.
+// Returns true if n is computed position by position along the axis, and all operands that have the
+// axis use its name.
 bool goes_along(const Node& n, Name a) {
   if (!has(n.axes, a) || n.op == &kCustomVjp || n.op->kind == Kind::loop ||
       n.op->kind == Kind::result)
@@ -58,16 +61,16 @@ bool goes_along(const Node& n, Name a) {
   return true;
 }
 
-// Scores are a product of queries and keys, or a fold of another function of both, point by point:
-// sum((q - k)^2).
+// The operands of scores. Scores are a contraction of queries and keys, or a reduction of another
+// elementwise function of both, such as sum((q - k)^2).
 struct Sides {
   const Node *queries, *keys;
 };
 std::optional<Sides> sides_of(const Node& n) {
   if (n.op->kind == Kind::contract) return Sides{n.in[0].get(), n.in[1].get()};
   if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
-  auto& points = n.in[0]->axes;     // of the function
-  std::vector<const Node*> arrays;  // of which it is one
+  auto& points = n.in[0]->axes;     // axes of the function
+  std::vector<const Node*> arrays;  // its array arguments
   traverse(n.in, [&](const NodePtr& x, Nodes& todo) {
     bool whole = x->axes.size() == points.size();
     if (whole && x->op->kind == Kind::map)
@@ -82,8 +85,8 @@ std::optional<Sides> sides_of(const Node& n) {
   return {};
 }
 
-// Has it an axis of many queries, and one of many keys? What a mesh cuts has not: walking uneven
-// blocks would send more.
+// Returns true if the scores have an axis with many queries and one with many keys, and neither is
+// sharded. Tiles of uneven blocks would communicate more.
 bool has_many_keys(const Node& scores) {
   const auto of = sides_of(scores);
   if (!of) return false;
@@ -97,14 +100,14 @@ bool has_many_keys(const Node& scores) {
   return std::min(longest(of->queries, of->keys), longest(of->keys, of->queries)) > kFewKeys &&
          std::none_of(scores.axes.begin(), scores.axes.end(), is_cut);
 }
-// Do scores take more than the budget? Without one: than 32 MiB in f32, or than fewer if they have
-// many keys.
+// Returns true if the scores exceed the budget. Without a budget, the limit is 32 MiB in f32, or
+// kManyKeysBudget if there are many keys.
 bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
   if (f32_bytes(scores) > budget.value_or(kUsualBudget)) return true;
   return !budget && scores.bytes() > kManyKeysBudget && has_many_keys(scores);
 }
 
-// The nodes of one level, and what is made of some scores among them.
+// The nodes of one level, and the values that are computed from scores among them.
 class ScoresOfLevel {
  public:
   ScoresOfLevel(const Nodes& roots, const Node* index, const Nodes& of)
@@ -131,17 +134,18 @@ class ScoresOfLevel {
     if (!of || of->queries == of->keys) return false;
     return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
   }
-  // What lies between borders around the scores along an axis of the queries; empty: they cannot be
-  // walked so, because of `why` if they are weighed at all. `by_key`: what they are multiplied by
-  // mixes their heads, key by key, and is not their values.
+  // Returns the nodes of the region around the scores, along an axis of the queries. Empty if the
+  // scores cannot be tiled this way; then `why` is set if they are weighed at all. `by_key`:
+  // contracted operands that differ by key mix the heads of the scores; they are not the values.
   Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why,
              bool by_key = false) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
-    // scores; all that depends on them; of a query each; sums over the keys
+    // made: scores. after: all nodes that depend on them. rows: one value per query. outs:
+    // contractions over the keys.
     Set made{&scores}, after{&scores}, rows, outs;
-    // that scores have, not values: the heads that others are mixed to, too
+    // Axes that scores have and values lack, including heads to which other heads are mixed.
     Axes axes = scores.axes;
-    // what some are multiplied by differs by key: values, or heads are mixed
+    // An operand of a contraction differs by key: it is the values, or it mixes heads.
     bool differs = false;
     auto refuse = [&](const Node& n) {
       if (differs && !by_key) return region(scores, of, queries, keys, why, true);
@@ -172,7 +176,7 @@ class ScoresOfLevel {
     for (auto* n : made)
       if (given_.count(n)) return refuse(*n);
     if (auto* n = finds_equals(scores, made)) return refuse(*n);
-    Set needed;  // rows that scores, or sums over the keys, are made of; or that scores give
+    Set needed;  // rows that scores or contractions over the keys read, and rows that read scores
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
       if (rows.count(n) && (needed.count(n) || reads(*n, made))) needed.insert(n);
@@ -180,8 +184,8 @@ class ScoresOfLevel {
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
-    // Without a function of all that a query scores, such as a softmax, they may be hidden values:
-    // no layer has so many.
+    // Without a function of all scores of a query, such as a softmax, the scores may be the hidden
+    // values of a layer. They are not if no layer would have so many.
     bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
     bool weighed = many || std::any_of(needed.begin(), needed.end(),
                                        [&](auto* n) { return weighs(*n, made, keys); });
@@ -191,18 +195,20 @@ class ScoresOfLevel {
     take_in(made, queries, keys);
     return made;
   }
-  // Of what is made of scores with these axes: is it weighed values, folded over the keys?
+  // Returns true if n, which reads scores with these axes, contracts the keys with the values, or
+  // reduces weighed values over the keys.
   static bool folds_values(const Node& n, const Axes& axes) {
     return n.op->kind == Kind::contract ||
            (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
   }
-  // Is this product one of scores with what is the same for all keys?
+  // Returns true if n is a contraction of scores with an operand that is the same for all keys.
   static bool mixes(const Node& n, const Set& made, const Axes& keys) {
     auto same = [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); };
     return std::all_of(n.in.begin(), n.in.end(), same);
   }
-  // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is
-  // made again in another step may differ in its last bits; a product does not. Null: nothing does.
+  // Returns a node that compares scores for equality, directly or in its gradient; null if there is
+  // none. A sum that is recomputed by a different kernel may differ in its last bits, and a
+  // contraction does not.
   const Node* finds_equals(const Node& scores, const Set& made) const {
     if (scores.op->kind != Kind::reduce || is_extreme(scores)) return nullptr;
     for (auto& n : all_) {
@@ -221,17 +227,17 @@ class ScoresOfLevel {
     return n.op->kind == Kind::reduce &&
            (n.op->code == Code::reduce_max || n.op->code == Code::reduce_min);
   }
-  // Is it folded over the keys?
+  // Returns true if n is a reduction of scores over the keys.
   static bool weighs(const Node& n, const Set& made, const Axes& keys) {
     return n.op->kind == Kind::reduce && made.count(n.in[0].get()) && common(n.axes, keys).empty();
   }
 
  private:
-  // Why scores stay whole: what is made of them is a result, or this reads it otherwise than along
-  // the queries.
+  // Returns the reason why scores are not tiled: a value that is computed from them is a result, or
+  // node n does not work along the queries.
   std::string reason(const Node& scores, const Axes& axes, const Set& made, const Node& n,
                      Name queries, const Axes& keys) const {
-    for (auto& x : all_)  // the same one each time
+    for (auto& x : all_)  // in a fixed order, so that the reason is deterministic
       if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
     if (auto* equals = finds_equals(scores, made))
       return text_of(*equals) +
@@ -250,11 +256,11 @@ class ScoresOfLevel {
           text, queries, along, queries, queries);
     return text + " needs more than a query at a time";
   }
-  // Has it a value for each query and key?
+  // Returns true if n has an element for each pair of query and key.
   static bool has_pairs(const Node& n, Name queries, const Axes& keys) {
     return has(n.axes, queries) && without(keys, n.axes).empty();
   }
-  // Do scores depend on a fold of theirs over the keys?
+  // Returns true if scores depend on a reduction of scores over the keys.
   bool is_weighed(const Set& made, Name queries, const Axes& keys) const {
     Set folds;
     for (auto& n : all_) {
@@ -264,9 +270,9 @@ class ScoresOfLevel {
     }
     return false;
   }
-  // What only a region reads is made in it, too, if it would be as large as the scores (a second
-  // product, a bias that is looked up, another softmax), or is of a query each and made of such;
-  // and queries times a number, or in another dtype.
+  // Adds nodes that only the region reads, if they would be as large as the scores (a second
+  // matmul, a bias that is looked up, another softmax), or have one value per query and are
+  // computed from such nodes. Also adds scaled or cast queries.
   void take_in(Set& made, Name queries, const Axes& keys) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set rows;
@@ -288,7 +294,7 @@ class ScoresOfLevel {
       if (wanted && goes_along(n, queries)) made.insert(&n);
     }
   }
-  // One array times numbers, or in another dtype?
+  // Returns true if n is one array times scalars, or a cast.
   static bool is_scaled(const Node& n) {
     if (n.op->kind != Kind::map) return false;
     int arrays = 0;
@@ -299,8 +305,8 @@ class ScoresOfLevel {
   bool is_allowed(const Node& n) const { return !allowed_ || allowed_->count(&n) > 0; }
 
   Nodes all_;
-  Set given_, bordered_;        // bordered_: lies between borders already
-  std::optional<Set> allowed_;  // none: all are
+  Set given_, bordered_;        // bordered_: already inside boundaries
+  std::optional<Set> allowed_;  // none: all nodes
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
@@ -332,14 +338,15 @@ struct Walker {
       }
       const auto line =
           fmt::format("scores {} stay whole: ", text_of(*s, fmt::format("{}", s->axes)));
-      // of scores, and not of their gradient once more
+      // once per scores: their gradient may have the same line
       auto is_reported = [&](auto& other) { return other.starts_with(line); };
       if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_reported))
         whole->push_back(line + why);
     }
     return {};
   }
-  // Regions of scores below these, one after another, are each a region of its own.
+  // Returns the key of the region. Consecutive regions of scores, which depend on one another, are
+  // distinct regions.
   ChunkKey key_of(const Node& scores, const Axis& queries, int depth) const {
     ChunkKey k;
     k.axis = queries.name;
@@ -348,10 +355,12 @@ struct Walker {
     k.scores = true;
     k.tiled_axes = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
-    const bool small = f32_bytes(scores) <= kUsualBudget;  // nobody would cut them: in thirds
+    // Scores within the default budget are only tiled by an explicit budget of 0 or less: in
+    // thirds.
+    const bool small = f32_bytes(scores) <= kUsualBudget;
     if (budget && *budget <= 0 && small) k.chunks = {(queries.size + 2) / 3};
     if (budget && *budget < 0 && small)
-      k.chunks.push_back(0);  // of keys, too
+      k.chunks.push_back(0);  // tiles the keys as well
     else if (budget && *budget > 0)
       k.memory = *budget;
     else if (!budget && has_many_keys(scores))
@@ -362,7 +371,8 @@ struct Walker {
   Nodes operator()(Nodes roots, const Node* index, int depth) const {
     while (auto now = with_boundaries_once(roots, index, depth)) roots = std::move(*now);
     auto loops = loops_of_level(roots, index);
-    // What a gradient is taken by must stay the node that it is: nothing below it changes.
+    // Nodes that a gradient is taken with respect to must keep their identity, so nothing below
+    // them changes.
     if (!index && !of.empty()) {
       auto above = made_of(roots, of);
       for (auto& n : level_of(roots, nullptr))
@@ -383,7 +393,8 @@ Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budg
   auto all = all_nodes(roots);
   bool large = std::any_of(all.begin(), all.end(),
                            [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
-  return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;  // few graphs have any
+  // most graphs have no large scores
+  return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;
 }
 
 }  // namespace haliax

@@ -1,20 +1,29 @@
-// Scores that grow with the square of a text are never whole where they are large: they get the
-// borders that a chunked_reduce over their queries would have (transforms/chunked.h), before a
-// gradient is taken and when a graph is compiled, so that both say the same. Scores are a product
-// of queries and keys, or a fold of another function of both, that only ops along the queries read,
-// a fold over the keys among them, and a product over the keys, or a fold of values times weights:
-// attention, whoever wrote it. Without a fold (attention by a sigmoid) they are so many that they
-// are no layer's hidden values. Nobody writes a gradient: it is that of what lies between the
-// borders.
+// Tiling of attention scores. The size of scores grows with the square of the sequence length.
+// Large scores are never materialized: they get the region boundaries that a chunked_reduce over
+// the queries would have (transforms/chunked.h). Boundaries are added before a gradient is taken,
+// and when a graph is compiled; both places apply the same rule.
+//
+// Scores are a contraction of queries and keys, or a reduction of another elementwise function of
+// both, such as sum((q - k)^2). They are recognized by their readers, however the model is written:
+//
+// - All readers work position by position along the queries.
+// - One of them reduces over the keys, as softmax does. Without such a reduction (sigmoid
+//   attention), the scores must have more elements than the hidden values of a layer would.
+// - One of them is a contraction with the values over the keys, or a reduction of values times
+//   weights.
+//
+// The backward pass needs no rule: it is the gradient of the nodes between the boundaries.
 #pragma once
 #include "transforms/rewrite.h"
 
 namespace haliax {
 
-// Scores of more bytes than the budget get borders; none: than 32 MiB, and than the arrays that
-// they are made of. `of`: only what depends on these, if any are given, and nothing that they
-// depend on. depth: loops around the roots. whole: lines for people, of scores that are weighed and
-// stay whole.
+// Returns the roots with boundaries around scores that exceed the budget in bytes.
+//
+// - `budget`: if none, scores must exceed 32 MiB and the arrays from which they are computed.
+// - `depth`: the number of loops around the roots.
+// - `of`: if not empty, only scores that depend on these nodes, and no inputs of these nodes.
+// - `whole`: receives report lines about scores that are weighed but not tiled.
 Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
                             const Nodes& of = {}, std::vector<std::string>* whole = nullptr);
 

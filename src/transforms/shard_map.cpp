@@ -1,6 +1,6 @@
-// Functions of local shards. On the whole, an axis that a mesh axis cuts is (shards, local): f sees
-// the local part, and the shards are a hidden axis, as under vmap. What f computes is computed for
-// each shard; a sum over the hidden axis is what passes between devices.
+// shard_map: functions of local shards. In the global graph, a sharded axis is split into (shards,
+// local). f sees the local axis; the axis of shards is hidden, as under vmap. Each value of f is
+// computed for each shard, and a reduction over the hidden axis communicates between devices.
 #include "haliax/shard.h"
 
 #include "base/name.h"
@@ -13,7 +13,7 @@
 namespace haliax {
 namespace {
 
-// The hidden axes that stand for mesh axes.
+// Returns the hidden axes that represent mesh axes.
 Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   auto& all = context().shards;
   if (all.empty()) fail(op, "this is for functions of local shards; there is no shard_map around");
@@ -30,7 +30,7 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   }
   return out;
 }
-// Of the devices along some mesh axes.
+// Returns the hidden axes of these mesh axes.
 Axes of_mesh_axes(const MeshAxes& cut) {
   Axes out;
   for (int x : cut) out.push_back(context().shards[std::size_t(x)].second);
@@ -41,20 +41,20 @@ NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axe
   auto over = shards_of(op, mesh_axes);
   auto n = ops::node_of(op, x);
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
-  // of what is the same on all of them
+  // for values that are equal on all of these devices
   auto copies = double(axis_size(without_axes(over, n->axes)));
   auto kept = without_axes(n->axes, over);
   if (kept.size() != n->axes.size()) n = prim::reduce(m, n, kept);
   return NamedArray(m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n);
 }
-// (..., hidden, local, ...) -> (..., whole, ...), in the place of the local one.
+// (..., hidden, local, ...) -> (..., global, ...), in the place of the local axis.
 NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
   const Axis mine = *find(*x, local);
   const auto parts = concat_axes(outer, {mine});
   const auto side_by_side = replace_axis(without_axes(x->axes, outer), local, parts);
   return prim::flatten(prim::fit(x, side_by_side), names_of(parts), mine.resize(axis_size(parts)));
 }
-// The other way. Raises if the size does not divide.
+// The inverse of `joined`. Raises if the size is not divisible.
 NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
               const std::string& what) {
   auto whole = *find_axis(x->axes, axis);
@@ -102,7 +102,7 @@ Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
   CallSite here(options_.at);
   require_each("shard_map", "in", options_.in, arguments.count, "arguments");
   Leaves out = leaves;
-  std::vector<Mapping::Entry> inside;  // of the hidden axes alone: each stays where it is
+  std::vector<Mapping::Entry> inside;  // mapping of the hidden axes: each stays on its mesh axis
   for (std::size_t k = 0; k < out.size(); ++k) {
     if (out[k].empty()) continue;
     auto n = out[k].node();
@@ -171,7 +171,7 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
   auto outer = shards_of("all_gather", mesh_axes);
   auto n = ops::node_of("all_gather", x);
   auto mine = ops::axis_of("all_gather", n, axis);
-  Axes own, all = n->axes;  // own: the same positions under names that are no device's
+  Axes own, all = n->axes;  // own: the same positions, under names that no mesh axis has
   Names from, to;
   for (auto& o : outer) {
     own.push_back(Axis(fresh_hidden(Name("parts")), o.size));

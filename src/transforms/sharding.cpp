@@ -1,3 +1,4 @@
+// Shardings of values: the sets of mesh axes, blocks of devices, and checks of mappings.
 #include "transforms/sharding.h"
 
 #include <fmt/ranges.h>
@@ -120,11 +121,11 @@ bool nested(const Axis& a, const MeshAxes& cut, int n, const Mesh& mesh) {
 
 namespace {
 
-// dot (batch=8, embed=12), made at model.cpp:41, in mlp; the place only where it is not the one
-// that the error names anyway.
+// Returns a description such as "dot (batch=8, embed=12), made at model.cpp:41, in mlp". The source
+// location is omitted if the error names it anyway.
 std::string described(const Node& node) {
   auto* n = &node;
-  while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: what is constrained
+  while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: the constrained array
   bool made = n->op->kind != Kind::leaf;
   auto what = made               ? prim::user_name(*n)
               : n->origin.module ? std::string(n->origin.module.text())
@@ -134,7 +135,8 @@ std::string described(const Node& node) {
   return fmt::format("{} {}{}", what, n->axes, known ? "" : ", made at " + where + ",");
 }
 
-// Raises if two axes of an array are sent to one mesh axis; array(): what it is, for people.
+// Raises if two axes of an array are mapped to one mesh axis. array(): description of the array for
+// the message.
 template <class Array>
 void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array) {
   std::map<std::string_view, Name> taken;
@@ -148,7 +150,7 @@ void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array)
                "so give parameters and computation a mapping each, or let one of the axes be whole",
                first->second, a.name, array(), mesh_axis, mapping);
 }
-// Which axis of the mesh has the name; as many as there are: none.
+// Returns the index of the mesh axis with this name; the number of mesh axes if there is none.
 std::size_t number_of(const Mesh& mesh, const std::string& name) {
   std::size_t k = 0;
   while (k < mesh.axes().size() && mesh.axes()[k].first != name) ++k;

@@ -1,4 +1,5 @@
-// The gradient: one walk, newest node first, so that every user of a node is done before the node.
+// Reverse-mode differentiation: one traversal from the newest node to the oldest, so that all users
+// of a node are processed before the node.
 #include <map>
 
 #include "base/name.h"
@@ -13,11 +14,11 @@ namespace {
 struct Newest {
   bool operator()(const NodePtr& a, const NodePtr& b) const { return a->id > b->id; }
 };
-using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;  // of what, its value
+using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;  // pairs of a node and its cotangent
 
-// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the
-// forward loop) or rematerialised from what is kept. Contractions, reductions and what a
-// contraction reads anyway are kept; what lies elementwise above them is not.
+// Chooses residuals. Nodes of the forward body that the backward body reads are saved (stacked by
+// the forward loop) or rematerialized from saved nodes. Contractions, reductions and operands of
+// contractions are saved; elementwise values that are computed from them are not.
 struct Residuals {
   const Loop& l;
   const Node* index;
@@ -34,13 +35,13 @@ struct Residuals {
         if (of_dot) read_by_dot.insert(x.get());
       append(todo, n->in);
     });
-    // What lies inside a region that is computed in chunks is never kept whole.
+    // Nodes inside a chunked region are never saved, since saving would materialize them.
     in_region = inside_regions(topological(values_of(l, body)));
   }
   bool worth_keeping(const Node& n) const {
     if (n.op == &prim::kCarry) return true;
     if (l.save != Save::all || in_region.count(&n)) return false;
-    if (is_slice_at(n, index) && !n.in[0]->varies_with(index)) return false;  // there already
+    if (is_slice_at(n, index) && !n.in[0]->varies_with(index)) return false;  // stored already
     switch (n.op->kind) {
       case Kind::contract:
       case Kind::reduce:
@@ -54,7 +55,7 @@ struct Residuals {
         return false;
     }
   }
-  // Walks down from what the backward body reads to what is to be kept.
+  // Returns the nodes to save: the first ones below the roots that are worth keeping.
   Nodes kept(const Nodes& roots) const {
     Nodes out;
     auto varies = [&](const Node& n) { return n.varies_with(index); };
@@ -68,7 +69,7 @@ struct Residuals {
   }
 };
 
-// What is traced in the scope lies in a body of this loop.
+// Sets the loop depth of the context to the inside of this loop.
 class InBody {
  public:
   explicit InBody(const Loop& l) { context().loop_depth = IndexAttr::of(*l.index[0]).depth + 1; }
@@ -126,8 +127,8 @@ class Backward {
       noted->note(n, slot);
     }
   }
-  // A point-wise cotangent in another order of axes is made in the primal's order: else it would
-  // lie in memory transposed.
+  // Computes an elementwise cotangent in the axis order of the primal. Otherwise, it would be
+  // stored transposed.
   static NodePtr in_order(const NodePtr& g) {
     if (g->op != &prim::kFit || g->in[0]->op->kind != Kind::map ||
         g->in[0]->axes.size() != g->axes.size())
@@ -135,8 +136,8 @@ class Backward {
     auto& x = *g->in[0];
     return make(*x.op, x.in, g->axes, x.dtype, x.attr);
   }
-  // The cotangents of all parts of an axis (unbind, split) are not summed as arrays of the whole
-  // size: they are put side by side.
+  // Concatenates the cotangents of all parts of an axis (unbind, split), rather than summing arrays
+  // of the full size.
   static NodePtr assemble(const NodePtr& g) {
     std::vector<std::pair<SliceAttr, NodePtr>> parts;
     Nodes todo{g};
@@ -174,9 +175,9 @@ class Backward {
     for (std::size_t k = 0; k < back.size(); ++k) give(n->in[c.results + k], back[k]);
   }
 
-  // The gradient of a loop is a loop backwards over the same index: slices give stacked cotangents,
-  // invariants give summed ones, a carry's cotangent is a carry. Its body names the nodes of the
-  // forward body themselves.
+  // The gradient of a loop is a loop over the same index, reversed if the loop has carries. Slices
+  // have stacked cotangents, invariants have summed ones, and the cotangent of a carry is a carry.
+  // The backward body refers to nodes of the forward body.
   Cotangents loop_vjp(const NodePtr& node) {
     const Loop& l = loop_of(*node);
     auto& g = of_results_[node.get()];
@@ -184,7 +185,7 @@ class Backward {
     for (auto* nodes : {&inputs.slices, &inputs.invariants})
       std::erase_if(*nodes,
                     [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
-    std::vector<std::size_t> carries;  // that carry a gradient
+    std::vector<std::size_t> carries;  // carries with a gradient
     for (std::size_t k = 0; k < l.results.size(); ++k)
       if (l.results[k].fold == Fold::carry && is_float(l.results[k].carry->dtype))
         carries.push_back(k);
@@ -192,7 +193,9 @@ class Backward {
     Loop back = l;
     back.results.clear();
     if (!carries.empty()) back.reverse = !l.reverse;
-    Nodes of, of_carries;  // what its results are cotangents of; what it carries
+    // `of`: the nodes whose cotangents are the results; of_carries: the cotangents that are
+    // carried.
+    Nodes of, of_carries;
     for (auto& x : inputs.slices) {
       of.push_back(x);
       back.results.push_back({Fold::stack, Monoid::sum, {}});
@@ -210,7 +213,7 @@ class Backward {
       of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
       back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
     }
-    Loop forward = l;  // with what is kept for the backward
+    Loop forward = l;  // with residuals as additional results
     const InBody inside(l);
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       auto& index = l.index[b];
@@ -218,7 +221,7 @@ class Backward {
       for (std::size_t k = 0; k < l.results.size(); ++k) {
         auto& r = l.results[k];
         if (r.fold == Fold::carry || !g.count(k)) continue;
-        ys.push_back(r.value[b]);  // only gradients make folds, and they sum
+        ys.push_back(r.value[b]);  // folds exist only in gradient loops, and they are sums
         gs.push_back(r.fold == Fold::stack ? prim::slice_at(g.at(k), index, l.drop) : g.at(k));
       }
       for (auto k : carries) ys.push_back(l.results[k].value[b]);
@@ -235,10 +238,10 @@ class Backward {
     for (auto& r : l.results)
       if (r.is_guard) back.results.push_back(r);
     auto loop = make_loop(std::move(back));
-    // the residuals are results of the loop that keeps them
+    // The residuals are results of the loop that saves them.
     if (forward.results.size() > l.results.size()) {
       for (auto& r : forward.results)
-        // the loop that is differentiated has it
+        // The effect belongs to the differentiated loop.
         if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);
       auto keeper = make_loop(forward);
       Rewrite to;
@@ -258,13 +261,14 @@ class Backward {
     return std::any_of(l.results.begin(), l.results.end(),
                        [](auto& r) { return r.fold == Fold::carry; });
   }
-  // Each residual becomes one more stacked result of the forward loop; until that loop is made, an
-  // input stands for the stack.
+  // Adds each residual as a stacked result of the forward loop. Until this loop is built, an input
+  // represents the stack.
   Nodes with_residuals(Loop& forward, const Loop& l, std::size_t b, const Nodes& d) {
     Rewrite to;
     for (auto& n : Residuals(l, b).kept(d)) {
       if (!l.drop) fail("scan", "a scan over chunks has no gradient yet");
-      // what the body captured may have an axis of the same name: in the stack it has another
+      // A captured array may have an axis with the name of the loop axis. In the stack, this axis
+      // is renamed.
       auto kept = n;
       Name own = l.axis.name, aside = has(n->axes, own) ? fresh_hidden(own) : own;
       if (aside != own) kept = prim::rename(n, {own}, {aside});

@@ -1,4 +1,4 @@
-// vmap hides an axis from what f sees, and shows it again, first, in the results.
+// vmap: hides an axis from f and restores it in the results, as the first visible axis.
 #include "graph/fail.h"
 #include "ops/named.h"
 #include "transforms/leaves.h"

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "compile/verify_loops.h"
 #include "base/verify_error.h"
 #include "compile/chunk/chunk.h"
 #include "compile/lower/masked_matmuls.h"
@@ -23,25 +24,7 @@
 #include "transforms/scores.h"
 
 using namespace haliax;
-
-namespace {
-
-const Axis A{"a", 4}, B{"b", 3};
-// A loop over a: one body, one result.
-NodePtr loop_of_one(LoopResult r, const NodePtr& index) {
-  Loop l;
-  l.axis = A;
-  l.index = {index};
-  l.drop = true;
-  l.results = {std::move(r)};
-  return loop_result(make_loop(std::move(l)), 0);
-}
-const NodePtr& turn() {
-  static const NodePtr index = prim::index(A, 0, 1, 0);
-  return index;
-}
-
-}  // namespace
+using namespace haliax::verify_loops;
 
 TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   auto x = array({A, B}), y = array({A}), whole = array({A}, DType::i32);
@@ -92,10 +75,10 @@ TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
 
 TEST_CASE("verify finds parts of turns that do not make their loop, and layouts that do not fit") {
   auto x = array({A, B});
-  auto row = prim::slice(x, "a", 0, 1, 1, true, turn());
-  auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, turn()),
-       most = loop_of_one({Fold::fold, Monoid::max, {row}}, turn());
-  auto flag = prim::less(turn(), prim::number(2, turn()->dtype));
+  auto row = prim::slice(x, "a", 0, 1, 1, true, loop_index());
+  auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, loop_index()),
+       most = loop_of_one({Fold::fold, Monoid::max, {row}}, loop_index());
+  auto flag = prim::less(loop_index(), prim::number(2, loop_index()->dtype));
   auto with = [&](const NodePtr& r, std::vector<std::vector<IterationPart>> parts) {
     return message_of([&] { verify(Nodes{r}, "a pass", {{r->in[0].get(), std::move(parts)}}); });
   };
@@ -301,27 +284,29 @@ TEST_CASE("verify: what it finds while chunks are chosen is raised, other errors
 
 TEST_CASE("verify finds a graph's faults: loops") {
   auto x = array({A, B});
-  auto row = prim::slice_at(x, turn(), true);
-  auto carry = prim::carry(turn(), {B}, DType::f32);
-  CHECK(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row}}, turn())) == "");
+  auto row = prim::slice_at(x, loop_index(), true);
+  auto carry = prim::carry(loop_index(), {B}, DType::f32);
+  CHECK(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row}}, loop_index())) == "");
   CHECK(in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry},
-                             turn())) == "");
+                             loop_index())) == "");
   CHECK(says(in_graph(row), "it is read outside of its loop"));
   CHECK(says(in_graph(prim::add(array({B}), carry)), "it is read outside of its loop"));
-  CHECK(says(in_graph(loop_of_one(
-                 {Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({A}), carry}, turn())),
-             "a carry starts from another kind of array"));
-  CHECK(says(in_graph(loop_of_one(
-                 {Fold::carry, Monoid::sum, {prim::sum(row, {B})}, array({B}), carry}, turn())),
-             "a turn leaves () where it carries (b=3)"));
-  CHECK(says(in_graph(loop_of_one({Fold::fold, Monoid::sum, {row}, array({A})}, turn())),
-             "a fold starts from another kind of array"));
+  CHECK(says(
+      in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({A}), carry},
+                           loop_index())),
+      "a carry starts from another kind of array"));
   CHECK(
-      says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, array({A}))}}, turn())),
-           "a value of one position has the axis that is walked"));
-  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row, row}}, turn())),
+      says(in_graph(loop_of_one(
+               {Fold::carry, Monoid::sum, {prim::sum(row, {B})}, array({B}), carry}, loop_index())),
+           "a turn leaves () where it carries (b=3)"));
+  CHECK(says(in_graph(loop_of_one({Fold::fold, Monoid::sum, {row}, array({A})}, loop_index())),
+             "a fold starts from another kind of array"));
+  CHECK(says(
+      in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, array({A}))}}, loop_index())),
+      "a value of one position has the axis that is walked"));
+  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row, row}}, loop_index())),
              "a result has no value in one of its bodies"));
-  auto stack = loop_of_one({Fold::stack, Monoid::sum, {row}}, turn())->in[0];
+  auto stack = loop_of_one({Fold::stack, Monoid::sum, {row}}, loop_index())->in[0];
   CHECK(says(in_graph(make(kResult, {stack}, {Axis("z", 9)}, DType::f32, {.ints = {0}})),
              "it is (z=9), and its loop makes (a=4, b=3)"));
   auto bodies = [&](const NodePtr& second) {
@@ -374,19 +359,21 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
       in_graph(loop_of_one(
           {Fold::stack, Monoid::sum, {prim::sum(prim::slice_at(x, pairs, false), {A})}}, pairs)),
       "its turns are of one position, and walk 2"));
-  auto row = prim::slice_at(x, turn(), true), carry = prim::carry(turn(), {B}, DType::f32);
-  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {row}, array({B})}, turn())),
+  auto row = prim::slice_at(x, loop_index(), true),
+       carry = prim::carry(loop_index(), {B}, DType::f32);
+  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {row}, array({B})}, loop_index())),
              "what goes from turn to turn has no carry"));
   Loop twice;
   const LoopResult carried{Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry};
   twice.axis = A;
-  twice.index = {turn()};
+  twice.index = {loop_index()};
   twice.drop = true;
   twice.results = {carried, carried};
   CHECK(says(in_graph(make_loop(twice)), "two results are carried as one"));
-  auto flag = prim::carry(turn(), {}, DType::boolean), start = array({}, DType::boolean);
+  auto flag = prim::carry(loop_index(), {}, DType::boolean), start = array({}, DType::boolean);
   auto decides = [&](const NodePtr& value) {
-    return in_graph(loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, turn()));
+    return in_graph(
+        loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, loop_index()));
   };
   CHECK(decides(flag) == "");
   CHECK(says(decides(prim::logical_not(flag)), "what decides about turns is no flag"));
@@ -429,9 +416,9 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
   CHECK(nested(index[1]) == "");
   CHECK(says(nested(index[0]), "it is read outside of its loop"));
   // What a body makes is checked as all else is.
-  auto row = prim::slice_at(x, turn(), true);
+  auto row = prim::slice_at(x, loop_index(), true);
   auto wrong = make(prim::kNeg, {row}, {B}, DType::i32);
-  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, turn())),
+  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, loop_index())),
              "an operand is f32, the result i32"));
   // A region that is entered in a turn is left, in it or behind the loop.
   Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0}};
@@ -439,15 +426,15 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
     return make(op, {y}, y->axes, DType::f32, region);
   };
   auto stacks = [&](const NodePtr& value) {
-    return in_graph(loop_of_one({Fold::stack, Monoid::sum, {value}}, turn()));
+    return in_graph(loop_of_one({Fold::stack, Monoid::sum, {value}}, loop_index()));
   };
   auto entered = prim::neg(border(prim::kEnter, row));
   CHECK(stacks(border(prim::kLeave, entered)) == "");
   CHECK(in_graph(border(prim::kLeave,
-                        loop_of_one({Fold::stack, Monoid::sum, {entered}}, turn()))) == "");
+                        loop_of_one({Fold::stack, Monoid::sum, {entered}}, loop_index()))) == "");
   CHECK(says(stacks(entered), "it lies in a region that it never leaves"));
   auto through = [&](const NodePtr& y) {  // a region around the loop
-    return loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, y)}}, turn());
+    return loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, y)}}, loop_index());
   };
   CHECK(in_graph(border(prim::kLeave, through(border(prim::kEnter, start)))) == "");
   CHECK(says(in_graph(through(border(prim::kEnter, start))),
@@ -585,493 +572,3 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
 }
 
 // ---- plans of shardings ----
-namespace {
-
-using namespace partitioning;
-
-const Mesh mesh{{{"data", 2}, {"model", 2}}};
-
-// Operands, cut so, go into n, which is said to be made so.
-std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
-                       const Sharding& made) {
-  GlobalGraph whole({n}, {{}}, mesh);
-  Plan p;
-  p.bodies.emplace_back();
-  Version of{.kind = Version::Kind::compute, .node = whole.find(n.get()), .at = made, .live = true};
-  for (std::size_t k = 0; k < n->in.size(); ++k) {
-    p.versions.push_back({.kind = Version::Kind::given,
-                          .node = whole.find(n->in[k].get()),
-                          .at = operands[k],
-                          .live = true});
-    of.in.push_back(int(k));
-  }
-  p.versions.push_back(of);
-  p.roots = {int(n->in.size())};
-  return message_of([&] { verify(p, whole, "a pass"); });
-}
-std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) {
-  return in_plan_of(n, {operand}, made);
-}
-std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted,
-                    Version::Kind kind, const std::function<void(Version&, Plan&)>& damage) {
-  return damaged(n, {{x, at}}, wanted, mesh, kind, damage);
-}
-Sharding pending(int x, Monoid m = Monoid::sum) {
-  Sharding s;
-  s.add_partial(x, m);
-  return s;
-}
-
-// x, cut so, is sent, and is said to arrive so.
-std::string in_hop(const Sharding& from, const ReshardStep& hop, const Sharding& arrives) {
-  auto x = array({A, B});
-  GlobalGraph whole({x}, {{}}, mesh);
-  Plan p;
-  p.bodies.emplace_back();
-  p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
-                {.kind = Version::Kind::reshard,
-                 .node = 0,
-                 .at = arrives,
-                 .in = {0},
-                 .reshard_step = hop,
-                 .live = true}};
-  p.roots = {1};
-  return message_of([&] { verify(p, whole, "a pass"); });
-}
-// A loop over a that carries a row of x, started and left as said, and said to be `inside` and
-// `at`.
-std::string in_loop(const Sharding& start, const Sharding& left, const Sharding& inside,
-                    const Sharding& at) {
-  auto row = array({B}), carry = prim::carry(turn(), {B}, DType::f32);
-  auto result = loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, turn());
-  GlobalGraph whole({result}, {{}}, mesh);
-  auto id = [&](const NodePtr& n) { return whole.id(n); };
-  Plan p;
-  p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = id(result->in[0]),
-              .bodies = {1},
-              .inside = {inside},
-              .at = {at},
-              .value = {{2}},
-              .carry = {{1}},
-              .start = {0}}};
-  p.versions = {
-      {.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
-      {.kind = Version::Kind::carry,
-       .node = id(carry),
-       .body = 1,
-       .at = left,
-       .loop = 0,
-       .live = true},
-      {.kind = Version::Kind::compute,
-       .node = id(prim::neg(carry)),
-       .body = 1,
-       .at = left,
-       .in = {1},
-       .live = true},
-      {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
-  return message_of([&] { verify(p, whole, "a pass"); });
-}
-
-// A loop over two blocks of a, which go round: what it reads visits. sent: what is made of it is
-// cut along b, and gathered again.
-std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = false) {
-  using Kind = Version::Kind;
-  auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
-  auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
-  auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
-  GlobalGraph whole({result}, {{}}, mesh);
-  auto id = [&](const NodePtr& n) { return whole.id(n); };
-  auto b = cut("b", {0});
-  Plan p;
-  p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = id(result->in[0]),
-              .bodies = {1},
-              .ring_axes = {0},
-              .inside = {{}},
-              .at = {{}},
-              .value = {{sent ? 4 : 2}},
-              .carry = {{}},
-              .start = {-1}}};
-  p.versions = {{.kind = Kind::given, .node = id(x), .at = lies, .live = true},
-                {.kind = Kind::ring_receive,
-                 .node = id(block),
-                 .body = 1,
-                 .at = visits,
-                 .in = {0},
-                 .reshard_step = {ReshardStep::Kind::slice, {}, {0}, "a", 1},
-                 .live = true},
-                {.kind = Kind::compute, .node = id(value), .body = 1, .in = {1}, .live = true},
-                {.kind = Kind::reshard,
-                 .node = id(value),
-                 .body = 1,
-                 .at = b,
-                 .in = {2},
-                 .reshard_step = {ReshardStep::Kind::slice, b, {}, {}},
-                 .live = sent},
-                {.kind = Kind::reshard,
-                 .node = id(value),
-                 .body = 1,
-                 .in = {3},
-                 .reshard_step = {ReshardStep::Kind::all_gather, {}, {0}, "b", 1},
-                 .live = sent},
-                {.kind = Kind::loop, .node = id(result->in[0]), .loop = 0, .live = true}};
-  return message_of([&] { verify(p, whole, "a pass"); });
-}
-
-}  // namespace
-
-TEST_CASE("verify finds a plan's faults") {
-  auto x = array({A, B});
-  CHECK(in_plan(prim::exp(x), cut("a", {0}), cut("a", {0})) == "");
-  CHECK(in_plan(prim::sum(x, {A}), cut("a", {0}), pending(0)) == "");
-  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}),
-             "pending in it is {pending: 0}, and not {}"));
-  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}),
-             "axis a of operand 0 is data, and should be whole"));
-  CHECK(
-      says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})), "it makes all of axis a, which is cut"));
-  CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)),
-             "a sum is pending in what it is not linear in"));
-  CHECK(says(in_plan(prim::neg(x), pending(0), {}), "pending in it is {pending: 0}, and not {}"));
-  CHECK(
-      says(in_plan(prim::exp(x), cut("c", {0}), {}), "axis c, which is cut, is not in (a=4, b=3)"));
-  auto both = cut("a", {0});
-  both.set("b", {0});
-  CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
-  CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})), "the mesh has no axis number 7"));
-  auto with = [&](auto damage) {
-    return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage);
-  };
-  CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never made"));
-}
-
-TEST_CASE("verify finds a plan's faults: operands that do not fit the result") {
-  auto x = array({A, B}), y = array({A, B}), v = array({A});
-  auto a = cut("a", {0});
-  CHECK(in_plan_of(prim::add(x, v), {a, a}, a) == "");
-  CHECK(says(in_plan(prim::exp(x), a, cut("b", {0})),
-             "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is whole, and should be data"));
-  CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})),
-             "axis a of operand 0 is data+model, and should be model+data"));
-  CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a),
-             "axis a of operand 1 is model, and should be data"));
-  CHECK(says(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)),
-             "axis a of operand 1 is whole, and should be data"));
-  auto renamed = prim::rename(x, {"a"}, {"c"});
-  CHECK(in_plan(renamed, a, cut("c", {0})) == "");
-  CHECK(
-      says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
-  auto flat = prim::flatten(x, {"a", "b"}, Axis("f", 12));
-  CHECK(in_plan(flat, a, cut("f", {0})) == "");
-  CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not cut in blocks of a"));
-  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}),
-             "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a), "it makes all of axis a, which is cut"));
-}
-
-TEST_CASE("verify finds a plan's faults: what is pending") {
-  const Axis I{"i", 2};
-  auto x = array({A, B}), y = array({A, B}), ids = array({I}, DType::i32);
-  auto one = pending(0), max = pending(0, Monoid::max);
-  const Sharding none, a = cut("a", {0});
-  auto wrong = "pending in it is";
-  CHECK(in_plan(prim::reduce(Monoid::max, x, {B}), a, max) == "");
-  CHECK(says(in_plan(prim::reduce(Monoid::max, x, {B}), a, one), wrong));
-  CHECK(says(in_plan(prim::sum(x, {A}), a, max), wrong));
-  CHECK(says(in_plan(prim::neg(x), none, one), wrong));
-  CHECK(in_plan(prim::rename(x, {"a"}, {"c"}), max, max) == "");
-  CHECK(says(in_plan(prim::neg(x), max, max), "a sum is pending in what it is not linear in"));
-  CHECK(in_plan_of(prim::add(x, y), {one, one}, one) == "");
-  CHECK(says(in_plan_of(prim::add(x, y), {one, none}, one),
-             "a sum is pending in operand 0, and not in operand 1"));
-  CHECK(says(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max),
-             "a sum is pending in operand 1, and not in operand 0"));
-  CHECK(in_plan_of(prim::mul(x, y), {one, none}, one) == "");
-  CHECK(says(in_plan_of(prim::mul(x, y), {one, one}, one),
-             "a sum is pending in operand 0, and also in operand 1"));
-  CHECK(says(in_plan_of(prim::contract(array({A, I}), array({A}), {I}), {a, a}, none), wrong));
-  auto taken = prim::gather(x, {{"a", ids}}, {I, B}, program::Outside::fill);
-  CHECK(in_plan_of(taken, {a, none}, one) == "");
-  CHECK(says(in_plan_of(taken, {a, none}, none), wrong));
-  auto added = prim::scatter(x, array({I, B}), {{"a", ids}}, program::Update::add, false);
-  CHECK(in_plan_of(added, {one, cut("i", {0}), cut("i", {0})}, one) == "");
-  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one),
-             "what it writes into does not count once"));
-}
-
-TEST_CASE("verify finds a plan's faults: positions that move, and what is made in place") {
-  using Kind = Version::Kind;
-  auto x = array({A, B});
-  auto a = cut("a", {0});
-  auto moved = [&](auto damage) {
-    return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift,
-                   [&](Version& v, Plan&) { damage(v); });
-  };
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 comes after 0"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions come"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
-  CHECK(says(moved([](auto& v) { v.at.add_partial(1, Monoid::sum); }),
-             "it is {a: 0, pending: 1}, made of {a: 0}"));
-  CHECK(says(moved([](auto& v) {
-               v.at.set("b", {1});
-               v.reshard_step.bytes = 0;
-             }),
-             "axis b lies otherwise"));
-  auto odd = array({Axis("a", 3), Axis("b", 2)});
-  auto flat = [&](auto damage) {
-    return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}),
-                   Kind::regroup, [&](Version& v, Plan&) { damage(v); });
-  };
-  CHECK(says(flat([](auto& v) { v.copy_boxes[0].source_layout.cuts[0] = {1}; }), "part a lies otherwise"));
-  auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate,
-                      [](Version& v, Plan&) { v.at.add_partial(1, Monoid::sum); });
-  CHECK(says(made, "it is not made of numbers and positions alone"));
-}
-
-// Of x, which device 1 of four has as `has`, it makes n, said to be as `is`: a slice of its own, or
-// positions that move.
-TEST_CASE("verify finds what one device slices otherwise than the plan says") {
-  using Kind = Version::Kind;
-  auto x = array({A, B});
-  auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine,
-                       const NodePtr& made) {
-    GlobalGraph whole({n}, {{}}, mesh);
-    Plan p;
-    p.bodies.emplace_back();
-    of.node = whole.find(n.get());
-    of.in = {0};
-    of.live = true;
-    p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, of};
-    p.roots = {1};
-    return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
-  };
-  auto found = [](const std::string& text, const char* part) {
-    return says(text, "") || text.find(part) != text.npos;
-  };
-  const Sharding a = cut("a", {1});
-  Version sliced{.kind = Kind::reshard, .at = a};
-  sliced.reshard_step = {ReshardStep::Kind::slice, a, {}, {}};
-  auto block = [&](std::int64_t from, std::int64_t size) {
-    return prim::slice(x, "a", from, size);
-  };
-  CHECK(on_device({}, sliced, x, x, block(2, 2)) == "");
-  CHECK(found(on_device({}, sliced, x, x, block(0, 2)),
-              "on device 1: position 0 of a is 0 of what it is made of, and should be 2"));
-  CHECK(found(on_device({}, sliced, x, x, block(1, 3)),
-              "on device 1: it is (a=3, b=3), and its block is (a=2, b=3)"));
-  CHECK(found(on_device({}, sliced, x, x, prim::cast(block(2, 2), DType::f64)),
-              "on device 1: it is f64"));
-  auto swapped = prim::concat({block(3, 1), block(2, 1)}, Axis("a", 2));
-  CHECK(found(on_device({}, sliced, x, x, swapped),
-              "position 0 of a is 3 of what it is made of, and should be 2"));
-  // round by one
-  auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
-  Version round{.kind = Kind::shift, .at = {}};
-  round.reshard_step.axis = "a";
-  round.copy_boxes = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
-                      {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
-  CHECK(on_device({}, round, n, x, n) == "");
-  CHECK(found(on_device({}, round, n, x, x),
-              "position 0 of a is 0 of what it is made of, and should be 1"));
-  auto twice = prim::concat({block(1, 2), block(2, 1), block(0, 1)}, A);
-  CHECK(found(on_device({}, round, n, x, twice),
-              "position 2 of a is 2 of what it is made of, and should be 3"));
-  auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
-  CHECK(found(on_device({}, round, n, x, turned),
-              "position 0 of a is 3 of what it is made of, and should be 1"));
-  round.copy_boxes.pop_back();
-  CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
-}
-
-TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than its block is") {
-  using Kind = Version::Kind;
-  const Axis C("c", 4), D("d", 2), Flat("p", 8);
-  auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has,
-                       const Sharding& is, const AxisLayout& given, const AxisLayout& taken,
-                       const NodePtr& mine, const NodePtr& made) {
-    GlobalGraph whole({n}, {{}}, mesh);
-    Plan p;
-    p.bodies.emplace_back();
-    Version v{
-        .kind = Kind::regroup, .node = whole.find(n.get()), .at = is, .in = {0}, .live = true};
-    v.copy_boxes = {
-        {.axes = {Flat}, .at = has, .axis = "p", .source_layout = given, .result_layout = taken}};
-    p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, v};
-    p.roots = {1};
-    return message_of([&] { verify_device(p, whole, device, {mine, made}, "a pass"); });
-  };
-  auto found = [](const std::string& text, const char* part) {
-    return text.find(part) != text.npos;
-  };
-  auto parts = array({C, D});
-  auto flat = prim::flatten(parts, {"c", "d"}, Flat);
-  const Sharding half = cut("p", {0});
-  auto flattened = [&](int device, const NodePtr& made) {
-    return on_device(device, parts, flat, {}, half, {{C, D}, {{}, {}}}, {}, parts, made);
-  };
-  CHECK(flattened(0, prim::slice(flat, "p", 0, 4)) == "");
-  CHECK(flattened(2, prim::slice(flat, "p", 4, 4)) == "");
-  CHECK(found(flattened(2, prim::slice(flat, "p", 0, 4)),
-              "on device 2: position 0 of p is 0 of all, and should be 4"));
-  auto line = array({Flat});
-  auto apart = prim::unflatten(line, "p", {C, D});
-  auto unflattened = [&](const NodePtr& kept) {  // of which each device has every second position
-    return on_device(1, line, apart, {}, cut("d", {1}), {}, {{C, D}, {{}, {1}}}, line,
-                     prim::unflatten(kept, "p", {C, Axis("d", 1)}));
-  };
-  auto every_second = [&](std::int64_t from) {
-    Nodes runs;
-    for (std::int64_t k = 0; k < 4; ++k) runs.push_back(prim::slice(line, "p", from + 2 * k, 1));
-    return prim::concat(runs, Axis("p", 4));
-  };
-  CHECK(unflattened(every_second(1)) == "");
-  CHECK(found(unflattened(every_second(0)), "position 0 of p is 0 of all, and should be 1"));
-  CHECK(found(unflattened(prim::slice(line, "p", 1, 4)),
-              "position 1 of p is 2 of all, and should be 3"));
-}
-
-TEST_CASE("verify finds a plan's faults: turns that devices share") {
-  using Kind = Version::Kind;
-  auto x = array({A, B});
-  auto a = cut("a", {0});
-  auto stack = [&](Kind kind, auto damage) {
-    auto n = loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, turn(), true))}},
-                         turn());
-    return damaged(n, x, a, a, kind, damage);
-  };
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
-             "a result is {}, and its turns make it {a: 0}"));
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
-             "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
-             "its loop leaves it in another sharding"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
-             "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
-             "mesh axis data is used twice"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
-             "an operand is made in another body"));
-  // Chunks of two, of an array that does not vary: cut, it would not be whole chunks.
-  auto chunk = array({Axis("a", 2), B});
-  Loop l;
-  l.axis = A;
-  l.index = {prim::index(A, 0, 2, 0)};
-  l.results = {{Fold::stack, Monoid::sum, {chunk}}};
-  auto loop = make_loop(std::move(l));
-  GlobalGraph whole({loop}, {{}}, mesh);
-  Plan p;
-  p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = whole.id(loop),
-              .bodies = {1},
-              .inside = {a},
-              .at = {a},
-              .value = {{0}},
-              .carry = {{}},
-              .start = {-1}}};
-  p.versions = {{.kind = Kind::given, .node = whole.id(chunk), .at = a, .live = true},
-                {.kind = Kind::loop, .node = whole.id(loop), .in = {0}, .loop = 0, .live = true}};
-  CHECK(says(message_of([&] { verify(p, whole, "a pass"); }), "it stacks what is cut along a=4"));
-}
-
-TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
-  using Way = ReshardStep::Kind;
-  auto a = cut("a", {0});
-  CHECK(in_hop(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
-  CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
-  CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a), "it is not what it was sent as"));
-  CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it ends a sum that is not pending"));
-  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)),
-             "axis a is whole, and arrives whole"));
-  CHECK(
-      says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
-  auto b = cut("b", {1}), both = pending(0);
-  both.add_partial(1, Monoid::max);
-  CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})),
-             "axis a is data, and arrives model"));
-  CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}),
-             "what was {pending: 0} arrives as {}"));
-  CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a),
-             "what was {pending: 0} arrives as {a: 0}"));
-  CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})),
-             "axis a is data+model, and arrives model"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}),
-             "what was {pending: 0, pending: 1}, of maxima arrives as {}"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}), "it ends sums of two kinds"));
-  CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)),
-             "it arrives as {pending: 0}, and was no sum"));
-  CHECK(in_hop({}, {Way::make_partial, pending(0), {}, {}}, pending(0)) == "");
-  CHECK(in_loop(b, b, b, b) == "");
-  CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
-  CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
-}
-
-TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
-  using Way = ReshardStep::Kind;
-  using Kind = Version::Kind;
-  auto x = array({A, B}), y = array({A, B});
-  struct Sent {
-    Sharding from;
-    ReshardStep reshard_step;
-    Sharding arrives;
-  };
-  auto together = [&](const Sent& first, const Sent& second, int bucket = 1) {
-    GlobalGraph whole({x, y}, {{}, {}}, mesh);
-    Plan p;
-    p.bodies.emplace_back();
-    for (auto& [n, sent] : {std::pair(whole.id(x), first), std::pair(whole.id(y), second)}) {
-      int given = int(p.versions.size());
-      p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
-      p.versions.push_back({.kind = Kind::reshard,
-                            .node = n,
-                            .at = sent.arrives,
-                            .in = {given},
-                            .reshard_step = sent.reshard_step,
-                            .live = true,
-                            .bucket = bucket});
-      p.roots.push_back(given + 1);
-    }
-    p.bodies[0].versions = {0, 2, 1, 3};
-    return message_of([&] { verify(p, whole, "a pass"); });
-  };
-  const Sent sum{pending(0), {Way::all_reduce, {}, {0}}, {}},
-      other{pending(1), {Way::all_reduce, {}, {1}}, {}};
-  const Sent max{pending(0, Monoid::max), {Way::all_reduce, {}, {0}}, {}},
-      part{pending(0), {Way::reduce_scatter, cut("a", {0}), {0}, "a"}, cut("a", {0})};
-  CHECK(together(sum, sum) == "");
-  CHECK(together(part, part) == "");
-  CHECK(together(sum, other, -1) == "");
-  for (auto& unlike : {other, max, part})
-    CHECK(says(together(sum, unlike), "it is sent in one call with what is sent otherwise"));
-}
-
-TEST_CASE("verify finds results that do not lie as they are wanted") {
-  auto x = array({A, B});
-  auto n = prim::exp(x);
-  GlobalGraph whole({n}, {{}}, mesh);
-  auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
-    Plan p;
-    p.bodies.emplace_back();
-    p.versions = {
-        {.kind = Version::Kind::given, .node = whole.find(n.get()), .at = made, .live = true}};
-    p.roots = {0};
-    return message_of([&] { verify(p, whole, "a pass", &wanted); });
-  };
-  CHECK(of({}, {{}}) == "");
-  CHECK(of(pending(0), {pending(0)}) == "");
-  CHECK(of({}, {cut("c", {0})}) == "");  // an axis that it lacks
-  CHECK(says(of(pending(0), {{}}), "as a result it is {pending: 0}, and should be {}"));
-  CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, and should be {b: 0}"));
-  CHECK(says(of({}, {{}, {}}), "it has 1 results, and should have 2"));
-}
-
-TEST_CASE("verify finds a plan's faults: loops that go round") {
-  auto a = cut("a", {0});
-  CHECK(in_round(a, {}) == "");
-  CHECK(says(in_round({}, {}), "it goes round as {}, and was {}"));
-  CHECK(says(in_round(cut("a", {1}), {}), "it goes round as {}, and was {a: 1}"));
-  CHECK(says(in_round(a, a), "it goes round as {a: 0}, and was {a: 0}"));
-  CHECK(says(in_round(a, {}, true), "it is sent over data in a loop that goes round it"));
-}

@@ -1,4 +1,4 @@
-// Sums that are added to an array start from it: no second array of its size.
+// Starts loop sums from the array that they are added to, which saves a second array of this size.
 #include "compile/loops/loops.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
@@ -9,7 +9,7 @@ namespace {
 
 bool is_sum(const LoopResult& r) { return r.fold == Fold::fold && r.monoid == Monoid::sum; }
 
-// n = r + other, as a result of the loop that makes r; null where it is none.
+// Returns n = r + other as a result of the loop that computes r; null if this is not possible.
 NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
                      std::unordered_map<const Node*, int>& users, Rewrite& to) {
   if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n.axes || other->axes != n.axes)
@@ -34,8 +34,8 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
 
 }  // namespace
 
-// sum + array: the carry starts from the array, if that exists before the loop. sum + sum of one
-// loop: one carry. No temporary of their size.
+// Handles two cases without a temporary array. sum + array: the sum starts from the array, if the
+// array does not depend on the loop. sum + sum of the same loop: one sum.
 Nodes accumulate_sums(Nodes roots) {
   for (;;) {
     auto live = all_nodes(roots);
@@ -49,8 +49,8 @@ Nodes accumulate_sums(Nodes roots) {
   }
 }
 
-// array + scatter into zeros: the updates are added to the array itself. No second array of its
-// size (the gradient of a tied table).
+// array + scatter into zeros: scatters into the array itself, without a second array of its size.
+// An example is the gradient of a tied embedding table.
 Nodes accumulate_updates(Nodes roots) {
   auto live = all_nodes(roots);
   auto users = users_of(live, roots);

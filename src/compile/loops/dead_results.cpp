@@ -1,4 +1,4 @@
-// drop_dead_results, and what all passes over loops use.
+// Drops results of loops that are not read. Also helpers of all passes over loops.
 #include <algorithm>
 #include <utility>
 
@@ -18,7 +18,8 @@ bool depends_on(const NodePtr& n, const NodePtr& goal) {
 
 namespace {
 
-// A result lives if its last value is read, a carry also if the body of what lives reads it.
+// Returns the live results: a result whose last value is read, and a carry that a live result reads
+// in the body.
 std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read,
                          bool effects_only) {
   auto& results = loop_of(*loop).results;
@@ -39,7 +40,8 @@ std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>&
   return keep;
 }
 
-// Again and again, because a dropped result may have been another loop's only user.
+// Repeats until nothing changes, since a dropped result may have been the only user of another
+// loop.
 Nodes drop_dead(Nodes roots, bool effects_only) {
   for (;;) {
     auto all = all_nodes(roots);
@@ -56,7 +58,7 @@ Nodes drop_dead(Nodes roots, bool effects_only) {
       if (out.results.size() == results.size()) continue;
       auto loop = make_loop(std::move(out));
       for (auto [from, at] : moved) to[loop_result(n, from).get()] = loop_result(loop, at);
-      break;  // bodies of other loops may name this one: one at a time
+      break;  // one loop at a time, since bodies of other loops may refer to it
     }
     if (to.empty()) return roots;
     roots = substitute(roots, to);

@@ -1,5 +1,5 @@
-// Merging two loops is a union of results: bodies over one index are open graphs over the same
-// nodes.
+// Merges two loops over the same index. The merged loop has the results of both, since the bodies
+// are graphs over the same index.
 #include <algorithm>
 
 #include "compile/loops/loops.h"
@@ -11,7 +11,8 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// A graph, its loops in order, and who reads what; what a body makes is read by its loop, too.
+// The loops of a graph, in order, and the readers of each node. A loop reads the values of its
+// bodies.
 struct Graph {
   Nodes loops;
   std::unordered_map<const Node*, std::vector<const Node*>> readers;
@@ -24,7 +25,7 @@ struct Graph {
       for (auto& x : read) readers[x.get()].push_back(n.get());
     }
   }
-  Set made_of(const Node* a) const {  // itself, too
+  Set made_of(const Node* a) const {  // all nodes that depend on `a`, including `a`
     Set out{a};
     for (std::vector<const Node*> todo{a}; !todo.empty();) {
       auto known = readers.find(todo.back());
@@ -37,9 +38,9 @@ struct Graph {
   }
 };
 
-// x, chunk by chunk, inside body b of loop `a`: possible where x comes from stacked results of `a`
-// by ops that map along the walked axis; null where it needs something final. Only what depends on
-// `a` is pulled in, or the whole model would follow.
+// Recomputes x chunk by chunk inside body b of loop `a`. This is possible if x is computed from
+// stacked results of `a` by ops that map along the loop axis. Returns null if x needs a final
+// result. Only nodes that depend on `a` are pulled in; otherwise the entire model would follow.
 struct PullIn {
   const NodePtr& a;
   std::size_t body;
@@ -58,7 +59,7 @@ struct PullIn {
       return r.fold == Fold::stack ? r.value[body] : nullptr;
     }
     bool by_point = x->op->kind == Kind::map || keeps_names(*x);
-    // a contraction, done twice, would cost more than it saves
+    // A contraction that is computed twice would cost more than the merge saves.
     if (!by_point || l.drop) return nullptr;
     Nodes in;
     for (auto& i : x->in) {
@@ -73,7 +74,7 @@ struct PullIn {
   }
 };
 
-// Has the other loop all carries of this one?
+// Returns true if the other loop has all carries of this one.
 bool has_carries_of(const Loop& other, const Loop& l) {
   return std::all_of(l.results.begin(), l.results.end(), [&](auto& r) {
     bool idle = r.effect && r.value[0] == r.carry;
@@ -84,8 +85,8 @@ bool has_carry(const Loop& l) {
   return std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return bool(r.carry); });
 }
 
-// One loop for two, or null where b needs a final result of a (which is older, so it cannot need
-// b), or where nothing would be shared.
+// Returns the merged loop. Null if b needs a final result of a, or if the loops would share
+// nothing. a is older, so it cannot depend on b.
 NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
                std::vector<std::size_t>& places, bool carried_only) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
@@ -130,8 +131,8 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
   return make_loop(std::move(out));
 }
 
-// Which bodies a loop stands in, by number; the top is 0. A carry is known in its own body only, so
-// loops of different places stay apart.
+// Returns the indices of the bodies that contain each loop; 0 is the top. A carry is only valid in
+// its own body, so loops in different bodies are not merged.
 std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const Nodes& roots) {
   std::unordered_map<const Node*, std::vector<std::size_t>> out;
   std::vector<std::pair<Nodes, const Node*>> bodies{{roots, nullptr}};
@@ -155,7 +156,7 @@ Nodes merge(Nodes roots, bool carried_only) {
     auto places = places_of_loops(roots);
     Rewrite to;
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
-      Set after;  // this one; itself too, once it is known
+      Set after;  // nodes that depend on `a`, including `a`; empty until computed
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;

@@ -1,5 +1,5 @@
-// A turn in which tiles of rows, heads or examples are walked, as if it made all of them at once:
-// what masks say of the turn can then be found in it.
+// Removes inner tiles (rows, heads or examples) from the value of an iteration, as if the iteration
+// computed all of them at once. Masks of the entire iteration can then be found in the value.
 #include <algorithm>
 
 #include "compile/loops/loops.h"
@@ -20,10 +20,10 @@ class Untiled {
 
  private:
   struct Tiles {
-    Axis axis;  // whole
+    Axis axis;  // with its full size
     const Node* index;
   };
-  // Those of an axis that the node is made in; null: none.
+  // Returns the tiles in which the node computes an axis; null if it has none.
   const Tiles* tiles(const Node& n, Name axis) const {
     auto t =
         std::find_if(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.axis.name == axis; });
@@ -57,7 +57,8 @@ class Untiled {
     }
     return prim::rebuilt(*n, std::move(in), axes);
   }
-  // The positions of a tile, counted from where it starts, as those of all.
+  // Replaces the positions of a tile, which count from the start of the tile, by the positions of
+  // the full axis.
   NodePtr of_positions(const Node& n) {
     if (!prim::combines(n, Monoid::sum)) return nullptr;
     for (std::size_t k : {0u, 1u}) {
@@ -68,7 +69,7 @@ class Untiled {
     }
     return nullptr;
   }
-  // The index, and a number.
+  // Returns true if the node is the index, possibly cast, plus terms that do not vary with it.
   static bool counts_by(const Node& n, const Node* index) {
     if (&n == index) return true;
     if (n.op == &prim::kCast) return counts_by(*n.in[0], index);
@@ -80,7 +81,7 @@ class Untiled {
     Rewrite to{{index, prim::integer(0, index->dtype)}};
     return substitute(Nodes{start}, to, index)[0];
   }
-  // A tile of an axis is all of it; other slices stay.
+  // A tile of an axis becomes the full axis; other slices stay.
   NodePtr of_slice(const Node& n, const SliceAttr& part) {
     auto* of_axis = tiles(n, part.axis);
     if (of_axis && is_slice_at(n, of_axis->index)) return part.drop ? nullptr : of(n.in[0]);
@@ -89,8 +90,8 @@ class Untiled {
     Rewrite known;
     return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr, known) : nullptr;
   }
-  // Of masks, and positions that they compare, the slices are taken before: so it is seen of which
-  // positions they are.
+  // Moves slices from masks to the positions that they compare, which shows the positions of the
+  // slice.
   static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from,
                         Rewrite& known) {
     if (!find(*x, part.axis)) return x;
@@ -109,7 +110,7 @@ class Untiled {
     for (auto& operand : x->in) in.push_back(sliced(operand, part, from, known));
     return known[x.get()] = prim::rebuilt(*x, std::move(in), axes);
   }
-  // What a loop over tiles puts together, or adds up, is what it makes of all of them.
+  // A loop over tiles that stacks or sums its values computes the value of all tiles.
   NodePtr of_loop(const Node& result) {
     auto& l = loop_of(result);
     auto& r = result_of(result);

@@ -1,11 +1,11 @@
-// Batched products whose result another batched product reads, matrix by matrix:
+// Batched matmuls whose result another batched matmul reads, matrix by matrix:
 //
 //     s_b = q_b k_b,  w_b = softmax(s_b),  y_b = w_b v_b         for all b
 //
-// In three walks over all b, s and w go out to memory and come back. In one loop over b, whose
-// turns run side by side, each s_b stays in a core's cache, and only what is read elsewhere, as w
-// by a gradient, is written whole. What is walked does not depend on the number of threads, as sums
-// may be rounded otherwise in a turn.
+// In three steps over all b, s and w are written to memory and read back. In one loop over b, whose
+// iterations run in parallel, each s_b stays in the cache of a core. Only values with other
+// readers, such as w for a gradient, are stored in full. The choice of loops does not depend on the
+// number of threads, because an iteration may round sums differently.
 #include <algorithm>
 #include <limits>
 #include <span>
@@ -20,7 +20,7 @@
 namespace haliax {
 namespace {
 
-using Marks = std::vector<char>;  // by node of the level
+using Marks = std::vector<char>;  // one mark per node of the level
 
 class BatchLoops {
  public:
@@ -57,17 +57,17 @@ class BatchLoops {
   struct LevelNode {
     NodePtr node;
     std::vector<int> in = {}, readers = {};
-    int loop = -1;             // which loop makes it
+    int loop = -1;             // index of the loop that computes it; -1: none
     bool is_root = false;      // a result of the level
-    int first_collective = 0;  // the first collective that it makes; 0: none
+    int first_collective = 0;  // plan number of its first collective; 0: none
   };
   LevelNode& at(int k) { return all_[std::size_t(k)]; }
   const LevelNode& at(int k) const { return all_[std::size_t(k)]; }
   const Node& node(int k) const { return *at(k).node; }
 
-  // Of the batch, the first axes: as many as it takes until a turn's part of the product fits, with
-  // another one made of it. Empty: even all leave more than twice what fits, where turns are
-  // slower; or turns are few, or small.
+  // Returns the first batch axes, up to the axis at which one iteration's part of the matmul fits
+  // next to a value computed from it. Returns no axes if a part over all batch axes exceeds twice
+  // the limit, because iterations are slower then, or if the iterations are few or small.
   Axes loop_axes(const Node& n) const {
     Axes out;
     double bytes = double(n.bytes()), multiplications = double(n.size());
@@ -94,13 +94,13 @@ class BatchLoops {
            (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || shows) &&
            without(batch_axes, n.axes).empty();
   }
-  // Worth keeping in a cache: not much smaller than the product.
+  // Returns true if a value is worth caching: it is at least half as large as the matmul result.
   static bool is_large(const Node& n, const Node& product) {
     return 2 * n.size() >= product.size();
   }
 
-  // ---- what is of what: of a loop all or nothing ----
-  using NodeGroup = std::span<const int>;  // what a loop makes, or one node
+  // ---- dependencies; the nodes of a loop count as one group ----
+  using NodeGroup = std::span<const int>;  // nodes that one loop computes, or one node
   template <class F> void forward(const F& f) const {
     for (std::size_t i = 0, end = 0; i < order_.size(); i = end) f(from(i, end));
   }
@@ -130,7 +130,8 @@ class BatchLoops {
   bool is_free(NodeGroup t) const { return at(t[0]).loop < 0; }
 
   // ---- one loop ----
-  // Joins with the product what one turn makes of a turn's part of it, and what else reads that.
+  // Adds to the loop of a matmul the values that an iteration computes from its part of the result,
+  // and other readers of these values.
   void join(int product, const Axes& batch_axes) {
     const std::size_t count = all_.size();
     Marks after(count), made(count), chain(count);
@@ -159,17 +160,17 @@ class BatchLoops {
     for (auto& inside : {with_others(chain, after, batch_axes, folds_large), chain})
       if (keeps_collective_order(inside)) return form_loop(inside, batch_axes);
   }
-  // With what folds a large array that the chain reads, too; and with what is made point by point
-  // for the chain alone.
+  // Adds contractions that reduce a large array that the chain reads, and elementwise nodes that
+  // only the loop reads.
   template <class Folds>
   Marks with_others(Marks out, const Marks& after, const Axes& batch_axes,
                     const Folds& folds_large) const {
     Marks before(out.size()), folds(out.size()), downstream(out.size());
-    backward([&](NodeGroup t) {  // what the chain is made of
+    backward([&](NodeGroup t) {  // nodes that the chain depends on
       if (!out[std::size_t(t[0])] && (is_read(t, out) || is_read(t, before))) mark(t, before);
     });
     auto chain_reads = [&](int x) { return !out[std::size_t(x)] && marked(at(x).readers, out); };
-    forward([&](NodeGroup t) {  // later: made of those
+    forward([&](NodeGroup t) {  // downstream: depends on such contractions
       const auto k = std::size_t(t[0]);
       if (reads(t, folds) || reads(t, downstream))
         mark(t, downstream);
@@ -193,12 +194,14 @@ class BatchLoops {
     });
     return out;
   }
-  // All devices make their calls in one order. As the loop is made when all that it reads is there,
-  // no call that is made of it may come before one that it is made of: another device, whose parts
-  // are smaller, may have no loop here.
+  // Returns true if a loop preserves the order of collectives, which must be equal on all devices.
+  // The loop runs after all of its operands. All collectives that the loop depends on must
+  // therefore have smaller numbers than all collectives that depend on the loop. Another device
+  // with smaller shards may have no loop here.
   bool keeps_collective_order(const Marks& inside) const {
     if (!has_collectives_) return true;
-    // that it is made of; made of it
+    // Per node: the last collective that it depends on, and the first collective that depends on
+    // it.
     std::vector<int> last(all_.size()), first(all_.size(), std::numeric_limits<int>::max());
     auto of_inside = [&](int k) { return inside[std::size_t(k)] != 0; };
     forward([&](NodeGroup t) {
@@ -225,7 +228,7 @@ class BatchLoops {
 
     return before < behind;
   }
-  // One behind the other in the order, what is made of them behind all of them.
+  // Forms a loop: its nodes become adjacent in the order, and nodes that depend on them follow.
   void form_loop(const Marks& inside, const Axes& batch_axes) {
     Marks behind(all_.size());
     forward([&](NodeGroup t) {
@@ -243,7 +246,7 @@ class BatchLoops {
 
   // ---- the level with its loops ----
   Nodes rewritten() {
-    Rewrite to;  // all nodes of the level, as they are now
+    Rewrite to;  // all nodes of the level -> their current form
     auto now = [&](const NodePtr& x) {
       auto found = x ? to.find(x.get()) : to.end();
       return found == to.end() ? x : found->second;
@@ -291,8 +294,8 @@ class BatchLoops {
     for (std::size_t r = 0; r < whole.size(); ++r)
       to[whole[r].get()] = prim::fit(values[r], whole[r]->axes);
   }
-  // What a turn reads: made in it, if it is of numbers and positions alone; or its part of an
-  // array.
+  // Returns the value that an iteration reads: recomputed in the iteration if it only depends on
+  // scalars and positions, otherwise its slice of an array.
   static NodePtr part(const NodePtr& x, const Nodes& index, Rewrite& in_iteration,
                       const Rewrite& to) {
     if (!x) return x;
@@ -307,7 +310,7 @@ class BatchLoops {
     }
     auto found = to.find(x.get());
     auto mine = found == to.end() ? x : found->second;
-    // in the order in which it was made
+    // Reads the array in its original axis order.
     if (keeps_names(*mine) && same_set(mine->axes, mine->in[0]->axes)) mine = mine->in[0];
     for (auto& i : index) mine = prim::slice_at(mine, i, true);
     return in_iteration[x.get()] = mine;
@@ -316,10 +319,10 @@ class BatchLoops {
   const Nodes& roots_;
   const Node* index_;
   const BatchLimits& limits_;
-  const bool has_collectives_;  // are there collectives?
+  const bool has_collectives_;
   std::vector<LevelNode> all_;
-  std::vector<int> order_;       // inputs first; what a loop makes stands together
-  std::vector<Axes> loop_axes_;  // by each loop
+  std::vector<int> order_;       // operands first; the nodes of a loop are adjacent
+  std::vector<Axes> loop_axes_;  // batch axes of each loop
 };
 
 Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool calls) {

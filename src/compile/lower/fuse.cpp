@@ -1,3 +1,5 @@
+// Fusion of a scope into units: finds the nodes that need memory, and the kernel that computes each
+// node.
 #include "compile/lower/fuse.h"
 
 #include <algorithm>
@@ -16,7 +18,7 @@ namespace {
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
 bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
 bool passes_on(const Node& n) { return is_view(n) || is_alias(n); }
-// Views that an expression can look through: they rename, reorder or broadcast.
+// Returns true for views that an expression can read through: they rename, reorder or broadcast.
 bool transparent(const Node& n) { return is_transparent_view(n) || is_alias(n); }
 bool in_kernel(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf;
@@ -29,7 +31,7 @@ Axes minus(Axes a, const Axes& b) {
   return a;
 }
 
-// What is ready goes by rank.
+// Returns a topological order. Nodes that are ready are ordered by rank.
 std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users,
                                 const std::vector<std::size_t>& rank) {
   std::vector<int> waits(users.size());
@@ -55,7 +57,8 @@ struct Builder {
   Nodes order = {};
   std::unordered_map<const Node*, int> users = {};
   std::unordered_set<const Node*> anchored = {};
-  // what others take part in: collectives, and loops that hold some
+  // Nodes in which other devices take part: collectives, and loops that contain collectives. The
+  // value is the plan number of the first collective.
   std::unordered_map<const Node*, std::size_t> calls = {};
 
   bool outside(const Node& n) const { return known.count(&n) > 0; }
@@ -72,8 +75,9 @@ struct Builder {
       if (int call = outside(*n) ? 0 : first_collective(*n)) calls[n.get()] = std::size_t(call);
     if (calls.size() > 1) order_calls();
   }
-  // All devices make their calls in one order: of those that may be next, the one that was planned
-  // first. Age does not tell, as a pass may have made some anew on one device alone.
+  // Orders collectives equally on all devices: among the collectives that may be next, the one with
+  // the smallest plan number is first. Age is not a valid order, because a pass may have rebuilt
+  // nodes on one device only.
   void order_calls() {
     std::unordered_map<const Node*, std::size_t> at;
     for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
@@ -95,7 +99,7 @@ struct Builder {
     for (auto k : sorted(then, age)) order.push_back(by_age[k]);
   }
 
-  // What must lie in memory, and how many read each node.
+  // Finds the nodes that must be in memory, and counts the readers of each node.
   void count() {
     for (auto& n : order) {
       if (outside(*n) || n->op->kind == Kind::leaf) continue;
@@ -104,11 +108,11 @@ struct Builder {
         if (!x) continue;
         ++users[x.get()];
         bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
-        // Filled in, not read: zeros, and what a carry starts from.
+        // The operand is filled in rather than read: zeros, or the start of a carry.
         bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) ||
                       (n->op == &kLoop && prim::is_number(x));
-        // A term of the place that it says: an index, by a view or in the body of a loop inside; a
-        // number, by a view.
+        // The operand is a term of an offset: an index that a view or the body of an inner loop
+        // uses, or a scalar that a view uses.
         bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
         bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
         if (memory && !filled && !term) keep(x);
@@ -119,11 +123,11 @@ struct Builder {
       scope.targets[t.node.get()].push_back(&t);
     }
   }
-  void keep(const NodePtr& n) {  // what it shows lies in memory
+  void keep(const NodePtr& n) {  // the node that `n` views is stored in memory
     if (auto& base = base_of(n); !outside(*base)) scope.in_memory.insert(base.get());
   }
 
-  // How dear it is to make a map node again, and how many arrays that reads.
+  // Adds the cost of recomputing a map node, and the number of arrays that the recomputation reads.
   void price(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
     if (cost > 8 || loads > 3 || depth > 16) {
       cost = 99;
@@ -150,7 +154,7 @@ struct Builder {
     return prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex;
   }
   void anchor() {
-    // how many instructions reading this node takes
+    // Number of instructions that a read of this node adds to a kernel.
     std::unordered_map<const Node*, int> inlined;
     for (auto& n : order) {
       if (outside(*n)) continue;
@@ -166,20 +170,21 @@ struct Builder {
            (needed || !fuse || size > 64 || (shared && !is_generated(n) && !cheap(n)))))
         anchored.insert(n.get());
     }
-    for (auto& t : targets)  // a target is made where it is wanted, not read back and copied
+    for (auto& t : targets)  // A target is computed in place, not computed elsewhere and copied.
       if (auto& n = t.node; in_kernel(*n) && !outside(*n) && n->op != &prim::kIndex &&
                             (n->op->kind != Kind::leaf || is_term(n)))
         anchored.insert(n.get());
   }
 
-  // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that
-  // names mean the same.
+  // An anchored node that the computation of a node reads. `plain`: the read passes no rename, so
+  // axis names have the same meaning in both nodes.
   struct Read {
     NodePtr node;
     bool plain;
   };
   void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
-    enum How { plain = 1, renamed = 2, viewed = 4 };  // viewed: in memory, at other places
+    // viewed: read from memory, at other positions
+    enum How { plain = 1, renamed = 2, viewed = 4 };
     std::unordered_map<const Node*, int> seen;
     std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
@@ -190,7 +195,7 @@ struct Builder {
         out.push_back({x, how == plain});
         return;
       }
-      // of a barrier, or where a slice starts
+      // The second operand of a barrier, or the start of a slice.
       if (passes_on(*x) && x->in.size() > 1) after.push_back(x->in[1]);
       if (passes_on(*x))
         return visit(aliased(*x), !transparent(*x)                  ? viewed
@@ -206,7 +211,8 @@ struct Builder {
   void depend(int unit, int on) {
     if (unit != on) scope.units[std::size_t(unit)].after.insert(on);
   }
-  // Does a unit come after `goal`, however far? Says yes where that would take long to find out.
+  // Returns true if the unit depends on `goal`, directly or transitively. Conservative: also
+  // returns true if the search would be expensive.
   bool is_downstream(int unit, int goal) const {
     std::unordered_set<int> seen;
     std::vector<int> todo{unit};
@@ -229,7 +235,8 @@ struct Builder {
     return i == scope.unit_of.end() ? -1 : i->second;
   }
 
-  // May n be made inside this kernel? If so, its points become `outer`, `inner`.
+  // Returns true if n can be computed inside this kernel. The axes of the kernel become `outer` and
+  // `inner`.
   bool joins(const NodePtr& n, const Unit& u, Axes& outer, Axes& inner) const {
     outer = u.outer;
     inner = u.inner;
@@ -242,7 +249,8 @@ struct Builder {
     if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
     auto over = minus(n->in[0]->axes, n->axes);
     if (!inner.empty()) return same_set(over, inner);
-    // Rows stay in cache only if the axes folded are the last ones of what the kernel stores.
+    // Rows stay in cache only if the reduced axes are the last axes of all values that the kernel
+    // stores.
     for (auto& m : u.nodes) {
       auto inner = m->axes.size() - std::min(over.size(), m->axes.size());
       if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over))
@@ -254,7 +262,7 @@ struct Builder {
   }
 
   int last_call = -1;
-  std::unordered_map<const Node*, std::vector<int>> rows_of = {};  // the kernels that fold it
+  std::unordered_map<const Node*, std::vector<int>> rows_of = {};  // kernels that reduce the node
   void build() {
     for (auto& n : order) {
       if (outside(*n)) continue;
@@ -266,7 +274,7 @@ struct Builder {
     if (fuse) find_joined();
     for (auto& t : targets) put_into(t);
   }
-  // The kernel that makes n too, whose points become `outer`, `inner`; -1: none.
+  // Returns the kernel that computes n as well; its axes become `outer` and `inner`. -1: none.
   int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer,
                  Axes& inner) const {
     int into = -1;
@@ -290,7 +298,8 @@ struct Builder {
     };
     for (auto r = read.rbegin(); r != read.rend(); ++r)
       if (r->plain) try_in(unit_of(r->node.get()));
-    // or with another reduction of the same rows: they are read once, and die sooner
+    // Alternatively, n joins another reduction of the same rows. The rows are then read once and
+    // are freed sooner.
     if (n->op->kind == Kind::reduce)
       for (auto& r : read)
         if (r.plain && r.node->bytes() >= n->in[0]->bytes())
@@ -304,13 +313,14 @@ struct Builder {
     u.outer = n->axes;
     if (n->op->kind == Kind::reduce) {
       u.inner = minus(n->in[0]->axes, n->axes);
-      auto over = ReduceAttr::of(*n).over;  // a flat position counts in the order asked for
+      auto over = ReduceAttr::of(*n).over;  // flat positions follow the axis order of the op
       for (std::size_t i = 0; i < over.size(); ++i) u.inner[i] = *find(*n->in[0], over[i]);
     }
     return add_unit(std::move(u));
   }
-  // A point-wise kernel becomes a part of another one over the same points that reads what it
-  // makes, if neither waits for the other: an optimiser's moments and its parameter are one walk.
+  // Merges an elementwise kernel into a kernel over the same elements that reads its results, if
+  // neither depends on the other. For example, the moments of an optimizer and its parameters are
+  // computed in one pass.
   void merge(int part, int whole, const std::unordered_set<int>& first) {
     if (part < 0 || part == whole) return;
     for (int o : first)
@@ -328,9 +338,9 @@ struct Builder {
     b.order = std::max(a.order, b.order);
     for (auto& u : scope.units)
       if (u.after.erase(part)) u.after.insert(whole);
-    a = Unit{};  // nothing is left of it
+    a = Unit{};  // the merged unit is empty
   }
-  // Into a kernel that is there, or a unit of its own; after all that it reads.
+  // Adds a node to an existing kernel or to a unit of its own, after all units that it reads.
   void put(const NodePtr& n) {
     std::vector<Read> read;
     Nodes after;
@@ -347,7 +357,8 @@ struct Builder {
     }
 
     if (fuses) {
-      // that n waits for; of which it reads something at other places
+      // `first`: the units that n depends on. `viewed`: the units whose values n reads at other
+      // positions.
       std::unordered_set<int> first, viewed;
       for (auto& r : read) {
         auto o = unit_of(r.node.get());
@@ -387,13 +398,13 @@ struct Builder {
         if (x)
           for (int o : units_below(x)) depend(into, o);
   }
-  // A target that its unit does not write itself is copied.
+  // Copies a target that its unit does not write itself.
   void put_into(const Target& t) {
     auto& n = t.node;
     int made = unit_of(n.get());
     bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
                   (!t.accumulate || accumulates(n, t));
-    // it may store a value many times
+    // A kernel may store a value several times.
     bool many = made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel;
     if (direct || many) return;
     Unit u;
@@ -403,7 +414,7 @@ struct Builder {
     u.order = std::int64_t(n->id);
     if (made >= 0 || unit_of(base_of(n).get()) >= 0) {
       keep(n);
-    } else {  // made here, from what others have made
+    } else {  // computed by the copy, from results of other units
       std::vector<Read> read;
       Nodes after;
       reads(n, read, after);
@@ -416,7 +427,7 @@ struct Builder {
     for (auto& c : order) {
       if (c->op->kind != Kind::step || !c->op->segments || outside(*c)) continue;
       auto parts = c->op->segments(*c);
-      if (parts.size() < 2) continue;  // a place among zeros
+      if (parts.size() < 2) continue;  // a single part among zeros
       for (auto& part : parts) {
         auto& x = c->in[part.operand];
         auto n = made_for(x);
@@ -425,7 +436,7 @@ struct Builder {
         if (there) scope.joined[n.get()] = {c, x, part.to};
       }
     }
-    for (auto& [node, all] : scope.targets) {  // a stack of turns that is given in another order
+    for (auto& [node, all] : scope.targets) {  // a stack that is returned in another axis order
       if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
       auto n = made_for(node->in[0]);
       if (n && is_stack(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
@@ -437,7 +448,7 @@ struct Builder {
   static bool is_stack(const Node& n) {
     return is_loop_result(n) && result_of(n).fold == Fold::stack;
   }
-  // What x shows all of, if nobody else reads it.
+  // Returns the node of which x views all elements, if it has no other reader. Null otherwise.
   NodePtr made_for(const NodePtr& x) {
     auto n = x;
     bool single_user = users[n.get()] == 1;
@@ -450,18 +461,19 @@ struct Builder {
                ? n
                : nullptr;
   }
-  // A contraction or a scatter adds straight into its target if nobody else reads it.
+  // Returns true if a contraction or a scatter can add to its target directly: it has no other
+  // reader.
   bool accumulates(const NodePtr& n, const Target& t) const {
     if (t.monoid != Monoid::sum || users.at(n.get()) > 1 || scope.in_memory.count(n.get()))
       return false;
-    if (is_loop_result(*n)) {  // a loop in a loop: the inner one adds to the outer one's sum
+    if (is_loop_result(*n)) {  // nested loops: the inner loop adds to the sum of the outer loop
       auto& r = result_of(*n);
       return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
     }
     return n->op->kind == Kind::contract ||
            (haliax::accumulates(*n, Monoid::sum) && prim::is_number(n->in[0], 0));
   }
-  // The units that make what lies below this node.
+  // Returns the units that compute the operands below this node.
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
     auto inside = [&](const Node& x) { return !outside(x); };

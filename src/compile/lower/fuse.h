@@ -1,9 +1,10 @@
-// Which nodes of a scope (the top, or one loop body) are computed together, and in which order. A
-// unit becomes one step of the Program, or a few.
+// Fusion: chooses the nodes of a scope (the top, or one loop body) that are computed together, and
+// their order. A unit becomes one step of the Program, or a few steps.
 //
-// In: the targets of a scope. Out: its units. Always: what is read from memory is made by one unit,
-// and by no other; the rest is made where it is read, in each kernel that reads it; a unit comes
-// after all in Unit::after.
+// In      the targets of a scope.
+// Out     its units.
+// Always  a value that is read from memory is computed by exactly one unit. Other values are
+//         computed by each kernel that reads them. A unit runs after all units in `Unit::after`.
 #pragma once
 #include <unordered_map>
 #include <unordered_set>
@@ -14,9 +15,9 @@
 
 namespace haliax {
 
-using Places = std::unordered_map<const Node*, Place>;  // of nodes that lie in memory
+using Places = std::unordered_map<const Node*, Place>;  // of nodes that are stored in memory
 
-// A result of a scope: where it goes. A node may have several.
+// A result of a scope and its location. A node may have several targets.
 struct Target {
   NodePtr node;
   Place place;
@@ -26,43 +27,47 @@ struct Target {
 
 struct Unit {
   enum class Type : std::uint8_t { kernel, single, copy } type = Type::single;
-  // kernel: what it makes, in order; single: one; copy: one, already made, into the target
+  // kernel: the nodes that it computes, in order. single: one node. copy: one node, already
+  // computed, which is copied into the target.
   Nodes nodes;
   const Target* target = nullptr;
-  Axes outer, inner;  // kernel: its points; inner axes are those that its reductions fold
-  std::unordered_set<int> after;  // units that come first
+  // kernel: the axes of its iteration space; its reductions sum over the inner axes
+  Axes outer, inner;
+  std::unordered_set<int> after;  // units that run before this unit
   std::int64_t order = 0;         // age: creation order of the newest node
 };
 
 struct Scope {
   std::vector<Unit> units;
-  std::unordered_map<const Node*, int> unit_of;  // node -> the unit that makes it
-  std::unordered_set<const Node*> in_memory;     // nodes that somebody reads from memory
+  std::unordered_map<const Node*, int> unit_of;  // node -> the unit that computes it
+  std::unordered_set<const Node*> in_memory;     // nodes that are read from memory
   std::unordered_map<const Node*, std::vector<const Target*>> targets;
-  // in `whole`, which shows it as `operand`
+  // The location of a node inside `whole`, whose operand `operand` is a view of the node.
   struct Joined {
     NodePtr whole, operand;
     std::int64_t start;
   };
-  // made in its place: what only it reads, if it joins or reorders
+  // Nodes that are computed directly in the place of their only reader, because the reader
+  // concatenates or reorders them.
   std::unordered_map<const Node*, Joined> joined;
 };
 
-// `known`: nodes that lie in memory already. `fuse` off: each node is a unit of its own.
+// Divides a scope into units. `known`: nodes that are stored in memory already. With `fuse` false,
+// each node is a unit of its own.
 Scope make_scope(const std::vector<Target>& targets, const Places& known, bool fuse);
 
-// In which order the units run. Any that keeps Unit::after is right; this one keeps little live.
-// `by_age`: as they were made.
+// Returns the order in which the units run. Every order that respects `Unit::after` is correct;
+// this one keeps little memory live. `by_age`: creation order.
 std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
 
-// When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes
-// none.
+// Returns the smallest plan number (`CollectiveSpec::number`) of the collectives that a node runs,
+// including collectives in the bodies of a loop. 0: the node runs no collective.
 int first_collective(const Node&);
-// Wraps and results of custom gradients are the value of another node: which one.
+// Returns true if the node has the value of another node: wraps, and results of custom gradients.
 bool is_alias(const Node&);
-const NodePtr& aliased(const Node&);  // of a view too: what it shows
-// The node that a chain of views and wraps shows: what has to be in memory for the view to be
-// there.
+const NodePtr& aliased(const Node&);  // that other node; for a view, the node that is viewed
+// Returns the node at the end of a chain of views and wraps. It must be in memory for the view to
+// exist.
 const NodePtr& base_of(const NodePtr&);
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// `Kernel`: instructions of one fused step.
 #include "compile/lower/kernel.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ std::size_t Kernel::dim(const Env& e, Name n) {
     if (name == n) return d;
   fail("lower", "axis " + std::string(n.text()) + " has no dimension");
 }
-// Where the axes of an operand lie, which has the names of its reader.
+// Returns the dimensions of the axes of an operand, which has the axis names of its reader.
 Env Kernel::of(const NodePtr& operand, const Env& env) const {
   Env mine;
   for (auto& a : operand->axes) mine.push_back({a.name, dim(env, a.name)});
@@ -99,7 +100,7 @@ int Kernel::load(const NodePtr& n, const Env& env) {
 }
 int Kernel::reduction(const NodePtr& n) {
   int v = value(n->in[0], names(n->in[0]->axes));
-  if (!is_inner(v))  // the same at every inner point: said once for each of them
+  if (!is_inner(v))  // the same at every inner element: a cast repeats it
     v = push(
         {.code = Code::cast, .dtype = n->in[0]->dtype, .args = {v, -1, -1, -1}, .inner = true});
   return push({.code = n->op->code, .dtype = n->dtype, .args = {v, -1, -1, -1}});

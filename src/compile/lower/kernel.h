@@ -1,9 +1,11 @@
-// One fused step: an SSA program over outer and inner points.
+// `Kernel`: builds one fused step, which is an SSA program over outer and inner elements.
 //
-// In: the nodes of a kernel unit; what else they read lies in memory, or is made here again. Out:
-// one step, written by finish(). Always: an instruction comes after its operands; it is inner if a
-// value that it reads is, or its place along an inner dimension counts; of one node along the same
-// dimensions there is one instruction.
+// In      the nodes of a kernel unit. Other values that they read are in memory or are recomputed
+//         here.
+// Out     one step, written by `finish()`.
+// Always  an instruction follows its operands. An instruction is inner if an operand is inner or if
+//         its value depends on the position along an inner dimension. A node has one instruction
+//         for each assignment of its axes to dimensions.
 #pragma once
 #include <set>
 #include <unordered_map>
@@ -19,16 +21,16 @@ class Kernel {
  public:
   Kernel(Lowering&, const Axes& outer, const Axes& inner);
   Env names(const Axes&) const;
-  // The value of a node, as an instruction; its axes lie along the dimensions that `env` says.
+  // Returns the instruction that computes a node. `env` maps the axes of the node to dimensions.
   int value(const NodePtr&, Env);
-  int compute(const NodePtr&, const Env&);      // anew
-  int elementwise(const NodePtr&, const Env&);  // of a point-wise node
-  int reduction(const NodePtr&);                // of a reduction, over the inner dimensions
+  int compute(const NodePtr&, const Env&);      // adds instructions even if the node has some
+  int elementwise(const NodePtr&, const Env&);  // instruction of an elementwise node
+  int reduction(const NodePtr&);  // instruction of a reduction over the inner dimensions
   void store(int value, const Place&, const Axes&, bool accumulate, Monoid);
-  void finish();  // the step is written
+  void finish();  // writes the step
 
-  std::unordered_map<const Node*, int> computed;  // nodes of this unit
-  std::set<const Node*> pending;                  // likewise, made or not
+  std::unordered_map<const Node*, int> computed;  // nodes of this unit -> their instructions
+  std::set<const Node*> pending;                  // all nodes of this unit, computed or not
 
  private:
   static std::size_t dim(const Env&, Name);

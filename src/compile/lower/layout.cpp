@@ -1,3 +1,4 @@
+// Layout selection: groups the values that should have one layout.
 #include "compile/lower/layout.h"
 
 #include <algorithm>
@@ -13,16 +14,17 @@
 namespace haliax {
 namespace {
 
-// One result of a loop that is put together from a slice of each turn: its first axis is the
-// loop's.
+// Returns true for a loop result that stacks one slice per iteration, so that its first axis is the
+// axis of the loop.
 bool is_stack(const Node& n) {
   if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
   auto& l = loop_of(n);
   return l.drop && result_of(n).fold == Fold::stack;
 }
 
-// Nodes that had better lie alike are one group; every product that makes or reads one of them says
-// which axes are its batch.
+// Groups nodes that should have the same layout. Each matmul that computes or reads a node of a
+// group determines the batch axes of the group; groups with conflicting batch axes keep the default
+// layout.
 class Preferences {
  public:
   Layouts find_all(const Nodes& roots, const Nodes& all) {
@@ -71,7 +73,7 @@ class Preferences {
 
   void visit(const Node& n) {
     auto kind = n.op->kind;
-    if (keeps_names(n) && !n.value) return;  // repeats: nothing in memory
+    if (keeps_names(n) && !n.value) return;  // a broadcast: not in memory
     if (kind == Kind::leaf || n.value) return fix(&n);
     if (kind == Kind::contract) {
       Names batch;
@@ -89,7 +91,7 @@ class Preferences {
     } else if (kind == Kind::map || kind == Kind::wrap) {
       for (auto& x : n.in)
         if (x && same_names(n.axes, x->axes)) unite(&n, x.get());
-    } else if (kind == Kind::loop) {  // what it reads a slice of, or whole, is seen in its body
+    } else if (kind == Kind::loop) {  // its bodies contain the reads of its operands
       for (auto& r : loop_of(n).results)
         if (r.start) fix(r.start.get());
     } else if (kind != Kind::reduce) {

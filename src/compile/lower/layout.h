@@ -1,5 +1,7 @@
-// How values of our own lie in memory. Always: arguments, results, what carries start from and what
-// steps read lie in the order of their axes.
+// Memory layout of intermediates.
+//
+// Always  arguments, results, start values of carries and operands of steps are stored in the order
+//         of their axes.
 #pragma once
 #include <unordered_map>
 
@@ -7,15 +9,15 @@
 
 namespace haliax {
 
-// The order of axes in memory, outermost first, of those nodes for which it is not that of their
-// axes. Users see the order of axes; where a value lies for nobody but us, matrix products decide:
-// what only they and point-wise functions read lies matrix by matrix, the batch axes of the
-// products first.
+// The order of axes in memory, outermost first, of the nodes whose order differs from the order of
+// their axes. Users see the order of `axes()`. The layout of an intermediate follows from the
+// matmuls that read it: a value that only matmuls and elementwise functions read is stored matrix
+// by matrix, with the batch axes of the matmuls first.
 using Layouts = std::unordered_map<const Node*, Axes>;
 Layouts layouts_of(const Nodes& roots);
 
-// All nodes, those of bodies included, inputs first; what a value was computed from is no part of
-// them.
+// Returns all nodes that are computed, including the nodes of loop bodies, inputs first. Operands
+// of a node that has a value already are not included.
 Nodes all_computed(const Nodes& roots);
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// Loops: steps that hold steps. A result is stacked where it will lie, folded into it, or carried.
+// Lowers loops to steps that contain steps. A result is stacked in its final location, folded into
+// it, or carried.
 #include <algorithm>
 
 #include "compile/lower/kernel.h"
@@ -11,11 +12,11 @@ using program::Step;
 
 struct Lowering::LoweredLoop {
   const Loop& l;
-  std::vector<std::vector<IterationPart>> parts = {};  // of each body
-  std::vector<Place> places = {};                      // of each result
-  std::vector<bool> added = {};                        // to a sum that is there
-  bool may_end = false;                                // a turn, before it has stacked anything
-  bool has_deferred = false;  // all turns are walked twice (IterationPart::late)
+  std::vector<std::vector<IterationPart>> parts = {};  // parts of each body
+  std::vector<Place> places = {};                      // place of each result
+  std::vector<bool> added = {};  // of each result: it is added to an existing sum
+  bool may_end = false;          // an iteration may end before it stacks its results
+  bool has_deferred = false;     // the iterations run in two passes (`IterationPart::deferred`)
 };
 
 void Lowering::loop(const NodePtr& n) {
@@ -51,7 +52,7 @@ void Lowering::loop(const NodePtr& n) {
   for (bool deferred : {false, true})
     for (std::size_t position = 0; position < l.index.size() && (!deferred || t.has_deferred);
          ++position)
-      // what is left over lies at the end
+      // The remainder chunk has the last positions of the axis.
       body(t, l.reverse ? l.index.size() - 1 - position : position, deferred);
   for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), t.places[k]);
   kept_alive_.insert(kept_alive_.end(), results.begin(), results.end());
@@ -77,7 +78,7 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
     }
   for (auto& part : t.parts[b]) {
     auto before = added_.size();
-    // Each of several parts may end by itself.
+    // With several parts, each part may end early on its own.
     Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}};
     bool single = t.parts[b].size() == 1;
     if (!single) steps_ = &once.loop.body;
@@ -136,7 +137,7 @@ void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axe
 Place Lowering::iteration_block(const Place& whole, const Loop& l, const NodePtr& index,
                                 const Axes& value) {
   Place p = whole;
-  // which axis the loop walks
+  // The position of the loop axis in the result.
   auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();
   auto t = term(index, p.strides[std::size_t(along)], 0);
   if (l.drop) p.strides.erase(p.strides.begin());

@@ -1,3 +1,5 @@
+// Entry points of lowering: collects the arguments and the targets of a Program, and sizes its
+// scratch.
 #include "compile/lower/lower.h"
 
 #include <fmt/format.h>
@@ -11,7 +13,7 @@
 namespace haliax {
 namespace {
 
-// What products make, and the arrays that they read.
+// Returns the results of matmuls, and the arrays that matmuls read.
 std::unordered_set<const Node*> multiplied(const Nodes& roots) {
   std::unordered_set<const Node*> out;
   for (auto& n : all_computed(roots)) {
@@ -21,8 +23,8 @@ std::unordered_set<const Node*> multiplied(const Nodes& roots) {
   }
   return out;
 }
-// The arrays that a graph has captured, bodies of loops included. Raises for what has no value and
-// will have none.
+// Returns the arrays that a graph has captured, including bodies of loops. Raises an error for a
+// tracer that has no value.
 Nodes captured_by(const Nodes& all, const Nodes& inputs) {
   const std::unordered_set<NodePtr> given(inputs.begin(), inputs.end());
   Nodes out;
@@ -70,7 +72,7 @@ void query_scratch(program::Program& p, program::Device& device, int workers) {
     for (auto& s : steps) {
       if (!device.supports(s))
         throw Error(fmt::format("[{}] backend {} cannot run it; {}", s.op, device.name(), s.where));
-      // a lane is one worker's
+      // A parallel slot belongs to one worker.
       if (s.kind == program::Kind::loop)
         self(self, s.loop.body, s.loop.parallel_slots > 0 ? 1 : of);
       else

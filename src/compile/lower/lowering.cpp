@@ -1,3 +1,4 @@
+// `Lowering`: places of values, and the steps of units other than loops.
 #include "compile/lower/lowering.h"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
 
 }  // namespace
 
-// ---- where things lie ----
+// ---- places ----
 int Lowering::new_slot(std::int64_t bytes, const char* purpose, program::Home home, int index) {
   p_.slots.push_back({bytes, home, index, -1, -1, purpose});
   return int(p_.slots.size()) - 1;
@@ -111,13 +112,13 @@ Place Lowering::target_place(const NodePtr& n) {
 Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   auto& whole = *part.whole;
   Place all = joined_[&whole] = target_place(part.whole);
-  added_.push_back(&whole);  // in another scope it lies elsewhere
+  added_.push_back(&whole);  // in another scope its place differs
   if (part.start > 0)
     all.offset +=
         part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
-  Nodes views;  // between the part and what is made, the outermost first
+  Nodes views;  // the views between the node and the operand, outermost first
   for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
-  auto axes = n->axes;  // by their names in the whole
+  auto axes = n->axes;  // renamed to the names in `whole`
   for (auto& a : axes)
     for (auto by = views.rbegin(); by != views.rend(); ++by)
       a.name = name_in_result(**by, 0, a.name);
@@ -133,7 +134,7 @@ const Target* Lowering::accumulation(const NodePtr& n) const {
 // ---- Emit ----
 void Lowering::zero(const Place& p, const Axes& axes) { fill(p, axes, prim::number(0, p.dtype)); }
 void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
-  // made in its place
+  // A value that was computed in place needs no copy.
   bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;
   for (std::size_t d = 0; d < axes.size(); ++d)
     there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
@@ -186,7 +187,7 @@ void Lowering::scope(const std::vector<Target>& targets) {
   Scope s = make_scope(targets, places_, options_.fuse);
   auto* outer = std::exchange(scope_, &s);
   for (int u : schedule(s, places_, !options_.fuse))
-    // what was merged is empty
+    // A unit that was merged into another one is empty.
     if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);
   scope_ = outer;
 }
@@ -240,14 +241,15 @@ void Lowering::collective(const NodePtr& n) {
   for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), places[k]);
   kept_alive_.insert(kept_alive_.end(), results.begin(), results.end());
 }
-// The block of another rank is in memory while it is contracted, and handed on from there.
+// Lowers a ring contraction. The block of another rank is in memory while it is contracted, and is
+// sent to the next rank from there.
 void Lowering::ring(const NodePtr& n) {
   auto& w = collective_spec_of(*n);
   auto &other = n->in[0], &block = n->in[1];
   auto result = collective_result(n, 0);
   auto out = target_place(result), its = place_of(other), mine = place_of(block);
   auto size = find(*block, w.along[0])->size;
-  // what goes with the block of this turn
+  // Returns the part of an array that is contracted with the block of this ring step.
   auto part = [&](Place p, Axes axes, std::int64_t ring_step) {
     for (std::size_t d = 0; d < axes.size(); ++d)
       if (axes[d].name == w.along[0]) {
@@ -303,8 +305,8 @@ void Lowering::masked_matmul(const Node& n, bool add) {
                        : c.block_mask.n) = {size, flags.strides[k]};
   }
 }
-// A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the
-// end.
+// Lowers a masked matmul as a loop over blocks. An iteration ends early if its flag is false. A
+// remainder block is at the end.
 void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b,
                              bool add) {
   auto masked = MaskedMatmulAttr::of(n);

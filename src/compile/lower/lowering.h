@@ -1,6 +1,8 @@
-// Lowering at work: where values lie, and the steps that make them. One object writes one Program;
-// scopes (the top, bodies of loops) nest. Always: a place is known from when its steps are written
-// to the end of the scope; what steps read has a place.
+// `Lowering`: the state of one lowering, which is the places of values and the steps that compute
+// them. One object writes one Program. Scopes (the top, bodies of loops) nest.
+//
+// Always  a value has a place from the time its steps are written to the end of its scope; all
+//         values that steps read have a place.
 #pragma once
 #include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
@@ -17,18 +19,18 @@ class Lowering final : public Emit {
            const IterationParts& t)
       : p_(p), options_(o), purposes_(u), layouts_(l), iteration_parts_(t), steps_(&p.steps) {}
 
-  // of those that are large (Machine::row)
+  // Sets the values whose rows are aligned (`Machine::row_alignment`) if the values are large.
   void align(std::unordered_set<const Node*> rows) { aligned_ = std::move(rows); }
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena,
                int index = -1);
-  Place in_slot(int slot, const NodePtr&) const;  // row-major, all of it
-  void set_place(const Node* n, Place p);         // the value lies there, to the end of the scope
-  void scope(const std::vector<Target>&);         // makes the targets
+  Place in_slot(int slot, const NodePtr&) const;  // row-major, covering all of the slot
+  void set_place(const Node* n, Place p);  // the value has this place to the end of the scope
+  void scope(const std::vector<Target>&);  // writes the steps that compute the targets
 
   bool is_placed(const Node& n) const { return places_.count(&n) > 0; }
-  // by a unit of this scope
+  // Returns true if a unit of this scope computes the node.
   bool is_computed(const Node& n) const { return scope_ && scope_->unit_of.count(&n) > 0; }
-  Place place_of(const NodePtr&);  // raises for what does not lie in memory
+  Place place_of(const NodePtr&);  // raises if the value is not stored in memory
 
   // ---- Emit ----
   Place operand(std::size_t k) override { return place_of(now_->in[k]); }
@@ -43,23 +45,27 @@ class Lowering final : public Emit {
   struct Placed {
     Place place;
     Axes axes;
-  };  // a value, or a part of one, and where it lies
-  using Moves = std::vector<std::pair<Place, Place>>;  // of carries, at the end of a turn
+  };  // a value or a part of it, with its place
+  // (from, to) of carries, at the end of an iteration
+  using Moves = std::vector<std::pair<Place, Place>>;
 
   // ---- lowering.cpp ----
   Place fresh(const Axes&, DType, const char* purpose = "activations");
-  // the same place, its axes in another order
+  // Returns the same place with its axes in another order.
   static Place reordered(Place, const Axes& of, const Axes& as);
-  Place fresh_for(const NodePtr&);  // in the order, and the rows, that suit its readers
-  Place copied(const NodePtr&);     // a view that strides cannot say
-  // of what is made now: its first target, or memory of its own
+  Place fresh_for(const NodePtr&);  // in the axis order and row alignment that suit its readers
+  Place copied(const NodePtr&);     // copies a view that strides cannot express
+  // Returns the place of a value that is computed next: the place of its first target, or new
+  // memory.
   Place target_place(const NodePtr&);
-  // a part, or what is reordered, is made where it will lie
+  // Returns the place of a value inside the concatenation or reordered result that alone reads it,
+  // so that the value is written directly to its final location.
   Place joined_place(const NodePtr&, const Scope::Joined&);
-  // the value is added to its one target, and lies nowhere else
+  // Returns the target that the value is added to, if the value has one target and no other place.
+  // Null otherwise.
   const Target* accumulation(const NodePtr&) const;
   bool in_memory(const NodePtr&) const;
-  void forget(std::size_t from);  // what has been placed since
+  void forget(std::size_t from);  // removes the places that were set after index `from` of `added_`
   void unit(const Unit&);
   void single(const NodePtr&);
   void collective(const NodePtr&);
@@ -67,33 +73,33 @@ class Lowering final : public Emit {
   void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
   void masked_matmul(const Node&, bool add);
   void masked_blocks(const Node&, const Placed& out, const Placed& a, const Placed& b, bool add);
-  void copy_into(const Unit&);  // a value that is in memory, or a view of one, into a target
+  void copy_into(const Unit&);  // copies a value in memory, or a view of one, into a target
   void kernel(const Unit&);
   // ---- loop.cpp ----
-  struct LoweredLoop;  // a loop while it is lowered
+  struct LoweredLoop;  // the state of a loop while it is lowered
   void loop(const NodePtr&);
   void body(const LoweredLoop&, std::size_t b, bool deferred);
   void iteration_part(const IterationPart&, const NodePtr& ends, const LoweredLoop&, std::size_t b,
                       Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
-  // of a stacked result
+  // Returns the place of one iteration's entry in a stacked result.
   Place iteration_block(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);
 
   program::Program& p_;
   const LowerOptions options_;
-  std::unordered_set<const Node*> aligned_;  // see align
+  std::unordered_set<const Node*> aligned_;  // see `align`
   const Purposes& purposes_;
   const Layouts& layouts_;
   const IterationParts& iteration_parts_;
   std::vector<program::Step>* steps_;
   Places places_;
-  std::vector<const Node*> added_;  // to places_, in order
-  Places joined_;                   // concatenations that have a place before they are made
-  // loop index -> loop variable, or -1 where it is one number
+  std::vector<const Node*> added_;  // keys of `places_`, in order of insertion
+  Places joined_;                   // concatenations that have a place before they are computed
+  // Loop index -> loop variable, or -1 if the index has a single value.
   std::unordered_map<const Node*, int> variables_;
-  Nodes kept_alive_;  // results of loops and collectives, whose addresses are known
+  Nodes kept_alive_;  // results of loops and collectives; their addresses are keys of `places_`
   Scope* scope_ = nullptr;
-  const Node* now_ = nullptr;  // what is lowered, for reports
+  const Node* now_ = nullptr;  // the node that is lowered, for reports
   Place result_;
   bool accumulating_ = false;
 };

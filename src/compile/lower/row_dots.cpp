@@ -1,10 +1,9 @@
-// Products of row with row: a contraction that keeps all axes but those it sums over, which both
-// operands have,
+// Contractions of row with row: both operands have all axes, the result lacks the contracted ones,
 //
 //     y_n = sum_k a_nk b_nk
 //
-// is no matrix product, but a product point by point and a sum, which are made where their operands
-// are.
+// This contraction is not a matrix multiplication. It is rewritten as an elementwise product and a
+// sum, which fuse with the steps that compute the operands.
 #include "compile/lower/lower.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -18,7 +17,7 @@ bool is_of_rows(const Node& n) {
   return same_set(a, n.in[1]->axes) && without(n.axes, a).empty() && a.size() > n.axes.size();
 }
 NodePtr by_points(const Node& n) {
-  const bool narrow = is_float(n.dtype) && bytes_of(n.dtype) < 4;  // rounded once, behind the sum
+  const bool narrow = is_float(n.dtype) && bytes_of(n.dtype) < 4;  // rounded once, after the sum
   const auto wide = narrow ? DType::f32 : n.dtype;
   auto product = prim::mul(prim::cast(n.in[0], wide), prim::cast(n.in[1], wide));
   return prim::fit(prim::cast(prim::reduce(Monoid::sum, product, n.axes), n.dtype), n.axes);
@@ -29,7 +28,7 @@ NodePtr by_points(const Node& n) {
 Nodes row_dots(const Nodes& roots) {
   Rewrite to;
   OriginScope follow;
-  for (auto& n : all_nodes(roots))  // the older ones first: others are made of them
+  for (auto& n : all_nodes(roots))  // older nodes first: newer ones depend on them
     if (is_of_rows(*n)) {
       follow(n->origin);
       to[n.get()] = substitute(by_points(*n), to);

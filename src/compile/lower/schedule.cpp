@@ -1,4 +1,4 @@
-// In which order the units of a scope run.
+// Schedule: the order in which the units of a scope run.
 #include "compile/lower/fuse.h"
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace haliax {
 
-// Greedy: of the units that are ready, the one after which least is live. Any order is right, few
-// are small.
+// Greedy search: among the units that are ready, the unit that leaves the least memory live runs
+// next. Every order is correct; few orders use little memory.
 std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   struct Readers {
     std::vector<std::size_t> units;
@@ -20,7 +20,7 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   std::size_t n = s.units.size();
   std::vector<std::set<const Node*>> reads(n);
   std::unordered_map<const Node*, Readers> readers;
-  std::vector<std::int64_t> growth(n);  // of what is live
+  std::vector<std::int64_t> growth(n);  // growth of live memory, in bytes
   for (std::size_t u = 0; u < n; ++u) {
     for (auto& made : s.units[u].nodes) {
       if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) &&
@@ -32,12 +32,12 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
       if (made->op == &kLoop)
         for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k)
           growth[u] += loop_result(made, k)->bytes();
-      // What other units make, and lies in memory of this scope.
+      // Collects the values that other units compute in the memory of this scope.
       auto unknown = [&](const Node& x) { return !known.count(&x); };
       for (auto& x : made->in)
         traverse({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
           auto at = s.unit_of.find(n.get());
-          bool made_here = at == s.unit_of.end();  // with what reads it
+          bool made_here = at == s.unit_of.end();  // computed in the unit that reads it
           if (made_here && n->op->kind != Kind::leaf) append(todo, n->in);
           if (!made_here && at->second != int(u) && !s.targets.count(n.get()))
             reads[u].insert(n.get());
@@ -53,10 +53,10 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
     for (int a : s.units[u].after) then[std::size_t(a)].push_back(u);
     waits[u] = s.units[u].after.size();
   }
-  // Those that are ready, the next one first: which leaves least, then the oldest, then which was
-  // ready first.
+  // Units that are ready, ordered by growth, then by age, then by the time at which they became
+  // ready.
   std::set<std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t>> ready;
-  std::vector<std::size_t> place(n);  // as how many were ready before
+  std::vector<std::size_t> place(n);  // number of units that became ready before this one
   std::size_t entered = 0;
   auto key = [&](std::size_t u) {
     return std::tuple(by_age ? 0 : growth[u], s.units[u].order, place[u], u);
@@ -78,7 +78,7 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
       if (--by.left != 1) continue;
       auto last =
           *std::find_if(by.units.begin(), by.units.end(), [&](std::size_t k) { return !done[k]; });
-      bool waiting = ready.erase(key(last)) > 0;  // its last reader sets it free
+      bool waiting = ready.erase(key(last)) > 0;  // its last reader frees it
       growth[last] -= r->bytes();
       if (waiting) ready.insert(key(last));
     }

@@ -1,13 +1,13 @@
-// Products of a softmax and of the gradient of a cross entropy, made of e = exp(x - max x), which
-// is written once while its rows are summed:
+// Matmuls of a softmax and of the gradient of a cross entropy, computed from e = exp(x - max x).
+// Here s is the sum of a row of e, which is computed while e is written once:
 //
 //     sum_v (e_nv / s_n g_n) w_vd                 =  g_n / s_n sum_v e_nv w_vd
 //     sum_n (e_nv / s_n g_n) y_nd                 =  sum_n e_nv (g_n / s_n y_nd)
 //     e_nv / s_n g_n - [v = id_n] g_n             =  (e_nv - [v = id_n] s_n) g_n / s_n
 //
-// So the rows are not walked again once their sums are known. A label's -1 meets e before any
-// product does: where e / s is 1, what is left is 0. As e and s are those of a softmax, s >= 1 and
-// a product of e is no more than s times that of the softmax.
+// The rows need no second pass once their sums are known. The label term is subtracted from e
+// before any matmul, so the difference is exactly 0 where e / s is 1. Since e and s belong to a
+// softmax, s >= 1, and a matmul of e is at most s times the matmul of the softmax.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -20,9 +20,10 @@ namespace {
 
 struct Factored {
   NodePtr e, factor;
-};  // their product
+};  // a value equals e * factor
 
-// The sum of e = exp(x - max x) along its rows, or what stands in for one that is 0.
+// Returns true for the sum of e = exp(x - max x) along its rows, or for a `select` that replaces a
+// sum of 0.
 bool is_sum_of(const NodePtr& n, const Node& e) {
   auto shifted = prim::shifted_exp(e);
   const Node* sum = n.get();
@@ -32,22 +33,22 @@ bool is_sum_of(const NodePtr& n, const Node& e) {
 }
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
-// Next to that array, does this one take no time and no memory to speak of?
+// Returns true if a costs little time and memory relative to b.
 bool is_slight(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
 
 class Factoring {
  public:
   explicit Factoring(const Nodes& roots) : all_(all_nodes(roots)), users_(users_of(all_, roots)) {}
   Nodes run(const Nodes& roots) {
-    std::unordered_map<const Node*, Nodes> products;  // that read it
+    std::unordered_map<const Node*, Nodes> products;  // node -> contractions that read it
     for (auto& n : all_)
       if (n->op == &prim::kContract && n->in[0] != n->in[1])
         for (auto& x : n->in) products[x.get()].push_back(n);
     Rewrite to;
     OriginScope follow;
-    for (auto& x : all_) {  // in the same order each time
+    for (auto& x : all_) {  // in a deterministic order
       auto read = products.find(x.get());
-      // it has to be made after all
+      // Another reader needs x in any case.
       if (read == products.end() || int(read->second.size()) < users_.at(x.get())) continue;
       follow(x->origin);
       auto f = factored(x);
@@ -61,7 +62,7 @@ class Factoring {
     }
     if (to.empty()) return roots;
     Rewrite all;
-    for (auto& n : all_)  // the older ones first: others are made of them
+    for (auto& n : all_)  // older nodes first: newer ones depend on them
       if (auto y = to.find(n.get()); y != to.end()) all[n.get()] = substitute(y->second, all);
     return substitute(roots, all);
   }
@@ -70,7 +71,7 @@ class Factoring {
   std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
     auto* op = x->op;
     if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
-    // it is not broadcast
+    // The part is not broadcast.
     auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };
     auto factored_operand = [&](const NodePtr& part) -> std::optional<Factored> {
       if (users_.at(part.get()) > 1 || !fills(part)) return {};
@@ -98,8 +99,8 @@ class Factoring {
           if (auto e = with_label(*f, x->in[1 - side])) return Factored{e, f->factor};
     return {};
   }
-  // e less its sum at the label's point: where x is select(id == position, -g, 0), and the factor g
-  // / sum.
+  // Returns e minus its sum at the position of the label, if x is select(id == position, -g, 0) and
+  // the factor is g / sum. Null otherwise.
   static NodePtr with_label(const Factored& f, const NodePtr& x) {
     if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0))
       return nullptr;
@@ -112,19 +113,19 @@ class Factoring {
       if (iota->op != &prim::kIota || (id->dtype != DType::i32 && id->dtype != DType::i64))
         continue;
       auto& along = iota->axes[0];
-      auto& sum = f.factor->in[1];  // (rows): all axes of e but one
+      auto& sum = f.factor->in[1];  // rows: all axes of e but one
       bool rows = sum->axes.size() + 1 == f.e->axes.size() && !has(sum->axes, along.name) &&
                   id->axes.size() == sum->axes.size();
       if (!rows || !has(f.e->axes, along.name)) return nullptr;
-      // No position is negative, but a scatter counts such ids from the end.
+      // Positions are not negative, but a scatter counts negative ids from the end.
       auto number = [&](std::int64_t n) { return prim::integer(n, id->dtype); };
       auto there = prim::select(prim::less(id, number(0)), number(along.size), id);
       return prim::scatter(f.e, prim::neg(sum), {{along.name, there}}, program::Update::add, false);
     }
     return nullptr;
   }
-  // The product of such an operand and y, made of e. Null where that is no less work, or takes
-  // memory.
+  // Returns the matmul of the factored operand and y, computed from e. Null if the rewrite does not
+  // reduce work or memory.
   static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
     auto inside = [](const Axes& some, const Axes& of) { return without_axes(some, of).empty(); };
     if (y->dtype != f.e->dtype || n.dtype != f.e->dtype) return nullptr;

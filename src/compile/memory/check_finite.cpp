@@ -1,4 +1,4 @@
-// HALIAX_NANS=1: behind each step that computes, the host looks at what it has made.
+// HALIAX_NANS=1: the host checks the values of each step that computes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,9 +37,10 @@ Found found_in(const Operand& x, const std::byte* at, std::size_t dim = 0) {
 
 struct Finite : program::HostCall {
   std::string op, where;
-  // so many arrays come first, which the step has written; then those that it read
+  // Number of arrays that the step has written. They are first in the list; the arrays that it
+  // reads follow.
   std::size_t made = 0;
-  Found known;  // among the numbers in its code
+  Found known;  // NaN or infinity among the constants of its code
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
     Found out, in = known;
     auto look = [&](std::size_t k) {
@@ -55,7 +56,7 @@ struct Finite : program::HostCall {
   }
 };
 
-// What a view reaches, each element once; of tables that ids pick from, all of the slot.
+// Returns the elements that a view reaches, each once; the full slot for tables that ids index.
 Operand reached(const program::Program& p, const Step& s, const program::View& v) {
   Operand out{{}, v};
   out.view.strides.clear();
@@ -123,7 +124,7 @@ void check(const program::Program& p, std::vector<Step>& steps) {
   for (auto& s : steps) {
     check(p, s.loop.body);
     bool looks = computes(s.kind);
-    // all of a product is made, as what is left out may be anything
+    // The entire matmul is computed, since skipped blocks are undefined.
     if (looks) s.contract.block_mask = {};
     out.push_back(std::move(s));
     if (!looks) continue;

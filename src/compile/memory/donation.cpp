@@ -1,4 +1,4 @@
-// Why a donated argument could not become a result.
+// Explains why a donated argument could not become a result.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,11 +16,11 @@ using program::Step;
 struct Touch {
   const Step* step = nullptr;
   int at = 0;
-  int loop = -1;  // the outermost loop around, by its position
+  int loop = -1;  // position of the outermost enclosing loop; -1: none
 };
 std::string describe(const Step& s) { return s.op + (s.where.empty() ? "" : "; " + s.where); }
 
-// The first write to a memory and the last read of it: of a slot and all that share its memory.
+// The first write and the last read of a memory: of a slot and all slots that share its memory.
 struct Touches {
   Touch first_write, last_read;
 };
@@ -39,7 +39,7 @@ Touches touches_of(const Timeline& by_memory, int memory) {
 std::string why_not_donated(const Program& p, int argument) {
   const int x = p.argument_slots[std::size_t(argument)];
   const auto bytes = p.slot(x).bytes;
-  std::vector<int> free;  // results of this size that are no donated argument
+  std::vector<int> free;  // results of this size that replace no donated argument
   bool any = false;
   for (int r = 0; r < p.results; ++r) {
     auto& s = p.slot(p.result_slots[std::size_t(r)]);

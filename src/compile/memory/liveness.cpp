@@ -1,4 +1,4 @@
-// What of the arena is in use while each step of a planned Program runs.
+// Computes the bytes of the arena that are in use while each step of a planned Program runs.
 #include <algorithm>
 
 #include "compile/memory/memory.h"
@@ -21,7 +21,7 @@ double steps_run(const std::vector<Step>& steps) {
   return n;
 }
 
-// Bytes in use at each position of the Program's timeline.
+// Returns the bytes in use at each position of the timeline of the Program.
 std::vector<std::int64_t> bytes_by_position(const Program& p, const Timeline& timeline) {
   std::vector<std::int64_t> bytes(std::size_t(timeline.last()) + 1);
   std::vector<StepRange> of_memory(p.slots.size(), {timeline.last() + 1, -1});
@@ -41,8 +41,8 @@ std::vector<std::int64_t> bytes_by_position(const Program& p, const Timeline& ti
   return bytes;
 }
 
-// Appends the bytes of each step in the order in which steps run: of a loop all iterations, or one.
-// `at`: the position before the first step; afterwards, of the last one.
+// Appends the bytes of each step in execution order, with all iterations of a loop or one. `at`:
+// the position before the first step, and afterwards the position of the last one.
 void in_order(const std::vector<Step>& steps, const std::vector<std::int64_t>& bytes,
               bool all_iterations, int& at, std::vector<std::int64_t>& out) {
   for (auto& s : steps) {

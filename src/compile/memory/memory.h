@@ -1,12 +1,13 @@
-// Where everything of a Program lies.
+// Memory planning of a Program.
 //
-// In: a Program whose steps speak of slots, the size and the home of each slot, and the scratch
-// that the device wants for each step. Out: the same steps, less the copies that nobody needs and
-// the products that reuse_matmuls keeps (whose loops it divides in two), with slots that share
-// memory and an offset for each slot of the arena; arena_bytes, peak_bytes and at_peak are exact.
-// Always: two slots overlap only if their lives do not, or if one is written over the other place
-// by place; what a donated argument becomes is said in Program::donated; what a gather or a ring
-// brought shares memory with nothing that is kept.
+// In      a Program whose steps refer to slots, the size and the home of each slot, and the scratch
+//         that the device requests for each step.
+// Out     the same steps without redundant copies and without the matmuls that reuse_matmuls saves
+//         (it splits their loops in two). Slots share memory, and each slot of the arena has an
+//         offset. arena_bytes, peak_bytes and at_peak are exact.
+// Always  two slots overlap only if their live ranges are disjoint, or if one is written over the
+//         other element by element. Program::donated lists the results that replace donated
+//         arguments. Values from a gather or a ring share memory only with other such values.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,58 +16,64 @@
 
 namespace haliax {
 
-// Where everything lies: in-place updates, donated arguments, and offsets in one arena.
-// optional: off, each slot has memory of its own throughout.
+// Chooses in-place updates, donated arguments, and the offsets in one arena. optional = false: each
+// slot has memory of its own throughout.
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool optional, bool verify);
-// Bytes of the arena that are in use while each step runs, behind plan_memory: in order, loops turn
-// by turn, or, where that were more than 4096 steps, one turn of each.
+// Returns the bytes of the arena that are in use while each step runs, after plan_memory. Steps are
+// in execution order: all iterations of loops, or one iteration of each if there were more than
+// 4096 steps.
 std::vector<std::int64_t> arena_in_use(const program::Program&);
 std::int64_t argument_bytes(const program::Program&);
-// Of an argument that was donated, and that no result took the place of, behind plan_memory: the
-// line that stands in the way, and what would mend it.
+// Returns the reason why no result replaced a donated argument, after plan_memory: the step that
+// prevents it, and how to change the program.
 std::string why_not_donated(const program::Program&, int argument);
-// The program with products kept from loop to loop in memory that lies idle, where there are any;
+// Returns the Program with matmuls saved from loop to loop in idle memory, if there are any. Runs
 // before plan_memory.
 std::optional<program::Program> reuse_matmuls(const program::Program&);
-// Starts collectives where their operands are there, and finishes each before what touches its
-// arrays: in the next turn of a loop, if nothing does in this one; and gathers a turn ahead. Before
-// plan_memory, as calls that go on hold their memory.
+// Starts collectives once their operands are computed, and finishes each before the first access to
+// its arrays. The finish may be in the next iteration of a loop. Prefetches gathers one iteration
+// ahead. Runs before plan_memory, since in-flight collectives hold their memory.
 void overlap(program::Program&);
-// Of each call that goes on beside the work a line for people: what it is, and what waits for it.
+// Returns a report line per collective that runs concurrently with work: the collective, and the
+// step that waits for it.
 std::vector<std::string> overlap_report(const program::Program&);
-// Says which loops run in lanes (program::Loop::lanes), as the device wants it; before it is asked
-// for scratch. workers: as there.
+// Sets program::Loop::parallel_slots as the device requests, before its scratch is queried.
+// workers: see CompileOptions.
 void assign_parallel_slots(program::Program&, const program::Device&, int workers);
-// Raises if turns of a loop with lanes touch each other's memory.
+// Raises if iterations of a loop with parallel slots access each other's memory.
 void check_parallel_slots(const program::Program&, const char* after);
-// HALIAX_POISON=1: fills float arrays that a gather brought with NaN behind their last reader: what
-// reads them later is found.
+// HALIAX_POISON=1: fills gathered float arrays with NaN after their last reader, which reveals
+// later reads.
 void poison(program::Program&);
-// Raises if a gathered value (Slot::gathered) is kept: as a result, as the carry of a loop, or by a
-// loop for later.
+// Raises if a gathered value (Slot::gathered) is retained: as a result, as the carry of a loop, or
+// by a loop for later steps.
 void check_gathered(const program::Program&);
 
-// HALIAX_NANS=1: behind each step that computes, one that raises if it has made NaN or inf, and
-// names op, line and module.
+// HALIAX_NANS=1: adds a check after each step that computes. The check raises if the step produced
+// NaN or infinity, and names the op, the source line and the module.
 void check_finite(program::Program&);
 
-// The legality check of a Program; raises. Slots are written before they are read, and results in
-// the end, as far as what each step reaches at least and at most tells; views lie inside of their
-// slots and count turns of loops around them, ids lie in their tables, and no argument is written
-// over that was not `donated`; where memory is `placed`, offsets are aligned and lie inside of the
-// arena, and nothing is read that something else was written over.
+// Checks the legality of a Program. Raises if a check fails.
+//
+// - Slots are written before they are read, and results are written, as far as the least and the
+//   greatest extent of each step show.
+// - Views are inside of their slots and only refer to enclosing loops; ids are inside of their
+//   tables.
+// - No argument is overwritten unless it is `donated`.
+// - If memory is `placed`: offsets are aligned and inside of the arena, and no value is read after
+//   another value was written over it.
 void verify(const program::Program&, const char* after, bool placed,
             const std::vector<bool>& donated = {});
-// Slots that share memory (Slot::alias) hold what each would hold alone: no slot is read when
-// another of its memory was written later, and none is written over what earlier turns made of
-// another, but in a stripe of its own turn. The copies that sharing makes needless stand in the
-// program; raises a VerifyError.
+// Checks that each slot with shared memory (Slot::alias) has the value that it would have in memory
+// of its own. No slot is read after another slot of its memory was written. No slot is written over
+// values of earlier iterations, except in the stripe of its own iteration. Redundant copies must be
+// in the Program. Raises a VerifyError.
 void verify_shared(const program::Program&);
-// All devices of a mesh make the same calls in the same order, of arrays that fit each other: what
-// a group sums, or puts together of blocks, has one size and dtype, and what a device sends is what
-// the other one takes; raises.
+// Checks that all devices of a mesh run the same collectives in the same order, on matching arrays.
+// Arrays that a group sums or concatenates have one size and dtype, and each box that a device
+// sends matches the box that is received. Raises if a check fails.
 void verify_collectives(const std::vector<const program::Program*>&);
-// Those calls, a line each.
+// Returns these collectives, one line each.
 std::string collectives_text(const program::Program&);
 
 }  // namespace haliax

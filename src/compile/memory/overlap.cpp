@@ -1,12 +1,14 @@
-// Collectives that go on beside the work: a call starts where its operands are there, and what
-// first touches its arrays waits for it.
-// - A call moves up to what makes its operands, past two contractions at most.
-// - In a loop a call goes on into the next turn, up to the step that touches its arrays again.
-// - What a turn gathers is asked for a turn ahead, as soon as the turn before has read its own:
-// that one is gathered before the
-//   loop, and each turn but the last asks for the next.
-// The price is memory: what a call writes or reads in a loop is its own for the whole loop. No byte
-// more is sent, and calls keep one order on all devices.
+// Runs collectives concurrently with work: a collective starts once its operands are computed, and
+// the first step that accesses its arrays waits for it.
+// - A collective moves up to the steps that compute its operands, past at most two contractions.
+// - In a loop, a collective may continue in the next iteration, up to the step that accesses its
+//   arrays again.
+// - A gather in an iteration is prefetched: it starts in the previous iteration, after the last
+//   reader of the previous value. The gather of the first iteration runs before the loop, and each
+//   iteration but the last one starts the next.
+//
+// The cost is memory: arrays that a collective reads or writes in a loop are its own for the entire
+// loop. The communication volume is unchanged, and all devices run collectives in the same order.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,16 +48,17 @@ Touched touched_by(const Step& s) {
 bool meet(const Slots& a, const Slots& b) {
   return std::any_of(a.begin(), a.end(), [&](int s) { return b.count(s) > 0; });
 }
-// One writes what the other reads or writes: they keep their order.
+// Returns true if one writes slots that the other reads or writes. Such steps keep their order.
 bool meet(const Touched& a, const Touched& b) {
   return meet(a.reads, b.writes) || meet(a.writes, b.writes) || meet(a.writes, b.reads);
 }
 
-// A call that has been started: where its operands begin, which other slots may say, was read then.
+// A collective that has started. Slots that determine the place of its operands were read at the
+// start.
 struct StartedCall {
   Step finish;
   Touched in_flight;   // its operands and results
-  bool ahead = false;  // for the next turn; after the last turn there is none
+  bool ahead = false;  // for the next iteration; there is none after the last iteration
   bool meets(const Touched& t) const { return meet(in_flight, t); }
 };
 StartedCall started(const Step& s, bool ahead) {
@@ -73,8 +76,9 @@ StartedCall started(const Step& s, bool ahead) {
   return o;
 }
 
-constexpr double kWorthIt = 256;  // bytes sent
-// contractions: what is started sooner holds its memory for longer, and gains no more
+constexpr double kWorthIt = 256;  // smallest collective that overlaps, in bytes sent
+// Contractions that a start may move past. A larger distance holds memory for longer without a
+// further gain.
 constexpr int kEarlier = 2;
 
 class Overlap {
@@ -88,7 +92,7 @@ class Overlap {
 
  private:
   Program& p_;
-  // in the whole Program, by slot
+  // By slot, in the entire Program.
   std::vector<int> accesses_ = std::vector<int>(p_.slots.size());
 
   void count(const Step& s) {
@@ -100,7 +104,8 @@ class Overlap {
     return int(p_.slots.size()) - 1;
   }
 
-  // Moves calls up to what makes their operands, or near it. They keep their order.
+  // Moves starts of collectives up, near the steps that compute their operands. Collectives keep
+  // their order.
   static void move_starts_up(std::vector<Step>& list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (list[i].kind != Kind::collective || list[i].collective.sent_bytes < kWorthIt) continue;
@@ -117,8 +122,8 @@ class Overlap {
                   list.begin() + std::ptrdiff_t(i) + 1);
     }
   }
-  // Starts the calls of a list, and finishes each before what touches its arrays. Returns those
-  // that go on behind it.
+  // Starts the collectives of a list and finishes each before the first step that accesses its
+  // arrays. Returns the collectives that are in flight after the list.
   std::vector<StartedCall> in_list(std::vector<Step>& list) {
     move_starts_up(list);
     std::vector<Step> out;
@@ -126,7 +131,7 @@ class Overlap {
     auto push = [&](Step s) {
       auto t = touched_by(s);
       std::erase_if(open, [&](StartedCall& o) {
-        // what follows a skip may be left out
+        // Steps after a skip may not run.
         if (!o.meets(t) && s.kind != Kind::skip) return false;
         bool at_once = out.back().kind == Kind::collective &&
                        out.back().collective.call == o.finish.finish.call;
@@ -154,10 +159,11 @@ class Overlap {
     list = std::move(out);
     return open;
   }
-  // What a turn leaves open is finished in the next one, or behind the loop.
+  // Collectives in flight at the end of an iteration are finished in the next iteration, or after
+  // the loop.
   std::vector<StartedCall> in_body(program::Loop& l) {
     auto open = in_list(l.body);
-    if (l.variable < 0) return open;  // a part of a turn
+    if (l.variable < 0) return open;  // a part of an iteration
     auto left = open;
     std::vector<Step> out;
     for (auto& s : l.body) {
@@ -171,17 +177,19 @@ class Overlap {
     return open;
   }
 
-  // ---- gathers, a turn ahead ----
+  // ---- prefetched gathers ----
+
+  // Two slots: the index of the next iteration (i32), and a flag that it exists (bool).
   struct Next {
     int iteration, exists;
-  };  // slots: which turn follows (i32), and whether one does
-  // A gather of a body, with the steps that make its operand there.
+  };
+  // A gather in a body, with the steps that compute its operand there.
   struct Gathering {
     std::set<std::size_t> steps;
-    std::size_t last = 0;  // of the body: what reads it last
+    std::size_t last = 0;  // last step of the body that reads the result
   };
-  // Of steps of the body alone, none of which what else happens in a turn has to do with: only with
-  // what is gathered.
+  // Returns the gather at step i if it can be prefetched: its steps are in the body, and other
+  // steps of an iteration only read the gathered value.
   std::optional<Gathering> gathering(const program::Loop& l, const std::vector<Touched>& touched,
                                      std::size_t i) const {
     auto& s = l.body[i];
@@ -225,8 +233,8 @@ class Overlap {
     for (auto& inner : s.loop.body) n += accesses_to(inner, slot);
     return n;
   }
-  // Takes gathers out of the body, and asks for each behind its last reader for the turn that
-  // follows. Returns the steps that gather for the first turn.
+  // Moves gathers out of the body. Each is started after its last reader, for the next iteration.
+  // Returns the steps that gather for the first iteration.
   std::vector<Step> prefetch(program::Loop& l) {
     std::vector<Step> first;
     if (l.variable < 0 || l.trips < 2) return first;
@@ -264,7 +272,7 @@ class Overlap {
         if (k == g->last) body.push_back(part);
       }
       l.body = std::move(body);
-      i -= g->steps.size();  // those are gone
+      i -= g->steps.size();  // these steps were removed
     }
     if (next) l.body.insert(l.body.begin(), next_iteration(l, *next));
     return first;
@@ -290,7 +298,7 @@ class Overlap {
     s.fused.code = {follows, end, exists, store_index, store_flag};
     return s;
   }
-  // The step with the turn of that loop put otherwise: f(view, the term that counted it).
+  // Returns the step with the index of this loop replaced: f(view, the term with the index).
   template <class F> static Step at_iteration(Step s, int loop, F f) {
     each_view(s, [&](View& v, bool) {
       auto terms = std::move(v.terms);
@@ -306,7 +314,7 @@ class Overlap {
   }
 };
 
-// What is said of a call: its first start, and the first step that waits for it.
+// Report of a collective: its first start, and the first step that waits for it.
 struct OverlappedCall {
   const Step *start = nullptr, *waits = nullptr;
   bool ahead = false, next_iteration = false;

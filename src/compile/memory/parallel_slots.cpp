@@ -1,5 +1,5 @@
-// Loops whose turns touch nothing of each other's: they get lanes, in which several turns run at a
-// time.
+// Assigns parallel slots to loops whose iterations access disjoint memory, so that several
+// iterations run concurrently.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using program::Kind;
 using program::Program;
 using program::Step;
 
-// Who touches what, in a Program before or behind plan_memory.
+// The accesses to each slot, in a Program before or after plan_memory.
 class SlotUses {
  public:
   explicit SlotUses(const Program& p) : p_(p), timeline_(p, true) {
@@ -27,8 +27,9 @@ class SlotUses {
       spans_[&timeline_.step(span.begin)] = {span.begin + 1, span.end};
   }
 
-  // Does no turn of the loop touch what another one writes? What lives in a turn is written there
-  // before it is read; what else a turn writes is a block of its own.
+  // Returns true if no iteration of the loop accesses memory that another iteration writes. Values
+  // that live within an iteration are written before they are read; other values are written in
+  // disjoint stripes.
   bool are_apart(const Step& loop, Trips around) const {
     auto [begin, end] = spans_.at(&loop);
     bool known = loop.loop.variable >= 0;
@@ -52,7 +53,7 @@ class SlotUses {
     }
     return true;
   }
-  // Bytes of what lives in a turn, were it all apart.
+  // Returns the bytes of values that live within an iteration, if none share memory.
   std::int64_t bytes_in(const Step& loop) const {
     auto [begin, end] = spans_.at(&loop);
     std::int64_t bytes = 0;
@@ -84,7 +85,7 @@ class SlotUses {
   std::map<const Step*, StepRange> spans_;
 };
 
-// The loop in it, if that is all there is in its turns.
+// Returns the inner loop if it is the only step of the body.
 template <class S> S* only_loop(S& s) {
   auto& body = s.loop.body;
   return body.size() == 1 && body[0].kind == Kind::loop && body[0].loop.variable >= 0 ? &body[0]

@@ -1,6 +1,6 @@
-// Where everything lies. Slots that die give their memory to slots that come later; an elementwise
-// step writes over an operand that dies with it; a carry is updated in its place, and so is what a
-// loop goes through block by block; a donated argument becomes the result that replaces it.
+// Plans the memory of a Program. Slots with disjoint live ranges share memory. An elementwise step
+// writes over an operand with no later reader. Carries, and arrays that a loop updates block by
+// block, are updated in place. A donated argument becomes the result that replaces it.
 #include <algorithm>
 #include <map>
 #include <string_view>
@@ -35,17 +35,17 @@ struct MemoryPlanner {
   bool optional;
   bool verified;
   MutableTimeline timeline{p};
-  std::map<Step*, Step> dropped = {};  // as they were, for check_shared
+  std::map<Step*, Step> dropped = {};  // original steps, for check_shared
 
   int last() const { return timeline.last(); }
 
-  void drop(Step& s) {  // drop_empty takes it out afterwards
+  void drop(Step& s) {  // drop_empty removes the step later
     if (verified) dropped.emplace(&s, s);
     s.kind = Kind::fused;
     s.fused = {};
   }
 
-  // ---- liveness: of a slot and all that share its memory ----
+  // ---- liveness: of a slot and all slots that share its memory ----
   struct Liveness {
     int first = kForever, last = -1;
   };
@@ -60,7 +60,7 @@ struct MemoryPlanner {
     if (timeline.accesses(slot).empty()) return {};
     const auto home = p.slot(slot).home;
     const bool given = home == Home::argument;
-    // Each iteration may compute a part of a result, and an argument is there before all steps.
+    // Each iteration may compute a part of a result, and an argument exists before all steps.
     const auto live = timeline.live(slot, given || home == Home::result);
     Liveness l{given ? 0 : live.begin, live.end};
     if ((given && !is_donated(slot)) || home == Home::result) l.last = kForever;
@@ -70,19 +70,19 @@ struct MemoryPlanner {
     auto& s = p.slot(slot);
     return s.home == Home::argument && donated[std::size_t(s.index)];
   }
-  // What is gathered shares memory with nothing else: that is not kept.
+  // Gathered values only share memory with gathered values, since they are not retained.
   bool may_share_memory(int a, int b) const {
     return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered;
   }
   bool shareable(int slot) const { return p.slot(slot).home == Home::arena || is_donated(slot); }
   bool has_own_memory(int slot) const { return find_root(slot) == slot; }
-  void share(int slot, int with) {  // slot lies in the memory of `with`
+  void share(int slot, int with) {  // places `slot` in the memory of `with`
     int r = root[std::size_t(slot)] = find_root(with);
     auto &a = liveness_in(r), &b = liveness_in(slot);
     a.first = std::min(a.first, b.first);
     a.last = std::max(a.last, b.last);
   }
-  bool counts_by(const View& v, int memory) const {  // a term reads it
+  bool counts_by(const View& v, int memory) const {  // a term of the view reads this memory
     return std::any_of(v.terms.begin(), v.terms.end(),
                        [&](auto& t) { return t.slot >= 0 && find_root(t.slot) == memory; });
   }
@@ -91,7 +91,7 @@ struct MemoryPlanner {
     auto writes = [&](auto& i) { return i.code >= Code::store && i.view.slot == slot; };
     return std::count_if(f.code.begin(), f.code.end(), writes) == 1;
   }
-  // An elementwise step writes over an operand that dies with it.
+  // Writes the result of an elementwise step over an operand that this step reads last.
   void in_place(const program::Fused& f, int position) {
     for (auto& store : f.code) {
       if (store.code != Code::store) continue;
@@ -105,7 +105,7 @@ struct MemoryPlanner {
       if (over != f.code.end()) share(o, over->view.slot);
     }
   }
-  // May the result lie where this was loaded?
+  // Returns true if the result may overwrite the memory of this load.
   bool ends_in(const program::Fused& f, const Instr& load, const Instr& store, int position) {
     if (load.code != Code::load) return false;
     int i = load.view.slot, r = find_root(i), o = store.view.slot;
@@ -116,7 +116,7 @@ struct MemoryPlanner {
     if (p.slot(i).bytes != bytes || p.slot(r).bytes != bytes || !same_place(load.view, store.view))
       return false;
     if (load.inner != store.inner && f.outer < int(f.dims.size())) return false;
-    // Every read of that memory here is at the same place, every write is this one.
+    // Every read of this memory in the step is at the same place, and the only write is this store.
     return std::all_of(f.code.begin(), f.code.end(), [&](auto& other) {
       bool touches = (other.code == Code::load || other.code >= Code::store) &&
                      find_root(other.view.slot) == r;
@@ -125,13 +125,13 @@ struct MemoryPlanner {
     });
   }
 
-  bool covers(const program::Copy& c) const {  // whole slots, in the same order
+  bool covers(const program::Copy& c) const {  // copies full slots, in the same order
     auto n = bytes_of(c.x.dtype) * program::points(c.dims);
     return same_place(c.x, c.out) && c.x.offset == 0 && c.x.terms.empty() &&
            n == p.slot(c.x.slot).bytes && n == p.slot(c.out.slot).bytes;
   }
-  // A donated argument that is a result as it is: the result lies where it lies, and nothing is
-  // made over it.
+  // A donated argument that is returned unchanged: the result is placed in its memory, and no other
+  // value is written there.
   void return_donated() {
     for (auto& [s, loop] : timeline.positions()) {
       if (!s || s->kind != Kind::copy || loop >= 0 || !covers(s->copy)) continue;
@@ -139,7 +139,8 @@ struct MemoryPlanner {
       auto& all = timeline.accesses(o);
       bool is_written_once =
           std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
-      bool first = is_donated(x) && liveness_in(x).last != kForever;  // of the results that it is
+      // the first result that returns this argument
+      bool first = is_donated(x) && liveness_in(x).last != kForever;
       bool may = first && is_written_once && p.slot(o).home == Home::result && has_own_memory(o) &&
                  may_share_memory(x, o);
       if (may) {
@@ -148,7 +149,7 @@ struct MemoryPlanner {
       }
     }
   }
-  // Makes both sides of a copy one memory, if that may be.
+  // Places both sides of a copy in one memory, if this is legal. Returns true if they are.
   bool joins(const Step& step, int position, int loop) {
     auto& copy = step.copy;
     int x = copy.x.slot, o = copy.out.slot, rx = find_root(x), ro = find_root(o);
@@ -156,8 +157,8 @@ struct MemoryPlanner {
     if (rx == ro) return true;
     auto home = p.slot(o).home;
     if (home == Home::argument) return false;
-    // x is read for the last time here, o first written here: they become one. So the start of a
-    // carry becomes the carry, and a result is made in its own memory.
+    // x has its last read and o its first write at this copy, so they become one slot. In this way,
+    // the start of a carry becomes the carry, and a result is computed in its own memory.
     if (liveness_in(rx).last == position && liveness_in(ro).first == position &&
         has_own_memory(o) && shareable(rx)) {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
@@ -167,8 +168,8 @@ struct MemoryPlanner {
     share(rx, o);
     return true;
   }
-  // ---- the next value of a carry: may it be made in the carry's place? Only if the old value is
-  // not read afterwards ----
+  // ---- the next value of a carry, computed in the memory of the carry ----
+  // This is legal only if the old value has no later reader.
   bool may_be_next(int x, int loop) const {
     if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
     auto span = timeline.loops()[std::size_t(loop)];
@@ -178,8 +179,8 @@ struct MemoryPlanner {
   struct Ends {
     bool in_time, where_made;
   };
-  // Is the old value read for the last time before x is made, or by what makes x, where it makes
-  // it? Does the latter read it?
+  // in_time: the last read of the old value is before x is computed, or in the step that computes
+  // x, at the place of the write. where_made: the latter step reads the old value.
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = timeline.loops()[std::size_t(loop)];
     auto made = liveness[std::size_t(x)].first;
@@ -194,8 +195,8 @@ struct MemoryPlanner {
     }
     return ends;
   }
-  // A value that is made over the old one, or over another that is, and dies there: h + a, and (h +
-  // a) + b.
+  // Returns true if x is computed over the old value, or over another such value with no later
+  // reader: h + a, and (h + a) + b. `chain`: the values on the way.
   bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
     if (!has_own_memory(x) || !may_be_next(x, loop)) return false;
     auto [in_time, where_made] = ends_before(x, carry, move, loop);
@@ -224,7 +225,7 @@ struct MemoryPlanner {
       drop(*s);
     }
   }
-  // reads `over` only where it writes `made`
+  // Returns true if the step reads `over` only at the places where it writes `made`.
   bool is_elementwise(const Step& s, int made, int over) const {
     if (s.kind == Kind::copy) return covers(s.copy) && s.copy.out.slot == made;
     if (s.kind != Kind::fused) return false;
@@ -241,23 +242,25 @@ struct MemoryPlanner {
            });
   }
 
-  // ---- what a loop reads and makes stripe by stripe: one memory, if each turn reads its stripe
-  // before it writes there ---- Of all slots in one memory, what the loop touches.
+  // ---- arrays that a loop reads and writes stripe by stripe ----
+  // They share memory if each iteration reads its stripe before it writes there.
+  //
+  // The accesses of a loop to all slots of one memory.
   struct Striped {
     Stripes stripes;
     int first_write = kForever, last_read = -1;
   };
-  std::vector<std::vector<int>> members = {};  // slots that lie in one memory, by its root
+  std::vector<std::vector<int>> members = {};  // slots in each memory, by its root
   Trips trips_at(int loop) const {
     Trips trips;
     auto span = timeline.loops()[std::size_t(loop)];
-    for (auto& s : timeline.loops())  // those around the loop, and those inside of it
+    for (auto& s : timeline.loops())  // enclosing and inner loops
       if ((s.begin <= span.begin && s.end >= span.end) ||
           (s.begin > span.begin && s.end < span.end))
         trips[timeline.step(s.begin).loop.variable] = timeline.step(s.begin).loop.trips;
     return trips;
   }
-  // None: it goes elsewhere than through stripes.
+  // None: an access is not to a stripe.
   std::optional<Striped> striped(int memory, int loop, const Trips& trips) const {
     auto span = timeline.loops()[std::size_t(loop)];
     const int variable = timeline.step(span.begin).loop.variable;
@@ -276,7 +279,7 @@ struct MemoryPlanner {
     }
     return out.stripes.count > 0 ? std::optional(out) : std::nullopt;
   }
-  // Reads `over` only where it writes `made`: whatever stripe that is.
+  // Returns true if the step reads `over` only where it writes `made`, in any stripe.
   bool writes_over(const Step& s, int made, int over) const {
     if (s.kind != Kind::copy) return is_elementwise(s, made, over);
     return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over &&
@@ -295,21 +298,22 @@ struct MemoryPlanner {
       return false;
     return reads_first(rx, o, loop, trips);
   }
-  // Has each turn read its stripe of the memory `old` when it makes that stripe of `o`?
+  // Returns true if each iteration has read its stripe of the memory `old` when it computes this
+  // stripe of `o`.
   bool reads_first(int old, int o, int loop, const Trips& trips) const {
     auto span = timeline.loops()[std::size_t(loop)];
     auto from = striped(old, loop, trips), to = striped(o, loop, trips);
     if (!from || !to || from->stripes != to->stripes) return false;
     if (from->first_write != kForever || from->last_read > to->first_write) return false;
     auto write = to->first_write;
-    // which would come back to the stripe
+    // An inner loop would return to the stripe.
     bool inner = std::any_of(timeline.loops().begin(), timeline.loops().end(), [&](auto& s) {
       return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write &&
              from->last_read > s.begin;
     });
     return !inner && (from->last_read < write || writes_over(timeline.step(write), o, old));
   }
-  void share_memory(int slot, int with) {  // and their members
+  void share_memory(int slot, int with) {  // with the members of both
     share(slot, with);
     auto &mine = members[std::size_t(slot)], &its = members[std::size_t(with)];
     its.insert(its.end(), mine.begin(), mine.end());
@@ -347,9 +351,9 @@ struct MemoryPlanner {
       }
     }
   }
-  // The next value of a carry, which a loop inside makes block by block from the old one: a cache
-  // that each step of a loop gives to a loop over layers. It is made in the carry's place, if
-  // nothing else reads the old one from that loop on.
+  // Handles the next value of a carry that an inner loop computes block by block from the old
+  // value, such as a cache that each step of a loop passes to a loop over layers. It is computed in
+  // the memory of the carry, if no step reads the old value from the inner loop on.
   bool joins_iterations(const Step& step, int loop) {
     const int x = step.copy.x.slot, old = find_root(step.copy.out.slot);
     bool may = covers(step.copy) && find_root(x) == x && x != old &&
@@ -392,21 +396,22 @@ struct MemoryPlanner {
     share_stripes();
     for (auto& [s, loop] : timeline.positions())
       if (s && s->kind == Kind::copy && loop >= 0) joins_iterations(*s, loop);
-    for (auto& [s, loop] :
-         timeline.positions())  // of the old value, over which the new one is made now
+    // Drops copies of the old value of a carry, which shares memory with the new value.
+    for (auto& [s, loop] : timeline.positions())
       if (s && s->kind == Kind::copy && same_place(s->copy.x, s->copy.out) &&
           find_root(s->copy.x.slot) == find_root(s->copy.out.slot))
         drop(*s);
   }
 
-  // The copies that are dropped say when a slot of a memory has the value of another.
+  // Restores the dropped copies for the check: they show when a slot has the value of another slot
+  // of its memory.
   void check_shared() {
     for (auto& [at, step] : dropped) std::swap(*at, step);
     verify_shared(p);
     for (auto& [at, step] : dropped) std::swap(*at, step);
   }
 
-  // ---- places in the arena ----
+  // ---- offsets in the arena ----
   struct ArenaItem {
     std::int64_t bytes;
     Liveness liveness;
@@ -414,13 +419,15 @@ struct MemoryPlanner {
     const char* purpose;
   };
   using Items = std::vector<ArenaItem>;
-  // Gives each an offset, and says how many bytes they take.
+  // Assigns an offset to each item. Returns the total bytes.
   std::int64_t place(Items& items) const {
     if (optional)
       std::stable_sort(items.begin(), items.end(),
                        [](auto& a, auto& b) { return a.bytes > b.bytes; });
     using ByOffset = std::vector<const ArenaItem*>;
-    constexpr int kParts = 64;  // of the time: an item that lives in one looks at those there
+    // Number of intervals of the timeline. An item that lives in one interval only compares with
+    // the items of this interval.
+    constexpr int kParts = 64;
     std::vector<ByOffset> parts(kParts);
     ByOffset all;
     auto part_at = [&](int at) {
@@ -466,7 +473,8 @@ struct MemoryPlanner {
         add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
     return out;
   }
-  // What lives in the turns of a loop with lanes lies in one of them, and the lanes side by side.
+  // Places values that live within iterations of a loop with parallel slots in one slot, and the
+  // slots one after another.
   void place_all() {
     auto all = items();
     std::map<program::Loop*, Items> parallel_slots;
@@ -493,8 +501,8 @@ struct MemoryPlanner {
       for (auto& i : mine) *i.offset += loop->parallel_slot_start;
     report_peak(all);
   }
-  // By purpose, what is live at the moment when most bytes are; what of the arena is not live then
-  // are gaps.
+  // Reports the live bytes by purpose at the position with the most live bytes. The rest of the
+  // arena is gaps.
   void report_peak(const Items& items) {
     std::vector<std::int64_t> grows(timeline.positions().size() + 1);
     for (auto& i : items) {

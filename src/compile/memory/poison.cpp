@@ -1,5 +1,5 @@
-// HALIAX_POISON=1: memory of what a gather brought is filled with NaN behind its last reader, which
-// finds what reads it later.
+// HALIAX_POISON=1: fills the memory of gathered values with NaN after the last reader, which
+// reveals later reads.
 #include <limits>
 #include <map>
 #include <set>
@@ -21,7 +21,7 @@ using program::View;
 
 struct Poison {
   const Program& p;
-  // what lies in the arena, is of floats, and is read or written at all
+  // Gathered float arrays in the arena with an access.
   std::map<int, DType> gathered = {};
 
   explicit Poison(const Program& program) : p(program) {
@@ -34,7 +34,7 @@ struct Poison {
       });
     });
   }
-  std::set<int> touched(const Step& step) const {  // by a loop: by all of its steps
+  std::set<int> touched(const Step& step) const {  // for a loop: in all of its steps
     std::set<int> out;
     auto add = [&](auto& s) {
       each_access(s, [&](int slot, bool, const View*) {
@@ -57,8 +57,8 @@ struct Poison {
     fill.where = "gathered, after its last reader";
     return fill;
   }
-  // Behind the last of the steps that touches it; if that is a loop, and none but it does, in its
-  // body.
+  // Fills the memories after the last step that accesses them. If this step is a loop and no other
+  // step accesses the memory, the fill is in the body of the loop.
   void behind_last(std::vector<Step>& steps, const std::set<int>& memories) const {
     std::map<int, std::size_t> last, times;
     for (std::size_t k = 0; k < steps.size(); ++k)

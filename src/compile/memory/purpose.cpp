@@ -1,3 +1,4 @@
+// Determines the purpose of each array from its use in the graph.
 #include "compile/memory/purpose.h"
 
 #include <algorithm>
@@ -15,8 +16,8 @@ std::vector<const NameData*> names(const Axes& axes) {
   std::sort(out.begin(), out.end());
   return out;
 }
-// What a node is made of; of a loop its bodies. An accumulation depends on its terms rather than on
-// what it is added to.
+// Appends the nodes that the node depends on; for a loop its bodies. An accumulation depends on its
+// terms rather than on its start value.
 void made_of(const Node& n, Nodes& out) {
   if (n.op != &kLoop) {
     for (auto& x : n.in)
@@ -34,10 +35,10 @@ void made_of(const Node& n, Nodes& out) {
 Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
   if (inputs.empty()) return;
   auto all = all_nodes(roots);
-  Nodes first;  // a gradient, or what none reaches
+  Nodes first;  // gradients, and roots that no gradient reaches
   std::set<std::vector<const NameData*>> handed_on;
   std::unordered_set<const NameData*> loop_axes;
-  for (auto& n : all) {  // operands and bodies come first
+  for (auto& n : all) {  // operands and bodies first
     if (n->op == &kLoop) loop_axes.insert(loop_of(*n).axis.name.data());
     Nodes in;
     made_of(*n, in);

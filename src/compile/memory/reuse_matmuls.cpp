@@ -1,12 +1,13 @@
-// What a loop makes, and a later loop makes again turn by turn, need not be made again where memory
-// lies idle between them: in a value that the later loop writes turn by turn, before it has come
-// there. The first turns keep their product at the end of that memory, as many as fit while the
-// writes, which follow, have not reached what is still to be read.
+// Reuses matmuls that a later loop recomputes, without additional memory. The results are saved
+// between the loops in idle memory: in a slot that the later loop writes iteration by iteration,
+// the host. The first iterations save their result at the end of the host. The number of saved
+// iterations is limited so that the writes of the later loop do not reach a saved result before it
+// is read.
 //
-//   later loop, turn j:   | written: turns 0 ... j | free | kept of turns j ... K-1 |
+//   later loop, iteration j:   | written: iterations 0 ... j | free | saved: iterations j ... K-1 |
 //
-// So the gradient of a head hosts the logits from which it is made: three contractions in the kept
-// turns, where recomputing takes four, in not one byte more.
+// For example, the gradient of a head hosts the logits from which it is computed. The saved
+// iterations need three contractions rather than the four of recomputation, with the same memory.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -28,11 +29,11 @@ using program::aligned;
 using program::kAlignment;
 using program::points;
 
-// multiplications an element, from which to make it costs more than to keep it
+// Fewest multiplications per element at which recomputation costs more than saving.
 constexpr std::int64_t kFewest = 96;
 
-// From the first element that a view of the step reaches in a turn to behind the last one; none if
-// that cannot be said.
+// Returns the number of elements from the first to the last one that a view of the step reaches in
+// an iteration; none if it is not known.
 std::optional<std::int64_t> extent(const View& v, const Step& s) {
   std::int64_t n = 1;
   auto dims = dims_of(s);
@@ -43,7 +44,7 @@ std::optional<std::int64_t> extent(const View& v, const Step& s) {
   return n;
 }
 
-// The same elements in the same turn of either loop.
+// Returns true if both views reach the same elements in the same iteration of either loop.
 bool same_view(const View& a, int in_a, View b, int in_b) {
   for (auto& t : b.terms) {
     if (t.slot >= 0) return false;
@@ -62,19 +63,19 @@ bool same_product(const Step& s, int in_a, const Step& t, int in_b) {
          a.out.dtype == b.out.dtype && a.out.strides == b.out.strides;
 }
 
-// What is kept: turns of a product of one loop that a later one makes again, at the end of a slot
-// that this one writes.
+// A saved matmul: iterations of a matmul in one loop that a later loop recomputes, at the end of a
+// slot that the later loop writes.
 struct Reuse {
-  int first = 0, later = 0;                // the two loops
-  std::size_t original = 0, repeated = 0;  // the product in the body of each
+  int first = 0, later = 0;                // steps of the two loops
+  std::size_t original = 0, repeated = 0;  // steps of the matmul in both bodies
   int host = -1;
-  // that are kept; elements of the product: in the host, and a turn
+  // Number of saved iterations; first element in the host; elements per iteration.
   std::int64_t iterations = 0, start = 0, each = 0;
 };
 
 struct ReuseSearch {
   const Program& p;
-  Accesses access = Accesses(p.slots.size());  // at steps of the program
+  Accesses access = Accesses(p.slots.size());  // at steps of the Program
   const std::vector<Access>& of(int slot) const { return access[std::size_t(slot)]; }
 
   explicit ReuseSearch(const Program& program) : p(program) {
@@ -83,26 +84,27 @@ struct ReuseSearch {
       each_step(p.steps[std::size_t(at)].loop.body, [&](auto& s) { note(access, s, at); });
     }
   }
-  // no other loop sees it, nobody else writes it
+  // Returns true if only this loop accesses the slot, and only `writer` writes it.
   bool inside(int slot, int loop, const Step& writer) const {
     auto own = [&](const Access& a) {
       return a.at == loop && a.view && (!a.writes || a.step == &writer);
     };
     return p.slot(slot).home == Home::arena && std::all_of(of(slot).begin(), of(slot).end(), own);
   }
-  bool is_written(int slot, const Reuse& r) const {  // from loop to loop
+  // Returns true if a step between the two loops, or in them, writes the slot.
+  bool is_written(int slot, const Reuse& r) const {
     return std::any_of(of(slot).begin(), of(slot).end(),
                        [&](auto& a) { return a.writes && a.at >= r.first && a.at <= r.later; });
   }
 
-  // How many turns this slot can keep; 0: none.
+  // Returns the iterations that this slot can host; iterations = 0: none.
   Reuse hosted(int slot, Reuse r, const Step& product) const {
     auto& host = p.slot(slot);
     auto& loop = p.steps[std::size_t(r.later)].loop;
     if (host.home == Home::argument || host.gathered || of(slot).empty() ||
         of(slot).front().at != r.later)
       return r;
-    // bytes: behind what the first turn writes, and how far each turn goes on
+    // Bytes: the end of the write of the first iteration, and the advance per iteration.
     std::int64_t end = 0, step = 0;
     for (auto& a : of(slot)) {
       if (a.at != r.later) continue;
@@ -121,8 +123,8 @@ struct ReuseSearch {
     auto reach = extent(product.contract.out, product);
     if (!reach) return r;
     auto each = aligned(*reach * unit);
-    // room >= turns * each, and so that the last turn's write ends before what that turn keeps:
-    // room >= each + (turns - 1) * max(each, step)
+    // room >= iterations * each. The write of the last saved iteration must end before its saved
+    // result: room >= each + (iterations - 1) * max(each, step).
     if (room < each) return r;
     r.iterations = std::min(loop.trips, 1 + (room - each) / std::max(each, step));
     r.each = each / unit;
@@ -130,12 +132,12 @@ struct ReuseSearch {
     r.host = slot;
     return r;
   }
-  // The products of two loops that spare most.
+  // Returns the matmul of two loops that saves the most multiplications.
   std::optional<Reuse> best() const {
     std::optional<Reuse> found;
-    std::int64_t most = 0;  // multiplications that are saved
+    std::int64_t most = 0;  // saved multiplications
     auto is_loop = [](const Step& s) { return s.kind == Kind::loop && !s.loop.reverse; };
-    // a turn that ends early keeps nothing
+    // An iteration that may end early saves no result.
     auto ends = [](const Step& s) { return s.kind == Kind::skip; };
     for (int later = 1; later < int(p.steps.size()); ++later) {
       for (int first = 0; first < later; ++first) {
@@ -171,8 +173,8 @@ struct ReuseSearch {
   }
 };
 
-// ---- the rewriting ----
-// The product lies in the host, at the turn's place.
+// ---- the rewrite ----
+// Replaces accesses to the result by accesses to the host, at the place of the iteration.
 void redirect(program::Loop& loop, int slot, const Reuse& r) {
   each_step(loop.body, [&](Step& s) {
     each_view(s, [&](View& v, bool) {
@@ -183,7 +185,7 @@ void redirect(program::Loop& loop, int slot, const Reuse& r) {
     });
   });
 }
-// The turns from `turn` on, as a loop of their own with values of its own.
+// Returns the iterations from `first_iteration` on as a separate loop, with slots of its own.
 Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_iteration) {
   Step rest = p.steps[std::size_t(top)];
   auto was = rest.loop.variable;
@@ -228,7 +230,7 @@ void rewrite(Program& p, const Reuse& r, const Accesses& access) {
   auto take = [&](int top, std::size_t product) {
     std::optional<Step> rest;
     auto& loop = p.steps[std::size_t(top)].loop;
-    loop.parallel_slots = 0;  // what idle memory can be kept in is told turn by turn
+    loop.parallel_slots = 0;  // saved results require sequential iterations
     if (r.iterations < loop.trips) rest = rest_of(p, top, access, r.iterations);
     loop.trips = r.iterations;
     redirect(loop, loop.body[product].contract.out.slot, r);
@@ -248,7 +250,7 @@ std::optional<Program> reuse_matmuls(const Program& p) {
                     [](auto& s) { return s.kind == program::Kind::loop; }) < 2)
     return {};
   std::optional<Program> out;
-  for (;;) {  // each host once: it is in use before the later loop from then on
+  for (;;) {  // each host once: afterwards it is in use before the later loop
     ReuseSearch search(out ? *out : p);
     auto found = search.best();
     if (!found) return out;

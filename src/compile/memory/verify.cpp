@@ -1,4 +1,4 @@
-// The legality checks of Programs.
+// Legality checks of Programs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,52 +26,53 @@ using program::Step;
 using program::View;
 
 struct ProgramCheck {
-  // Of the elements that a view reaches, in all turns of the loops around: the first, the last, how
-  // many, at least and at most.
+  // The elements that a view reaches in all iterations of the enclosing loops: the first, the last,
+  // and their least and greatest number.
   struct Extent {
     std::int64_t first, last, least = 1, most = 1;
   };
 
   const Program& p;
   const char* after;
-  bool placed;                       // slots have offsets
-  const std::vector<bool>& donated;  // by argument; of those that are not listed none is
-  std::map<int, std::int64_t> trip_counts = {};  // of the loops around, by variable
-  std::set<int> written = {};                    // memory that holds something
-  std::vector<int> in_arena = {};                // slots that have bytes there, by offset
-  // of a slot of the arena: those whose bytes overlap its own
+  bool placed;                                   // slots have offsets
+  const std::vector<bool>& donated;              // by argument; missing entries are false
+  std::map<int, std::int64_t> trip_counts = {};  // enclosing loops, by variable
+  std::set<int> written = {};                    // memory with a value
+  std::vector<int> in_arena = {};                // nonempty slots of the arena, by offset
+  // By slot of the arena: the slots whose bytes overlap it.
   std::vector<std::vector<int>> neighbors = {};
-  // of a slot, and of scratch over it, by step
+  // By slot: the step of the last write, and of the last scratch over it.
   std::vector<int> last_write = {}, last_scratch = {};
-  // of memory: the slot by which it was written, and in which turn
+  // By memory: the slot of the last write, and its iteration.
   std::vector<int> last_writer = {}, last_iteration = {};
-  // by slot, which may share its memory: the last step that wrote it
+  // By slot, which may share its memory: the step of its last write.
   std::map<int, int> wrote = {};
   struct Filled {
     std::int64_t begin = 0, end = 0, bytes = 0;
   };
-  // of memory: the bytes between which something was written, and at most how many
+  // By memory: the range of written bytes, and an upper bound of their number.
   std::map<int, Filled> filled = {};
-  std::vector<std::pair<const View*, Extent>> extents = {};  // of the views of the step
-  int second_pass = 0;  // loops around that are walked a second time
+  std::vector<std::pair<const View*, Extent>> extents = {};  // extents of the views of the step
+  int second_pass = 0;  // number of enclosing loops in their second pass
+  // The memories of the arrays of a started collective.
   struct OpenCall {
     std::set<int> x, out;
-  };                                  // memory
-  std::map<int, OpenCall> open = {};  // calls that were started, by number
-  bool last = false;                  // the last turn of the loop around is walked
-  bool skips = false;                 // in a part of a turn that the last turn leaves out
-  int now = 0, iteration_start = -1;  // the step, and that before the first of the turn
+  };
+  std::map<int, OpenCall> open = {};  // started collectives, by number
+  bool last = false;                  // the last iteration of the enclosing loop is checked
+  bool skips = false;                 // in a part that the last iteration skips
+  int now = 0, iteration_start = -1;  // current step; step before the first one of the iteration
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error(fmt::format("[verify] {} after {}: {}{}", s.op, after, why, location_suffix(s)));
   }
   int memory(int slot) const { return p.memory(slot); }
-  // The elements that a view reaches lie in its slot, by whatever ids.
+  // Checks that the elements of a view are in its slot, for all ids.
   void inside(const Step& s, const View& v, const Dims& dims,
               const std::vector<program::Indexed>& ids = {}) {
     if (v.slot < 0 || program::points(dims) == 0) return;
     if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
-    if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;  // it says no dims
+    if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;  // a finish has no dims
     if (v.strides.size() != dims.size())
       bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     auto far = extent_of(v, dims, ids);
@@ -87,7 +88,7 @@ struct ProgramCheck {
   Extent extent_of(const View& v, const Dims& dims,
                    const std::vector<program::Indexed>& ids) const {
     Extent e{v.offset, v.offset};
-    Strides strides;  // of what is surely walked
+    Strides strides;  // strides that are certainly traversed
     auto reach = [&](std::int64_t size, std::int64_t stride, bool is_traversed) {
       if (size <= 1 || stride == 0) return;
       (stride < 0 ? e.first : e.last) += (size - 1) * stride;
@@ -104,19 +105,19 @@ struct ProgramCheck {
     e.least = elements_of(strides);
     return e;
   }
-  using Strides = std::vector<std::pair<std::int64_t, std::int64_t>>;  // stride and size
-  // How many elements they come to at least: all, where each stride is at least as far as all
-  // shorter ones reach.
+  using Strides = std::vector<std::pair<std::int64_t, std::int64_t>>;  // pairs of stride and size
+  // Returns a lower bound of the number of distinct elements. It is exact if each stride is at
+  // least as large as the span of all shorter ones.
   static std::int64_t elements_of(Strides strides) {
     std::sort(strides.begin(), strides.end());
     std::int64_t span = 1, least = 1;
     for (auto [stride, size] : strides) {
-      if (stride >= span) least *= size;  // else it may come to the same elements again
+      if (stride >= span) least *= size;  // otherwise, elements may repeat
       span += (size - 1) * stride;
     }
     return least;
   }
-  // Ids find nothing along an axis of size 0, so the table is not touched.
+  // Returns the table of a gather or scatter along an axis of size 0, which is not accessed.
   static const View* untouched(const Step& s) {
     auto empty = [](auto& x) {
       return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; });
@@ -138,12 +139,12 @@ struct ProgramCheck {
              &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
     });
   }
-  const Extent* extent(const View* v) const {  // null: it touches nothing
+  const Extent* extent(const View* v) const {  // null: no element
     auto known =
         std::find_if(extents.begin(), extents.end(), [&](auto& e) { return e.first == v; });
     return known == extents.end() ? nullptr : &known->second;
   }
-  // No more is read than was written.
+  // Checks that no more is read than was written.
   void read_part(const Step& s, int slot, const View& v) const {
     auto* e = extent(&v);
     if (!e) return;
@@ -165,7 +166,7 @@ struct ProgramCheck {
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
     auto own = wrote.find(slot);
-    // not in a loop inside
+    // within this iteration, outside of inner loops
     bool here = own != wrote.end() && own->second > iteration_start &&
                 last_iteration[std::size_t(mine)] == iteration_start;
     if (here && own->second < last_write[std::size_t(mine)])
@@ -174,8 +175,8 @@ struct ProgramCheck {
     if (last_scratch[std::size_t(mine)] > last_write[std::size_t(mine)])
       bad(s, fmt::format("slot {} is read, and scratch was written over it", slot));
   }
-  // What a step writes shares no bytes with what else it uses, but in place; its scratch with
-  // nothing of it.
+  // Checks that the memory a step writes shares no bytes with other memory that it uses, except in
+  // place, and that its scratch overlaps none of it.
   void lies_apart(const Step& s) {
     std::set<int> used, made;
     each_access(s, [&](int slot, bool writes, const View*) {
@@ -214,9 +215,10 @@ struct ProgramCheck {
     if (auto* e = extent(&v))
       fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
     else
-      fill(slot, all_of(slot));  // sums of nothing
+      fill(slot, all_of(slot));  // an empty sum
   }
-  // Points that a step makes have an element each. Strides of 0 are of dims that the result lacks.
+  // Returns true if two elements of the step are written to the same place. Strides of 0 belong to
+  // dims that the result lacks.
   static bool writes_twice(const Step& s, const View& v) {
     if (s.kind == Kind::scatter || s.kind == Kind::collective || s.kind == Kind::host) return false;
     auto dims = dims_of(s);
@@ -246,7 +248,7 @@ struct ProgramCheck {
     last_writer[mine] = slot;
     last_iteration[mine] = iteration_start;
   }
-  // Calls that go on beside the work have their arrays to themselves.
+  // Returns true if the slot overlaps arrays of a collective in flight.
   bool shares(const std::set<int>& all, int slot) const {
     int mine = memory(slot);
     auto overlaps = [&](int other) { return all.count(other) > 0; };
@@ -309,13 +311,15 @@ struct ProgramCheck {
         skips = outer;
         continue;
       }
-      if (s.loop.trips == 0) continue;  // nothing of it is ever done
+      if (s.loop.trips == 0) continue;  // its steps never run
       trip_counts[s.loop.variable] = s.loop.trips;
       auto outer = std::exchange(last, false);
       auto outer_start = std::exchange(iteration_start, now);
       steps(s.loop.body);
       last = true;
-      iteration_start = now;  // once more: what the first turn wrote over the second may read
+      // The second pass finds values of the first iteration that the second one reads after they
+      // are overwritten.
+      iteration_start = now;
       ++second_pass;
       if (placed && s.loop.trips > 1) steps(s.loop.body);
       --second_pass;
@@ -324,7 +328,7 @@ struct ProgramCheck {
       trip_counts.erase(s.loop.variable);
     }
   }
-  // A slot in the memory of another has room there.
+  // Checks that a slot in the memory of another slot fits there.
   void aliases() const {
     const int count = int(p.slots.size());
     for (int k = 0; k < count; ++k) {
@@ -355,12 +359,12 @@ struct ProgramCheck {
   }
 };
 
-// Where a gathered value lies, nothing is kept.
+// Checks that gathered values are not retained.
 struct GatheredCheck {
   const Program& p;
-  // by slot: the loop in which it is written first; null: in none
+  // By slot: the loop with its first write; null: outside of loops.
   std::map<int, const Step*> made_in = {};
-  std::set<const Step*> over = {};  // loops
+  std::set<const Step*> over = {};  // finished loops
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
     throw VerifyError("[gathered] " + what +
@@ -393,10 +397,10 @@ struct GatheredCheck {
   }
 };
 
-// The calls of a Program in order, and the loops that hold some.
+// A collective of a Program, in order, or the start or end of a loop that contains collectives.
 struct ListedCall {
   std::string text;
-  const Step* step = nullptr;  // none: where turns begin, or end
+  const Step* step = nullptr;  // null: the start or end of iterations
 };
 std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
   std::vector<ListedCall> out;
@@ -420,8 +424,8 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
 std::string box(DType d, const Dims& dims) {
   return fmt::format("{} ({})", name_of(d), fmt::join(dims, ", "));
 }
-// What is one and the same on all devices of a call: the arrays that are summed, or that are made
-// of blocks.
+// Returns the properties that are equal on all devices of a collective: the arrays that are summed,
+// or concatenated from blocks.
 std::string shared_by_call(const program::Collective& c) {
   std::string out = name_of(c.kind);
   for (std::size_t k = 0; k < c.x.size(); ++k) {
@@ -433,9 +437,9 @@ std::string shared_by_call(const program::Collective& c) {
 }
 struct CallCheck {
   const std::vector<const Program*>& devices;
-  std::vector<std::vector<ListedCall>> calls = {};  // of each device
+  std::vector<std::vector<ListedCall>> calls = {};  // by device
 
-  // Every device makes the same calls, whoever takes part in them.
+  // Checks that every device runs the same collectives, including the ones of other groups.
   void order() {
     for (auto* p : devices) calls.push_back(calls_of(p->steps));
     auto& first = calls[0];
@@ -456,8 +460,8 @@ struct CallCheck {
     throw Error(fmt::format("[verify] call {} of device {} is {}, that of device {} {}", k, d, mine,
                             other, theirs));
   }
-  // Where a device is, but for the mesh axes that a call is over: so those that make it together
-  // are at one place.
+  // Returns the coordinates of a device without the mesh axes of a collective. Devices of one group
+  // have the same coordinates.
   Dims place(std::size_t d, const std::vector<int>& over) const {
     Dims at;
     auto left = std::int64_t(devices[d]->device);
@@ -470,16 +474,16 @@ struct CallCheck {
     if (!calls[0][k].step) return;
     auto of = [&](std::size_t d) -> auto& { return calls[d][k].step->collective; };
     if (of(0).kind == program::CollectiveKind::exchange) return boxes(k);
-    std::map<Dims, std::size_t> first;  // device at each place
+    std::map<Dims, std::size_t> first;  // first device at each place
     for (std::size_t d = 0; d < devices.size(); ++d) {
       auto other = first.try_emplace(place(d, of(d).over), d).first->second;
       auto mine = shared_by_call(of(d)), theirs = shared_by_call(of(other));
       if (mine != theirs) differs(k, d, mine, other, theirs);
     }
   }
-  // What a device sends to another is what that one takes, box by box.
+  // Checks that each box that a device sends matches the box that is received.
   void boxes(std::size_t k) const {
-    std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;  // from, to
+    std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;  // by sender and receiver
     for (std::size_t d = 0; d < devices.size(); ++d) {
       auto& c = calls[d][k].step->collective;
       auto here = [&](const program::BoxTransfer& p) {

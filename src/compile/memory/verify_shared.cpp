@@ -1,4 +1,5 @@
-// Slots that share memory hold what each of them would hold alone, as long as somebody reads it.
+// Checks that slots with shared memory have the values that they would have in memory of their own,
+// as long as they are read.
 #include <fmt/format.h>
 
 #include <vector>
@@ -16,7 +17,8 @@ using program::Program;
 using program::Step;
 using program::View;
 
-// Walks the steps in order, loops twice: what the first turn wrote the second one may read.
+// Traverses the steps in order, with two iterations per loop: the second one may read writes of the
+// first one.
 struct SharedCheck {
   const Program& p;
   struct Write {
@@ -24,20 +26,21 @@ struct SharedCheck {
     const Step* step;
     const View* view;
   };
+  // An enclosing loop: its variable, the step before the loop, the step before the iteration.
   struct LoopAround {
     int variable, begin, iteration_start;
-  };  // the moments before it, and before its turn
-  // by memory
+  };
+  // By memory.
   std::vector<std::vector<Write>> writes = std::vector<std::vector<Write>>(p.slots.size());
-  std::vector<int> wrote = std::vector<int>(p.slots.size(), -1);  // by slot: when last
-  std::vector<int> members = std::vector<int>(p.slots.size());    // of a memory
+  std::vector<int> wrote = std::vector<int>(p.slots.size(), -1);  // by slot: step of the last write
+  std::vector<int> members = std::vector<int>(p.slots.size());    // number of slots per memory
   std::vector<LoopAround> around = {};                            // outermost first
   Trips trips = {};
   int now = 0;
 
   std::size_t memory(int slot) const { return std::size_t(p.memory(slot)); }
-  // Was it written in an earlier turn of a loop, in which each turn reads and writes a stripe of
-  // its own?
+  // Returns true if the write was in an earlier iteration of a loop whose iterations each access a
+  // stripe of their own.
   bool elsewhere(const Write& w, const Step& s, const View* v) const {
     for (auto l = around.rbegin(); l != around.rend(); ++l) {
       if (w.at <= l->begin) continue;
@@ -58,8 +61,8 @@ struct SharedCheck {
       if (w.slot != slot && w.at > wrote[std::size_t(slot)] && !elsewhere(w, s, v))
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, w.slot));
   }
-  // Parts that turns before this one made of another slot stay: this turn writes to a stripe of its
-  // own.
+  // Checks that values that earlier iterations wrote to another slot persist: this iteration writes
+  // to a stripe of its own.
   void write(const Step& s, int slot, const View& v) const {
     for (auto& w : writes[memory(slot)])
       for (auto& l : around) {
@@ -73,7 +76,7 @@ struct SharedCheck {
   static bool counts(const View& v, int variable) {
     return std::any_of(v.terms.begin(), v.terms.end(), [&](auto& t) { return t.loop == variable; });
   }
-  // From one slot to another of the same memory and place: both hold the value from now on.
+  // Returns true for a copy between two slots at the same place: both have the value afterwards.
   bool stays(const Step& s) const {
     return s.kind == Kind::copy && same_place(s.copy.x, s.copy.out) &&
            memory(s.copy.x.slot) == memory(s.copy.out.slot);
@@ -81,7 +84,7 @@ struct SharedCheck {
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
       ++now;
-      // A device may have no part of an array.
+      // A device may have an empty part of an array.
       auto shares = [&](int slot) {
         return members[memory(slot)] > 1 && p.slots[std::size_t(slot)].bytes > 0;
       };

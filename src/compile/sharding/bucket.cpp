@@ -1,5 +1,6 @@
-// Collectives of one kind that are needed at the same time go in one call. Afterwards versions of
-// one bucket stand side by side in their body, behind all that any of them reads.
+// Bucketing: collectives of one kind that are needed at the same time share one collective call.
+// Afterwards, the versions of a bucket are adjacent in their body, after all versions that any of
+// them reads.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -10,10 +11,11 @@
 namespace haliax::partitioning {
 namespace {
 
-// Versions that each version is made of, in its own body: for a loop all that its bodies read.
+// Returns the versions of the same body that each version reads. A loop reads all outside versions
+// that its bodies read.
 std::vector<std::vector<int>> reads_of(const Plan& plan) {
   std::vector<std::vector<int>> out(plan.versions.size());
-  for (auto r = plan.bodies.size(); r-- > 0;)  // inner bodies come after outer ones
+  for (auto r = plan.bodies.size(); r-- > 0;)  // inner bodies follow outer ones
     for (int k : plan.bodies[r].versions) {
       auto& v = plan.version(k);
       auto& mine = out[std::size_t(k)] = v.in;
@@ -36,11 +38,10 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
 struct Bucketing {
   Plan& plan;
   const GlobalGraph& whole;
-  // calls go on beside the work: what is small, and made early and late in a turn, does not hold up
-  // what is large
+  // With overlap, small reductions get buckets of their own, so that they do not delay large ones.
   bool overlap;
   std::vector<std::vector<int>> reads = reads_of(plan);
-  // the version itself sends, or something in its bodies does
+  // Per version: it communicates, or a version in its bodies does.
   std::vector<char> collectives = std::vector<char>(plan.versions.size());
   int buckets = 0;
 
@@ -59,7 +60,8 @@ struct Bucketing {
     std::vector<int> versions;
     for (int k : plan.body(r).versions)
       if (plan.version(k).live) versions.push_back(k);
-    std::map<int, int> calls_before, calls_after;  // calls before a version, and after it
+    // number of collectives before and after a version
+    std::map<int, int> calls_before, calls_after;
     auto here = [&](int x) { return plan.version(x).body == r && plan.version(x).live; };
     for (int k : versions) {
       int e = 0;
@@ -71,8 +73,8 @@ struct Bucketing {
       for (int x : reads[std::size_t(*k)])
         if (here(x))
           calls_after[x] = std::max(calls_after[x], calls_after[*k] + collectives[std::size_t(*k)]);
-    // Reductions as late as possible, in the order in which there is something to reduce: gradients
-    // and the loss meet at the end, or whenever a bucket is full.
+    // Reductions are delayed as far as possible, in the order in which their operands become ready.
+    // All gradients and the loss thus share a bucket at the end, unless a bucket is full.
     auto ready = ready_at(versions);
     std::vector<int> by_time;
     for (int k : versions)
@@ -81,7 +83,7 @@ struct Bucketing {
         by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(),
                      [&](int a, int b) { return ready[a] < ready[b]; });
-    // the blocks of a turn come together
+    // The blocks of a ring step share a bucket.
     for (auto kind : {Version::Kind::ring_receive, Version::Kind::ring_return}) {
       auto of_kind = [&](int k) { return plan.version(k).kind == kind; };
       buckets += std::any_of(versions.begin(), versions.end(), of_kind);
@@ -111,8 +113,8 @@ struct Bucketing {
         s.bucket = bucket;
         full += b;
       } else if (s.reshard_step.kind == ReshardStep::Kind::all_gather && calls_before[k] == 0) {
-        // Gathers one by one, or all gathered arrays would be live at once; but the small ones with
-        // the first.
+        // Large gathers are not merged, because all gathered arrays would then be live at once.
+        // Small gathers join the first one.
         auto b = whole.bytes(s.node, s.at);
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)
@@ -125,8 +127,8 @@ struct Bucketing {
     }
     order(r, versions, ready);
   }
-  // Where among the versions each may be made. Reductions, and what is cheaply made for them alone,
-  // as soon as they can be; others keep their place.
+  // Returns the position at which each version may run. Reductions, and cheap versions that only
+  // reductions read, run as early as possible. Other versions retain their positions.
   std::map<int, int> ready_at(const std::vector<int>& versions) {
     std::map<int, int> at;
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
@@ -145,9 +147,9 @@ struct Bucketing {
       if (plan.version(k).sums()) soonest(k);
     return at;
   }
-  // Steps in an order in which each call comes after all that it reads.
+  // Reorders the versions of a body so that each collective follows all versions that it reads.
   void order(int r, const std::vector<int>& versions, std::map<int, int>& ready_at) {
-    std::map<int, std::vector<int>> members;  // of a bucket, or (negative) a version alone
+    std::map<int, std::vector<int>> members;  // by bucket; negative: a version without a bucket
     auto unit = [&](int k) { return plan.version(k).bucket > 0 ? plan.version(k).bucket : -1 - k; };
     std::map<int, int> place;
     for (int k : versions) {
@@ -192,7 +194,8 @@ void bucket(Plan& plan, const GlobalGraph& whole, bool overlap) {
   Bucketing{plan, whole, overlap}.run();
 }
 
-// What nothing reads is not made, nor sent.
+// Marks the versions that no result depends on as not live, so that they are neither computed nor
+// communicated.
 void drop_dead_versions(Plan& plan) {
   for (auto& s : plan.versions) s.live = false;
   std::vector<int> todo = plan.roots;

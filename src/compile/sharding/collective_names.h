@@ -1,4 +1,4 @@
-// What moves, in words.
+// Names and descriptions of planned collectives, for reports.
 #pragma once
 #include "compile/sharding/planned_collectives.h"
 
@@ -6,10 +6,10 @@ namespace haliax {
 
 const char* name_of(PlannedCollective::Kind);
 std::string name_of(const CommunicatedArray&);
-std::string loops_of(const PlannedCollective&, const Mesh&);  // walked around it
-const char* cause_of(const PlannedCollective&);               // what wants it
-// Of sums that share a call a gradient stands for all; of gathers the first, which may be one that
-// nobody asked for.
+std::string loops_of(const PlannedCollective&, const Mesh&);  // enclosing loops
+const char* cause_of(const PlannedCollective&);               // the op that reads its result
+// Describes the arrays of a collective by one of them and a count. The first array represents the
+// arrays of a gather; it may be unrequested. A gradient represents the arrays of a reduction.
 std::string array_of(const PlannedCollective&);
 template <class List, class Text> std::string listed(const List& list, const Text& text_of) {
   std::string out;

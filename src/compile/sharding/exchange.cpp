@@ -1,3 +1,4 @@
+// All-to-all communication: intersects the blocks of source and result on each pair of devices.
 #include "compile/sharding/exchange.h"
 
 #include <algorithm>
@@ -7,12 +8,14 @@
 namespace haliax {
 namespace {
 
-// What one device gets from another: a box, in the giver's array and in its own.
+// A box that one device receives from another, in the coordinates of both blocks.
 struct Delivery {
   int from = 0, piece = 0;
-  program::Dims start, at, dims, step;  // of the giver's block; of one's own
+  // start, step: in the sender's block; at: in the receiver's block
+  program::Dims start, at, dims, step;
 };
-struct BlockRun {  // positions of one axis that lie in one block of the giver
+// Positions of one axis that one block of the sender holds.
+struct BlockRun {
   std::int64_t block, theirs, mine, size, step;
 };
 
@@ -25,7 +28,8 @@ bool in_parts(const CopyBox& p, const Axis& a) {
          !(p.source_layout.parts.empty() && p.result_layout.parts.empty());
 }
 struct BlockPosition {
-  // which device's, by number; where in it; positions from there on that lie in a row
+  // Index of the device that holds the position, offset in its block, and number of contiguous
+  // positions from there.
   std::int64_t block, at, left;
 };
 BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh) {
@@ -44,7 +48,8 @@ BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh)
   }
   return p;
 }
-// Stretches of an axis that a device has, in its order.
+// Returns (first position, size) of each contiguous range of an axis that a device holds, in the
+// order of its block.
 std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const AxisLayout& l, const Mesh& mesh,
                                                              int device) {
   std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};  // from, size
@@ -69,7 +74,7 @@ std::vector<BlockRun> runs_between(const AxisLayout& source, const AxisLayout& t
       auto n = std::min(end - i, p.left);
       if (!out.empty() && out.back().block == p.block &&
           out.back().theirs + out.back().size == p.at)
-        out.back().size += n;  // the next row
+        out.back().size += n;  // contiguous with the run before
       else
         out.push_back({p.block, p.at, mine, n, 1});
       i += n;
@@ -93,7 +98,7 @@ std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Copy
   std::vector<BlockRun> out;
   for (auto j = begin; j < end;) {
     auto i = start + step * (j - first), b = i / block;
-    // positions of the source after i in its block
+    // Positions of the source after i in its block.
     auto left = step > 0 ? (b + 1) * block - 1 - i : i - b * block;
     auto n = std::min(end - j, left / std::abs(step) + 1);
     out.push_back({b, i - b * block, j - low, n, step});
@@ -101,7 +106,7 @@ std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Copy
   }
   return out;
 }
-// The device with that block, else like `device`.
+// Returns the device that holds this block and has the other coordinates of `device`.
 int with_block(int device, std::int64_t block, const MeshAxes& cut, const Mesh& mesh) {
   for (int k = cut.size(); k-- > 0;) {
     int x = cut[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
@@ -112,7 +117,8 @@ int with_block(int device, std::int64_t block, const MeshAxes& cut, const Mesh& 
   }
   return device;
 }
-// How many positions of one axis a device gets, and how many of these it has itself.
+// Number of positions of one axis that a device needs, and the number of these that it holds
+// itself.
 struct Got {
   std::int64_t all, own;
 };
@@ -136,16 +142,17 @@ Got got_along(const Axis& source, const Axis& target, const CopyBox& p, const Me
   }
   auto begin = std::max(low, p.to), end = std::min(low + length, p.to + p.size);
   if (begin >= end) return {0, 0};
-  // a / b, for b > 0
+  // Returns floor(a / b) for b > 0.
   auto down = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && a < 0); };
-  // Position to + k comes from `from` + step * k: which k lie in the block that is here?
+  // Position `to` + k is position `from` + step * k of the source. [first, last) is the range of k
+  // whose sources are in the local block.
   auto step = std::abs(p.step);
   auto first = p.step > 0 ? -down(p.from - have, step) : down(p.from - (have + size), step) + 1;
   auto last = p.step > 0 ? -down(p.from - (have + size), step) : down(p.from - have, step) + 1;
   return {end - begin,
           std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
 }
-// `giver`: those alone that come from this device.
+// Returns the boxes that a device receives. `giver`: if set, only boxes from this device.
 std::vector<Delivery> deliveries(const std::vector<CopyBox>& copy_boxes, const Axes& axes,
                                  const Sharding& at, const Mesh& mesh, int device, int giver = -1) {
   std::vector<Delivery> out;

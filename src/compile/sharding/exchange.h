@@ -1,49 +1,53 @@
-// Who sends what to whom, when positions of an axis move between the devices of a mesh.
+// All-to-all communication: the boxes that a device sends and receives when positions of an axis
+// move between the devices of a mesh.
 //
-// In: the pieces that a result is put together of. Out: the parcels of one device. Always: what one
-// device sends is what the other receives, in the same order.
+// In      the boxes that a result consists of.
+// Out     the sends and receives of one device.
+// Always  a sender and its receiver list their common boxes in the same order.
 #pragma once
 #include "ops/collective.h"
 #include "transforms/sharding.h"
 
 namespace haliax {
 
-// makes a ring of it, and says who sends
+// Turns a collective into a ring along the mesh axes in `over`, and fills in its sends and
+// receives.
 void set_ring(CollectiveSpec&, const Axes& block, const MeshAxes& over, const Mesh&, int device);
 
-// How the positions of an axis lie on a mesh: the axis is the row-major product of `parts`, each
-// cut by mesh axes of its own. Mostly there is one part, the axis itself.
+// The layout of one axis on a mesh. The axis is the row-major combination of `parts`, and each part
+// is sharded by mesh axes of its own. Most axes have one part, which is the axis itself.
 struct AxisLayout {
   Axes parts = {};
-  std::vector<MeshAxes> cuts = {};                   // of each part
-  MeshAxes over() const;                             // mesh axes, of all parts
-  std::int64_t size(const Mesh&, int device) const;  // of a device's block
+  std::vector<MeshAxes> cuts = {};                   // mesh axes of each part
+  MeshAxes over() const;                             // mesh axes of all parts
+  std::int64_t size(const Mesh&, int device) const;  // positions in the block of a device
 };
 
-// A part of what an exchange makes: positions [to, to + size) of `axis` are positions from, from +
-// step, ... of one of its arrays, which is cut as `at` says. Along other axes, and without an axis,
-// positions stay.
+// A part of the result of an exchange: positions [to, to + size) of `axis` are positions from, from
+// + step, ... of one of its arrays, whose sharding is `at`. Positions along other axes do not
+// change; without `axis`, no position changes.
 struct CopyBox {
   int array = 0;
-  Axes axes = {};  // of the whole array, in the order of the result's
+  Axes axes = {};  // axes of the unsharded array, in the order of the result
   Sharding at = {};
   Name axis = {};
   std::int64_t from = 0, to = 0, size = 0, step = 1;
-  // of `axis`, where it is cut in parts: of the array's, of the result's; then positions stay
+  // Layouts of `axis` in the array and in the result, if it has several parts. Its positions then
+  // do not change.
   AxisLayout source_layout = {}, result_layout = {};
 };
-// The parcels of one device, for a result (of the whole graph: `axes`, cut as `at`) that goes to
-// out[k].
+// Appends the sends and receives of one device for a result that is stored in out[k]. `axes`: axes
+// of the unsharded result; `at`: its sharding.
 void pack(program::Collective&, const std::vector<CopyBox>&, int first_array, int out,
           const Axes& axes, const Sharding& at, const Mesh&, int device);
-// Of a piece in parts of which all that a device gets is its own: where in its block, and how many
-// positions, in the result's order.
+// Returns (offset in the block of the source, number of positions) of each run of positions, in the
+// order of the result. For a box with parts of which a device needs only its own data.
 std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox&, const Sharding& at,
                                                             const Mesh&, int device);
-// Bytes that a device sends to others, on average.
+// Returns the bytes that a device sends to others, on average.
 double exchange_bytes(const std::vector<CopyBox>&, const Axes& axes, const Sharding& at, int width,
                       const Mesh&);
-// the mesh axes along which something moves
+// Returns the mesh axes along which data moves.
 MeshAxes exchange_over(const std::vector<CopyBox>&, const Axes& axes, const Sharding& at);
 
 }  // namespace haliax

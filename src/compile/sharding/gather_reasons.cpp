@@ -1,3 +1,4 @@
+// Reasons for all-gathers: matches each gather with a request of the user or a rule of an op.
 #include "compile/sharding/gather_reasons.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ Purposes purposes_of(const GlobalGraph& whole) {
     if (n.node->op == &prim::kInput) inputs.push_back(n.node);
   return Purposes(roots, inputs);
 }
-// What x shows, cast or seen otherwise, in the turns of a loop or behind them.
+// Returns the source of x: looks through views, casts and loop results.
 const Node* source_of(const Node* x) {
   for (;;) {
     if (is_loop_result(*x))
@@ -28,10 +29,11 @@ const Node* source_of(const Node* x) {
       return x;
   }
 }
-// Does `back` make a cotangent of an operand of `product` from that of its result, `g`? It
-// multiplies it with the other operand, and has an axis that the product folds. (Of a product and
-// that of its cotangent either goes back to the other; the former is not made of what the latter
-// reads.)
+// Returns true if `back` computes the cotangent of an operand of the contraction `product` from the
+// cotangent `g` of its result. `back` multiplies g by the other operand, and it has an axis that
+// `product` contracts. This relation also holds with the roles of the two contractions swapped.
+// Callers exclude this case: the forward contraction does not depend on the operands of the
+// backward one.
 bool is_cotangent_of(const Node& back, const Node& product, const Node& g) {
   auto folded = [&](const Axis& a) { return !find(product, a.name) && find(back, a.name); };
   for (auto& x : product.in)
@@ -53,7 +55,7 @@ GatherReasons::GatherReasons(const Plan& plan, const GlobalGraph& whole, const G
     : purposes(purposes_of(whole)), plan_(plan), whole_(whole) {
   find_parameters(noted);
 }
-void GatherReasons::find_parameters(const Gradients* noted) {  // operands come first
+void GatherReasons::find_parameters(const Gradients* noted) {  // operands precede their readers
   for (std::size_t n = 0; n < whole_.values.size(); ++n) {
     auto& me = node(int(n));
     bool all = !whole_.values[n].in.empty() && me.op->kind != Kind::loop && me.op != &kResult,
@@ -64,21 +66,22 @@ void GatherReasons::find_parameters(const Gradients* noted) {  // operands come 
       all &= of_parameters_[std::size_t(x)] || whole_.at(x).generated;
       some |= bool(of_parameters_[std::size_t(x)]);
     }
-    // a gradient is taken by it, though none may reach it
+    // The argument is a parameter even if no gradient reaches it.
     bool frozen = noted && noted->is_parameter(me.origin.module);
     bool argument = frozen || purposes.is_parameter(me);
     of_parameters_.push_back(me.op == &prim::kInput ? argument : all && some);
   }
 }
-// What an op that goes by blocks makes on the way, and then reads itself: sums of blocks, their
-// first few.
+// Returns true if the gathered array is an intermediate of a blockwise op that the op itself reads,
+// such as the sums of its blocks.
 bool GatherReasons::between_blocks(const Version& v) const {
   auto& op = whole_.user_op(v.cause);
   bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.user_op(v.node);
   return written && node(v.node).bytes() < op.in[0]->bytes();
 }
-// Ids that pick from a table which stays cut, or rows that are placed in it: each device reads them
-// all, and answers for what it has of the table. They are less than that is.
+// Returns true for ids that select from a sharded table, or rows that are written into one. Each
+// device reads all of them and handles the positions in its own shard. The ids or rows are smaller
+// than the table.
 bool GatherReasons::for_part(const Version& v) const {
   auto& cause = node(v.cause);
   if (!rules::picks(cause) || node(v.node).bytes() >= cause.in[0]->bytes()) return false;
@@ -100,8 +103,8 @@ bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
                             whole_.mesh.axes()[std::size_t(x)].first) != shared->end();
          });
 }
-// A view that is a result only shows it otherwise: what it gathers is asked for by how the result
-// lies.
+// Returns true if the reader is a view that is a result of the function. The sharding of the result
+// then causes the gather.
 bool GatherReasons::by_view(const Version& v) const {
   auto& op = whole_.user_op(v.cause);
   int n = whole_.find(&op);
@@ -110,10 +113,14 @@ bool GatherReasons::by_view(const Version& v) const {
          std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
                       [&](int x) { return whole_.at(n).preferred.uses(x); });
 }
-// A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping
-// of the computation that reads it: that one says that along this axis the devices do not share the
-// work; of a cotangent if the value was reduced and cut; by an op that goes by blocks, or picks by
-// parts.
+// A gather has one of these reasons:
+// - result: the sharding of a result requires it.
+// - constraint: a sharding constraint requires it.
+// - parameter: the mapping of the computation that reads a parameter does not shard this axis along
+//   these mesh axes.
+// - gradient: the gathered value is a cotangent whose value was reduce-scattered in the forward
+//   pass.
+// - blocks: a blockwise op, or an op that selects from a shard of a table, requires it.
 GatherReason GatherReasons::reason(const Version& v) const {
   if (v.cause < 0 || by_view(v)) return GatherReason::result;
   auto& cause = whole_.user_op(v.cause);

@@ -1,5 +1,6 @@
-// Who asked for a gather: what reports print, and what `strict` goes by. Out: one reason for each
-// gather of a plan, the first that fits; nothing in the plan is changed.
+// The reason for each all-gather of a plan, for reports and for the option `strict`.
+//
+// Out     one reason per gather: the first one that applies. The plan does not change.
 #pragma once
 #include "compile/memory/purpose.h"
 #include "compile/sharding/planner.h"
@@ -21,7 +22,7 @@ class GatherReasons {
   bool by_view(const Version&) const;
   const Plan& plan_;
   const GlobalGraph& whole_;
-  std::vector<char> of_parameters_;  // made of parameters alone, and positions
+  std::vector<char> of_parameters_;  // per node: computed from parameters and positions alone
 };
 
 }  // namespace haliax::partitioning

@@ -1,4 +1,4 @@
-// What a partition is given beside the graph.
+// Options and inputs of a partition, in addition to the graph.
 #pragma once
 #include <memory>
 #include <optional>
@@ -10,15 +10,18 @@ namespace haliax {
 
 struct PartitionOptions {
   bool verify = false;  // DebugOptions::verify
-  // each loop gathers its weights anew; off: they are gathered once, before the first loop
+  // true: each loop gathers its weights again; false: weights are gathered once, before the first
+  // loop
   bool regather = true;
-  bool ring = false;  // a gather that one contraction reads: block by block, see ring
-  // keys that are cut as their queries are: block by block, where scores are walked (rounds.cpp)
+  bool ring = false;  // a gather that one contraction reads runs block by block, see `ring`
+  // Keys that are sharded like their queries rotate around the ring in loops that tile the scores
+  // (ring_attention.cpp).
   bool ring_attention = false;
-  bool overlap = false;  // collectives go on beside the work, see JitOptions
-  bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
-  std::optional<DType> reduce_dtype = {};           // of pending sums of narrower floats
-  std::shared_ptr<const Gradients> gradients = {};  // noted as the graph was traced, for reports
+  bool overlap = false;  // collectives run concurrently with computation, see `JitOptions`
+  bool strict = false;   // no unrequested gather is chosen to save bytes
+  std::optional<DType> reduce_dtype = {};  // of partial sums of lower-precision floats
+  // recorded while the graph was traced, for reports
+  std::shared_ptr<const Gradients> gradients = {};
 };
 struct PartitionInput {
   NodePtr global;

@@ -1,4 +1,5 @@
-// What moves between devices, in order: what a plan says of it; runtime/move_text has the words.
+// The collectives of a plan, in order, as data for reports. For their names, see
+// collective_names.h.
 #pragma once
 #include "graph/node.h"
 #include "transforms/sharding.h"
@@ -7,12 +8,12 @@ namespace haliax {
 
 struct CommunicatedArray {
   enum class What : std::uint8_t { argument, gradient, updated, op, part } what = What::op;
-  // of arguments: the array itself, those whose gradient it is, the one whose new value it is
+  // The argument itself, the parameters whose gradient it is, or the parameter that it updates.
   Names names = {};
-  const char* op = "";  // that made it, or of which it is a part
-  Axes axes = {};       // on the whole
+  const char* op = "";  // the op that computed it, or whose intermediate it is
+  Axes axes = {};       // of the unsharded array
 };
-// by what a gather was asked for
+// The reason for an all-gather: the result, constraint or rule that requires it.
 enum class GatherReason : std::uint8_t {
   unrequested,
   result,
@@ -21,7 +22,7 @@ enum class GatherReason : std::uint8_t {
   gradient,
   blocks
 };
-const char* name_of(GatherReason);  // as reports say it
+const char* name_of(GatherReason);  // name in reports
 struct PlannedCollective {
   enum class Kind : std::uint8_t {
     reduce_scatter,
@@ -32,14 +33,14 @@ struct PlannedCollective {
     permute
   } kind = Kind::all_to_all;
   MeshAxes over = {};                          // mesh axes
-  std::vector<CommunicatedArray> arrays = {};  // in one call
-  Names loops = {};                            // the axes walked around it, outermost first
-  const char* cause = nullptr;                 // the op that wants it; null: it is a result
-  Origin origin = {};                          // of that op
+  std::vector<CommunicatedArray> arrays = {};  // arrays that the collective communicates
+  Names loops = {};                            // axes of the enclosing loops, outermost first
+  const char* cause = nullptr;                 // the op that reads the result; null: a result
+  Origin origin = {};                          // origin of that op
   GatherReason reason = GatherReason::unrequested;
-  double bytes = 0, iterations = 1;  // sent per device on a ring, in one turn
-  bool at_most = false;              // less where masks make nothing of it
-  // does a device get what others have?
+  double bytes = 0, iterations = 1;  // bytes: sent per device and iteration, on a ring
+  bool at_most = false;              // an upper bound: masks may skip it
+  // Returns true if a device receives data that other devices hold.
   bool gathers() const { return kind == Kind::all_gather || kind == Kind::ring; }
 };
 

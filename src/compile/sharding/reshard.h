@@ -1,13 +1,17 @@
-// From one sharding of a value to another. Out: hops, each from where the one before has led, the
-// last to what is wanted; none if they are the same. Always: on all devices alike.
+// Resharding: the steps from one sharding of a value to another.
+//
+// Out     steps. Each step starts from the result of the step before, and the last step ends at the
+//         requested sharding. There are no steps if the shardings are equal.
+// Always  the steps are the same on all devices.
 #pragma once
 #include "compile/sharding/exchange.h"
 
 namespace haliax {
 
 struct ReshardStep {
-  // The first two are free: a device's part of what it has, and the identity on all ranks but the
-  // first.
+  // `slice` and `make_partial` communicate nothing. A slice is a device's part of the data that it
+  // holds. `make_partial` retains the value on the first rank and stores the identity on all
+  // others.
   enum class Kind : std::uint8_t {
     slice,
     make_partial,
@@ -17,11 +21,12 @@ struct ReshardStep {
     all_gather
   } kind = Kind::slice;
   Sharding to;
-  MeshAxes over;     // the mesh axes that talk
-  Name axis = {};    // cut by a reduce-scatter, joined by an all-gather
-  double bytes = 0;  // sent per device on a ring
+  MeshAxes over;     // mesh axes along which data is communicated
+  Name axis = {};    // sharded by a reduce-scatter, joined by an all-gather
+  double bytes = 0;  // sent per device, on a ring
 };
-// First what is free, then what shrinks the data, then what grows it.
+// Orders the steps: steps without communication, then steps that shrink the data, then steps that
+// grow the data.
 std::vector<ReshardStep> reshard(const Mesh&, const Axes&, DType, Sharding from,
                                  const Sharding& to);
 
