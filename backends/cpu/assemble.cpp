@@ -1,3 +1,4 @@
+// The pass that merges elementwise ops of a tape into assembled ops; see assemble.h.
 #include "assemble.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ class Pass {
     each_tape([&](Tape& tape) {
       for (const Op& op : tape) {
         each_read(plan_, op, [&](int v) { ++uses_[std::size_t(v)]; });
-        // A number written out for each point is that number.
+        // A splat equals its scalar operand.
         if (op.kind == Op::splat) same_[std::size_t(op.out)] = op.in[0];
       }
     });
@@ -45,8 +46,8 @@ class Pass {
     return (op.kind == Op::map || op.kind == Op::map_rows) && op.into < 0 &&
            can_assemble(op.point) && cpu::bytes_of(op.lane) == 4;
   }
-  // Ops that follow each other, or could: what stands between them and reads none of what they make
-  // goes before them.
+  // Groups ops that are adjacent, or can be moved next to each other. An op between them that reads
+  // none of their results moves before the group.
   void go_through(Tape& tape) {
     Tape out;
     std::vector<Op> open;
@@ -68,7 +69,7 @@ class Pass {
         }
         continue;
       }
-      bool depends = op.kind == Op::store;  // others may read what lies there
+      bool depends = op.kind == Op::store;  // other ops may read the stored memory
       each_read(plan_, op, [&](int v) { depends |= makes(v); });
       if (depends) flush();
       out.push_back(op);
@@ -90,10 +91,10 @@ class Pass {
   }
   AssembledOps written(const std::vector<Op>& open) const {
     AssembledOps w;
-    // rows that are walked again fetch the next row
+    // if rows stay in the cache across levels, the call prefetches the next row instead
     w.point.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
     std::set<int> made;
-    std::map<int, int> reads;  // of a value: how often it is read here
+    std::map<int, int> reads;  // number of reads of a value within the group
     auto& in = w.in;
     for (const Op& op : open) {
       for (int k = 0; k < 4; ++k) {
@@ -107,7 +108,8 @@ class Pass {
     }
     for (auto& i : in)
       w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
-    std::map<int, int> last;  // the number that a value has now, as some are rounded in place
+    // current number of each value, because some values are rounded in place
+    std::map<int, int> last;
     int number = int(in.size());
     for (const Op& op : open) {
       PointCode::Op one{op.point};
@@ -139,7 +141,7 @@ class Pass {
                numbers = std::ptrdiff_t(w.in.size()) - arrays;
     return arrays + std::ptrdiff_t(w.out.size()) <= most_arrays && numbers <= most_scalars;
   }
-  // One op in place of them, or of some of them at a time.
+  // Replaces the group by one op, or by several if the registers do not suffice.
   void close(const std::vector<Op>& open, Tape& out) {
     if (open.size() < 2) {
       out.insert(out.end(), open.begin(), open.end());
@@ -164,7 +166,7 @@ class Pass {
     plan_.assembled.push_back(std::move(w));
     out.push_back(op);
   }
-  // Numbers that are not written out any more.
+  // Removes splats and expansions without readers.
   void drop_unread() {
     each_tape([&](Tape& tape) {
       std::erase_if(tape, [&](const Op& op) {
@@ -174,8 +176,8 @@ class Pass {
   }
 
   FusedPlan& plan_;
-  std::vector<int> uses_;  // how many ops read a value
-  std::vector<int> same_;  // the value that it is, written out
+  std::vector<int> uses_;  // number of ops that read a value
+  std::vector<int> same_;  // the scalar that a splat repeats, else the value itself
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Point-wise ops of a tape that follow each other, as machine code made when a step is compiled:
-// what lies between them stays in registers, where each op by itself would read and write a tile.
-// For machines with AVX2 or AVX-512; elsewhere ops stay as they are.
+// Compiles consecutive elementwise ops of a tape into one function of machine code when a step is
+// compiled. Intermediates stay in vector registers, where separate ops would read and write a tile.
+// Requires AVX2 or AVX-512; on other machines the ops stay separate.
 //
-// In: tapes as the planner leaves them. Out: tapes in which such ops are one, of kind `assembled`.
-// Always: the bits of an element do not depend on where it lies in a tile.
+// In: tapes from the planner. Out: tapes in which such ops are one op of kind `assembled`. Always:
+// the bits of an element do not depend on its position in a tile.
 #pragma once
 #include "fused.h"
 
@@ -11,21 +11,23 @@ namespace haliax::cpu {
 
 constexpr int most_arrays = 12, most_scalars = 24, most_ops = 48;
 struct AssembledCall {
-  std::int64_t points = 0;             // those that fill whole registers
-  std::int64_t rest = 0;               // a bit for each point after them
-  const void* prefetch = nullptr;      // fetched as it goes, as many bytes as an array of f32 has
-  void* array[most_arrays];            // inputs with a value for each point, then outputs
-  std::uint32_t scalar[most_scalars];  // the other inputs
+  std::int64_t points = 0;             // number of elements that fill whole registers
+  std::int64_t rest = 0;               // bit mask of the remaining elements
+  const void* prefetch = nullptr;      // memory to prefetch, as many bytes as one f32 array
+  void* array[most_arrays];            // arrays with one value per element: inputs, then outputs
+  std::uint32_t scalar[most_scalars];  // all other inputs
 };
 bool can_assemble();
-bool can_assemble_bf16();  // what reads and writes bf16 where it lies
+bool can_assemble_bf16();  // reads and writes bf16 directly in memory
 bool can_assemble(const PointOp&);
-// Null where registers do not suffice. The code is kept: equal ones are made once.
+std::string key_of(const PointCode&);  // equal for equal code
+// Returns null if the registers do not suffice. The code is cached: equal PointCodes share one
+// function.
 AssembledCode assembled(const PointCode&);
 
 void assemble(FusedPlan&);
-// Arrays of bf16 that assembled ops alone read, or make, are read and written by them where they
-// lie. After stores are in place.
+// Lets assembled ops read and write bf16 arrays directly in memory, if no other op reads or writes
+// these arrays. Runs after store_in_place.
 void assemble_bf16(FusedPlan&);
 
 }  // namespace haliax::cpu

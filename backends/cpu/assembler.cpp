@@ -1,6 +1,6 @@
-// Machine code for point-wise ops, 16 values of 32 bits at a time: in one register, with tests in
-// mask registers (AVX-512); or in two, one after the other, where a test has all bits of its
-// values' lanes set (AVX2).
+// Machine code for elementwise ops, for 16 values of 32 bits at a time. With AVX-512 they occupy
+// one register, and tests (comparison results) are mask registers. With AVX2 they are two halves,
+// one after the other, and a test has all bits of a lane set.
 #include "assemble.h"
 
 #if defined(HALIAX_XBYAK)
@@ -24,11 +24,11 @@ using Xbyak::Address;
 using Xbyak::Opmask;
 using Xbyak::Operand;
 using Xbyak::Reg64;
-using Vector = Xbyak::Xmm;  // of any width
+using Vector = Xbyak::Xmm;  // a register of any width
 
 bool is_float(LaneType lane) { return lane == LaneType::f32; }
 bool is_test(Code c) { return (c >= Code::less && c <= Code::not_equal) || c == Code::logical_not; }
-// An op of bools whose operands are tests is one too.
+// Returns true for an op on bools that yields a test if both operands are tests.
 bool joins_tests(const PointOp& op) {
   return op.to == DType::boolean &&
          (op.what == Code::bit_and || op.what == Code::bit_or || op.what == Code::bit_xor);
@@ -38,7 +38,7 @@ struct OutOfRegisters {};
 
 class Assembler : Xbyak::CodeGenerator {
  public:
-  // a tanh or exp has some 900 bytes, and stands here up to four times
+  // a tanh or an exp has about 900 bytes, and is emitted up to four times
   Assembler(const PointCode& code, bool wide)
       : CodeGenerator((wide ? 1 : 3) * (4096 + 1024 * code.ops.size()), Xbyak::DontSetProtectRWE),
         code_(code), wide_(wide) {
@@ -63,11 +63,11 @@ class Assembler : Xbyak::CodeGenerator {
  private:
   struct Place {
     enum { nowhere, array, bf16, scalar, vector, test } kind = nowhere;
-    int at = 0;  // which array, scalar, or register
+    int at = 0;  // index of the array, the scalar or the register
   };
-  static constexpr int bytes_ahead = 4096;  // a few tiles: long enough for memory to come
-  static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;  // wide
-  static constexpr int rest_lanes = 15;  // else: which points are there
+  static constexpr int bytes_ahead = 4096;  // a few tiles: covers the latency of memory
+  static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;  // AVX-512: mask registers
+  static constexpr int rest_lanes = 15;  // AVX2: the register that marks the remaining elements
 
   void count_uses() {
     uses_.assign(code_.inputs.size() + code_.ops.size(), 0);
@@ -77,8 +77,8 @@ class Assembler : Xbyak::CodeGenerator {
     for (auto& o : code_.outputs) ++uses_[std::size_t(o.value)];
   }
 
-  // ---- around the loop ----
-  // rdi: the call; rcx: points done; one register for each array, and for what is fetched
+  // ---- prologue and epilogue ----
+  // rdi: the call; rcx: elements done; one register for each array and one for the prefetch address
   const Reg64& array_register(int k) const {
     const Reg64* const all[] = {&rax, &rdx, &rsi, &r8,  &r9,  &r10, &r11,
                                 &rbx, &rbp, &r12, &r13, &r14, &r15};
@@ -124,8 +124,7 @@ class Assembler : Xbyak::CodeGenerator {
     L(done);
   }
 
-  // What is read soon, so that nobody waits for it: mostly what lies behind this tile in each
-  // array.
+  // Emits prefetches of memory that is read soon: usually the memory after this tile in each array.
   void fetch() {
     if (!code_.fetches_inputs) return prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
     int array = 0;
@@ -137,7 +136,7 @@ class Assembler : Xbyak::CodeGenerator {
     }
   }
 
-  // ---- the points of a register ----
+  // ---- the elements of a register ----
   void points() {
     left_ = uses_;
     free_ = wide_ ? 0xffffffff : 0xffff;
@@ -157,7 +156,7 @@ class Assembler : Xbyak::CodeGenerator {
                                                                : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k)
       make(code_.ops[k], int(code_.inputs.size() + k));
-    for (auto [value, bf16] : code_.outputs) {  // last, as they may be made where an input lies
+    for (auto [value, bf16] : code_.outputs) {  // last, because an output may overwrite an input
       const Vector z = vector(value);
       const int k = array++;
       if (bf16) {
@@ -189,7 +188,7 @@ class Assembler : Xbyak::CodeGenerator {
 
     throw OutOfRegisters();
   }
-  // A register for now.
+  // Reserves a register for a scope.
   struct Temporary {
     Assembler& of;
     const Vector z;
@@ -223,7 +222,7 @@ class Assembler : Xbyak::CodeGenerator {
     return rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k);
   }
 
-  // In a register, and so from now on.
+  // Loads a value into a vector register, where it stays.
   Vector vector(int value) {
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::vector) return reg(place.at);
@@ -258,11 +257,12 @@ class Assembler : Xbyak::CodeGenerator {
     return z;
   }
   Address one() { return dword[rip + literals_[1]]; }
-  // As the last operand of an instruction: where it lies, if it is read this once.
+  // The last operand of an instruction: a memory operand if the value is read only once.
   struct Last {
     std::optional<Address> address = {};
     Vector z = Vector(0);
-    std::unique_ptr<Temporary> copy = {};  // of a number, where instructions cannot repeat it
+    // a broadcast scalar, where instructions cannot broadcast
+    std::unique_ptr<Temporary> copy = {};
     const Operand& get() const {
       return address ? static_cast<const Operand&>(*address) : copy ? copy->z : z;
     }
@@ -279,7 +279,7 @@ class Assembler : Xbyak::CodeGenerator {
       return {here(place.at)};
     return {{}, vector(value)};
   }
-  // Of a bool, as a test from now on.
+  // Converts a bool to a test in a vector register, and keeps it as a test.
   Vector lanes_of(int value) {
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::test) return reg(place.at);
@@ -291,14 +291,15 @@ class Assembler : Xbyak::CodeGenerator {
     place = {Place::test, z.getIdx()};
     return z;
   }
-  Opmask test(int value) {  // in a mask register: its own, or the scratch one
+  // Returns a test in a mask register: its own, or the scratch register.
+  Opmask test(int value) {
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::test) return Opmask(place.at);
     const Vector z = vector(value);
     vptestmd(Opmask(scratch_mask), z, z);
     return Opmask(scratch_mask);
   }
-  // The result may take the register of an operand that is read for the last time.
+  // Allocates the register of a result.
   Vector result(int value) {
     const Vector z = reg(take());
     places_[std::size_t(value)] = {Place::vector, z.getIdx()};
@@ -427,7 +428,9 @@ class Assembler : Xbyak::CodeGenerator {
         vdivps(z, x, y);
         break;
       case Code::max:
-      case Code::min:  // NaN of either passes: the instruction passes that of its last operand
+      // NaN propagates from both sides: vmaxps and vminps return their last operand if either is
+      // NaN
+      case Code::min:
         if (!f) {
           const bool is_signed = op.action.from == LaneType::i32;
           if (op.action.what == Code::max)
@@ -466,7 +469,7 @@ class Assembler : Xbyak::CodeGenerator {
     }
     finish(op);
   }
-  // Lanes of z: all bits set where it holds.
+  // Emits a comparison for AVX2: all bits of a lane of z are set where it holds.
   void compare_lanes(const PointCode::Op& op, int value) {
     const auto what = op.action.what;
     if (what == Code::logical_not) {
@@ -500,7 +503,7 @@ class Assembler : Xbyak::CodeGenerator {
     if (what == Code::equal || what == Code::not_equal) {
       vpcmpeqd(z, x, y);
     } else {
-      Temporary a(*this), b(*this);  // integers without a sign: in the order of those with one
+      Temporary a(*this), b(*this);  // compares unsigned integers in the order of signed ones
       const bool is_signed = op.action.from == LaneType::i32;
       const auto ordered = [&](const Vector& t, const Vector& v) {
         is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u));
@@ -546,7 +549,7 @@ class Assembler : Xbyak::CodeGenerator {
                             : op.action.what == Code::equal      ? equal
                                                                  : not_equal);
       };
-      // false for NaN, but for not_equal
+      // comparisons with NaN are false, except for not_equal
       if (is_float(op.action.from))
         vcmpps(k, x, y, pick(0x11, 0x12, 0, 4));
       else if (op.action.from == LaneType::i32)
@@ -613,7 +616,7 @@ class Assembler : Xbyak::CodeGenerator {
       vcvtph2ps(z, half);
       return;
     }
-    Temporary t(*this);  // bf16: to nearest even, and a NaN stays one
+    Temporary t(*this);  // bf16: rounds to nearest even; NaN stays NaN
     vpsrld(t.z, x, 16);
     bits_and(t.z, t.z, literal(1u));
     vpaddd(t.z, t.z, literal(0x7fffu));
@@ -649,7 +652,7 @@ class Assembler : Xbyak::CodeGenerator {
     finish(op);
   }
 
-  // both are exact: their sum is rounded once
+  // Converts u32 in two exact halves, so that only their sum is rounded.
   void convert_halves(const Vector& z, const Vector& x) {
     Temporary low(*this);
     vpand(low.z, x, literal(0xffffu));
@@ -660,8 +663,8 @@ class Assembler : Xbyak::CodeGenerator {
     vaddps(z, z, low.z);
   }
 
-  // ---- functions, step by step as in kernels_math.inc ----
-  void exp(const Vector& z, const Vector& c) {  // takes c
+  // ---- functions, bitwise identical to kernels_math.inc ----
+  void exp(const Vector& z, const Vector& c) {  // overwrites c
     Temporary n(*this), q(*this);
     if (!wide_) return exp_of_lanes(z, c, n.z, q.z);
     const Opmask scaled(scratch_mask);
@@ -669,7 +672,7 @@ class Assembler : Xbyak::CodeGenerator {
     vmaxps(c, n.z, c);
     vbroadcastss(n.z, at(89.f));
     vminps(c, n.z, c);
-    vcmpps(scaled, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: NaN too
+    vcmpps(scaled, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: includes NaN
     exp_within(z, c, n.z, q.z);
     vscalefps(z | scaled | T_z, z, n.z);
   }
@@ -679,20 +682,20 @@ class Assembler : Xbyak::CodeGenerator {
     vcmpps(q, q, literal(87.f), 0x11);
     vtestps(q, literal(~0u));
     jnc(wide_range, T_NEAR);
-    exp_within(z, c, n, q);  // mostly all results are normal numbers
+    exp_within(z, c, n, q);  // the common case: all results are normal numbers
     vcvtps2dq(n, n);
     vpslld(n, n, 23);
     vpaddd(z, z, n);
     jmp(done, T_NEAR);
     L(wide_range);
     Temporary scaled(*this);
-    vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: NaN too
+    vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: includes NaN
     vbroadcastss(n, at(89.f));
     vminps(c, n, c);
-    vandps(c, c, scaled.z);  // what is 0 underflows nowhere, which takes long on some machines
+    vandps(c, c, scaled.z);  // zeros avoid underflow, which is slow on some machines
     exp_within(z, c, n, q);
     vcvtps2dq(n, n);
-    vpsrad(q, n, 1);  // in two factors, as 2^n itself may be none
+    vpsrad(q, n, 1);  // in two factors, because 2^n itself may be out of range
     vpsubd(n, n, q);
     for (auto& power : {q, n}) {
       to_power(power);
@@ -701,16 +704,16 @@ class Assembler : Xbyak::CodeGenerator {
     vandps(z, z, scaled.z);
     L(done);
   }
-  void to_power(const Vector& n) {  // 2^n, of whole numbers
+  void to_power(const Vector& n) {  // 2^n for integral n
     vpaddd(n, n, literal(127u));
     vpslld(n, n, 23);
   }
-  // z 2^n is exp(c); for c in [-104, 89]
+  // Computes z and n so that z 2^n is exp(c), for c in [-104, 89].
   void exp_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
     expm1_within(z, c, n, q);
     vaddps(z, z, literal(1.f));
   }
-  // (z + 1) 2^n
+  // Computes z and n so that (z + 1) 2^n is exp(c).
   void expm1_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
     vbroadcastss(n, at(12582912.f));
     vfmadd231ps(n, c, literal(1.44269504088896341f));
@@ -748,33 +751,11 @@ class Assembler : Xbyak::CodeGenerator {
   std::bitset<32> free_;
   std::bitset<8> free_tests_;
   std::map<std::uint32_t, Xbyak::Label> literals_;
-  Xbyak::Label lane_bits_[2];  // 1, 2, 4, ...: of the first 8 points, and of the others
+  Xbyak::Label lane_bits_[2];  // 1, 2, 4, ...: bits of the first 8 elements, and of the other 8
   const bool wide_;            // AVX-512
   bool rest_ = false;
-  int half_ = 0;  // of 16 points
+  int half_ = 0;  // half of the 16 elements
 };
-
-std::string key_of(const PointCode& code) {
-  std::string key;
-  auto add = [&](int x) { key.append(reinterpret_cast<const char*>(&x), sizeof x); };
-  add(int(code.inputs.size()));
-  add(int(code.ops.size()));
-  add(code.fetches_inputs);
-  for (auto input : code.inputs) add(int(input));
-  for (auto& op : code.ops) {
-    add(op.action.action);
-    add(int(op.action.what));
-    add(int(op.action.from));
-    add(int(op.action.to));
-    for (int a : op.args) add(a);
-  }
-  for (auto& o : code.outputs) {
-    add(o.value);
-    add(o.bf16);
-  }
-
-  return key;
-}
 
 bool has_isa(std::string_view name) { return kernels().name == name; }
 
@@ -784,52 +765,6 @@ constinit std::mutex assembling;
 
 }  // namespace
 
-bool can_assemble() {
-  static const bool can = has_isa("avx512") || has_isa("avx2");
-  return can;
-}
-bool can_assemble_bf16() { return has_isa("avx512"); }
-bool can_assemble(const PointOp& op) {
-  if (op.action == PointOp::nothing) return false;
-  const bool narrow_float = op.to == DType::bf16 || op.to == DType::f16;
-  if (op.action == PointOp::round) return narrow_float;
-  const bool whole = op.from == LaneType::i32 || op.from == LaneType::u32;
-  if (op.from != LaneType::f32 && !whole) return false;
-  if (op.action == PointOp::convert) return narrow_float || op.to == DType::f32;
-  switch (op.what) {
-    case Code::exp:
-    case Code::tanh:
-    case Code::sigmoid:
-    case Code::sqrt:
-    case Code::rsqrt:
-    case Code::abs:
-    case Code::div:
-      return op.from == LaneType::f32;
-    case Code::bit_not:
-    case Code::bit_and:
-    case Code::bit_or:
-    case Code::bit_xor:
-    case Code::shift_left:
-    case Code::shift_right:
-      return whole;
-    case Code::neg:
-    case Code::add:
-    case Code::sub:
-    case Code::mul:
-    case Code::max:
-    case Code::min:
-    case Code::less:
-    case Code::less_equal:
-    case Code::equal:
-    case Code::not_equal:
-    case Code::logical_not:
-    case Code::select:
-      return true;
-    default:
-      return op.action == PointOp::exp_of_difference;
-  }
-}
-
 AssembledCode assembled(const PointCode& code) {
   static auto& all = *new std::map<std::string, std::unique_ptr<Assembler>>;
   std::lock_guard hold(assembling);
@@ -837,7 +772,7 @@ AssembledCode assembled(const PointCode& code) {
   if (is_new) {
     try {
       known->second = std::make_unique<Assembler>(code, has_isa("avx512"));
-    } catch (const OutOfRegisters&) {  // or memory may not be made executable here
+    } catch (const OutOfRegisters&) {  // also if executable memory is not permitted
     } catch (const Xbyak::Error&) {}
   }
   return known->second ? known->second->entry() : nullptr;
@@ -847,9 +782,6 @@ AssembledCode assembled(const PointCode& code) {
 
 #else
 namespace haliax::cpu {
-bool can_assemble() { return false; }
-bool can_assemble_bf16() { return false; }
-bool can_assemble(const PointOp&) { return false; }
 AssembledCode assembled(const PointCode&) { return nullptr; }
 }  // namespace haliax::cpu
 #endif

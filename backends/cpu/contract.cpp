@@ -1,5 +1,5 @@
-// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix
-// products (program/matrices.h) in blocks, by oneDNN or our own kernel.
+// Contractions. Batch, m, n and k dims of any count and with any strides become a set of matmuls
+// (program/matrices.h). Blocks of them run in oneDNN or in a kernel of this backend.
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -25,14 +25,14 @@ using program::offset_at;
 using program::points;
 
 struct MatmulPlan {
-  const ProductKernel* kernel = nullptr;  // our own; null: oneDNN's
+  const ProductKernel* kernel = nullptr;  // kernel of this backend; null: oneDNN
   program::MatrixProducts choice;
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
-  MatrixDim group_dim;  // the batch dim inside a primitive (stride 0 where group == 1)
-  // [edge of m or of the group + 2 * edge of n][accumulate]
+  MatrixDim group_dim;  // the batch dim within a primitive (stride 0 if group == 1)
+  // [last block of m or of the group + 2 * last block of n][accumulate]
   std::shared_ptr<const Gemm> gemms[4][2];
-  std::int64_t slice = 0;  // scratch of one worker
+  std::int64_t slice = 0;  // bytes of scratch per worker
   int threads = 1, workers = 1;
   std::int64_t packed_a_bytes = 0, packed_b_bytes = 0;
 
@@ -43,9 +43,10 @@ struct MatmulPlan {
 constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of
-// the shortest time. A block packs its part of b, which costs some 24 multiplications an element,
-// and reads its rows of a, or packs them where they lie in columns.
+// Chooses blocks for a kernel of this backend, about one per thread. Results do not depend on the
+// blocks, so the split with the shortest estimated time is used. A block packs its part of b, at a
+// cost of about 24 multiplications per element. It also reads its rows of a, or packs them if they
+// are stored by columns.
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
@@ -60,7 +61,7 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
     const std::int64_t n = block(c.n.n, across, 16),
                        m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
     const std::int64_t blocks = count(c.m.n, m) * count(c.n.n, n);
-    // of one k
+    // estimated time per value of k, in multiplications
     const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + row * m);
     if (best >= 0 && time >= best) continue;
     best = time;
@@ -73,18 +74,18 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
     p.m_block = block(c.m.n, count(c.m.n, most_packed / c.k.n / 32 * 32), 32);
     p.m_blocks = count(c.m.n, p.m_block);
   }
-  // more columns than a block holds at a time: two for each thread, which are not equally fast
+  // more columns than a block holds at once: two blocks per thread, as threads differ in speed
   if (p.n_blocks > 1 && p.n_block >= 800) {
     p.n_block = block(c.n.n, 2 * p.n_blocks, 48);
     p.n_blocks = count(c.n.n, p.n_block);
   }
 }
-// Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of
-// b once.
+// Chooses the blocks of the matmuls. For oneDNN they depend on the sizes only. Columns are split
+// first, so that each block of columns reads its part of b once.
 void choose_blocks(MatmulPlan& p) {
   auto& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
-  if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
+  if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several per call
     auto widest = std::max_element(c.outer.begin(), c.outer.end(),
                                    [](auto& x, auto& y) { return x.n < y.n; });
     if (widest->out != 0) {
@@ -99,8 +100,8 @@ void choose_blocks(MatmulPlan& p) {
   const std::int64_t matrices = p.outer_points * p.groups;
   if (p.kernel && p.group == 1) return choose_own_blocks(p, macs, matrices);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
-  // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or
-  // more, are the fastest for oneDNN.
+  // At most 16 parts with at least 2 Mi multiplications each. oneDNN is fastest with tall parts: at
+  // least 192 columns by at least 512 rows.
   std::int64_t parts = 1;
   while (parts < 16 && parts * 2 * (1 << 21) <= total) parts *= 2;
   parts = p.group > 1 ? 1 : std::max<std::int64_t>(1, parts / std::max<std::int64_t>(1, matrices));
@@ -121,7 +122,7 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   s.m = m;
   s.n = n;
   s.k = x.k.n;
-  // The stride of a dimension of size 1 says nothing: make it that of a dense matrix.
+  // The stride of a dim of size 1 is arbitrary; use the stride of a dense matrix.
   auto dense = [](std::int64_t(&stride)[3], std::int64_t group, std::int64_t rows, std::int64_t row,
                   std::int64_t cols, std::int64_t col) {
     stride[0] = group;
@@ -142,14 +143,14 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   return s;
 }
 
-// Null: do it by our own loops.
+// Returns null if the contraction must run in LoopContractStep.
 std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool dtypes =
       c.a.dtype == c.b.dtype && (c.a.dtype == DType::f32 || c.a.dtype == DType::bf16);
   const auto s = program::dims_of(c);
   const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
   if (!dtypes || total <= tiny) return nullptr;
-  // partial sums must not be rounded
+  // partial sums over k_outer must not be rounded
   auto choice = program::matrix_products(c, c.out.dtype != DType::f32);
   if (!choice) return nullptr;
   auto p = std::make_unique<MatmulPlan>();
@@ -244,8 +245,8 @@ class MatmulStep final : public CompiledStep {
   }
 
  private:
-  // Which blocks to make, but for the flags, if the matrices go along the dims that these do. None:
-  // all, as who does not ask makes them.
+  // Returns the block mask without its flags, if the matrices run along the same dims as the flags.
+  // Otherwise returns nullopt: all blocks are computed, which is also correct.
   std::optional<KernelBlockMask> blocks() const {
     auto& s = contract_.block_mask;
     auto& c = plan_->choice;
@@ -283,8 +284,8 @@ class MatmulStep final : public CompiledStep {
   std::vector<std::optional<GemmCall>> calls_;  // [worker][edge][accumulate]
 };
 
-// Everything else: small ones, and dtypes that oneDNN does not have. Tiles of both operands are
-// widened into registers.
+// All other contractions: small ones, and dtypes that oneDNN does not support. Tiles of both
+// operands are widened into registers.
 class LoopContractStep final : public CompiledStep {
  public:
   explicit LoopContractStep(const Contract& c)
@@ -295,7 +296,7 @@ class LoopContractStep final : public CompiledStep {
     n_ = points(shape_.n);
     k_ = points(shape_.k);
     batch_ = points(shape_.batch);
-    // exact sums cost nothing here
+    // f64 sums cost nothing at this size
     if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = LaneType::f64;
     m_blocks_ = (m_ + rows - 1) / rows;
     n_blocks_ = (n_ + cols - 1) / cols;
@@ -341,7 +342,8 @@ class LoopContractStep final : public CompiledStep {
                [&](const Piece& p) { store(out, at_out, p, sum, pitch); });
   }
 
-  // Some positions of flat dims, and a part of a tile in which both sides have one stride.
+  // A range of positions over flattened dims, and a part of a tile in which both sides have a
+  // constant stride.
   struct Part {
     const MatrixDims& dims;
     std::int64_t first, count;
@@ -361,7 +363,7 @@ class LoopContractStep final : public CompiledStep {
                         });
              });
   }
-  // Runs of constant stride: f(position in the part, offset, stride, count).
+  // Calls f(position in the part, offset, stride, count) for each run of constant stride.
   template <class F> static void each_run(const Part& part, MatrixStride stride, const F& f) {
     if (part.dims.empty()) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, part.count);
     auto& last = part.dims.back();
@@ -372,7 +374,7 @@ class LoopContractStep final : public CompiledStep {
       done += count;
     }
   }
-  // Values of any dtype into a tile of our lane.
+  // Converts values of any dtype into a tile of this step's lane type.
   void load(std::byte* tile, std::int64_t pitch, DType dtype, const std::byte* memory,
             std::int64_t at, const Piece& p) const {
     const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);

@@ -1,4 +1,5 @@
-// The CPU backend: contractions by oneDNN, everything else by fused loops of our own.
+// The CPU backend: contractions run in oneDNN or in kernels of this backend, all other steps in
+// fused loops.
 #pragma once
 #include <memory>
 
@@ -6,7 +7,7 @@
 
 namespace haliax::cpu {
 
-// 0: HALIAX_THREADS, or else all cores
+// threads: 0 selects HALIAX_THREADS, or all cores if the variable is not set.
 std::unique_ptr<program::Device> make_cpu_device(int threads = 0);
 void set_threads(int count);
 

@@ -1,4 +1,4 @@
-// Functions of the user's, some points for each worker.
+// Functions of the user, split into blocks of elements for the workers.
 #include <algorithm>
 
 #include "base/thread_pool.h"
@@ -30,8 +30,8 @@ class CustomStep final : public CompiledStep {
  private:
   int workers_;
   program::CustomCalls calls_;
-  std::vector<Place> places_;  // of each array
-  std::vector<void*> first_;   // its first element, in this run
+  std::vector<Place> places_;  // by array
+  std::vector<void*> first_;   // first element of each array, in this run
   std::int64_t per_block_ = 1;
 };
 

@@ -1,4 +1,4 @@
-// The device, and programs as lists of compiled steps.
+// The CPU device, and its executables: programs as lists of compiled steps.
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -41,7 +41,7 @@ std::int64_t Place::loop_offset(const Frame& frame) const {
       value = term.slot_dtype == DType::i64 ? *reinterpret_cast<const std::int64_t*>(p)
               : term.slot_dtype == DType::u32
                   ? std::int64_t(*reinterpret_cast<const std::uint32_t*>(p))
-                  // of u32 and i32 alone u32 would come
+                  // the cast avoids the conversion of a negative i32 to u32
                   : *reinterpret_cast<const std::int32_t*>(p);
       value = std::max<std::int64_t>(0, std::min(value, term.limit));
     } else if (term.loop >= 0) {
@@ -59,8 +59,9 @@ Scratch::Scratch(const Step& step, int arena_slot, std::int64_t bytes)
   aligned_ = own_.get() + (64 - reinterpret_cast<std::uintptr_t>(own_.get()) % 64) % 64;
 }
 
-// Not in the thread's own block, which has no room for it where the library is loaded by a program
-// that runs (Python). What computes while a thread ends finds it gone, and makes it anew.
+// Allocated separately, because the static thread-local block has no space for it if the library is
+// loaded at run time (Python). Code that runs while a thread exits may find it freed, and allocates
+// it again.
 std::byte* workspace() {
   constinit static thread_local std::byte* memory = nullptr;
   struct End {
@@ -146,7 +147,7 @@ class FinishStep final : public CompiledStep {
   int call_;
 };
 
-// Steps in their order.
+// Compiled steps, run in order.
 class Steps {
  public:
   Steps(const std::vector<Step>&, const Context&);
@@ -187,8 +188,8 @@ class LoopStep final : public CompiledStep {
   Steps body_;
 };
 
-// Turns side by side, of one loop or of several that hold nothing but each other. Each worker has
-// steps of its own, and its lane.
+// Runs iterations in parallel: those of one loop, or of loops that are perfectly nested. Each
+// worker has its own compiled steps and its own parallel slot.
 class ParallelLoopStep final : public CompiledStep {
  public:
   ParallelLoopStep(const program::Loop& outermost, const Context& context)
@@ -254,7 +255,7 @@ class ParallelLoopStep final : public CompiledStep {
   std::vector<Nested> loops_;  // outermost first
   std::int64_t turns_ = 1;
   std::int64_t start_, bytes_;
-  std::vector<std::size_t> private_slots_;  // slots
+  std::vector<std::size_t> private_slots_;  // slots with one copy per worker
   std::vector<Worker> workers_;
 };
 
@@ -324,8 +325,8 @@ Steps::Steps(const std::vector<Step>& steps, const Context& context) : steps_(st
   for (const Step& step : steps) compiled_.push_back(compile_one(step, context));
 }
 
-// What a run works with: the compiled steps, some of which hold what they do, and where everything
-// lies.
+// The state of one run at a time: the compiled steps, some of which hold state, and the addresses
+// of all slots.
 class Run {
  public:
   explicit Run(const Program& program)
@@ -359,15 +360,15 @@ class Run {
   }
 
  private:
-  // A call that still goes on has to do with memory that is about to be given back.
+  // Waits for a collective that is still in flight, because its memory is about to be released.
   static void wait_for(program::Communicator* communicator, std::int64_t call) {
     try {
       if (call) communicator->finish(call);
-    } catch (...) {}  // what came first is raised
+    } catch (...) {}  // the first error is raised
   }
   struct Source {
     Home home;
-    std::int64_t at;  // offset in the arena, or which argument or result
+    std::int64_t at;  // offset in the arena, or index of the argument or result
   };
   std::vector<std::byte*> slots_;
   std::vector<std::int64_t> loops_, calls_;
@@ -375,7 +376,7 @@ class Run {
   Steps steps_;
 };
 
-// The first call that finds all runs in use makes one more.
+// A call that finds all Run objects in use creates another one.
 class CpuExecutable final : public program::Executable, public program::Recordable {
  public:
   explicit CpuExecutable(std::shared_ptr<const Program> program) : program_(std::move(program)) {
@@ -400,8 +401,8 @@ class CpuExecutable final : public program::Executable, public program::Recordab
                   std::to_string(arguments.size()) + " and " + std::to_string(results.size()));
     auto mine = runs_.take();
     if (!mine) mine = std::make_unique<Run>(*program_);
-    (*mine)(arguments, results, arena, communicator,
-            recorder);  // one that has raised is not used again
+    // a Run that has raised is not reused
+    (*mine)(arguments, results, arena, communicator, recorder);
     runs_.put(std::move(mine));
   }
 
@@ -409,12 +410,12 @@ class CpuExecutable final : public program::Executable, public program::Recordab
   ObjectPool<Run> runs_;
 };
 
-// bytes; the latter of what shares no memory yet
+// bytes per parallel slot: limit in Machine; limit while slots share no memory yet
 constexpr std::int64_t max_slot_bytes = 5 << 18, max_shared_slot_bytes = 32 << 20;
 
 constexpr double small_product = 4 << 20;  // multiplications
 
-// Products that a product leaves out blocks of is made of.
+// Returns the number of blocks into which a block mask splits a contraction.
 double blocks_of(const program::Contract& c) {
   return double(c.block_mask.m.blocks(c.m)) * double(c.block_mask.n.blocks(c.n)) *
          double(c.block_mask.k.blocks(c.k));
@@ -454,8 +455,8 @@ class CpuDevice final : public program::Device {
     m.mask_block_vector = 64;
     return m;
   }
-  // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads
-  // have turns to the end.
+  // Runs iterations in parallel if the values of an iteration fit into the cache of a core, and
+  // either its matmuls are small or nearly all threads are busy until the end.
   int parallel_slots(const program::Loop& loop, std::int64_t turns,
                      std::int64_t parallel_slot_bytes, int workers) const override {
     const double products = products_run(loop.body);

@@ -1,4 +1,4 @@
-// Runs the tapes of a fused step.
+// Executes the tapes of a fused step.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -12,10 +12,10 @@ namespace {
 
 struct Tile {
   std::int64_t at[max_dims] = {}, size[max_dims] = {};
-  std::int64_t outer = 1, inner = 1;  // points
-  std::int64_t position = 0;          // of the first inner point
+  std::int64_t outer = 1, inner = 1;  // number of elements
+  std::int64_t position = 0;          // index of the first inner element
 
-  // Box number `box` of the dims [first, last).
+  // Sets the tile to box number `box` of the dims [first, last). Returns its number of elements.
   static std::int64_t set(const FusedPlan& plan, Tile& tile, int first, int last,
                           std::int64_t box) {
     std::int64_t points = 1;
@@ -38,7 +38,8 @@ struct Tile {
   }
 };
 
-// How a tile lies in memory: nested runs, the last of them innermost, as few as there can be.
+// The layout of a tile in memory: nested runs with constant strides, innermost last, merged where
+// possible.
 struct Runs {
   int count = 0;
   std::int64_t size[max_dims + 1], stride[max_dims + 1];
@@ -53,7 +54,7 @@ struct Runs {
       stride[count++] = step;
     }
   }
-  // Calls f(offset in memory, position in the register, stride, n) for every innermost run.
+  // Calls f(offset in memory, position in the register, stride, n) for each innermost run.
   template <class F> void each(const F& f) const {
     if (count == 0) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, std::int64_t{1});
     const int last = count - 1;
@@ -73,7 +74,7 @@ struct Runs {
   }
 };
 
-// One value for each row, or one row for all.
+// Broadcasts one value per row, or one row to all rows.
 template <class T>
 void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, bool by_row) {
   T* d = static_cast<T*>(out);
@@ -139,7 +140,7 @@ class FusedStep final : public CompiledStep {
     std::int64_t start;  // iota
   };
 
-  // One thread's way through boxes.
+  // The state of one thread while it processes boxes.
   class Worker {
    public:
     explicit Worker(const FusedStep& step)
@@ -147,18 +148,19 @@ class FusedStep final : public CompiledStep {
       values_ = reinterpret_cast<void**>(registers_ + (plan_.register_bytes + 63) / 64 * 64);
       for (std::size_t v = 0; v < plan_.values.size(); ++v) values_[v] = home_of(v);
     }
-    // Into the pool: what a full tile needs.
+    // Runs a tape that writes to the pool, for a full tile.
     void once(const Tape& tape) {
       tile_.outer = tile_.inner = 1;
       for (int d = 0; d < plan_.dims; ++d)
         (d < plan_.outer_dims ? tile_.outer : tile_.inner) *= tile_.size[d] = plan_.box[d];
       play(tape);
     }
-    // One of the boxes [first, end).
+    // Processes one of the boxes [first, end).
     void whole(std::int64_t box, std::int64_t first, std::int64_t end) {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
-      // Where the rows of one box hid more than zeros, those of others will, too.
+      // If a hidden element of one box was nonzero, hidden elements of later boxes are assumed to
+      // be nonzero, too.
       visible_points_ = plan_.row_masks.empty() || masks_more_ ? 0 : count_visible_points();
       walk(box, first, end);
       if (visible_points_ == 0) return;
@@ -172,8 +174,8 @@ class FusedStep final : public CompiledStep {
       const std::size_t last_pass = plan_.last_pass();
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
         play(plan_.outer[level]);
-        // A row that is walked several times stays in the second cache, and so does the next one,
-        // fetched in the last walk.
+        // A row that several passes read stays in the second-level cache. The next row joins it,
+        // prefetched during the last pass.
         if (plan_.single_inner_box || plan_.stays_in_cache)
           soon_ = box + 1 < end && (plan_.single_inner_box || level == last_pass) ? next_row
                   : level == 0 && box == first                                    ? next_tile
@@ -183,8 +185,8 @@ class FusedStep final : public CompiledStep {
       }
       play(plan_.outer_stores);
     }
-    // One chunk of the inner space of a box, on one level; leaves what its reductions have so far
-    // in the scratch.
+    // Processes one chunk of the inner space of a box, for one level. Stores its partial reductions
+    // in the scratch memory.
     void part(int level, std::int64_t box, std::int64_t chunk) {
       tile_.set_outer(plan_, box);
       play_outer(level, box);
@@ -215,7 +217,7 @@ class FusedStep final : public CompiledStep {
       return step_.partials_ + plan_.partial_offset[r] +
              (chunk * plan_.outer_boxes + box) * plan_.outer_box * plan_.reductions[r].bytes;
     }
-    // The outer tapes up to a level, with the reductions they need put together in the order of the
+    // Runs the outer tapes up to a level. Merges the reductions that they need, in the order of the
     // chunks.
     void play_outer(int level, std::int64_t box) {
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) {
@@ -236,15 +238,16 @@ class FusedStep final : public CompiledStep {
         play(tape);
       }
     }
-    // What any mask shows of any row, and some points more: the last one stands for those that are
-    // left out. 0: all.
+    // Returns the number of elements to compute per row: all elements that a mask leaves visible in
+    // some row of the tile, and at least one more. The last computed element represents the hidden
+    // ones. Returns 0 if full rows must be computed.
     std::int64_t count_visible_points() const {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
       for (const RowMask& mask : plan_.row_masks) {
-        std::int64_t value = mask.constant;  // at the first point of the first row
-        std::int64_t step = 0;               // by so much it falls from point to point
-        std::int64_t grows[max_dims] = {};   // and grows from row to row, along each dim
+        std::int64_t value = mask.constant;  // at the first element of the first row
+        std::int64_t step = 0;               // decrease per element
+        std::int64_t grows[max_dims] = {};   // increase per row, along each dim
         bool near = true;
         for (auto [number, sign] : mask.positions) {
           const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
@@ -289,7 +292,7 @@ class FusedStep final : public CompiledStep {
         });
       }
     }
-    // Writes x to the n places behind it.
+    // Copies x to the n positions after it.
     static void repeat(std::byte* x, std::int64_t bytes, std::int64_t step, std::int64_t n) {
       auto as = [&](auto type) {
         using T = decltype(type);
@@ -383,7 +386,8 @@ class FusedStep final : public CompiledStep {
           return;
       }
     }
-    // At the points that stand for those left out.
+    // Checks the elements that represent the hidden ones. Sets masks_more_ if one of them is
+    // nonzero.
     void expect_zero(const Op& op) {
       if (visible_points_ == 0) return;
       const void* x = value(op.in[0]);
@@ -399,7 +403,7 @@ class FusedStep final : public CompiledStep {
         op.kernel(out, in, n);
     }
     void*& value(int v) { return values_[v]; }
-    // From row to row of a tile of lanes.
+    // Returns the distance between rows of a tile in the lanes layout.
     std::int64_t pitch_of(int v) const {
       return v == pitched_ && values_[v] != home_of(static_cast<std::size_t>(v)) ? pitch_
                                                                                  : tile_.outer;
@@ -407,7 +411,7 @@ class FusedStep final : public CompiledStep {
     int width_of(int v) const {
       return cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane);
     }
-    // f(row, column) for each row of the tile whose id lies in the tile.
+    // Calls f(row, column) for each row whose id is within the tile.
     template <class F> void each_point(const Op& op, int ids, const F& f) {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
       std::int64_t start = step_.bases_[static_cast<std::size_t>(op.access)].start;
@@ -425,8 +429,8 @@ class FusedStep final : public CompiledStep {
     }
     std::int64_t rows() const { return plan_.inner_major ? tile_.inner : tile_.outer; }
     std::int64_t columns() const { return plan_.inner_major ? tile_.outer : tile_.inner; }
-    // Two operands, row by row: of each the row's one value, the row that all share, or the row's
-    // own.
+    // Applies a binary kernel row by row. An operand has one value per row, one row for all rows,
+    // or a full tile.
     void map_rows(const Op& op) {
       std::int64_t step[2];
       const void* in[4] = {};
@@ -445,7 +449,7 @@ class FusedStep final : public CompiledStep {
       }
     }
 
-    // The next tile mostly lies behind this one.
+    // Schedules a prefetch. The next tile usually follows this one in memory.
     void expect(const Access& access, const std::byte* memory, std::int64_t bytes) {
       if (plan_.only_reduces) return;
       if (soon_ == next_tile) ahead_.set(memory + bytes, bytes);
@@ -456,7 +460,7 @@ class FusedStep final : public CompiledStep {
       ahead_.set(memory + offset * haliax::bytes_of(access.dtype), bytes);
     }
 
-    // Where the tile begins in a view, in elements from the view's first, and how it goes on.
+    // Returns the offset of the tile in a view, in elements, and adds its layout to `runs`.
     std::int64_t begin(const Op& op, const Access& access, Runs& runs) const {
       std::int64_t offset = 0;
       const int end = op.outer_access ? plan_.outer_dims : plan_.dims;
@@ -474,7 +478,7 @@ class FusedStep final : public CompiledStep {
       if (!plan_.inner_major && inner) add(plan_.outer_dims, plan_.dims);
       return offset;
     }
-    // Do the runs show n values one after another, or one?
+    // Returns true if the runs are n contiguous values, or one value.
     static bool dense(const Runs& runs, std::int64_t n) {
       return runs.count == 0 ? n == 1 : runs.count == 1 && runs.size[0] == n && runs.stride[0] == 1;
     }
@@ -483,7 +487,7 @@ class FusedStep final : public CompiledStep {
       return step_.bases_[static_cast<std::size_t>(number)].memory +
              begin(op, access, runs) * haliax::bytes_of(access.dtype);
     }
-    // The result of an op is made where it will be stored, if it is as dense there.
+    // Lets an op write its result directly to the memory of its store, if that memory is dense.
     void aim(const Op& op, std::int64_t n) { aim(op, op.out, op.into, n); }
     void aim(const Op& op, int out, int into, std::int64_t n) {
       if (into < 0) return;
@@ -491,8 +495,8 @@ class FusedStep final : public CompiledStep {
       std::byte* memory = memory_of(op, into, runs);
       value(out) = dense(runs, n) ? memory : home_of(static_cast<std::size_t>(out));
     }
-    // Does all that may be bf16 lie dense in memory, as such? Else inputs that do are read into
-    // registers.
+    // Returns true if all values that may be bf16 in memory are dense there. Otherwise loads the
+    // dense inputs into registers as f32.
     bool are_narrow(const Op& op, const AssembledOps& ops, std::int64_t points) {
       bool all = ops.bf16_code != nullptr;
       for (auto& in : ops.in)
@@ -536,7 +540,7 @@ class FusedStep final : public CompiledStep {
           of_row[scalars++] = in.broadcast == Broadcast::of_row ? x : nullptr;
         }
       }
-      for (auto& out : ops.out)  // which may be an input, too
+      for (auto& out : ops.out)  // after the inputs, because a value may be both
         if (!out.narrow) aim(op, out.value, out.into, points);
       for (auto& out : ops.out) {
         call.array[arrays] = value(out.value);
@@ -587,7 +591,7 @@ class FusedStep final : public CompiledStep {
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
       std::byte* memory = memory_of(op, op.access, runs);
       const char* reg = static_cast<const char*>(value(op.in[0]));
-      if (static_cast<const void*>(reg) == memory) return;  // made there
+      if (static_cast<const void*>(reg) == memory) return;  // written there directly
       const int width = cpu::bytes_of(lane_type_of(access.dtype));
       runs.each(
           [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
@@ -610,11 +614,11 @@ class FusedStep final : public CompiledStep {
     const FusedPlan& plan_;
     std::byte* registers_;
     void** values_;
-    int pitched_ = -1;  // the value that is memory, whose rows lie apart
+    int pitched_ = -1;  // the value that aliases memory with a row pitch
     std::int64_t pitch_ = 0;
     Tile tile_, next_;
-    std::int64_t visible_points_ = 0;  // points of the row; 0: all
-    bool masks_more_ = false;          // than zeros: some row did
+    std::int64_t visible_points_ = 0;  // elements per row; 0: all
+    bool masks_more_ = false;          // some hidden element was nonzero
     enum { nothing, next_tile, next_row } soon_ = next_tile;
     Prefetcher ahead_;
   };
@@ -649,7 +653,7 @@ class FusedStep final : public CompiledStep {
   std::vector<Base> bases_;
 };
 
-// A step, and what it is where its masks hold.
+// A step with masks, and its variant without masks for runs in which all masks hold.
 class MaskedStep final : public CompiledStep {
  public:
   MaskedStep(const program::Step& step, const Context& context, Unmasked unmasked)

@@ -1,4 +1,4 @@
-// Where the values of the tapes lie while they run.
+// Register allocation: assigns an offset to each value of the tapes.
 #include <algorithm>
 #include <map>
 
@@ -14,7 +14,7 @@ struct Registers {
     std::size_t v = static_cast<std::size_t>(value);
     std::int64_t n = points_of(plan.values[v].extent, plan.outer_box, plan.inner_box);
     std::int64_t bytes = (n * cpu::bytes_of(plan.values[v].lane) + 63) / 64 * 64;
-    return n >= 512 ? bytes + 192 : bytes;  // not all at the same place of a page
+    return n >= 512 ? bytes + 192 : bytes;  // avoids equal page offsets
   }
   void run() {
     FusedPlan& p = plan;
@@ -41,14 +41,14 @@ struct Registers {
       for (const Tape& t : p.inner) scan(t, base);
     }
   }
-  // A map may write over this operand: value by value they lie at the same place. (Bytes do not
-  // tell: short runs are padded.)
+  // Returns true if a map may overwrite this operand, because each element has the same offset in
+  // both. Equal sizes in bytes alone do not imply this: short runs are padded.
   bool may_replace(int operand, int out) const {
     const auto lane = [&](int v) { return plan.values[static_cast<std::size_t>(v)].lane; };
     return operand != out && cpu::bytes_of(lane(operand)) == cpu::bytes_of(lane(out)) &&
            bytes_for(operand) == bytes_for(out);
   }
-  // Linear scan: a register is free again after its last reader.
+  // Linear scan: a register is free after its last reader.
   void scan(const Tape& tape, std::int64_t base) {
     std::vector<std::size_t> last(plan.values.size(), 0);
     for (std::size_t t = 0; t < tape.size(); ++t) {

@@ -1,3 +1,4 @@
+// Matmuls by oneDNN or by a kernel of this backend, with a cache of oneDNN primitives by shape.
 #include "gemm.h"
 
 #include <dnnl.hpp>
@@ -10,7 +11,7 @@
 #include "haliax/error.h"
 #include "kernels.h"
 
-// Of the OpenMP runtime under oneDNN, where it has one.
+// Functions of the OpenMP runtime that oneDNN uses, if it uses one.
 extern "C" {
 __attribute__((weak)) void omp_set_num_threads(int);
 __attribute__((weak)) int omp_get_max_threads(void);
@@ -19,7 +20,7 @@ __attribute__((weak)) int omp_get_max_threads(void);
 namespace haliax::cpu {
 namespace {
 
-// oneDNN takes one thread inside: the blocks are ours.
+// Limits oneDNN to one thread, because this backend runs blocks on its own threads.
 class OneThread {
  public:
   OneThread() : before_(omp_get_max_threads ? omp_get_max_threads() : 1) {
@@ -34,12 +35,13 @@ class OneThread {
 };
 
 const dnnl::engine& engine() {
-  kernels();  // what oneDNN may use is said before it does anything
+  kernels();  // limits the instruction set of oneDNN before its first use
   static const auto& cpu = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return cpu;
 }
 
-constinit std::mutex making;  // held while oneDNN makes something, which takes locks of its own
+// held while oneDNN creates objects, which acquires its internal locks
+constinit std::mutex making;
 const bool forks = at_fork({kForkProducts, [] { making.lock(); }, [] { making.unlock(); }});
 
 bool has_type(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
@@ -53,11 +55,11 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
           type_of(dtype),
           dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
 }
-// Products in which what stands around oneDNN's multiplications takes longer than they do.
+// Returns true for matmuls in which the overhead of oneDNN exceeds the time of its multiplications.
 bool is_small(const GemmShape& s) {
   if (s.m < 16 || s.n < 16 || s.k < 16) return false;
-  // What adds to sums in f32 is cut in blocks of rows, however many there are: oneDNN takes 1.7
-  // times as long for it.
+  // Accumulating matmuls in f32 run in blocks of rows, so m has no limit. oneDNN is 1.7x slower for
+  // them.
   if (s.accumulate && s.out == DType::f32 && s.k <= 512) return s.n * s.k <= 2 * most_packed;
   return s.m * s.k <= most_packed && s.n * s.k <= most_packed;
 }
@@ -93,7 +95,7 @@ bool uses_own_kernel(const GemmShape& s) {
   if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1)
     return false;
   if (kernel->only_small) return is_small(s) && has_unit_strides(s);
-  // the others widen it slowly
+  // the thresholds of bf16 are lower, because other implementations widen bf16 slowly
   return s.a == DType::f32 ? s.m >= 8 && s.n >= 16 && s.k >= 8 : s.m >= 2 && s.n >= 4 && s.k >= 4;
 }
 
@@ -121,7 +123,8 @@ class Gemm {
     scratch = description.scratchpad_desc();
     described = std::move(description);
   }
-  // Its code, made when it is first to run: plans that are tried ask for scratch alone.
+  // Returns the primitive, and compiles it on first use: candidate plans only query the scratch
+  // size.
   const dnnl::primitive& primitive() const {
     if (made_.load(std::memory_order_acquire)) return primitive_;
     std::lock_guard lock(making);
@@ -153,7 +156,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   OneThread alone;
   try {
     known = gemm = std::make_shared<Gemm>(shape);
-  } catch (const dnnl::error&) {  // not for these dtypes or strides on this machine
+  } catch (const dnnl::error&) {  // unsupported dtypes or strides on this machine
   } catch (const Error&) {}
   return gemm;
 }

@@ -1,5 +1,5 @@
-// Which instructions kernels use: the best that this machine has, or fewer, where HALIAX_ISA says
-// so.
+// Selection of the instruction set: the best one of this machine, or a lower one that HALIAX_ISA
+// sets.
 #if defined(HALIAX_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -19,7 +19,7 @@ namespace {
 
 enum class Isa : std::uint8_t { baseline, avx2, avx512, amx };
 
-// The most that may be used, also by oneDNN.
+// Returns the best instruction set that HALIAX_ISA allows. Limits oneDNN to it as well.
 Isa allowed() {
   const char* variable = "HALIAX_ISA";
   const char* set = std::getenv(variable);
@@ -65,14 +65,14 @@ const Kernels& kernels() {
 
 namespace {
 
-// Of bf16. With AMX one for small products. Where there are other instructions for bf16 all
-// products go to oneDNN, which uses them; where there are none, to the kernel that goes by f32,
-// which is four times as fast as oneDNN.
+// Returns the kernel for bf16. With AMX, this is a kernel for small matmuls. With other bf16
+// instructions it is null, because oneDNN uses them. Otherwise it is the kernel that computes in
+// f32, which is 4x faster than oneDNN.
 const ProductKernel* narrow_product() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
-    constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // of cpuid 7, in edx
-    // ARCH_REQ_XCOMP_PERM: tile registers have to be asked for
+    constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // bits of cpuid leaf 7, edx
+    // ARCH_REQ_XCOMP_PERM: requests permission to use tile registers
     constexpr long ask = 0x1023, tile_data = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
     const bool there =

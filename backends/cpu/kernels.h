@@ -1,9 +1,9 @@
-// Loops over short runs of values, compiled for several instruction sets; `kernels()` gives the
-// best ones for this machine.
+// Kernels: loops over short runs of values, compiled for several instruction sets. `kernels()`
+// returns the best set for the machine.
 //
-// A register holds the values of an instruction for one tile. Narrow dtypes are widened when
-// loaded: bf16 and f16 live as f32 (and are rounded after each instruction), i8 and i16 as i32, u8,
-// u16 and bool as u32.
+// A register is an array that holds the values of one instruction for one tile. Narrow dtypes are
+// widened on load: bf16 and f16 become f32 (rounded after each instruction), i8 and i16 become i32,
+// and u8, u16 and bool become u32.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -39,15 +39,16 @@ constexpr LaneType lane_type_of(DType dtype) {
 constexpr int bytes_of(LaneType lane) {
   return lane == LaneType::f64 || lane == LaneType::i64 || lane == LaneType::u64 ? 8 : 4;
 }
-constexpr bool is_narrow(DType dtype) {  // memory and register differ
+// Returns true if the dtype is widened between memory and a register.
+constexpr bool is_narrow(DType dtype) {
   return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 &&
          dtype != DType::i64 && dtype != DType::u64;
 }
 
 // out[i] = f(in[0][i], in[1][i], ...). `out` may be one of the inputs.
 using Kernel = void (*)(void* out, const void* const* in, std::int64_t n);
-// Memory that is needed soon: fetched into the second cache some lines at a time, between other
-// work, so that nobody waits for it.
+// Prefetches memory into the second-level cache, a few lines at a time, interleaved with
+// computation. Further ranges wait in a small stack.
 struct Prefetcher {
   const std::byte *at = nullptr, *end = nullptr;
   void set(const std::byte* memory, std::int64_t bytes) {
@@ -68,8 +69,9 @@ struct Prefetcher {
       __builtin_prefetch(at, 0, 2);
     }
   }
-  void drop() { waiting = 0; }  // what waits is read now
-  // The next lines, which somebody else fetches; null: there are none.
+  // Discards waiting ranges, because their memory is being read already.
+  void drop() { waiting = 0; }
+  // Returns the next lines for a caller that prefetches them itself, or null if none are left.
   const std::byte* next_lines(std::int64_t lines) {
     if (at >= end && waiting > 0) {
       at = more[--waiting].at;
@@ -87,48 +89,51 @@ struct Prefetcher {
   struct Range {
     const std::byte *at, *end;
   };
-  Range more[most];  // what is fetched then, the newest first
+  Range more[most];  // waiting ranges; the newest is fetched first
   int waiting = 0;
 };
-// A kernel that takes long enough to fetch a line with each line that it makes.
+// A kernel that runs long enough to prefetch one line per line of output.
 using FetchingKernel = void (*)(void* out, const void* const* in, std::int64_t n, Prefetcher&);
-// Which operands of a binary kernel are one value for all i.
+// The operands of a binary kernel: one value per element, or one scalar.
 enum class Shape : std::uint8_t { vector_vector, vector_scalar, scalar_vector };
-// Between a register (dense) and memory (strided; strides in elements).
+// Copies between a dense register and strided memory. Strides are in elements.
 using Load = void (*)(void* reg, const void* memory, std::int64_t stride, std::int64_t n);
 using Store = void (*)(void* memory, const void* reg, std::int64_t stride, std::int64_t n);
 
-// A reduction holds one accumulator (of `bytes`) for each outer point.
+// The kernels of a reduction. A reduction has one accumulator of `bytes` bytes for each outer
+// element.
 struct Reduction {
   int bytes = 0;
   void (*init)(void* acc, std::int64_t n) = nullptr;
-  // acc[r] takes in x[r * cols ... + cols); position: of x[r * cols] in the whole reduction.
+  // acc[r] combines with x[r * cols ... + cols). position: index of x[r * cols] in the complete
+  // reduction.
   void (*rows)(void* acc, const void* x, std::int64_t rows, std::int64_t cols,
                std::int64_t position) = nullptr;
-  // acc[j] takes in x[i * pitch + j] for i in [0, count), j in [0, lanes)
+  // acc[j] combines with x[i * pitch + j] for i in [0, count), j in [0, lanes)
   void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes,
                 std::int64_t pitch, std::int64_t position) = nullptr;
   void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;  // `other` comes later
-  void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
+  void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // writes into a register
 };
 
-// Which blocks of a product are worth making (program::Contract::Shown).
+// The blocks of a contraction that are computed (program::Contract::BlockMask).
 struct KernelBlockMask {
   struct Side {
-    int shift = kNone;                   // positions of a block: 2 to that
-    std::int64_t stride = 0, first = 0;  // bytes; where the product begins
-    static constexpr int kNone = 62;     // all are in one block
+    int shift = kNone;  // log2 of the block size, in positions
+    // stride of the flags in bytes; first position of this matmul
+    std::int64_t stride = 0, first = 0;
+    static constexpr int kNone = 62;  // a single block covers all positions
     std::int64_t block(std::int64_t at) const { return (first + at) >> shift; }
   };
-  const unsigned char* flags = nullptr;  // null: all are
+  const unsigned char* flags = nullptr;  // null: all blocks are computed
   Side m, n, k;
   bool zero = false;
 };
-// c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1. Operands are both
-// f32 or both bf16, the result is of their type or f32.
+// A matmul: c[m, n] = or += a[m, k] b[k, n]. Strides are in elements; the stride of c along n is 1.
+// Both operands are f32 or both are bf16. The result has their dtype or f32.
 struct Product {
   std::int64_t m, n, k;
-  DType type;  // of a and b
+  DType type;  // dtype of a and b
   const void* a;
   std::int64_t a_m, a_k;
   const void* b;
@@ -137,17 +142,18 @@ struct Product {
   std::int64_t c_m;
   DType out;
   bool accumulate;
-  KernelBlockMask block_mask = {};  // which may be ignored
+  KernelBlockMask block_mask = {};  // a kernel may ignore it and compute all blocks
 };
 struct ProductKernel {
-  void (*run)(const Product&, void* scratch);  // at a cache line
+  void (*run)(const Product&, void* scratch);  // scratch is aligned to 64 bytes
   std::int64_t (*scratch_bytes)(const Product&);
-  // packs all rows of a at once, takes strides of 1 alone, and does not look at `shown`
+  // the kernel packs all rows of a at once, requires unit strides, and ignores `block_mask`
   bool only_small = false;
 };
 
-// y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch`
-// elements apart, and dense.
+// A vector-matrix product: y[n] += sum over k of x[k] w[k, n]. w is f32 or bf16. The rows of w run
+// along n for each k, or along k for each n (`rows_are_n`). Rows are dense, with a distance of
+// `pitch` elements.
 struct VectorProduct {
   std::int64_t n, k;
   const float* x;
@@ -158,47 +164,50 @@ struct VectorProduct {
   float* y;
 };
 
-// Of each line the sums so far, made in f64 and rounded where they are written; reverse: from its
-// end on.
+// Running sums of several lines. Sums accumulate in f64 and are rounded when they are written.
+// reverse: from the end of each line to its start.
 struct RunningSums {
-  static constexpr std::int64_t most = 64;  // lines of a call
-  std::int64_t lines, n;                    // n: values of each
-  const float* const* x;                    // where each line begins
+  static constexpr std::int64_t most = 64;  // lines per call
+  std::int64_t lines, n;                    // n: values per line
+  const float* const* x;                    // start of each line
   float* const* out;
-  std::int64_t x_step, out_step;  // between neighbours of a line, in elements
+  std::int64_t x_step, out_step;  // strides between neighbors of a line, in elements
   bool reverse;
 };
 
+// The kernels of one instruction set.
 struct Kernels {
   const char* name;
-  // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
+  // Returns null if there is no such kernel. `lane` is the lane type of the operands; comparisons
+  // return u32.
   Kernel (*map)(program::Code, LaneType lane, Shape);
-  // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
+  // exp(in[0][i] - in[1][0]) for f32, bitwise identical to the two separate operations
   FetchingKernel exp_difference;
   Kernel (*cast)(LaneType from, DType to);
-  Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
-  // start, start + step, ...
+  Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null if no rounding is needed
+  // writes start, start + step, ...
   void (*count)(LaneType, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);
   Load (*load)(DType);
   Store (*store)(DType);
   Reduction (*reduce)(program::Code, LaneType lane, DType result);
-  // c (m, n) += a (m, k) b (k, n), all dense, rows of b and c of whole 64 bytes, n at most 64: for
-  // what oneDNN does not do.
+  // c (m, n) += a (m, k) b (k, n) for dtypes and sizes that oneDNN does not handle. All operands
+  // are dense; rows of b and c are multiples of 64 bytes; n is at most 64.
   void (*multiply)(LaneType lane, void* c, const void* a, const void* b, std::int64_t m,
                    std::int64_t n, std::int64_t k);
-  // f32 with a stride for rows and one for columns to f64 with `pitch` elements a row, and back.
+  // Convert f32 with a row stride and a column stride to f64 with `pitch` elements per row, and
+  // back.
   void (*widen)(double* to, std::int64_t pitch, const float* from, std::int64_t row,
                 std::int64_t column, std::int64_t rows, std::int64_t columns);
   void (*narrow)(float* to, std::int64_t row, std::int64_t column, const double* from,
                  std::int64_t pitch, std::int64_t rows, std::int64_t columns);
-  const ProductKernel* product;  // null where oneDNN is as good
+  const ProductKernel* product;  // null where oneDNN is as fast
   void (*vector_product)(const VectorProduct&);
   void (*running_sums)(const RunningSums&);
 };
 
 const Kernels& kernels();
 
-// Our own kernel for operands of a type, the best for this machine; null where oneDNN is better.
+// Returns the best kernel of this backend for operands of a dtype, or null where oneDNN is faster.
 const ProductKernel* product_kernel(DType);
 
 namespace amx {

@@ -1,7 +1,7 @@
-// Matrix products in bf16 on processors with AMX, whose tile registers hold 16 rows of 64 bytes:
-// one instruction multiplies 16 x 32 by 32 x 16 and adds to 16 x 16 sums in f32. For small
-// products, of which oneDNN's would spend more time around the multiplications than in them.
-// Nothing here has external linkage but what gives it out (see kernels_isa.cpp).
+// Matmuls in bf16 on processors with AMX. A tile register holds 16 rows of 64 bytes. One
+// instruction multiplies 16 x 32 by 32 x 16 values and adds to 16 x 16 sums in f32. Used for small
+// matmuls, in which the overhead of oneDNN exceeds its multiplications. Only `kernel` has external
+// linkage (see kernels_isa.cpp).
 #include <immintrin.h>
 
 #include <algorithm>
@@ -16,13 +16,13 @@ namespace {
 
 #include "kernels_transpose.inc"
 
-using Half = std::uint16_t;  // the bits of a bf16
-// of a tile of the left operand; columns of the right one: as many as rows
+using Half = std::uint16_t;  // bits of a bf16
+// rows and depth of a tile of the left operand; a tile of the right one has as many columns
 constexpr std::int64_t kRows = 16, kDepth = 32;
 constexpr std::int64_t kTile = kRows * kDepth;  // elements of a tile
 constexpr std::int64_t kSums = kRows * kRows;
 
-// The compiler does not see that instructions on tiles read and write memory.
+// The compiler does not track memory accesses of tile instructions.
 void fence() { asm volatile("" ::: "memory"); }
 std::int64_t tiles(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -48,14 +48,14 @@ void turn(const __m512i (&in)[16], Half* to) {
   for (int i = 0; i < 16; ++i)
     _mm512_storeu_ps(to + i * kDepth, reinterpret_cast<__m512>(t.row[i]));
 }
-// Sixteen lines of 32, of rows of `from` that are `pitch` apart; zeros where there are none.
+// Reads 16 lines of 32 values from rows of `from` with distance `pitch`. Missing values are zero.
 void read_lines(__m512i (&to)[16], const Half* from, std::int64_t pitch, std::int64_t rows,
                 std::int64_t depth) {
   for (int i = 0; i < 16; ++i)
     to[i] = i < rows ? _mm512_maskz_loadu_epi16(first_of_depth(depth), from + i * pitch)
                      : _mm512_setzero_si512();
 }
-// Pairs of neighbouring rows of `from`, of 16 columns each.
+// Reads pairs of neighboring rows of `from`, with 16 columns each.
 void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask16 columns,
                 std::int64_t depth) {
   for (int j = 0; j < 16; ++j) {
@@ -67,7 +67,7 @@ void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask
 }
 
 const Half* left_of(const Product& p) { return static_cast<const Half*>(p.a); }
-// Tiles of a, one for each 32 of k: rows of 32 elements. Zeros beyond `rows` and k.
+// Packs tiles of a, one per 32 values of k, with rows of 32 elements. Zeros beyond `rows` and k.
 void pack_left(Half* to, const Product& p, std::int64_t row) {
   const auto rows = std::min(kRows, p.m - row);
   for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
@@ -82,7 +82,7 @@ void pack_left(Half* to, const Product& p, std::int64_t row) {
     }
   }
 }
-// Tiles of b: 16 lines of pairs (b[k, n], b[k + 1, n]) for 16 n.
+// Packs tiles of b: 16 lines of pairs (b[k, n], b[k + 1, n]) for 16 values of n.
 void pack_right(Half* to, const Product& p, std::int64_t column) {
   const auto columns = std::min(kRows, p.n - column);
   for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
@@ -98,13 +98,13 @@ void pack_right(Half* to, const Product& p, std::int64_t column) {
   }
 }
 
-// What a tile register is loaded from: tiles of k behind each other, or rows in place.
+// The source of a tile register: consecutive packed tiles, or rows in place.
 struct Left {
   const Half* at;
-  std::int64_t pitch, step;  // of a row; from one 32 of k to the next
+  std::int64_t pitch, step;  // distance between rows; distance between tiles along k
 };
 
-// R x C tiles of sums: c = or += a b. `c` is f32, rows `pitch` apart.
+// Computes R x C tiles of sums: c = or += a b. `c` is f32 with row distance `pitch`.
 template <int R, int C>
 void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, std::int64_t pitch,
            bool add) {
@@ -149,7 +149,7 @@ void block(std::int64_t rows, std::int64_t columns, const Left* a, const Half* c
     (two ? block<1, 2> : block<1, 1>)(a, b, depths, c, pitch, add);
 }
 
-// bf16 of f32, to the nearest, ties to even; NaN stays NaN.
+// Rounds f32 to bf16, to nearest even. NaN stays NaN.
 __m256i rounded(__m512 x) {
   const auto bits = _mm512_castps_si512(x);
   const auto odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -158,11 +158,11 @@ __m256i rounded(__m512 x) {
                             _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 }
-// What lies at [row, row + rows) x [column, column + columns) of c: up to 32 x 32 values, which
-// have no whole tiles, or are bf16.
+// The elements [row, row + rows) x [column, column + columns) of c, up to 32 x 32. Used if they do
+// not fill tiles, or are bf16.
 struct Part {
   std::int64_t row, rows, column, columns;
-  // f(place in c, in lines of 32 sums, mask) for each 16 of a row.
+  // Calls f(offset in c, offset in rows of 32 sums, mask) for each 16 elements of a row.
   template <class F> void each(const Product& p, const F& f) const {
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t j = 0; j < columns; j += kRows)
@@ -194,7 +194,7 @@ void write_sums(const Product& p, const float* sums, const Part& part) {
 std::int64_t packed(std::int64_t n, std::int64_t k) {
   return tiles(n, kRows) * tiles(k, kDepth) * kTile;
 }
-// A whole tile of rows that lie in the order of k is read in place.
+// Returns true if a full tile of rows is contiguous along k and is read in place.
 bool in_place(const Product& p, std::int64_t row) {
   return p.a_k == 1 && p.k % kDepth == 0 && p.m - row >= kRows;
 }

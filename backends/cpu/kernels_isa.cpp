@@ -1,10 +1,10 @@
-// All kernels, for one instruction set: this file is compiled several times, with HALIAX_ISA naming
-// the namespace and compiler flags that allow the instructions. Nothing here has external linkage
-// but libc and libm, so that the linker can never mix the copies.
+// All kernels for one instruction set. This file is compiled several times: HALIAX_ISA names the
+// namespace, and compiler flags enable the instructions. Only libc and libm have external linkage
+// here, so that the linker never mixes the copies.
 #include <math.h>
 #if defined(__AVX2__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"  // in it, of gcc 12
+#pragma GCC diagnostic ignored "-Wuninitialized"  // false positive of gcc 12 in immintrin.h
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif
@@ -36,7 +36,7 @@ using program::Code;
 
 #if defined(__AVX2__)
 #include "kernels_product.inc"
-#else  // not where oneDNN is as good
+#else  // oneDNN is as fast
 constexpr const ProductKernel* product_or_none = nullptr;
 #endif
 

@@ -1,4 +1,4 @@
-// Steps that move values: copy, gather, scatter.
+// Steps that move values: copy, gather and scatter.
 #include <cmath>
 #include <limits>
 
@@ -9,9 +9,9 @@
 namespace haliax::cpu {
 namespace {
 
-constexpr std::int64_t copy_grain = 1 << 17;  // bytes for one block
+constexpr std::int64_t copy_grain = 1 << 17;  // bytes per block
 
-// rows x cols, in squares, so that each cache line is used while it is near
+// Copies rows x cols in squares, so that each cache line is used while it is cached.
 template <class T>
 void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::int64_t fr,
                std::int64_t fc, std::int64_t tr, std::int64_t tc) {
@@ -37,7 +37,7 @@ void copy_run(const T* from, T* to, std::int64_t n, std::int64_t fs, std::int64_
 Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : bytes_(bytes) {
   Dims order;
   for (std::size_t d = 0; d < dims.size(); ++d) order.push_back(static_cast<std::int64_t>(d));
-  // In the order of the target's memory, so that writes run along.
+  // In the order of the target's memory, so that writes are sequential.
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
     return std::abs(to[static_cast<std::size_t>(a)]) > std::abs(to[static_cast<std::size_t>(b)]);
   });
@@ -51,7 +51,8 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     dims_merged_.count = 1;
   }
 
-  // The source runs along another dimension: make that one the last but one, for square tiles.
+  // If the source is contiguous along another dim, that dim becomes the last but one, for square
+  // tiles.
   const int last = dims_merged_.count - 1;
   for (int d = 0; d < last && std::abs(dims_merged_.stride[0][last]) > 1; ++d) {
     if (std::abs(dims_merged_.stride[0][d]) != 1) continue;
@@ -64,7 +65,7 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
   outer_ = std::max(0, dims_merged_.count - 2);
   outer_points_ = dims_merged_.points(0, outer_);
   const std::int64_t tile_bytes = dims_merged_.points(outer_, dims_merged_.count) * bytes;
-  if (outer_points_ == 1 && dims_merged_.size[outer_] > 1) {  // cut the tile itself
+  if (outer_points_ == 1 && dims_merged_.size[outer_] > 1) {  // splits the tile itself
     const std::int64_t row = std::max<std::int64_t>(1, tile_bytes / dims_merged_.size[outer_]);
     per_block_ = std::max<std::int64_t>(1, copy_grain / row);
     if (dims_merged_.count > 1) per_block_ = (per_block_ + 31) / 32 * 32;
@@ -125,10 +126,9 @@ class CopyStep final : public CompiledStep {
   bool itself_ = false;
 };
 
-// --- gather and scatter
-// ----------------------------------------
+// ---- gather and scatter ----
 
-// What the ids at a point add to an offset. Negative ones count from the end.
+// Index arrays. The ids at an element add to an offset. Negative ids count from the end.
 class Ids {
  public:
   Ids(const std::vector<program::Indexed>& indexed, bool clamp) : indexed_(indexed), clamp_(clamp) {
@@ -138,7 +138,8 @@ class Ids {
   void set(const Frame& frame) {
     for (std::size_t k = 0; k < places_.size(); ++k) bases_[k] = places_[k].at(frame);
   }
-  // ids_offset(k): where the id lies in the k-th view, in elements. False when an id is outside.
+  // Adds the ids of an element to `offset`. ids_offset(k): offset of the id in the k-th view, in
+  // elements. Returns false if an id is out of range.
   template <class F> bool pick(const F& ids_offset, std::int64_t& offset) const {
     bool inside = true;
     for (std::size_t k = 0; k < indexed_.size(); ++k) {
@@ -166,11 +167,11 @@ class Ids {
   bool clamp_;
 };
 
-// Points of `dims` as rows, each with one set of ids, times runs of the last dimensions, in which
-// no id varies.
+// The elements of `dims` as rows times runs. A row has one set of ids. A run covers the last dims,
+// along which no id varies.
 class Rows {
  public:
-  // `here` and `there`: strides of the dense side (out, updates) and of the table or target.
+  // `here` and `there`: strides of the dense side (out, updates), and of the table or target.
   Rows(const Dims& dims, const Dims& here, const Dims& there, const Ids& ids)
       : dims_(dims), here_(here), there_(there), ids_(ids) {
     std::size_t d = dims.size();
@@ -191,7 +192,7 @@ class Rows {
   std::int64_t run_size() const { return run_.size[run_.count - 1]; }
   std::int64_t run_stride(int side) const { return run_.stride[side][run_.count - 1]; }
 
-  // For rows [first, last): f(here, there, inside) for each run.
+  // Calls f(here, there, inside) for each run of the rows [first, last).
   template <class F> void each(std::int64_t first, std::int64_t last, const F& f) const {
     for (std::int64_t row = first; row < last; ++row) {
       std::int64_t at[64], here = 0, there = 0, rest = row;
@@ -275,7 +276,7 @@ class GatherStep final : public CompiledStep {
   std::byte absent_[8] = {};
 };
 
-// One value into the target. Floats are combined as f32 (f64 as f64), integers wrap.
+// Combines values with the target. Floats are combined in f32 (f64 in f64); integers wrap.
 template <class Math, class Memory, class In, class Out>
 void update_run(program::Update update, const Memory* from, Memory* to, std::int64_t n,
                 std::int64_t fs, std::int64_t ts, const In& in, const Out& out) {
@@ -299,7 +300,8 @@ void update_run(program::Update update, const Memory* from, Memory* to, std::int
 template <class T>
 void update_plain(program::Update update, const std::byte* from, std::byte* to, std::int64_t n,
                   std::int64_t fs, std::int64_t ts) {
-  // Sums of small unsigned types are made in a wider one and cut: the same bits.
+  // Sums of small unsigned types are computed in a wider type and truncated, with a bitwise
+  // identical result.
   using Math =
       std::conditional_t<(sizeof(T) < 4),
                          std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>, T>;
@@ -347,7 +349,7 @@ void update_any(DType dtype, program::Update update, const std::byte* from, std:
       return update_plain<std::uint32_t>(update, from, to, n, fs, ts);
     case DType::u64:
       return update_plain<std::uint64_t>(update, from, to, n, fs, ts);
-    case DType::boolean:  // the sum is or, the product and
+    case DType::boolean:  // `add` is or, `mul` is and
       return update_run<std::uint32_t>(
           update, reinterpret_cast<const std::uint8_t*>(from), reinterpret_cast<std::uint8_t*>(to),
           n, fs, ts, [](std::uint8_t x) { return static_cast<std::uint32_t>(x != 0); },
@@ -355,8 +357,8 @@ void update_any(DType dtype, program::Update update, const std::byte* from, std:
   }
 }
 
-// Every block goes over all rows in order, but has a range of the columns to itself: no races, and
-// one order of sums.
+// Scatters. Each block iterates over all rows in order, but writes only its own range of columns.
+// This avoids races and fixes the order of sums.
 class ScatterStep final : public CompiledStep {
  public:
   explicit ScatterStep(const program::Scatter& scatter)
@@ -365,7 +367,7 @@ class ScatterStep final : public CompiledStep {
         dtype_(scatter.target.dtype), update_(scatter.update) {
     check_dims(scatter.dims, "scatter");
     const std::int64_t n = rows_.run_size();
-    const bool apart = rows_.run_stride(1) != 0;  // the columns of a row are different elements
+    const bool apart = rows_.run_stride(1) != 0;  // the columns of a row are distinct elements
     std::int64_t parts = apart ? std::min(n / 64, rows_.rows() * rows_.run_points() / 16384) : 1;
     per_block_ = std::max<std::int64_t>(
         1, (n + std::max<std::int64_t>(1, parts) - 1) / std::max<std::int64_t>(1, parts));

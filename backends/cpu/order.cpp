@@ -1,4 +1,4 @@
-// Sorts and running sums, line by line.
+// Sorts and running sums along lines.
 #include <bit>
 #include <concepts>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace haliax::cpu {
 namespace {
 
-// Which lines there are along the last dim.
+// The lines along the last dim.
 struct Lines {
   Dims dims;
   std::int64_t count = 1, length = 1;
@@ -37,11 +37,11 @@ struct Lines {
 };
 
 struct Keyed {
-  std::uint64_t key;  // in the order of the values
+  std::uint64_t key;  // ordered like the values
   std::int64_t index;
 };
 
-// An unsigned number that sorts as the value does: NaN after all others, both zeros alike.
+// Returns an unsigned integer that sorts like the value: NaN last, both zeros equal.
 std::uint64_t key_of(DType dtype, scalar::Value v) {
   if (is_float(dtype)) {
     if (v.real != v.real) return ~std::uint64_t(0);
@@ -51,10 +51,10 @@ std::uint64_t key_of(DType dtype, scalar::Value v) {
   return static_cast<std::uint64_t>(v.integer) ^ (is_signed(dtype) ? std::uint64_t(1) << 63 : 0);
 }
 
-// Stable: runs of twice the length, again and again. Leaves the result in `items`.
+// Stable merge sort, bottom up. Leaves the result in `items`.
 void merge_sort(Keyed* items, Keyed* spare, std::int64_t n) {
   constexpr std::int64_t small = 16;
-  for (std::int64_t lo = 0; lo < n; lo += small)  // insertion
+  for (std::int64_t lo = 0; lo < n; lo += small)  // insertion sort
     for (std::int64_t i = lo + 1; i < std::min(n, lo + small); ++i) {
       const Keyed x = items[i];
       std::int64_t j = i;
@@ -72,7 +72,7 @@ void merge_sort(Keyed* items, Keyed* spare, std::int64_t n) {
   if (from != items) std::copy(from, from + n, items);
 }
 
-// For each worker: two arrays of keys, and the values.
+// Returns the scratch per worker: two arrays of keys, and the values.
 std::int64_t line_bytes(const program::Sort& sort) {
   const std::int64_t n = sort.dims.empty() ? 1 : sort.dims.back();
   return (n * static_cast<std::int64_t>(2 * sizeof(Keyed) + sizeof(scalar::Value)) + 63) / 64 * 64;
@@ -148,11 +148,11 @@ class CumulativeStep final : public CompiledStep {
   explicit CumulativeStep(const program::Cumulative& what)
       : what_(what), lines_(what.dims, "cumulative"), x_(what.x), out_(what.out) {}
 
-  // Running sums of floats are kept in f64 and rounded where they are written.
+  // Running sums of floats accumulate in f64 and are rounded when they are written.
   void run(Frame& frame) override {
     const std::byte* x = x_.at(frame);
     std::byte* out = out_.at(frame);
-    const DType type = what_.out.dtype;  // x has it, too
+    const DType type = what_.out.dtype;  // the dtype of x, too
     const bool sums_f32 = type == DType::f32 && what_.monoid == program::Monoid::sum;
     const auto by = lines_by(type, what_.monoid);
     const std::int64_t per_block =
@@ -170,7 +170,8 @@ class CumulativeStep final : public CompiledStep {
                      side_by_side &= from[l] == from[0] + l * haliax::bytes_of(type);
                    }
                    if (sums_f32) return f32_sums(from, to, count);
-                   // of lines that lie apart: few, as they share a cache's ways
+                   // few lines at a time if they are not adjacent, because they compete for the
+                   // same cache lines
                    const std::int64_t together = side_by_side ? kMost : 8;
                    for (std::int64_t l = 0; l < count; l += together)
                      (this->*by)(from + l, to + l, std::min(together, count - l));
@@ -193,8 +194,7 @@ class CumulativeStep final : public CompiledStep {
     kernels().running_sums({count, lines_.length, x, out, what_.x.strides.back(),
                             what_.out.strides.back(), what_.reverse});
   }
-  // A value, and what is made of several: f64, or an integer of 64 bits, of which the dtype keeps
-  // the lower ones.
+  // The accumulator type: f64, or a 64-bit integer whose low bits are the result.
   template <DType type> static auto part_of(scalar::Value v) {
     if constexpr (scalar::holds_real(type))
       return v.real;
@@ -227,7 +227,7 @@ class CumulativeStep final : public CompiledStep {
     T sofar[kMost];
     std::fill_n(sofar, count, identity<type>(monoid));
     const std::int64_t n = lines_.length, step = scalar::bytes_per(type) * (what_.reverse ? -1 : 1);
-    std::int64_t at = what_.reverse ? (1 - n) * step : 0;  // bytes, where neighbours are dense
+    std::int64_t at = what_.reverse ? (1 - n) * step : 0;  // in bytes per unit of stride
     for (std::int64_t i = 0; i < n; ++i, at += step)
       for (std::int64_t l = 0; l < count; ++l) {
         const T x = part_of<type>(scalar::load(type, from[l] + at * what_.x.strides.back()));

@@ -1,4 +1,4 @@
-// What a step becomes when an Executable is compiled, and what it sees when it runs.
+// Compiled steps: the form of a step in an Executable, and the state that it reads when it runs.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,25 +11,28 @@ namespace haliax::cpu {
 
 using program::Dims;
 
+// The state of one run, which every compiled step receives.
 struct Frame {
-  std::byte* const* slots = nullptr;  // where each slot lies
-  std::int64_t* loops = nullptr;      // the value of each loop variable
+  std::byte* const* slots = nullptr;  // base address of each slot
+  std::int64_t* loops = nullptr;      // value of each loop variable
   program::Communicator* communicator = nullptr;
-  std::int64_t* calls = nullptr;          // of each number, the call that goes on; 0: none does
-  program::Recorder* recorder = nullptr;  // who is told what runs; mostly nobody
-  bool iteration_skipped = false;         // the rest of this turn is skipped
+  std::int64_t* calls = nullptr;  // per call index, the id of the collective in flight; 0: none
+  // receives the start and the end of each step; usually null
+  program::Recorder* recorder = nullptr;
+  bool iteration_skipped = false;  // set by a skip step: the rest of the iteration is skipped
 };
 
-// Everything is decided when it is made: run() only computes, and allocates nothing.
+// A step that is ready to run. All decisions are made at compile time; run() only computes and
+// allocates no memory.
 class CompiledStep {
  public:
   virtual ~CompiledStep() = default;
   virtual void run(Frame&) = 0;
-  // as Recorder::end has it; of the run that ended last
+  // Returns the fraction for Recorder::end, for the most recent run.
   virtual double computed_fraction(const Frame&) const { return 1; }
 };
 
-// A view's first element.
+// The address of the first element of a view.
 class Place {
  public:
   Place() = default;
@@ -39,16 +42,17 @@ class Place {
     std::byte* p = frame.slots[slot_] + offset_;
     return terms_.empty() ? p : p + (loop_offset(frame) * bytes_);
   }
-  std::int64_t loop_offset(const Frame&) const;  // the sum of the terms, in elements
+  std::int64_t loop_offset(const Frame&) const;  // sum of the terms, in elements
   bool exists() const { return slot_ >= 0; }
 
  private:
   int slot_ = -1;
-  std::int64_t offset_ = 0, bytes_ = 0;  // of one element
+  std::int64_t offset_ = 0, bytes_ = 0;  // offset in bytes; bytes per element
   std::vector<program::Term> terms_;
 };
 
-// Scratch of a step: inside the plan, or memory of its own for a program that was planned without.
+// The scratch memory of a step. It is part of the arena if the Program reserves enough; otherwise
+// the step owns its own block.
 class Scratch {
  public:
   Scratch(const program::Step&, int arena_slot, std::int64_t bytes);
@@ -63,12 +67,12 @@ class Scratch {
   std::byte* aligned_ = nullptr;
 };
 
-// What the makers below need besides the step.
+// The arguments of the functions below, in addition to the step.
 struct Context {
   const program::Program& program;
-  int arena_slot = 0;  // an extra entry of Frame::slots: the arena
-  int workers = 1;     // threads that a step may use
-  // Whether two slots may share memory; whether they are the same memory.
+  int arena_slot = 0;  // index of the extra entry of Frame::slots that holds the arena
+  int workers = 1;     // maximum number of threads of a step
+  // Return true if two slots may share memory, and if they are the same memory.
   bool overlap(int slot_a, int slot_b) const;
   bool same(int slot_a, int slot_b) const;
 };

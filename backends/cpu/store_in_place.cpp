@@ -1,5 +1,5 @@
-// Stores without a copy: the op that makes a value writes it to memory, rather than to a register
-// first.
+// Stores without a copy: the op that computes a value writes it directly to memory, rather than to
+// a register first.
 #include <algorithm>
 
 #include "fused.h"
@@ -11,7 +11,7 @@ struct InPlace {
   FusedPlan& plan;
   const Context* context;
   std::vector<int> access_of_value = {};  // the access that a value is loaded from; -1: none
-  std::vector<int> reads = {};            // how many ops read a value
+  std::vector<int> reads = {};            // number of ops that read a value
 
   const Access& access(int a) const { return plan.accesses[static_cast<std::size_t>(a)]; }
   void survey() {
@@ -24,8 +24,8 @@ struct InPlace {
           each_read(plan, op, [&](int v) { ++reads[static_cast<std::size_t>(v)]; });
         }
   }
-  // Does an op after `maker`, or that one elsewhere than at its own point, read what will be stored
-  // to?
+  // Returns true if an op from `maker` on reads memory that will be stored to. Exception: `maker`
+  // itself may read the element that it overwrites.
   bool is_read(const Tape& tape, std::size_t maker, const Access& to) const {
     bool found = false;
     for (std::size_t t = maker; t < tape.size(); ++t)
@@ -41,7 +41,7 @@ struct InPlace {
     if (context && context->same(view.slot, b.view.slot)) view.slot = b.view.slot;
     return view == b.view && a.strides == b.strides;
   }
-  // What of ops that are one this value is; null: nothing.
+  // Returns the output of an assembled op that is this value, or null.
   AssembledOps::Output* made_by(const Op& op, int value) const {
     if (op.kind != Op::assembled) return nullptr;
     auto& out = plan.assembled[static_cast<std::size_t>(op.which)].out;
@@ -52,11 +52,12 @@ struct InPlace {
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
     if ((is_narrow(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full) return;
-    std::vector<std::size_t> makers;  // what changes the value at a point, and what makes it
+    // ops that modify the value at an element, and last the op that computes it
+    std::vector<std::size_t> makers;
     int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
       if (auto* made = made_by(tape[t], value); made && makers.empty()) {
-        // nobody else wants it as f32
+        // no other op reads the f32 value
         const bool alone = reads[static_cast<std::size_t>(value)] == 1;
         if (made->into < 0 && (!is_narrow(to.dtype) || alone) && !is_read(tape, t, to)) {
           made->into = tape[at].access;
@@ -69,7 +70,7 @@ struct InPlace {
         if (tape[t].out == value) return;
         continue;
       }
-      if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded where it is
+      if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded in place
       const bool changes = tape[t].kind == Op::poke;
       if ((!changes && tape[t].kind != Op::map && tape[t].kind != Op::map_rows) ||
           tape[t].into >= 0)

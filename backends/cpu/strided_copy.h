@@ -1,4 +1,4 @@
-// Walking over strided memory.
+// Iteration over strided memory, and strided copies.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace haliax::cpu {
 
-// Dimensions that several operands are walked over together: those of size 1 dropped, neighbours
-// merged where all strides allow. Strides are in elements.
+// The joint iteration space of several operands. Dims of size 1 are dropped, and neighboring dims
+// are merged where all strides allow it. Strides are in elements.
 template <int Operands> struct MergedDims {
   static constexpr int most = 16;
   int count = 0;
@@ -34,7 +34,7 @@ template <int Operands> struct MergedDims {
     for (int d = first; d < last; ++d) n *= size[d];
     return n;
   }
-  // The offset of operand o at flat index i over the dims [first, last).
+  // Returns the offset of operand o at flat index i over the dims [first, last).
   std::int64_t offset(int o, std::int64_t i, int first, int last) const {
     std::int64_t sum = 0;
     for (int d = last - 1; d >= first; --d) {
@@ -45,7 +45,7 @@ template <int Operands> struct MergedDims {
   }
 };
 
-// Calls f with a value of an unsigned type of this size.
+// Calls f with a value of the unsigned type of this size.
 template <class F> auto with_bytes(int bytes, const F& f) {
   switch (bytes) {
     case 1:
@@ -59,13 +59,13 @@ template <class F> auto with_bytes(int bytes, const F& f) {
   }
 }
 
-// A strided copy of one dtype, ready to run.
+// A prepared strided copy of one dtype.
 class Copier {
  public:
   Copier() = default;
   Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes);
   std::int64_t blocks() const { return blocks_; }
-  // One part of the work; parts touch different elements.
+  // Copies one block of the elements. Blocks touch disjoint elements.
   void run(const std::byte* from, std::byte* to, std::int64_t block) const;
   void run_all(const std::byte* from, std::byte* to) const {
     for (std::int64_t b = 0; b < blocks_; ++b) run(from, to, b);
@@ -73,7 +73,7 @@ class Copier {
 
  private:
   MergedDims<2> dims_merged_;
-  // dims [0, outer_) are walked one by one, the last one or two by a tile
+  // dims [0, outer_) are iterated one element at a time, the last one or two dims by tiles
   int bytes_ = 4, outer_ = 0;
   std::int64_t outer_points_ = 1, per_block_ = 1, blocks_ = 0;
 };

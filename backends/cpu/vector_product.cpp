@@ -1,5 +1,5 @@
-// Products of a vector and a matrix, such as those of a model that makes one token at a time: they
-// read a matrix for each element of their result, and take as long as that takes.
+// Vector-matrix products, such as those of a model that generates one token at a time. They read
+// each element of the matrix once, so memory bandwidth bounds their time.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -21,16 +21,16 @@ using program::offset_at;
 using program::points;
 
 struct VectorPlan {
-  bool swapped = false;  // the matrix is the contraction's a
-  MatrixDim n, k;        // of the matrix; x is the contraction's a, w its b, or the other way round
-  MatrixDims outer;      // a product for each point
-  bool rows_are_n = false;  // in memory w is (n, k), else (k, n)
-  std::int64_t n_block = 1, n_blocks = 1, k_block = 1, k_blocks = 1;  // decided by sizes alone
+  bool swapped = false;  // the matrix is operand a of the contraction
+  MatrixDim n, k;  // dims of the matrix; `a`: strides of the vector x, `b`: strides of the matrix w
+  MatrixDims outer;         // one vector-matrix product per element
+  bool rows_are_n = false;  // w is stored as (n, k), else as (k, n)
+  std::int64_t n_block = 1, n_blocks = 1, k_block = 1, k_blocks = 1;  // depend on the sizes only
   std::int64_t tasks() const { return points(outer) * n_blocks * k_blocks; }
-  // Where k is cut, sums of each part, (point of outer, k part, n).
+  // Returns the size of the partial sums if k is split: (outer element, part of k, n).
   std::int64_t partial_floats() const { return k_blocks > 1 ? points(outer) * k_blocks * n.n : 0; }
 };
-// columns; floats of x at a time; multiplications of a task
+// columns per pass; floats of x at a time; multiplications per task
 constexpr std::int64_t widest = 2048, most_x = 1 << 15, enough = 1 << 15;
 constexpr std::int64_t least_tasks = 16;
 std::int64_t parts_of(std::int64_t n, std::int64_t block) { return (n + block - 1) / block; }
@@ -48,13 +48,13 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
   }
   if (points(s.m) != 1 || points(s.n) < 8 || points(s.k) < 8) return {};
   const std::int64_t work = points(s.n) * points(s.k);
-  // small sums are more exact otherwise
+  // for small contractions, LoopContractStep accumulates in f64
   if (work < 2048 || work * points(s.batch) < enough) return {};
   if (!is_read(c.a.dtype) || !is_read(c.b.dtype) || !is_read(c.out.dtype)) return {};
   s.normalize();
   if (s.k.size() != 1) return {};
   p.k = s.k[0];
-  std::size_t at = 0;  // which dim of n is that of the matrix
+  std::size_t at = 0;  // the dim of n that becomes the n of the matrix
   for (std::size_t d = 0; d < s.n.size(); ++d)
     if (p.k.b == 1 ? s.n[d].n > s.n[at].n : s.n[d].b == 1) at = d;
   p.n = s.n[at];
@@ -110,7 +110,7 @@ class VectorProductStep final : public CompiledStep {
                          count = std::min(p.n_block, p.n.n - n);
       float* y = partial ? partial + (point * p.k_blocks + ik) * p.n.n + n
                          : reinterpret_cast<float*>(workspace());
-      // sums that the workspace holds, and the first cache
+      // columns whose sums fit into the workspace and the first-level cache
       for (std::int64_t done = 0; done < count; done += widest) {
         const std::int64_t some = std::min(widest, count - done);
         float* sums = partial ? y + done : y;
@@ -152,8 +152,8 @@ class VectorProductStep final : public CompiledStep {
  private:
   using Flags = Contract::BlockMask::Flags;
   static int bytes_of(DType type) { return haliax::bytes_of(type); }
-  // The side of the matrix whose blocks may be left out. Size 0: neither; so where flags go along
-  // both, or along one of several dims.
+  // Returns the side of the matrix whose blocks may be skipped. Size 0: no side, also if flags run
+  // along both sides or along one of several dims.
   Flags along() const {
     const Contract& c = contract_;
     const auto& s = c.block_mask;
@@ -166,13 +166,13 @@ class VectorProductStep final : public CompiledStep {
   const unsigned char* flags_at(const Frame& frame) const {
     return flags_ ? reinterpret_cast<const unsigned char*>(flags_->at(frame)) : nullptr;
   }
-  // Of these positions those in blocks that are to be made, as many at a time as lie together. What
-  // the others have of the result is 0, or what is added to.
+  // Calls f for the positions in blocks that are computed, for each contiguous range. The result at
+  // other positions is 0 or the previous value of an accumulation.
   template <class F>
   void each_shown(const unsigned char* flags, std::int64_t first, std::int64_t count, F f) const {
     const std::int64_t end = first + count, block = along_.size;
     auto is_computed = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
-    // of its block
+    // end of the block
     auto behind = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };
     for (std::int64_t at = first; at < end;) {
       std::int64_t next = behind(at);

@@ -1,4 +1,4 @@
-// Products of a vector and a matrix, at the bandwidth of memory.
+// Vector-matrix products at memory bandwidth.
 #pragma once
 #include <optional>
 
@@ -6,8 +6,8 @@
 
 namespace haliax::cpu {
 
-// null: it is none, or too small a one
+// Returns null if the step is no vector-matrix product, or is too small.
 std::unique_ptr<CompiledStep> make_vector_product(const program::Step&, const Context&);
-std::optional<std::int64_t> vector_product_scratch(const program::Step&);  // none: likewise
+std::optional<std::int64_t> vector_product_scratch(const program::Step&);  // nullopt: as above
 
 }  // namespace haliax::cpu

@@ -1,5 +1,5 @@
-// Memory of each thread for the registers of the step that it runs. In thread storage: nothing is
-// allocated while programs run.
+// A workspace per thread for the registers of the running step. It is allocated once per thread, so
+// running a program allocates no memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,11 +1,11 @@
-// Where what was compiled is kept, for later runs.
+// The folder of compiled kernels, shared by runs.
 #pragma once
 #include <filesystem>
 
 namespace haliax::cuda {
 
-// The folder that HALIAX_CACHE names, which is made if it is not there; empty: none is named.
-// Raises where it cannot be made.
+// Returns the folder in HALIAX_CACHE, and creates it if necessary. Returns an empty path if the
+// variable is not set. Raises an error if the folder cannot be created.
 std::filesystem::path cache_folder();
 
 }  // namespace haliax::cuda

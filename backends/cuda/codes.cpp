@@ -1,3 +1,4 @@
+// The instructions of fused steps as kernel source; see codes.h.
 #include "codes.h"
 
 #include <fmt/format.h>
@@ -11,7 +12,7 @@ using program::Instr;
 
 namespace {
 
-// The function that a code is of wide numbers: one of the kernels' own, or of C.
+// Returns the function of an instruction on wide numbers: one of kernel.h, or a C function.
 std::string text_of(Code c) {
   static const std::map<Code, const char*> own{{Code::neg, "scalar::negate"},
                                                {Code::abs, "kernel::abs"},

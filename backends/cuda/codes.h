@@ -1,4 +1,4 @@
-// Codes of fused steps as text.
+// The instructions of fused steps as kernel source.
 #pragma once
 #include <string>
 
@@ -11,13 +11,14 @@ inline bool is_fold(program::Code c) {
   return c >= program::Code::reduce_sum && c <= program::Code::reduce_argmin;
 }
 inline bool is_arg(program::Code c) { return finds_position(c); }
-// Much work: what it has made is rather kept than made again.
+// Returns true for expensive instructions, whose results are saved rather than recomputed.
 bool is_long(program::Code);
-program::Monoid monoid_of(program::Code);  // of a fold; what a position is searched by
-// kernel.h's, of a fold or of a store that adds to what lies there
+// for argmax and argmin: the monoid of the value that they search
+program::Monoid monoid_of(program::Code);
+// Returns the functor of kernel.h for a reduction, or for a store that combines with memory.
 std::string fold_of(program::Code);
-// What it makes of its operands, numbers that are called x[0], x[1], ...; first: the dtype of x[0].
-// Of leaves, folds and stores only their writer knows more.
+// Returns the expression of an instruction. Its operands are the variables x[0], x[1], ...; first:
+// the dtype of x[0]. Not for leaves, reductions and stores.
 std::string value_source(const program::Instr&, const std::string* x, DType first);
 
 }  // namespace haliax::cuda

@@ -1,6 +1,6 @@
-// The network carries, and we add: partial results come as they are, and are folded in rank order,
-// narrow floats in f32. So all ranks have the same bits, in every run, and those of the threads'
-// communicator.
+// Collectives as transfers and kernels. The network only transfers bytes: partial results arrive
+// unchanged, and kernels reduce them in rank order, 16-bit floats in f32. Results are bitwise
+// identical on all ranks, in every run, and to those of the threads' communicator.
 #include <algorithm>
 #include <cstdlib>
 
@@ -11,7 +11,7 @@ namespace {
 
 using namespace program;
 
-// in one piece, at a place that no scalar in memory moves
+// Returns true if the view is contiguous, and no scalar in memory moves it.
 bool dense(const View& v, const Dims& dims) {
   const auto want = row_major(dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
@@ -27,7 +27,7 @@ Dims with(Dims dims, int d, std::int64_t n) {
   return dims;
 }
 
-// Blocks of an axis, of which the last may be short, or empty.
+// Blocks of an axis. The last block may be short or empty.
 struct Blocks {
   std::int64_t size, ranks, step = (size + ranks - 1) / std::max<std::int64_t>(ranks, 1);
   std::int64_t first(std::int64_t r) const { return r * step; }
@@ -36,11 +36,12 @@ struct Blocks {
   }
 };
 
-// How many elements each array wants in scratch: of what is sent, and of what comes.
+// Elements of an array in scratch memory: for sent and for received data.
 struct Room {
   std::int64_t sent = 0, came = 0;
 };
-bool outermost(const Operand& o, int dim) {  // its blocks along dim lie in one piece each
+// Returns true if each block along dim is contiguous.
+bool outermost(const Operand& o, int dim) {
   return dense(o.view, o.dims) && points(Dims(o.dims.begin(), o.dims.begin() + dim)) <= 1;
 }
 Room room(const Collective& c, std::size_t k) {
@@ -70,7 +71,8 @@ View box_of(const Operand& o, const program::BoxTransfer& p) {
   return v;
 }
 std::int64_t bytes(std::int64_t elements, DType d) { return aligned(elements * bytes_of(d)); }
-std::int64_t room(const Operand& o, const program::BoxTransfer& p) {  // bytes
+// Returns the scratch bytes of a transfer.
+std::int64_t room(const Operand& o, const program::BoxTransfer& p) {
   return dense(box_of(o, p), p.dims) ? 0 : bytes(points(p.dims), o.view.dtype);
 }
 
@@ -136,7 +138,7 @@ class CollectiveMaker {
       group.push_back(
           {group_[std::size_t(rank)], sends, argument(v), elements * bytes_of(v.dtype)});
   }
-  // out (dims) = what all ranks have, in rank order.
+  // out (dims) = the reduction of the values of all ranks, in rank order.
   void fold(const Dims& dims, const std::vector<View>& of_rank, const View& out) {
     if (points(dims) == 0) return;
     constexpr Code codes[] = {Code::add, Code::mul, Code::max, Code::min};
@@ -160,8 +162,8 @@ class CollectiveMaker {
     between_.push_back(std::move(s));
   }
 
-  // Each rank folds a block of what all have, and hands the result to all: twice (ranks - 1) /
-  // ranks of the array is sent.
+  // Each rank reduces one block of all ranks' values, and sends the result to all ranks. A rank
+  // sends 2 (ranks - 1) / ranks times the size of the array.
   void all_reduce(std::size_t k) {
     auto &x = c_.x[k], &out = c_.out[k];
     const auto d = out.view.dtype;
@@ -193,7 +195,7 @@ class CollectiveMaker {
     const bool as_it_is = outermost(x, dim);
     auto sent = as_it_is ? x.view : scratch(d, points(x.dims));
     const auto came = scratch(d, points(out.dims) * ranks());
-    // elements of one position along dim
+    // elements per position along dim
     const auto across = points(x.dims) / std::max<std::int64_t>(c_.size[k], 1);
     std::vector<View> of_rank;
     for (std::int64_t r = 0; r < ranks(); ++r) {
@@ -232,7 +234,7 @@ class CollectiveMaker {
     }
   }
   void exchange() {
-    std::vector<View> own;  // what goes to this device itself
+    std::vector<View> own;  // boxes that this device sends to itself
     for (auto& p : c_.sends) {
       auto v = box_of(c_.x[std::size_t(p.array)], p);
       if (p.device == device_) {
@@ -266,11 +268,11 @@ class CollectiveMaker {
 
   const Step& step_;
   const Collective& c_;
-  std::int64_t at_;  // in scratch, in bytes
+  std::int64_t at_;  // offset in scratch memory, in bytes
   int device_;
   std::vector<int> group_;  // devices, in rank order
   std::int64_t rank_ = 0;
-  std::vector<Step> before_, between_, behind_;  // the groups
+  std::vector<Step> before_, between_, behind_;  // steps before, between and after the two groups
   std::vector<Message> first_, second_;
 };
 

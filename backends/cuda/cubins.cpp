@@ -1,3 +1,4 @@
+// The cache of compiled kernels; see nvrtc.h and cache.h.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -18,11 +19,11 @@ namespace {
 
 std::atomic<std::int64_t> made{0};
 
-// A line that says what follows, and what follows.
+// Returns the header line of a file, which describes its content.
 std::string head_of(const std::string& key, const std::string& bytes) {
   return fmt::format("haliax cubin {} {} {:016x}\n", key, bytes.size(), hash_of(bytes));
 }
-// empty: there is none that is whole
+// Returns an empty string if there is no intact file.
 std::string read(const std::filesystem::path& file, const std::string& key) {
   std::ifstream in(file, std::ios::binary);
   std::string head, bytes;
@@ -40,7 +41,7 @@ void write(const std::filesystem::path& file, const std::string& all) {
     if (!out.flush()) failed = std::make_error_code(std::errc::io_error);
   }
   if (!failed) std::filesystem::rename(mine, file, failed);
-  if (failed) std::filesystem::remove(mine, failed);  // the next one compiles it again
+  if (failed) std::filesystem::remove(mine, failed);  // the next run compiles it again
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// Matmuls by cuBLASLt; see cublas.h.
 #include "cublas.h"
 
 #include <fmt/format.h>
@@ -8,8 +9,8 @@
 namespace haliax::cuda {
 namespace {
 
-// The part of cuBLASLt's interface that is used here, by its numbers, which have not changed since
-// CUDA 11.
+// The used part of cuBLASLt's interface, by its numeric constants, which are unchanged since CUDA
+// 11.
 enum Dtype { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14 };
 enum Compute { kComputeF32 = 68, kComputeF64 = 70, kComputeTf32 = 77 };
 enum DescriptorField { kCompute = 0, kTransposeA = 3, kTransposeB = 4 };
@@ -22,9 +23,11 @@ enum PreferenceField {
   kAlignC = 7,
   kAlignD = 8
 };
-constexpr std::uint32_t kNone = 0, kInComputeType = 2;  // partial sums: their bits in a mask
+// reductions of partial sums: bits of a mask
+constexpr std::uint32_t kNone = 0, kInComputeType = 2;
 
-struct Guess {  // the library's, as it lies there
+// A result of the library's heuristic, with the library's layout.
+struct Guess {
   CublasProduct::Algorithm algorithm;
   std::size_t workspace;
   int state;
@@ -102,7 +105,7 @@ struct CublasProduct::Impl {
   const Cublas& lib = cublas();
   Cublas::Handle descriptor = nullptr, a = nullptr, b = nullptr, out = nullptr,
                  preference = nullptr;
-  bool wide = false, accumulate = false;  // in f64; onto what is there
+  bool wide = false, accumulate = false;  // f64; add to the previous result
 
   template <class T> void set(Set f, Cublas::Handle h, int field, T value, const char* what) {
     must(f(h, field, &value, sizeof value), what);
@@ -155,8 +158,8 @@ CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_uniq
   i.lay(i.a, p.a, p.batch);
   i.lay(i.b, p.b, p.batch);
   i.lay(i.out, p.out, p.batch);
-  // By itself it takes for granted that all pointers are aligned to 256 bytes, and may put partial
-  // sums together in the dtype of the result.
+  // The defaults assume pointers that are aligned to 256 bytes, and allow the reduction of partial
+  // sums in the dtype of the result.
   must(i.lib.make_preference(&i.preference), "a preference");
   i.set(i.lib.set_preference, i.preference, kWorkspace, std::uint64_t(kCublasWorkspace),
         "a workspace");

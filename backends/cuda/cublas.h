@@ -1,5 +1,5 @@
-// What cuBLASLt is told of a product. Its library is found when the program runs; nothing is linked
-// to it, and it says what it was told on machines without a card too.
+// The description of a matmul for cuBLASLt. The library is opened at run time; nothing links to it.
+// Descriptions can be created and read back on machines without a GPU.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,23 +11,23 @@
 namespace haliax::cuda {
 
 bool has_cublas();
-// bytes: NVIDIA's advice for an H100
+// bytes: NVIDIA's recommendation for an H100
 inline constexpr std::int64_t kCublasWorkspace = std::int64_t(32) << 20;
 
-// Raises if the library is not there, or refuses.
+// Raises an error if the library is missing or returns an error.
 class CublasProduct {
  public:
   explicit CublasProduct(const Product&, bool tf32 = false);
   CublasProduct(CublasProduct&&) noexcept;
   ~CublasProduct();
-  Product told() const;  // read back
-  // how partial sums may be put together: never in the dtype of the result
+  Product told() const;  // the description, read back from the library
+  // Returns a bit mask of the allowed reductions of partial sums; never in the dtype of the result.
   unsigned reduction_schemes() const;
   bool in_tf32() const;
 
-  // With a card, in its context. library: of make_cublas.
+  // The functions below require a GPU and its context. library: the result of make_cublas.
   using Algorithm = std::array<std::uint64_t, 8>;
-  // the best first, as the library guesses; not empty
+  // Returns algorithms, best first by the library's heuristic; never empty.
   std::vector<Algorithm> algorithms(void* library, int most) const;
   void run(void* library, void* stream, const Algorithm&, const void* a, const void* b, void* out,
            void* workspace) const;

@@ -1,4 +1,4 @@
-// The devices of a machine, and how they speak to each other.
+// The devices of a machine, and their communicators.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,8 +52,8 @@ void Rank::fail(const char* why) {
 
 namespace {
 
-constexpr int kOneWorker = 1;        // workers of a lane, as scratch is asked for
-constexpr int kLibraryProducts = 8;  // algorithms that are asked for
+constexpr int kOneWorker = 1;        // `workers` in scratch queries for steps of a nest
+constexpr int kLibraryProducts = 8;  // number of algorithms to try
 
 class CudaDevice final : public Device, public Measured {
  public:
@@ -63,7 +63,7 @@ class CudaDevice final : public Device, public Measured {
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
     if (s.kind == Kind::fused) return workers != kOneWorker ? fused_scratch(s.fused) : 0;
-    // nests pack nothing
+    // nests pack no operands
     return s.kind == Kind::contract && workers != kOneWorker ? product_scratch(s.contract) : 0;
   }
   int parallel_slots(const Loop& l, std::int64_t turns, std::int64_t parallel_slot_bytes,
@@ -106,7 +106,7 @@ class CudaDevice final : public Device, public Measured {
                                                       int d) override {
     const auto launches = products_of(s);
     if (!launches || launches->size() != 1) return {};
-    auto& only = launches->front();  // a, b and out
+    auto& only = launches->front();  // arguments a, b and out
     auto at = [&](std::size_t k) {
       return static_cast<std::byte*>(places[std::size_t(only.arguments[k].slot)]) +
              only.arguments[k].value;
@@ -120,8 +120,8 @@ class CudaDevice final : public Device, public Measured {
       });
     return all;
   }
-  // The calling threads, one for each device of the mesh that is here, ask at the same time; the
-  // first makes the id.
+  // Called concurrently by one thread per local device of the mesh. The first caller creates the
+  // id.
   std::shared_ptr<Communicator> communicator(const Dims& mesh, int device, int number,
                                              RankGroup* group) override {
     if (group && group->count() == 1) group = nullptr;
@@ -157,8 +157,8 @@ class CudaDevice final : public Device, public Measured {
  private:
   struct Ranks {
     std::string id;
-    std::shared_ptr<OneGpu> one_gpu;  // instead
-    int missing = 0;                  // that have not asked for this id
+    std::shared_ptr<OneGpu> one_gpu;  // used instead of the id
+    int missing = 0;                  // devices that have not received this id
     std::vector<std::shared_ptr<Rank>> ranks;
   };
   void start(Ranks& all, int ranks) {
@@ -168,7 +168,8 @@ class CudaDevice final : public Device, public Measured {
       all.id = api_.make_id();
     all.missing = ranks;
   }
-  // here: devices of this process, of which one has a number. The id is that of the first process.
+  // here: number of devices in this process; `device` has this number. The first process
+  // creates the id.
   void start_with_others(Ranks& all, int here, int device, int number, RankGroup& group) {
     ProcessGpus mine{group.rank() == 0 ? api_.make_id() : "", group.where(), {}, {}};
     for (auto& c : gpus().gpus) mine.visible.push_back(c.id);
@@ -180,7 +181,7 @@ class CudaDevice final : public Device, public Measured {
     all.missing = here;
     settle_at_exit();
   }
-  // A process that ends has done its part: others may still wait for what its devices send.
+  // Waits for queued work when the process exits, because peers may wait for its data.
   void settle_at_exit() {
     static auto* all = new std::vector<CudaDevice*>;
     if (all->empty())
@@ -217,7 +218,7 @@ class CudaDevice final : public Device, public Measured {
   const Machine machine_;
   std::mutex lock_, joining_;
   std::map<int, std::shared_ptr<DeviceContext>> contexts_;
-  std::map<std::pair<Dims, bool>, Ranks> meshes_;  // bool: that several processes share
+  std::map<std::pair<Dims, bool>, Ranks> meshes_;  // bool: shared by several processes
 };
 
 }  // namespace

@@ -1,3 +1,4 @@
+// A device of the engine; see device_context.h.
 #include "device_context.h"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@ bool in_one_piece(const Dims& dims, const Dims& strides) {
     if (dims[d] > 1 && strides[d] != want[d]) return false;
   return true;
 }
-// The same elements as numbers that kernels know.
+// The elements of a box as unsigned integers that kernels support.
 struct Units {
   Dims dims, to, from;
   DType dtype = DType::u8;
@@ -33,7 +34,7 @@ struct Units {
     from.push_back(1);
   }
 };
-// The box from, or to, memory where it lies in one piece.
+// Returns the box with a contiguous source, or a contiguous destination.
 Box from_packed(Box b, const void* data) {
   b.from = data;
   b.from_strides = row_major(b.dims);
@@ -97,7 +98,7 @@ DeviceContext::Run::Run(DeviceContext& l, const std::shared_ptr<const Program>& 
 DeviceContext::Run::~Run() {
   try {
     if (!ended_) end();
-  } catch (const Error&) {}  // there was one before
+  } catch (const Error&) {}  // an earlier error is in flight
 }
 void DeviceContext::Run::end() {
   ended_ = true;

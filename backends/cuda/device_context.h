@@ -1,5 +1,4 @@
-// One device as the engine has it: its streams, its memory, what is copied to and from it, and the
-// fault that has ended it.
+// A device of the engine: its streams, its memory, its copies, and the fault that has stopped it.
 #pragma once
 #include <array>
 #include <memory>
@@ -11,27 +10,27 @@
 
 namespace haliax::cuda {
 
-// whoever has memory of it keeps it, too
+// Shared: memory of the device keeps its context alive.
 class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
  public:
-  // sync: faults name their step, as runs wait for each
+  // sync: each run is waited for, so that faults name their step.
   DeviceContext(const Api&, int device, int sm, bool sync);
   ~DeviceContext();
 
   const Api& api;
-  const int device, sm;            // sm: what it can do, 90 is sm_90
-  std::mutex running;              // held while a run is asked for
-  const Handle stream, side;       // what is asked for in order; collectives, beside it
-  const Handle graph, graph_side;  // the same where graphs are written down
+  const int device, sm;            // sm: compute capability, 90 is sm_90
+  std::mutex running;              // held while a run is queued
+  const Handle stream, side;       // main stream; stream of collectives, concurrent with it
+  const Handle graph, graph_side;  // the same two, for capturing graphs
 
   program::Memory allocate(std::int64_t bytes);
   void put(const program::Box&);
   void get(const program::Box&);
   void copy(const program::Box&);
-  void* workspace();  // of products
+  void* workspace();  // workspace of matmuls
 
-  // f asks the device for something that may raise a Fault. What is raised then, and from then on,
-  // names the call that caused it.
+  // Calls f, which may raise a Fault. A Fault becomes an error that names the call that caused it,
+  // and all later calls raise this error.
   template <class F> auto checked_call(const F& f) {
     refuse_if_failed();
     try {
@@ -42,7 +41,8 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
       fail(fault.what());
     }
   }
-  // What is asked for meanwhile is of a run of this program; also if it is given up.
+  // Work that is queued during the lifetime of a Run belongs to a run of this program, also if the
+  // run is abandoned.
   class Run {
    public:
     Run(DeviceContext&, const std::shared_ptr<const program::Program>&);
@@ -54,31 +54,32 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
     DeviceContext& context_;
     bool ended_ = false;
   };
-  void settle(std::int64_t run) noexcept;  // waits until it has ended, one way or the other
-  void settle() noexcept;                  // the same, for all that was asked for
+  void settle(std::int64_t run) noexcept;  // waits until the run has ended or failed
+  void settle() noexcept;                  // the same for all queued runs
 
  private:
-  struct Half {  // of the host's memory for copies: one is filled while the other is copied
+  // Half of the host's copy buffer: the host fills one half while the other one is copied.
+  struct Half {
     std::byte* data = nullptr;
     Handle event = nullptr;
   };
   static constexpr std::int64_t kHalf = 4 << 20;
   void refuse_if_failed();
   [[noreturn]] void fail(const std::string& why);
-  [[noreturn]] void end(const std::string& error);  // raises it, now and from now on
+  [[noreturn]] void end(const std::string& error);  // raises the error, now and in all later calls
   std::int64_t done() const;
   void* allocate_bytes(std::int64_t bytes);
   Half& half(std::int64_t k);
   void put_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
   void get_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
-  void copy_there(const program::Box&);  // by a kernel, or at once where both lie in one piece
+  void copy_there(const program::Box&);  // by a kernel, or by one copy if both sides are contiguous
 
   std::mutex copying_;
   std::array<Half, 2> halves_ = {};
   void* workspace_ = nullptr;
   std::int64_t runs_ = 0;
-  std::int64_t* done_ = nullptr;  // the number of the last run that the device has ended
-  std::array<std::shared_ptr<const program::Program>, 256> last_ = {};  // by number
+  std::int64_t* done_ = nullptr;  // number of the last completed run
+  std::array<std::shared_ptr<const program::Program>, 256> last_ = {};  // programs by run number
   const bool sync_;
   std::string failed_;
   std::mutex failing_;

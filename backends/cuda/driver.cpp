@@ -1,3 +1,4 @@
+// Opens the NVIDIA driver; see driver.h.
 #include "driver.h"
 
 #include "library.h"
@@ -5,8 +6,8 @@
 namespace haliax::cuda {
 namespace {
 
-// By the names that the library has them under: cuda.h calls the newest version of each by its
-// plain name.
+// Opens functions by their names in the library: cuda.h maps plain names to the newest version of
+// each.
 Driver opened() {
   Driver d;
   const Library library({"libcuda.so.1"});

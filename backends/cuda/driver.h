@@ -1,4 +1,4 @@
-// The driver of NVIDIA's cards, opened at run time: nothing is linked to it.
+// The NVIDIA driver API, opened at run time; nothing links to it.
 #pragma once
 #include <cuda.h>
 
@@ -49,8 +49,8 @@ struct Driver {
   decltype(&cuGraphExecUpdate) update = nullptr;
   decltype(&cuGraphLaunch) run_graph = nullptr;
   decltype(&cuGraphExecDestroy) end_instance = nullptr;
-#if CUDA_VERSION >= 13000  // older headers have others by these names
-  // Parts of graphs that may be left out; null where the driver has none.
+#if CUDA_VERSION >= 13000  // older headers use these names for other functions
+  // Conditional parts of graphs; null if the driver lacks them.
   decltype(&cuStreamGetCaptureInfo) captured = nullptr;
   decltype(&cuStreamUpdateCaptureDependencies) go_on_behind = nullptr;
   decltype(&cuStreamBeginCaptureToGraph) begin_inside = nullptr;
@@ -58,7 +58,7 @@ struct Driver {
   decltype(&cuGraphAddNode) add_node = nullptr;
 #endif
   bool has_ifs = false;
-  const char* missing = nullptr;  // what is not there: the library, or a function of it
+  const char* missing = nullptr;  // the missing library or function; null: none
 };
 const Driver& driver();
 

@@ -1,6 +1,6 @@
-// The plugin libhaliax_cuda-dry: the backend `cuda-dry`, a card of sm_90 on which everything
-// succeeds and nothing happens. What it is good for: programs that are run on it, of any size,
-// leave in HALIAX_CACHE the kernels that a card would compile for them.
+// The plugin libhaliax_cuda-dry: the backend `cuda-dry`, a GPU of sm_90 on which all operations
+// succeed without effect. Programs of any size that run on it fill HALIAX_CACHE with the kernels
+// that a GPU would compile for them.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 constexpr int kSm = 90;
 bool exact = false;
 
-// Addresses that nobody may touch: a card's memory as the host sees it.
+// Addresses that the host must not access, like the memory of a GPU.
 class Memory {
  public:
   void* allocate(std::int64_t bytes) {
@@ -47,7 +47,7 @@ Memory& memory() {
   static auto* one = new Memory;
   return *one;
 }
-Handle handle() {  // of anything: nobody looks behind it
+Handle handle() {  // a dummy for all objects; never dereferenced
   static int one = 0;
   return &one;
 }
@@ -84,7 +84,7 @@ Api table() {
   a.multiply = [](Handle, Handle, const void*, const void*, void*, void*) {};
   a.end_graph = a.instantiate = [](Handle) { return handle(); };
   a.update = [](Handle, Handle) { return true; };
-  a.has_ifs = [] { return false; };  // a bare machine has nothing to link what tells
+  a.has_ifs = [] { return false; };  // a machine without the toolkit cannot link kSetCondition
   a.make_id = [] { return std::string(); };
   a.join = [](const std::string&, int, int, int, const Check&) { return handle(); };
   a.exchange = [](Handle, Handle, const std::vector<Transfer>&) {};

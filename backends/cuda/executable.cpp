@@ -1,7 +1,8 @@
-// A run asks for all that a Program's sequence says, and returns. Where nobody has to wait on the
-// way, that is written down as a graph the first time, and run again at the same addresses; at
-// others the graph is written down anew and put in the place of the one that was used longest ago
-// (Api::update): its steps are the same, and making an instance costs many times as much.
+// The executable of a Program. A run queues all operations of its sequence and returns. If no
+// operation needs the host, the first run captures the operations as a graph, and later runs at the
+// same addresses run this graph. For other addresses, the operations are captured again, and the
+// graph replaces the least recently used instance (Api::update). The steps are the same, and
+// creating an instance is many times as expensive.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,8 +24,8 @@ namespace {
 
 using namespace program;
 
-constexpr std::int64_t kMostInGraph = 20000;  // steps: what has more is asked for step by step
-constexpr std::size_t kMostInstances = 4;     // of one Program, at different addresses
+constexpr std::int64_t kMostInGraph = 20000;  // steps; larger programs are queued step by step
+constexpr std::size_t kMostInstances = 4;     // per Program, at different addresses
 
 std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::intptr_t>(p)); }
 
@@ -39,7 +40,7 @@ class CudaExecutable final : public Executable {
     if (sequence_.flags > 0 && !sequence_.communicates && fits_in_graph() && api_.has_ifs())
       sequence_ = sequence_of(*program_, near_, {.marks = options_.sync, .parts = true});
     require_memory();
-    if (!options_.sync) join_equal(sequence_, *program_);  // a fault is that of one step there
+    if (!options_.sync) join_equal(sequence_, *program_);  // sync reports faults by step
     make(sequence_.items);
     if (options_.keep) keep_texts();
     auto kernels = api_.compile(context_.device, kernels_);
@@ -86,8 +87,8 @@ class CudaExecutable final : public Executable {
     return !options_.eager && !options_.sync && !sequence_.needs_host &&
            steps_in_graph(sequence_.items) <= kMostInGraph;
   }
-  // Before anything runs: what the plan says, and what turns that are left out by flags take
-  // (sequence.h), beside what lies there already.
+  // Checks, before anything runs, that the free memory suffices for the plan, and for flags and
+  // shadow results (sequence.h).
   void require_memory() const {
     const auto free = api_.free_bytes(context_.device),
                left_out = sequence_.flags + sequence_.shadow_bytes;
@@ -105,8 +106,8 @@ class CudaExecutable final : public Executable {
                     "{} has {} free{}",
                     p.called, p.peak_bytes + left_out, context_.device, api_.name, free, largest));
   }
-  // In the folder HALIAX_CACHE, or else where the process is; once, as a name tells the text, and
-  // most programs share most kernels.
+  // Writes each source once, to the folder HALIAX_CACHE or the current folder. Names identify
+  // sources, and most programs share most kernels.
   void keep_texts() const {
     static std::mutex mutex;
     static std::set<std::filesystem::path> kept;
@@ -134,9 +135,9 @@ class CudaExecutable final : public Executable {
 
   // ---- graphs ----
   struct Instance {
-    std::vector<std::int64_t> at;  // arguments, results, arena; which communicator
+    std::vector<std::int64_t> at;  // addresses of arguments, results, arena; communicator number
     Handle handle = nullptr;
-    std::int64_t used = 0;  // by which run
+    std::int64_t used = 0;  // last run that used it
   };
   void run_graph(const std::vector<void*>& arguments, const std::vector<void*>& results,
                  void* arena, Rank* rank) {
@@ -154,7 +155,7 @@ class CudaExecutable final : public Executable {
   std::vector<Instance>::iterator write_down(const std::vector<void*>& arguments,
                                              const std::vector<void*>& results, void* arena,
                                              Rank* rank) {
-    // taken before: nothing is while a graph is written down
+    // allocated before, because a capture must not allocate
     if (sequence_.multiplies) context_.workspace();
     api_.begin_graph(context_.graph);
     try {
@@ -164,7 +165,7 @@ class CudaExecutable final : public Executable {
     } catch (...) {
       try {
         api_.drop_graph(api_.end_graph(context_.graph));
-      } catch (const Error&) {}  // the first one counts
+      } catch (const Error&) {}  // the first error is raised
       throw;
     }
     const auto graph = api_.end_graph(context_.graph);
@@ -202,7 +203,7 @@ class CudaExecutable final : public Executable {
              root->bytes});
       }
     }
-    ~Call() {  // also where it is given up
+    ~Call() {  // also after an error
       try {
         end();
       } catch (const Error&) {}
@@ -227,7 +228,8 @@ class CudaExecutable final : public Executable {
         }
       }
     }
-    void end() {  // all is in order again
+    // Makes the main stream wait for all collectives.
+    void end() {
       for (auto& p : started_) api_.follow(stream_, p.finished);
       started_.clear();
     }
@@ -238,7 +240,8 @@ class CudaExecutable final : public Executable {
       std::int64_t bytes = 0;
       bool meets(const Range& o) const { return at < o.at + o.bytes && o.at < at + bytes; }
     };
-    struct StartedCollective {  // a collective that may not have ended
+    // A collective that may be in flight.
+    struct StartedCollective {
       Handle finished = nullptr;
       std::vector<Range> ranges = {};
     };
@@ -252,19 +255,20 @@ class CudaExecutable final : public Executable {
       if (w.slot == kShadowSlot) return number(e_.shadow_.get()) + v;
       return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
     }
-    std::byte* place(const View& v) const {  // of its first element; no scalar in memory moves it
+    // Returns the address of the first element. No scalar in memory may move the view.
+    std::byte* place(const View& v) const {
       KernelArgument w{v.slot, v.offset * bytes_of(v.dtype)};
       for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
       return reinterpret_cast<std::byte*>(value_of(w));
     }
 
-    // The plan has one step end before the next begins: what a collective has to do with must not
-    // be touched meanwhile.
+    // Calls f for each memory range that an item accesses. The plan assumes that steps run one
+    // after another, so other steps must not access the ranges of a collective in flight.
     void each_range(const Item& i, const std::function<void(const Range&)>& f) const {
       auto of_word = [&](const KernelArgument& w) {
         if (w.slot >= 0) f(slots_[std::size_t(w.slot)]);
         if (w.slot != kArenaSlot) return;
-        auto& l = i.step->loop;  // in lanes
+        auto& l = i.step->loop;  // in parallel slots
         if (i.step->kind == Kind::loop)
           f({arena_ + l.parallel_slot_start, l.parallel_slot_bytes * l.parallel_slots});
         else
@@ -283,7 +287,7 @@ class CudaExecutable final : public Executable {
           return std::any_of(mine.begin(), mine.end(), [&](auto& o) { return o.meets(r); });
         });
       };
-      // those before it have ended, too
+      // earlier collectives have ended, too
       auto last = std::find_if(started_.rbegin(), started_.rend(), meets).base();
       if (last == started_.begin()) return;
       api_.follow(stream_, std::prev(last)->finished);
@@ -301,7 +305,7 @@ class CudaExecutable final : public Executable {
       api_.record(i.finished, side_);
       StartedCollective mine{i.finished};
       each_range(i, [&](const Range& r) { mine.ranges.push_back(r); });
-      // of the turn before: this one ends behind it
+      // the collective of the previous iteration ends before this one
       std::erase_if(started_, [&](auto& b) { return b.finished == i.finished; });
       started_.push_back(std::move(mine));
     }
@@ -328,7 +332,7 @@ class CudaExecutable final : public Executable {
       values_.clear();
       for (auto& w : i.launch.arguments) values_.push_back(value_of(w));
     }
-    void part(const Item& i) {  // there are no collectives then
+    void part(const Item& i) {  // only in sequences without collectives
       to_values(i);
       const auto outside =
           std::exchange(stream_, api_.begin_if(stream_, i.made, i.launch, values_.data()));
@@ -338,7 +342,7 @@ class CudaExecutable final : public Executable {
       } catch (...) {
         try {
           end();
-        } catch (const Error&) {}  // the first one counts
+        } catch (const Error&) {}  // the first error is raised
         throw;
       }
       end();
@@ -362,7 +366,7 @@ class CudaExecutable final : public Executable {
       }
     }
 
-    // ---- what the host has to do with: it waits ----
+    // ---- operations of the host, which waits for the device ----
     template <class T> std::vector<T> read(const void* from, std::int64_t n) {
       std::vector<T> out(static_cast<std::size_t>(n));
       const std::unique_ptr<void, void (*)(void*)> here(
@@ -382,7 +386,7 @@ class CudaExecutable final : public Executable {
       auto arrays = i.step->host.arrays;
       std::vector<std::vector<std::byte>> bytes;
       std::vector<const void*> data;
-      for (auto& a : arrays) {  // the whole stretch that its elements lie in
+      for (auto& a : arrays) {  // the full range that contains its elements
         std::int64_t low = 0, high = 0, width = bytes_of(a.view.dtype);
         for (std::size_t d = 0; d < a.dims.size(); ++d)
           (a.view.strides[d] < 0 ? low : high) +=
@@ -400,7 +404,7 @@ class CudaExecutable final : public Executable {
     Handle stream_, side_;
     std::byte* arena_;
     Rank* rank_;
-    std::vector<std::int64_t> loops_, values_;  // loop variables; words
+    std::vector<std::int64_t> loops_, values_;  // loop variables; arguments of a launch
     std::vector<Range> slots_;
     std::vector<StartedCollective> started_;
   };
@@ -412,16 +416,16 @@ class CudaExecutable final : public Executable {
   const std::shared_ptr<const Program> program_;
   const std::int64_t near_;
   Sequence sequence_;
-  std::vector<Kernel> kernels_;  // while it is made
+  std::vector<Kernel> kernels_;  // used during construction
   std::vector<Item*> waiting_;
   Memory flags_, shadow_;
-  int* marks_ = nullptr;  // under sync: what nests are at
+  int* marks_ = nullptr;  // with `sync`: the running steps of a nest
   bool in_graphs_ = false;
   std::vector<Handle> events_;
   std::vector<Instance> instances_;
   std::vector<std::int64_t> at_;
   std::int64_t runs_ = 0;
-  std::int64_t last_ = 0;  // run, as the lane counts them
+  std::int64_t last_ = 0;  // last run, as numbered by the device context
 };
 
 }  // namespace

@@ -1,15 +1,16 @@
-// A fused step as one kernel. Without folds each thread makes points by itself; with them a group
-// of threads makes a row: it walks over the inner points once for each level of folds (a fold of
-// what needs another's result is on the next level). What later walks read again stays in the
-// group's registers or in shared memory where a row fits there; else it is made again. Stores come
-// in the last walk: what earlier ones read again is still there. Folds over leading dims, of lines
-// that lie side by side, have a thread for a few lines each.
+// A fused step as one kernel. Without reductions, each thread computes elements by itself. With
+// reductions, a group of threads computes a row: it makes one pass over the inner elements per
+// level. A reduction whose operand needs another reduction's result is on the next level. Values
+// that later passes read again stay in the registers of the group, or in shared memory, if a row
+// fits there; otherwise they are recomputed. Stores run in the last pass, because earlier passes
+// may read the memory that they overwrite. Reductions over leading dims, along adjacent lines, use
+// one thread per few lines.
 //
-// Points come by chunks of a few that lie side by side, which are read and written as one where the
-// address allows (kernel.h).
+// Elements are processed in chunks of a few adjacent ones. A chunk is one memory access if its
+// address is aligned (kernel.h).
 //
-// A fold of much for few points is made in two passes: parts of each row by as many threads as a
-// card wants, into scratch, then what came out, in order.
+// A long reduction with few results runs in two passes. First, as many threads as a GPU needs
+// reduce parts of each row into scratch memory. Then the partial results are reduced in order.
 #include "fused_points.h"
 
 namespace haliax::cuda {
@@ -20,25 +21,25 @@ using program::Dims;
 using program::Fused;
 using program::Instr;
 
-constexpr int kTerms = 8;        // of a sum of a thread, before it is added to the others
-constexpr int kMostGroup = 512;  // threads that share a row
-constexpr int kFoldBytes = 16;   // of shared memory that a fold has for a warp
-// there is work for all, if each thread makes rows by itself
+constexpr int kTerms = 8;        // terms of a thread's partial sum, before it is added to the sum
+constexpr int kMostGroup = 512;  // maximum number of threads per row
+constexpr int kFoldBytes = 16;   // bytes of shared memory of a reduction per warp
+// with this many rows, one thread per row occupies the GPU
 constexpr std::int64_t kManyRows = 8192;
-constexpr std::int64_t kManyThreads = 1 << 15;  // less than this leaves a card idle
-constexpr int kUsualKept = 16, kMostKept = 32;  // numbers of a row in the registers of a thread
-constexpr int kMostRead = 64;                   // numbers of a thread that are read together
+constexpr std::int64_t kManyThreads = 1 << 15;  // fewer threads leave a GPU idle
+constexpr int kUsualKept = 16, kMostKept = 32;  // values of a row in the registers of a thread
+constexpr int kMostRead = 64;                   // values of a thread that are loaded together
 
-// How the inner points are cut for the first of two passes.
+// The split of the inner elements for the first of two passes.
 struct Parts {
   std::int64_t count = 1, length = 0;
 };
-DType wide_of(DType d) {  // as folds have it
+DType wide_of(DType d) {  // accumulation dtype of reductions
   if (d == DType::bf16 || d == DType::f16) return DType::f32;
   if (bytes_of(d) >= 4) return d;
   return is_signed(d) ? DType::i32 : DType::u32;
 }
-int power_from(std::int64_t n) {  // the least power of 2 that is no less
+int power_from(std::int64_t n) {  // the least power of 2 that is at least n
   int p = 1;
   while (p < n) p *= 2;
   return p;
@@ -49,7 +50,7 @@ class FusedSource : FusedPoints {
   FusedSource(const Fused& f, NestContext* nest, std::int64_t near)
       : FusedPoints(f, nest), near_(near) {}
 
-  // One instruction of a code that others walk over (tiles.h).
+  // Creates source for one instruction of code that another class iterates over (tiles.h).
   FusedSource(const std::vector<Instr>& code, std::size_t which, const Dims& strides,
               NestContext* nest)
       : FusedPoints(code, which, strides, nest) {}
@@ -75,7 +76,7 @@ class FusedSource : FusedPoints {
     columns ? chunk_columns() : plan_rows();
     const std::int64_t threads = columns ? rows_ / few_ : rows_ * group_,
                        least = columns ? 32 : 16 * group_,
-                       // 2 or 4 blocks of 256 for each processor
+                       // 2 or 4 blocks of 256 threads per multiprocessor
         wanted = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : group_ * few_;
     if (threads >= kManyThreads) return {};
     const auto length = std::max((inner_ * threads + wanted - 1) / wanted, least);
@@ -83,7 +84,7 @@ class FusedSource : FusedPoints {
     p.count = (inner_ + p.length - 1) / p.length;
     return p.count > 1 ? std::optional(p) : std::nullopt;
   }
-  // Of each fold, for each part of a row; scratch is as large as this.
+  // Returns the scratch bytes: one partial result per reduction and part of a row.
   std::int64_t partial_bytes(const Parts& p) const {
     std::int64_t sum = 0;
     for (auto i : all_folds())
@@ -139,18 +140,19 @@ class FusedSource : FusedPoints {
 
  private:
   // ---- rows ----
-  // How many threads go together along a row: as many as there are chunks, where points lie side by
-  // side; one, where rows do.
+  // Returns the number of threads per row. If the elements of a row are adjacent, it has one thread
+  // per chunk; if rows are adjacent, it has a single thread.
   int usual_group() const {
     if (serial_ || inner_ <= 1) return 1;
     auto [along_rows, along] = sides();
     if (along_rows && !along && rows_ >= kManyRows) return 1;
     int group = 1;
-    const int most = nest_ ? 32 : 256;  // there each warp has rows of its own
+    const int most = nest_ ? 32 : 256;  // each warp of a nest has its own rows
     while (group < most && group * few_ < inner_) group *= 2;
     return group;
   }
-  // Do rows lie side by side, and points of a row, of what has both?
+  // Returns two flags for views that vary with both: rows are adjacent in memory; elements of a row
+  // are adjacent.
   std::pair<bool, bool> sides() const {
     bool along_rows = false, along = false;
     for (std::size_t i = 0; i < code_.size(); ++i) {
@@ -166,7 +168,8 @@ class FusedSource : FusedPoints {
     for (auto& x : info_) most = std::max(most, x.level);
     return most;
   }
-  // in which values are stored: when all folds are done whose results they, or other walks, need
+  // Returns the pass that stores values: the one after all reductions whose results stores or other
+  // passes need.
   int last_walk() const {
     int most = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
@@ -175,7 +178,8 @@ class FusedSource : FusedPoints {
     }
     return most;
   }
-  // What each walk makes, if these are kept by the first that makes them.
+  // Returns the instructions of each pass, if the first pass that computes an instruction in `kept`
+  // retains its value.
   std::vector<Marks> walks_with(const Marks& kept) const {
     std::vector<Marks> out;
     Marks made(code_.size());
@@ -196,13 +200,14 @@ class FusedSource : FusedPoints {
     }
     return out;
   }
-  bool is_of_row(std::size_t i) const {  // for one row alone
+  // Returns true if the value differs between rows.
+  bool is_of_row(std::size_t i) const {
     auto& s = info_[i].strides;
     return !s.empty() && std::any_of(s.begin(), s.begin() + std::ptrdiff_t(outer_),
                                      [](auto x) { return x != 0; });
   }
-  // Loads, and on demand what takes long, that several walks make. What all rows share is near
-  // anyway.
+  // Returns the values worth retaining: loads that several passes need and, if requested, expensive
+  // instructions. Values that all rows share stay in caches anyway.
   Marks worth_keeping(bool long_ones) const {
     Marks out(code_.size());
     const auto walks = walks_with(out);
@@ -215,7 +220,8 @@ class FusedSource : FusedPoints {
     return out;
   }
   static int size_of(DType d) { return bytes_of(d) > 4 ? 2 : 1; }
-  // Of each point: numbers that are kept from one walk to another, and that a walk reads.
+  // Returns two maxima over all passes, in numbers per element: values retained between passes, and
+  // values loaded.
   std::pair<int, int> kept_and_read(const std::vector<Marks>& walks) const {
     int most_kept = 0, most_read = 0;
     for (std::size_t w = 0; w < walks.size(); ++w) {
@@ -249,7 +255,8 @@ class FusedSource : FusedPoints {
       if (!keeps_) keep(worth_keeping(long_ones));
     if (!keeps_ && group_ > 1) keep_near(worth_keeping(false));
   }
-  // In shared memory, each thread what it reads itself: nobody waits.
+  // Retains values in shared memory. Each thread reads only its own values, so no synchronization
+  // is needed.
   void keep_near(const Marks& kept) {
     std::int64_t bytes = kFoldBytes * kMostGroup / 32;
     std::vector<std::int64_t> at(code_.size());
@@ -266,8 +273,8 @@ class FusedSource : FusedPoints {
     near_at_ = at;
     near_bytes_ = bytes;
   }
-  // Few threads that hold little each, so that many rows are under way; more of both where rows are
-  // long.
+  // Retains values in registers. Prefers few threads with few values each, so that many rows are in
+  // flight. Long rows use more of both.
   void keep(const Marks& kept) {
     const auto walks = walks_with(kept);
     const auto [numbers, read] = kept_and_read(walks);
@@ -276,7 +283,8 @@ class FusedSource : FusedPoints {
       for (int group = first; group <= last && numbers > 0; group *= 2) {
         const auto chunks = std::int64_t(power_from(chunks_each(group)));
         if (chunks * few_ * numbers > most || chunks * few_ * read > kMostRead) continue;
-        if (group < group_ && rows_ * group < 2 * kManyThreads) continue;  // there are few rows
+        // few rows need larger groups
+        if (group < group_ && rows_ * group < 2 * kManyThreads) continue;
         keeps_ = true;
         group_ = group;
         ahead_ = int(chunks);
@@ -332,13 +340,13 @@ class FusedSource : FusedPoints {
     }
     source_.close();
   }
-  // ---- the first of two passes: a part of a row after the other, as the rows are counted ----
+  // ---- the first of two passes: a counter over the parts, and over the rows of each part ----
   bool in_parts() const { return parts_.count > 1; }
   std::string partial(std::size_t i) {
     return source_.argument(KernelArgument{kArenaSlot, partial_[i], {}, true});
   }
-  // The row, or which few, of what is counted, of which each part of all rows has so many; from and
-  // to: its points.
+  // Returns the expression of the row, or the chunk of rows, for this counter. `many`: counts per
+  // part. Sets from_ and to_ to the range of inner elements.
   std::string part_of(const std::string& counted, std::int64_t many) {
     if (!in_parts()) {
       from_ = "0";
@@ -367,7 +375,8 @@ class FusedSource : FusedPoints {
             fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
     }
   }
-  void rows_on(int level) {  // what has one value for a row
+  // Emits the instructions of this level that have one value per row.
+  void rows_on(int level) {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
       if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) &&
@@ -390,7 +399,8 @@ class FusedSource : FusedPoints {
       if (marks[i] && is_store(code_[i].code)) return true;
     return false;
   }
-  // A thread's sums of floats are sums of sums of few terms: less is lost.
+  // Returns true for sums of floats. A thread's sum is split into sums of few terms, which is more
+  // accurate.
   bool sums_floats(std::size_t i) const {
     return code_[i].code == Code::reduce_sum && is_float(code_[i].dtype);
   }
@@ -425,8 +435,8 @@ class FusedSource : FusedPoints {
     for (auto i : folds)
       if (sums_floats(i)) source_.line(fmt::format("fold{0} = add(fold{0}, some{0});", i));
   }
-  // Chunks of a row, `ahead_` at a time: all of it, if it is kept. What is read comes first, so
-  // that it is under way together.
+  // Emits a pass over the chunks of a row, `ahead_` at a time, or all of them if the row is
+  // retained. Loads come first, so that they are in flight together.
   void chunks_of_rows(const Marks& marks, const std::vector<std::size_t>& folds) {
     const int step = few_ * group_;
     const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
@@ -444,7 +454,7 @@ class FusedSource : FusedPoints {
       if (sums_floats(i)) source_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
     unroll(each);
     place();
-    for (std::size_t i = 0; i < code_.size(); ++i)  // what all rows share is near
+    for (std::size_t i = 0; i < code_.size(); ++i)  // values that all rows share are cached
       if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i)) {
         fetch(i, fmt::format("const auto x{}", i), "here");
         fetched(i, "");
@@ -549,7 +559,7 @@ class FusedSource : FusedPoints {
     source_.line(fmt::format("const Number<{0}> v{1} = result<{0}>({2});", S, i, all));
   }
 
-  // ---- columns: folds along lines that lie side by side, a few of them a thread ----
+  // ---- columns: reductions along adjacent lines, a few lines per thread ----
   bool are_columns() const {
     if (is_plain() || !folds_ || outer_ == 0 || inner_ <= 1) return false;
     for (std::size_t i = 0; i < code_.size(); ++i)
@@ -653,18 +663,18 @@ class FusedSource : FusedPoints {
     }
   }
 
-  // keeps: all of a row is read together, and some of it stays in registers
+  // keeps: a row is loaded at once, and some values stay in registers
   bool waits_ = false, keeps_ = false;
-  bool columns_ = false;       // lines rather than rows
-  int group_ = 1, ahead_ = 1;  // threads of a row; chunks that are read together
+  bool columns_ = false;       // columns rather than rows
+  int group_ = 1, ahead_ = 1;  // threads per row; chunks loaded together
   Marks kept_;
-  const std::int64_t near_ = 0;        // bytes of shared memory that there are
-  std::int64_t near_bytes_ = 0;        // of it, with rows in it
-  std::vector<std::int64_t> near_at_;  // of each load
+  const std::int64_t near_ = 0;        // available bytes of shared memory
+  std::int64_t near_bytes_ = 0;        // used bytes, if rows are stored there
+  std::vector<std::int64_t> near_at_;  // by load
   std::vector<Marks> walks_;
-  std::string from_ = "0", to_;  // inner points, as text
+  std::string from_ = "0", to_;  // range of inner elements, as source
   Parts parts_;
-  std::vector<std::int64_t> partial_;  // of each fold: where in the arena its parts lie
+  std::vector<std::int64_t> partial_;  // by reduction: offset of its partial results in the arena
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What all kernels of fused steps are made with: the space of points, its instructions as text,
-// chunks of points that lie side by side, and kernels that fold nothing.
+// The common base of all kernels of fused steps: the iteration space, its instructions as source
+// code, chunks of adjacent elements, and kernels without reductions.
 #pragma once
 #include <fmt/format.h>
 
@@ -16,13 +16,14 @@ class FusedPoints {
   using Fused = program::Fused;
   using Instr = program::Instr;
   struct Info {
-    Dims strides;   // of a load, a store or an iota, along all dims
-    int level = 0;  // how many folds must be done before, one after the other
+    Dims strides;   // strides of a load, a store or an iota, along all dims
+    int level = 0;  // number of reductions that must complete before, one after another
     bool needed = false;
-    std::string number;  // of a load: where it was fetched to
+    std::string number;  // variable that holds a loaded value
   };
-  using Marks = std::vector<char>;             // of each instruction, in a walk
-  static constexpr char kMade = 1, kKept = 2;  // there; by a walk before, in registers
+  using Marks = std::vector<char>;  // per instruction, within a pass
+  // computed in this pass; retained in registers by an earlier pass
+  static constexpr char kMade = 1, kKept = 2;
 
   FusedPoints(const Fused& f, NestContext* nest)
       : nest_(nest), source_(nest), code_(f.code), info_(f.code.size()) {
@@ -37,7 +38,7 @@ class FusedPoints {
     mark_needed();
   }
 
-  // Of one instruction of a code that others walk over (tiles.h).
+  // Creates source for one instruction of code that another class iterates over (tiles.h).
   FusedPoints(const std::vector<Instr>& code, std::size_t which, const Dims& strides,
               NestContext* nest)
       : nest_(nest), source_(nest), code_(code), info_(code.size()) {
@@ -57,7 +58,7 @@ class FusedPoints {
     return out;
   }
 
-  // ---- the space of points: without dims of one, and with dims that lie side by side as one ----
+  // ---- the iteration space: without dims of size 1, and with adjacent dims merged ----
   void read(const Fused& f) {
     dims_ = f.dims;
     outer_ = std::size_t(f.outer);
@@ -119,12 +120,12 @@ class FusedPoints {
       if (info_[i].needed && is_fold(code_[i].code)) out.push_back(i);
     return out;
   }
-  bool is_plain() const { return nest_ || serial_; }  // rows: one point after the other
+  bool is_plain() const { return nest_ || serial_; }  // no chunks: one element after another
   bool is_load(std::size_t i) const { return code_[i].code == Code::load; }
 
-  // ---- chunks: points side by side along `along_` ----
-  // How many, where all that is read and written there lies side by side, or is one: up to 16 bytes
-  // of the widest.
+  // ---- chunks: adjacent elements along `along_` ----
+  // Returns the number of elements per chunk along a dim, up to 16 bytes of the widest dtype.
+  // Returns 1 unless all loads and stores are contiguous or constant along the dim.
   int few_along(std::size_t dim, bool inner_only) const {
     std::int64_t widest = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
@@ -143,7 +144,7 @@ class FusedPoints {
   std::string chunk_of(std::size_t i) const {
     return fmt::format("Few<{}, {}>", few_of(i), element_of(code_[i].view.dtype));
   }
-  // From memory to `to`, if `count` says that there are points.
+  // Emits a load from memory to `to`. `count`: number of existing elements.
   void fetch(std::size_t i, const std::string& to, const std::string& count) {
     auto& v = code_[i].view;
     auto base = source_.base(v), at = source_.at(v, info_[i].strides);
@@ -154,8 +155,8 @@ class FusedPoints {
     source_.line("#pragma unroll");
     source_.open(loop);
   }
-  // The chunk's values one after the other, and what becomes of each; stores go to y, y is written
-  // by `store_chunks`.
+  // Emits the instructions for each element of a chunk. Stores write to the chunk y, and
+  // `store_chunks` writes y to memory.
   template <class Each> void each_of_chunk(const Marks& marks, const Each& each) {
     bool counts = false;
     for (std::size_t i = 0; i < code_.size(); ++i) {
@@ -241,7 +242,7 @@ class FusedPoints {
                                name(int(i)), value_of(i)));
   }
 
-  // ---- kernels without folds ----
+  // ---- kernels without reductions ----
   static constexpr const char* kEachPoint =
       "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
       "blockDim_x)";
@@ -261,7 +262,7 @@ class FusedPoints {
         if (info_[i].needed && is_store(code_[i].code) == stores)
           is_fold(code_[i].code) ? fold_of_one(i) : write(i);
     source_.close();
-    // Functions of f64 take many registers, and those of a point are made side by side.
+    // f64 functions need many registers, and the functions of an element run interleaved.
     const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && takes_steps(in.code); };
     const bool several = std::count_if(code_.begin(), code_.end(), is_wide) > 1;
     auto out = source_.launch(serial_ ? 1 : n, false, several ? "256, 3" : nullptr);
@@ -300,11 +301,12 @@ class FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) out[i] = info_[i].needed;
     return out;
   }
-  // It lies in x, or in x[m] of several.
+  // Lets instruction i read its value from x, or from x[m] of several chunks.
   void fetched(std::size_t i, const std::string& which) {
     info_[i].number = fmt::format("x{}{}.at[{}]", i, which, few_of(i) > 1 ? "k" : "0");
   }
-  void fold_of_one(std::size_t i) {  // there is one inner point
+  // A reduction over a single inner element.
+  void fold_of_one(std::size_t i) {
     auto& in = code_[i];
     auto from = std::size_t(in.args[0]);
     auto S = element_of(in.dtype);
@@ -320,10 +322,10 @@ class FusedPoints {
   std::vector<Info> info_;
   program::Dims dims_;
   std::size_t outer_ = 0;
-  std::int64_t rows_ = 0, inner_ = 0;  // points
+  std::int64_t rows_ = 0, inner_ = 0;  // number of elements
   bool folds_ = false, stores_rows_ = false, serial_ = false, empty_ = false;
-  std::size_t along_ = 0;  // dim of which chunks are
-  int few_ = 1;            // points of a chunk
+  std::size_t along_ = 0;  // the dim of chunks
+  int few_ = 1;            // elements per chunk
 };
 
 }  // namespace haliax::cuda

@@ -1,3 +1,4 @@
+// Checks of the machine, and the options of HALIAX_CUDA; see gpu.h.
 #include "gpu.h"
 
 #include <fmt/format.h>
@@ -11,7 +12,7 @@
 namespace haliax::cuda {
 namespace {
 
-constexpr int kOldest = 80;
+constexpr int kOldest = 80;  // compute capability
 
 std::string version(int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); }
 [[noreturn]] void refuse(const std::string& what) {
@@ -30,7 +31,7 @@ constexpr KnownWord known[] = {{"sync", &CudaOptions::sync}, {"eager", &CudaOpti
 
 void require_gpus(const Gpus& c) {
   if (c.driver == 0) refuse("there is no NVIDIA driver (libcuda.so.1) on this machine");
-  if (c.driver / 1000 < c.needed / 1000)  // any of a major version will do
+  if (c.driver / 1000 < c.needed / 1000)  // versions with the same major number are compatible
     refuse(fmt::format("the driver is too old: it is for CUDA {}, and CUDA {} is needed",
                        version(c.driver), version(c.needed)));
   if (!c.says.empty()) refuse("the cards cannot be asked for: " + c.says);

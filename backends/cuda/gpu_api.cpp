@@ -1,5 +1,5 @@
-// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in
-// its primary context, which other libraries of the process share.
+// The table of functions for CUDA: driver, NVRTC, cuBLASLt and NCCL. All calls on a device use its
+// primary context, which other libraries of the process share.
 #include "gpu_api.h"
 
 #include <fmt/format.h>
@@ -21,8 +21,9 @@
 namespace haliax::cuda {
 namespace {
 
-// ---- what goes wrong ----
-bool ends_device(CUresult r) {  // nothing runs in its context any more
+// ---- errors ----
+// Returns true if the error makes the context unusable.
+bool ends_device(CUresult r) {
   switch (r) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_LAUNCH_FAILED:
@@ -56,7 +57,7 @@ struct Device {
   CUcontext context = nullptr;
   CUmemoryPool pool = nullptr;
   int sm = 0;
-  void* cublas = nullptr;  // made when it is first wanted
+  void* cublas = nullptr;  // created on first use
 };
 struct Stream {
   CUstream stream;
@@ -74,8 +75,9 @@ int sm_of(CUdevice id) {
        "what a card can do");
   return 10 * major + minor;
 }
-std::mutex lock;         // of what is made once
-Device& device(int d) {  // and its context is this thread's
+std::mutex lock;  // guards objects that are created once
+// Returns the device, and makes its context current on this thread.
+Device& device(int d) {
   static auto* all = new std::map<int, Device>;
   std::lock_guard hold(lock);
   auto& found = (*all)[d];
@@ -83,7 +85,7 @@ Device& device(int d) {  // and its context is this thread's
     must(driver().device(&found.id, d), "a card");
     found.sm = sm_of(found.id);
     must(driver().pool(&found.pool, found.id), "a card's memory");
-    cuuint64_t all_of_it = ~cuuint64_t(0);  // what is given back is kept for the next
+    cuuint64_t all_of_it = ~cuuint64_t(0);  // released memory stays in the pool
     must(driver().set_pool(found.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all_of_it),
          "to keep memory");
     must(driver().context(&found.context, found.id), "a context");
@@ -137,7 +139,7 @@ Gpus gpus() {
 std::int64_t free_bytes(int d) {
   auto& gpu = device(d);
   std::size_t free = 0, all = 0;
-  cuuint64_t reserved = 0, used = 0;  // what the pool keeps is free for us
+  cuuint64_t reserved = 0, used = 0;  // unused memory of the pool is free for this process
   must(driver().memory(&free, &all), "to say how much memory is free");
   must(driver().get_pool(gpu.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved),
        "to say how much memory is kept");
@@ -146,14 +148,14 @@ std::int64_t free_bytes(int d) {
   return std::int64_t(free + reserved - used);
 }
 
-// ---- waiting: a card that has failed leaves the others in the middle of what they exchange with
-// it ----
-struct Member {  // of a communicator
+// ---- waiting: a failed GPU leaves its peers in the middle of their transfers ----
+// A member of a communicator.
+struct Member {
   Handle nccl;
   const Device* device;
   std::string id;
-  Check check;            // of ranks in other processes
-  std::string lost = {};  // what it has said
+  Check check;            // for ranks in other processes
+  std::string lost = {};  // error that it raised
 };
 std::mutex joined_lock;
 std::list<Member*>& joined() {
@@ -164,8 +166,8 @@ void refuse_lost(const Device& mine) {
   for (auto* m : joined())
     if (m->device == &mine && !m->lost.empty()) throw Lost(m->lost);
 }
-// Ends what is exchanged if a card of this process that takes part has failed, or another process,
-// and says which.
+// Aborts transfers if a participating GPU of this process, or another process, has failed. Raises
+// an error that names it.
 void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
   std::lock_guard hold(joined_lock);
   for (auto* m : joined()) {
@@ -185,7 +187,7 @@ void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
     }
   }
 }
-// The host, until it is done.
+// Blocks the host until is_done, and checks the peers meanwhile.
 template <class F> void wait_for(const Device& mine, const F& is_done) {
   bool alone = true;
   {
@@ -199,7 +201,7 @@ template <class F> void wait_for(const Device& mine, const F& is_done) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   std::lock_guard hold(joined_lock);
-  refuse_lost(mine);  // it was ended, and not done
+  refuse_lost(mine);  // the work was aborted rather than completed
 }
 void wait(Handle s) {
   auto& at = on(s);
@@ -218,7 +220,7 @@ Handle join(const std::string& id, int ranks, int rank, int d, const Check& chec
   joined().push_back(mine);
   return mine;
 }
-// Those of this process that wait for it would wait for ever.
+// Aborts all members in this process, which would otherwise wait forever.
 void abort(Handle h) {
   std::lock_guard hold(joined_lock);
   for (auto* m : joined())
@@ -242,7 +244,7 @@ void* allocate(Handle s, std::int64_t bytes) {
   must(r, "memory");
   return reinterpret_cast<void*>(got);
 }
-// with a fault, or at the end of the process, nobody can say what went wrong
+// Ignores errors, which are expected after a fault and at the end of the process.
 void release(Handle s, void* p) {
   auto& at = *static_cast<Stream*>(s);
   if (driver().set_context(at.device->context) == CUDA_SUCCESS)
@@ -257,10 +259,10 @@ void* allocate_host(std::int64_t bytes) {
 }
 
 // ---- kernels ----
-bool exact = false;  // no contracted multiply-adds: HALIAX_CUDA
+bool exact = false;  // no contracted multiply-adds; set by HALIAX_CUDA
 std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   static std::mutex compiling;
-  // by architecture and name; for all devices
+  // By architecture and name; shared by all devices.
   static auto* known = new std::map<std::pair<int, std::string>, CUkernel>;
   const int sm = device(d).sm;
   std::lock_guard hold(compiling);
@@ -279,12 +281,13 @@ std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   return out;
 }
 void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
-  constexpr std::int64_t usual = 48 << 10;  // of shared memory: more has to be asked for
+  // default limit of shared memory; more must be requested
+  constexpr std::int64_t usual = 48 << 10;
   if (l.shared > usual)
     must(driver().set_kernel(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(l.shared),
                              static_cast<CUkernel>(kernel), on(s).device->id),
          "shared memory");
-  // one struct, whose size the kernel knows
+  // a single struct, whose size the kernel defines
   void* arguments[] = {const_cast<std::int64_t*>(words)};
   must(driver().launch(static_cast<CUfunction>(kernel), unsigned(l.blocks), 1, 1,
                        unsigned(l.threads), 1, 1, unsigned(l.shared), on(s).stream, arguments,
@@ -292,7 +295,7 @@ void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words)
        "a launch");
 }
 
-// ---- products ----
+// ---- matmuls ----
 struct Multiplier {
   int device;
   Product product;
@@ -308,20 +311,21 @@ void* library_of(Device& d) {
 CublasProduct::Algorithm fastest(Device&, const CublasProduct&, const Product&);
 Handle make_product(int d, const Product& p, const CudaOptions& options) {
   static std::mutex making;
-  static auto* all = new std::list<Multiplier>;  // equal ones are one
+  static auto* all = new std::list<Multiplier>;  // equal ones share an entry
   std::lock_guard hold(making);
   for (auto& m : *all)
     if (m.device == d && m.product == p && m.tf32 == options.tf32) return &m;
   auto& gpu = device(d);
   CublasProduct told(p, options.tf32);
   const auto what = fmt::format("sm_{} {}{}", gpu.sm, to_string(p), options.tf32 ? " tf32" : "");
-  auto* library = library_of(gpu);  // also where nothing is asked of it now: products run by it
+  auto* library = library_of(gpu);  // also with a tuned algorithm, because multiply uses it
   auto how = tuned(what);
   if (!how) how = options.tune ? fastest(gpu, told, p) : told.algorithms(library, 1)[0];
   if (options.tune) keep_tuned(what, *how);
   return &all->emplace_back(Multiplier{d, p, options.tf32, std::move(told), *how});
 }
-// Of the library's first guesses, timed: the median of several runs, with operands of their own.
+// Returns the fastest of the library's first candidates: by the median of several timed runs, with
+// separate operands.
 CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Product& p) {
   auto& drv = driver();
   CUstream stream = nullptr;
@@ -361,7 +365,7 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
 std::vector<Handle> make_products(int d, const Product& p, const CudaOptions& options, int most) {
   std::vector<Handle> all;
   for (auto& how : CublasProduct(p, options.tf32).algorithms(library_of(device(d)), most))
-    // for ever
+    // never freed
     all.push_back(new Multiplier{d, p, options.tf32, CublasProduct(p, options.tf32), how});
   return all;
 }
@@ -388,12 +392,12 @@ bool update(Handle instance, Handle graph) {
          CUDA_SUCCESS;
 }
 
-// The kernel tells a condition of the graph that is written down; behind it stands a node whose
-// part is written down in a stream of its own.
+// A kernel sets a condition of the captured graph. After it follows a conditional node, whose part
+// is captured in a separate stream.
 bool has_ifs() { return driver().has_ifs && can_link(); }
 #if CUDA_VERSION >= 13000
-// Streams for it lie ready, since little may be made while a graph is written down.
-constexpr std::size_t kReady = 4;  // parts within parts
+// Streams for parts are created in advance, because a capture restricts the creation of objects.
+constexpr std::size_t kReady = 4;  // nesting depth of parts
 std::map<const Device*, std::vector<Handle>>& ready() {
   static auto* all = new std::map<const Device*, std::vector<Handle>>;
   return *all;
@@ -423,7 +427,7 @@ void prepare_ifs(const Device& d) {
 }
 struct Captured {
   CUgraph graph = nullptr;
-  std::vector<CUgraphNode> behind = {};  // what comes next waits for these
+  std::vector<CUgraphNode> behind = {};  // the next node depends on these
 };
 Captured captured(const Stream& s) {
   CUstreamCaptureStatus status{};
@@ -465,13 +469,13 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   return inside;
 }
 void end_if(Handle inside) {
-  CUgraph same = nullptr;  // the part's own
+  CUgraph same = nullptr;  // the graph of the part
   must(driver().end_graph(on(inside).stream, &same), "to end a part of a graph");
   keep_ready(inside);
 }
 #else
 void prepare_ifs(const Device&) {}
-// has_ifs is false
+// Never called, because has_ifs is false.
 Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }
 void end_if(Handle) {}
 #endif

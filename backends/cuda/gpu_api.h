@@ -1,4 +1,4 @@
-// The table as CUDA fills it, in the plugin alone.
+// The implementation of the table by CUDA; part of the plugin only.
 #pragma once
 #include "api.h"
 

@@ -1,4 +1,4 @@
-// What names texts: FNV-1a.
+// The hash that names sources: FNV-1a.
 #pragma once
 #include <cstdint>
 #include <string_view>

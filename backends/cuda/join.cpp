@@ -1,6 +1,6 @@
-// Equal kernels that do not depend on each other become one launch, where the first of them stands:
-// the steps of an optimizer over the leaves of a model. What each of them does, and with how many
-// blocks, stays as it was: so do the bits.
+// Merges equal, independent kernels into one launch, at the position of the first one. An example
+// is the steps of an optimizer over the leaves of a model. Each kernel does the same work with the
+// same number of blocks, so results are bitwise identical.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -12,12 +12,12 @@ namespace {
 
 using namespace program;
 
-constexpr std::size_t kNear = 256;  // items: nobody looks further back
+constexpr std::size_t kNear = 256;  // items: maximum distance of the search
 
-// Bytes that are touched. Arguments and results have memory of their own each; so have flags, and
-// products that are made beside.
+// A range of bytes that an item accesses. Arguments and results have separate memory, and so have
+// flags and shadow results.
 struct Touched {
-  int where = 0;  // slot; kArenaSlot, kFlagSlot, kBesideSlot
+  int where = 0;  // slot, or kArenaSlot, kFlagSlot, kShadowSlot
   std::int64_t begin = 0, end = 0;
   bool writes = false;
   bool against(const Touched& o) const {
@@ -38,7 +38,7 @@ class Joiner {
   std::vector<Item> join(std::vector<Item> items) {
     for (auto& i : items)
       if (!i.body.empty()) i.body = Joiner(program_).join(std::move(i.body));
-    std::map<Key, int> many;  // how many kernels there are of each
+    std::map<Key, int> many;  // number of kernels by key
     for (auto& i : items)
       if (is_kernel(i)) ++many[key_of(i)];
     for (auto& i : items) {
@@ -69,11 +69,12 @@ class Joiner {
   }
 
  private:
-  struct Group {  // items that become one; of all others one item
+  // Items that become one launch. Other kinds of items are groups of one.
+  struct Group {
     std::vector<Item> all = {};
     AllTouched touched = {};
-    std::vector<bool> differs = {};  // which words
-    // how many groups there are up to the last collective that it has to wait for
+    std::vector<bool> differs = {};  // by argument
+    // number of groups up to the last collective that it must wait for
     std::size_t after = 0;
   };
   using Key = std::tuple<std::string_view, int, std::int64_t, bool>;
@@ -82,10 +83,10 @@ class Joiner {
     return {i.launch.source, i.launch.threads, i.launch.shared, i.launch.waits};
   }
 
-  // ---- what is touched: all of a slot, as loops and scalars on the device move what is read and
-  // written in it ----
+  // ---- accessed memory ----
+  // Entire slots, because loops and scalars on the device move views within them.
   void add(AllTouched& to, int slot, const Step& of, bool writes) const {
-    auto& l = of.loop;  // in lanes
+    auto& l = of.loop;  // in parallel slots
     if (slot == kArenaSlot && of.kind == Kind::loop)
       to.push_back({kArenaSlot, l.parallel_slot_start,
                     l.parallel_slot_start + l.parallel_slot_bytes * l.parallel_slots, true});
@@ -123,8 +124,8 @@ class Joiner {
       out[k] = out[k] || l.arguments[k] != g.all[0].launch.arguments[k];
     return out;
   }
-  // Scratch is that of one step. Nobody waits for a collective that he would not have waited for:
-  // it goes on beside the work.
+  // Kernels with scratch memory merge only within one step. A merged kernel must not delay a member
+  // by a collective, because collectives run concurrently.
   static bool fits(const Group& g, const Group& one) {
     auto &first = g.all[0], &i = one.all[0];
     if (!is_kernel(first) || key_of(first) != key_of(i) ||
@@ -135,7 +136,7 @@ class Joiner {
         std::any_of(i.launch.arguments.begin(), i.launch.arguments.end(), in_scratch);
     return one.after <= g.after && (!scratch || first.step == i.step);
   }
-  // That the kernel may become a part of, in front of all that stands between.
+  // Returns an earlier group that the kernel can join, ahead of all groups in between, or null.
   Group* equal_before(const Group& one) {
     for (std::size_t back = 1; back <= std::min(kNear, done_.size()); ++back) {
       auto& g = done_[done_.size() - back];

@@ -1,3 +1,4 @@
+// Common parts of kernel sources; see kernel_source.h.
 #include "kernel_source.h"
 
 #include <fmt/format.h>
@@ -149,8 +150,9 @@ Launch guarded(Launch l, KernelArgument flag) {
   return l;
 }
 
-// ---- several in one: the words are how many there are, those of all, and a record of each: its
-// first block, how many it has, and its own ----
+// ---- merged launches ----
+// The arguments are the number of launches, the shared arguments, and a record for each launch: its
+// first block, its number of blocks, and its own arguments.
 std::size_t most_joined(const std::vector<bool>& differs) {
   const auto own = std::count(differs.begin(), differs.end(), true),
              all = std::ptrdiff_t(differs.size()) - own;
@@ -164,12 +166,12 @@ Launch joined(const std::vector<Launch>& all) {
       differs[k] = differs[k] || l.arguments[k] != first.arguments[k];
   const auto own = std::size_t(std::count(differs.begin(), differs.end(), true)),
              records = 1 + differs.size() - own,
-             // few texts, for many counts
+             // a power of two: few sources for many counts
       each = 2 + own, room = std::min(std::bit_ceil(all.size()), most_joined(differs));
   Launch out = first;
   out.arguments = {KernelArgument{-1, std::int64_t(all.size())}};
   out.blocks = 0;
-  std::vector<std::string> places;  // of each word, as text
+  std::vector<std::string> places;  // by argument, as source
   std::size_t owned = 2;
   for (std::size_t k = 0; k < differs.size(); ++k) {
     places.push_back(differs[k] ? fmt::format("own[{}]", owned++)
@@ -205,8 +207,8 @@ Launch joined(const std::vector<Launch>& all) {
 }
 Launch SourceWriter::launch(std::int64_t points, bool waits, const char* bounds) {
   constexpr int threads = 256;
-  constexpr std::int64_t most = 1 << 20;  // blocks: each goes on from there
-  constexpr std::size_t many = 20;        // words, mostly addresses and strides
+  constexpr std::int64_t most = 1 << 20;  // blocks; each iterates further
+  constexpr std::size_t many = 20;        // arguments, mostly addresses and strides
   if (!bounds) bounds = far || arguments_.size() > many ? "256, 3" : "1024";
   Launch out{.bounds = bounds};
   auto source = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);

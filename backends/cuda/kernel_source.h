@@ -1,6 +1,6 @@
-// A step of a Program as kernels: their text, and with what they are launched. The text depends on
-// the codes, the dtypes and which strides are 0, 1 or other; sizes, strides, places and numbers are
-// arguments, so steps that are alike share a kernel.
+// The kernels of a step of a Program: their source, and the parameters of their launch. The source
+// depends only on instructions, dtypes and which strides are 0, 1 or other. Sizes, strides,
+// addresses and numbers are arguments, so similar steps share a kernel.
 #pragma once
 #include <map>
 #include <set>
@@ -12,77 +12,78 @@
 
 namespace haliax::cuda {
 
-inline constexpr int kArenaSlot = -2;  // in place of a slot: the arena, where scratch lies
-// kMarks numbers that the host reads when a kernel has failed (Launch::parts)
+inline constexpr int kArenaSlot = -2;  // special slot: the arena, for scratch memory
+// special slot: kMarks integers that the host reads after a kernel has failed (Launch::parts)
 inline constexpr int kMarksSlot = -5;
 inline constexpr int kMarks = 1024;
-// An argument of a kernel: a number, or an address in a slot. What loops add to it depends on their
-// turns.
+// An argument of a kernel: a number, or an address in a slot. Loop variables may add to it.
 struct KernelArgument {
   int slot = -1;
-  std::int64_t value = 0;                                // bytes from the start of the slot
-  std::vector<std::pair<int, std::int64_t>> loops = {};  // loop variable, what a turn adds
-  bool writes = false;                                   // something is stored there
+  std::int64_t value = 0;  // number, or bytes from the start of the slot
+  std::vector<std::pair<int, std::int64_t>> loops = {};  // (loop variable, increment per iteration)
+  bool writes = false;                                   // the kernel stores there
   friend bool operator==(const KernelArgument&, const KernelArgument&) = default;
 };
 struct Launch {
-  std::string source = {};  // of the kernel, which is called NAME
+  std::string source = {};  // kernel source; the kernel is called NAME
   std::vector<KernelArgument> arguments = {};
   std::int64_t blocks = 1;
   int threads = 1;
-  const char* bounds = "1024";  // most threads of a block, as __launch_bounds__ has it
-  std::int64_t shared = 0;      // bytes, of each block
-  bool waits = false;           // its threads wait for each other
-  // Of a nest: block b marks b % kMarks with the number of the one that it makes, from 1 on.
+  const char* bounds = "1024";  // arguments of __launch_bounds__
+  std::int64_t shared = 0;      // bytes of shared memory per block
+  bool waits = false;           // threads synchronize with each other
+  // The steps of a nest. Block b sets mark b % kMarks to the index of the current part, counted
+  // from 1.
   std::vector<const program::Step*> parts = {};
-  // instead, of the library: words are where a, b and out lie
+  // A library matmul instead of a kernel. The arguments are the addresses of a, b and out.
   std::optional<Product> product = {};
 };
 
-// What steps know of the kernel that they are a part of (nest.h): its arguments are theirs, a text
-// is what one block does, and loop variables that the kernel counts are l0, l1, ...
+// The enclosing kernel of steps that are part of a nest (nest.h). The steps add their arguments to
+// it, their source is the work of one block, and loop variables are l0, l1, ...
 struct NestContext {
   struct Place {
-    const char* from = "";   // an address that the kernel knows by this name
-    std::int64_t bytes = 0;  // behind it
+    const char* from = "";   // variable of the kernel that holds a base address
+    std::int64_t bytes = 0;  // offset from it
   };
   std::vector<KernelArgument> arguments = {};
-  std::set<int> loops = {};          // that it counts
-  std::map<int, Place> places = {};  // of slots that lie in it
+  std::set<int> loops = {};          // loop variables that the kernel iterates over
+  std::map<int, Place> places = {};  // slots in shared memory or in a parallel slot
 };
-inline constexpr int kNestThreads = 256;  // of a block of such a kernel
+inline constexpr int kNestThreads = 256;  // threads per block of a nest
 
-// bytes: shared memory that each card has for a block
+// bytes of shared memory per block that every supported GPU has
 inline constexpr std::int64_t kMinSharedLimit = 99 << 10;
 
-// One after the other. Nothing for steps without points. Raises for steps that are no kernels:
-// loops, collectives, custom ones. near: bytes of shared memory that a block may have.
+// Returns the launches of a step, in order. The result is empty for steps without elements. Raises
+// an error for steps that are not kernels: loops, collectives, custom steps. shared_limit: bytes of
+// shared memory that a block may use.
 std::vector<Launch> launches_of(const program::Step&, NestContext* = nullptr,
                                 std::int64_t shared_limit = kMinSharedLimit);
 std::string kernel_source(std::size_t words, const std::string& body, const char* bounds);
-Launch guarded(Launch, KernelArgument flag);  // that does nothing where the bool there is false
+Launch guarded(Launch, KernelArgument flag);  // does nothing if the bool at `flag` is false
 
-// Several in one, each made by as many blocks as it would have by itself: the same bits. Their
-// texts, threads and shared bytes are the same. Words that differ are arguments of each, others of
-// all; how many launches fit:
-inline constexpr std::int64_t kMaxArguments = 4096 / 8;     // what CUDA takes as arguments
-std::size_t most_joined(const std::vector<bool>& differs);  // by word
+// Merges several launches into one, each with its own number of blocks, so results are bitwise
+// identical. The launches must have equal sources, threads and shared bytes. Arguments that differ
+// are stored per launch, others once. most_joined returns the number of launches that fit:
+inline constexpr std::int64_t kMaxArguments = 4096 / 8;     // limit of CUDA
+std::size_t most_joined(const std::vector<bool>& differs);  // by argument
 Launch joined(const std::vector<Launch>&);
 
-// ---- for those who write them ----
-const char* element_of(DType);  // its type in a kernel
-// as kernel.h's constant() takes them
+// ---- for writers of kernels ----
+const char* element_of(DType);  // C++ type of an element in kernels
+// Returns the bits of a constant, for constant() of kernel.h.
 std::int64_t bits_of(DType, double number, std::int64_t integer);
 
-std::string fold_of(program::Monoid);             // kernel.h's
-std::int64_t start_bits(program::Monoid, DType);  // what it starts from
-// Positions up to here, and a step beyond the end, fit in 32 bits.
+std::string fold_of(program::Monoid);             // functor of kernel.h
+std::int64_t start_bits(program::Monoid, DType);  // start value of a reduction
+// Positions up to this limit, and one step beyond the end, fit in 32 bits.
 inline constexpr std::int64_t kMax32BitPosition = std::int64_t(1) << 30;
 
 class SourceWriter {
  public:
   explicit SourceWriter(NestContext* nest = nullptr) : nest_(nest) {}
-  // Its place among the arguments, as text.
+  // Adds an argument, and returns its expression.
   std::string argument(KernelArgument);
   std::string argument(std::int64_t value) { return argument(KernelArgument{-1, value}); }
   void line(const std::string& source) {
@@ -96,20 +97,21 @@ class SourceWriter {
     --depth_;
     line(std::string("}") + behind);
   }
-  // The address of the view's first element, and its offset at a point of which the indices are i0,
-  // i1, ...
+  // Return the address of the first element of a view, and the offset of the element with indices
+  // i0, i1, ...
   std::string base(const program::View&, bool writes = false);
   std::string at(const program::View&, const program::Dims& strides);
-  std::string sum_of(const program::Dims& strides);  // of the indices times these; empty: 0
-  // Declares i0, i1, ... from a position among their points, the last one fastest; first: the
-  // number of the first. few: of the last dim there are only every so many, and its size is how
-  // many of these.
+  std::string sum_of(const program::Dims& strides);  // sum of indices times strides; empty: 0
+  // Declares the indices i0, i1, ... of a position in row-major order. first: number of the first
+  // index. few: the last dim is counted in chunks of this size, and its size is the number of
+  // chunks.
   void indices(const std::string& position, const program::Dims&, std::size_t first = 0,
                int few = 1);
-  // 256 threads a block, as many blocks as there is work for. Without bounds, a thread has 64
-  // registers, as of 1,024, or 80 where there is much to keep in them.
+  // Returns the launch, with 256 threads per block and as many blocks as there is work for. Default
+  // bounds: at most 64 registers per thread, or 80 for kernels with many arguments or 64-bit
+  // positions.
   Launch launch(std::int64_t points, bool waits = false, const char* bounds = nullptr);
-  bool far = false;  // positions need 64 bits
+  bool far = false;  // positions require 64 bits
 
  private:
   NestContext* nest_;
@@ -119,15 +121,16 @@ class SourceWriter {
 };
 bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>&);
 
-// Of one instruction: its value, or what stores it. Operands are v0, v1, ..., by their places in
-// the code; strides: of a load, a store or an iota.
+// Returns the source of one instruction: its value, or its store. Operands are v0, v1, ..., by
+// their indices in the code. strides: of a load, a store or an iota.
 std::string instruction_source(const std::vector<program::Instr>& code, int which,
                                const program::Dims& strides, NestContext*);
-// blocks 0: nothing to do
+// Returns a launch with 0 blocks if there is no work.
 Launch fused_launch(const program::Fused&, NestContext* = nullptr,
                     std::int64_t shared_limit = kMinSharedLimit);
-// Folds of so much, for so few points, that more threads are wanted: parts are folded first, and
-// then what came out. Scratch: bytes, 0 where that is not worth it; place: of it, in the arena.
+// Long reductions with few results, which would occupy too few threads, run in two passes: partial
+// reductions first, then their combination. fused_scratch returns the scratch bytes, or 0 if this
+// is not worthwhile. place: offset of the scratch memory in the arena.
 std::int64_t fused_scratch(const program::Fused&);
 std::vector<Launch> fused_in_two(const program::Fused&, std::int64_t place);
 

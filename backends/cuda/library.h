@@ -1,4 +1,4 @@
-// A library of the toolkit's, found when the program runs: nothing is linked to it.
+// A shared library of the CUDA toolkit, opened at run time; nothing links to it.
 #pragma once
 #include <dlfcn.h>
 
@@ -9,7 +9,7 @@ namespace haliax::cuda {
 
 class Library {
  public:
-  // the first that is there; never closed
+  // Opens the first library that exists. It is never closed.
   explicit Library(std::initializer_list<const char*> names) {
     for (auto* name : names)
       if (!library_) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);

@@ -1,5 +1,5 @@
-// Steps that move values, or go along one axis, as kernels. What several threads would write to one
-// place in some order is left to one thread: results have the same bits in every run.
+// Steps that move values, or run along one axis, as kernels. If the order of several writes to one
+// place matters, a single thread performs them, so results are bitwise identical in every run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ Dims without_last(Dims d) {
   d.pop_back();
   return d;
 }
-const char* bits_type(DType d) {  // of the same size
+const char* bits_type(DType d) {  // unsigned type of the same size
   switch (bytes_of(d)) {
     case 1:
       return "std::uint8_t";
@@ -36,8 +36,8 @@ std::string each_point(SourceWriter& w, std::int64_t n) {
       "blockDim_x)",
       w.argument(n));
 }
-// Declares `moved`: what the ids here add, and `inside`: whether they are there and all of them are
-// positions.
+// Declares `moved`, the offset of the ids, and `inside`, which is true if the element exists and
+// all ids are valid positions.
 void pick(SourceWriter& w, const std::vector<Indexed>& indexed, bool clamps,
           const std::string& there = "true") {
   w.line(fmt::format("bool inside = {};", there));
@@ -58,7 +58,7 @@ Launch gather(const Gather& g, NestContext* nest) {
   w.far = true;
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
-  auto T = bits_type(to.dtype);  // bit by bit
+  auto T = bits_type(to.dtype);  // bitwise
   auto x = w.base(table), x_at = w.at(table, table.strides), out = w.base(to, true),
        out_at = w.at(to, to.strides);
   pick(w, indexed, outside == Outside::clamp);
@@ -72,7 +72,7 @@ Launch gather(const Gather& g, NestContext* nest) {
   w.close();
   return w.launch(points(dims));
 }
-// Bit by bit, as a fused step: by chunks, where they lie side by side.
+// Copies bitwise, as a fused step: in chunks where elements are adjacent.
 Launch copy(Copy c, NestContext* nest) {
   constexpr DType of_size[] = {DType::u8, DType::u16, DType::u32, DType::u64};
   const auto bits = of_size[std::countr_zero(unsigned(bytes_of(c.x.dtype)))];
@@ -83,11 +83,11 @@ Launch copy(Copy c, NestContext* nest) {
   return fused_launch(f, nest);
 }
 
-// ---- scatters: threads share the dims along which nothing meets; ids are gone through in
-// row-major order ----
+// ---- scatters ----
+// Threads split the dims along which updates never collide, and process ids in row-major order.
 struct Parted {
-  Dims apart, together;  // the latter are those of the ids
-  View updates, target;  // and ids: of these dims, in this order
+  Dims apart, together;  // together: the dims of the ids
+  View updates, target;  // with the dims `apart`, then `together`, like the ids
   std::vector<Indexed> indexed;
 };
 Parted parted(const Scatter& s) {
@@ -109,7 +109,7 @@ Parted parted(const Scatter& s) {
   for (auto& i : out.indexed) arrange(i.ids);
   return out;
 }
-// `at` of the target becomes what it is with `from_at` of the updates.
+// Emits the update of element `at` of the target by element `from_at` of the updates.
 void update(SourceWriter& w, const Scatter& s, const std::string& base, const std::string& at,
             const std::string& from, const std::string& from_at) {
   auto S = element_of(s.target.dtype), U = element_of(s.updates.dtype);
@@ -128,9 +128,9 @@ void update(SourceWriter& w, const Scatter& s, const std::string& base, const st
       "store<{0}>({1}, at, result<{0}>({2}(wide(load<{0}>({1}, at)), wide(cast<{0}, {3}>({4})))));",
       S, base, f, U, x));
 }
-// Of many ids for few points each warp takes 32 points, a lane each, and a part of the ids. It
-// looks at all ids, 32 at a time, a lane each, and goes through those of its part. Ids that move a
-// point alike are of one part, so they stay in order.
+// A scatter of many ids to few elements. Each warp has 32 elements, one per lane, and a part of the
+// ids. It reads all ids, 32 at a time, one per lane, and processes the ids of its part. Ids of the
+// same element are in the same part, so they stay in order.
 Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
                         std::int64_t parts) {
   const auto first = std::ptrdiff_t(p.apart.size());
@@ -172,7 +172,8 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   return w.launch(32 * groups * parts, true);
 }
 Launch scatter(const Scatter& s, NestContext* nest) {
-  // Warps that keep a card busy: each more looks at all ids, too. A part has 32 ids or more.
+  // The number of warps that occupies a GPU; each additional warp reads all ids, too. A part has at
+  // least 32 ids.
   constexpr std::int64_t most_warps = 132 * 24;
   const auto p = parted(s);
   const auto groups = (points(p.apart) + 31) / 32;
@@ -196,7 +197,7 @@ Launch scatter(const Scatter& s, NestContext* nest) {
   return w.launch(points(p.apart));
 }
 
-// Each element goes where those before it end: what is less, or equal and stands before it.
+// Each element is stored at its rank: the number of elements that are less, or equal and earlier.
 Launch sort(const Sort& s, NestContext* nest) {
   const auto n = s.dims.back();
   const auto rest = without_last(s.dims).size();
@@ -255,7 +256,7 @@ Launch cumulative(const Cumulative& c, NestContext* nest) {
   return w.launch(points(rows));
 }
 
-// Each thread makes one element; for what the library does not take (product.h).
+// Computes one element per thread, for contractions that the library does not support (product.h).
 Launch product(const Contract& c, NestContext* nest) {
   Dims all = c.batch;
   for (auto* d : {&c.m, &c.n}) all.insert(all.end(), d->begin(), d->end());
@@ -275,7 +276,7 @@ Launch product(const Contract& c, NestContext* nest) {
                                            ? fmt::format("wide(load<{}>({}, {}))", S, out, out_at)
                                            : fmt::format("wide(Number<{}>(0))", S)));
   auto depth = w.argument(points(c.k));
-  // sums of few terms are summed: less is lost
+  // sums of short sums are more accurate
   w.open(fmt::format("for (I block = 0; block < I({}); block += 32)", depth));
   w.line("decltype(sum) some = 0;");
   w.open(fmt::format("for (I q = block; q < block + 32 && q < I({}); ++q)", depth));

@@ -1,3 +1,4 @@
+// Transfers by NCCL; see nccl.h.
 #include "nccl.h"
 
 #include <fmt/format.h>
@@ -10,7 +11,7 @@
 namespace haliax::cuda {
 namespace {
 
-// The part of NCCL's interface that is used here; it has not changed since NCCL 2.7.
+// The used part of NCCL's interface, which is unchanged since NCCL 2.7.
 struct Id {
   char bytes[128];
 };

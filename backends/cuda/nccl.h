@@ -1,4 +1,4 @@
-// NCCL, opened when a mesh first asks for it: it carries bytes, and adds nothing up
+// NCCL, opened when a mesh first needs it. It only transfers bytes; reductions run in kernels
 // (collective.cpp).
 #pragma once
 #include <string>
@@ -9,7 +9,7 @@
 namespace haliax::cuda {
 
 std::string nccl_id();
-// In the device's context; waits for the other ranks.
+// Must be called in the device's context. Blocks until all ranks have joined.
 Handle nccl_join(const std::string& id, int ranks, int rank);
 void nccl_exchange(Handle communicator, void* stream, const std::vector<Transfer>&);
 void nccl_abort(Handle communicator);

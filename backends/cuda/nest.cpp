@@ -1,3 +1,4 @@
+// The generator of nest kernels; see nest.h.
 #include "nest.h"
 
 #include <fmt/format.h>
@@ -13,10 +14,11 @@ namespace {
 using namespace program;
 
 constexpr std::int64_t kKibi = 1 << 10;
-// of that, for products: as device/product.h has it
+// bytes of shared memory for matmuls; must match device/product.h
 constexpr std::int64_t kStageBytes = 20 * kKibi;
-constexpr std::int64_t kMostInLane = 8 << 20;  // bytes: more is work for kernels of its own
-constexpr int kBlocks = 132;  // that run at a time, one on each of a card's processors
+// bytes per parallel slot; larger iterations run as separate kernels
+constexpr std::int64_t kMostInLane = 8 << 20;
+constexpr int kBlocks = 132;  // blocks that run concurrently, one per multiprocessor
 
 template <class F>
 void each_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
@@ -79,7 +81,7 @@ bool is_for_kernel(Kind k) {
       return true;
   }
 }
-// The loops that make a turn together, the outermost first.
+// Returns the loops whose iterations a block runs together, outermost first.
 std::vector<const Loop*> nested(const Loop& outermost) {
   std::vector<const Loop*> out{&outermost};
   for (auto* l = &outermost;
@@ -110,7 +112,7 @@ class Nest {
     find_tiles(body(), near);
     place(near);
     line("HALIAX_SHARED(shared);");
-    // added in each step: an address would lie in registers all the time
+    // added in each step, because an address would occupy registers all the time
     near_start_ = argument({-1, stage_ + kept_});
     if (far_) {
       auto start = argument({kArenaSlot, loop_.parallel_slot_start, {}, true}),
@@ -131,7 +133,7 @@ class Nest {
     steps(body());
     if (marks_) line("if (threadIdx_x == 0) mark = 0;");
     close();
-    // so many threads, and one of so many blocks on a processor
+    // threads per block, and blocks per multiprocessor
     out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
     out.source = kernel_source(nest_.arguments.size(), source_, out.bounds);
     out.arguments = nest_.arguments;
@@ -157,8 +159,8 @@ class Nest {
     line("}");
   }
 
-  // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are
-  // 128 a thread. For sm_80 the compiler takes some more, and spills.)
+  // Returns true if registers and shared memory suffice for two blocks per multiprocessor. Half of
+  // its 65,536 registers are 128 per thread. (For sm_80 the compiler uses a few more, and spills.)
   bool two_at_a_time(std::int64_t near) const {
     return !tiles_.empty() && near >= shared_limit_of(90) &&
            2 * (stage_ + kept_ + near_ + kKibi) <= near &&
@@ -166,16 +168,16 @@ class Nest {
                        [](auto& t) { return t.second->registers() <= 80; });
   }
 
-  // ---- where things lie ----
-  // Does it live within a turn?
+  // ---- placement of values ----
+  // Returns true if the slot lives within an iteration.
   bool is_own(int slot) const {
     auto& s = program_.slot(slot);
     return s.home == Home::arena && s.offset >= loop_.parallel_slot_start &&
            s.offset < loop_.parallel_slot_start + loop_.parallel_slot_bytes;
   }
-  // Of each body, what is made as tiles (tiles.h).
+  // Finds the bodies that run as tiles (tiles.h).
   void find_tiles(const std::vector<Step>& all, std::int64_t near) {
-    // how often, of each slot that has its own memory; here, and in the whole turn
+    // number of accesses outside of `all`, per slot with its own memory
     std::map<int, int> touched;
     auto count = [&](const std::vector<Step>& steps, int by) {
       each_step(steps, [&](auto& s, auto) {
@@ -201,9 +203,9 @@ class Nest {
     return std::any_of(tiles_.begin(), tiles_.end(),
                        [&](auto& t) { return t.second->unused.count(slot) > 0; });
   }
-  // What lives within a turn: as much as fits lies in shared memory.
+  // Places the values that live within an iteration: in shared memory as far as they fit.
   void place(std::int64_t most) {
-    std::map<int, std::int64_t> touched;  // bytes, of each slot that has its own memory
+    std::map<int, std::int64_t> touched;  // bytes accessed, per slot with its own memory
     std::set<int> slots;
     each_step(body(), [&](auto& s, std::int64_t times) {
       each_view(s, [&](const View& v) {
@@ -246,7 +248,7 @@ class Nest {
       far_ |= near == starts.end();
     }
   }
-  // The stretch of the plan that is touched most: where each slot lies in it.
+  // Returns the slots in the most accessed range of the plan, with their offsets in this range.
   std::map<int, std::int64_t> stretch(const std::map<int, std::int64_t>& touched,
                                       std::int64_t most) const {
     auto is_near = [&](int s, std::int64_t from) {
@@ -268,8 +270,8 @@ class Nest {
       if (is_near(t.first, start)) out[t.first] = program_.slot(t.first).offset - start;
     return out;
   }
-  // Each by itself: the small ones, and of the others those first that are touched most for their
-  // size, so that a processor has room for two blocks, if it can be.
+  // Places slots one by one. Small slots are always placed. Other slots follow by accesses per
+  // byte, as long as a multiprocessor has space for two blocks.
   std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched,
                                          std::int64_t most) const {
     const auto room = most / 2 - kKibi - stage_ - kept_;
@@ -304,8 +306,8 @@ class Nest {
     out.parts.push_back(&s);
     if (marks_) line(fmt::format("if (threadIdx_x == 0) mark = {};", out.parts.size()));
   }
-  // A step's text. What it reads of the turn is hidden from the compiler, which would keep all
-  // steps' addresses in registers.
+  // Emits the source of a step. Values of the iteration that it reads are hidden from the compiler,
+  // which would otherwise keep the addresses of all steps in registers.
   void step(const std::string& when, const std::string& source) {
     line(when + "{");
     for (int v : nest_.loops)
@@ -352,7 +354,7 @@ class Nest {
     steps(l.body);
     close();
   }
-  // All look before the first one goes on, who may write there.
+  // All threads read the flag before the first one continues, because later steps may overwrite it.
   void skip(const View& unless) {
     SourceWriter w(&nest_);
     auto base = w.base(unless), at = w.at(unless, {});
@@ -372,12 +374,13 @@ class Nest {
     }
   }
 
-  // ---- products (device/product.h) ----
+  // ---- matmuls (device/product.h) ----
+  // A dim: its size and its strides.
   struct Dim {
     std::int64_t n = 1, a = 0, b = 0, out = 0;
-  };  // its size, and strides
-  // Without dims of one, and with those that lie side by side as one. The last of `made` is the
-  // product's; all others are walked.
+  };
+  // Drops dims of size 1, and merges adjacent dims. Removes the last dim and returns it for the
+  // matmul. The remaining dims are iterated over.
   static Dim pulled(std::vector<Dim>& dims) {
     std::erase_if(dims, [](auto& d) { return d.n == 1; });
     for (std::size_t k = dims.size(); k-- > 1;) {
@@ -414,7 +417,7 @@ class Nest {
     };
     const bool fits =
         !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
-    // partial sums would be rounded; positions would not fit
+    // partial sums would be rounded, or positions would not fit
     if (!terms.empty() || !fits) return false;
     for (auto* more : {&rows, &columns}) walked.insert(walked.end(), more->begin(), more->end());
     std::erase_if(walked, [](auto& d) { return d.n == 1; });
@@ -449,7 +452,7 @@ class Nest {
                 "  block_product<{}, {}, {}, {}>({}, {}, {}, int({}), int({}), int({}), shared);\n",
                 element_of(c.a.dtype), element_of(c.b.dtype), element_of(c.out.dtype), c.accumulate,
                 x, y, out, argument({-1, m.n}), argument({-1, n.n}), argument({-1, k.n})));
-    return true;  // all have waited behind it
+    return true;  // all threads have synchronized after it
   }
 
   const Loop& loop_;
@@ -457,9 +460,9 @@ class Nest {
   const std::vector<const Loop*> loops_;
   NestContext nest_;
   std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;  // by body
-  // bytes of shared memory: of operands, folds, and what else is near
+  // bytes of shared memory: staged operands, results of reductions, and other values
   std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;
-  bool far_ = false;  // is there more in a lane?
+  bool far_ = false;  // some values are stored in a parallel slot
   const bool marks_;
   std::string source_, near_start_;
   int depth_ = 1, counted_ = 0;
@@ -481,8 +484,8 @@ int nest_parallel_slots(const Loop& outermost, std::int64_t turns,
     fits &= is_for_kernel(s.kind);
     steps += double(times);
   });
-  // One block makes a product at about a third of its part of the card's rate; to start a step
-  // takes as long as many multiplications.
+  // A block computes a matmul at about a third of its share of the GPU's rate. Starting a step
+  // costs as much time as many multiplications.
   constexpr double slower = 3, start = 7e8;
   const auto of_turn = multiplications(body), rounds = std::ceil(double(turns) / kBlocks);
   fits &= rounds * of_turn * kBlocks * slower <= double(turns) * (of_turn + steps * start);
@@ -504,7 +507,7 @@ std::string failed_part(const Launch& l, const int* marks) {
   for (int b = 0; b < kMarks; ++b)
     if (marks[b] > 0) at.insert(marks[b] - 1);
   std::set<std::string> names;
-  for (int part : at) {  // what has no name of its own is a part of what follows
+  for (int part : at) {  // a step without a name belongs to the next named step
     auto named = std::find_if(l.parts.begin() + part, l.parts.end(),
                               [&](auto* s) { return !name(*s).empty(); });
     if (named != l.parts.end()) names.insert(name(**named));

@@ -1,3 +1,4 @@
+// Compilation of kernels by NVRTC and nvJitLink; see nvrtc.h.
 #include "nvrtc.h"
 
 #include <fmt/format.h>
@@ -12,7 +13,7 @@
 namespace haliax::cuda {
 namespace {
 
-// The part of NVRTC's interface that is used here; it has not changed since CUDA 11.
+// The used part of NVRTC's interface, which is unchanged since CUDA 11.
 struct Nvrtc {
   using Program = void*;
   int (*create)(Program*, const char* text, const char* name, int, const char* const*,
@@ -43,7 +44,8 @@ const Nvrtc& nvrtc() {
   return one;
 }
 
-// nvJitLink's interface; its functions have the version in their names, and plain ones besides.
+// The interface of nvJitLink. Its functions exist under versioned names, and under these plain
+// names.
 struct Linker {
   using Link = void*;
   int (*create)(Link*, std::uint32_t options, const char* const*) = nullptr;
@@ -55,7 +57,7 @@ struct Linker {
   int (*log_size)(Link, std::size_t*) = nullptr;
   int (*log)(Link, char*) = nullptr;
   int (*destroy)(Link*) = nullptr;
-  std::string runtime;  // libcudadevrt.a, which lies beside it; empty: something is missing
+  std::string runtime;  // path of libcudadevrt.a, in the same folder; empty: not available
   static constexpr int kCubin = 1, kLibrary = 6;
 
   Linker() {

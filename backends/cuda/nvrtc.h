@@ -1,4 +1,4 @@
-// NVRTC, opened when it is first needed: it compiles kernels with no GPU and no driver.
+// NVRTC, opened on first use: compiles kernels without a GPU or a driver.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -8,27 +8,27 @@
 namespace haliax::cuda {
 
 bool has_nvrtc();
-int nvrtc_version();  // 13000 is 13.0; 0: it is not there
+int nvrtc_version();  // 13000 is 13.0; 0: not found
 std::vector<std::string> nvrtc_options(int sm, bool exact);
 struct Cubin {
-  // log: what ptxas says of registers, stack and spills; ptx: what it was made of
+  // log: the output of ptxas about registers, stack and spills; ptx: the intermediate code
   std::string bytes, log, ptx;
 };
-// sm: of the card, 90 for an H100; exact: no contracted multiply-adds. Raises with the compiler's
-// own words, or where the library is missing.
+// sm: compute capability of the GPU, 90 for an H100; exact: no contracted multiply-adds. Raises an
+// error with the compiler's message, or if the library is missing.
 Cubin compile_for_gpu(const std::string& source, int sm, bool exact = false);
 
-// Texts that call the toolkit's own functions of a card (kTells, api.h) are linked with
-// libcudadevrt.a by nvJitLink: are both there?
+// Returns true if kernels that call device functions of the toolkit (kSetCondition, api.h) can be
+// linked. Linking requires nvJitLink and libcudadevrt.a.
 bool can_link();
 
-// The same, from the folder HALIAX_CACHE, if there is one and it was made before: by text, options,
-// compiler and architecture. A file appears at once or not at all; one that is damaged is made
-// anew. Where there is no compiler, the folder's file `nvrtc` says of which version the one was
-// that has filled it.
+// Compiles a kernel, or reads it from the folder HALIAX_CACHE. The key consists of source, options,
+// compiler version and architecture. Files appear atomically, and a damaged file is compiled again.
+// On a machine without NVRTC, the file `nvrtc` in the folder names the compiler version that filled
+// the cache.
 std::string cached_cubin(const std::string& source, int sm, bool exact);
-// version 0: there is none
+// version: of NVRTC; 0 if it is missing
 std::string compiler_of(const std::filesystem::path& folder, int version);
-std::int64_t cubins_made();  // and not found, so far
+std::int64_t cubins_made();  // number of compilations so far, without cache hits
 
 }  // namespace haliax::cuda

@@ -1,3 +1,4 @@
+// Transfers within one GPU; see one_gpu.h.
 #include "one_gpu.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// The plugin libhaliax_cuda: the backend `cuda`. It plans on any machine; what it cannot run, and
-// why, it says when asked to.
+// The plugin libhaliax_cuda: the backend `cuda`. Planning works on any machine; a run on a machine
+// that cannot run it raises an error with the reason.
 #include <cstdlib>
 
 #include "gpu_api.h"

@@ -1,3 +1,4 @@
+// Contractions as library matmuls; see product.h.
 #include "product.h"
 
 #include <fmt/format.h>
@@ -14,10 +15,11 @@ namespace {
 
 using namespace program;
 
-// of one step: more are faster by one kernel of our own
+// Limit per step; with more matmuls, a kernel of this backend is faster.
 constexpr std::int64_t kMostProducts = 64;
 
-bool reads_slot(const View& v) {  // its place is known on the device alone
+// Returns true if the address of the view is known on the device only.
+bool reads_slot(const View& v) {
   return std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.slot >= 0; });
 }
 bool is_for_library(const Contract& c) {
@@ -34,15 +36,15 @@ std::int64_t packed_bytes(const MatrixProducts& p, const Contract& c) {
   };
   return bytes(p.pack_a) + bytes(p.pack_b);
 }
-// scratch: bytes that there are for packing where it is not needed.
+// scratch: bytes that are available for optional packing.
 std::optional<MatrixProducts> plan_of(const Contract& c, std::int64_t scratch) {
   if (!is_for_library(c)) return {};
   // partial sums must not be rounded
   bool unsplit_k = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;
   auto p = matrix_products(c, unsplit_k, reads_slot(c.a), reads_slot(c.b));
   if (!p || p->k_outer.empty()) return p;
-  // What is added up is read and written again by each product but the first: a copy of an operand
-  // may be less.
+  // Each matmul but the first reads and writes the partial results again. A copy of an operand may
+  // move fewer bytes.
   auto whole = matrix_products(c, true, reads_slot(c.a), reads_slot(c.b));
   const auto again = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) * points(c.n) *
                      bytes_of(c.out.dtype);
@@ -57,15 +59,16 @@ struct ProductMaker {
   MatrixDim batch = {};
   std::vector<Launch> out = {};
 
-  // The largest power of two, up to that of slots, that divides all these distances in bytes.
+  // Returns the largest power of two, up to the alignment of slots, that divides all these
+  // distances in bytes.
   static int alignment(const View& v, std::initializer_list<std::int64_t> elements) {
     auto all = std::gcd(kAlignment, v.offset * bytes_of(v.dtype));
     for (auto e : elements) all = std::gcd(all, e * bytes_of(v.dtype));
     for (auto& t : v.terms) all = std::gcd(all, t.stride * bytes_of(v.dtype));
     return int(all);
   }
-  // x (rows, cols) of row-major products, with these strides, as its transpose or itself in
-  // columns.
+  // Returns operand x (rows, cols) of a row-major matmul, with these strides, as a column-major
+  // matrix: its transpose, or itself.
   static Matrix matrix(const View& v, std::int64_t rows, std::int64_t row, std::int64_t cols,
                        std::int64_t col, std::int64_t step, std::int64_t at) {
     Matrix m{.dtype = v.dtype, .step = step, .alignment = alignment(v, {step, at})};
@@ -81,7 +84,7 @@ struct ProductMaker {
     for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
     return w;
   }
-  // Copied into scratch, `at` bytes from its start.
+  // Copies a view to scratch memory, `at` bytes from its start.
   View packed(const View& v, const Packing& how, std::int64_t at) {
     View from = v, to{kArenaSlot, v.dtype, (step.scratch + at) / bytes_of(v.dtype), how.to, {}};
     from.strides = how.from;
@@ -113,8 +116,8 @@ struct ProductMaker {
                  c.accumulate || k > 0);
       }
   }
-  // How many positions there are over a multiple of 16 bytes, along which v lies side by side,
-  // while its rows are aligned.
+  // Returns the number of positions beyond a multiple of 16 bytes, if v is contiguous along this
+  // dim, its rows are aligned, and the matmul is large. Otherwise returns 0.
   std::int64_t over(const View& v, std::int64_t n, std::int64_t along, std::int64_t row,
                     std::int64_t at) const {
     constexpr std::int64_t step_bytes = 16, worth = 1 << 24;  // multiplications
@@ -124,8 +127,8 @@ struct ProductMaker {
                ? n % each
                : 0;
   }
-  // For an odd size the library takes kernels that are five times slower, so what is over is a
-  // product of its own.
+  // For odd sizes the library selects kernels that are 5x slower, so the remainder is a matmul of
+  // its own.
   void add_even(const View& x, std::int64_t x_at, const View& y, std::int64_t y_at,
                 std::int64_t out_at, bool accumulate) {
     auto& to = step.contract.out;
@@ -141,7 +144,7 @@ struct ProductMaker {
   void add(const View& x, std::int64_t x_at, std::int64_t m, const View& y, std::int64_t y_at,
            std::int64_t n, std::int64_t out_at, bool accumulate) {
     auto& to = step.contract.out;
-    Product w;  // in columns: out^T (n, m) = y^T (n, k) x^T (k, m)
+    Product w;  // column-major: out^T (n, m) = y^T (n, k) x^T (k, m)
     w.batch = batch.n;
     w.accumulate = accumulate;
     w.a = matrix(y, p.k.n, p.k.b, n, p.n.b, batch.b, y_at);

@@ -1,3 +1,4 @@
+// The rendezvous of processes; see rendezvous.h.
 #include "rendezvous.h"
 
 #include <fmt/format.h>

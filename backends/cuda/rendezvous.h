@@ -1,5 +1,5 @@
-// How processes that share a mesh meet: each says which cards it takes, and gets the id by which
-// their devices join.
+// The rendezvous of processes that share a mesh: each process publishes the GPUs that it uses, and
+// receives the id with which its devices join.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,13 +10,13 @@
 namespace haliax::cuda {
 
 struct ProcessGpus {
-  std::string id;  // any bytes; of the first process alone
+  std::string id;  // any bytes; set by the first process only
   std::string host;
-  // cards, by what tells them apart: of its devices; all that it may use
+  // unique ids of the GPUs: those of its devices, and all that are visible to it
   std::vector<std::string> used, visible;
 };
-// All call it together. Gives the id; raises on all of them if two devices are one card, as NCCL
-// takes each once.
+// Must be called by all processes together. Returns the id. Raises an error on all processes if two
+// devices are the same GPU, because NCCL accepts each GPU only once.
 std::string rendezvous(const Api&, program::RankGroup&, const ProcessGpus& mine);
 
 }  // namespace haliax::cuda

@@ -1,3 +1,4 @@
+// Builds the sequence of a Program; see sequence.h.
 #include "sequence.h"
 
 #include <fmt/format.h>
@@ -14,7 +15,8 @@ namespace {
 
 using namespace program;
 
-// Whether the rest of the turn is made: if it was to be made so far, and `unless` is true.
+// Returns a launch that computes the flag of the rest of an iteration: true if `so_far` and
+// `unless` are true.
 Launch look_at(const View& unless, int so_far, int flag) {
   SourceWriter w;
   auto base = w.base(unless), at = w.at(unless, {}),
@@ -28,7 +30,7 @@ Launch look_at(const View& unless, int so_far, int flag) {
   return out;
 }
 
-// Tells the graph instead.
+// Returns a launch that sets the condition of a conditional part instead.
 Launch tell(const View& unless) {
   SourceWriter w;
   auto base = w.base(unless), at = w.at(unless, {}), handle = w.argument(0);
@@ -60,7 +62,7 @@ class SequenceMaker {
   Sequence out;
 
  private:
-  // ---- which slots are touched where turns may end early: by the flags of those turns ----
+  // ---- accesses in iterations that may end early: slot -> flags of these iterations ----
   void touch(int slot, int flag) {
     if (slot < 0) return;
     touched_[std::size_t(program_.memory(slot))].insert(flag);
@@ -98,7 +100,7 @@ class SequenceMaker {
         i.launch = tell(s.skip.unless);
         i.body = items_of(steps.subspan(std::size_t(&s - steps.data()) + 1), flag);
         items.push_back(std::move(i));
-        break;  // that was the rest of the turn
+        break;  // the part contains the rest of the iteration
       }
       switch (s.kind) {
         case Kind::loop:
@@ -124,7 +126,7 @@ class SequenceMaker {
           items.push_back(std::move(i));
           break;
         case Kind::finish:
-          break;  // what touches a call's arrays waits for it anyway
+          break;  // steps that access the collective's arrays wait for it
         case Kind::collective:
           i.kind = Item::Kind::collective;
           i.body = parts(s, flag);
@@ -149,8 +151,8 @@ class SequenceMaker {
       items.push_back(std::move(i));
     }
   }
-  // The product beside its place, and from there: out = (accumulate ? out : 0) + that, rounded
-  // once.
+  // Computes the matmul in the shadow memory, and copies it from there: out = (accumulate ? out :
+  // 0) + shadow, rounded once.
   void add_shadow(std::vector<Item>& items, const Step& s, int flag) {
     auto& c = s.contract;
     Dims dims = c.batch;
@@ -182,7 +184,7 @@ class SequenceMaker {
     std::vector<Item> items;
     for (auto& part : parts_of(s, program_)) {
       if (part.messages.empty())
-        add(items, part.step, s, -1);  // the host looks
+        add(items, part.step, s, -1);  // the host checks the flag
       else
         items.push_back(
             {.kind = Item::Kind::exchange, .step = &s, .messages = std::move(part.messages)});
@@ -193,7 +195,7 @@ class SequenceMaker {
   const Program& program_;
   const std::int64_t shared_limit_;
   const SequenceOptions options_;
-  std::vector<int> around_;             // of each flag, that of the turn around; -1: none
+  std::vector<int> around_;             // per flag, the flag of the enclosing iteration; -1: none
   std::vector<std::set<int>> touched_;  // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
   std::set<const Step*> shadowed_;  // contractions
@@ -211,7 +213,7 @@ std::int64_t steps_in_graph(const std::vector<Item>& items) {
     if (i.kind == Item::Kind::loop)
       sum += i.step->loop.trips * steps_in_graph(i.body);
     else if (i.kind == Item::Kind::part)
-      sum += 2 + steps_in_graph(i.body);  // with what tells
+      sum += 2 + steps_in_graph(i.body);  // 2: the kernel that sets the condition, and the node
     else
       sum += i.kind == Item::Kind::collective ? steps_in_graph(i.body) : 1;
   }

@@ -1,5 +1,5 @@
-// A Program as what is asked of a device, in order: launches, products, groups of sends and
-// receives, and what the host does.
+// A Program as a sequence of device operations: launches, matmuls, groups of sends and receives,
+// and host steps.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,7 +11,8 @@
 
 namespace haliax::cuda {
 
-struct Message {  // a transfer, at a place that is known when the program runs
+// A transfer whose address is computed at run time.
+struct Message {
   int peer = 0;
   bool sends = false;
   KernelArgument at = {};
@@ -20,48 +21,49 @@ struct Message {  // a transfer, at a place that is known when the program runs
 struct Item {
   enum class Kind : std::uint8_t { launch, product, exchange, loop, collective, host, part };
   Kind kind = Kind::launch;
-  const program::Step* step = nullptr;  // what it comes from
+  const program::Step* step = nullptr;  // the step that it implements
   Launch launch = {};
-  Handle made = nullptr;               // its kernel, or its product
-  std::vector<Message> messages = {};  // of an exchange
-  // Of a loop; of a collective, which has a stream of its own; of a part of a graph that its kernel
-  // may leave out.
+  Handle made = nullptr;               // kernel or matmul
+  std::vector<Message> messages = {};  // transfers of an exchange
+  // The body of a loop, of a collective (which runs in its own stream), or of a conditional part of
+  // a graph.
   std::vector<Item> body = {};
-  int flag = -1;  // of its turn; the host looks at it before its own steps and collectives
-  Handle ready = nullptr, finished = nullptr;  // of a collective: events
+  int flag = -1;  // flag of its iteration; the host checks it before host steps and collectives
+  Handle ready = nullptr, finished = nullptr;  // events of a collective
 };
 
-// Turns that may end early (Skip) are parts of a graph (Api::begin_if). Where there is no graph,
-// the machine has no such parts, or exchanges would share the graph with them, these turns have a
-// flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look at it by
-// themselves. Products of the library cannot, and are made in vain; where their result is seen from
-// outside of what is left out, they are made in memory of the executable, too, and a kernel takes
-// them from there.
+// Iterations that may end early (Skip) become conditional parts of a graph (Api::begin_if). This is
+// not possible without a graph, without machine support, or if exchanges would be in the same
+// graph. In these cases each such iteration has a flag in memory of the executable, addressed by a
+// special slot of KernelArgument. Kernels check the flag themselves. Library matmuls cannot check
+// it and always run. If a skipped result would be visible outside, the matmul writes to memory of
+// the executable (the shadow), and a kernel that checks the flag copies the result.
 inline constexpr int kFlagSlot = -3, kShadowSlot = -4;
 
 struct Sequence {
   std::vector<Item> items;
-  int flags = 0;                  // bytes of them
-  std::int64_t shadow_bytes = 0;  // bytes for such products
-  bool needs_host = false;    // a step of the host's, or one that the host must look at flags for
-  bool communicates = false;  // to other devices
-  bool multiplies = false;    // by the library
+  int flags = 0;                  // bytes of flags
+  std::int64_t shadow_bytes = 0;  // bytes of shadow results
+  bool needs_host = false;        // some step runs on the host, or needs the host to check flags
+  bool communicates = false;      // with other devices
+  bool multiplies = false;        // by library matmuls
 };
 struct SequenceOptions {
-  bool marks = false;  // nests say which step they make (nest.h)
-  bool parts = false;  // what flags skip are parts of the graph instead
+  bool marks = false;  // nests record the step that they run (nest.h)
+  bool parts = false;  // skips become conditional parts of the graph
 };
-// Without handles. near_bytes: shared memory that a block of threads may have (nest.h).
+// Returns the sequence without handles. shared_limit: bytes of shared memory that a block may use
+// (nest.h).
 Sequence sequence_of(const program::Program&, std::int64_t shared_limit, SequenceOptions = {});
-// launches, where one can be made of several
+// Merges several launches into one where possible.
 void join_equal(Sequence&, const program::Program&);
-std::int64_t steps_in_graph(const std::vector<Item>&);  // with all turns of loops
+std::int64_t steps_in_graph(const std::vector<Item>&);  // including all iterations of loops
 
-// What a collective is made of, by steps of these kinds: copies, fused steps, exchanges. Only they
-// need the places of a step's scratch, `scratch` bytes.
+// A part of a collective: a step (a copy or a fused step), or a group of messages. Only the parts
+// use the step's scratch memory.
 struct Part {
   program::Step step = {};
-  std::vector<Message> messages = {};  // instead
+  std::vector<Message> messages = {};  // instead of a step
 };
 std::vector<Part> parts_of(const program::Step&, const program::Program&);
 std::int64_t collective_scratch(const program::Collective&);

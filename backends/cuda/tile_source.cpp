@@ -1,6 +1,6 @@
-// The text of passes over tiles. A block of threads has 64 rows at a time; of these each warp walks
-// over tiles of 32 columns, those of the blocks that somebody wants. While a tile is made, the
-// operands of the next one are on their way.
+// The source of passes over tiles. A block of threads processes 64 rows at a time. Each warp
+// iterates over tiles of 32 columns, within the blocks of columns that are needed. While a tile is
+// computed, the operands of the next one are copied.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,13 +13,14 @@ namespace {
 using namespace program;
 using Tile = TileProduct::Kind;
 
-// as device/tile.h has it
+// must match device/tile.h
 std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {
   return along ? lines * (terms + 8) * 2 : terms * (lines + 8) * 2;
 }
-constexpr std::int64_t kRows = 64, kColumns = 32, kRoom = 2 * kRows * 8;  // of a fold
+// kRoom: bytes of shared memory per reduction
+constexpr std::int64_t kRows = 64, kColumns = 32, kRoom = 2 * kRows * 8;
 
-// What a pass has in shared memory, and which instructions it makes.
+// The shared memory of a pass, and the instructions that it computes.
 struct Layout {
   struct Operand {
     TileOperand what;
@@ -29,10 +30,10 @@ struct Layout {
     bool along() const { return what.term == 1 || what.line != 1; }
     std::int64_t bytes(std::int64_t lines) const { return staged_bytes(along(), lines, depth); }
   };
-  std::vector<Operand> rows, columns;  // of these two tiles, twice
-  std::vector<int> makes;              // products that are tiles
-  std::vector<int> shown;              // values that are multiplied over rows, one after the other
-  std::set<int> inner, row;            // instructions for each point, and for each row
+  std::vector<Operand> rows, columns;  // columns: two tiles, double-buffered
+  std::vector<int> makes;              // matmuls whose results are tiles
+  std::vector<int> shown;              // values that are multiplied over rows, one after another
+  std::set<int> inner, row;            // instructions per element, and per row
   std::int64_t shown_at = 0, room_at = 0, bytes = 0;
 
   Layout(const TileGroup& g, const TileAction& pass) {
@@ -71,7 +72,7 @@ struct Layout {
 
     shown_at = bytes;
     bytes += shown.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
-    room_at = bytes;  // of what is staged for the last time, when it is read
+    room_at = bytes;  // reuses staged memory after its last read
     auto tiles = bytes;
     for (auto& o : columns) {
       o.at = tiles;
@@ -147,8 +148,9 @@ class PassSource {
     for (int p : wanted.flags) all += fmt::format("{}flags{}", all.empty() ? "" : " | ", p);
     return wanted.always ? "~0ull" : all.empty() ? "0ull" : all;
   }
-  // Blocks that are walked over: those that a product here does not leave out, or that a fold
-  // cannot do without. Folds of what was begun before are made anew, sums are added to.
+  // Finds the blocks to iterate over: those that some matmul computes, or that a reduction
+  // requires. After an earlier partial pass, reductions are recomputed, and matmuls add to their
+  // results.
   void find_wanted() {
     wanted_ = flags_of(pass_.folds, pass_.products, walked_);
     if (pass_.remainder_of < 0) return;
@@ -158,7 +160,7 @@ class PassSource {
   }
   std::string is_made(int p, const std::string& at) const {
     if (!product(p).has_flags) return "true";
-    const bool asked = walked_.flags.count(p) > 0;  // else it follows from those that are
+    const bool asked = walked_.flags.count(p) > 0;  // otherwise implied by the queried flags
     if (!walked_.always && (!asked || walked_.flags.size() == 1)) return "true";
     return fmt::format("(flags{} >> {}.block & 1) != 0", p, at);
   }
@@ -172,7 +174,7 @@ class PassSource {
   std::string number(std::int64_t s) {
     return s == 0 || s == 1 ? std::to_string(s) : "int(" + w_.argument(s) + ")";
   }
-  // From this line on.
+  // Returns an operand that starts at this line.
   std::string side(const TileOperand& o, const std::string& line, bool writes = false) {
     auto base = w_.base(o.view, writes), off = w_.at(o.view, {});
     return fmt::format("Side{{{0} + ({1} + Word({2}) * {3}) * {4}, {3}, {5}}}", base, off, line,
@@ -231,8 +233,8 @@ class PassSource {
     if (holds()) hold(l_.makes[0]);
     start();
   }
-  // Rows that are multiplied, in registers: all the time, or, where there are other things to keep,
-  // while they are.
+  // Returns true if the multiplied rows stay in registers for the entire pass. Otherwise they are
+  // loaded for each matmul, because other values need the registers.
   bool holds() const { return l_.makes.size() == 1 && products_.empty(); }
   void hold(int p) {
     w_.line(
@@ -240,9 +242,9 @@ class PassSource {
     w_.line(fmt::format("held{}.load(x{}, strip);", p, Layout::find(l_.rows, product(p), true)));
   }
   void close_function() { w_.close(";"); }
-  // What has one value for each of a lane's two rows; folds; sums.
+  // Emits the values of a lane's two rows, the reductions and the sums.
   void start() {
-    for (int i : l_.inner)  // by what is made for each point
+    for (int i : l_.inner)  // used by instructions per element
       if (without_factor(i) < 0)
         for (int a : instr(i).args)
           if (a >= 0 && !instr(a).inner) (waits(a) ? running_ : used_).insert(a);
@@ -281,7 +283,7 @@ class PassSource {
         w_.line(fmt::format("sums{}.clear();", p));
       }
   }
-  // For h of a lane's two rows: `row`, and its indices.
+  // Opens a loop over a lane's two rows h, with `row` and its indices.
   void open_rows() {
     w_.line("#pragma unroll");
     w_.open("for (int h = 0; h < 2; ++h)");
@@ -306,10 +308,9 @@ class PassSource {
     }
   }
   std::string kept(int fold) { return w_.argument(kept_ + g_.fold_result_offset(fold)); }
-  // What is subtracted, with this as the maximum. It is finite where all so far is -inf, so that
-  // their exp is 0.
+  // The initial maximum. It is finite, so that exp is 0 if all elements so far are -inf.
   static constexpr const char* kLowest = "-3.402823466e+38f";
-  // exp of so much may be summed up, and rounded to f16
+  // Growth of the maximum before sums are rescaled: exp of it can be summed, and rounded to f16.
   static constexpr const char* kMayGrow = "5";
   void shift(const std::string& top) {
     auto all = row_sources({running_.begin(), running_.end()});
@@ -361,8 +362,8 @@ class PassSource {
     w_.line(fmt::format("make_tile(made{0}, held{0}, {1});", p, y));
     w_.close();
   }
-  // The value that is kept of a point to be multiplied: before it is rounded, as two are then
-  // rounded at a time.
+  // Returns the value of an element that is retained for a multiplication: the value before
+  // rounding, because two values are rounded at a time.
   int kept_value(int v) const {
     auto& in = instr(v);
     return in.code == Code::cast && g_.product_of[std::size_t(v)] < 0 &&
@@ -370,7 +371,7 @@ class PassSource {
                ? in.args[0]
                : v;
   }
-  // Does it grow from column to column?
+  // Returns true if the value increases from column to column.
   bool rises(int i) const {
     auto& in = instr(i);
     if (!in.inner || in.dtype != DType::i32 || g_.product_of[std::size_t(i)] >= 0) return false;
@@ -380,8 +381,9 @@ class PassSource {
     if (in.code == Code::sub) return rises(x) && !instr(y).inner;
     return in.code == Code::add && ((rises(x) && !instr(y).inner) || (!instr(x).inner && rises(y)));
   }
-  // Comparisons with a number of the row hold in all of a tile if they hold in its last column, or
-  // its first. So most tiles can do without a mask, and those at its edge have their own text.
+  // Comparisons of an increasing value with a value of the row hold in an entire tile if they hold
+  // in its last column, or in its first one. Most tiles therefore need no mask, and tiles at the
+  // edge have separate source.
   void elements_by_edges(const std::set<int>& kept) {
     std::set<int> at_last, at_first;
     for (int i : pass_.remainder_of < 0 ? l_.inner : std::set<int>()) {
@@ -432,7 +434,7 @@ class PassSource {
     for (int i : made)
       w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i,
                           i == top_value() ? fmt::format("top{}[j][e]", pass_.top) : point(i)));
-    std::string zero;  // where nothing is to be multiplied
+    std::string zero;  // condition; other elements are multiplied as 0
     if (!whole_columns()) zero = "inside";
     if (!whole_rows()) zero += zero.empty() ? "at == row" : " && at == row";
     for (int v : kept)
@@ -447,7 +449,7 @@ class PassSource {
         w_.line(fmt::format("for (int h = 0; h < 2; ++h) fold{0}[h] = add(fold{0}[h], some{0}[h]);",
                             f));
   }
-  // For each of a lane's points: where it is.
+  // Opens loops over a lane's elements, with their row and column.
   void open_points() {
     w_.line("#pragma unroll");
     w_.open("for (int j = 0; j < 4; ++j)");
@@ -477,8 +479,8 @@ class PassSource {
     w_.line(fmt::format("{3}{0} = {1}({0}, {2});", to, fold_of(f), x,
                         whole_columns() ? "" : "if (inside) "));
   }
-  // The maximum so far, and what it is made of. Where it has grown by much, what was summed up is
-  // scaled.
+  // Updates the running maximum, and the values derived from it. If it has grown by much, the sums
+  // are rescaled.
   void raise_top() {
     const int top = pass_.top;
     std::set<int> made;
@@ -497,7 +499,7 @@ class PassSource {
     w_.line("float scale[2];");
     open_rows();
     w_.line(fmt::format("float most = Larger()(fold{}[h], {});", top, kLowest));
-    // four lanes have a row
+    // four lanes share a row
     for (int by : {1, 2}) w_.line(fmt::format("most = Larger()(most, exchanged(most, {}));", by));
     shift("most");
     w_.line(fmt::format("limit[h] = most + {};", kMayGrow));
@@ -517,7 +519,7 @@ class PassSource {
     return from_f32 ? fmt::format("narrowed<{}>(v{})", element_of(in.dtype), in.args[0])
                     : value(g_.code, i);
   }
-  // What it is made of, as far back as `known`.
+  // Adds the instructions that i is computed from, as far back as `known`.
   void add_inner(std::set<int>& to, int i, int known) const {
     if (!instr(i).inner || !to.insert(i).second) return;
     if (g_.product_of[std::size_t(i)] >= 0 || i == known || true_.count(i)) return;
@@ -534,8 +536,8 @@ class PassSource {
     return cuda::fold_of(Monoid(int(instr(f).code) - int(Code::reduce_sum)));
   }
   void show(int v) { w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v)); }
-  // A value is shown when the one before is read; what its product is added to is on its way by
-  // then.
+  // Emits the matmuls over rows. A value is published after the previous one has been read. By
+  // then, its previous results are being loaded.
   void over_rows() {
     if (l_.shown.empty()) return;
     w_.line("const Walk::At to = strip < tile_columns ? tile0 : tile1;");
@@ -572,7 +574,7 @@ class PassSource {
     }
   }
 
-  // ---- behind the tiles ----
+  // ---- after the tiles ----
   void store_sums(int n) {
     auto& p = product(n);
     const auto known = factors(n, p.value);
@@ -588,7 +590,7 @@ class PassSource {
                         element_of(p.out.view.dtype), p.adds, side(p.out, "first", true),
                         w_.argument(p.terms), shared("float", std::to_string(l_.room_at))));
   }
-  // What an early sum is yet to be multiplied with.
+  // Returns the factors that an early sum still has to be multiplied by.
   std::optional<Scaled> factors(int n, int value) const {
     const auto& early = n >= 0 ? pass_.early_products : pass_.early_folds;
     if (std::find(early.begin(), early.end(), n >= 0 ? n : value) == early.end()) return {};
@@ -636,8 +638,8 @@ class PassSource {
     w_.close();
     w_.line("__syncthreads();");
   }
-  // The maximum is known: what was made with one that a lane had before is scaled once more, and
-  // sums are folded, those last that are multiplied with others.
+  // Finishes early reductions. The maximum is final, so values computed with an earlier maximum of
+  // a lane are rescaled. Sums whose factors depend on other sums are reduced last.
   void finish_early() {
     w_.line("float scale[2];");
     open_rows();
@@ -703,9 +705,10 @@ class PassSource {
   SourceWriter w_;
   const std::int64_t kept_;
   NeededBlocks walked_;
-  std::string wanted_, begun_, rows_, columns_;  // blocks; those that were walked over before
-  std::set<int> true_;                           // what holds in all of a tile
-  // values of rows: which stay, and which follow the maximum so far
+  // blocks to iterate over; blocks of the earlier pass; sizes
+  std::string wanted_, begun_, rows_, columns_;
+  std::set<int> true_;  // comparisons that hold in an entire tile
+  // values of rows: constant ones, and ones that depend on the running maximum
   std::set<int> used_, running_;
 };
 

@@ -1,3 +1,4 @@
+// The file of the fastest algorithms; see tuned.h.
 #include "tuned.h"
 
 #include <fmt/format.h>
@@ -17,11 +18,11 @@ namespace {
 using Choices = std::map<std::string, CublasProduct::Algorithm>;
 std::mutex lock;
 
-std::filesystem::path file() {  // empty: there is no folder
+std::filesystem::path file() {  // empty: HALIAX_CACHE is not set
   const auto folder = cache_folder();
   return folder.empty() ? folder : folder / "tuned";
 }
-Choices read() {  // what is no whole line is left out
+Choices read() {  // skips incomplete lines
   Choices out;
   std::ifstream in(file());
   for (std::string line; std::getline(in, line);) {

@@ -1,6 +1,6 @@
-// Which algorithm of the library's was the fastest: written down under HALIAX_CUDA=tune, and read
-// by later runs, whether they tune or not, so that runs agree. The file `tuned` in the folder
-// HALIAX_CACHE: a line for each product.
+// The fastest algorithms of the library. They are stored if HALIAX_CUDA contains `tune`, and later
+// runs read them with or without `tune`, so that all runs agree. The file is `tuned` in the folder
+// HALIAX_CACHE, with one line per matmul.
 #pragma once
 #include <optional>
 #include <string>
@@ -10,7 +10,7 @@
 namespace haliax::cuda {
 
 std::optional<CublasProduct::Algorithm> tuned(const std::string& what);
-// nothing where there is no folder
+// Does nothing if HALIAX_CACHE is not set.
 void keep_tuned(const std::string& what, const CublasProduct::Algorithm&);
 
 }  // namespace haliax::cuda

@@ -1,4 +1,4 @@
-// The plugin libhaliax_mpi: messages between ranks by MPI.
+// The plugin libhaliax_mpi: a transport between ranks that uses MPI.
 #include <mpi.h>
 
 #include <chrono>
@@ -22,7 +22,7 @@ void require(int status, const char* what) {
   throw Error("[ranks] MPI: " + std::string(what) + ": " + std::string(text, std::size_t(length)));
 }
 
-// No call of MPI waits, so that one lock is enough for all threads.
+// Ranks over MPI. No MPI call blocks, so one lock serializes all threads.
 class MpiRanks final : public program::Ranks {
  public:
   MpiRanks() {
@@ -100,7 +100,8 @@ class MpiRanks final : public program::Ranks {
   }
   void leave(bool together) override {
     std::lock_guard hold(lock_);
-    if (together && ours_) MPI_Finalize();  // waits for all, and all are there
+    // blocks until all ranks call it; `together` guarantees that they do
+    if (together && ours_) MPI_Finalize();
   }
 
  private:

@@ -1,3 +1,4 @@
+// Scalar arithmetic of the reference backend; see compute.h.
 #include "compute.h"
 
 #include <string>
@@ -18,8 +19,8 @@ namespace {
               "; its operands should have been cast");
 }
 
-// What floats and 64-bit integers share. Narrow integers are extended by their sign: only the
-// result has to be wrapped.
+// Arithmetic of floats and of 64-bit integers. Narrow integers are sign-extended or zero-extended
+// to 64 bits, so the caller only wraps the result.
 template <class T> T arithmetic(Code code, DType dtype, T x, T y) {
   using U = std::conditional_t<std::is_floating_point_v<T>, T, std::uint64_t>;
   switch (code) {
@@ -88,8 +89,8 @@ double next(DType dtype, double x, double y) {
   return from(std::uint16_t(to(float(x)) + ((x < y) == (x > 0) ? 1 : -1)));
 }
 
-// A double function rounded to f32 is exactly f32's own for + - * / and sqrt, and (almost) always
-// the nearest f32 for the rest.
+// Computes in double and rounds once. The rounded result equals the f32 operation for + - * / and
+// sqrt, and is (almost) always the nearest f32 for other functions.
 double floating(Code code, DType dtype, double x, double y) {
   bool f64 = dtype == DType::f64;
   switch (code) {
@@ -112,7 +113,7 @@ double floating(Code code, DType dtype, double x, double y) {
     default:
       break;
   }
-  // of one operand; looked up in a table
+  // unary functions come from a table
   auto* f = code < Code::add ? program::function_of(code) : nullptr;
   return f ? f->of(x) : arithmetic(code, dtype, x, y);
 }

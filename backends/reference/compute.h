@@ -1,4 +1,4 @@
-// What the instructions do, on one value.
+// Scalar arithmetic of the reference backend: each instruction on one value.
 #pragma once
 #include "base/scalar.h"
 #include "program/program.h"
@@ -7,11 +7,12 @@ namespace haliax::reference {
 
 using scalar::Value;
 
-// The operands all have the dtype `from` (of select: args[1] and args[2] have the result's).
+// Returns the result of an instruction. All operands have the dtype `from`, except for `select`,
+// whose args[1] and args[2] have the dtype `result`.
 Value compute(program::Code, DType result, DType from, const Value* args);
 
-// acc with x added, multiplied, ...; floats as doubles, so that a whole sum is rounded once: at its
-// end, by scalar::rounded.
+// The start value of a reduction, and one step of it: `acc` combined with `x` by the monoid. Floats
+// accumulate as doubles, so that a sum is rounded once, at its end, by scalar::rounded.
 Value start_of(program::Monoid, DType);
 Value combine(program::Monoid, DType, Value acc, Value x);
 

@@ -1,3 +1,6 @@
+// The reference backend: an interpreter of Programs that runs element by element.
+// It is slow and simple, and the tests compare the other backends with it. All accesses are checked
+// against the bounds of their slots.
 #include "program/custom.h"
 
 #include <algorithm>
@@ -24,7 +27,7 @@ Dims joined(Dims x, const Dims& y) {
   return x;
 }
 
-// Calls f(index) for each point, the last dim fastest; once if there are no dims.
+// Calls f(index) for each element in row-major order. Calls f once if there are no dims.
 template <class F> void each(const Dims& dims, F f) {
   Dims index(dims.size(), 0);
   for (auto left = points(dims); left > 0; --left) {
@@ -32,7 +35,7 @@ template <class F> void each(const Dims& dims, F f) {
     for (auto d = dims.size(); d-- > 0 && ++index[d] == dims[d];) index[d] = 0;
   }
 }
-// Calls f(offset) for each point, in the same order; nothing is multiplied.
+// Calls f(offset) for each element in row-major order. Offsets are updated by additions only.
 template <class F>
 void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f,
           std::size_t d = 0) {
@@ -43,13 +46,13 @@ void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f
     else
       walk(dims, strides, offset, f, d + 1);
 }
-// Some of a step's dims, or of a view's strides along them.
+// Returns the dims [first, end) of a step, or the strides of a view along these dims.
 Dims part(const Dims& dims, std::size_t first, std::size_t end) {
   require(first <= end && end <= dims.size(),
           "a step has fewer dims than it goes along, or a view has fewer strides");
   return Dims(dims.begin() + std::ptrdiff_t(first), dims.begin() + std::ptrdiff_t(end));
 }
-// Of the index along the first dims, in elements.
+// Returns the offset of the index along the first dims, in elements.
 std::int64_t offset_of(const Dims& index, const Dims& strides) {
   require(index.size() <= strides.size(), "a view has fewer strides than its step has dims");
   return std::inner_product(index.begin(), index.end(), strides.begin(), std::int64_t(0));
@@ -132,11 +135,13 @@ class Run {
     return k < memory_.size() && memory_[k] && offset >= 0 &&
            (offset + 1) * bytes_per(dtype) <= program_.slots[k].bytes;
   }
-  std::byte* at(int slot, DType dtype, std::int64_t offset) const {  // of one element
+  // Returns the address of one element. Raises if the element is outside of its slot.
+  std::byte* at(int slot, DType dtype, std::int64_t offset) const {
     require(inside(std::size_t(slot), dtype, offset), "an element lies outside of its slot");
     return memory_[std::size_t(slot)] + offset * bytes_per(dtype);
   }
-  // The offset of element (0, 0, ...), as the loops and the scalars in memory stand now.
+  // Returns the offset of element (0, 0, ...) for the current loop variables and the current
+  // scalars in memory.
   std::int64_t start(const View& v) const {
     auto offset = v.offset;
     for (auto& t : v.terms) {
@@ -153,7 +158,7 @@ class Run {
   void put(const View& v, std::int64_t offset, Value x) const {
     store(v.dtype, at(v.slot, v.dtype, offset), x);
   }
-  // bit by bit
+  // Copies one element bitwise.
   void move(const View& x, std::int64_t from, const View& out, std::int64_t to) const {
     require(x.dtype == out.dtype, "a step that moves values has two dtypes");
     std::memmove(at(out.slot, out.dtype, to), at(x.slot, x.dtype, from),
@@ -164,11 +169,12 @@ class Run {
   }
 
   // ---- steps ----
-  struct Line {  // an instruction as it runs
+  // The run-time state of an instruction.
+  struct Line {
     const Instr& instr;
-    std::int64_t start;         // of its view
-    Dims outer, inner;          // strides
-    std::vector<Value> values;  // at the inner points of a row, or one
+    std::int64_t start;         // offset of the first element of its view
+    Dims outer, inner;          // strides along the outer and the inner dims
+    std::vector<Value> values;  // at the inner elements of a row, or a single value
     std::vector<const Line*> args;
     const Value& at(std::size_t point) const { return values.at(values.size() == 1 ? 0 : point); }
   };
@@ -176,7 +182,7 @@ class Run {
     require(f.outer >= 0 && f.outer <= int(f.dims.size()),
             "a fused step has more outer dims than dims");
     auto outer = std::size_t(f.outer), all = f.dims.size();
-    // some of the last dims in one row, which is quicker
+    // for speed, the last dims form one row if elements are independent
     if (outer == all && points_are_independent(f, program_, memory_))
       for (std::int64_t n = 1; outer > 0 && (n == 1 || n * f.dims[outer - 1] <= 4096);)
         n *= f.dims[--outer];
@@ -202,17 +208,18 @@ class Run {
       }
     }
     each(rows, [&](const Dims& row) {
-      // All loads come before the stores: a step may write over what it reads, row by row.
+      // All loads come before the stores, because a step may overwrite its own input, row by row.
       for (bool loads : {true, false})
         for (auto& l : lines)
           if ((l.instr.code == Code::load) == loads)
             evaluate(l, l.start + offset_of(row, l.outer), l.inner.empty() ? once : inner, n);
     });
   }
-  // At all points of one row (or once), whose view starts at `from`; n: of the inner points.
+  // Evaluates an instruction at all elements of one row, or once. `from` is the offset of the first
+  // element of its view; `n` is the number of inner elements.
   void evaluate(Line& l, std::int64_t from, const Dims& points, std::int64_t n) const {
     auto& i = l.instr;
-    auto type = l.args.empty() ? i.dtype : l.args[0]->instr.dtype;  // of the first operand
+    auto type = l.args.empty() ? i.dtype : l.args[0]->instr.dtype;  // dtype of the first operand
     if (i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin)
       return void(l.values.at(0) = reduce(l, std::size_t(n)));
     std::size_t point = 0;
@@ -224,7 +231,7 @@ class Run {
         case Code::constant:
           out = rounded(i.dtype, {i.number, i.integer});
           break;
-        // with no inner points there may be no such element, and nobody asks for it
+        // without inner elements the loaded element may not exist; its value is never used
         case Code::load:
           if (n == 0 && !inside(std::size_t(i.view.slot), i.view.dtype, at)) break;
           out = converted(get(i.view, at), i.view.dtype, i.dtype);
@@ -254,7 +261,7 @@ class Run {
     auto from = l.args[0]->instr.dtype;
     auto at = [&](std::size_t point) { return l.args[0]->at(point); };
     if (i.code >= Code::reduce_argmax) {
-      std::size_t best = 0;  // the first NaN, or else the first of the largest
+      std::size_t best = 0;  // the first NaN; without a NaN, the first of the largest values
       for (std::size_t k = 1; k < n && !is_nan(from, at(best)); ++k) {
         bool better = i.code == Code::reduce_argmax ? less(from, at(best), at(k))
                                                     : less(from, at(k), at(best));
@@ -268,7 +275,7 @@ class Run {
     return rounded(i.dtype, acc);
   }
 
-  // Sums of floats are double, all others are made in 64 bits.
+  // Floats accumulate in double, all other dtypes in 64-bit integers.
   void run(const Contract& c) const {
     is_float(c.out.dtype) ? contract<double>(c) : contract<std::uint64_t>(c);
   }
@@ -280,7 +287,7 @@ class Run {
   }
   template <class T> void contract(const Contract& c) const {
     auto wide = is_float(c.out.dtype) ? DType::f64 : c.out.dtype;
-    // where their strides end
+    // positions at which the strides of each kind of dims end
     auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();
     auto rows = points(c.m), columns = points(c.n), depth = points(c.k);
     each(rows && columns ? c.batch : Dims{0}, [&](const Dims& point) {
@@ -310,15 +317,15 @@ class Run {
     });
   }
 
-  // The offset that the ids at this point add; `inside` tells whether all of them are positions of
-  // the table.
+  // Returns the offset that the ids at this element add to a table or a target. Sets `inside` to
+  // true if all ids are within the size of their axis.
   std::int64_t picked(const std::vector<Indexed>& indexed, const Dims& point, bool clamp,
                       bool& inside) const {
     std::int64_t offset = 0;
     inside = true;
     for (auto& i : indexed) {
       auto id = get(i.ids, start(i.ids) + offset_of(point, i.ids.strides)).integer;
-      // a u64 with its high bit set is large, not negative
+      // a u64 id with its high bit set is out of range, not negative
       if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;
       if (clamp && i.size > 0) id = std::clamp<std::int64_t>(id, 0, i.size - 1);
       inside = id >= 0 && id < i.size;
@@ -368,7 +375,7 @@ class Run {
         values.push_back(get(s.x, x + k * s.x.strides.back()));
       std::vector<std::size_t> order(values.size());
       std::iota(order.begin(), order.end(), std::size_t(0));
-      // NaN after all others
+      // NaN sorts after all other values
       std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
         bool last = is_nan(s.x.dtype, values[b]);
         return is_nan(s.x.dtype, values[a]) ? false : last || less(s.x.dtype, values[a], values[b]);
@@ -407,7 +414,7 @@ class Run {
     calls.run(first.data(), 0, calls.points());
     calls.rethrow();
   }
-  // of each, its element (0, 0, ...)
+  // Returns the address of element (0, 0, ...) of each array, or null for an empty array.
   std::vector<void*> first(const std::vector<Operand>& arrays) const {
     std::vector<void*> out;
     for (auto& [dims, v] : arrays)
@@ -417,12 +424,13 @@ class Run {
   void run(const Collective& c) const {
     require(comm_,
             "the program talks to other devices, but there is no communicator; run it on a mesh");
-    comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);  // it asks for no scratch
+    // the reference backend requests no scratch
+    comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);
   }
 
   const Program& program_;
-  std::vector<std::byte*> memory_;  // of each slot
-  Dims loops_;                      // the loop variables
+  std::vector<std::byte*> memory_;  // base address of each slot
+  Dims loops_;                      // current values of the loop variables
   Communicator* comm_;
 };
 

@@ -1,7 +1,8 @@
-// The steps of a device of the host on devices that share no memory with it: a test of all that the
-// border asks of such, on machines that have none. Their memory is protected except while they work
-// on it; what was never written is NaN. A thread for each device does in order what was asked of
-// it, while the caller goes on.
+// The cpu backend on devices that share no memory with the host. It tests the device interface for
+// separate memory on machines without such devices.
+// The memory of a device is protected except while the device runs work on it. New memory is filled
+// with NaN. Each device has one thread, which runs the queued work in order while the caller
+// continues.
 #include <algorithm>
 #include <array>
 #include <condition_variable>
@@ -24,11 +25,13 @@ namespace {
 
 using namespace program;
 
-class Unit {  // one device
+// One device: its memory, its thread and its queue of work.
+class Unit {
  public:
   int number = 0;
   using Work = std::list<std::function<void()>>;
-  void post(Work one) {  // returns at once; the work raises nothing
+  // Queues work and returns immediately. The work must not raise.
+  void post(Work one) {
     std::lock_guard hold(lock_);
     if (!started_) std::thread([this] { serve(); }).detach();
     started_ = true;
@@ -36,17 +39,18 @@ class Unit {  // one device
     ++posted_;
     changed_.notify_all();
   }
-  void wait() {  // for all that was posted so far
+  // Waits for all work that was posted before.
+  void wait() {
     std::unique_lock hold(lock_);
     changed_.wait(hold, [this, mine = posted_] { return done_ >= mine; });
   }
-  // Behind what was posted, on the caller's thread: it may wait for other devices, whose threads
-  // may have to do other work first.
+  // Runs work on the caller's thread after all posted work. The work may wait for other devices,
+  // whose threads may have to run other work first.
   template <class F> void here(const F& work) {
     wait();
     memory_.opened(work);
   }
-  // Counts a call. If one has failed before, so does this.
+  // Counts a call. Raises the error of an earlier run, if one has failed.
   void begin(std::int64_t Counts::*what) {
     if (what == &Counts::gets) wait();
     std::lock_guard hold(lock_);
@@ -71,13 +75,13 @@ class Unit {  // one device
   }
   Memory allocate(std::int64_t bytes) {
     const auto size = (std::max<std::int64_t>(bytes, 1) + 63) / 64 * 64;
-    Work fill{[] {}}, back{[] {}};  // who gives memory back has none to ask for it
+    Work fill{[] {}}, back{[] {}};  // allocated here, because releasing memory must not allocate
     auto* got = memory_.take(size);
     if (!got) {
       wait();
       got = memory_.take(size);
     }
-    // what is given back comes in order
+    // after wait(), all memory that was released before is free
     if (!got)
       throw Error("[memory] " + std::to_string(bytes) +
                   " bytes are wanted, and separate-memory has not as many on device " +
@@ -108,7 +112,9 @@ class Unit {  // one device
     memory_.lock().unlock();
     lock_.unlock();
   }
-  void in_child() {  // its thread is not there; what that was at counts as done
+  // Resets the device in a forked child, which lacks the device's thread. Work that this thread was
+  // running counts as done.
+  void in_child() {
     new (&changed_) std::condition_variable;
     started_ = false;
     done_ = posted_ - std::int64_t(work_.size());
@@ -129,7 +135,7 @@ class Unit {  // one device
     }
   }
   ProtectedMemory memory_;
-  std::mutex lock_;  // of all below
+  std::mutex lock_;  // guards all members below
   std::condition_variable changed_;
   Work work_;
   std::int64_t posted_ = 0, done_ = 0;
@@ -139,7 +145,7 @@ class Unit {  // one device
 };
 
 using Units = std::array<Unit, 64>;
-constinit Units* units = nullptr;  // never destroyed: memory may be given back after main
+constinit Units* units = nullptr;  // never destroyed, because memory may be released after main
 Unit& unit(int d) { return units->at(std::size_t(d)); }
 template <void (Unit::*F)()> void each_unit() {
   for (int d = 0; units && d < int(units->size()); ++d) (unit(d).*F)();
@@ -148,11 +154,14 @@ const bool waits = at_fork({kForkDevices, each_unit<&Unit::wait>});
 const bool forks = at_fork(
     {kForkRest, each_unit<&Unit::hold>, each_unit<&Unit::let_go>, each_unit<&Unit::in_child>});
 
-bool blocks(const std::vector<Step>& steps) {  // asks other devices, or the host
+// Returns true if the steps communicate with other devices or call the host.
+bool blocks(const std::vector<Step>& steps) {
   return std::any_of(steps.begin(), steps.end(), [](auto& s) {
     return s.kind == Kind::collective || s.kind == Kind::host || blocks(s.loop.body);
   });
 }
+// An executable that runs asynchronously on the thread of its device. Programs that block run on
+// the caller's thread.
 class Late final : public Executable {
  public:
   Late(std::shared_ptr<Executable> steps, const Program& p)
@@ -170,7 +179,7 @@ class Late final : public Executable {
   }
 
  private:
-  std::shared_ptr<Executable> steps_;  // kept by what is queued, too
+  std::shared_ptr<Executable> steps_;  // shared with queued runs
   std::string called_;
   Unit& unit_;
   bool blocks_;

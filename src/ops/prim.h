@@ -2,10 +2,9 @@
 // gradients are composed of them.
 #pragma once
 #include "graph/axes.h"
-#include "graph/node.h"
+#include "graph/loop.h"
 
 namespace haliax {
-enum class LoopOrigin : std::uint8_t;  // graph/loop.h
 struct SliceAttr;
 }  // namespace haliax
 
@@ -32,7 +31,7 @@ NodePtr flat_position(const Axes&, DType);            // row-major position over
 // Returns the index of a loop over `axis`: iteration t starts at `start` + t * chunk. Canonical:
 // equal arguments return the same node.
 NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth,
-              LoopOrigin = LoopOrigin{});
+              LoopOrigin = LoopOrigin::user);
 NodePtr index_of(const Node& other);  // the index of the same loop in the node domain in scope
 std::int64_t index_chunk(const Node& index);
 std::int64_t index_start(const Node& index);

@@ -13,7 +13,7 @@ namespace haliax {
 // StepType is Step or const Step.
 template <class StepType> class TimelineOf {
  public:
-  struct Position {
+  struct StepPosition {
     StepType* step = nullptr;
     int loop = -1;  // innermost loop around, as an index of loops(); -1: none
   };
@@ -32,7 +32,7 @@ template <class StepType> class TimelineOf {
 
   // Positions run from 1 to last(); 0 is before all steps.
   int last() const { return int(positions_.size()) - 1; }
-  const std::vector<Position>& positions() const { return positions_; }
+  const std::vector<StepPosition>& positions() const { return positions_; }
   StepType& step(int at) const { return *positions_[std::size_t(at)].step; }
   const std::vector<LoopSpan>& loops() const { return loops_; }
   StepType& loop_step(int loop) const { return step(loops_[std::size_t(loop)].begin); }
@@ -86,7 +86,7 @@ template <class StepType> class TimelineOf {
     ends_.push_back(ends_loop);
   }
 
-  std::vector<Position> positions_ = {{}};
+  std::vector<StepPosition> positions_ = {{}};
   std::vector<bool> ends_ = {false};
   std::vector<LoopSpan> loops_;
   Accesses accesses_;  // by slot

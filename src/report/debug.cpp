@@ -1,4 +1,4 @@
-// Printing and checking what runs later.
+// `debug::print` and `debug::check`: effects that run with the Program.
 #include "haliax/debug.h"
 
 #include <atomic>
@@ -15,14 +15,14 @@ using program::Operand;
 
 std::atomic<void (*)(std::string_view)> output{nullptr};
 
-// Names of axes that vmap hides read as those that they hide.
+// Replaces the names of axes that `vmap` hides by the names of the user.
 Axes shown(const Axes& axes) {
   Axes out;
   for (auto& a : axes) out.emplace_back(Name(a.name.text()), a.size);
   return out;
 }
 
-// The text between the values: what stands before each {}, and behind the last.
+// Splits the format string at each {}. Returns the pieces before, between and after the values.
 std::vector<std::string> pieces_of(std::string_view text) {
   std::vector<std::string> out(1);
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -55,7 +55,7 @@ struct PrintCall : program::HostCall {
     }
     if (auto* write = output.load()) return write(line);
     line += '\n';
-    std::fwrite(line.data(), 1, line.size(), stdout);  // at once: other threads print too
+    std::fwrite(line.data(), 1, line.size(), stdout);  // one write, since other threads print too
     std::fflush(stdout);
   }
 };

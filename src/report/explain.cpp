@@ -1,3 +1,4 @@
+// The report of a compiled function: collectives, memory and estimated time.
 #include "report/explain.h"
 
 #include <fmt/format.h>
@@ -15,8 +16,8 @@
 namespace haliax {
 namespace {
 
-// Arguments are there all the time, results that take over no argument from the start; of the arena
-// what is live at its peak.
+// Returns the memory by purpose. Arguments are resident throughout, results that replace no
+// argument from the start, and slots of the arena at the peak.
 std::vector<MemoryReport> memory_of(const program::Program& p) {
   std::map<std::string, std::int64_t> bytes;
   for (int s : p.argument_slots) bytes[p.slot(s).purpose] += p.slot(s).bytes;
@@ -34,8 +35,8 @@ std::vector<MemoryReport> memory_of(const program::Program& p) {
   return out;
 }
 
-// A ring of n passes its parts on n - 1 times, and twice that for an all-reduce; the slowest of its
-// links sets the pace.
+// Returns the estimated time in seconds. A ring of n devices runs n - 1 steps, and twice as many
+// for an all-reduce. The slowest link determines the speed.
 double seconds(const PlannedCollective& m, const Mesh& mesh, const MachineSpeed& speed) {
   double per_byte = 0, latency = 0;
   for (int x : m.over) {
@@ -82,7 +83,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   r.calls = m.calls;
   std::vector<std::vector<std::string>> rows{
       {"collective", "over", "sends", "times", "what", "for", "asked by"}};
-  std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
+  std::map<std::string, std::pair<double, double>> by_kind;  // (collectives, bytes)
   for (auto& move : m.moves) {
     auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
     auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
@@ -114,7 +115,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   if (m.uneven) out += "nothing is sent beside the work: the blocks of an axis are not even\n\n";
 }
 
-// Memory on one of so many devices. inputs: the arguments on the whole.
+// Appends the memory of one of `devices` devices. inputs: the unsharded arguments.
 void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, int devices) {
   auto& out = r.explain;
   std::vector<std::vector<std::string>> rows{{"memory at the peak", ""}};
@@ -125,7 +126,8 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
   }
   rows.push_back({"in all", size_of(double(r.argument_bytes + r.peak_bytes))});
   out += table(rows);
-  // What training keeps for each parameter: its value, a gradient like it, and the optimiser's.
+  // Training stores three things per parameter: its value, a gradient of equal size, and the state
+  // of the optimizer.
   double count = 0, whole = 0, mine = 0;
   for (std::size_t k = 0; k < inputs.size(); ++k) {
     auto& slot = p.slot(p.argument_slots[k]);

@@ -1,4 +1,4 @@
-// What a report says about a compiled function.
+// Reports about a compiled function.
 #pragma once
 #include "compile/pipeline.h"
 #include "haliax/jit.h"
@@ -7,12 +7,12 @@ namespace haliax {
 
 struct MeshProgram;
 
-// What was compiled, in numbers and, below what `explain` says already, in tables of the
-// collectives and of the memory. The programs of a mesh: null on one device.
+// Fills in the numbers of a report, and appends tables of the collectives and of the memory to
+// `explain`. MeshProgram: null on one device.
 void describe(JitReport&, const Compilation&, const MeshProgram*, const MachineSpeed&);
-// Columns as wide as their widest entry; nothing stands behind the last, nor in place of an empty
-// row.
+// Formats a table whose columns have the width of their widest entry. Trims spaces at the end of
+// lines and skips empty rows.
 std::string table(const std::vector<std::vector<std::string>>& rows);
-std::string bytes_text(double);  // 12 B, 1.5 KiB, 2.0 MiB
+std::string bytes_text(double);  // "12 B", "1.5 KiB", "2.0 MiB"
 
 }  // namespace haliax

@@ -1,3 +1,5 @@
+// The parts of `JitReport` that `jit` fills in: loops, arguments that are not donated, and the
+// Program.
 #include <algorithm>
 
 #include "compile/memory/memory.h"
@@ -10,7 +12,7 @@ namespace haliax::detail {
 void JitCore::Impl::report_loops(const Compilation& compiled) {
   report.chunked.clear();
   report.explain.clear();
-  struct WalkedRegion {  // a region, in as many loops as it takes
+  struct WalkedRegion {  // a region with all of its loops
     ChunkReport report;
     std::size_t contractions = 0;
     std::unordered_set<const Node*> distinct = {};
@@ -49,8 +51,8 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
   for (auto& line : compiled.untiled_notes) report.explain += line + "\n";
 }
 
-// Nothing is said of lengths and counters beside what was given away: they are read late, and to
-// copy them costs nothing.
+// Arguments of negligible size, such as lengths and counters, are not reported. They are often read
+// late, and copying them costs little.
 void JitCore::Impl::report_not_donated(const program::Program& p) {
   auto& e = *pending;
   std::int64_t all = 0, kept = 0;

@@ -1,4 +1,4 @@
-// Arrays and keys as text.
+// Converts arrays and keys to strings.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,25 +14,26 @@
 namespace haliax {
 namespace {
 
-// As NumPy: of more elements only the first and the last few along each axis.
+// As in NumPy, larger arrays print only the first and the last elements along each axis.
 constexpr std::int64_t threshold = 1000, edge = 3;
-constexpr std::size_t width = 100;  // of a line
+constexpr std::size_t width = 100;  // characters per line
 
 std::string element_text(const Buffer& value, DType dtype, std::int64_t at) {
   auto v = scalar::load(dtype, value.data() + at * bytes_of(dtype));
   if (dtype == DType::boolean) return v.integer ? "true" : "false";
   if (dtype == DType::u64) return std::to_string(std::uint64_t(v.integer));
   if (!is_float(dtype)) return std::to_string(v.integer);
-  // whatever the sign of a NaN
+  // Independent of the sign of a NaN.
   return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);
 }
 
-// The values of an array, row-major in the order of its axes: [[1, 2], [3, 4]].
+// Formats the values of an array, row-major in the order of its axes: [[1, 2], [3, 4]].
 class Values {
  public:
   Values(const Node& n, const Buffer& value)
       : axes_(n.axes), value_(value), dtype_(n.dtype), short_(n.size() > threshold) {}
-  // In one line, or, if that is too long for what stands before it, one for each row, indented.
+  // Returns one line, or indented rows if the line is too long. before: characters in front of the
+  // line.
   std::string text(std::size_t before) {
     std::string line;
     write(line, 0, 0, "");
@@ -40,7 +41,7 @@ class Values {
     rows_ = true;
     longest_ = 0;
     std::string measured, rows;
-    // learns how wide elements are, so that columns stand below each other
+    // The first pass measures the width of elements, for aligned columns.
     write(measured, 0, 0, "");
     aligned_ = true;
     write(rows, 0, 0, "   ");
@@ -64,7 +65,7 @@ class Values {
     std::int64_t size = axes_[axis].size, inner = 1;
     for (std::size_t a = axis + 1; a < axes_.size(); ++a) inner *= axes_[a].size;
     bool innermost = axis + 1 == axes_.size();
-    auto line = s.size();  // where this line begins, of the innermost axis
+    auto line = s.size();  // start of this line, for wrapping the innermost axis
     s += "[";
     for (std::int64_t i = 0; i < size; ++i) {
       if (i && rows_ && !innermost)
@@ -92,8 +93,8 @@ bool needs_donated(const NodePtr& root) {
   auto nodes = topological({root}, [](const Node& n) { return bool(n.value); });
   return std::any_of(nodes.begin(), nodes.end(), [](auto& n) { return !n->donated.empty(); });
 }
-// The value, if there is one: an error on the way is one of whoever prints. While something is
-// traced nothing is remembered: printing leaves no trace in a program.
+// Returns the value, or null if the array has none. Raises if its computation fails. During a
+// trace, the value is not cached, so that printing does not change the traced program.
 BufferPtr value_of(const NodePtr& n) {
   GraphReader reader;
   if (auto known = n->value.get()) return known;
@@ -117,7 +118,7 @@ std::string NamedArray::to_string() const {
   return s + (tracer->left ? ", left behind by " : ", traced by ") + tracer->inside + ")";
 }
 std::ostream& operator<<(std::ostream& out, const NamedArray& a) { return out << a.to_string(); }
-// What a class declares alone is exported where it is defined.
+// A friend that only its class declares is exported at its definition.
 [[gnu::visibility("default")]] std::ostream& operator<<(std::ostream& out, const Arr& a) {
   if (!a.is_number()) return out << a.array();
   if (a.is_real()) return out << a.number();

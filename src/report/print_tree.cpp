@@ -1,4 +1,4 @@
-// Trees of arrays as text: a line for each array, or a table of modules.
+// Converts trees of arrays to strings: one line per array, or a table of modules.
 #include <algorithm>
 #include <ostream>
 
@@ -29,7 +29,7 @@ std::string plural(std::int64_t n, const char* what) {
 
 std::string lines(const std::vector<std::vector<std::string>>& rows) {
   auto text = table(rows);
-  text.pop_back();  // the end of the last line is the caller's
+  text.pop_back();  // the caller ends the last line
   return text;
 }
 
@@ -59,7 +59,7 @@ std::string tree_text(const Walk& w) {
 
 std::string summary(const Walk& w, int depth) {
   note_fields(w);
-  // Modules in the order in which they come; each before its parts.
+  // Modules in order; each module precedes its parts.
   std::vector<std::pair<std::string, Sums>> modules{{"", {}}};
   bool any_frozen = false;
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {

@@ -1,5 +1,5 @@
-// What steps move, and what this machine can move and multiply: measured by single steps of the
-// device that is asked about.
+// Memory traffic of steps, and the measured memory and matmul rates of the machine. A rate is
+// measured with single steps on the profiled device.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,8 +19,8 @@ using program::Program;
 using program::Step;
 using program::View;
 
-// The elements that a view meets; of an instruction that is outer alone its strides are over fewer
-// dims.
+// Returns the number of elements that a view accesses. The view of an outer instruction has strides
+// over the outer dims only.
 double elements_met(const View& v, const Dims& dims) {
   double n = 1;
   for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
@@ -45,7 +45,7 @@ Dims dims_met(const Step& s, const View& v) {
 }
 
 // ---- single steps ----
-constexpr double kLongEnough = 5e-3;  // seconds; what takes less is tried on more
+constexpr double kLongEnough = 5e-3;  // seconds; faster steps are repeated with larger arrays
 View row_major_view(int slot, DType dtype, Dims strides) {
   return {slot, dtype, 0, std::move(strides), {}};
 }
@@ -54,7 +54,7 @@ Step copy_step(std::int64_t n) {
   return {.kind = program::Kind::copy,
           .copy = {{n}, row_major_view(0, DType::f32, {1}), row_major_view(1, DType::f32, {1})}};
 }
-Step sum_step(std::int64_t n) {  // out (rows) of x (rows, columns)
+Step sum_step(std::int64_t n) {  // x (rows, columns) -> out (rows)
   const std::int64_t rows = 256, columns = n / rows;
   Step s;
   s.fused = {{rows, columns}, 1, {}};
@@ -65,7 +65,7 @@ Step sum_step(std::int64_t n) {  // out (rows) of x (rows, columns)
       {.code = Code::store, .args = {1, -1, -1, -1}, .view = row_major_view(1, DType::f32, {1})});
   return s;
 }
-Step vector_step(std::int64_t n) {  // out (rows) of x (k), w (rows, k)
+Step vector_step(std::int64_t n) {  // x (k), w (rows, k) -> out (rows)
   const std::int64_t k = 1024, rows = n / k;
   return {.kind = program::Kind::contract,
           .contract = {{},
@@ -76,7 +76,7 @@ Step vector_step(std::int64_t n) {  // out (rows) of x (k), w (rows, k)
                        row_major_view(1, DType::f32, {k, 1}),
                        row_major_view(2, DType::f32, {1, 0})}};
 }
-Step product_step(std::int64_t n, DType dtype) {  // out (m, n) of a (m, k), b (k, n)
+Step product_step(std::int64_t n, DType dtype) {  // a (m, k), b (k, n) -> out (m, n)
   return {.kind = program::Kind::contract,
           .contract = {{},
                        {n},
@@ -86,8 +86,8 @@ Step product_step(std::int64_t n, DType dtype) {  // out (m, n) of a (m, k), b (
                        row_major_view(1, dtype, {0, 1, n}),
                        row_major_view(2, dtype, {n, 1, 0})}};
 }
-// The best of some runs. bytes: of its arguments, and last of its result, which no run has to touch
-// first.
+// Returns the shortest time of several runs, in seconds. bytes: sizes of the arguments and, last,
+// of the result. The first run touches the memory.
 double seconds_of_step(program::Device& device, Step step, const std::vector<std::int64_t>& bytes) {
   auto p = std::make_shared<Program>();
   step.scratch_bytes = device.scratch_bytes(step, 0);
@@ -96,7 +96,7 @@ double seconds_of_step(program::Device& device, Step step, const std::vector<std
   p->steps.push_back(std::move(step));
   std::vector<Buffer> memory;
   memory.reserve(bytes.size() + 1);
-  // small numbers
+  // Fills the arguments with small numbers.
   for (auto n : bytes) {
     memory.emplace_back(n);
     std::memset(memory.back().data(), 0x3c, std::size_t(n));
@@ -122,12 +122,12 @@ double seconds_of_step(program::Device& device, Step step, const std::vector<std
     auto began = seconds_now();
     executable->run(arguments, results, memory.back().data(), nullptr);
     best = std::min(best, seconds_now() - began);
-    if (k > 0 && best > 100 * kLongEnough) break;  // it is slow enough to be known by now
+    if (k > 0 && best > 100 * kLongEnough) break;  // slow enough for an exact result
   }
   return best;
 }
 void measure_memory(MachineRates& rates, program::Device& device) {
-  // up to 128 MiB: more than caches hold
+  // Up to 128 MiB, which exceeds caches.
   for (std::int64_t n = 1 << 16; n <= (1 << 25); n *= 8) {
     auto bytes = n * bytes_of(DType::f32);
     double copying = seconds_of_step(device, copy_step(n), {bytes, bytes});
@@ -164,7 +164,7 @@ Traffic traffic_of(const Step& s, const Program& p) {
     auto dims = dims_met(s, v);
     double n = elements_met(v, dims);
     if (&v == &s.gather.table || &v == &s.scatter.target) n = double(program::points(dims));
-    // windows share elements
+    // Overlapping windows count shared elements once.
     auto bytes = std::min(n * bytes_of(v.dtype), double(p.slot(v.slot).bytes));
     (writes ? all.written : all.read) += bytes;
   });
@@ -172,8 +172,8 @@ Traffic traffic_of(const Step& s, const Program& p) {
 }
 
 void measure(MachineRates& rates, program::Device& device, const std::string& dtype) {
-  if (!device.is_host()) return;  // it returns before it is done
-  // Each profile has what it asked for; who asks holds the lock of all profilers.
+  if (!device.is_host()) return;  // `run` of other devices is asynchronous
+  // Each profile only has the rates that it requested. Callers hold the lock of all profilers.
   static auto& measured = *new std::map<std::pair<std::string, int>, MachineRates>;
   auto& known = measured[{device.name(), threads()}];
   if (dtype.empty()) {

@@ -1,4 +1,4 @@
-// A profile as tables.
+// Prints a profile as tables.
 #include <fmt/format.h>
 
 #include <algorithm>

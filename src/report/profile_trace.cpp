@@ -1,5 +1,5 @@
-// HALIAX_PROFILE=FILE: events of the whole process as Chrome and Perfetto read them, written when
-// it ends, and a table on stderr.
+// HALIAX_PROFILE=FILE: writes the events of the process in the format of Chrome and Perfetto when
+// the process ends, and prints a table to stderr.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,7 +19,8 @@ namespace haliax {
 
 using TraceJson = nlohmann::ordered_json;
 
-// An event names its row's costs of one run; times are in microseconds.
+// Returns the trace. The arguments of an event are the costs of one run of its row. Times are in
+// microseconds.
 std::string Profiler::trace(const std::string& process) const {
   std::string out = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
   auto line = [&](const TraceJson& e) {
@@ -43,7 +44,7 @@ std::string Profiler::trace(const std::string& process) const {
   }
   for (auto& e : events_) {
     auto& r = rows_[std::size_t(e.row)];
-    ProfileCost cost = r;  // of this event
+    ProfileCost cost = r;  // cost of this event
     cost.seconds = e.seconds;
     cost.flops *= e.computed;
     cost.bound_s = bound_of(cost, r.products, rates_) * e.concurrent_threads;
@@ -89,7 +90,7 @@ namespace {
 class ProcessProfile {
  public:
   explicit ProcessProfile(std::string path) : path_(std::move(path)), process_(::getpid()) {
-    if (rank_count() > 1) {  // a file each
+    if (rank_count() > 1) {  // one file per rank
       auto name = path_.rfind('/') + 1, dot = path_.rfind('.');
       auto end = dot == path_.npos || dot <= name ? path_.size() : dot;
       of_rank_ = fmt::format(", rank {}", this_rank());
@@ -102,7 +103,7 @@ class ProcessProfile {
                context().origin.at);
     told_.keep_events = true;
   }
-  // The processes that this one forks do not write.
+  // Returns null in forked child processes, which do not write.
   Profiler* told() { return ::getpid() == process_ ? &told_ : nullptr; }
   void write() {
     if (::getpid() != process_) return;
@@ -119,7 +120,7 @@ class ProcessProfile {
   std::ofstream file_;
   Profiler told_;
 };
-// Null where nobody asks. Never destroyed: threads may run after main.
+// Returns null if HALIAX_PROFILE is not set. Never destroyed, because threads may run after main.
 ProcessProfile* process_profile() {
   static ProcessProfile* const all = []() -> ProcessProfile* {
     const char* path = std::getenv("HALIAX_PROFILE");

@@ -1,4 +1,4 @@
-// Which device holds what: as text, and as a picture.
+// Shows the block of each device of a sharded array, as a table or an SVG picture.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 namespace haliax {
 namespace {
 
-// An array in blocks: rows are those of the first axis that is cut, columns those of all others
-// together.
+// The blocks of an array. Rows are blocks of its first sharded axis, columns are blocks of all
+// other sharded axes.
 struct Grid {
   struct Edge {
-    std::vector<std::string> labels;  // embed 0..191
-    std::vector<double> extents;      // shares of the whole
-    std::string title;                // embed=768 by data
+    std::vector<std::string> labels;  // "embed 0..191"
+    std::vector<double> extents;      // fractions of the full size
+    std::string title;                // "embed=768 by data"
   };
   Edge rows, columns;
   std::vector<std::vector<std::vector<int>>> devices;  // [row][column]
@@ -71,7 +71,8 @@ Grid grid_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   return g;
 }
 
-std::string list_of(const std::vector<int>& devices) {  // 0-3 8-11, or some of them
+// "0-3 8-11", shortened if there are many runs
+std::string list_of(const std::vector<int>& devices) {
   std::string out;
   std::size_t runs = 0;
   for (std::size_t i = 0; i < devices.size(); ++runs) {
@@ -84,7 +85,7 @@ std::string list_of(const std::vector<int>& devices) {  // 0-3 8-11, or some of 
   }
   return out;
 }
-// What is shown of many rows or columns: the first ones, and the last.
+// Returns the rows or columns that are shown: the first ones and the last one.
 std::vector<std::size_t> shown(std::size_t n, std::size_t most) {
   std::vector<std::size_t> out;
   for (std::size_t k = 0; k < n; ++k)
@@ -123,7 +124,7 @@ std::string escaped(const std::string& s) {
 std::string text_at(double x, double y, const std::string& what, const std::string& more = "") {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, more, escaped(what));
 }
-// A light colour for block k of n; grey if there is but one.
+// Returns a light color for block k of n, or gray for a single block.
 std::string colour(std::size_t k, std::size_t n) {
   if (n == 1) return "#e2e2e2";
   auto channel = [&](double shift) {

@@ -1,4 +1,4 @@
-// An array as a truth value: what `if`, `?:`, `assert` and std::max ask of a comparison.
+// Conversion of an array to bool, for `if`, `?:`, `assert` and std::max on comparisons.
 #include <string_view>
 
 #include "base/where.h"
@@ -8,8 +8,8 @@
 namespace haliax {
 namespace {
 
-// Of what std::max and == of vectors compare, inside of the standard library: where the user's code
-// has made it.
+// Returns the source line of the user's code that created the operands of a comparison inside the
+// standard library, such as in std::max or == of vectors.
 std::string made_at(const NodePtr& compared) {
   auto in_library = [](const Node& n) {
     return std::string_view(n.origin.at.file_name()).find("/c++/") != std::string_view::npos;
@@ -28,7 +28,7 @@ NamedArray::operator bool() const {
   if (!node_)
     fail("bool",
          "an empty NamedArray is neither true nor false; x.empty() asks whether there is an array");
-  // a conversion is not told where it stands: an `if` mostly makes what it asks
+  // A conversion has no source location of its own; an `if` usually contains the comparison.
   auto& origin = node_->origin;
   if (size() != 1)
     fail_at(origin, "bool",

@@ -1,5 +1,5 @@
-// chunked_reduce, as users call it: traced, and checked where it is written, not when the graph is
-// cut.
+// The public `chunked_reduce`: traces the function and checks it at the call, not later when the
+// graph is compiled.
 #include "transforms/chunked.h"
 
 #include "compile/chunk/chunk.h"

@@ -1,4 +1,4 @@
-// A Program, and what runs it.
+// A Program with the executable and the memory that run it.
 #pragma once
 #include <memory>
 #include <vector>
@@ -10,8 +10,7 @@
 
 namespace haliax {
 
-// What a call works with: where its steps keep what they make, and the lists of what it reads and
-// writes.
+// The memory of one call: the arena of its steps, and the addresses of its arguments and results.
 struct CallMemory {
   std::unique_ptr<Buffer> arena;
   std::vector<void*> arguments = {}, results = {};
@@ -19,10 +18,10 @@ struct CallMemory {
 struct Compiled {
   std::shared_ptr<const program::Program> program;
   std::unique_ptr<program::Executable> executable;
-  DeviceMemory memory = {};                      // of the device that it runs on
-  Nodes captured;                                // arrays of the graph, given after the inputs
-  mutable ObjectPool<CallMemory> idle = {};      // one for each call at a time
-  std::unique_ptr<CallMemory> for_call() const;  // one more
+  DeviceMemory memory = {};  // memory of the device that runs it
+  Nodes captured;            // arrays of the graph, which follow the inputs as arguments
+  mutable ObjectPool<CallMemory> idle = {};      // memory for reuse, one entry per concurrent call
+  std::unique_ptr<CallMemory> for_call() const;  // allocates another entry
 };
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// Search for the intermediates of an evaluation that are cached.
 #include "runtime/eager_cache_policy.h"
 
 #include <algorithm>
@@ -13,19 +14,20 @@
 namespace haliax {
 namespace {
 
-// bytes that are kept, whatever a computation takes
+// bytes that may be cached for any computation
 constexpr std::int64_t kKeptAnyway = 64 << 20;
-constexpr int kViews = 4;  // of a view of a view ... so many are made again where they are read
+constexpr int kViews = 4;  // views up to this depth are recomputed by their readers
 
 struct Seen {
   const Node* node = nullptr;
-  // of what it refers to, in `refers_`: its operands, and what its payload holds
+  // Range in `refers_`: its operands, and the nodes that its payload holds.
   std::uint32_t first = 0, count = 0;
-  long references = 0;                     // from nodes that were seen too
-  bool is_root = false, computed = false;  // or only below what has a value
+  long references = 0;  // references from other nodes of the search
+  // computed: by this evaluation, not only below a node with a value
+  bool is_root = false, computed = false;
   bool bound = false, wanted = false;
   int views = 0;
-  Names walked = {};  // axes of it that are walked in chunks: it need never exist as a whole
+  Names walked = {};  // axes along which a region tiles it, so that it may never be materialized
 };
 
 class Search {
@@ -89,16 +91,16 @@ class Search {
     return n.op->kind == Kind::view ||
            (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
   }
-  void ask(Seen& me) {  // users first
+  void ask(Seen& me) {  // readers first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
     auto operands = refers(me);
-    // not what its backward is made of
+    // The operands of its backward function are not computed.
     if (me.node->op == &kCustomVjp) operands = operands.first(me.node->in.size());
     for (auto x : operands) all_[x].computed = true;
   }
 
-  void learn(Seen& me) {  // inputs first
+  void learn(Seen& me) {  // operands first
     auto& n = *me.node;
     me.bound = n.op == &prim::kTracer && referred_to(me);
     for (auto x : refers(me)) me.bound |= all_[x].bound;
@@ -136,11 +138,11 @@ class Search {
     if (n.op == &prim::kLeave) std::erase(out, tiled_axis(n.attr).name);
     return out;
   }
-  static bool is_stored(const Node& n) {  // or is point by point, and so may never be in memory
+  static bool is_stored(const Node& n) {  // other nodes may be fused and never be in memory
     auto kind = n.op->kind;
     return kind == Kind::contract || kind == Kind::step || kind == Kind::result;
   }
-  void choose(Seen& me) {  // users first
+  void choose(Seen& me) {  // readers first
     auto& n = *me.node;
     if (!me.computed || me.is_root || n.value) return;
     if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
@@ -171,7 +173,8 @@ class Search {
 }  // namespace
 
 EagerCache choose_eager_cache(const Nodes& roots, const std::vector<const Node*>& nodes) {
-  // Where each op is asked for, as one is that is read by itself, there is nothing else to keep.
+  // If each op is a root itself, as for an op that is read directly, there is nothing else to
+  // cache.
   auto is_op = [](auto& n) { return n->op->kind != Kind::leaf; };
   auto plain = [](auto* n) { return n->op->kind == Kind::leaf || (!n->value && !n->attr.payload); };
   const bool alone = std::all_of(roots.begin(), roots.end(), is_op) &&

@@ -1,5 +1,5 @@
-// What is kept of a computation beside what it was asked for, so that a loop that reads its loss
-// alone does not compute, at each step, all steps before.
+// Chooses the intermediates of an evaluation that are cached. Without the cache, a loop that reads
+// only its loss would recompute all previous steps at each step.
 #pragma once
 #include <unordered_set>
 
@@ -8,16 +8,18 @@
 namespace haliax {
 
 struct EagerCache {
-  // Values that are made on the way, and that an array of the user's or another graph still refers
-  // to: each is a result too. As far as they are made of memory anyway, or are small beside what
-  // is.
+  // Intermediates to which an array of the user or another graph still refers. Each of them becomes
+  // an additional result, unless it exceeds both 64 MiB and the total size of the values that the
+  // evaluation stores anyway.
   Nodes extra_results;
-  // What may not forget how it was made: there may be a gradient to take by what it is made of.
+  // Nodes that retain their operands after the evaluation, because a gradient with respect to a
+  // tracer below them may still be computed.
   std::unordered_set<const Node*> bound;
-  // Values from before that were bound, and are no longer.
+  // Nodes with a value that were bound before and no longer are.
   Nodes free;
 };
-// `nodes`: all that the roots are made of, down to values. In a GraphReader.
+// Returns the policy for an evaluation of the roots. `nodes`: all nodes that the roots depend on,
+// down to nodes with values. Requires a GraphReader.
 EagerCache choose_eager_cache(const Nodes& roots, const std::vector<const Node*>& nodes);
 
 }  // namespace haliax

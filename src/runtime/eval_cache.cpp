@@ -1,3 +1,4 @@
+// The cache of evaluated graphs: encodes graphs as keys and finds their Programs.
 #include "runtime/eval_cache.h"
 
 #include <algorithm>
@@ -15,14 +16,15 @@ namespace haliax {
 namespace {
 
 constexpr std::size_t kMostPrograms = 64, kMostNodes = 4096;
-constexpr std::int64_t kMostIdle = 64 << 10;  // bytes of an arena that waits for the next call
+// bytes of an arena that is retained for the next call
+constexpr std::int64_t kMostIdle = 64 << 10;
 
-// Writes a graph down in words; `nodes` are all that it is made of, by age.
+// Encodes a graph as integers. `nodes`: all nodes of the graph, by age.
 class Spelling {
  public:
   explicit Spelling(const std::vector<const Node*>& nodes) : nodes_(nodes) {}
-  // None, as a node holds what words cannot say (a loop, the user's own function), or has no value
-  // any more.
+  // Returns an empty key if a node cannot be encoded (a loop, a function of the user), or if its
+  // value has been donated.
   GraphKey of(const Nodes& roots) {
     out_.words.reserve(16 * nodes_.size() + roots.size() + 4);
     out_.arrays.reserve(4);
@@ -40,7 +42,8 @@ class Spelling {
     add(at.file_name());
     add(std::uint64_t(at.line()));
   }
-  // one that vmap hides is another in each call: which it is, in their order
+  // A name that `vmap` hides differs between calls; it is encoded by its position among the hidden
+  // names.
   void add(Name name) {
     if (!name.hidden()) return add(name.data());
     auto at = std::find(hidden_.begin(), hidden_.end(), name);
@@ -57,7 +60,7 @@ class Spelling {
     }
   }
   bool add(const Node& n) {
-    // a tracer's says nothing more
+    // The payload of a tracer adds nothing to the key.
     bool unlike_others = n.attr.payload && n.op != &prim::kTracer;
     if (unlike_others || (!n.value && n.op->kind != Kind::leaf && !n.donated.empty())) return false;
     add(std::uint64_t(n.dtype) | n.axes.size() << 8 | n.in.size() << 24 |
@@ -83,7 +86,7 @@ class Spelling {
     add(std::uint64_t(n.origin.backward));
     return true;
   }
-  std::uint64_t number_of(const Node& n) const {  // by age, as they are sorted
+  std::uint64_t number_of(const Node& n) const {  // position by age; nodes_ is sorted by age
     auto at = std::lower_bound(nodes_.begin(), nodes_.end(), n.id,
                                [](auto* a, auto id) { return a->id < id; });
     return std::uint64_t(at - nodes_.begin());
@@ -102,11 +105,11 @@ std::uint64_t hash_of(const std::vector<std::uint64_t>& words) {
 struct CompiledGraph {
   std::vector<std::uint64_t> words;
   Compiled compiled;
-  std::vector<std::size_t> reads = {};  // of its arguments, which of the graph's arrays
+  std::vector<std::size_t> reads = {};  // by argument: index into the arrays of the graph
 };
 using CompiledGraphPtr = std::shared_ptr<const CompiledGraph>;
 
-// Never destroyed: threads may compute after main.
+// Never destroyed, because threads may compute after main.
 class Cache {
  public:
   static Cache& of_process() {
@@ -120,7 +123,7 @@ class Cache {
     return nullptr;
   }
   void keep(std::uint64_t hash, const CompiledGraphPtr& made) {
-    CompiledGraphPtr oldest;  // gone without the lock
+    CompiledGraphPtr oldest;  // freed after the lock is released
     std::lock_guard hold(lock_);
     known_.emplace(hash, made);
     by_age_.push_back(hash);
@@ -148,7 +151,7 @@ const bool cache_forks =
     at_fork({kForkRest, [] { Cache::of_process().hold(); }, [] { Cache::of_process().let_go(); },
              [] { new (&Cache::of_process()) Cache; }});
 
-// Null: it reads an array that the graph did not.
+// Compiles the graph. Returns null if the Program reads an array that is not in the key.
 CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
                          const GraphKey& graph) {
   auto made =
@@ -184,7 +187,7 @@ std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey graph,
     cache.keep(hash, program);
   }
   auto& c = program->compiled;
-  std::vector<ArgumentValue> given;  // `graph` keeps them
+  std::vector<ArgumentValue> given;  // `graph` owns the arrays
   given.reserve(program->reads.size());
   for (auto k : program->reads) given.push_back({nullptr, c.memory.address(*graph.arrays[k])});
   auto made = call(c, given, nullptr, began);

@@ -1,5 +1,5 @@
-// Programs of graphs that were evaluated before: one that is made of the same ops, at the same
-// lines, is planned once, and called again with other arrays.
+// A cache of Programs for graphs outside of `jit`. A graph with the same ops at the same source
+// lines reuses the Program of an earlier graph with other arrays.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,17 +9,18 @@
 
 namespace haliax {
 
-// A graph as words: what its Program depends on beside the backend, and nothing else. Equal graphs
-// have equal words.
+// A graph encoded as integers: everything its Program depends on, except for the backend. Equal
+// graphs have equal words.
 struct GraphKey {
-  std::vector<std::uint64_t> words = {};  // none: they cannot say what the graph holds
-  std::vector<BufferPtr> arrays = {};     // that it reads, each once, in order
+  std::vector<std::uint64_t> words = {};  // empty: the graph cannot be encoded
+  std::vector<BufferPtr> arrays = {};  // arrays that the graph reads, without duplicates, in order
 };
-// `nodes`: all that the roots are made of, down to values. In a GraphReader.
+// Returns the key of a graph. `nodes`: all nodes that the roots depend on, down to nodes with
+// values. Requires a GraphReader.
 GraphKey graph_key_of(const Nodes& roots, const std::vector<const Node*>& nodes);
-// The values of the roots, in order, on this backend. began: as for call.
+// Computes the values of the roots on this backend and returns them in order. `began`: see `call`.
 std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey, const std::string& backend_name,
                                   bool* began);
-std::uint64_t planned_evaluations();  // so far; others were found
+std::uint64_t planned_evaluations();  // number of Programs that were compiled, not found, so far
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// Reading values outside of jit: who computes what, and what is kept of it.
+// Evaluation outside of `jit`: assigns nodes to threads, computes their values and caches
+// intermediates.
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
@@ -16,13 +17,13 @@
 namespace haliax {
 namespace {
 
-// What is being computed has the number of this process as Node::claimed. Never destroyed: threads
-// may compute after main.
+// The nodes that are being computed: `Node::claimed` is the number of this process. Never
+// destroyed, because threads may compute after main.
 struct Running {
   std::uint64_t process = 1;
   std::mutex lock = {};
   std::condition_variable changed = {};
-  bool claims(const Node& n) {  // it is new
+  bool claims(const Node& n) {  // returns true if no thread had claimed the node
     return std::exchange(n.claimed, process) != process;
   }
   static Running& now() {
@@ -30,16 +31,16 @@ struct Running {
     return *r;
   }
 };
-// In a child nobody computes; the threads that waited are not there either.
+// After a fork, no thread of the child computes, and the waiting threads do not exist.
 const bool running_forks =
     at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
              [] { new (&Running::now()) Running{Running::now().process + 1}; }});
-// calls of compute, around: a kernel of the user's that reads arrays
+// Depth of calls of `compute` on this thread. A custom op of the user may read arrays.
 thread_local int computing = 0;
 
-// What this thread is to compute of those that have no value: all that nobody else does. If that is
-// none, the others have been waited for. A thread that computes something already does not wait, or
-// two might for each other, but computes it too.
+// The nodes without values that this thread computes: all requested nodes that no other thread has
+// claimed. If there are none, waits for the other threads. A thread that already computes does not
+// wait, since two threads could wait for each other; it computes the nodes as well.
 class Claim {
  public:
   Claim() = default;
@@ -77,8 +78,8 @@ class Claim {
     if (!entered_.empty()) r.changed.notify_all();
   }
   Claim(const Claim&) = delete;
-  // Of others that this thread computes on the way, those that nobody else does; whoever wants them
-  // waits.
+  // Claims additional nodes that this thread computes as intermediates. Other threads that need
+  // them wait.
   Nodes also(const Nodes& more) {
     if (more.empty()) return {};
     auto& r = Running::now();
@@ -113,7 +114,8 @@ std::vector<BufferPtr> results_of(const Nodes& roots, GraphKey words, bool& bega
   return run_cached(roots, std::move(words), default_backend(), &began);
 }
 void compute(Claim& claim) {
-  // how it was made; else there may be a gradient to take by all that is below
+  // A node drops its operands after the evaluation, unless a trace is in progress: a gradient may
+  // still be computed with respect to a node below.
   const bool forgets = context().tracing == 0;
   Nodes roots = claim.mine;
   EagerCache cache;
@@ -127,17 +129,17 @@ void compute(Claim& claim) {
     words = graph_key_of(roots, all);
   }
   std::vector<BufferPtr> made;
-  bool began = false;  // what has begun may have printed, and does not run twice
+  bool began = false;  // a Program that has begun may have printed, so it is not run again
   try {
     made = results_of(roots, std::move(words), began);
   } catch (const VerifyError&) {
     throw;
   } catch (const Error&) {
     if (began || roots.size() == claim.mine.size()) throw;
-    roots = claim.mine;  // there may be memory for these alone
+    roots = claim.mine;  // there may be enough memory for these alone
     made = results_of(roots, graph_key_of(roots), began);
   }
-  DetachedInputs recipes;  // gone when others may read again
+  DetachedInputs recipes;  // freed after the graph lock is released
   GraphWriter alone;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);

@@ -1,5 +1,5 @@
-// What is compiled: a copy of the graph, which no other thread knows; or the graph itself, if there
-// is no other thread. In either what has a value is data.
+// The graph that a compilation works on: a copy that no other thread can access, or the graph
+// itself if the process has one thread. In both cases, nodes with values become data.
 #pragma once
 #include <optional>
 
@@ -8,7 +8,7 @@
 
 namespace haliax {
 
-// For the length of a compilation, of which nodes that it makes are its own.
+// Lives as long as the compilation. Nodes that the compilation creates are private to it.
 class OwnGraph {
  public:
   explicit OwnGraph(const Nodes& of) {

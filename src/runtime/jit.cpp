@@ -1,3 +1,4 @@
+// `JitCore`: traces, compiles and runs a function, and donates its arguments.
 #include "haliax/jit.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 namespace haliax::detail {
 namespace {
 
-// Numbers and positions are shared by all that are equal.
+// Equal scalars and positions share memory.
 bool owns_memory(const Node& n) { return !prim::needs_no_memory(n); }
 
 }  // namespace
@@ -42,7 +43,7 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
     e.part_of_result.push_back(parts.of_leaf[k]);
   }
   refuse_tracers(roots, e.inputs);
-  if (auto& effect = context().effect) roots.push_back(effect);  // a result that nobody is given
+  if (auto& effect = context().effect) roots.push_back(effect);  // a result that is not returned
   report.trace_s = seconds_now() - started;
   if (options.strict && options.partition)
     refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
@@ -82,7 +83,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   }
   report.compile_s = seconds_now() - t;
 }
-// How arguments and results lie.
+// Sets the shardings of arguments and results.
 void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string& backend_name,
                              bool simulated) {
   auto& e = *pending;
@@ -112,7 +113,7 @@ MeshProgram* JitCore::Impl::compile_on_mesh(Compilation& c, const std::string& b
 
 // ---- calls ----
 bool is_tracing() { return context().tracing > 0; }
-// With memory of its own at once: a number of the graph would have to be evaluated first.
+// Allocates memory at once, because a scalar node would have to be evaluated first.
 NamedArray number_argument(double value) {
   const float v = float(value);
   return array(std::span(&v, 1), Axes{});
@@ -147,15 +148,15 @@ std::shared_ptr<const void> JitCore::mapping_inside() const {
   auto& o = impl_->options;
   return o.axis_resources ? std::make_shared<const axis_mapping>(*o.axis_resources, o.at) : nullptr;
 }
-static constinit std::mutex showing;  // of all: it is held to copy a report
+static constinit std::mutex showing;  // held while a report of any function is copied
 static const bool showing_forks =
     at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
 
 JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
   if (!m.trace_lock.lock()) return;
-  // What a lost thread was at is left where it is: its context, which the end of its trace would
-  // put back, is not this thread's.
+  // The state of a lost thread is not destroyed: the end of its trace would restore a context that
+  // belongs to another thread.
   new (&m.pending) std::unique_ptr<Cached>;
   new (&m.tracing) std::optional<Tracing>;
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
@@ -163,7 +164,7 @@ JitCore::Turn::Turn(JitCore& core) : core_(core) {
 }
 JitCore::Turn::~Turn() { core_.impl_->trace_lock.unlock(); }
 JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
-  if (!w.unequal.empty() || !w.holding.empty()) return nullptr;  // what begin refuses
+  if (!w.unequal.empty() || !w.holding.empty()) return nullptr;  // `begin` raises an error
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
     if (impl_->difference(e->signature, w, arguments).empty()) return e;
   return nullptr;
@@ -174,7 +175,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.check_call(arguments.count);
   if (!w.unequal.empty() || !w.holding.empty()) {
     CallSite here(m.options.at);
-    // after the number of the argument
+    // Without the number of the argument.
     auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();
     auto dot = field.find('.');
     auto name = dot == field.npos ? "argument " + field : field.substr(dot + 1);
@@ -195,13 +196,13 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.report_retraces(w);
   auto& donate = m.options.donate;
   auto& owner = arguments.of_leaf;
-  std::vector<std::string> paths, names;  // of a leaf in its argument; for people
+  std::vector<std::string> paths, names;  // paths: of a leaf in its argument; names: readable
   for (auto& p : w.paths) {
     auto dot = p.find('.');  // without the number of the argument
     paths.push_back(dot == std::string::npos ? "" : p.substr(dot + 1));
     names.push_back(argument_name(p));
   }
-  // by path: where several have one, it says of which it is
+  // By path. If several arguments have the same path, the name includes the argument.
   std::map<std::string, std::set<int>> owners;
   for (std::size_t k = 0; k < paths.size(); ++k) owners[paths[k]].insert(owner[k]);
   auto path = [&](std::size_t k) {
@@ -261,14 +262,14 @@ void JitCore::abandon() {
   std::lock_guard hold(showing);
   try {
     impl_->last_report = impl_->report;
-  } catch (const std::bad_alloc&) {}  // called where something has been raised
+  } catch (const std::bad_alloc&) {}  // runs while an error is handled
 }
 
 JitCore::Cached* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
                               const std::vector<std::string>& paths) {
   auto& m = *impl_;
   for (auto& path : paths) {
-    auto dot = path.find('.');  // of several parts without the number of the part
+    auto dot = path.find('.');  // with several parts, without the number of the part
     auto own = parts.count < 2 ? path : dot == path.npos ? "" : path.substr(dot + 1);
     m.pending->paths.push_back(module_path(own));
   }
@@ -306,7 +307,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     CallSite here(impl_->options.at);
     evaluate(late);
   }
-  if (e.mesh)  // set_devices may have taken some away
+  if (e.mesh)  // `set_devices` may have removed some
     impl_->require_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
   std::vector<bool> given;
   std::vector<ArgumentValue> arguments;
@@ -317,7 +318,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     GraphReader reader;
     for (std::size_t i = 0; i < count; ++i) {
       arguments.push_back({input(i)->value.get()});
-      // another thread has donated it since
+      // Another thread may have donated it in the meantime.
       if (!arguments.back().owner) must_be_there(*input(i));
     }
   }
@@ -333,9 +334,9 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
   return e.assemble(call(e.compiled, arguments, nullptr));
 }
 
-// The values of the arguments. What is donated, and may be, is no longer there from here on:
-// whatever comes of the call, results may be written over it. What may not is copied: it will be
-// written over too.
+// Returns the values of the arguments. Donated arrays lose their value here, even if the call
+// fails, since results may overwrite it. Donated arguments whose memory must be preserved are
+// copied, because the Program overwrites them too.
 std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const Walk& w,
                                                           const Nodes& late,
                                                           std::vector<bool>& given) const {
@@ -346,13 +347,13 @@ std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const
   std::vector<ArgumentValue> values;
   std::vector<int> uses;
   {
-    GraphWriter alone;  // two calls do not take one array
+    GraphWriter alone;  // two concurrent calls must not donate the same array
     Origin called;
     called.at = options.at;
     for (std::size_t i = 0; i < count; ++i)
       if (!input(i)->value) fail_at(called, "jit", input(i)->donated);
-    // An array that was lazy until now may be the node of another, equal one, and f may have
-    // captured an argument: such a value is lent, not given.
+    // An array that was lazy until now may share its node with an equal array, and f may have
+    // captured an argument. The value then has another owner and is not donated.
     auto may_be_given = [&](const NodePtr& n) {
       auto times_late = std::count(late.begin(), late.end(), n);
       bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
@@ -375,7 +376,7 @@ std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const
   auto began = seconds_now();
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
-    auto& v = values[i].owner;  // somebody else may read it too
+    auto& v = values[i].owner;  // may have other readers
     bool alone = uses[i] == 1 && given[i] && has_use_count(v, 1);
     v = alone ? e.compiled.memory.donate(*v) : e.compiled.memory.copy(*v);
   }

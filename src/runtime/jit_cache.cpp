@@ -1,3 +1,4 @@
+// The cache of traces: compares signatures, reports retraces and checks the options of a call.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,10 +34,10 @@ std::string argument_name(const std::string& path) {
   return "argument " + path.substr(0, dot) + (dot == path.npos ? "" : ": " + path.substr(dot + 1));
 }
 
-// ---- what differs ----
+// ---- differences between signatures ----
 namespace {
 
-// Static value k of two signatures, or of one and a walk.
+// Compares static value k of two signatures, or of a signature and a walk.
 template <class A, class B> bool same_static(const A& a, const B& b, std::size_t k) {
   auto &x = a.told[k], &y = b.told[k];
   if (x.path != y.path || (x.value < 0) != (y.value < 0)) return false;
@@ -47,7 +48,8 @@ template <class A, class B> bool same_static(const A& a, const B& b, std::size_t
   };
   return bytes(a) == bytes(b);
 }
-// The first static value that differs. Without what a walk tells of them: that there is one.
+// Returns the first static value that differs. Without readable values, only returns that one
+// differs.
 std::string static_difference(const Signature& s, const Walk& w) {
   if (s.statics == w.statics && s.values == w.values) return "";
   for (std::size_t k = 0; k < std::min(s.told.size(), w.told.size()); ++k) {
@@ -67,7 +69,7 @@ std::string JitCore::Impl::array_difference(const Signature& s, const Walk& w) c
   if (!equal(s.mesh, current_mesh())) return "another mesh";
   if (!equal(s.mapping, current_mapping())) return "another axis mapping";
   if (s.axes.size() != w.arrays.size()) {
-    auto why = static_difference(s, w);  // a vector of another length, an optional that is there
+    auto why = static_difference(s, w);  // a vector of another length, or an optional with a value
     return why.empty()
                ? fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size())
                : why;
@@ -106,11 +108,11 @@ std::string JitCore::Impl::difference(const Signature& s, const Walk& w,
 void JitCore::Impl::report_retraces(const Walk& w) {
   constexpr std::size_t often = 8;
   if (reported_retraces && !options.refuse_retraces) return;
-  std::vector<const Signature*> others;  // that differ from this call in static values alone
+  std::vector<const Signature*> others;  // differ from this call only in static values
   for (auto* e = newest.load(); e; e = e->older)
     if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty())
       others.push_back(&s);
-  std::reverse(others.begin(), others.end());  // the oldest first
+  std::reverse(others.begin(), others.end());  // oldest first
   if (others.size() + 1 < often) return;
   std::string which;
   for (std::size_t k = 0; k < w.told.size(); ++k) {
@@ -182,7 +184,7 @@ void JitCore::Impl::require_devices(const Mesh& mesh, program::Device& backend) 
   haliax::require_devices("named_jit", mesh);
   const auto mine = local_devices(mesh);
   const int wanted = mine.count, there = backend.is_host() ? wanted : backend.devices();
-  // all of them are that one, if somebody wants it so
+  // On a backend with one device, all devices of the mesh share it if this was requested.
   if (wanted <= there || (there == 1 && has_requested(wanted))) return;
   const auto together =
       there == 1

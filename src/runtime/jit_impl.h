@@ -1,4 +1,4 @@
-// What JitCore holds: the traces that it keeps, the one that is being made, and what it reports.
+// The state of `JitCore`: its cache of traces, the trace in progress, and its reports.
 #pragma once
 #include <atomic>
 #include <utility>
@@ -9,41 +9,42 @@
 
 namespace haliax::detail {
 
-// What a call looks like: two calls that look the same share a trace.
+// The signature of a call. Calls with equal signatures share a trace.
 struct Signature {
   std::string statics;
   std::vector<StaticValue> values;
-  std::vector<Walk::Told> told;  // of both, for people
+  std::vector<Walk::Told> told;  // readable form of statics and values
   std::vector<Axes> axes;
   std::vector<int> dtypes;  // -1: empty
   std::shared_ptr<const Mesh> mesh;
   std::shared_ptr<const Mapping> mapping;
-  std::vector<Sharding> in;  // on a mesh: how the arrays lie
+  std::vector<Sharding> in;  // on a mesh: shardings of the arrays
 };
 struct JitCore::Cached {
   Signature signature;
   Compiled compiled;
-  std::unique_ptr<MeshProgram> mesh;  // instead, on a mesh
+  std::unique_ptr<MeshProgram> mesh;  // replaces `compiled` on a mesh
   Nodes inputs;
   std::vector<std::size_t> leaf_of_input;  // inputs are the leaves that are not empty
   std::vector<int> part_of_result;
   std::vector<bool> donated;  // by input
-  Nodes captured;             // by f: arrays that are no arguments
-  // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
+  Nodes captured;             // arrays that f captured, other than arguments
+  // Readable names of the inputs: "argument 0" or "argument 0: mlp.up.weight".
   std::vector<std::string> names;
-  std::vector<int> result_of_leaf;  // of the results: -1 empty
-  Names paths;  // of the results' leaves: what a layer among them is called in errors
+  std::vector<int> result_of_leaf;  // index of the result, by leaf of the results; -1: empty
+  Names paths;  // paths of the leaves of the results, for errors about their modules
   std::vector<std::pair<Axes, DType>> results;
-  std::vector<std::shared_ptr<const Placement>> placements;  // of the results
+  std::vector<std::shared_ptr<const Placement>> placements;  // placements of the results
   std::shared_ptr<void> like;
-  Cached* older = nullptr;  // made before this one
+  Cached* older = nullptr;  // the previous entry of the list
 
   void note_captured(const Compiled& c) {
     for (auto& n : c.captured)
       if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
   }
   bool donates() const { return std::find(donated.begin(), donated.end(), true) != donated.end(); }
-  // result 0, or result 0, array 3: its place in that part, from 0
+  // Returns "result 0" or "result 0, array 3". The second number counts the arrays of that part
+  // from 0.
   std::string name_of_result(std::size_t k) const {
     auto& all = part_of_result;
     auto name = "result " + std::to_string(all[k]);
@@ -70,49 +71,51 @@ struct JitCore::Cached {
   }
 };
 
-// For people: argument 0, or argument 0: mlp.up.weight. The path is that in all arguments:
-// 0.mlp.up.weight.
+// Returns a readable name of an argument: "argument 0" or "argument 0: mlp.up.weight". `path` is
+// the path in all arguments, such as 0.mlp.up.weight.
 std::string argument_name(const std::string& path);
 
 struct JitCore::Impl {
   JitOptions options;
-  // of the list of entries, which is read without a lock and grows by a turn
+  // The newest entry of the list of entries. The list is read without a lock and only grows under
+  // `trace_lock`.
   std::atomic<Cached*> newest{nullptr};
-  TraceLock trace_lock;             // to trace: what is below belongs to who has it
-  std::unique_ptr<Cached> pending;  // being traced, as long as `tracing` is there
+  TraceLock trace_lock;             // held during a trace; protects the members of this block
+  std::unique_ptr<Cached> pending;  // the entry in progress; valid while `tracing` is set
   std::optional<Tracing> tracing;
-  std::shared_ptr<const Mapping> mapping_outside;  // of what is being traced
+  std::shared_ptr<const Mapping> mapping_outside;  // the mapping outside of f during the trace
   JitReport report;
   double started = 0;
   bool reported_retraces = false;
 
-  JitReport last_report;                     // of the last turn; under a lock of its own
-  std::atomic<std::int64_t> split_bytes{0};  // of the last run
+  JitReport last_report;                     // report of the last trace; has a lock of its own
+  std::atomic<std::int64_t> split_bytes{0};  // copied to split arguments, in the last run
   ~Impl() {
     for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
   }
 
-  // ---- jit_cache.cpp: which trace a call takes ----
-  // In what a call is not like this signature, for people; empty: it takes that trace.
+  // ---- jit_cache.cpp: the trace of a call ----
+  // Returns a readable description of the first difference between a call and this signature.
+  // Empty: the call uses the trace of this signature.
   std::string difference(const Signature&, const Walk&, const Parts& arguments) const;
   std::string array_difference(const Signature&, const Walk&) const;
-  // Says so, or raises, if static values alone have made this function be traced often.
+  // Reports, or raises, if static values alone have caused many traces of this function.
   void report_retraces(const Walk&);
-  // How an argument lies: as the caller says, or as it was made, or else by the usual mapping.
-  // Called outside of the trace.
+  // Returns the sharding of an argument: by the options of the caller, otherwise by the placement
+  // of the array, otherwise by the default mapping. Called outside of a trace.
   Sharding argument_sharding(const Node&, int argument, const Mesh&, const std::string& what) const;
-  // The mapping of results, and of arguments that lie nowhere yet.
+  // Returns the mapping of results and of arguments without a placement.
   const Mapping* default_mapping(const std::shared_ptr<const Mapping>& outside) const {
     return options.axis_resources ? &*options.axis_resources : outside.get();
   }
   std::shared_ptr<const Mesh> mesh() const;
   std::vector<const Mapping*> given_mappings() const;  // null: not given
-  // Raises for what the caller has said about the mesh and this function's arguments, before
-  // anything is traced.
+  // Raises if the options do not match the mesh or the arguments. Runs before the function is
+  // traced.
   void check_call(int arguments) const;
   void require_devices(const Mesh&, program::Device&) const;
 
-  // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
+  // ---- jit.cpp: from a trace to a Program, or to one Program per device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
   std::vector<ArgumentValue> argument_values(const Cached&, const Walk&, const Nodes& late,

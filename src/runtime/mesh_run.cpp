@@ -1,3 +1,4 @@
+// Runs and compiles the Programs of a mesh.
 #include "runtime/mesh_run.h"
 
 #include <fmt/ranges.h>
@@ -19,7 +20,7 @@
 
 namespace haliax {
 
-// One call: what each argument is on each device.
+// One call: the blocks of each argument on each device.
 class MeshProgram::MeshCall {
  public:
   MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments,
@@ -28,14 +29,14 @@ class MeshProgram::MeshCall {
         copied_blocks_(m.inputs.size()) {
     for (std::size_t k = 0; k < m.inputs.size(); ++k) {
       placed_blocks_[k] = cut_as_wanted(k);
-      if (!placed_blocks_[k]) arguments[k]->data();  // put together here, not by every device
+      if (!placed_blocks_[k]) arguments[k]->data();  // concatenated once, not by every device
       copied_blocks_[k].resize(m.devices.size());
     }
   }
-  // The block of an argument on a device of this process.
+  // Returns the block of an argument on a device of this process.
   ArgumentValue block(std::size_t device, std::size_t k) {
     auto& memory = m_.devices[device].memory;
-    bool overwritten = m_.donated[k];  // by a result, or by what is made on the way
+    bool overwritten = m_.donated[k];  // by a result or by an intermediate
     auto owner = placed_blocks_[k] ? placed_blocks_[k]->blocks[device] : nullptr;
     if (owner && !overwritten) return {owner, memory.address(*owner)};
     if (owner && given_[k] && has_use_count(arguments_[k], 1)) {
@@ -52,7 +53,7 @@ class MeshProgram::MeshCall {
     }
     return {owner, memory.address(*owner)};
   }
-  // What was brought to devices stays there, for the next call.
+  // Attaches the copied blocks to the arguments, so that the next call reuses them.
   void keep_brought() {
     for (std::size_t k = 0; k < copied_blocks_.size(); ++k) {
       auto& blocks = copied_blocks_[k];
@@ -77,8 +78,8 @@ class MeshProgram::MeshCall {
   const MeshProgram& m_;
   const std::vector<BufferPtr>& arguments_;
   const std::vector<bool>& given_;
-  std::vector<const Shards*> placed_blocks_;           // cut already as it is wanted
-  std::vector<std::vector<BufferPtr>> copied_blocks_;  // of each argument, by device
+  std::vector<const Shards*> placed_blocks_;  // blocks that already have the required sharding
+  std::vector<std::vector<BufferPtr>> copied_blocks_;  // by argument, then by device
 };
 
 MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments,
@@ -105,7 +106,8 @@ MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments,
   return {std::move(out), mine.copied_bytes};
 }
 
-// What the environment asks of the library, but for what may differ from rank to rank.
+// Returns the environment variables of the library, except for variables that may differ between
+// ranks.
 static std::string environment() {
   std::set<std::string> all;
   for (auto** v = environ; v && *v; ++v) {
@@ -117,7 +119,8 @@ static std::string environment() {
   }
   return all.empty() ? "nothing" : fmt::format("{}", fmt::join(all, " "));
 }
-// All ranks must mean the same, or they wait for each other in vain.
+// Compares the call between all ranks. Ranks with different Programs would wait for each other
+// forever.
 static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   std::string in, out;
   for (std::size_t k = 0; k < m.inputs.size(); ++k)
@@ -171,7 +174,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     }
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
-  // calls have other places than the plan has given them
+  // With overlap, collectives have other positions than in the plan.
   if (here.ranks && c.options.partition.overlap) {
     Peers::JointCall joint(*here.ranks, "the first call of a function");
     here.ranks->agree(

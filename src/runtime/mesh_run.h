@@ -1,4 +1,5 @@
-// A program for each device of a mesh that this process has, run by its threads.
+// One Program for each device of a mesh that this process owns, and a call that runs them on the
+// threads of the devices.
 #pragma once
 #include "runtime/run.h"
 
@@ -6,32 +7,33 @@ namespace haliax {
 
 struct MeshProgram {
   Mesh mesh;
-  std::vector<Sharding> in, out;  // of inputs and results
-  std::vector<bool> donated;      // by input: their memory may be written over
-  std::vector<std::pair<Axes, DType>> inputs, results;  // whole
-  int first = 0;                                        // of this process's devices
-  // those; simulated: the first alone, which has the largest blocks; nothing runs
+  std::vector<Sharding> in, out;                        // shardings of inputs and results
+  std::vector<bool> donated;                            // by input: its memory may be overwritten
+  std::vector<std::pair<Axes, DType>> inputs, results;  // unsharded
+  int first = 0;                                        // first device of this process
+  // The Programs of the devices of this process. Simulated: only the first device, which has the
+  // largest blocks, and nothing runs.
   std::vector<Compiled> devices;
   std::vector<PlannedCollective> moves;
   double sent_bytes = 0, calls = 0;  // per device
-  // overlap was asked for, but blocks are not even: calls stay where they are
+  // Overlap was requested, but blocks are uneven, so collectives do not overlap.
   bool uneven = false;
-  std::size_t largest_device = 0;  // of them, the one that needs most memory
+  std::size_t largest_device = 0;  // index in `devices` of the one that needs the most memory
 
-  // A device takes its block of each argument: where it lies, if it was left there by an earlier
-  // call or is in one piece; else a copy. Of what is donated it takes no memory but blocks that the
-  // caller gives up (`given`) and nobody else has.
+  // Runs the Programs. A device reads its block of each argument in place if an earlier call stored
+  // the block there or if the block is contiguous; otherwise it gets a copy. A donated argument is
+  // overwritten only if the caller passes it on (`given`) and no other owner holds the block.
   struct Made {
     std::vector<BufferPtr> results;
-    std::int64_t split_bytes = 0;  // copied to give each device its block
+    std::int64_t split_bytes = 0;  // bytes copied to split arguments into blocks
   };
   Made run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const;
   class MeshCall;
 };
 
-// What follows the stages of the whole (run_global): options.mesh, in, out and partition say how.
-// Arrays that the graph captured are whole on every device. `simulated`: planned, not run. Raises
-// for a gather that nobody asked for, if the options are strict.
+// Runs the stages after `run_global`, which follow options.mesh, in, out and partition. Arrays that
+// the graph captured are replicated on every device. `simulated`: compiles without an executable.
+// Raises for an unrequested gather if the options are strict.
 MeshProgram compile_for_mesh(Compilation&, const std::string& backend, bool simulated);
 
 }  // namespace haliax

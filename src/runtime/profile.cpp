@@ -1,3 +1,4 @@
+// The profiler: records steps while a Program runs, and sums them up in rows.
 #include "runtime/profile.h"
 
 #include <fmt/ranges.h>
@@ -18,11 +19,11 @@ using program::Code;
 using program::Dims;
 using program::Step;
 
-// Of all events, and of those in loops that one run may add: a trace stays small enough to be
-// looked at.
+// Limits of the events of a trace, and of the events in loops per run. They keep a trace small
+// enough to view.
 constexpr std::size_t kMostEvents = 100'000, kMostInLoops = 5'000;
 
-constinit std::mutex recording;  // of all profilers: it is taken once a run
+constinit std::mutex recording;  // shared by all profilers; locked once before and once after a run
 const bool recording_forks =
     at_fork({kForkRest, [] { recording.lock(); }, [] { recording.unlock(); }});
 constinit thread_local Profiler* scoped = nullptr;
@@ -47,7 +48,8 @@ std::string step_shape(const Step& s) {
              ? ""
              : dims_text(program::dims_of(s));
 }
-// What a fused step computes, each once, in its order; without what only moves.
+// Returns the ops that a fused step computes, in order and without duplicates. Excludes loads,
+// stores and casts.
 std::string computed_by(const program::Fused& f) {
   std::vector<std::string> names;
   for (auto& i : f.code) {
@@ -63,7 +65,7 @@ std::string computed_by(const program::Fused& f) {
 
 }  // namespace
 
-// ---- what runs ----
+// ---- recording ----
 class Profiler::Recording final : public program::Recorder {
  public:
   Recording(const KnownProgram& known, std::size_t room) : known_(known), room_(room) {}
@@ -92,7 +94,7 @@ class Profiler::Recording final : public program::Recorder {
       return;
     }
     in_loops_ += !open_.empty();
-    static std::atomic<int> came = 0;  // threads, which are numbered in that order
+    static std::atomic<int> came = 0;  // threads are numbered in the order of their first event
     thread_local const int thread = came++;
     events.push_back({row, known_.program->device, thread, began, ended - began, computed});
   }
@@ -101,11 +103,11 @@ class Profiler::Recording final : public program::Recorder {
   std::int64_t dropped = 0;
 
  private:
-  struct OpenStep {  // a step that runs
+  struct OpenStep {  // a step that is running
     int row;
     double began, inside;  // seconds of the steps of its body
   };
-  // What threads ran side by side took as long as all of them together, over how many they were.
+  // The time of concurrent threads is the sum over the threads, divided by their number.
   void gather() {
     const auto threads =
         std::count_if(beside_.begin(), beside_.end(), [](auto& b) { return !b->spent.empty(); });
@@ -166,7 +168,7 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments,
     }
   };
   count(record.spent, 1);
-  // which touches memory that nobody has touched: left out where there are others
+  // The first call touches fresh memory, so it is excluded as soon as there are other calls.
   count(std::exchange(mine->first, {}), -1);
   if (!std::exchange(mine->was_called, true))
     mine->first.assign(record.spent.begin(), record.spent.end());
@@ -180,7 +182,7 @@ Profiler::KnownProgram& Profiler::known(const Compiled& c) {
   auto& at = programs_[c.program.get()];
   if (at) return *at;
   auto mine = std::make_unique<KnownProgram>();
-  mine->program = c.program;  // so that no other has its address
+  mine->program = c.program;  // the reference reserves the address
   Row whole;
   whole.called = c.program->called;
   whole.is_call = true;
@@ -191,7 +193,7 @@ Profiler::KnownProgram& Profiler::known(const Compiled& c) {
     if (!r.products.empty()) measure(rates_, c.memory.device(), r.products);
   at = std::move(mine);
   auto& out = *at;
-  if (programs_.size() % 256 == 0)  // those that nobody can run again
+  if (programs_.size() % 256 == 0)  // erases Programs that cannot run again
     std::erase_if(programs_, [&](auto& p) {
       return p.second.get() != &out && p.second->program.use_count() == 1;
     });
@@ -227,7 +229,7 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
              known);
   }
 }
-// That one, or an older one that says the same.
+// Returns the index of an equal row, or adds the row.
 int Profiler::row(Row r) {
   auto key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{} {} {} {} {} {} {}", r.called, r.kind, r.op,
                          r.holds, r.shape, r.where, r.module, r.loops, r.side_by_side, r.read,
@@ -299,7 +301,7 @@ Profile Profiler::summary(int runs, double wall_s) const {
   return p;
 }
 
-// ---- who asks ----
+// ---- profilers of threads ----
 Profiler* profiler() { return scoped ? scoped : profiler_of_process(); }
 Profiler* scoped_profiler() { return scoped; }
 Profiling::Profiling(Profiler* p) : before_(std::exchange(scoped, p)) {}

@@ -1,8 +1,10 @@
-// Who is told how long steps take: what profile(...) asks for on its thread, or HALIAX_PROFILE for
-// the whole process.
+// Profilers: they record the time of each step, for `profile(...)` on one thread or for
+// HALIAX_PROFILE in the full process.
 //
-// In: each run of an Executable. Out: a row for each step at each line (Profile), and the first
-// runs as events in time. Rows outlive Programs, which come and go with every array that is read.
+// In      each run of an Executable.
+// Out     one row per step and source line (Profile), and the first runs as timed events.
+//
+// Rows outlive Programs: each array that is read may create and free a Program.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -21,44 +23,44 @@ namespace haliax {
 class Profiler {
  public:
   Profiler() : start_(seconds_now()) {}
-  // As c.executable->run.
+  // Runs `c.executable` and records its steps.
   void run(const Compiled& c, const std::vector<void*>& arguments,
            const std::vector<void*>& results, void* arena, program::Communicator*);
-  void forget_times();  // what follows is warm
-  // of the time of calls: what would not be done but for the profile
+  void forget_times();  // ends the warm-up
+  // Excludes time from the calls that is only spent because of the profile.
   void exclude_time(double seconds);
   double excluded_time() const { return excluded_time_; }
   Profile summary(int runs, double wall_s) const;
   bool keep_events = false;
-  std::string trace(const std::string& process) const;  // JSON that Chrome and Perfetto open
+  std::string trace(const std::string& process) const;  // JSON for Chrome and Perfetto
 
  private:
   struct Totals {
     double calls = 0, seconds = 0;
-    double computed = 0;  // of calls: the shares of their products that are worth making
+    double computed = 0;  // sum over calls of the fraction of the flops that masks do not skip
   };
-  struct KnownProgram {  // a Program whose rows are there
+  struct KnownProgram {  // a Program whose rows exist
     std::shared_ptr<const program::Program> program;
     std::unordered_map<const program::Step*, int> row_of;
-    int call = 0;  // the row of whole calls
+    int call = 0;  // row of the entire call
     bool was_called = false;
-    // of the first call, while it is the only one: by row
+    // Totals of the first call by row, until there is a second call.
     std::vector<std::pair<int, Totals>> first;
   };
   struct Row : StepProfile {
     std::string products;  // dtype of a contraction
-    double computed = 0;   // as Spent::made
+    double computed = 0;   // see `Totals::computed`
     bool is_call = false;
   };
   struct Event {
     int row = 0, device = 0, thread = 0;
     double began = 0, seconds = 0;
-    double computed = 1;         // of its products, the share that was worth making
-    int concurrent_threads = 1;  // threads that ran turns side by side then
+    double computed = 1;         // fraction of the flops that masks do not skip
+    int concurrent_threads = 1;  // threads that ran loop iterations concurrently
   };
   class Recording;
   KnownProgram& known(const Compiled&);
-  struct LoopContext {                // a step
+  struct LoopContext {                // position of a step among loops
     int loops = 0, side_by_side = 1;  // see StepProfile
   };
   void describe(const program::Program&, const std::vector<program::Step>&, LoopContext,
@@ -68,17 +70,17 @@ class Profiler {
   double start_, excluded_time_ = 0;
   std::unordered_map<const program::Program*, std::unique_ptr<KnownProgram>> programs_;
   std::vector<Row> rows_;
-  std::map<std::string, int> row_of_;  // by all that a row says
+  std::map<std::string, int> row_of_;  // key: all fields of a row
   std::vector<Event> events_;
   std::int64_t events_dropped_ = 0;
   MachineRates rates_;
 };
 
-// Whom this thread tells; null: nobody. Raises if HALIAX_PROFILE names a file that cannot be
-// written.
+// Returns the profiler that records this thread. Null: none. Raises if HALIAX_PROFILE names a file
+// that cannot be written.
 Profiler* profiler();
-Profiler* profiler_of_process();  // that of HALIAX_PROFILE
-// While one lives, this thread tells that one.
+Profiler* profiler_of_process();  // the profiler of HALIAX_PROFILE
+// Sets the profiler of this thread for the lifetime of the object.
 class Profiling {
  public:
   explicit Profiling(Profiler*);
@@ -88,16 +90,17 @@ class Profiling {
  private:
   Profiler* before_;
 };
-// That of the scope, which a thread that works for this one is given. While there is one donated
-// arguments stay.
+// Returns the profiler that a `Profiling` object set on this thread, for threads that work for this
+// one. Donated arguments are copied while there is one.
 Profiler* scoped_profiler();
 
-// What a step reads and writes of memory, in bytes, each element once; of a loop: nothing.
+// Bytes of memory that a step reads and writes, each element counted once. 0 for a loop.
 struct Traffic {
   double read = 0, written = 0;
 };
 Traffic traffic_of(const program::Step&, const program::Program&);
-// Adds what is not known yet, measured once in a process. dtype: of products; empty: memory alone.
+// Adds the rates that `MachineRates` lacks. Each rate is measured once in a process. dtype: of
+// matmuls; empty: memory rates only.
 void measure(MachineRates&, program::Device&, const std::string& dtype);
 double bound_of(const ProfileCost&, const std::string& dtype, const MachineRates&);
 

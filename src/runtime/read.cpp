@@ -1,4 +1,4 @@
-// Reading arrays out.
+// Reads the values of arrays.
 #include <limits>
 #include <type_traits>
 
@@ -18,14 +18,15 @@ KnownNode with_value(const NamedArray& a) {
   if (!n.donated.empty()) fail("eval", n.donated);
   if (!n.value) evaluate({a.node()});
   auto value = n.value.get();
-  if (!value) fail("eval", n.donated);  // by another thread, meanwhile
+  if (!value) fail("eval", n.donated);  // donated by another thread in the meantime
   return {n, std::move(value)};
 }
 
 scalar::Value element(const KnownNode& k, std::int64_t at) {
   return scalar::load(k.node.dtype, k.value->data() + at * bytes_of(k.node.dtype));
 }
-// As double, float or int64_t; what is larger than any of these becomes the largest.
+// Converts to double, float or int64_t. A u64 value that exceeds int64_t becomes the largest
+// int64_t.
 template <class T> std::vector<T> converted(const KnownNode& k) {
   auto& n = k.node;
   constexpr auto to = std::is_integral_v<T> ? DType::i64 : sizeof(T) == 8 ? DType::f64 : DType::f32;

@@ -1,3 +1,4 @@
+// Compilation and calls on one device, and the default backend.
 #include "runtime/run.h"
 
 #include <atomic>
@@ -12,8 +13,8 @@
 namespace haliax {
 namespace {
 
-// Names that were the default's once: other threads may read them. Never destroyed, and found
-// without a lock.
+// Names that have been the default, since other threads may still read them. Never destroyed, and
+// searched without a lock.
 struct Used {
   std::string name;
   const Used* next;

@@ -1,4 +1,4 @@
-// Compiling and running graphs: which backend, with what memory.
+// Compiles and runs graphs on a backend.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,40 +9,44 @@
 
 namespace haliax {
 
-// For one device, all stages. The graph below the roots is copied.
+// Compiles for one device, in all stages. Copies the graph below the roots.
 Compiled compile(const Nodes& roots, const std::string& backend_name);
-// called: what will run it, as errors that are found late name it.
+// Returns the options for a backend. called: a description of the caller, for errors that are
+// raised while the Program runs.
 CompileOptions options_for(const std::string& backend_name, std::string called);
-// The last stages, and what runs it. `executable` off: the Program alone, planned for this backend.
+// Runs the last stages and compiles the executable. `executable` false: only plans the Program for
+// this backend.
 Compiled finish(Compilation&, const std::string& backend_name, bool executable = true);
 
-// An argument: where it lies in the device's memory, and what keeps it there (null: somebody else).
+// The address of an argument in device memory, and the buffer that owns it. Null owner: the memory
+// is owned elsewhere.
 struct ArgumentValue {
   BufferPtr owner;
   void* data = nullptr;
 };
-// Runs it: the arguments, then what it captured; results get memory of their own, or that of the
-// argument they take over. Several threads may run one at once. `began`: becomes true when there is
-// memory for all, and the first step is next.
+// Runs a Program with the arguments, followed by its captured arrays. Results get memory of their
+// own, or the memory of the donated argument that they replace. Thread-safe. `began`: set to true
+// after all memory is allocated, just before the first step.
 std::vector<BufferPtr> call(const Compiled&, const std::vector<ArgumentValue>&,
                             program::Communicator*, bool* began = nullptr);
 
-// Gives each of them a value (evaluate.cpp). What other threads are computing is waited for.
+// Computes the values of the nodes (evaluate.cpp). Waits for nodes that other threads are
+// computing.
 void evaluate(const Nodes& roots);
 
-// An argument of a function that is traced, or was, or the axis that a vmap hides: what has a value
-// inside of it alone.
+// The function or the loop in which an array without a value has one: a traced function, or a
+// `vmap` whose hidden axis the array has.
 struct Tracer {
-  std::string inside;      // jit (train.cpp:12), vmap over batch (train.cpp:12)
-  bool left = false;       // that function, which is traced no longer
-  bool shape = false;      // made by eval_shape: no function has a value for it
-  std::uint64_t last = 0;  // the newest node that was made in it; 0: not known
+  std::string inside;      // "jit (train.cpp:12)", "vmap over batch (train.cpp:12)"
+  bool left = false;       // the trace of that function has ended
+  bool shape = false;      // created by `eval_shape`, so that no function has a value for it
+  std::uint64_t last = 0;  // id of the newest node that was created in it; 0: not known
 };
-std::optional<Tracer> tracer_below(const NodePtr&);  // of which the array is made, if of any
-// Raises for a root that is made of tracers. `nodes`: all that the roots are made of, down to
-// values. In a GraphReader.
+std::optional<Tracer> tracer_below(const NodePtr&);  // the tracer that the array depends on, if any
+// Raises if a root depends on tracers. `nodes`: all nodes that the roots depend on, down to nodes
+// with values. Requires a GraphReader.
 void require_values(const Nodes& roots, const std::vector<const Node*>& nodes);
-// raises for those of another trace than the inputs'
+// Raises if a root depends on a tracer of another trace than the inputs.
 void refuse_tracers(const Nodes& roots, const Nodes& inputs);
 
 }  // namespace haliax

@@ -1,3 +1,4 @@
+// Checks of the option `strict`.
 #include "runtime/strict.h"
 
 #include <fmt/format.h>

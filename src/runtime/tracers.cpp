@@ -1,5 +1,4 @@
-// Arrays that have no value: they are made of the arguments of a function that is being traced, or
-// was.
+// Errors for arrays without values: they depend on arguments of a function that is or was traced.
 #include "base/name.h"
 #include "base/where.h"
 #include "graph/traversal.h"
@@ -23,7 +22,7 @@ Tracer tracer_of(const Node& input) {
   while (t && t != mine) t = t->outer.get();
   return {inside_of(mine->by, mine->at), !t, mine->by == std::string_view("shape"), mine->last};
 }
-// An axis that a vmap hides, a position of a scan.
+// Returns the tracer for an axis that `vmap` hides, or for a position of a `scan`.
 std::optional<Tracer> position_of(const Node& n) {
   for (auto& a : n.axes) {
     if (!a.name.hidden()) continue;
@@ -35,7 +34,8 @@ std::optional<Tracer> position_of(const Node& n) {
     return Tracer{inside_of("scan", s->at), s->end != 0, false, s->end};
   return Tracer{inside_of("scan", n.free.front()->origin.at), context().loop_depth == 0};
 }
-// What has left the function: the newest node below that was made in it.
+// Returns the newest node below the root that was created inside the function, for the error
+// message.
 const Node& left_of(const NodePtr& root, const Tracer& t) {
   if (t.last == 0 || root->id <= t.last) return *root;
   const Node* last = root.get();
@@ -74,7 +74,7 @@ void refuse_tracers(const Nodes& roots, const Nodes& inputs) {
   for (auto& r : roots)
     if (auto t = position_of(*r)) refuse(r, *t);
   const std::unordered_set<NodePtr> known(inputs.begin(), inputs.end());
-  for (auto& n : all_nodes(roots)) {  // inputs first
+  for (auto& n : all_nodes(roots)) {  // operands first
     auto foreign = [&](const NodePtr& x) { return x && is_input(*x) && !known.count(x); };
     if (auto x = std::find_if(n->in.begin(), n->in.end(), foreign); x != n->in.end())
       refuse(n, tracer_of(**x));

@@ -235,10 +235,10 @@ TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
       CAPTURE(name_of(d));
       CAPTURE(sm);
       const auto c = turns(d, 300 << 10);
-      const auto text =
-          cuda::named(
-              cuda::nest_launch(c.program.steps[0].loop, c.program, cuda::shared_limit_of(sm)).source)
-              .source;
+      const auto text = cuda::named(cuda::nest_launch(c.program.steps[0].loop, c.program,
+                                                      cuda::shared_limit_of(sm))
+                                        .source)
+                            .source;
       const auto log = cuda::compile_for_gpu(cuda::prelude(false) + text + "}\n", sm).log;
       CAPTURE(log);
       auto rest = log;  // what is said of each function

@@ -318,7 +318,9 @@ Entries primitive_entries() {
       {"prim pin",
        {"b2n3"},
        [](In x) {
-         return NamedArray(prim::sharding_constraint(x[0].node(), std::make_shared<const Mapping>())) * x[0];
+         return NamedArray(
+                    prim::sharding_constraint(x[0].node(), std::make_shared<const Mapping>())) *
+                x[0];
        },
        "b2n3"},
       {"prim tracer",

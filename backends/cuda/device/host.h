@@ -1,5 +1,5 @@
-// CUDA's words for the host's compiler: kernels that are simulated. Threads that wait for each
-// other are fibers (sim/fibers.cpp); others run one after the other.
+// CUDA's keywords and built-in functions for the host's compiler, for simulated kernels. Threads
+// that synchronize are fibers (sim/fibers.cpp); other threads run one after another.
 #pragma once
 
 extern "C" {
@@ -26,15 +26,15 @@ double exp(double), exp2(double), expm1(double), log(double), log2(double), log1
 #define __grid_constant__
 #define HALIAX_SHARED(name) unsigned char* name = haliax_thread->shared
 
-// What a simulated thread knows of itself, and how it waits for others; as sim/fibers.h has it.
+// The state of a simulated thread, and its synchronization functions; must match sim/fibers.h.
 struct HaliaxThread {
   unsigned x, block, threads, blocks;
   unsigned char* shared;
   void (*wait_for_block)();
   unsigned long long (*from_lane)(unsigned long long value, int lane);
 };
-// Asked of the simulation, so that a library of kernels has no memory of its own for each thread of
-// the host: there are hundreds of them, and the leak checker of g++ 12 loses its way in that.
+// Provided by the simulation, so that the compiled kernels need no thread-local memory. There are
+// hundreds of them, and the leak checker of g++ 12 cannot handle as many.
 static HaliaxThread* (*haliax_find_thread)() __attribute__((const));
 extern "C" void haliax_find_thread_by(HaliaxThread* (*find)()) { haliax_find_thread = find; }
 #define haliax_thread (haliax_find_thread())
@@ -44,7 +44,7 @@ extern "C" void haliax_find_thread_by(HaliaxThread* (*find)()) { haliax_find_thr
 #define gridDim_x (haliax_thread->blocks)
 inline void __syncthreads() { haliax_thread->wait_for_block(); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-// api.h, begin_if
+// See begin_if in api.h.
 extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned runs) {
   *reinterpret_cast<unsigned*>(handle) = runs;
 }

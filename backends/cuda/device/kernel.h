@@ -1,5 +1,5 @@
-// What generated kernels are made of: elements as they lie in memory and as numbers, codes, folds
-// across threads. It stands behind std.h, base/half.h and base/arithmetic.h.
+// Building blocks of generated kernels: elements in memory and as numbers, instructions, and
+// reductions across threads. Included after std.h, base/half.h and base/arithmetic.h.
 #pragma once
 
 #ifndef HALIAX_SHARED  // CUDA itself
@@ -14,9 +14,9 @@
 
 namespace haliax::kernel {
 
-using Word = long long;  // an argument: an address, a number, or the bits of one
+using Word = long long;  // an argument: an address, a number, or the bits of a number
 
-// ---- elements: how they lie in memory, and the numbers that they are ----
+// ---- elements: their type in memory, and the type in which they are computed ----
 struct bf16 {
   std::uint16_t bits;
 };
@@ -30,7 +30,7 @@ template <class S> struct NumberOf<S, true> { using type = float; };
 template <class S> using Number = typename NumberOf<S, is_narrow<S>>::type;
 template <class S> inline constexpr bool is_float = std::is_floating_point_v<Number<S>>;
 
-// On the host by hand; on a card by one instruction, which makes one NaN of all.
+// Software conversions on the host; one instruction on the GPU, which yields a single NaN.
 #ifdef haliax_thread
 inline std::uint16_t bf16_bits(float x) { return to_bf16(x); }
 inline std::uint16_t f16_bits(float x) { return to_f16(x); }
@@ -68,7 +68,7 @@ template <class S> inline Number<S> number(S x) {
   else
     return x;
 }
-// Integers below 32 bits, and bools, are computed in 32.
+// Integers below 32 bits, and bools, are computed in 32 bits.
 template <class T> inline auto wide(T x) {
   if constexpr (sizeof(T) >= 4)
     return x;
@@ -76,7 +76,7 @@ template <class T> inline auto wide(T x) {
     return std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>(x);
 }
 template <class S> using Wide = decltype(wide(Number<S>()));
-// What an instruction of this dtype gives: rounded, or wrapped around.
+// Converts to the dtype of an instruction: rounded, or wrapped around.
 template <class S, class T> inline Number<S> result(T x) {
   if constexpr (is_narrow<S>)
     return number(element<S>(float(x)));
@@ -85,7 +85,7 @@ template <class S, class T> inline Number<S> result(T x) {
   else
     return Number<S>(x);
 }
-template <class S> inline Number<S> constant(Word w) {  // by its bits
+template <class S> inline Number<S> constant(Word w) {  // from its bits
   if constexpr (std::is_same_v<S, double>)
     return std::bit_cast<double>(w);
   else if constexpr (is_float<S>)
@@ -129,9 +129,7 @@ template <class To, class From> inline Number<To> cast(Number<From> x) {
   }
 }
 
-// ---- codes whose operands are wide numbers; a number of the instruction's dtype is made of what
-// comes out
-// ----------------------------------------
+// ---- instructions on wide numbers; the result is converted to the dtype of the instruction ----
 template <class T> inline T add(T x, T y) {
   if constexpr (std::is_floating_point_v<T>)
     return x + y;
@@ -209,18 +207,18 @@ template <class S> inline Number<S> load(Word base, long long at) {
 template <class S> inline void store(Word base, long long at, Number<S> x) {
   reinterpret_cast<S*>(base)[at] = element<S>(x);
 }
-// ---- elements that lie side by side: one access, up to 16 bytes, where all of them are there and
-// the address allows; else one by one ----
+// ---- chunks of adjacent elements ----
+// One access of up to 16 bytes if all elements exist and the address is aligned; otherwise one
+// element at a time.
 template <int n, class S> struct alignas(n * sizeof(S)) Few { S at[n]; };
 template <int n, class I> inline I few_chunks(I points) { return (points + n - 1) / n; }
-template <int n, class I> inline int few_there(I left) {  // how many of the next n
-  return left < n ? int(left) : n;
-}
+// number of existing elements among the next n
+template <int n, class I> inline int few_there(I left) { return left < n ? int(left) : n; }
 template <int n, class S> inline bool at_once(Word from, int there) {
   return there >= n && (unsigned(from) & unsigned(n * sizeof(S) - 1)) == 0;
 }
 template <int n, class S>
-inline Few<n, S> load_few(Word base, long long at, int there) {  // 0 for what is not there
+inline Few<n, S> load_few(Word base, long long at, int there) {  // missing elements are 0
   const Word from = base + at * (long long)(sizeof(S));
   if (at_once<n, S>(from, there)) return *reinterpret_cast<const Few<n, S>*>(from);
   Few<n, S> out{};
@@ -248,13 +246,13 @@ inline void update_few(Word base, long long at, const Few<n, S>& x, int there, F
     all.at[k] = element<S>(result<S>(f(wide(number(all.at[k])), wide(number(x.at[k])))));
   store_few(base, at, all, there);
 }
-// A scalar in memory that moves a view.
+// Returns a scalar in memory that moves a view, clamped to [0, limit].
 template <class S> inline long long term(Word at, Word limit) {
   auto i = (long long)(*reinterpret_cast<const S*>(at));
   return i < 0 ? 0 : i > limit ? limit : i;
 }
-// A position that an id names: counted from the end where it is negative, a u64 never. Outside of
-// the axis: -1, or the nearest.
+// Returns the position of an id. Negative ids count from the end, except for u64. An id out of
+// range yields -1, or the nearest position if clamps is set.
 template <class S> inline long long position(Word base, long long at, Word size, bool clamps) {
   auto id = (long long)(reinterpret_cast<const S*>(base)[at]);
   if (id < 0) id = std::is_same_v<S, std::uint64_t> ? size : id + size;
@@ -262,7 +260,7 @@ template <class S> inline long long position(Word base, long long at, Word size,
   return id < 0 || id >= size ? -1 : id;
 }
 
-// Of several launches in one: which of the records, `step` words each, has this block. A record
+// Returns the launch that a block of a merged kernel belongs to. Each record has `step` words and
 // begins with its first block.
 inline unsigned record_of(const Word* records, unsigned step, unsigned count, unsigned block) {
   unsigned low = 0, high = count;
@@ -273,7 +271,7 @@ inline unsigned record_of(const Word* records, unsigned step, unsigned count, un
   return low;
 }
 
-// ---- folds ----
+// ---- reductions ----
 struct Sum {
   template <class T> T operator()(T x, T y) const { return add(x, y); }
 };
@@ -286,7 +284,7 @@ struct Max {
 struct Min {
   template <class T> T operator()(T x, T y) const { return scalar::min(x, y); }
 };
-// The first position of the extreme; a NaN wins.
+// The first position of the extreme value; NaN wins.
 template <class T> struct Best {
   T value;
   long long at;
@@ -301,7 +299,7 @@ struct First {
   }
 };
 
-// From the lane whose number differs in these bits.
+// Returns the value of the lane whose index differs by XOR with `by`.
 template <class T> inline T exchanged(T x, int by) {
   if constexpr (sizeof(T) >= 4)
     return __shfl_xor_sync(0xffffffffu, x, by);
@@ -314,19 +312,20 @@ template <class T> inline Best<T> exchanged(Best<T> x, int by) {
 template <class T> inline T from_lane(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 inline unsigned lanes_where(bool x) { return __ballot_sync(0xffffffffu, x); }
 inline int first_of(unsigned lanes) { return __ffs(int(lanes)) - 1; }
-// Which of so many parts has this offset: equal ones are in one, others are spread over all.
+// Returns the part that owns an offset, as a hash: equal offsets have the same part, and others are
+// spread over all parts.
 inline long long part_of(long long at, Word parts) {
   return (long long)((std::uint64_t(at) * 0x9e3779b97f4a7c15ull >> 32) * std::uint64_t(parts) >>
                      32);
 }
-// Over `group` threads (a power of 2) that stand side by side, in an order that does not depend on
-// anything else. All get it. `shared`: room for one T of each warp.
+// Reduces over `group` adjacent threads (a power of 2), in an order that depends on nothing else.
+// All threads receive the result. `shared`: memory for one T per warp.
 template <int group, class T, class F> inline T folded(T x, F f, unsigned char* shared) {
   for (int by = 1; by < group && by < 32; by *= 2) x = f(x, exchanged(x, by));
   if constexpr (group > 32) {
     constexpr unsigned warps = group / 32;
     auto* of_warp = reinterpret_cast<T*>(shared);
-    __syncthreads();  // what a fold before has left there is read
+    __syncthreads();  // an earlier reduction may still read the memory
     if (threadIdx_x % 32 == 0) of_warp[threadIdx_x / 32] = x;
     __syncthreads();
     x = of_warp[threadIdx_x / group * warps + threadIdx_x % warps];

@@ -1,22 +1,22 @@
-// Products of matrices by one block of 256 threads, in tiles of 64 x 64 of the result: their
-// operands' tiles are brought to shared memory, the next ones while these are multiplied. Narrow
-// floats are multiplied by mma.sync, all else by fused multiply-adds.
+// Matmuls by one block of 256 threads, in tiles of 64 x 64 of the result. Tiles of the operands are
+// copied to shared memory, the next ones during the multiplication of the current ones. 16-bit
+// floats are multiplied by mma.sync, other dtypes by fused multiply-adds.
 #pragma once
 
 namespace haliax::kernel {
 
-// Element (line, term) at line * `line` + term * `term` elements from `at`; of a result, (row,
-// column).
+// An operand: element (line, term) is at line * `line` + term * `term` elements from `at`. For a
+// result: (row, column).
 struct Side {
   Word at;
-  int line, term;  // no element is 2^30 elements or further away
+  int line, term;  // all offsets are below 2^30 elements
 };
-// of a tile of the result: lines of the operands' tiles
+// size of a tile of the result, and lines of the tiles of the operands
 inline constexpr int rows = 64, columns = 64;
-// of shared memory, for both operands twice
+// bytes of shared memory: two buffers for both operands
 inline constexpr int stage_bytes = 2 * (rows + columns) * 40 * 2;
 
-// The same number, of which the compiler does not know where it comes from.
+// Returns the same number, with its origin hidden from the compiler.
 inline Word hidden(Word x) {
 #ifndef haliax_thread
   asm volatile("" : "+l"(x));
@@ -30,8 +30,8 @@ inline int hidden(int x) {
   return x;
 }
 
-// c (16, 8) += a (16, 16) b (16, 8) by a warp, each of whose lanes has some elements of each, two
-// narrow ones in a word.
+// c (16, 8) += a (16, 16) b (16, 8) by a warp. Each lane has some elements of each operand, two
+// 16-bit floats per word.
 #ifndef haliax_thread
 template <class E>
 inline void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
@@ -47,7 +47,7 @@ inline void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4], const std:
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #else
-// Each lane shows the others where its elements are.
+// Each lane publishes the addresses of its elements to the others.
 template <class E>
 inline void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   struct Shown {
@@ -74,8 +74,8 @@ inline void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4], const std:
 #endif
 
 template <class E, int n> struct alignas(sizeof(E) * n) Several { E x[n]; };
-// A thread's part of a tile (lines, terms): n elements side by side, along the lines or the terms.
-// What lies outside of the operand is 0. There may be more threads than parts.
+// A thread's part of a tile (lines, terms): n adjacent elements along the lines or the terms.
+// Elements outside of the operand are 0. There may be more threads than parts.
 template <class W, class E, int all_lines, int depth, int n> struct Part {
   Several<W, n> all;
   bool along_terms, there = threadIdx_x < all_lines * depth / n;
@@ -123,12 +123,12 @@ template <class W, class E, int all_lines, int depth, int n> struct Part {
   }
 };
 
-// What a thread sums up, of a tile of the result.
+// The sums of a thread, of a tile of the result.
 template <class E> struct NarrowSums {  // by mma.sync: warps of 16 rows and 32 columns
   using Stage = E;
   static constexpr int depth = 32, each = 8;
-  static constexpr bool by_lines = true;  // terms of a line lie side by side
-  static constexpr int pitch = 40;        // no two lanes meet in a bank
+  static constexpr bool by_lines = true;  // the terms of a line are contiguous
+  static constexpr int pitch = 40;        // avoids bank conflicts
   static constexpr int elements(int lines) { return lines * pitch; }
   float c[4][4];
   int row = int(threadIdx_x) / 32 % 4 * 16, column = int(threadIdx_x) / 128 * 32,
@@ -139,7 +139,7 @@ template <class E> struct NarrowSums {  // by mma.sync: warps of 16 rows and 32 
       for (auto& x : some) x = 0;
   }
   void add(const E* a, const E* b, bool there) {
-    if (!there) return;  // the whole warp
+    if (!there) return;  // the same for the whole warp
     for (int k = 0; k < depth; k += 16) {
       auto two = [&](const E* from, int line, int term) {
         return *reinterpret_cast<const std::uint32_t*>(
@@ -159,10 +159,10 @@ template <class E> struct NarrowSums {  // by mma.sync: warps of 16 rows and 32 
         f(row + lane / 4 + i / 2 * 8, column + 8 * j + lane % 4 * 2 + i % 2, c[j][i]);
   }
 };
-template <class T> struct Sums {  // 4 rows and 4 columns of each thread
+template <class T> struct Sums {  // 4 rows and 4 columns per thread
   using Stage = T;
   static constexpr int depth = sizeof(T) > 4 ? 8 : 16, each = depth / 4;
-  static constexpr bool by_lines = false;  // terms lie side by side, line by line
+  static constexpr bool by_lines = false;  // the lines of a term are contiguous
   static constexpr int elements(int lines) { return depth * (lines + 4); }
   T c[4][4];
   int row = int(threadIdx_x) / 16 * 4, column = int(threadIdx_x) % 16 * 4;
@@ -175,7 +175,7 @@ template <class T> struct Sums {  // 4 rows and 4 columns of each thread
   }
   void add(const T* a, const T* b, bool there) {
     if (!there) return;
-    T some[4][4] = {};  // sums of few terms are summed: less is lost
+    T some[4][4] = {};  // sums of short sums are more accurate
     for (int k = 0; k < depth; ++k)
       for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j)
@@ -190,8 +190,8 @@ template <class T> struct Sums {  // 4 rows and 4 columns of each thread
   }
 };
 
-// out (m, n) = (adds ? out : 0) + a (m, k) b (k, n), rounded once. a: lines are its rows; b: its
-// columns. S: the dtype of the result. stage: stage_bytes of shared memory.
+// out (m, n) = (adds ? out : 0) + a (m, k) b (k, n), rounded once. Lines are the rows of a and the
+// columns of b. S: dtype of the result. stage: stage_bytes of shared memory.
 template <class A, class B, class S, bool adds>
 __noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k,
                                 unsigned char* stage) {
@@ -202,7 +202,7 @@ __noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k,
   constexpr int depth = Sum::depth, of_a = Sum::elements(rows),
                 of_both = of_a + Sum::elements(columns);
   static_assert(2 * of_both * sizeof(W) <= stage_bytes);
-  auto* staged = reinterpret_cast<W*>(stage);  // a, b of even steps, a, b of odd ones
+  auto* staged = reinterpret_cast<W*>(stage);  // a, b of even steps, then a, b of odd steps
   Sum sums;
   Part<W, A, rows, depth, Sum::each> x(a);
   Part<W, B, columns, depth, Sum::each> y(b);
@@ -225,7 +225,7 @@ __noinline__ void block_product(Side a, Side b, Side out, int m, int n, int k,
         if constexpr (adds) sum = kernel::add(wide(load<S>(out.at, at)), sum);
         store<S>(out.at, at, result<S>(sum));
       });
-      __syncthreads();  // what was staged is read
+      __syncthreads();  // all threads have read the staged tiles
     }
 }
 

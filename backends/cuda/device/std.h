@@ -1,6 +1,6 @@
-// What kernels have of the standard library: just what base/half.h, base/arithmetic.h and kernel.h
-// use. They are compiled by NVRTC, which brings none, and by the host's compiler without its own
-// headers, which would cost most of the time.
+// The subset of the standard library that base/half.h, base/arithmetic.h and kernel.h use. NVRTC
+// provides no standard headers. The host's compiler uses this subset too, because its own headers
+// would dominate the compile time.
 #pragma once
 
 namespace std {
@@ -32,7 +32,7 @@ template <class To, class From> inline constexpr To bit_cast(const From& x) {
 }
 inline constexpr uint32_t rotl(uint32_t x, int by) { return x << by | x >> (32 - by); }
 
-template <class T> struct numeric_limits {  // of an integer
+template <class T> struct numeric_limits {  // for integers
   static constexpr int digits = int(8 * sizeof(T)) - is_signed_v<T>;
   static constexpr T max() {
     return T(make_unsigned_t<T>(~make_unsigned_t<T>(0)) >> is_signed_v<T>);
@@ -48,8 +48,8 @@ template <> struct numeric_limits<double> {
   static constexpr double quiet_NaN() { return bit_cast<double>(0x7ff8000000000000ull); }
 };
 
-// Functions of C, for both floats: all that take one number, but for those of angles below, and
-// some that take two.
+// C functions for both float types: all unary ones except for the trigonometric functions below,
+// and some binary ones.
 #define HALIAX_OF_ONE(name)                           \
   inline float name(float x) { return ::name##f(x); } \
   inline double name(double x) { return ::name(x); }
@@ -96,8 +96,8 @@ HALIAX_OF_TWO(nextafter)
 inline float fma(float x, float y, float z) { return ::fmaf(x, y, z); }
 inline double fma(double x, double y, double z) { return ::fma(x, y, z); }
 
-// ---- angles: CUDA's own functions keep pieces of large ones on a stack, which these do without
-// ---- 2 / pi after 64 bits of zeros.
+// ---- trigonometric functions: unlike CUDA's versions, these need no stack for large angles ----
+// 2 / pi after 64 zero bits.
 __device__ const uint32_t two_over_pi[39] = {
     0,          0,          0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041,
     0xfe5163ab, 0xdebbc561, 0xb7246e3a, 0x424dd2e0, 0x06492eea, 0x09d1921c, 0xfe1deb1c, 0xb129a73e,
@@ -105,22 +105,24 @@ __device__ const uint32_t two_over_pi[39] = {
     0x1ff897ff, 0xde05980f, 0xef2f118b, 0x5a0a6d1f, 0x6d367ecf, 0x27cb09b7, 0x4f463f66, 0x9e5fea2d,
     0x7527bac7, 0xebe5f17b, 0x3d0739f7, 0x8a5292ea, 0x6bfb5fb1, 0x1f8d5d08, 0x56033046};
 
-// An angle less quarter turns, high + low in [-pi/4, pi/4], and how many these were, by 4.
+// An angle reduced modulo pi/2: high + low in [-pi/4, pi/4], and the number of quarters of a circle
+// that were subtracted, modulo 4.
 struct Angle {
   double high, low;
   unsigned quarters;
 };
-// 2^20 and more (Payne and Hanek): x is m * 2^e, and of 2/pi the bits above 2^(2 - e) would give
-// whole turns. Of the next 192, times m, two are the quarters.
+// For x from 2^20 on (Payne and Hanek): x is m * 2^e. The bits of 2/pi above 2^(2 - e) would add
+// full turns. The next 192 bits, times m, contain the quarters in their first two bits.
 inline Angle large_angle(double x) {
   const auto bits = bit_cast<uint64_t>(x);
   const auto m = (bits & 0xfffffffffffff) | 0x10000000000000;
-  const int place = int(bits >> 52) - 1075 + 62;  // in the table, of the first of these bits
+  // position of the first of these bits in the table
+  const int place = int(bits >> 52) - 1075 + 62;
   const uint32_t* from = two_over_pi + place / 32;
   uint32_t part[6], before = 0;
   uint64_t carried = 0;
 #pragma unroll
-  for (int k = 5; k >= 0; --k) {  // the last of them first: part[0] has the quarters
+  for (int k = 5; k >= 0; --k) {  // last word first; part[0] contains the quarters
     const auto w = uint32_t((uint64_t(from[k]) << 32 | from[k + 1]) << place % 32 >> 32);
     const auto low = (m & 0xffffffff) * w + carried, high = (m >> 32) * before + (low & 0xffffffff);
     part[k] = uint32_t(high), carried = (low >> 32) + (high >> 32), before = w;
@@ -137,8 +139,8 @@ inline Angle large_angle(double x) {
   const double r = high * half_pi, error = fma(high, half_pi, -r) + (high * more + low * half_pi);
   return down ? Angle{-r, -error, quarters} : Angle{r, error, quarters};
 }
-// x >= 0. pi/2 in parts of 33 bits: k times each is exact, contracted or not (Cody and Waite; the
-// parts are fdlibm's).
+// For x >= 0. pi/2 is split into parts of 33 bits, so that k times a part is exact, contracted or
+// not (Cody and Waite; the parts are those of fdlibm).
 inline Angle angle(double x) {
   if (x >= 0x1p20) return large_angle(x);
   const double k = rint(x * 0.63661977236758134308), a = x - k * 1.57079632673412561417;
@@ -149,7 +151,7 @@ inline Angle angle(double x) {
   const double low = lost_b + lost_c - k * 8.47842766036889956997e-32, high = c + low;
   return {high, low - (high - c), unsigned(k)};
 }
-// The polynomials of fdlibm.
+// The polynomials are those of fdlibm.
 inline double sin_near(double x, double low) {
   const double z = x * x, v = z * x;
   double r = 1.58969099521155010221e-10;
@@ -165,7 +167,7 @@ inline double cos_near(double x, double low) {
   r = fma(r, z, 4.16666666666666019037e-02);
   return w + (((1 - w) - h) + (z * (z * r) - x * low));
 }
-// The sine of a quarters later.
+// Returns the sine of the angle plus `later` times pi/2.
 inline double sin_of(Angle a, unsigned later) {
   const auto q = a.quarters + later;
   const double s = q & 1 ? cos_near(a.high, a.low) : sin_near(a.high, a.low);

@@ -1,9 +1,10 @@
-// Rows as tiles: a block of 256 threads makes 64 rows by 32 columns twice at a time. Warp w has
-// rows 16 * (w % 4) and on, of the columns of half w / 4. What is multiplied is staged in shared
-// memory as it lies, element by element of its contiguous dim; the tiles themselves are registers:
-// of a tile t, element t[j][e] is at row strip + lane / 4 + 8 * (e / 2), column 8 * j + lane % 4 *
-// 2
-// + e % 2, as mma.sync has it. Only narrow floats.
+// Tiles of rows. A block of 256 threads computes 64 rows by two tiles of 32 columns at a time. Warp
+// w has rows 16 * (w % 4) onward, of the columns of half w / 4. Operands are staged in shared
+// memory in their own order, element by element along their contiguous dim. Tiles are registers, in
+// the layout of mma.sync. Element t[j][e] of a tile t is at
+// - row strip + lane / 4 + 8 * (e / 2),
+// - column 8 * j + lane % 4 * 2 + e % 2.
+// Only for 16-bit floats.
 #pragma once
 
 namespace haliax::kernel {
@@ -11,17 +12,17 @@ namespace haliax::kernel {
 inline constexpr int tile_columns = 32, tile_rows = 64;
 using Tile = float[4][4];
 
-// Which columns a block of threads goes through: those of blocks of `width` columns that are
-// wanted, 32 at a time.
+// The columns that a block of threads iterates over, 32 at a time: the columns of the blocks in
+// `wanted`, each of which has `width` columns.
 struct Walk {
-  unsigned long long wanted;  // of 64 blocks
+  unsigned long long wanted;  // bit mask of up to 64 blocks
   int width, all;
   struct At {
-    int column, block, end;  // of the block; behind the last one: all of them
-    // columns of a tile
+    int column, block, end;  // end: of the block; after the last block, column and end are `all`
+    // columns of a tile that exist
     int there() const { return end - column < tile_columns ? end - column : tile_columns; }
   };
-  int columns() const {  // in all
+  int columns() const {  // total number
     const int blocks = (all + width - 1) / width;
     const auto mine = blocks < 64 ? wanted & ((1ull << blocks) - 1) : wanted;
     return int(__popcll(mine)) * width -
@@ -38,7 +39,7 @@ struct Walk {
                                            : from(t.block + 1);
   }
 };
-// A narrow float as it is rounded, and two of them in a word.
+// Rounds to a 16-bit float, or packs two of them in a word.
 #ifndef haliax_thread
 template <class E> inline std::uint32_t packed(float low, float high) {
   std::uint32_t out;
@@ -68,7 +69,8 @@ template <class E> inline std::uint32_t packed(float low, float high) {
 template <class E> inline float narrowed(float x) { return number(element<E>(x)); }
 using Larger = Max;
 #endif
-// exp in two instructions: of x in [-87, 88] within (2 + |x|) 2^-23 of itself, and 0 below that.
+// exp in two instructions. For x in [-87, 88] the relative error is at most (2 + |x|) 2^-23; below,
+// the result is 0.
 inline float quick_exp(float x) {
   const float of_two = x * 1.442695041f;
 #ifndef haliax_thread
@@ -82,7 +84,8 @@ inline float quick_exp(float x) {
 
 inline bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
-// Copies of 16 bytes into shared memory, which are there when all threads have waited, and met.
+// Asynchronous copies of 16 bytes to shared memory. They are visible after all threads have waited
+// and synchronized.
 #ifndef haliax_thread
 struct Copies {
   void add(void* to, Word from) {
@@ -94,7 +97,7 @@ struct Copies {
   void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 };
 #else
-struct Copies {  // made when they are waited for, and not before
+struct Copies {  // copies are delayed until wait()
   struct {
     void* to;
     Word from;
@@ -108,11 +111,11 @@ struct Copies {  // made when they are waited for, and not before
 };
 #endif
 
-// Lines and terms of an operand, staged: along (a line's terms lie side by side) or across. `terms`
-// is a multiple of 16.
+// An operand in shared memory: lines x terms. along: the terms of a line are contiguous; otherwise
+// the lines of a term are. `terms` is a multiple of 16.
 template <class E, bool along, int lines, int terms> struct Staged {
   static constexpr int fast = along ? terms : lines, slow = along ? lines : terms;
-  static constexpr int pitch = fast + 8;  // eight lines of 16 bytes meet in no bank
+  static constexpr int pitch = fast + 8;  // avoids bank conflicts of eight lines of 16 bytes
   static constexpr int elements = slow * pitch;
   static constexpr bool is_along = along;
   using Element = E;
@@ -120,8 +123,8 @@ template <class E, bool along, int lines, int terms> struct Staged {
   static constexpr int place(int line, int term) {
     return along ? line * pitch + term : term * pitch + line;
   }
-  // The box (lines, terms) of the operand from its first element on; what is not there is 0. far:
-  // it lies in the card's memory.
+  // Copies the box (lines, terms) of the operand, from its first element. Missing elements are 0.
+  // far: the operand is in global memory.
   template <bool far> void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
     constexpr int chunks = fast / 8;
     const int fast_there = along ? terms_there : lines_there,
@@ -153,20 +156,20 @@ template <class E, bool along, int lines, int terms> struct Staged {
   }
 };
 
-// Where tiles of an operand's lines come from: of each tile, a thread brings 16 bytes, or some.
-// far: from the card's memory.
+// The source of tiles of an operand. Each thread copies one or several pieces of 16 bytes per tile.
+// far: the operand is in global memory.
 template <class To, bool far> struct Source {
   static constexpr int chunks = To::fast / 8, parts = (To::slow * chunks + 255) / 256;
   using E = typename To::Element;
   Side side;
   int terms;
-  bool wide;  // what is there lies as it is staged, 16 bytes at a time
+  bool wide;  // existing elements have the staged layout, 16 bytes at a time
   Source(const Side& s, int terms_there) : side(s), terms(terms_there) {
     const int step = (To::is_along ? s.line : s.term) * int(sizeof(E));
     wide =
         (To::is_along ? s.term : s.line) == 1 && s.at % 16 == 0 && step % 16 == 0 && terms % 8 == 0;
   }
-  // Two tiles that begin with these lines, at `at` and behind it.
+  // Copies two tiles that start at these lines to `at` and to the memory after it.
   void bring(Copies& copies, E* at, const int (&first)[2], const int (&there)[2]) const {
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
@@ -187,7 +190,7 @@ template <class To, bool far> struct Source {
       }
       if (all) continue;
 #pragma unroll 1
-      for (int n = 0; n < 16; ++n) {  // of both tiles
+      for (int n = 0; n < 16; ++n) {  // elements of both tiles
         const int t = n / 8, e = n % 8, l = line + (To::is_along ? 0 : e),
                   k = term + (To::is_along ? e : 0);
         const int lines = t ? there[1] : there[0], before = t ? first[1] : first[0];
@@ -209,8 +212,8 @@ template <class To, bool far> struct Source {
   }
 };
 
-// Elements of a lane of an operand (16, 16) from this place on: of a (rows, terms), or of two b
-// side by side (terms, columns). by_terms: those lie side by side.
+// Loads a lane's elements of an operand (16, 16) at this place: of a (rows, terms), or of two
+// adjacent tiles of b (terms, columns). by_terms: terms are contiguous.
 template <class E, bool of_a, bool by_terms>
 inline void fragment(std::uint32_t (&f)[4], const E* staged, int place, int pitch) {
   const int lane = int(threadIdx_x) % 32;
@@ -247,7 +250,7 @@ inline void multiply_two(float (&x)[4], float (&y)[4], const std::uint32_t (&a)[
   multiply_tile<E>(x, a, first), multiply_tile<E>(y, a, second);
 }
 
-// A warp's 16 rows of an operand (64, depth), in registers.
+// The 16 rows of a warp of an operand (64, depth), in registers.
 template <class E, int depth> struct Held {
   std::uint32_t f[depth / 16][4];
   template <class X> void load(const X& x, int strip) {
@@ -256,7 +259,7 @@ template <class E, int depth> struct Held {
       fragment<E, true, X::is_along>(f[k], x.at, x.place(strip, 16 * k), X::pitch);
   }
 };
-// tile = x (16 rows, depth) y (32 columns, depth)^T
+// tile = x (16 rows, depth) y (32 columns, depth)^T.
 template <class E, int depth, class Y>
 inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
   for (auto& some : tile)
@@ -270,12 +273,13 @@ inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
       multiply_two<E>(tile[2 * j], tile[2 * j + 1], x.f[k], b);
     }
 }
-// Is a tile of a result there as a whole, with any two elements side by side in one access?
+// Returns true if a tile of a result exists completely, and any two adjacent elements can be
+// accessed at once.
 template <class S> inline bool in_pairs(const Side& out, bool whole) {
   constexpr int bytes = 2 * sizeof(S);
   return whole && out.term == 1 && out.at % bytes == 0 && out.line % 2 == 0;
 }
-// What a warp sums up over columns: 16 rows of a result (rows, depth).
+// The sums of a warp over columns: 16 rows of a result (rows, depth).
 template <class E, int depth> struct RowSums {
   float c[depth / 8][4];
   void clear() {
@@ -301,10 +305,10 @@ template <class E, int depth> struct RowSums {
       }
     }
   }
-  // Both halves of the columns are summed up, and stored: out (rows, terms), += where `adds`. room:
-  // 64 * depth floats, which nobody uses any more.
+  // Adds the sums of both halves of the columns, and stores them: out (rows, terms), += if `adds`.
+  // room: 64 * depth unused floats.
   template <class S, bool adds> void store_to(Side out, int rows_there, int terms, float* room) {
-    // Hidden: what follows from it would else lie in registers from the kernel's beginning on.
+    // Hidden, so that the compiler does not keep derived values in registers for the whole kernel.
     const int thread = hidden(int(threadIdx_x)), warp = thread / 32, lane = thread % 32,
               strip = warp % 4;
     __syncthreads();
@@ -340,7 +344,7 @@ template <class E, int depth> struct RowSums {
   }
 };
 
-// Tiles of all warps as they are multiplied over rows: (64 rows, 2 * 32 columns).
+// The tiles of all warps as an operand of matmuls over rows: (64 rows, 2 * 32 columns).
 template <class E> using Together = Staged<E, true, tile_rows, 2 * tile_columns>;
 template <class E> inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
   const int lane = int(threadIdx_x) % 32;
@@ -350,13 +354,13 @@ template <class E> inline void show(const Together<E>& to, const Tile& tile, int
           to.at + to.place(strip + lane / 4 + 8 * e, half * tile_columns + 8 * j + lane % 4 * 2)) =
           packed<E>(tile[j][2 * e], tile[j][2 * e + 1]);
 }
-// out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns, of the
-// tile whose first element is at out, and each second 16 of the terms. What lies there is loaded
-// before the warps wait for each other's tiles.
+// out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns of the
+// tile whose first element is at out, and every second group of 16 terms. The previous values are
+// loaded before the warps wait for each other's tiles.
 template <class E, int depth, class S, bool adds> struct OverRows {
   static constexpr int parts = (depth / 16 + 1) / 2;
   float c[parts][2][4];
-  // Where two elements side by side are, of a tile that is there as a whole.
+  // Calls f for each pair of adjacent elements of a complete tile.
   template <class F> static void each_pair(const Side& out, const F& f) {
     const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32,
               term = 16 * (warp / 4) + lane % 4 * 2;
@@ -374,7 +378,7 @@ template <class E, int depth, class S, bool adds> struct OverRows {
     }
   }
   template <class F>
-  // two elements side by side
+  // two adjacent elements
   static void each_two(const Side& out, int columns_there, int terms, const F& f) {
     const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
 #pragma unroll
@@ -414,7 +418,7 @@ template <class E, int depth, class S, bool adds> struct OverRows {
 #pragma unroll
       for (int p = 0; p < parts; ++p) {
         const int d = warp / 4 + 2 * p;
-        if (d >= depth / 16) continue;  // the whole warp
+        if (d >= depth / 16) continue;  // the same for the whole warp
         std::uint32_t b[4];
         fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
         multiply_two<E>(c[p][0], c[p][1], a, b);
@@ -433,7 +437,7 @@ template <class E, int depth, class S, bool adds> struct OverRows {
   }
 };
 
-// The flags of up to 64 blocks, as bits: all lanes get them.
+// Returns the flags of up to 64 blocks as bits, in all lanes.
 inline unsigned long long block_flags(Word at, long long step, int count) {
   unsigned long long out = 0;
   for (int g = int(threadIdx_x) % 32; g < count; g += 32)
@@ -441,7 +445,8 @@ inline unsigned long long block_flags(Word at, long long step, int count) {
   for (int by = 1; by < 32; by *= 2) out |= exchanged(out, by);
   return out;
 }
-// What both halves have folded of a row, and four lanes of each: room for two T a row.
+// Reduces the values of a row over four lanes, and stores the result of each half in room: two T
+// per row.
 template <class T, class F> inline void fold_lanes(T (&x)[2], F f, T* room) {
   const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
   for (int h = 0; h < 2; ++h) {

@@ -1,3 +1,4 @@
+// Fibers: switches between the threads of a block.
 #include "fibers.h"
 
 #include <fmt/format.h>
@@ -21,7 +22,7 @@ namespace {
 constexpr std::size_t stack_bytes = 64 << 10;
 constexpr unsigned warp = 32;
 
-// ---- switching: callee-saved registers only where we know them, else what the system has ----
+// ---- context switches: callee-saved registers on x86-64, ucontext elsewhere ----
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 extern "C" void haliax_switch_fiber(void** from, void* to);
 asm(R"(
@@ -42,7 +43,7 @@ struct Registers {
   void begin(std::byte* stack, void (*entry)()) {
     auto** p = reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + stack_bytes) &
                                         ~std::uintptr_t(15));
-    *--p = nullptr;  // where entry would return to: it never does
+    *--p = nullptr;  // return address of entry, which never returns
     *--p = reinterpret_cast<void*>(entry);
     for (int k = 0; k < 6; ++k) *--p = nullptr;
     top = p;
@@ -63,13 +64,13 @@ struct Registers {
 };
 #endif
 
-// The address sanitizer must know on which stack a thread is: it keeps frames that others may still
-// point to beside each.
+// The address sanitizer requires notice of each switch, because it stores frames that other code
+// may point to separately for each stack.
 #if defined(__SANITIZE_ADDRESS__)
 class Place {
  public:
   void begin(std::byte* stack, void (*entry)()) {
-    // frames of a thread that is done have left marks
+    // finished threads leave poisoned memory
     __asan_unpoison_memory_region(stack, stack_bytes);
     bottom_ = stack;
     size_ = stack_bytes;
@@ -82,7 +83,8 @@ class Place {
     registers_.go_to(to.registers_);
     arrive();
   }
-  void arrive() {  // who was left is told where he was
+  // Completes a switch. Stores the bounds of the stack that was left.
+  void arrive() {
     __sanitizer_finish_switch_fiber(frames_, &came_from()->bottom_, &came_from()->size_);
   }
 
@@ -109,7 +111,7 @@ struct Fiber {
   std::unique_ptr<std::byte[]> stack{new std::byte[stack_bytes]};
   State state = State::ready;
   unsigned long long given = 0;  // to the other lanes
-  // by turns: a fast lane may give again before a slow one has looked
+  // alternating: a fast lane may publish its next value before a slow lane has read this one
   unsigned long long seen[2] = {};
   int turn = 0;
 };
@@ -171,8 +173,8 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
   auto release = [&](unsigned from, unsigned to) {
     for (auto k = from; k < to; ++k) b.fibers[k]->state = State::ready;
   };
-  // Each warp goes as far as it comes by itself: those that need another's work, and do not wait
-  // for it, do not find it.
+  // Each warp runs as far as it can by itself. This exposes threads that need another warp's result
+  // without synchronization.
   std::vector<std::vector<unsigned>> warps((n + warp - 1) / warp);
   for (auto k : order) warps[k / warp].push_back(k);
   auto go_on = [&](const std::vector<unsigned>& mine, unsigned first) {

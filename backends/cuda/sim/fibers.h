@@ -1,4 +1,4 @@
-// The threads of one block, on one thread of the host.
+// The threads of one block as fibers on one host thread.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace haliax::cuda {
 
-// As device/host.h has it.
+// Must match device/host.h.
 struct SimulatedThread {
   unsigned x, block, threads, blocks;
   unsigned char* shared;
@@ -14,9 +14,9 @@ struct SimulatedThread {
   unsigned long long (*from_lane)(unsigned long long value, int lane);
 };
 
-// Runs `thread` for each of the block's threads, until all are done; they may wait for each other.
-// `at`: where they look up which one they are. The order in which they go on is drawn by `seed`.
-// Raises where some wait for what never comes.
+// Runs `thread` for each thread of the block until all have finished; they may synchronize. `at`:
+// the state in which a thread finds its index. `seed` determines the order of execution. Raises an
+// error if threads wait for a synchronization that cannot complete.
 void run_block(SimulatedThread& at, const std::function<void()>& thread, std::uint64_t seed);
 
 }  // namespace haliax::cuda

@@ -1,3 +1,4 @@
+// Connections between processes; see links.h.
 #include "links.h"
 
 #include <fmt/format.h>
@@ -19,13 +20,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kJoining = std::chrono::seconds(30);  // until all others have joined
 
-// Before each parcel.
+// The header of each packet.
 struct Head {
   Packet::Kind kind;
   std::uint64_t bytes;
 };
 
-// An address that is no file, and gone with its process.
+// An abstract address: it is not a file, and disappears with its process.
 struct Address {
   sockaddr_un at = {};
   socklen_t size = 0;
@@ -57,7 +58,7 @@ class Socket {
   int fd_;
 };
 
-// Until f has something.
+// Polls f until it returns a value.
 template <class F> auto waited_for(const F& f, const Check& check) {
   const auto since = Clock::now();
   for (;;) {
@@ -85,7 +86,7 @@ Links::~Links() {
   for (auto& l : links_)
     if (l.socket >= 0) ::close(l.socket);
 }
-// Who connects says which rank it is.
+// The connecting side sends its rank first.
 void Links::connect_to(const std::string& id, int other, int rank, const Check& check) {
   const Address theirs(id, other);
   Socket mine;
@@ -130,7 +131,7 @@ void Links::send(Packet::Kind kind, int to, const void* data, std::int64_t bytes
 void Links::flush(Link& l) {
   while (l.socket >= 0 && !l.out.empty()) {
     const auto n = ::send(l.socket, l.out.data(), l.out.size(), MSG_NOSIGNAL);
-    if (n <= 0) return;  // it is full; that the other has gone is seen where it is read
+    if (n <= 0) return;  // the socket is full; reads detect a closed peer
     l.out.erase(0, std::size_t(n));
   }
 }

@@ -1,5 +1,5 @@
-// What one rank of a communicator sends to ranks of other processes of this host, and gets from
-// them: a UNIX socket to each. They find each other by the id alone, as those of NCCL do.
+// The connections of a rank to ranks in other processes of this host: one UNIX socket for each.
+// Ranks find each other by the id alone, as with NCCL.
 #pragma once
 #include <poll.h>
 
@@ -12,28 +12,28 @@
 namespace haliax::cuda::sim {
 
 struct Packet {
-  // taken: what was sent; gone: the other's process has ended
+  // taken: acknowledges a data packet; gone: the process of the other rank has ended
   enum class Kind : std::uint64_t { data, taken, failed, gone };
   Kind kind = Kind::data;
-  int other = 0;  // the rank that sends it
+  int other = 0;  // rank of the sender
   std::string bytes = {};
 };
 
 class Links {
  public:
-  // Waits until all others are there. Raises what check raises, and if they do not come.
+  // Blocks until all ranks are connected. Raises errors of `check`, and an error after a timeout.
   Links(const std::string& id, int ranks, int rank, const Check& check);
   ~Links();
   Links(const Links&) = delete;
-  // Neither waits: what does not fit into a socket goes on its way later.
+  // The functions below never block: data that does not fit into a socket is sent later.
   void send(Packet::Kind, int to, const void*, std::int64_t bytes);
-  // since this was asked last, of each rank in the order in which it has sent them
+  // Returns new packets since the previous call, by rank, in the order of sending.
   std::vector<Packet> receive_all();
-  void add_to(std::vector<pollfd>&) const;  // what may change
+  void add_to(std::vector<pollfd>&) const;  // adds the sockets to poll
 
  private:
   struct Link {
-    int socket = -1;  // -1: it is this rank's own, or gone
+    int socket = -1;  // -1: this rank itself, or a closed socket
     std::string in, out;
   };
   void connect_to(const std::string& id, int other, int rank, const Check& check);

@@ -1,3 +1,4 @@
+// The scheduler of the simulated machine; see machine.h.
 #include "machine.h"
 
 #include <fmt/format.h>
@@ -15,13 +16,13 @@
 namespace haliax::cuda::sim {
 namespace {
 
-constexpr std::int64_t kBehind = 256;  // bytes behind each piece of memory that nobody may write
+constexpr std::int64_t kBehind = 256;  // guard bytes after each allocation
 constexpr unsigned char kNobody = 0xa5;
-// things in queues, before whoever asks for more does some
+// queued operations; above this limit, the caller runs some of them
 constexpr std::int64_t kMostWaiting = 512;
 constexpr auto kPatience = std::chrono::seconds(30);
-constexpr auto kLook = std::chrono::milliseconds(20);  // at ranks of other processes
-thread_local int writing = 0;                          // graphs that this thread writes down
+constexpr auto kLook = std::chrono::milliseconds(20);  // interval of checks of other processes
+thread_local int writing = 0;                          // graphs that this thread captures
 
 std::uint64_t seed() {
   return std::uint64_t(
@@ -63,7 +64,7 @@ Running::Running(std::shared_ptr<const Graph> g)
     if (left[k] == 0) ready.push_back(int(k));
 }
 
-// ---- what is asked for ----
+// ---- queueing ----
 Stream* Machine::make_stream(int d) {
   std::lock_guard hold(lock_);
   streams_.push_back(std::make_unique<Stream>(Stream{.device = d}));
@@ -187,7 +188,7 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
       throw Error("[cuda-sim] a graph ends, and a stream of it that nobody follows has work left");
   return g;
 }
-// Inside lies in the same graph, behind what was asked of s so far.
+// The part is in the same graph, after the work of s so far.
 void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned> runs) {
   std::lock_guard hold(lock_);
   if (!s->graph)
@@ -212,7 +213,7 @@ void Machine::run_graph(Stream* s, std::shared_ptr<const Graph> g) {
   enqueue_graph(s, std::move(g));
 }
 
-// ---- doing it ----
+// ---- execution ----
 bool Machine::is_ready(Running& r, int node) {
   auto& w = r.graph->work[std::size_t(node)];
   if (w.kind == Work::Kind::follow) return w.event->done >= w.times;
@@ -268,7 +269,7 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
       c.stream->busy = false;
     }
     finish(c.stream, r, c.at, node);
-    if (auto& why = device(d).failed; !why.empty()) failed(d, why);  // by another stream's work
+    if (auto& why = device(d).failed; !why.empty()) failed(d, why);  // failed by another stream
   } catch (const std::exception& e) {
     failed(d, e.what());
   }
@@ -290,12 +291,12 @@ void Machine::failed(int d, const std::string& why, bool lost) {
     if (n->devices[std::size_t(n->linked)] != d)
       continue;
     else if (lost)
-      n->failed = why;  // as the others find out by themselves
+      n->failed = why;  // peers detect the failure by themselves
     else
       n->fail(fmt::format("rank {} has failed: {}", n->linked, why));
   changed_.notify_all();
 }
-// of_device: whose work is wanted; -1: anybody's, as far as it goes.
+// of_device: the device whose work is needed; -1: all devices, as far as possible.
 void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device,
                          const std::function<bool()>& done) {
   struct Opened {
@@ -370,7 +371,7 @@ std::byte* Machine::allocate(Stream* s, std::int64_t bytes) {
     d.taken[got] = {bytes, number = ++pieces_};
   }
   enqueue(s, {.run = [this, d = s->device, got, bytes, number] {
-            std::memset(got, 0xff, std::size_t(bytes));  // NaN: nobody has written it yet
+            std::memset(got, 0xff, std::size_t(bytes));  // NaN: unwritten memory
             std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
             std::lock_guard hold(lock_);
             auto& taken = device(d).taken;
@@ -397,7 +398,7 @@ void Machine::release(Stream* s, std::byte* at) {
   d.used -= whole(found->second.bytes);
   d.held -= found->second.bytes;
   d.taken.erase(found);
-  d.memory.give_back(at, false);  // what lies in queues may still use it
+  d.memory.give_back(at, false);  // queued work may still use it
 }
 std::int64_t Machine::free_bytes(int d) {
   std::lock_guard hold(lock_);
@@ -435,7 +436,8 @@ std::shared_ptr<Network> Machine::join(const std::string& id, int ranks, int ran
   ++n->joined;
   return n;
 }
-// Others wait for what is sent to them, whether somebody waits here or not.
+// Background threads make progress, because peers wait for this process even if none of its threads
+// waits.
 std::shared_ptr<Network> Machine::join(std::unique_ptr<Links> links, const Check& check, int ranks,
                                        int rank, int d) {
   auto n = std::make_shared<Network>();

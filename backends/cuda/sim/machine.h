@@ -1,6 +1,5 @@
-// Streams, events and graphs of simulated devices. What is asked for waits in queues, until
-// somebody waits: then it is done by the threads that wait, in an order that is drawn anew each
-// time from all those that are legal.
+// Streams, events and graphs of simulated devices. Queued work does not run until a thread waits.
+// Waiting threads then run it in an order that is drawn at random from all legal orders.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -25,52 +24,53 @@ struct PendingGroup;
 struct Stream;
 struct Graph;
 
-// lives as long as something in a queue has to do with it
+// Shared: queued work keeps its events alive.
 struct Event : std::enable_shared_from_this<Event> {
   explicit Event(int d) : device(d) {}
   int device = 0;
-  std::int64_t recorded = 0, done = 0;              // how often
-  std::chrono::steady_clock::time_point came = {};  // when it was done last
-  Graph* graph = nullptr;  // where it was recorded last, if that was into a graph
+  std::int64_t recorded = 0, done = 0;              // number of times
+  std::chrono::steady_clock::time_point came = {};  // time of the last completion
+  Graph* graph = nullptr;  // graph of the last recording; null: not captured
   std::vector<int> nodes = {};
 };
-// One thing to do. Raises where the device would fail.
+// One operation. Raises an error where the device would fail.
 struct Work {
   enum class Kind : std::uint8_t { plain, follow, exchange };
   Kind kind = Kind::plain;
   std::function<void()> run = {};
-  std::shared_ptr<Event> event = {};  // follow: until it was done so often
+  std::shared_ptr<Event> event = {};  // follow: waits until the event was done `times` times
   std::int64_t times = 0;
   std::shared_ptr<Network> network = {};  // exchange
   int rank = 0;
   std::vector<Transfer> transfers = {};
-  std::vector<std::shared_ptr<const unsigned>> ifs = {};  // it is left out if one is 0
+  std::vector<std::shared_ptr<const unsigned>> ifs = {};  // skipped if one of them is 0
 };
 struct Graph {
   std::vector<Work> work;
-  std::vector<int> after;              // of each, how many things must be done before
-  std::vector<std::vector<int>> then;  // of each, what comes behind it
-  std::vector<Stream*> streams = {};   // that are written down
+  std::vector<int> after;              // per operation, the number of predecessors
+  std::vector<std::vector<int>> then;  // per operation, its successors
+  std::vector<Stream*> streams = {};   // captured streams
   bool exchanges = false, has_ifs = false;
-  std::vector<std::shared_ptr<const unsigned>> told = {};  // kernels of it write there
+  std::vector<std::shared_ptr<const unsigned>> told = {};  // conditions that its kernels set
   int add(Work, const std::vector<int>& behind);
 };
-// What lies in a stream: a graph that is under way; a thing by itself is a graph of one.
+// An entry of a stream's queue: a running graph. A single operation is a graph with one node.
 struct Running {
   std::shared_ptr<const Graph> graph;
-  std::vector<int> left;   // of each node: how many things must still be done before
-  std::vector<int> ready;  // nodes
-  std::vector<std::shared_ptr<PendingGroup>> pending;  // of exchanges that have begun
+  std::vector<int> left;                               // per node, the number of predecessors left
+  std::vector<int> ready;                              // nodes without predecessors left
+  std::vector<std::shared_ptr<PendingGroup>> pending;  // started exchanges
   std::size_t done = 0;
   explicit Running(std::shared_ptr<const Graph>);
 };
 struct Stream {
   int device = 0;
   std::deque<Running> queue = {};
-  bool busy = false;       // a thread is at it
-  Graph* graph = nullptr;  // it is written down there, behind these nodes
+  bool busy = false;       // a thread runs its work
+  Graph* graph = nullptr;  // captures into this graph, after these nodes
   std::vector<int> tips = {};
-  std::vector<std::shared_ptr<const unsigned>> ifs = {};  // of what is asked for here
+  // conditions of the work that is queued here
+  std::vector<std::shared_ptr<const unsigned>> ifs = {};
   Stream* around = nullptr;
 };
 
@@ -99,11 +99,12 @@ class Machine {
   std::int64_t free_bytes(int device);
   std::int64_t grown() const { return grown_; }
   std::int64_t sent() const { return sent_; }
-  // bytes, and the most since this was asked last
+  // Returns the allocated bytes, and their maximum since the previous query.
   std::pair<std::int64_t, std::int64_t> held(int device);
   void set_memory(int device, std::int64_t bytes);
-  void refuse_in_graph(const char* what) const;   // on a thread that writes one down
-  void fail(int device, const std::string& why);  // as a kernel's fault does; empty: it is as new
+  void refuse_in_graph(const char* what) const;  // raises an error during a capture of this thread
+  // like a fault of a kernel; empty: clears the fault
+  void fail(int device, const std::string& why);
 
   std::shared_ptr<Network> join(const std::string& id, int ranks, int rank, int device);
   std::shared_ptr<Network> join(std::unique_ptr<Links>, const Check&, int ranks, int rank,
@@ -113,22 +114,22 @@ class Machine {
 
  private:
   struct Piece {
-    std::int64_t bytes = 0;   // without what lies behind
-    std::int64_t number = 0;  // no two have the same
-    bool written = false;     // for the first time
+    std::int64_t bytes = 0;   // without the guard bytes
+    std::int64_t number = 0;  // unique
+    bool written = false;     // has been filled
   };
   struct Device {
     ProtectedMemory memory;
     std::map<std::byte*, Piece> taken;
     std::int64_t limit = std::int64_t(32) << 30, used = 0;
-    std::byte* end = nullptr;              // of all that was taken so far
-    std::int64_t held = 0, most_held = 0;  // bytes that were asked for
+    std::byte* end = nullptr;              // end of the address range used so far
+    std::int64_t held = 0, most_held = 0;  // bytes requested
     std::string failed;
-    bool lost = false;  // it has failed because another one has
+    bool lost = false;  // failed because a peer failed
   };
   struct Choice {
     Stream* stream = nullptr;
-    std::size_t at = 0;  // in ready
+    std::size_t at = 0;  // index in `ready`
   };
   Machine();
   Device& device(int d);
@@ -142,13 +143,13 @@ class Machine {
   void work_on(std::unique_lock<std::mutex>&, Choice);
   void check_behind(int d);
   void failed(int d, const std::string& why, bool lost = false);
-  void go_on();  // what threads of the machine's own do, from the first link on
+  void go_on();  // loop of a background thread, started with the first link
   void listen();
-  bool is_linked(int d) const;  // it speaks to other processes
+  bool is_linked(int d) const;  // communicates with other processes
   void check_peers(int d, std::chrono::nanoseconds waited);
 
   std::mutex lock_;
-  int working_ = 0;  // threads: all memory is open
+  int working_ = 0;  // working threads: memory is open if above 0
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::shared_ptr<Event>> events_;
@@ -157,10 +158,10 @@ class Machine {
   std::vector<std::shared_ptr<Network>> linked_;
   bool has_threads_ = false;
   std::mt19937_64 random_;
-  std::int64_t waiting_ = 0;  // in all queues
-  std::int64_t pieces_ = 0;   // taken so far
-  std::int64_t grown_ = 0;    // pieces where no memory was before
-  std::int64_t sent_ = 0;     // bytes
+  std::int64_t waiting_ = 0;  // number of queued operations
+  std::int64_t pieces_ = 0;   // number of allocations so far
+  std::int64_t grown_ = 0;    // allocations that extended the address range
+  std::int64_t sent_ = 0;     // bytes sent
 };
 
 }  // namespace haliax::cuda::sim

@@ -1,3 +1,4 @@
+// Transfers between simulated devices; see network.h.
 #include "network.h"
 
 #include <fmt/format.h>
@@ -32,7 +33,7 @@ std::shared_ptr<PendingGroup> Network::begin(int rank, const std::vector<Transfe
   }
   return mine;
 }
-// Of two ranks of this process.
+// Matches transfers between two ranks of this process.
 void Network::match(std::pair<int, int> key) {
   auto& side = sides[key];
   while (!side.sends.empty() && !side.receives.empty()) {
@@ -65,7 +66,7 @@ void Network::take(int from) {
 void Network::look() {
   if (!links) return;
   for (auto& p : links->receive_all()) {
-    // the memory that was to receive it may be somebody else's
+    // the receiving memory may have been released
     if (!failed.empty() || aborted) continue;
     auto& sends = sides[{linked, p.other}].sends;
     if (p.kind == Packet::Kind::failed) failed = std::move(p.bytes);

@@ -1,6 +1,6 @@
-// Sends and receives between simulated devices: those of two ranks meet in the order in which they
-// were asked for, and must have the same size. Ranks are all of this process, or one of them is,
-// and speaks to the others by links.
+// Sends and receives between simulated devices. Transfers between two ranks match in order, and
+// must have equal sizes. Either all ranks are in this process, or one of them is and communicates
+// with the others by links.
 #pragma once
 #include <deque>
 #include <map>
@@ -15,9 +15,9 @@
 
 namespace haliax::cuda::sim {
 
-// A group of one rank that has begun, and may wait for others.
+// A group of transfers of one rank that has started, and may wait for peers.
 struct PendingGroup {
-  int left = 0;  // transfers
+  int left = 0;  // number of transfers left
 };
 struct Network {
   struct Waiting {
@@ -27,23 +27,23 @@ struct Network {
   struct Side {
     std::deque<Waiting> sends, receives;
   };
-  std::map<std::pair<int, int>, Side> sides;  // from, to
-  std::vector<int> devices;                   // of the ranks; -1: has not joined
-  int joined = 0;                             // ranks that have not left
+  std::map<std::pair<int, int>, Side> sides;  // by (from, to)
+  std::vector<int> devices;                   // by rank; -1: has not joined
+  int joined = 0;                             // number of ranks that have not left
   bool aborted = false;
-  std::string failed;            // what has become of a rank
-  std::unique_ptr<Links> links;  // to ranks of other processes; null: there are none
-  int linked = 0;                // the rank that has them
-  Check check;                   // who waits for those asks it
-  // what others have sent, and nobody has asked for yet
+  std::string failed;            // error of a failed rank
+  std::unique_ptr<Links> links;  // to ranks in other processes; null: none
+  int linked = 0;                // the rank in this process
+  Check check;                   // called while waiting for other processes
+  // received data without a matching receive
   std::map<int, std::deque<std::string>> here;
-  std::set<int> gone;  // ranks
+  std::set<int> gone;  // ranks whose processes have ended
 
-  // All of these under the machine's lock.
+  // All of these require the machine's lock.
   std::shared_ptr<PendingGroup> begin(int rank, const std::vector<Transfer>&);
   bool has_ended(const PendingGroup& m) const { return m.left == 0 || aborted; }
-  void look();                        // at what has come by links
-  void fail(const std::string& why);  // other processes are told
+  void look();                        // processes received packets
+  void fail(const std::string& why);  // notifies other processes
 
  private:
   void match(std::pair<int, int>);

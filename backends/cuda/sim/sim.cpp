@@ -1,5 +1,5 @@
-// CUDA on the host: the text of kernels is compiled by the host's compiler, memory is the host's,
-// threads that wait for each other are fibers.
+// The simulation of CUDA on the host. The host's compiler compiles kernels, memory is host memory,
+// and threads that synchronize are fibers.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -39,10 +39,10 @@ struct Counters {
 struct Compiled {
   void (*run)(const void* words) = nullptr;
 };
-thread_local SimulatedThread* running = nullptr;  // on this thread of the host
+thread_local SimulatedThread* running = nullptr;  // the simulated thread on this host thread
 SimulatedThread* running_here() { return running; }
 
-// Where texts and what is made of them lie: for good, if somebody says where.
+// Returns the folder of sources and compiled libraries: HALIAX_CACHE, or a temporary folder.
 std::filesystem::path folder() {
   static const std::filesystem::path made = [] {
     if (auto cache = cache_folder(); !cache.empty()) return cache;
@@ -61,8 +61,8 @@ std::filesystem::path folder() {
   }();
   return made;
 }
-// Compiled, or as it was compiled before: by the text and how it is compiled. It appears at once or
-// not at all, and what cannot be opened is made anew.
+// Compiles the source, or opens the library of an earlier compilation with the same source and
+// options. Files appear atomically, and a library that cannot be opened is compiled again.
 void* library_of(const std::string& source) {
   auto* asked = std::getenv("HALIAX_CXX");
   const auto compiler = fmt::format("{} -std=c++20 -O1 -w -ffp-contract=off -fPIC -shared",
@@ -114,7 +114,7 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
 }
 
 void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64_t>& words) {
-  constexpr std::int64_t most = 227 << 10, guard = 64;  // bytes; behind the end nobody writes
+  constexpr std::int64_t most = 227 << 10, guard = 64;  // bytes; guard bytes after the end
   constexpr unsigned char untouched = 0xa5;
   if (l.shared > most)
     throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}",
@@ -124,7 +124,7 @@ void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64
                      nullptr, nullptr};
   running = &at;
   for (at.block = 0; at.block < at.blocks; ++at.block) {
-    std::memset(shared.data(), 0xff, std::size_t(l.shared));  // NaN: nobody has written it yet
+    std::memset(shared.data(), 0xff, std::size_t(l.shared));  // NaN: unwritten memory
     std::fill(shared.end() - guard, shared.end(), untouched);
     if (l.waits)
       run_block(
@@ -136,9 +136,9 @@ void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64
   }
 }
 
-// What cuBLASLt is told is taken at its word.
+// Matmuls follow their cuBLASLt description literally.
 constexpr std::int64_t kWorkspace = 1 << 10;
-float in_tf32(float x) {  // 10 bits of its mantissa, to the nearest even
+float in_tf32(float x) {  // 10 bits of mantissa, rounded to nearest even
   auto bits = std::bit_cast<std::uint32_t>(x);
   if (x - x == 0) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
   return std::bit_cast<float>(bits);
@@ -159,10 +159,10 @@ template <class Sum>
 void multiply_as(const Product& p, const void* a, const void* b, void* out, bool tf32) {
   const auto m = p.out.rows, n = p.out.cols, k = p.a.transposed ? p.a.rows : p.a.cols;
   for (std::int64_t i = 0; i < p.batch; ++i) {
-    // (m, k) and (k, n), column by column
+    // (m, k) and (k, n), column-major
     const auto x = wide<Sum>(p.a, a, i * p.a.step, tf32), y = wide<Sum>(p.b, b, i * p.b.step, tf32);
     std::vector<Sum> column(static_cast<std::size_t>(m));
-    std::vector<double> some(column.size());  // a card rounds a product and its sum at once
+    std::vector<double> some(column.size());  // a GPU rounds a multiply-add once
     for (std::int64_t c = 0; c < n; ++c) {
       auto* to =
           static_cast<std::byte*>(out) + (i * p.out.step + c * p.out.ld) * bytes_of(p.out.dtype);
@@ -173,7 +173,7 @@ void multiply_as(const Product& p, const void* a, const void* b, void* out, bool
       each([&](Sum& s, std::byte* e) {
         s = p.accumulate ? Sum(scalar::load(p.out.dtype, e).real) : 0;
       });
-      // sums of few terms are summed, as a card's are
+      // sums of short sums, as on a GPU
       for (std::int64_t from = 0; from < k; from += 32) {
         std::fill(some.begin(), some.end(), 0);
         for (std::int64_t q = from; q < std::min(k, from + 32); ++q)
@@ -225,7 +225,7 @@ Gpus gpus() {
   return c;
 }
 
-// Memory of the host's that copies may go by.
+// Host memory that was allocated for copies.
 std::mutex pinned_lock;
 std::map<std::byte*, std::int64_t>& pinned() {
   static auto* all = new std::map<std::byte*, std::int64_t>;
@@ -269,7 +269,8 @@ struct Multiplier {
   Product product;
   bool tf32 = false;
 };
-Handle make_product(int, const Product& p, const CudaOptions& w) {  // kept: equal ones are one
+// retained: equal ones share an entry
+Handle make_product(int, const Product& p, const CudaOptions& w) {
   static std::mutex lock;
   static auto* all = new std::list<Multiplier>;
   std::lock_guard hold(lock);
@@ -327,7 +328,8 @@ void exchange(Handle communicator, Handle s, const std::vector<Transfer>& all) {
       stream(s),
       {.kind = sim::Work::Kind::exchange, .network = m.network, .rank = m.rank, .transfers = all});
 }
-std::string make_id() {  // no other of this machine has it
+// Returns an id that is unique on this machine.
+std::string make_id() {
   static std::atomic<int> last{0};
   static const auto of_process = fmt::format("{}-{:x}", getpid(), std::random_device()());
   return fmt::format("{}-{}", of_process, ++last);

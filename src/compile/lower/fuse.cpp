@@ -170,7 +170,7 @@ struct Builder {
            (needed || !fuse || size > 64 || (shared && !is_generated(n) && !cheap(n)))))
         anchored.insert(n.get());
     }
-    for (auto& t : targets)  // A target is computed in place, not computed elsewhere and copied.
+    for (auto& t : targets)  // a target is computed in place, not elsewhere and copied
       if (auto& n = t.node; in_kernel(*n) && !outside(*n) && n->op != &prim::kIndex &&
                             (n->op->kind != Kind::leaf || is_term(n)))
         anchored.insert(n.get());

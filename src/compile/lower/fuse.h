@@ -15,7 +15,7 @@
 
 namespace haliax {
 
-using Places = std::unordered_map<const Node*, Place>;  // of nodes that are stored in memory
+using Places = std::unordered_map<const Node*, Place>;  // key: a node that is stored in memory
 
 // A result of a scope and its location. A node may have several targets.
 struct Target {

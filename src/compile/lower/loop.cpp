@@ -14,9 +14,9 @@ struct Lowering::LoweredLoop {
   const Loop& l;
   std::vector<std::vector<IterationPart>> parts = {};  // parts of each body
   std::vector<Place> places = {};                      // place of each result
-  std::vector<bool> added = {};  // of each result: it is added to an existing sum
-  bool may_end = false;          // an iteration may end before it stacks its results
-  bool has_deferred = false;     // the iterations run in two passes (`IterationPart::deferred`)
+  std::vector<bool> added = {};                        // by result: it is added to an existing sum
+  bool may_end = false;       // an iteration may end before it stacks its results
+  bool has_deferred = false;  // the iterations run in two passes (`IterationPart::deferred`)
 };
 
 void Lowering::loop(const NodePtr& n) {

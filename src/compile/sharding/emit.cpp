@@ -1,4 +1,4 @@
-// From the plan to the graph of one device. All devices make their collectives in the same order.
+// Emits the graph of one device from a plan. All devices run their collectives in the same order.
 #include <algorithm>
 #include <tuple>
 #include <unordered_set>
@@ -52,23 +52,25 @@ class Emitter {
   bool verify_;
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
-  std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
-      local_iterations_;  // index -> that of this device (in a round: none), and where it starts
+  // global index -> (index on this device, first position). The index is null in a ring loop.
+  std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>> local_iterations_;
   struct RingLoop {
     int ring_step = 0;
-    Nodes results = {};     // so far
-    Nodes before = {};      // as they were when the turn before began
-    bool may_skip = false;  // its calls say on which devices they are needed
-    NodePtr flag = {};      // false: this device's turn leaves all as it is; null: it is made
-    NodePtr index = {};     // of the loop of one turn that it is where a flag decides
-    Nodes known = {};       // the results so far, as the turn sees them
-    std::map<int, NodePtr> parts = {};  // by version: what it makes of what is sent back
-    bool sends_back = false;            // once all else is made
-    bool looks_ahead = false;           // no turn is made: it is looked what decides about one
-    Nodes blocks = {};                  // what then stands for blocks of others
+    Nodes results = {};  // results so far, per loop result
+    Nodes before = {};   // results at the start of the step before
+    // its collectives carry a flag that specifies if a device needs the data
+    bool may_skip = false;
+    NodePtr flag = {};   // false: this step changes no result on this device; null: it always runs
+    NodePtr index = {};  // index of the loop of one iteration that a flag requires
+    Nodes known = {};    // results so far, as the body sees them
+    // by version: the value that this step computes and sends back
+    std::map<int, NodePtr> parts = {};
+    bool sends_back = false;   // all other values of the step have been computed
+    bool looks_ahead = false;  // dry run that only derives the flag
+    Nodes blocks = {};         // placeholders for blocks of other devices in the dry run
   };
   std::map<int, RingLoop> ring_loops_;  // by loop
-  std::map<int, Nodes> calls_;          // of a body: collectives, and loops that may hold some
+  std::map<int, Nodes> calls_;  // per body: collectives, and loops that may contain collectives
   int made_calls_ = 0;
 
   const Version& version(int s) const { return plan_.version(s); }
@@ -94,8 +96,8 @@ class Emitter {
         local_[std::size_t(k)] = made(s);
     }
   }
-  // A device whose blocks are short or empty may need nothing of what a call brings it. The others
-  // wait for it nevertheless: one of what comes out of the body does too.
+  // Makes one result of the body depend on all of its collectives. A device whose blocks are short
+  // or empty may not need the data, but the other devices of the collective wait for it.
   void keep(int body, Nodes& out) {
     auto& calls = calls_[body];
     if (calls.empty()) return;
@@ -118,7 +120,8 @@ class Emitter {
       }
       case Version::Kind::carry: {
         auto& p = plan_.loop(s.loop);
-        if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
+        // the bodies of a loop share it
+        if (auto& known = local(p.carry[s.result][0])) return known;
         return prim::carry(local_index_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s),
                            node(s)->dtype);
       }
@@ -134,7 +137,7 @@ class Emitter {
         return s.reshard_step.kind == ReshardStep::Kind::make_partial ? made_partial(s) : sliced(s);
       case Version::Kind::ring_receive:
       case Version::Kind::ring_return:
-        return nullptr;  // see in_body
+        return nullptr;  // handled by `in_body`
       case Version::Kind::loop:
         return plan_.loop(s.loop).ring_axes.empty() ? loop(s) : unrolled_ring(s);
       case Version::Kind::result: {
@@ -146,9 +149,9 @@ class Emitter {
     return nullptr;
   }
 
-  // ---- what no other device takes part in ----
-  NodePtr generated(const Version& s) {  // what only numbers and positions make
-    // one may be there under two names of an axis
+  // ---- computations without communication ----
+  NodePtr generated(const Version& s) {  // a value that depends only on scalars and positions
+    // One node may occur under two names of an axis.
     std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;
     return generated(node(s), s.at, known);
   }
@@ -178,7 +181,7 @@ class Emitter {
     known.push_back({x.get(), at, made});
     return made;
   }
-  NodePtr sliced(const Version& s) {  // this device's block of what it has
+  NodePtr sliced(const Version& s) {  // this device's block of the data that it holds
     auto x = local(s.in[0]);
     auto& from = version(s.in[0]);
     for (auto& a : node(s)->axes) {
@@ -189,7 +192,7 @@ class Emitter {
     }
     return x;
   }
-  // the first rank has the value, the others what changes nothing
+  // The first rank stores the value, the other ranks store the identity of the monoid.
   NodePtr made_partial(const Version& s) {
     auto& x = local(s.in[0]);
     auto monoid = Monoid::sum;
@@ -202,7 +205,7 @@ class Emitter {
 
     return first ? x : nothing_instead_of(x, monoid);
   }
-  // Not before x is there: every device takes part in the collectives that x is made by.
+  // Waits for x: every device takes part in the collectives that x depends on.
   static NodePtr nothing_instead_of(const NodePtr& x, Monoid m) {
     auto nothing = prim::fit(prim::identity(m, x->dtype), x->axes);
     return prim::is_number(x) ? nothing : prim::barrier(nothing, x);
@@ -216,7 +219,7 @@ class Emitter {
     if (s.local_iterations) in.back() = local_index_of(n.in.back());
     return prim::rebuilt(n, std::move(in), axes);
   }
-  // Picking from a table of which this device has a block, or writing into it.
+  // Selects from a table of which this device has a block, or writes into it.
   NodePtr picked(const Version& s, Nodes in, const Axes& axes) {
     auto& n = *node(s);
     auto& table = rules::writes_into(n) ? s.at : version(s.in[0]).at;
@@ -230,7 +233,7 @@ class Emitter {
     auto out = n.op->on_block(n, in, axes, blocks),
          found = n.op->in_range ? n.op->in_range(n, in) : nullptr;
     if (!found) return out;
-    bool mine = true;  // an index outside of all blocks: one device says so
+    bool mine = true;  // one device provides the value of an index outside of all blocks
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
     auto none = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
     return prim::map(prim::kSelect, {found, out, none}, n.dtype, &axes);
@@ -260,17 +263,18 @@ class Emitter {
       if (p.start[k] >= 0) r.start = local(p.start[k]);
     }
     auto made = make_loop(std::move(out));
-    // another loop may count by the same index
+    // Another loop may use the same index.
     local_iterations_.erase(loop_of(*node(s)).index[0].get());
     if (std::any_of(p.bodies.begin(), p.bodies.end(), [&](int r) { return !calls_[r].empty(); }))
       calls_[s.body].push_back(made);
     return made;
   }
 
-  // ---- loops that go round, turn by turn ----
-  // The t-th turn of device d is that of device d - t: its own comes first, and no block is sent to
-  // all at once. A block comes straight from where it lies, when the turn before the last is done:
-  // one more may be there than is worked on.
+  // ---- ring loops, step by step ----
+  // Ring step t of device d processes the block of device d - t. Each device starts with its own
+  // block, and at each step every block is sent to a different device. A block is received directly
+  // from its owner, when the step before the last one is done. At most one block more than the
+  // current one is therefore in memory.
   NodePtr unrolled_ring(const Version& s) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
@@ -286,7 +290,7 @@ class Emitter {
     for (; ring_loop.ring_step < count; ++ring_loop.ring_step) {
       const auto first = (mine - ring_loop.ring_step + count) % count * prim::index_chunk(*index);
       if (ring_loop.ring_step == 1 && ring_loop.may_skip) changes = changes_of(s, ring_loop);
-      // the first block is asked for before anything is carried
+      // The receive of the first remote block must not depend on the carries of the first step.
       const bool known = changes && (ring_loop.ring_step > 1 || !carries);
       Rewrite to{{index.get(), prim::integer(first, index->dtype)}};
       ring_loop.flag = known ? substitute(Nodes{changes}, to, index.get())[0] : nullptr;
@@ -320,7 +324,7 @@ class Emitter {
       for (int carry : p.carry[k]) local_[std::size_t(carry)] = ring_loop.known[k];
   }
   void end_ring_step(const LoopPlan& p, const Loop& l, RingLoop& ring_loop) {
-    std::vector<int> back;  // of each result: the version that is sent back; -1: none is
+    std::vector<int> back;  // per result: the version that is sent back; -1: none
     Nodes values;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       const int made = p.value[k][0];
@@ -337,8 +341,8 @@ class Emitter {
       if (back[k] >= 0)
         ring_loop.results[k] = more(l.results[k], ring_loop.results[k], local(p.value[k][0]));
   }
-  // What a turn makes, or where its flag is false what was there before; of what is sent back,
-  // zeros.
+  // Returns the values of a step, or the previous results if its flag is false. Values that are
+  // sent back are then 0.
   static Nodes computed_if(const RingLoop& ring_loop, const Nodes& values,
                            const std::vector<int>& back) {
     Loop l;
@@ -359,9 +363,9 @@ class Emitter {
     for (std::size_t k = 0; k < values.size(); ++k) out.push_back(loop_result(made, k + 1));
     return out;
   }
-  // Of a turn of any index: false where it would leave all as it is, behind the turn of this
-  // device's own block. As turns may come in any order, those that change nothing then might as
-  // well have been made then. Null: not known.
+  // Returns a flag for a step with any index. It is false if the step changes no result, given the
+  // results after the step of this device's own block. Steps may run in any order, so a step that
+  // would change nothing directly after the first step can be skipped at any time. Null: not known.
   NodePtr changes_of(const Version& s, RingLoop& ring_loop) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
@@ -387,7 +391,7 @@ class Emitter {
   static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {
     if (blocks.empty()) return false;
     bool found = false;
-    // what is older was there before
+    // Older nodes cannot depend on the blocks.
     auto newer = [&](const Node& n) { return n.id >= blocks[0]->id; };
     traverse({flag}, newer, [&](const NodePtr& n, Nodes& todo) {
       found |= std::find(blocks.begin(), blocks.end(), n) != blocks.end();
@@ -412,7 +416,7 @@ class Emitter {
       collective(body, k);
     }
   }
-  // What a result is after one more turn. Sums of narrow floats are rounded once, in the end.
+  // Returns a result after one more step. Sums of 16-bit floats are rounded once, at the end.
   static NodePtr more(const LoopResult& r, const NodePtr& known, const NodePtr& value) {
     if (r.carry) return value;
     auto v = r.fold == Fold::stack ? widened(value) : value;
@@ -420,7 +424,7 @@ class Emitter {
     auto& op = prim::pairwise(r.fold == Fold::stack ? Monoid::sum : r.monoid);
     return prim::map(op, {known, prim::fit(v, known->axes)}, v->dtype, &known->axes);
   }
-  void forget(int body) {  // what was made in a turn before
+  void forget(int body) {  // drops the values of the previous step
     calls_[body].clear();
     for (int k : plan_.body(body).versions) {
       local_[std::size_t(k)] = nullptr;
@@ -428,12 +432,12 @@ class Emitter {
     }
   }
   RingLoop& ring_loop_of(const Version& s) { return ring_loops_.at(plan_.body(s.body).loop); }
-  // Of what visits in this turn, or is sent back: all blocks, each moved by as many devices as
-  // there were turns.
+  // Returns the boxes of the block that a step receives or sends back: all blocks move by as many
+  // devices as steps were done.
   std::vector<CopyBox> passed(const Version& s, const Axes& axes, const Sharding& at) {
     const auto size = find_axis(axes, s.reshard_step.axis)->size;
     const auto by = ring_loop_of(s).ring_step * (size / ranks(mesh_, s.reshard_step.over));
-    // blocks come from further back, or from further on
+    // Received blocks come from lower ranks; sent blocks go back to them.
     const auto left = s.kind == Version::Kind::ring_receive ? size - by : by;
     return {{.axes = axes,
              .at = at,
@@ -449,7 +453,7 @@ class Emitter {
              .size = left}};
   }
 
-  // ---- what others take part in: all versions of a bucket in one call ----
+  // ---- collectives: all versions of a bucket in one collective ----
   void collective(int body, int first) {
     std::vector<int> members;
     auto joins = [&](const Version& v) {
@@ -489,7 +493,8 @@ class Emitter {
         auto mine = in_order(receives ? local(s.in[0]) : ring_loop.parts.at(s.in[0]), n.axes);
         if (ring_loop.may_skip)
           w.collective.skip_flag = receives ? program::SkipFlag::unread : program::SkipFlag::zeros;
-        // sums of all turns at once would keep what each of them adds
+        // Without this barrier, the sums of all steps could be delayed, and the addends of each
+        // step would stay in memory.
         for (auto& done : receives ? ring_loop.before : Nodes()) mine = prim::barrier(mine, done);
         x.push_back(mine);
         continue;
@@ -545,8 +550,8 @@ class Emitter {
     }
   }
   NodePtr call(int body, Nodes x, CollectiveSpec w) {
-    // A device whose operand is the same in all turns makes the call in each of them, as the others
-    // do; of all loops around.
+    // If the operand is the same in all iterations on this device, the collective still runs in
+    // each iteration of all enclosing loops, as on the other devices.
     for (int b = body; plan_.body(b).loop >= 0; b = plan_.body(b).parent) {
       auto index = index_of(b);
       bool same = index && std::none_of(x.begin(), x.end(),
@@ -557,7 +562,7 @@ class Emitter {
     calls_[body].push_back(make_collective(std::move(x), std::move(w)));
     return calls_[body].back();
   }
-  // The gather whose blocks this version takes one by one; null: none.
+  // Returns the gather whose blocks this contraction reads one by one. Null: none.
   const Version* ringed(const Version& s) const {
     for (int x : s.in)
       if (x >= 0 && version(x).ring >= 0) return &version(x);
@@ -573,17 +578,19 @@ class Emitter {
     set_ring(w, block->axes, gather.reshard_step.over, mesh_, device_);
     w.collective.sent_bytes = gather.reshard_step.bytes / (w.ranks - 1);
     w.dtype =
-        find(*node(s), gather.reshard_step.axis) ? node(s)->dtype : DType::f32;  // what is added up
+        // accumulation dtype
+        find(*node(s), gather.reshard_step.axis) ? node(s)->dtype : DType::f32;
     local_[std::size_t(k)] =
         prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
-  // of the loop around; null: it goes round, and is none any more
+  // Returns the index of the enclosing loop. Null: the loop is a ring, which is unrolled.
   NodePtr index_of(int body) const {
     auto& r = plan_.body(body);
     if (!plan_.loop(r.loop).ring_axes.empty()) return nullptr;
     return local_index_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
   }
-  const NodePtr& local_index_of(const NodePtr& index) const {  // as this device counts
+  // counts the iterations of this device
+  const NodePtr& local_index_of(const NodePtr& index) const {
     auto own = local_iterations_.find(index.get());
     return own == local_iterations_.end() ? index : own->second.first;
   }
@@ -592,8 +599,9 @@ class Emitter {
     for (auto& a : like) axes.push_back(*find(*x, a.name));
     return prim::fit(x, axes);
   }
-  // ---- positions that move ----
-  // Of a regroup: the operand and the result as they are sent and come, their parts in one axis.
+  // ---- moved positions ----
+  // `together` and `regrouped` convert the operand and the result of a regroup to the form in which
+  // they are communicated: all parts in one axis.
   NodePtr together(const Version& s) const {
     auto& p = s.copy_boxes[0];
     if (p.source_layout.parts.empty()) return local(s.in[0]);
@@ -610,7 +618,7 @@ class Emitter {
           block_of(p.result_layout.parts[k], p.result_layout.cuts[k], mesh_, device_).second));
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
   }
-  // Of a regroup that sends nothing: what this device keeps of what it has, which may be all.
+  // Returns this device's part of the data that it holds, for a regroup without communication.
   NodePtr kept(const Version& s) const {
     auto& p = s.copy_boxes[0];
     auto x = together(s);
@@ -626,19 +634,19 @@ class Emitter {
 
     return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
-  static std::vector<CopyBox> remote_boxes(const Version& s) {  // those that others may have
+  static std::vector<CopyBox> remote_boxes(const Version& s) {  // boxes that other devices may hold
     std::vector<CopyBox> out;
     for (auto& p : s.copy_boxes)
       if (!p.at.mesh_axes(p.axis).empty()) out.push_back(p);
     return out;
   }
-  // This device's block, piece by piece: from what came (`got`, in its places), or from what is
-  // here.
+  // Concatenates this device's block from boxes: received ones (`got`, at their position in the
+  // result) and local ones.
   NodePtr shifted(const Version& s, const NodePtr& got) {
     Name a = s.reshard_step.axis;
     auto [start, size] = block(node(s)->axes, s.at, a);
     Nodes parts;
-    // nothing is sent, however its parts lie
+    // An empty array is not communicated.
     if (node(s)->size() == 0) return prim::filled(0, node(s)->dtype, axes_of(s));
     for (auto& p : s.copy_boxes) {
       auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);

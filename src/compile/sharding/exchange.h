@@ -10,8 +10,7 @@
 
 namespace haliax {
 
-// Turns a collective into a ring along the mesh axes in `over`, and fills in its sends and
-// receives.
+// Makes a collective a ring along the mesh axes in `over`, and fills in its sends and receives.
 void set_ring(CollectiveSpec&, const Axes& block, const MeshAxes& over, const Mesh&, int device);
 
 // The layout of one axis on a mesh. The axis is the row-major combination of `parts`, and each part
@@ -23,8 +22,8 @@ struct AxisLayout {
   std::int64_t size(const Mesh&, int device) const;  // positions in the block of a device
 };
 
-// A part of the result of an exchange: positions [to, to + size) of `axis` are positions from, from
-// + step, ... of one of its arrays, whose sharding is `at`. Positions along other axes do not
+// A part of the result of an all-to-all: positions [to, to + size) of `axis` are positions from,
+// from + step, ... of one of its arrays, whose sharding is `at`. Positions along other axes do not
 // change; without `axis`, no position changes.
 struct CopyBox {
   int array = 0;

@@ -118,9 +118,9 @@ bool GatherReasons::by_view(const Version& v) const {
 // - constraint: a sharding constraint requires it.
 // - parameter: the mapping of the computation that reads a parameter does not shard this axis along
 //   these mesh axes.
-// - gradient: the gathered value is a cotangent whose value was reduce-scattered in the forward
-//   pass.
+// - gradient: the gathered array is the cotangent of a value that was reduce-scattered.
 // - blocks: a blockwise op, or an op that selects from a shard of a table, requires it.
+// - unrequested: all other gathers.
 GatherReason GatherReasons::reason(const Version& v) const {
   if (v.cause < 0 || by_view(v)) return GatherReason::result;
   auto& cause = whole_.user_op(v.cause);

@@ -1,4 +1,4 @@
-// The graph of the whole, and what later consumers will want of each value.
+// The unsharded graph, and the preferred sharding of each value, which follows from its readers.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -53,7 +53,7 @@ const Node* GlobalGraph::input(int n) const {
     auto& in = at(n).in;
     auto from =
         std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && at(x).of_inputs; });
-    if (from == in.end()) return nullptr;  // of numbers and positions alone
+    if (from == in.end()) return nullptr;  // computed from scalars and positions alone
     n = *from;
   }
   return node(n).op == &prim::kInput ? &node(n) : nullptr;
@@ -99,8 +99,8 @@ const GlobalGraph::Level& GlobalGraph::level(int loop, std::size_t body) {
   return s;
 }
 
-// Wishes travel back through ops that keep the axes, and never through a constraint, which has a
-// wish of its own.
+// Preferred shardings propagate backward through ops that preserve the axes. They stop at a
+// sharding constraint, whose operand prefers the constrained sharding.
 void GlobalGraph::prefer(int n, const Sharding& s) {
   auto& w = at(n).preferred;
   for (auto& [name, cut] : s.on(node(n).axes).dims) {
@@ -117,8 +117,8 @@ void GlobalGraph::init_preferred(const std::vector<Sharding>& wanted) {
   for (int k : order) propagate_preferred(k);
 }
 namespace {
-// An axis that the op needs whole may have the name of one that it reads: that is another, as of
-// ids and what they write into.
+// An axis that the op requires in full may have the name of a different axis of an operand, for
+// example of the ids of a scatter.
 void drop_unshared(const Node& n, Sharding& preferred) {
   for (auto& a : n.axes)
     if (along(n, kResultSide, a.name).way == Along::Way::full) preferred.set(a.name, {});

@@ -19,7 +19,7 @@ struct PartitionOptions {
   bool ring_attention = false;
   bool overlap = false;  // collectives run concurrently with computation, see `JitOptions`
   bool strict = false;   // no unrequested gather is chosen to save bytes
-  std::optional<DType> reduce_dtype = {};  // of partial sums of lower-precision floats
+  std::optional<DType> reduce_dtype = {};  // dtype of partial sums with fewer bits
   // recorded while the graph was traced, for reports
   std::shared_ptr<const Gradients> gradients = {};
 };

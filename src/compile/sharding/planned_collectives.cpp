@@ -1,4 +1,4 @@
-// What a plan sends, and why, as data for reports.
+// Lists the collectives of a plan and their reasons, as data for reports.
 #include <algorithm>
 
 #include "graph/axes.h"
@@ -15,7 +15,7 @@ struct CollectiveLister {
   const Plan& plan;
   const GlobalGraph& whole;
   const GatherReasons gather_reasons;
-  std::vector<Names> gradient = {};                        // the parameters whose it is
+  std::vector<Names> gradient = {};  // per node: the parameters whose gradient it is
   std::map<std::string_view, const Node*> arguments = {};  // by path
   std::vector<PlannedCollective> out = {};
   std::map<int, std::size_t> of_bucket = {};
@@ -34,7 +34,7 @@ struct CollectiveLister {
     auto& op = whole.user_op(n);
     return {&op == &me ? What::op : What::part, {}, user_op_name(op), me.axes};
   }
-  // The argument to which this result adds something.
+  // Returns the argument to which this result adds an update. Null: there is none.
   const Node* updated(int n) const {
     if (node(n).origin.backward ||
         std::find(whole.roots.begin(), whole.roots.end(), n) == whole.roots.end())
@@ -49,11 +49,12 @@ struct CollectiveLister {
     auto& names = gradient[std::size_t(n)];
     auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
-    // that of an input is its own path
+    // The module of an input is its own path, not a module.
     return node(n).op == &prim::kInput ? Name() : whole.user_op(n).origin.module;
   }
   bool after(int n) const { return gather_reasons.purposes.in_backward(whole.user_op(n)); }
-  // Gradients as they were traced, and what is made of them since. Operands come first.
+  // Finds the values that are gradients: values that were recorded while gradients were traced, and
+  // values computed from them. Operands precede their readers.
   void find_gradients(const Gradients* noted) {
     gradient.resize(whole.values.size());
     if (!noted) return;
@@ -71,7 +72,8 @@ struct CollectiveLister {
         if (!of.empty() && still_gradient(me, node(x), of)) {
           add_names(mine, of);
         } else if (of.empty() && same_names(me.axes, node(x).axes)) {
-          // mixed with what is none: the norm of all, and a scalar's own
+          // The value mixes gradients with other values, such as the norm of all gradients; it is
+          // not a gradient.
           mine.clear();
           break;
         }
@@ -85,9 +87,9 @@ struct CollectiveLister {
     for (auto& v : result_of(me).value) out.push_back(whole.find(v.get()));
     return out;
   }
-  // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn;
-  // after the backward pass also if it is made point by point, or summed to the axes of the
-  // parameter.
+  // Returns true if n, which is computed from the gradient x, is a gradient as well. It is one if x
+  // is only moved, or stacked or summed over iterations. After the backward pass, it is also one if
+  // it is computed elementwise, or summed to the axes of the parameter.
   bool still_gradient(const Node& n, const Node& x, const Names& of) const {
     if (keeps_names(n)) return same_names(n.axes, x.axes);
     if (n.op->linear == Linear::moves || n.op->kind == Kind::wrap || n.op == &kResult) return true;
@@ -114,7 +116,7 @@ struct CollectiveLister {
   }
   void add(const Version& s) {
     const int others = ranks(whole.mesh, s.reshard_step.over) - 1;
-    // its own block is not sent
+    // A device does not send its own block.
     double times = s.ring >= 0 ? others : s.in_ring_loop() ? double(others) / (others + 1) : 1;
     PlannedCollective m{.kind = kind_of(s), .over = s.reshard_step.over, .arrays = {moved(s)}};
     if (s.cause >= 0) m.cause = user_op_name(whole.user_op(s.cause));
@@ -136,7 +138,7 @@ struct CollectiveLister {
     }
     auto& call = out[joined->second];
     call.bytes += m.bytes;
-    // what nobody asked for stands first
+    // An unrequested gather represents its bucket.
     if (m.reason == GatherReason::unrequested && call.reason != GatherReason::unrequested) {
       call.arrays.insert(call.arrays.begin(), std::move(m.arrays[0]));
       call.cause = m.cause;

@@ -11,7 +11,7 @@ struct CommunicatedArray {
   // The argument itself, the parameters whose gradient it is, or the parameter that it updates.
   Names names = {};
   const char* op = "";  // the op that computed it, or whose intermediate it is
-  Axes axes = {};       // of the unsharded array
+  Axes axes = {};       // axes of the unsharded array
 };
 // The reason for an all-gather: the result, constraint or rule that requires it.
 enum class GatherReason : std::uint8_t {

@@ -1,4 +1,4 @@
-// A plan as text: one line a version, bodies of loops indented.
+// Prints a plan: one line per version, with bodies of loops indented.
 #include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
@@ -24,7 +24,8 @@ struct PlanPrinter {
       out += " pending over " + whole.mesh.axes()[std::size_t(x)].first;
     return out;
   }
-  // The op; of an argument, and of what is made of one, which: layers.mlp.up.
+  // Returns the name of the op. For an argument, or a value computed from one, also the path of the
+  // argument, such as layers.mlp.up.
   std::string op(int k) const {
     auto& n = whole.node(k);
     auto* of = whole.input(k);

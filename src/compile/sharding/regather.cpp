@@ -1,14 +1,16 @@
-// Weights that are gathered outside of the loops over layers: a model whose layers are written out.
-// If both passes kept them, all would be whole in the middle of a training step.
-// - A loop that takes gradients in each turn, over microbatches, gathers its weights before it only
-// as long as they are few; the
-//   others in each turn.
-// - Others are let go where nobody reads them for longest, which is from pass to pass, and gathered
-// again: all but those that
-//   wait shortest, which are as much as one call may hold. What was read last is read again first.
-// Which pass a node belongs to is not asked: a gradient written by hand is as good.
-// Afterwards a gather may have twins: versions of one node in one sharding, each read at its own
-// time.
+// Regathering of weights that are gathered outside of the loops over layers, in models whose layers
+// are unrolled. If both passes retained the gathered weights, all weights would be replicated in
+// the middle of a training step.
+//
+// - A loop that computes gradients in each iteration, over microbatches, gathers its weights before
+//   the loop only up to a limit. It gathers all other weights in each iteration.
+// - Other weights are freed during the longest interval without a reader, which is usually between
+//   the forward and the backward pass, and are gathered again. Weights with the shortest intervals
+//   stay resident, up to the size of one bucket. The backward pass reads the last weights first.
+//
+// The pass does not distinguish forward from backward nodes, so gradients that are written by hand
+// are handled equally. Afterwards, a gather may have twins: versions of one node in one sharding,
+// which are read at different times.
 #include <algorithm>
 #include <set>
 
@@ -19,11 +21,11 @@ namespace haliax::partitioning {
 namespace {
 
 struct Gathered {
-  // the gathers, one for each mesh axis, and what the weight is seen as, in order
+  // The gathers, one per mesh axis, and casts and views of the gathered weight, in order.
   std::vector<int> made;
-  std::vector<int> readers;  // versions that read them: here, or in one loop
-  int body = -1;             // the innermost body that holds all readers
-  // the reads in it between which it waits for longest; -1: it is read at one place
+  std::vector<int> readers;  // versions that read them: in this body, or in one loop
+  int body = -1;             // the innermost body that contains all readers
+  // The two reads with the longest interval between them. -1: all reads are at one place.
   int last = -1, first = -1;
   double bytes = 0;
   bool enters = false;
@@ -34,33 +36,34 @@ struct Regather {
   Plan& plan;
   const GlobalGraph& whole;
   std::vector<std::vector<int>> readers;
-  std::vector<int> around;   // of a body: the version that is its loop; -1: the top
-  std::vector<double> held;  // of a body: bytes of gathered weights from outside, all the time
-  // the top, and bodies that gathers have entered: other loops gather as their layers do
+  std::vector<int> around;  // per body: the version of its loop; -1: the top
+  // per body: bytes of gathered weights from outside that stay resident throughout
+  std::vector<double> held;
+  // The top, and bodies that gathers have entered. Other loops gather weights as their layers do.
   std::set<int> open = {0};
 
   bool gathers(int k, int r) const {
     auto& s = plan.version(k);
     return s.gathers() && s.body == r && whole.is_weight(s.node);
   }
-  // Is it a weight that was cast or seen otherwise? A barrier is none: it stands for a weight that
-  // is rematerialised.
+  // Returns true for a cast or a view of a weight. Returns false for a barrier, which marks a
+  // weight that is rematerialized.
   bool sees(int k, int r) const {
     auto& s = plan.version(k);
     return s.kind == Version::Kind::compute && s.body == r && whole.is_weight(s.node) &&
            whole.ptr(s.node)->op != &prim::kBarrier;
   }
-  // Of a version, or of the loop around it, among the versions of a body.
+  // Returns the position of a version, or of the enclosing loop, among the versions of a body.
   int place(int k, int r) const {
     while (plan.version(k).body != r) k = around[std::size_t(plan.version(k).body)];
     auto& all = plan.body(r).versions;
     return int(std::find(all.begin(), all.end(), k) - all.begin());
   }
-  int common(int a, int b) const {  // bodies; outer ones come first
+  int common(int a, int b) const {  // innermost common body; outer bodies precede inner ones
     while (a != b) (a > b ? a : b) = plan.body(std::max(a, b)).parent;
     return a;
   }
-  // the body in r that `inner` is, or lies in; r itself: none
+  // Returns the body in r that is `inner` or contains it. Returns r if `inner` is r.
   int towards(int r, int inner) const {
     while (inner != r && plan.body(inner).parent != r) inner = plan.body(inner).parent;
     return inner;
@@ -77,8 +80,8 @@ struct Regather {
         g.first = *next;
       }
   }
-  // A weight that is gathered in r, for those who read it here, and for each loop. None: it is read
-  // as a whole.
+  // Groups the readers of a weight that is gathered in r: readers in this body, and readers in each
+  // loop. Returns nothing if a loop or a result reads the gathered weight as such.
   std::vector<Gathered> found(int gather, int r) const {
     Gathered all;
     all.made = {gather};
@@ -102,7 +105,7 @@ struct Regather {
     }
     return out;
   }
-  // Those gathers of r, one for each weight, that are large.
+  // Returns the gathers in r that are large, one entry per weight.
   std::vector<std::vector<Gathered>> large(int r) const {
     std::vector<std::vector<Gathered>> out;
     for (int k : plan.body(r).versions)
@@ -114,15 +117,15 @@ struct Regather {
   const Loop& loop(int body) const {
     return loop_of(whole.node(plan.loop(plan.body(body).loop).node));
   }
-  // A loop over an axis that another loop walks too rematerialises the turns of that one, for their
-  // gradients.
+  // Returns true if another loop over the same axis reads the weight. One of the two loops then
+  // rematerializes the iterations of the other one for their gradients.
   bool rematerializes(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
     return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
       return &other != &g && other.body != r &&
              loop(towards(r, other.body)).axis == loop(towards(r, g.body)).axis;
     });
   }
-  // Does the loop add up, turn by turn, what has the axes of the weight, as its gradient has?
+  // Returns true if the loop accumulates a value with the axes of the weight, such as its gradient.
   bool trains(const Gathered& g, int body) const {
     auto& weight = whole.node(plan.version(g.made[0]).node);
     auto& all = loop(body).results;
@@ -130,8 +133,9 @@ struct Regather {
       return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
     });
   }
-  // Whether the devices that gather together are in the same turn, which no flag leaves out, one
-  // position of what is walked: chunks, of which there are many, share what was gathered.
+  // Returns true if the gather may move into the loop: its devices run the same iterations, no flag
+  // skips an iteration, and each iteration covers one position of the axis. A loop over chunks has
+  // many iterations, which share the gathered weight.
   bool may_enter(const Gathered& g, int r) const {
     auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
     if (!loop(r).drop || whole.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
@@ -141,7 +145,7 @@ struct Regather {
     });
   }
 
-  // Gathered once more, for some of its readers, just before the first of them.
+  // Repeats a gather for some of its readers, just before the first of them.
   void repeat(const Gathered& g, const std::set<int>& by, int r) {
     std::set<int> wanted;
     for (auto k = g.made.rbegin(); k != g.made.rend(); ++k)
@@ -177,9 +181,9 @@ struct Regather {
   }
 
   void run(int r) {
-    // Into the loops.
+    // Moves gathers into loops.
     auto weights = large(r);
-    std::set<int> trained;  // bodies that take gradients of weights
+    std::set<int> trained;  // bodies that accumulate gradients of weights
     double may_wait = kBucket;
     for (auto& parts : weights)
       for (auto& g : parts) {
@@ -188,7 +192,7 @@ struct Regather {
           trained.insert(body);
         if (body != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
       }
-    std::map<int, double> inside;  // of what is read in a body
+    std::map<int, double> inside;  // bytes of weights that a body reads
     for (auto& parts : weights)
       for (auto& g : parts) {
         if (g.body == r) continue;
@@ -204,8 +208,8 @@ struct Regather {
       if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
         for (auto& g : parts)
           repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.body) : r);
-    // From pass to pass.
-    // while each version is made
+    // Repeats gathers between passes.
+    // Bytes that are resident while each version is computed.
     std::vector<double> kept(plan.body(r).versions.size(), held[std::size_t(r)]);
     for (int k : plan.body(r).versions)
       for (int body : plan.bodies_of(plan.version(k)))
@@ -248,7 +252,7 @@ void regather(Plan& plan, const GlobalGraph& whole) {
                std::vector<double>(plan.bodies.size())};
   for (int k = 0; k < int(plan.versions.size()); ++k)
     for (int body : plan.bodies_of(plan.version(k))) all.around[std::size_t(body)] = k;
-  for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer ones come first
+  for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer bodies precede inner ones
     if (all.open.count(r)) all.run(r);
   drop_dead_versions(plan);
 }

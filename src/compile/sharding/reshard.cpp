@@ -1,3 +1,4 @@
+// Chooses the steps of a resharding.
 #include "compile/sharding/reshard.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ struct Resharding {
     return (g - 1) / g * n;
   }
   const Axis& axis(Name n) const { return *find_axis(axes, n); }
-  bool stays(int x, Monoid m) const {  // pending as it is wanted
+  bool stays(int x, Monoid m) const {  // partial over x, as requested
     return std::find(to.partial.begin(), to.partial.end(), std::pair(x, m)) != to.partial.end();
   }
   bool go(ReshardStep h) {
@@ -28,8 +29,8 @@ struct Resharding {
     return true;
   }
 
-  // How far `axis` can be cut as it is wanted by mesh axes that `may` be used: a prefix of what is
-  // wanted, or what there is.
+  // Returns the longest prefix of the requested sharding of an axis that can be reached with mesh
+  // axes that `may` accepts. Returns the current sharding if none can.
   template <class May>
   MeshAxes further(Name name, const MeshAxes& want, const Sharding& s, May may) const {
     auto have = s.mesh_axes(name);
@@ -76,9 +77,9 @@ struct Resharding {
     }
     return false;
   }
-  // Mesh axes that move to another axis: one exchange for all of them. What has to be gathered
-  // afterwards stays where it is, if its blocks then lie as they will be wanted; else the exchange
-  // gives each device all that it wants.
+  // Moves mesh axes to other axes of the array, in one all-to-all. Mesh axes that are gathered
+  // afterwards stay in place if the blocks then match the requested layout. Otherwise, the
+  // all-to-all produces the requested layout directly.
   bool exchange() {
     auto next = now;
     std::vector<int> placed;
@@ -105,7 +106,7 @@ struct Resharding {
     if (!fits) {
       if (std::any_of(now.partial.begin(), now.partial.end(),
                       [&](auto& p) { return !to.is_partial(p.first); }))
-        return false;  // summed first
+        return false;  // reduced first
       next = now;
       next.dims = to.dims;
     }
@@ -119,7 +120,7 @@ struct Resharding {
                {},
                exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
   }
-  bool straight() {  // where blocks do not lie in one another: each device gets what it wants
+  bool straight() {  // if blocks are not nested, each device receives its final block
     auto next = now;
     next.dims = to.dims;
     return !(next == now) && exchange(next);

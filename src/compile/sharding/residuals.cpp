@@ -1,8 +1,8 @@
-// What a layer rematerialises in the backward pass must not be sent again: a value that a loop over
-// layers has summed over devices, and that a later loop rematerialises and would have to sum again,
-// is one more thing that the first loop keeps. So is what a chunk of a loss has summed, if it is no
-// larger than what the loop walks: logits are not kept. Afterwards the graph of the whole has other
-// roots, and is planned anew.
+// Additional residuals that avoid communication in the backward pass. If a loop over layers sums a
+// value over devices, and a later loop would rematerialize the value and sum it again, then the
+// first loop saves the value as a residual. The same applies to sums in the chunks of a loss, if
+// they are no larger than the slices that the loop reads; logits are larger and are not saved.
+// Afterwards the global graph has new roots and is planned again.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -13,13 +13,14 @@
 namespace haliax::partitioning {
 namespace {
 
-// Can a loop keep it, turn by turn? What goes in chunks keeps what has one.
+// Returns true if a loop can stack the value over its iterations. A loop over chunks only stacks
+// values that have the chunk axis.
 bool may_stack(const Loop& l, const Node& n) {
   auto* chunk = find(n, l.axis.name);
   return l.drop ? !chunk : chunk && chunk->size == prim::index_chunk(*l.index[0]);
 }
-// A body of a later loop, seen from the loop whose stacks it reads: what it slices out of a stack
-// is what the earlier body put there.
+// The body of a later loop in terms of the loop whose stacks it reads: a slice of a stack equals
+// the value that the earlier body stacked.
 struct Twin {
   NodePtr earlier;
   Rewrite to;
@@ -40,21 +41,21 @@ Twin twin_of(const GlobalGraph& whole, const std::vector<int>& order, const Node
   return t;
 }
 
-// Two loops over one index, and the nodes of both their bodies that both of them sum.
+// Two loops over one index, and the nodes that are summed over devices in both bodies.
 struct Repeated {
   NodePtr earlier, later;
   Nodes nodes;
 };
 Repeated repeated(const Plan& plan, GlobalGraph& whole) {
   Repeated out;
-  // by node
+  // Key: node.
   std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;
   for (auto& l : plan.loops) {
     auto& loop = whole.ptr(l.node);
     auto& index = loop_of(*loop).index;
     if (index.size() != 1) continue;
     auto& body = plan.body(l.bodies[0]);
-    std::int64_t slice_bytes = 0;  // by a turn
+    std::int64_t slice_bytes = 0;  // largest slice that an iteration reads, in bytes
     for (int n : whole.level(l.node, 0).order) {
       auto& s = whole.ptr(n);
       if (is_slice_at(*s, index[0].get())) slice_bytes = std::max(slice_bytes, s->bytes());
@@ -79,7 +80,7 @@ Repeated repeated(const Plan& plan, GlobalGraph& whole) {
   }
   return out;
 }
-// The later loop reads what the earlier one has kept.
+// Replaces the sums of the later loop by reads of the stacks of the earlier loop.
 Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
   auto r = repeated(plan, whole);
   if (!r.later) return roots;
@@ -108,7 +109,7 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
 
 Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, bool gathers_too) {
   std::unordered_map<const Node*, std::vector<std::pair<NodePtr, NodePtr>>>
-      residuals;  // earlier loop -> its value, and the same value as a later loop makes it
+      residuals;  // earlier loop -> (its value, the same value as the later loop computes it)
   std::vector<NodePtr> loops;
   for (auto& l : plan.loops) {
     auto& later = whole.ptr(l.node);
@@ -128,7 +129,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, b
 
       if (!t.earlier) break;
       auto& rematerialised = whole.ptr(s.node);
-      if (t.to.count(rematerialised.get())) continue;  // kept already
+      if (t.to.count(rematerialised.get())) continue;  // saved already
       auto to = t.to;
       auto was = substitute({rematerialised}, to, index[0].get())[0];
       int id = whole.find(was.get());

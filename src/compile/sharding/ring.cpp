@@ -1,6 +1,6 @@
-// A gather that one contraction alone reads is never made whole: its blocks go round, and each is
-// contracted as it comes. Afterwards a version with ring >= 0 is never made: emit makes it and the
-// contraction it names one node.
+// Ring contractions. If one contraction alone reads a gather, the gathered array is never
+// materialized: its blocks rotate around the ring, and each block is contracted when it arrives.
+// Afterwards `Version::ring` of the gather is the contraction, and `emit` emits both as one node.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -9,7 +9,7 @@
 namespace haliax::partitioning {
 namespace {
 
-constexpr int kMostRanks = 32;  // as many versions are in the program
+constexpr int kMostRanks = 32;  // limit, since the Program has one contraction per rank
 
 struct Ringing {
   Plan& plan;
@@ -19,7 +19,7 @@ struct Ringing {
   const Node& node(const Version& s) const { return whole.node(s.node); }
   double bytes(const Version& s) const { return whole.bytes(s.node, s.at); }
 
-  int reader(int k) const {  // the one version that reads it, once; -1: none, or more
+  int reader(int k) const {  // the only version that reads it, once; -1: none, or several
     auto& by = readers[std::size_t(k)];
     return by.size() == 1 ? by[0] : -1;
   }
@@ -33,8 +33,8 @@ struct Ringing {
       return false;
     if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return plan.version(x).ring >= 0; }))
       return false;
-    // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in
-    // one call.
+    // Requires one mesh axis, blocks of equal size, and the full axis as the result of the gather.
+    // Small gathers share one collective instead.
     int n = ranks(whole.mesh, s.reshard_step.over);
     auto size = find(node(s), s.reshard_step.axis)->size;
     bool all = plan.version(s.in[0]).at.mesh_axes(s.reshard_step.axis) == s.reshard_step.over &&
@@ -46,13 +46,13 @@ struct Ringing {
     if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype ||
         contraction.in[1]->dtype != dtype)
       return false;
-    // Each device adds up in an order of its own: what must be the same on all of them would not
-    // be.
+    // Each device adds the blocks in its own order, so the results would differ in rounding. A
+    // result that is equal on all devices must not differ.
     bool sums = !find(contraction, s.reshard_step.axis),
          differs = to.at.uses(s.reshard_step.over[0]) || to.at.is_partial(s.reshard_step.over[0]);
     if (sums && !differs) return false;
-    // Sums of half floats over the gathered axis are kept in f32: not at the price of more memory
-    // than is saved.
+    // Sums of 16-bit floats over the gathered axis accumulate in f32. The f32 copy must not need
+    // more memory than the ring saves.
     return dtype == DType::f32 || !sums || bytes(to) < bytes(s) * (n - 2) / n;
   }
 };

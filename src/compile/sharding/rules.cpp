@@ -1,3 +1,4 @@
+// Sharding rules, derived from the `Along` rule of an op for each axis.
 #include "compile/sharding/rules.h"
 
 #include <algorithm>
@@ -9,20 +10,21 @@ namespace {
 
 using Way = Along::Way;
 
-// f(operand, its axis, the rule) for all axes that an op reads.
+// Calls f(operand, axis, rule) for each axis of each operand.
 template <class F> void each_axis(const Node& n, F f) {
   for (std::size_t k = 0; k < n.in.size(); ++k)
     if (n.in[k] && !is_order_only(n, k))
       for (auto& a : n.in[k]->axes) f(k, a, along(n, k, a.name));
 }
 bool has_way(const Node& n, Way way) {
-  if (!n.op->along && way != Way::full) return false;  // by kind: see haliax::along
+  if (!n.op->along && way != Way::full)
+    return false;  // the kind of op decides, see `haliax::along`
   bool found = false;
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) { found |= rule.way == way; });
   return found;
 }
 
-// An axis in parts, or parts in one axis.
+// An op that splits one axis into parts or merges parts into one axis.
 struct Regroup {
   Axes parts;
   Name flat;
@@ -112,7 +114,7 @@ Sharding operand_sharding(const Node& n, std::size_t k, const Sharding& work, co
 
 Sharding result_sharding(const Node& n, const Sharding& work) {
   Sharding out;
-  Names kept;  // points that the result has
+  Names kept;  // axes of the iteration space that the result has
   for (auto& a : n.axes) {
     auto rule = along(n, kResultSide, a.name);
     if (rule.way == Way::full) continue;
@@ -173,8 +175,8 @@ bool picks(const Node& n) { return has_way(n, Way::pick); }
 bool regroups(const Node& n) { return has_way(n, Way::regroup); }
 bool flattens(const Node& n) { return regroup_of(n)->flattens; }
 bool writes_into(const Node& n) {
-  // Also where an axis of the ids has the name of the one that is placed along, and so both need
-  // all of it.
+  // Also true if an axis of the ids has the name of the axis that they select along, so that the op
+  // requires both axes in full.
   return !n.in.empty() && n.in[0] &&
          std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
            if (!n.op->on_block || !has(n.axes, a.name)) return false;

@@ -1,9 +1,11 @@
-// What follows from an op's rule along axes for the cuts of its points, operands and result. No op
-// is known here by name.
+// Sharding rules: derives the shardings of the iteration space, the operands and the result of a
+// node from the rule of its op along each axis. No code here depends on the name of an op.
 //
-// In: a node, and how its points are cut (`work`), or how an operand is. Out: how the rest is then.
-// Always: if each operand is cut as `needed` says, each device has what its block of the points
-// reads, and the result lies as `made` says.
+// In      a node, and the sharding of its iteration space (`work`) or of an operand.
+// Out     the shardings of the others.
+// Always  if each operand is sharded as `operand_sharding` returns, each device has the elements
+//         that its block of the iteration space reads, and the result has the sharding that
+//         `result_sharding` returns.
 #pragma once
 #include <optional>
 
@@ -13,28 +15,32 @@
 namespace haliax::rules {
 
 Axes iteration_axes(const Node&);
-// May this axis of the points be cut so, when they are cut as `work` already? Not if the op needs
-// all of the axis at once, or if the blocks would not be blocks of an operand.
+// Returns true if an axis of the iteration space may be sharded along these mesh axes, in addition
+// to `work`. Returns false if the op requires the full axis, or if the blocks do not correspond to
+// blocks of an operand.
 bool may_shard(const Node&, Name point, const MeshAxes&, const Sharding& work, const Mesh&);
-// of operand k; without what is pending
+// Returns the sharding of operand k, without partial sums.
 Sharding operand_sharding(const Node&, std::size_t k, const Sharding& work, const Mesh&);
-// of the result; a cut axis that is folded is pending
+// Returns the sharding of the result. A sharded axis that is reduced makes the result a partial
+// sum.
 Sharding result_sharding(const Node&, const Sharding& work);
-// What a cut of operand k wants of the points; axes that they lack, or that are whole there, come
-// back as they are in `left`.
+// Returns the sharding of the iteration space that matches a sharding of operand k. `left` receives
+// the axes that the iteration space lacks or that the op requires in full.
 Sharding work_sharding(const Node&, std::size_t k, const Sharding& operand, const Mesh&,
                        Sharding* left = nullptr);
-// Does it, along some axis,
-// the axis along which it moves positions by known numbers; empty: none
+// Returns the axis along which the node moves positions by known offsets. Empty: none.
 Name shifted(const Node&);
-bool picks(const Node&);        // pick positions, or write them, by ids?
-bool writes_into(const Node&);  // write them into an array that is its first operand (scatter)?
-// put parts in one axis, or an axis in parts? Is it the former?
+bool picks(const Node&);  // reads or writes positions that ids select
+// writes positions into an array that is its first operand (scatter)
+bool writes_into(const Node&);
+// `regroups`: the node merges several axes into one, or splits one axis into several. `flattens`:
+// it merges them.
 bool regroups(const Node&), flattens(const Node&);
-bool partial_together(const Node&);      // Must all operands be pending, if one is?
-bool is_free_to_recompute(const Node&);  // to rematerialise from another version of its operand
-bool computable_anywhere(const Node&);   // can be made in any sharding from operands that are whole
-// of a flattened axis over its parts
+bool partial_together(const Node&);      // if one operand is partial, all must be
+bool is_free_to_recompute(const Node&);  // cheap to recompute from another version of its operand
+bool computable_anywhere(const Node&);   // computable in any sharding from replicated operands
+// Splits the mesh axes of a flattened axis over its parts. Returns nothing if the blocks do not
+// match.
 std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes&, const Axes& parts,
                                                       const Mesh&);
 

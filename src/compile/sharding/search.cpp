@@ -1,4 +1,4 @@
-// Which of the ways to partition a graph sends least.
+// Searches for the plan with the least communication.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -10,16 +10,16 @@ namespace {
 
 std::string looks(const Node& n, int decision) {
   auto text = std::string(n.op->name) + to_string(n.axes);
-  // the parts of a sum: all of them stay pending, or nothing is saved
+  // All addends of a sum stay partial together, otherwise nothing is saved.
   if (decision == kRides) return text;
   for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
   return text;
 }
 }  // namespace
 
-// Gather the weight, or move the activation? The bytes of the whole program are compared: a gather
-// that another op needs anyway is free here, a reduction that will be merged with another costs
-// once. Only what pays is tried.
+// Compares the communication volume of the full program for each choice, such as gathering a weight
+// or moving an activation. A gather that another op needs anyway adds nothing, and reductions that
+// share a collective are counted once. A choice is accepted only if it reduces the total.
 Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(whole.values.size());
@@ -39,14 +39,14 @@ Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
     c.stack[stack] = at;
     take(c);
   }
-  // Ops that look the same, layer after layer, are decided together; what an op is said in terms of
-  // before the op itself.
+  // Ops that look equal in each layer are decided together. Ops of an expansion are decided before
+  // the op that they expand.
   std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
   for (auto& [n, k] : contested) alike[{n < given, looks(whole.node(n), k), k}].insert(n);
   struct Declined {
     const std::set<int>& nodes;
     int way;
-    std::set<int> read = {};  // but weights, which move for many
+    std::set<int> read = {};  // operands, without weights, which are moved for many readers
   };
   std::vector<Declined> declined;
   auto decide = [](Choices& c, const Declined& d) {
@@ -62,7 +62,7 @@ Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
         if (x >= 0 && !whole.at(x).generated && !whole.is_weight(x)) d.read.insert(x);
     declined.push_back(std::move(d));
   }
-  // What two ops read may move for both, or for neither.
+  // An operand of two ops may move for both of them, or for neither.
   auto meet = [](const std::set<int>& a, const std::set<int>& b) {
     return std::any_of(a.begin(), a.end(), [&](int x) { return b.count(x) > 0; });
   };

@@ -1,4 +1,4 @@
-// The legality checks of a plan, and of what one device makes of it.
+// Legality checks of a plan and of the graph that one device emits from it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -21,8 +21,8 @@ struct PlanCheck {
   const GlobalGraph& whole;
   const char* after;
   std::vector<std::vector<int>> readers = readers_of(plan);
-  std::vector<int> place = places(plan);  // of each version, in the list of its body; -1: in none
-  // of the version that is the loop, likewise
+  std::vector<int> place = places(plan);  // per version: its position in its body; -1: none
+  // per loop: the position of its version; -1: none
   std::vector<int> place_of_loop = places_of_loops();
 
   static std::vector<int> places(const Plan& plan) {
@@ -41,7 +41,7 @@ struct PlanCheck {
   }
   int number(const Version& v) const { return int(&v - plan.versions.data()); }
   const Node& node(const Version& v) const { return whole.node(v.node); }
-  // `why` with text for each {}, which takes its time only where something is wrong.
+  // Raises an error unless `ok`. The arguments are formatted only in case of an error.
   template <class... A> void must(bool ok, const Version& v, const char* why, const A&... a) const {
     if (ok) return;
     auto& n = node(v);
@@ -60,8 +60,8 @@ struct PlanCheck {
     return out;
   }
 
-  // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or
-  // that share its turns.
+  // Checks that the value has the sharded axes, and that each mesh axis is used once: for sharding,
+  // for a partial sum, or for sharing iterations of an enclosing loop.
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
@@ -73,7 +73,8 @@ struct PlanCheck {
       if (auto& l = plan.loop(body->loop);
           whole.changes_in(node(v), loop_of(whole.node(l.node)), body->number))
         for (int x : l.shared_by)
-          if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);  // one device has all turns
+          // a mesh axis of size 1 shares nothing
+          if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);
     for (auto& [name, cut] : v.at.dims) {
       must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name,
            node(v).axes);
@@ -81,12 +82,12 @@ struct PlanCheck {
     }
     for (auto& [x, m] : v.at.partial) use(x);
   }
-  // What an op reads is there, in this body or in one around it.
+  // Checks that all operands are computed earlier, in this body or in an enclosing one.
   void reads(const Version& v) const {
     for (int k : v.in) {
       if (k < 0) continue;
       must(plan.version(k).live, v, "an operand is never made");
-      // of v, or the loop that it is in
+      // The position of v, or of the enclosing loop.
       int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];
       for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent)
         mine = plan.body(body).loop < 0 ? -1 : place_of_loop[std::size_t(plan.body(body).loop)];
@@ -94,7 +95,7 @@ struct PlanCheck {
       must(mine < 0 || its < mine, v, "an operand is made later");
     }
   }
-  // Each version is made once.
+  // Checks that each version is computed once.
   void once() const {
     std::vector<int> times(plan.versions.size());
     for (auto& body : plan.bodies)
@@ -104,15 +105,17 @@ struct PlanCheck {
       if (v.live && !plan.body(v.body).versions.empty())
         must(times[std::size_t(number(v))] == 1, v, "it is made in no body");
   }
-  MeshAxes iterations_of(const Version& v, const Node& index) const {  // that are counted by it
+  // mesh axes that share the iterations of this index
+  MeshAxes iterations_of(const Version& v, const Node& index) const {
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
       if (auto& l = plan.loop(body->loop);
           loop_of(whole.node(l.node)).index[body->number].get() == &index)
         return l.shared_by;
     return {};
   }
-  // How the points of an op are cut: as the result is, and as the operands are where it lacks them;
-  // then it is pending. All are cut alike, and none where the op needs all of an axis.
+  // Returns the sharding of the iteration space of an op. It follows from the result, and from the
+  // operands along axes that the result lacks; `made` receives the partial sums over these axes.
+  // All operands must agree, and axes that the op requires in full must be unsharded.
   Sharding points(const Version& v, Sharding& made) const {
     using Way = Along::Way;
     auto& n = node(v);
@@ -140,7 +143,7 @@ struct PlanCheck {
           work.set(rule.point, cut);
           for (int m : cut) made.add_partial(m, rule.monoid);
         }
-        // What a loop walks is cut as its turns are.
+        // An axis that a loop slices is sharded like the iterations.
         auto should = !apart                         ? work.mesh_axes(rule.point)
                       : v.local_iterations && k == 0 ? iterations_of(v, *n.in[1])
                                                      : MeshAxes();
@@ -150,7 +153,7 @@ struct PlanCheck {
     }
     return work;
   }
-  // The blocks of an axis are blocks of its parts.
+  // Checks that the blocks of the flat axis are blocks of its parts.
   void regroups(const Version& v) const {
     auto& n = node(v);
     auto r = RegroupAttr::of(n);
@@ -163,8 +166,9 @@ struct PlanCheck {
       must(even && apart.mesh_axes(parts[p].name) == (*even)[p], v,
            "axis {} is not cut in blocks of {}", r.flat, parts[p].name);
   }
-  // The result is pending over what is folded, and what rides: through one operand of a product, or
-  // all that are added or moved.
+  // Checks that the result is partial over the axes that are reduced and over the partial operands.
+  // A partial sum commutes with a multiplication if one operand is partial, and with additions and
+  // moves if all operands are.
   void computed(const Version& v) const {
     auto& n = node(v);
     Sharding made;
@@ -194,15 +198,16 @@ struct PlanCheck {
     }
     must(made.partial == v.at.partial, v, "pending in it is {}, and not {}", made, v.at);
   }
-  // Positions that move, or lie in parts, come from what lies as it says, and fill the result in
-  // order; all else lies as before.
+  // Checks that moved positions come from operands with the recorded sharding and fill the result
+  // in order. The sharding along all other axes must not change.
   void moved(const Version& v) const {
     std::int64_t done = 0;
     for (auto& p : v.copy_boxes) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
       must(p.at == x && x.partial == v.at.partial, v, "it is {}, made of {}", v.at, x);
-      bool exchanged = v.communicates() || node(v).size() == 0;  // of nothing nothing is sent
-      // from other devices
+      // an empty array is not communicated
+      bool exchanged = v.communicates() || node(v).size() == 0;
+      // received from other devices
       bool comes = v.kind == Version::Kind::shift && exchanged && !x.mesh_axes(p.axis).empty();
       for (auto& a : p.axes)
         must(comes || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
@@ -221,8 +226,8 @@ struct PlanCheck {
              done == find_axis(node(v).axes, v.reshard_step.axis)->size,
          v, "{} positions come", done);
   }
-  // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut,
-  // and all else is as before.
+  // Checks a reshard step: a sum that completes was partial, an axis that is gathered was sharded,
+  // and the sharding of all other axes does not change.
   void hop(const Version& v) const {
     using Kind = ReshardStep::Kind;
     auto& from = plan.version(v.in[0]).at;
@@ -252,8 +257,8 @@ struct PlanCheck {
     must(h.kind == Kind::make_partial || left.partial.empty(), v,
          "it arrives as {}, and was no sum", v.at);
   }
-  // A block that visits lay elsewhere, cut by the mesh axis that goes round; what is sent back was
-  // a sum over it.
+  // Checks a ring move: a received block was sharded along the mesh axis of the ring, and a value
+  // that is sent back was a partial sum over it.
   void ring_loop(const Version& v) const {
     auto& from = plan.version(v.in[0]).at;
     auto& over = plan.loop(plan.body(v.body).loop).ring_axes;
@@ -266,8 +271,9 @@ struct PlanCheck {
     must(!over.empty() && v.reshard_step.over == over && whole && from == lies, v,
          "it goes round as {}, and was {}", v.at, from);
   }
-  // Where devices make turns of their own, nothing but blocks is sent between them, and nothing
-  // where a flag says for each whether there is a turn.
+  // Checks communication inside loops. Along the mesh axis of a ring loop, only blocks of the ring
+  // may be communicated. Inside an iteration that a flag may skip, devices that run different
+  // iterations must not communicate.
   void apart(const Version& v) const {
     if (!v.communicates()) return;
     const auto over =
@@ -287,7 +293,8 @@ struct PlanCheck {
       }
     }
   }
-  // Where devices share the turns, each has a part of what is carried: it is only added to.
+  // Checks that a carry is only added to if devices share the iterations, since each device holds a
+  // part of the sum.
   void parts_add_up(const Version& v, int carry, int value) const {
     for (int at = carry; at != value;) {
       auto& by = readers[std::size_t(at)];
@@ -297,8 +304,9 @@ struct PlanCheck {
       must(adds, v, "devices share its turns, and what it carries is not only added to");
     }
   }
-  // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes
-  // out, with the turns of all devices side by side, or still to be summed.
+  // Checks that all bodies agree on the sharding of a result and of its carry. The final result has
+  // the sharding of its start, with the iterations of all devices concatenated, or as a partial
+  // sum.
   void loop(const Version& v) const {
     auto& l = plan.loop(v.loop);
     auto& of = loop_of(node(v));
@@ -323,8 +331,8 @@ struct PlanCheck {
         must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
     }
   }
-  // What is sent in one call is sent by one kind of call, over the same devices, and ends in sums
-  // of one kind.
+  // Checks that the versions of a bucket use one kind of collective over the same devices and one
+  // monoid.
   void joined(const Version& v, std::map<int, const Version*>& calls) const {
     if (v.bucket < 0 || !v.communicates()) return;
     auto& first = *calls.try_emplace(v.bucket, &v).first->second;
@@ -337,8 +345,8 @@ struct PlanCheck {
     must(alike && ended(v) == ended(first), v,
          "it is sent in one call with what is sent otherwise");
   }
-  // Versions of one call stand side by side: the call is made where the first of them stands, and
-  // what stood between could be made of that one, and be sent by the next.
+  // Checks that the versions of a bucket are adjacent. The collective runs at the first of them, so
+  // a version in between could depend on the first one and be an operand of the next one.
   void side_by_side() const {
     std::set<int> calls;
     for (auto& body : plan.bodies)
@@ -351,14 +359,14 @@ struct PlanCheck {
         before = v.bucket;
       }
   }
-  std::set<Monoid> ended(const Version& v) const {  // by a call that sums
+  std::set<Monoid> ended(const Version& v) const {  // monoids of the sums that complete
     std::set<Monoid> out;
     if (v.sums())
       for (auto& [m, how] : plan.version(v.in[0]).at.partial)
         if (v.reshard_step.over.has(m)) out.insert(how);
     return out;
   }
-  // Nothing is left pending, or cut, that was to be otherwise.
+  // Checks the shardings of the results.
   void results(const std::vector<Sharding>& wanted) const {
     for (std::size_t k = 0; k < std::min(wanted.size(), plan.roots.size()); ++k) {
       auto& v = plan.version(plan.roots[k]);
@@ -372,7 +380,7 @@ struct PlanCheck {
   }
   void run() const {
     using Kind = Version::Kind;
-    std::map<int, const Version*> calls;  // the first version of each
+    std::map<int, const Version*> calls;  // first version of each bucket
     once();
     side_by_side();
     for (auto& v : plan.versions) {
@@ -397,16 +405,16 @@ struct PlanCheck {
   }
 };
 
-// What a device makes of a version is its block; where it slices, or puts together, the positions
-// are those that the plan says.
+// Checks that the node of a version is the block of this device. Slices and concatenations must
+// contain the positions that the plan specifies.
 struct DeviceCheck {
   const Plan& plan;
   const GlobalGraph& whole;
   int device;
-  const std::vector<NodePtr>& made;  // of each version; null: it is none, or a ring's
+  const std::vector<NodePtr>& made;  // by version; null: none, or handled by a ring
   const char* after;
 
-  // positions of an axis of a node; of: null where they come from other devices
+  // A range of positions of a node along an axis. of: null if other devices send them.
   struct PositionRun {
     const Node* of;
     std::int64_t from, size, step;
@@ -422,7 +430,7 @@ struct DeviceCheck {
   std::int64_t start(const Version& v, Name a) const {
     return block_of(*find_axis(node(v).axes, a), v.at.mesh_axes(a), whole.mesh, device).first;
   }
-  // The same positions as those of arrays that are neither slices nor concatenations.
+  // Traces the positions back to arrays that are neither slices nor concatenations.
   void positions_below(const PositionRun& r, Name axis, PositionRuns& out) const {
     if (r.size == 0) return;
     auto& n = *r.of;
@@ -430,14 +438,14 @@ struct DeviceCheck {
       positions_below({n.in[k].get(), r.from, r.size, r.step}, axis, out);
     };
     if (is_transparent_view(n) && keeps_names(n))
-      // all positions are alike
+      // All positions are equal.
       return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});
     if (!n.op->segments) return out.push_back(r);
     auto rule = along(n, kResultSide, axis);
     if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
     if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);
     PositionRuns parts;
-    std::int64_t zeros = r.size;  // `place` has some
+    std::int64_t zeros = r.size;  // `place` pads with zeros
     for (auto& s : n.op->segments(n)) {
       auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
       if (begin >= end) continue;
@@ -448,7 +456,7 @@ struct DeviceCheck {
     if (zeros > 0) return out.push_back(r);
     for (auto& p : parts) positions_below(p, axis, out);
   }
-  // As the plan says: of what was there before.
+  // Returns the positions that the plan specifies.
   PositionRuns planned(const Version& v, Name axis) const {
     PositionRuns out;
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
@@ -492,7 +500,7 @@ struct DeviceCheck {
     must(at == find(*mine, axis)->size, v,
          [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
   }
-  // Of this position of its block of an axis: which it is of the whole axis.
+  // Returns the position in the unsharded axis of a position in the block.
   std::int64_t in_whole(const AxisLayout& lie, std::int64_t start, std::int64_t at) const {
     if (lie.parts.empty()) return start + at;
     std::int64_t out = 0, unit = 1;
@@ -503,13 +511,13 @@ struct DeviceCheck {
     }
     return out;
   }
-  // Of a regroup that sends nothing: it keeps the positions of its block, of those that it has.
+  // Checks a regroup without communication: it retains the positions of its block.
   void regrouped(const Version& v) const {
     auto& p = v.copy_boxes[0];
     auto* n = made[std::size_t(&v - plan.versions.data())].get();
     auto* had = made[std::size_t(v.in[0])].get();
-    while (!find(*n, p.axis)) {   // before it is put in parts
-      if (n->in.empty()) return;  // numbers: nothing of it was there before
+    while (!find(*n, p.axis)) {   // before it is split into parts
+      if (n->in.empty()) return;  // constants have no source
       n = n->in[0].get();
     }
     PositionRuns kept, given;
@@ -517,7 +525,7 @@ struct DeviceCheck {
     if (had && find(*had, p.axis))
       positions_below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
     for (auto& r : kept) {
-      // here
+      // Flattened on this device.
       bool flattened = given.empty() && had && !r.of->in.empty() && r.of->in[0].get() == had;
       if (flattened) given = {{r.of, 0, find(*r.of, p.axis)->size, 1}};
     }
@@ -526,7 +534,7 @@ struct DeviceCheck {
       return block_of(axis, s.mesh_axes(p.axis), whole.mesh, device).first;
     };
     using OfNode = std::pair<const Node*, std::int64_t>;
-    std::multimap<OfNode, std::int64_t> of_all;  // which of the whole axis each is that it had
+    std::multimap<OfNode, std::int64_t> of_all;  // source element -> position in the unsharded axis
     auto each = [](const PositionRuns& runs, auto f) {
       std::int64_t at = 0;
       for (auto& r : runs)
@@ -545,8 +553,8 @@ struct DeviceCheck {
       });
     });
   }
-  // An op is that of the plan, of what the plan says. Those that pick, and slices of turns, count
-  // from elsewhere.
+  // Checks that an op has the operands, axes and attributes of the plan. Skips ops that select from
+  // blocks and slices of iterations, which have offsets of their own.
   void computed(const Version& v, const NodePtr& mine) const {
     auto& n = node(v);
     if (v.kind != Version::Kind::compute || n.op->on_block || v.local_iterations) return;
@@ -556,14 +564,13 @@ struct DeviceCheck {
       in.push_back(k < 0 ? nullptr : made[std::size_t(k)]);
     }
     auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, whole.mesh, device));
-    // one may be of another mapping
+    // The origins may differ in their mapping.
     auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
     bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
                  same(&Node::attr);
     must(alike, v, [&] { return fmt::format("it is not {} of what it is made of", n.op->name); });
   }
-  // A version that others take part in is what the call makes of its operand, along the mesh axes
-  // and by the monoid of the plan.
+  // Checks that a collective has the operand, the mesh axes and the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
     if (v.kind != Version::Kind::reshard || !v.communicates()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
@@ -586,7 +593,7 @@ struct DeviceCheck {
       must(!v.sums() || !v.reshard_step.over.has(x) || w.collective.monoid == monoid, v,
            [] { return "its call folds by another monoid"; });
     if (w.collective.kind == CollectiveKind::exchange)
-      return;  // of several arrays each; see the checks of steps
+      return;  // one entry per array; the checks of steps cover it
     auto k = result_number(*mine);
     must(w.along[k] == v.reshard_step.axis, v, [] { return "its call goes along another axis"; });
     auto* sent = mine->in[0]->in[k].get();
@@ -595,7 +602,8 @@ struct DeviceCheck {
     must(sent == made[std::size_t(v.in[0])].get(), v,
          [] { return "its call is of another array"; });
   }
-  // The first of the devices along what it is now pending over has it, the others nothing.
+  // Checks that the first device along each new partial mesh axis holds the value, and that all
+  // others hold the identity.
   void pended(const Version& v, const NodePtr& mine) const {
     if (v.kind != Version::Kind::reshard || v.reshard_step.kind != ReshardStep::Kind::make_partial)
       return;
