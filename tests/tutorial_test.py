@@ -51,8 +51,8 @@ class Walk:
         if commands.startswith("tools/install "):
             return   # done once for all pages
         script = f"set -euo pipefail\n{commands}\npwd >{self.home}/here"
-        done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace",   # a model that has trained for seconds samples any byte
+        done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace",   # a model that has trained for seconds samples any byte
                               env=dict(os.environ, HOME=str(self.home)))
         if done.returncode:
             raise AssertionError(f"{commands}{done.stdout}")
@@ -84,13 +84,13 @@ class GetStarted(unittest.TestCase):
         prefix, _ = install(home.name + "/made")
         prefix.rename(pathlib.Path(home.name) / "haliax")
 
-    def test_the_tutorial_prints_what_it_shows(self):
+    def test_the_tutorial_prints_the_outputs_of_the_page(self):
         walk = Walk(self.home)
         kinds = walk.follow(TUTORIAL)
         self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text", "diff"))), 2)
         self.assertIn("<polyline", (walk.folder / "loss.svg").read_text())
 
-    def test_the_quick_start_prints_what_it_shows(self):
+    def test_the_quick_start_prints_the_outputs_of_the_page(self):
         kinds = Walk(self.home).follow(QUICK_START)
         self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text"))), 1)
 

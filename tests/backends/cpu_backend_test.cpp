@@ -1,5 +1,5 @@
-// The CPU backend against the reference: contractions, moves, gathers, scatters, sorts, on random
-// programs.
+// Tests the CPU backend against the reference: contractions, copies, gathers, scatters, sorts, in
+// random programs.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -20,7 +20,8 @@ using namespace haliax::testing;
 
 // --- contractions ---
 
-// Its one contraction is what it is in f64, with the same bits for any number of threads.
+// Checks that the only contraction of the case matches f64, and is bitwise identical for any number
+// of threads.
 static void is_product(const Case& c) {
   const auto got = c.run(*cpu::make_cpu_device())[0];
   const auto want =
@@ -29,7 +30,7 @@ static void is_product(const Case& c) {
   same_bits(c);
 }
 
-TEST_CASE("cpu: random contractions") {
+TEST_CASE("cpu: random contractions match the reference") {
   for (unsigned seed = 0; seed < 150; ++seed) {
     Case c(seed);
     auto dims = [&](int most, std::int64_t largest) {
@@ -48,7 +49,8 @@ TEST_CASE("cpu: random contractions") {
   }
 }
 
-TEST_CASE("cpu: large contractions, with the same bits for any number of threads") {
+TEST_CASE(
+    "cpu: large contractions match f64, and are bitwise identical for any number of threads") {
   struct Sizes {
     Dims batch, m, n, k;
   };
@@ -70,10 +72,11 @@ TEST_CASE("cpu: large contractions, with the same bits for any number of threads
   }
 }
 
-// A product whose flags say of blocks along two of its dims that they are nothing. Where it adds up
-// along one of them the operand is 0 there, so the result is that of the whole; else what is left
-// out is 0 or the product where it has to be, and anything elsewhere.
-TEST_CASE("cpu: products leave out blocks") {
+// A contraction with flags for blocks along two of its dims: blocks whose flag is false are
+// skipped. If the contraction sums along one of these dims, the operand is 0 there, so the result
+// equals the full contraction. Otherwise a skipped block of the result has any values, or with
+// `zero` either 0 or the matmul.
+TEST_CASE("cpu: matmuls skip blocks whose flag is false") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
     auto size = [&] { return 16 + c.random.below(300); };
@@ -82,7 +85,7 @@ TEST_CASE("cpu: products leave out blocks") {
     random_contract(c, {2}, {sizes[0]}, {sizes[1]}, {sizes[2]}, in, in, seed % 3 == 1,
                     seed % 2 == 0);
     auto& p = c.program.steps[0].contract;
-    // of m, n, k: two have flags
+    // two of m, n and k have flags
     const int without = seed % 3, row = without == 0 ? 1 : 0, column = without == 2 ? 1 : 2;
     const std::int64_t block[] = {8 << c.random.below(4), 8 << c.random.below(4)};
     const std::int64_t rows = (sizes[row] + block[0] - 1) / block[0],
@@ -147,11 +150,13 @@ TEST_CASE("cpu: products leave out blocks") {
   }
 }
 
-TEST_CASE("cpu: small products, in any layout, with the same bits for any number of threads") {
+TEST_CASE(
+    "cpu: small matmuls in any layout match f64, and are bitwise identical for any number of "
+    "threads") {
   for (unsigned seed = 0; seed < 240; ++seed) {
     Case c(seed);
     auto size = [&](std::int64_t most) { return Dims{16 + c.random.below(most)}; };
-    auto vectors = [&] { return Dims{16 * (1 + c.random.below(8))}; };  // whole ones, for columns
+    auto vectors = [&] { return Dims{16 * (1 + c.random.below(8))}; };  // full vectors, for columns
     const DType in = seed % 3 == 2 ? DType::f32 : DType::bf16;
     const Dims batch = c.random.coin() ? Dims{} : Dims{1 + c.random.below(5)};
     random_contract(c, batch, size(120), c.random.coin() ? vectors() : size(120), size(200), in,
@@ -161,8 +166,8 @@ TEST_CASE("cpu: small products, in any layout, with the same bits for any number
   }
 }
 
-// Both operands by columns: the left one is packed, the right one is read where it lies.
-TEST_CASE("cpu: products of columns whose left operand falls on the same lines of the cache") {
+// Both operands are stored by columns: the left one is packed, the right one is read in place.
+TEST_CASE("cpu: column matmuls are right if the left operand maps to few cache lines") {
   for (std::int64_t n : {16, 32, 48, 64, 80}) {
     const Axis M("m", 1024), N("n", n), K("k", 70);
     auto x = random::normal(random::key(1), {K, M}).eval(),
@@ -172,9 +177,9 @@ TEST_CASE("cpu: products of columns whose left operand falls on the same lines o
   }
 }
 
-// Results in bf16 are rounded once, also where k goes in several blocks, and rows do; some are
-// narrow.
-TEST_CASE("cpu: products in bf16") {
+// Results in bf16 are rounded once, even if k and the rows are split into several blocks. Some dims
+// are small.
+TEST_CASE("cpu: matmuls in bf16 round once") {
   for (unsigned seed = 0; seed < 36; ++seed) {
     Case c(seed);
     auto size = [&](unsigned narrow) {
@@ -189,8 +194,8 @@ TEST_CASE("cpu: products in bf16") {
   }
 }
 
-// The left operand lies in columns, or in rows, and is more than one block of rows.
-TEST_CASE("cpu: products of columns in several blocks") {
+// The left operand is stored by columns or by rows, and has more than one block of rows.
+TEST_CASE("cpu: column matmuls in several blocks match f64") {
   for (auto [m, n, k] : {std::tuple(64, 192, 128), std::tuple(65, 200, 1000),
                          std::tuple(301, 331, 385), std::tuple(130, 191, 127)}) {
     const Axis M("m", m), N("n", n), K("k", k);
@@ -203,7 +208,7 @@ TEST_CASE("cpu: products of columns in several blocks") {
   }
 }
 
-TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of rows") {
+TEST_CASE("cpu: bf16 matmuls add to f32 results, in blocks of rows") {
   for (unsigned seed = 0; seed < 8; ++seed) {
     Case c(seed);
     const Dims m{600 + c.random.below(300)}, n{100 + c.random.below(60)},
@@ -215,7 +220,7 @@ TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of row
 }
 
 TEST_CASE(
-    "cpu: a vector times a matrix, in any layout, with the same bits for any number of threads") {
+    "cpu: a vector times a matrix, in any layout, is bitwise identical for any number of threads") {
   struct Sizes {
     Dims batch, n, k;
   };
@@ -246,7 +251,7 @@ TEST_CASE(
 
 // --- moves ---
 
-TEST_CASE("cpu: copies of any layout") {
+TEST_CASE("cpu: copies of any layout match the reference") {
   for (unsigned seed = 0; seed < 150; ++seed) {
     Case c(seed);
     const Dims dims = random_dims(c.random, 4, seed % 4 == 0 ? 70 : 8);
@@ -270,7 +275,7 @@ void put_ids(Case& c, const View& v, std::int64_t size, bool wild) {
                   {0, wild ? c.random.below(4 * size) - 2 * size : c.random.below(size)});
 }
 
-TEST_CASE("cpu: gathers") {
+TEST_CASE("cpu: gathers match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
     const std::int64_t rows = 1 + c.random.below(9), more = 1 + c.random.below(5),
@@ -296,7 +301,7 @@ TEST_CASE("cpu: gathers") {
   }
 }
 
-TEST_CASE("cpu: scatters") {
+TEST_CASE("cpu: scatters match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
     const std::int64_t rows = 1 + c.random.below(9), cols = 1 + c.random.below(seed % 3 ? 9 : 300);
@@ -321,7 +326,7 @@ TEST_CASE("cpu: scatters") {
   }
 }
 
-TEST_CASE("cpu: sorts and running sums") {
+TEST_CASE("cpu: sorts and cumulative ops match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
     Dims dims = random_dims(c.random, 3, 9);
@@ -348,8 +353,7 @@ TEST_CASE("cpu: sorts and running sums") {
 }
 
 TEST_CASE(
-    "cpu: running sums and others, dense lines and lines side by side, by eights and what is "
-    "left") {
+    "cpu: cumulative ops match over dense lines and interleaved lines, by eights and the rest") {
   for (unsigned seed = 0; seed < 160; ++seed) {
     Case c(seed);
     Dims dims = {1 + c.random.below(20), 1 + c.random.below(9), 1 + c.random.below(70)};
@@ -359,7 +363,7 @@ TEST_CASE(
     sum.x = c.view(false, dtype, dims, layout);
     sum.out = c.view(true, dtype, dims, layout);
     if (dtype != DType::f32) sum.monoid = static_cast<Monoid>(c.random.below(4));
-    // neighbours of a line lie apart
+    // neighbors of a line are not contiguous
     if (const auto along = static_cast<std::size_t>(seed / 4 % 3); along < 2) {
       std::swap(dims[along], dims[2]);
       for (View* v : {&sum.x, &sum.out}) std::swap(v->strides[along], v->strides[2]);
@@ -372,9 +376,9 @@ TEST_CASE(
   }
 }
 
-// --- the border ---
+// --- the interface ---
 
-TEST_CASE("cpu: running allocates nothing") {
+TEST_CASE("cpu: a run allocates no memory") {
   Case c(12);
   random_fused(c, {40, 900}, 1, DType::f32, 6);
   random_contract(c, {}, {40}, {50}, {10}, DType::f32, DType::f32, false, true);
@@ -392,8 +396,7 @@ TEST_CASE("cpu: running allocates nothing") {
   CHECK(made.all == made.by_onednn);
 }
 
-TEST_CASE(
-    "cpu: a collective without a communicator, and the wrong number of arguments, are errors") {
+TEST_CASE("cpu: a collective without a communicator, and a wrong number of arguments, raise") {
   Case c(13);
   auto& collective = c.add(Kind::collective).collective;
   collective.x = {{{4}, c.view(false, DType::f32, {4}, Case::dense)}};
@@ -405,7 +408,7 @@ TEST_CASE(
 
 }  // namespace
 
-TEST_CASE("collectives: the communicator is given the step's scratch") {
+TEST_CASE("collectives: the communicator receives the step's scratch") {
   struct Recorder : Communicator {
     void run(const Collective&, const void* const*, void* const*, void* at,
              std::int64_t n) override {

@@ -1,5 +1,5 @@
-// The CPU backend against the reference: fused steps of every code, dtype and layout, on random
-// programs.
+// Tests the CPU backend against the reference: fused steps of every code, dtype and layout, in
+// random programs.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -32,9 +32,9 @@ bool is_defined(Code code, DType dtype) {
   return is_float(dtype) ? !integers : !floats;
 }
 
-// By itself, or before another one that gives what it gets: such ops are put together where the
-// machine has AVX2.
-TEST_CASE("cpu: every point-wise code on special values") {
+// Each code runs alone, and before a code that returns its operand: machines with AVX2 merge such
+// codes.
+TEST_CASE("cpu: every elementwise code on special values matches the reference") {
   const std::int64_t n = static_cast<std::int64_t>(special.size() * special.size());
   bool alone = true;
   SUBCASE("alone") {}
@@ -65,8 +65,8 @@ TEST_CASE("cpu: every point-wise code on special values") {
       INFO("code ", k, " ", std::string(name_of(dtype)));
       const auto got = c.run(*cpu::make_cpu_device())[0],
                  want = c.run(*reference::make_reference_device())[0];
-      // Functions may be off by units in the last place, sums of the gamma family a little more;
-      // the rest is exact.
+      // Functions may differ by units in the last place, the gamma family a little more. The other
+      // codes are exact.
       const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) &&
                          code != Code::pow && code != Code::atan2 && code != Code::floor_div;
       const double ulp = dtype == DType::f64    ? 1e-13
@@ -103,7 +103,7 @@ TEST_CASE("cpu: every point-wise code on special values") {
   }
 }
 
-TEST_CASE("cpu: casts and bitcasts between all dtypes") {
+TEST_CASE("cpu: casts and bitcasts between all dtypes match the reference") {
   const std::int64_t n = static_cast<std::int64_t>(special.size());
   for (DType from : all_dtypes)
     for (DType to : all_dtypes)
@@ -124,13 +124,13 @@ TEST_CASE("cpu: casts and bitcasts between all dtypes") {
       }
 }
 
-TEST_CASE("cpu: functions that random numbers go through give the bits of the reference") {
+TEST_CASE("cpu: functions of random draws are bitwise identical to the reference") {
   const std::int64_t n = 1 << 16;
   for (Code code : {Code::log1p, Code::erfinv, Code::floor_div}) {
     Case c(4);
     const View x = c.view(false, DType::f32, {n}, Case::dense),
                out = c.view(true, DType::f32, {n}, Case::dense);
-    for (std::int64_t i = 0; i < n; ++i) {  // from tiny to 1, of both signs
+    for (std::int64_t i = 0; i < n; ++i) {  // from tiny to 1, with both signs
       const double y = (i % 2 ? -1 : 1) * std::pow(2.0, -static_cast<double>(i % 977) / 40) *
                        (1 - 1e-7 * c.random.normal());
       scalar::store(DType::f32, &c.arguments[0][static_cast<std::size_t>(x.offset + i) * 4],
@@ -151,9 +151,9 @@ TEST_CASE("cpu: functions that random numbers go through give the bits of the re
   }
 }
 
-// What is written over in place must have the same width: chains that widen and narrow, in tiles of
-// any size.
-TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns") {
+// A result in place of its operand must have the same width: chains that widen and narrow, in tiles
+// of any size.
+TEST_CASE("cpu: elementwise chains of mixed widths, in rows and in columns, match the reference") {
   const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32,    DType::u32,
                                     DType::i64, DType::u64, DType::boolean};
   for (DType from : lanes)
@@ -195,7 +195,7 @@ TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns")
         }
 }
 
-TEST_CASE("cpu: random fused programs") {
+TEST_CASE("cpu: random fused programs match the reference") {
   for (unsigned seed = 0; seed < 400; ++seed) {
     Case c(seed);
     auto dims = random_dims(c.random, 4, seed % 5 == 0 ? 40 : 9);
@@ -208,8 +208,8 @@ TEST_CASE("cpu: random fused programs") {
 }
 
 TEST_CASE(
-    "cpu: random fused programs over long rows and columns, with the same bits for any number of "
-    "threads") {
+    "cpu: random fused programs over long rows and columns match, and are bitwise identical for "
+    "any number of threads") {
   const std::vector<Dims> shapes = {{3, 5000}, {5000, 3}, {1, 70000},  {70000, 1},
                                     {40, 900}, {900, 40}, {2, 300, 70}};
   for (unsigned seed = 0; seed < 42; ++seed) {
@@ -223,8 +223,8 @@ TEST_CASE(
   }
 }
 
-// Rows that must be worked on in lanes: the outer dimension is the contiguous one.
-TEST_CASE("cpu: reductions over strided dimensions") {
+// Rows that are computed in SIMD lanes: the outer dimension is the contiguous one.
+TEST_CASE("cpu: reductions over strided dimensions match the reference") {
   for (auto [m, n] :
        {std::pair<std::int64_t, std::int64_t>{7, 5}, {300, 700}, {3000, 33}, {9000, 300}}) {
     for (DType dtype : {DType::f32, DType::f64, DType::i32}) {
@@ -246,7 +246,7 @@ TEST_CASE("cpu: reductions over strided dimensions") {
   }
 }
 
-TEST_CASE("cpu: softmax, layer norm") {
+TEST_CASE("cpu: softmax and layer norm match the reference") {
   for (std::int64_t n : {1, 5, 64, 768, 5000, 30000}) {
     Case c(7);
     const View x = c.view(false, DType::f32, {6, n}, Case::dense),
@@ -304,7 +304,7 @@ TEST_CASE("cpu: a sum of 40 million elements is exact to 1e-6") {
   CHECK(std::abs(sum - want) <= 1e-6 * want);
 }
 
-TEST_CASE("cpu: empty dimensions") {
+TEST_CASE("cpu: empty dimensions match the reference") {
   for (Dims dims : {Dims{0, 3}, Dims{3, 0}, Dims{0}}) {
     Case c(9);
     const bool two = dims.size() == 2;
@@ -317,7 +317,7 @@ TEST_CASE("cpu: empty dimensions") {
     f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}), store(out, 1)};
     compare(c);
   }
-  // Nothing to sum, and nothing to read either: the view begins behind the end of its slot.
+  // Nothing to sum and nothing to read: the view begins after the end of its slot.
   Case c(10);
   View x = c.view(false, DType::f32, {3}, Case::dense),
        out = c.view(true, DType::f32, {}, Case::dense);
@@ -330,7 +330,7 @@ TEST_CASE("cpu: empty dimensions") {
   compare(c);
 }
 
-TEST_CASE("cpu: iota, loops and terms") {
+TEST_CASE("cpu: iota, loop indices and terms in memory match the reference") {
   Case c(10);
   const std::int64_t n = 37;
   const View table = c.view(false, DType::f32, {6, n}, Case::dense);
@@ -376,7 +376,7 @@ TEST_CASE("cpu: iota, loops and terms") {
   compare(c);
 }
 
-TEST_CASE("cpu: results may take the place of operands") {
+TEST_CASE("cpu: results may overwrite operands") {
   for (bool direct : {false, true}) {
     const std::int64_t n = 5000;
     Case c(11);
@@ -399,7 +399,7 @@ TEST_CASE("cpu: results may take the place of operands") {
   }
 }
 
-TEST_CASE("cpu: random results take the places of operands, in any order") {
+TEST_CASE("cpu: random results overwrite operands, in any order") {
   for (unsigned seed = 0; seed < 600; ++seed) {
     Case c(seed);
     const std::vector<Dims> shapes = {{5000}, {70, 90}, {3, 2100}, {40}};
@@ -415,7 +415,7 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
           c.view(false, DType::f32, dims, k == 0 && seed % 5 == 0 ? Case::permuted : Case::dense));
       if (k < 2) f.code.push_back(load(places.back(), inner));
     }
-    if (inner) {  // rows are walked twice
+    if (inner) {  // makes two passes over a row
       f.code.push_back(op(Code::reduce_max, DType::f32, {0}));
       f.code.push_back(op(Code::sub, DType::f32, {0, 2}, true));
       f.code.push_back(op(Code::exp, DType::f32, {3}, true));
@@ -434,7 +434,7 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     std::shuffle(places.begin(), places.end(), std::mt19937(seed));
     places.resize(static_cast<std::size_t>(1 + c.random.below(3)));
     f.code.push_back(op(Code::cast, DType::bf16, {0}, inner));
-    // rounded where it is
+    // a bf16 op, whose result is rounded
     f.code.push_back(op(Code::add, DType::bf16, {last + 2, last + 2}, inner));
     const int values = last + 4;
     for (auto& p : places) {
@@ -451,7 +451,7 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
   }
 }
 
-TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 where it lies") {
+TEST_CASE("cpu: consecutive ops are merged, and read and write bf16 in place") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     Case c(1);
     const Dims dims = {33, 100};
@@ -479,7 +479,7 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
     const auto plan = cpu::plan_fused(f, &context);
     if (!cpu::can_assemble()) continue;
     CHECK(plan.assembled.size() == 1);
-    CHECK(plan.inner[0].size() == 3);  // x, all of the ops, a store
+    CHECK(plan.inner[0].size() == 3);  // x, all ops, a store
     CHECK((plan.assembled.at(0).bf16_code != nullptr) ==
           (dtype == DType::bf16 && cpu::can_assemble_bf16()));
     CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
@@ -488,8 +488,8 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
   }
 }
 
-// By itself, and behind another op in one piece of machine code.
-TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
+// Alone, and after another op in one piece of machine code.
+TEST_CASE("cpu: tanh is accurate everywhere, odd, and at most 1") {
   std::vector<float> values;
   for (float x = 1e-40f; x < 30; x *= 1.0003f) {
     values.push_back(x);
@@ -517,9 +517,9 @@ TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
   }
 }
 
-// Values whose results are all normal numbers are scaled another way than those among which some
-// are not: the bits are the same.
-TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
+// Vectors whose results are all normal floats are scaled in another way than vectors with subnormal
+// results. Both ways are bitwise identical.
+TEST_CASE("cpu: exp is accurate everywhere, whatever the other elements of its vector") {
   const float inf = std::numeric_limits<float>::infinity(),
               nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> values;
@@ -530,7 +530,7 @@ TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
   }
 
   values.insert(values.end(), {0.f, -0.f, inf, -inf, nan, 87.f, -87.f, -87.33f, 88.72f, 88.73f});
-  std::vector<float> mixed;  // each beside far ones
+  std::vector<float> mixed;  // each next to distant ones
   for (std::size_t k = 0; k < values.size(); ++k)
     mixed.insert(mixed.end(), {values[k], k % 3 == 0 ? nan : k % 3 == 1 ? -100.f : inf, -1.f});
   auto y = [](const std::vector<float>& x, const NamedArray& less) {
@@ -563,8 +563,8 @@ TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
   }
 }
 
-// One walk over the row reads bf16 where it lies, the others read it as f32.
-TEST_CASE("cpu: a softmax of bf16 over rows of any length, in the place of its operand") {
+// One pass over the row reads bf16 in place, the others read it as f32.
+TEST_CASE("cpu: a softmax of bf16 over rows of any length may overwrite its operand") {
   for (std::int64_t n : {64, 5000, 9000, 30000}) {
     Case c(3);
     const DType t = DType::f32, narrow = DType::bf16;
@@ -590,8 +590,8 @@ TEST_CASE("cpu: a softmax of bf16 over rows of any length, in the place of its o
   }
 }
 
-// A row's sum of exp, less its maximum.
-TEST_CASE("cpu: rows of a reduction go several at once, if they lie near") {
+// The sum of exp over a row, minus the row's maximum.
+TEST_CASE("cpu: a reduction computes several rows at once if they are near in memory") {
   auto rows_at_once = [](std::int64_t rows, std::int64_t columns, int once) {
     Case c(1);
     const View x = c.view(false, DType::f32, {rows, columns}, Case::dense),
@@ -608,9 +608,9 @@ TEST_CASE("cpu: rows of a reduction go several at once, if they lie near") {
     return cpu::plan_fused(f, nullptr).outer_box;
   };
   CHECK(rows_at_once(512, 800, 0) > 1);
-  CHECK(rows_at_once(512, 800, 12) >= 16);   // much to do but once a row
-  CHECK(rows_at_once(16384, 800, 12) == 1);  // from memory
-  CHECK(rows_at_once(8, 800, 12) == 1);      // every thread has some
+  CHECK(rows_at_once(512, 800, 12) >= 16);   // much work, but once per row
+  CHECK(rows_at_once(16384, 800, 12) == 1);  // read from memory
+  CHECK(rows_at_once(8, 800, 12) == 1);      // every thread has some rows
 }
 
 }  // namespace

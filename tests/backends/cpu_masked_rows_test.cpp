@@ -1,4 +1,4 @@
-// Rows are walked as far as masks of positions show them, and are what they are as a whole.
+// Rows are computed as far as positional masks show them, and match the full rows.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -15,11 +15,11 @@ using program::Instr;
 
 namespace {
 
-// some rows see all keys, the last points are no whole vector
+// some rows see all keys; the last elements do not fill a vector
 const Axis Q("q", 530), K("k", 600);
 using Mask = std::function<NamedArray(const NamedArray& q, const NamedArray& k)>;
 
-// f of masked scores: made of positions, it is what it is of a mask that is given.
+// Compares f under a mask computed from positions with f under a mask that is an argument.
 void same(const char* name, const Mask& mask,
           const std::function<Leaves(const NamedArray& seen, const NamedArray& x)>& f,
           const NamedArray& x) {
@@ -36,7 +36,7 @@ void same(const char* name, const Mask& mask,
   }
 }
 
-// A softmax over the second of two dims, instruction by instruction; `hidden`: what stands where
+// A softmax over the second of two dims, instruction by instruction. `hidden` is the value where
 // the mask does not hold.
 struct Softmax {
   Fused fused{{64, 600}, 1, {}};
@@ -80,7 +80,7 @@ struct Softmax {
 
 }  // namespace
 
-TEST_CASE("cpu masked rows: what hides the end of a row is found") {
+TEST_CASE("cpu masked rows: a mask that hides the end of a row is found") {
   Softmax causal(true, false);
   auto rows = cpu::masked_rows(causal.fused, 1);
   REQUIRE(rows);
@@ -89,19 +89,19 @@ TEST_CASE("cpu masked rows: what hides the end of a row is found") {
   CHECK(rows->zero == std::vector{causal.exp});
   auto plan = cpu::plan_fused(causal.fused, nullptr);
   CHECK(plan.row_masks.size() == 1);
-  CHECK(plan.outer_box > 1);  // rows go together, as far as any of them is shown
+  CHECK(plan.outer_box > 1);  // rows are grouped, up to the longest visible end
   CHECK(plan.filled.size() == 1);
   CHECK(!cpu::masked_rows(Softmax(false, false).fused, 1));  // the start of a row is hidden
-  CHECK(!cpu::masked_rows(Softmax(true, true).fused, 1));    // hidden points differ
+  CHECK(!cpu::masked_rows(Softmax(true, true).fused, 1));    // hidden elements differ
   CHECK(!cpu::masked_rows(Softmax(true, false, Code::reduce_prod).fused, 1));
   CHECK(cpu::masked_rows(Softmax(true, false, Code::reduce_max, 1000).fused, 1));
-  // a sum may come in at the other end
+  // the position may wrap around
   CHECK(!cpu::masked_rows(Softmax(true, false, Code::reduce_max, cpu::far_position).fused, 1));
 }
 
-TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
+TEST_CASE("cpu masked rows: softmax and its gradient match under masks of many kinds") {
   const float none = std::numeric_limits<float>::infinity();
-  // alone: the masked scores are made in its kernel, and nowhere else
+  // alone: only the softmax kernel computes the masked scores
   auto softmax_of = [](float fill, bool alone) {
     return [=](const NamedArray& seen, const NamedArray& x) {
       auto f = [&](const NamedArray& x) { return softmax(where(seen, x, fill), "k"); };
@@ -115,7 +115,7 @@ TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
   const std::pair<const char*, Mask> masks[] = {
       {"causal", [](auto& q, auto& k) { return k <= q; }},
       {"before", [](auto& q, auto& k) { return k < q; }},  // the first row sees nothing
-      // each row sees less than the one before
+      // each row sees less than the previous one
       {"backwards", [](auto& q, auto& k) { return k + q <= 500; }},
       {"backwards, too", [](auto& q, auto& k) { return k + q <= 501; }},
       {"late", [](auto& q, auto& k) { return k <= q - 100; }},
@@ -136,7 +136,7 @@ TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
     }
 }
 
-TEST_CASE("cpu masked rows: bf16, what is not a number in hidden places, two masks") {
+TEST_CASE("cpu masked rows: bf16, NaN in hidden elements, and two masks match the full rows") {
   auto x = random::normal(random::key(2), {Q, K}).eval();
   const Mask causal = [](auto& q, auto& k) { return k <= q; };
   auto weights = [](const NamedArray& seen, const NamedArray& x) {
@@ -160,7 +160,7 @@ TEST_CASE("cpu masked rows: bf16, what is not a number in hidden places, two mas
                       sum(where(seen, x, 0.f) * odd, "k")};
       },
       x);
-  const auto least = std::numeric_limits<int>::min();  // the bits of -0.f
+  const auto least = std::numeric_limits<int>::min();  // the bit pattern of -0.f
   auto whole = (arange(K) * 3 + broadcast_axis(arange(Q), K)).astype(DType::i32).eval();
   same(
       "i32", causal,
@@ -179,11 +179,11 @@ TEST_CASE("cpu masked rows: bf16, what is not a number in hidden places, two mas
         x);
 }
 
-TEST_CASE("cpu masked rows: rows of several dims, each with a mask of its own") {
+TEST_CASE("cpu masked rows: rows of several dims match, each with a mask of its own") {
   const Axis H("h", 3), Few("q", 37);
   auto x = random::normal(random::key(3), {H, Few, K}).eval();
   auto of = [&](const NamedArray& h, const NamedArray& q, const NamedArray& k) {
-    auto times = [](int n, const NamedArray& x) {  // by additions, which a mask is made of
+    auto times = [](int n, const NamedArray& x) {  // by additions, which masks consist of
       auto sum = x;
       while (--n > 0) sum = sum + x;
       return sum;

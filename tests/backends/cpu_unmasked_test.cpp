@@ -1,4 +1,4 @@
-// Masks of positions are left out of a step in turns in which they hold everywhere.
+// Steps omit positional masks in iterations in which the masks hold everywhere.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t rows = 64, columns = 96;
 
-// A step over (queries, keys) that is put together, instruction by instruction.
+// A step over (queries, keys), assembled instruction by instruction.
 struct Masked {
   Fused fused{{rows, columns}, 1, {}};
   int add(Instr i) {
@@ -48,7 +48,7 @@ bool holds(Unmasked& u, std::array<std::int64_t, 2> turns) {
   frame.loops = turns.data();
   return u.holds(frame);
 }
-int selects(const Fused& f) {  // that what is stored is made of
+int selects(const Fused& f) {  // selects that stored values depend on
   std::vector<bool> needed(f.code.size());
   int count = 0;
   for (std::size_t i = f.code.size(); i-- > 0;) {
@@ -63,7 +63,7 @@ int selects(const Fused& f) {  // that what is stored is made of
 
 }  // namespace
 
-TEST_CASE("cpu unmasked: positions say where a mask holds") {
+TEST_CASE("cpu unmasked: ranges of positions show where a mask holds") {
   for (auto code : {Code::less, Code::less_equal}) {
     Masked m;
     auto k = m.position(1, 0, columns), q = m.position(0, 1, rows),
@@ -82,7 +82,7 @@ TEST_CASE("cpu unmasked: positions say where a mask holds") {
       }
   }
 }
-TEST_CASE("cpu unmasked: two masks at once, and one that is not known") {
+TEST_CASE("cpu unmasked: two masks at once, and a mask that is not positional") {
   for (bool known : {true, false}) {
     Masked m;
     auto k = m.position(1, 0, columns), q = m.position(0, 1, rows);
@@ -100,24 +100,25 @@ TEST_CASE("cpu unmasked: two masks at once, and one that is not known") {
     REQUIRE(u.exists() == known);
     if (!known) continue;
     CHECK(holds(u, {0, 2}));   // keys 0 to 95, queries 128 to 191
-    CHECK(!holds(u, {0, 4}));  // queries 256 to 319: too far behind for some
+    CHECK(!holds(u, {0, 4}));  // queries 256 to 319: some keys are out of the window
     CHECK(!holds(u, {1, 2}));
   }
 }
-TEST_CASE("cpu unmasked: numbers that leave their dtype, floats and small steps are left alone") {
+TEST_CASE(
+    "cpu unmasked: positions that overflow their dtype, floats and small steps stay unchanged") {
   Masked m;
   auto k = m.position(1, 0, 100, DType::i8), q = m.position(0, 1, 0, DType::i8);
   m.store(m.of(Code::select, DType::f32, m.of(Code::less_equal, DType::boolean, q, k), m.load(),
                m.add({.code = Code::constant, .number = -1})));
   Unmasked u(m.fused);
   REQUIRE(u.exists());
-  CHECK(!holds(u, {1, 0}));  // 100 to 195 are -56 in the end
+  CHECK(!holds(u, {1, 0}));  // positions from 100 on wrap around
   m.fused.dims = {4, 8};
   CHECK(!Unmasked(m.fused).exists());
 }
 
-// In turns of 384 queries and keys.
-TEST_CASE("cpu unmasked: attention is what it is as a whole") {
+// Iterations have 384 queries and keys.
+TEST_CASE("cpu unmasked: tiled attention matches the full attention") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, Size}).eval();
@@ -149,9 +150,9 @@ TEST_CASE("cpu unmasked: attention is what it is as a whole") {
   }
 }
 
-// A position in a loop around the walk over keys is known like any other, and lies nowhere in
-// memory.
-TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
+// The position of an outer loop has a known range, too, and is not stored in memory.
+TEST_CASE(
+    "cpu unmasked: tiles of a long causal sequence skip the mask where all keys are visible") {
   const Axis Heads("heads", 2), Pos("q", 8192), Keys("k", 8192), Size("d", 64);
   using Three = std::array<NamedArray, 3>;
   auto of = [&](const Axis& pos) { return random::normal(random::key(1), {Heads, pos, Size}); };
@@ -176,6 +177,6 @@ TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
     }
   };
   look(compiled.program->steps, look);
-  CHECK(tiles >= 2);  // the walk forward has one, and the gradient
+  CHECK(tiles >= 2);  // one in the forward loop, and one in the gradient
   CHECK(masked == 0);
 }

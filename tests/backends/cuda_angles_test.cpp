@@ -1,5 +1,5 @@
-// Sines, cosines and tangents as kernels have them (backends/cuda/device/std.h), simulated: in all
-// of the range, against the C library's in long double.
+// Sines, cosines and tangents of the kernels (backends/cuda/device/std.h), simulated: over the full
+// range, against the C library in long double.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr Code codes[] = {Code::sin, Code::cos, Code::tan};
 
-// The three of each x, in T.
+// Returns sine, cosine and tangent of each x, in T.
 template <class T> std::array<std::vector<T>, 3> on_cards(const std::vector<T>& x, DType d) {
   Case c(1);
   const auto n = std::int64_t(x.size());
@@ -44,14 +44,14 @@ template <class T> std::array<std::vector<T>, 3> on_cards(const std::vector<T>& 
 template <class T> std::array<long double, 3> exact(T x) {
   return {std::sin((long double)x), std::cos((long double)x), std::tan((long double)x)};
 }
-// In units of the last digit of what is right.
+// Returns the error in units of the last digit of the right value.
 template <class T> double error(T got, long double right) {
   const auto size = std::fabs(T(right));
   return double(std::fabs((long double)got - right) /
                 (std::nextafter(size, std::numeric_limits<T>::infinity()) - size));
 }
-// Of each exponent some; neighbours of quarter turns, small ones and large; where the ways of
-// reduction meet.
+// Returns some angles of each exponent, neighbors of small and large multiples of pi/2, and angles
+// where the methods of range reduction meet.
 template <class T> std::vector<T> angles() {
   std::vector<T> out;
   Random random(7);
@@ -90,16 +90,18 @@ template <class T> void compare(DType d, double most_sin, double most_tan) {
 
 }  // namespace
 
-TEST_CASE("cuda: sines, cosines and tangents of all angles, f32 and f64, to the last digit") {
+TEST_CASE(
+    "cuda: sines, cosines and tangents of all angles are accurate to the last digit, in f32 and "
+    "f64") {
   compare<float>(DType::f32, 0.5001, 0.5001);
   compare<double>(DType::f64, 1, 2.5);
 }
-TEST_CASE("cuda: the double that is nearest to a quarter turn keeps its digits") {
+TEST_CASE("cuda: the double that is nearest to a multiple of pi/2 keeps its digits") {
   const double x = std::ldexp(6381956970095103.0, 797);
   const auto got = on_cards<double>({x}, DType::f64);
   CHECK(got[1][0] == doctest::Approx(-4.68716592425462761112e-19).epsilon(1e-15));
 }
-TEST_CASE("cuda: zeros keep their sign as angles, and what is no angle gives NaN") {
+TEST_CASE("cuda: sine and tangent keep the sign of zero, and infinite angles yield NaN") {
   const double inf = std::numeric_limits<double>::infinity();
   const auto got = on_cards<double>(
       {0.0, -0.0, inf, -inf, std::numeric_limits<double>::quiet_NaN()}, DType::f64);

@@ -1,4 +1,4 @@
-// What is kept of kernels: cubins by what they were made of, and the fastest algorithms.
+// Caches of kernels: cubins by source code, options and architecture, and the fastest algorithms.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -28,8 +28,8 @@ std::string read(const std::filesystem::path& file) {
 }  // namespace
 
 TEST_CASE(
-    "cuda: a cubin is kept by text, options and architecture, and one that is damaged is made "
-    "anew") {
+    "cuda: a cubin is cached by source code, options and architecture, and compiled again if "
+    "damaged") {
   if (!cuda::has_nvrtc()) {
     left_out("a cubin is kept", "not compiled: no NVRTC here");
     return;
@@ -42,7 +42,7 @@ TEST_CASE(
   CHECK(cubin.substr(1, 3) == "ELF");
   CHECK(cuda::cached_cubin(text, 90, false) == cubin);
   CHECK(made() == 1);
-  CHECK(cache.folder.files() == 1);  // nothing half-written beside it
+  CHECK(cache.folder.files() == 1);  // no partial file
   const auto file = std::filesystem::directory_iterator(cache.folder.path)->path();
   const auto whole = read(file);
   for (auto damaged :
@@ -60,7 +60,7 @@ TEST_CASE(
   CHECK(cache.folder.files() == 4);
 }
 
-TEST_CASE("cuda: where there is no compiler, a folder of cubins says which one has filled it") {
+TEST_CASE("cuda: without a compiler, a folder of cubins names the compiler that filled it") {
   Cache cache;
   CHECK(cuda::compiler_of(cache.folder.path, 13000) == "13000");
   CHECK(cuda::compiler_of(cache.folder.path, 0) == "");
@@ -69,7 +69,7 @@ TEST_CASE("cuda: where there is no compiler, a folder of cubins says which one h
   CHECK(cuda::compiler_of(cache.folder.path, 13000) == "13000");
 }
 
-TEST_CASE("cuda: the fastest algorithm of a product is written down, and read again") {
+TEST_CASE("cuda: the fastest algorithm of a matmul is stored, and read again") {
   Cache cache;
   CHECK_FALSE(cuda::tuned("sm_90 this"));
   cuda::keep_tuned("sm_90 this", {1, 2, 3, 4, 5, 6, 7, ~std::uint64_t(0)});
@@ -83,8 +83,8 @@ TEST_CASE("cuda: the fastest algorithm of a product is written down, and read ag
   CHECK(cuda::tuned("sm_90 that"));
 }
 
-// tests/gpu_test.py runs it without the folders that a loader keeps in its cache, where a toolkit's
-// libraries are not found.
+// tests/gpu_test.py runs this test without the cache of the loader, so the toolkit's libraries are
+// not found.
 TEST_CASE("cuda: a library of the toolkit that is missing is named") {
   if (cuda::has_nvrtc() || cuda::has_cublas()) {
     left_out("a missing library", "the toolkit is here");

@@ -1,5 +1,5 @@
-// Collectives of simulated cards: the bits of the threads' communicator, whatever the wire, the
-// dtype and the strides; and what is found where sends and receives do not fit.
+// Collectives of simulated GPUs: bitwise identical to the communicator of the threads, for every
+// transport, dtype and layout. Sends and receives that do not match are found.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -18,7 +18,7 @@ std::vector<Case> cases(int n) {
   for (int d = 0; d < n; ++d) out.emplace_back(unsigned(d));
   return out;
 }
-// The same layouts on all devices, and values of their own.
+// Programs with the same layouts on all devices, and different values.
 struct Drawn {
   const Mesh& mesh;
   unsigned seed;
@@ -40,7 +40,8 @@ struct Drawn {
     }
     return r;
   }
-  // x and out of an array, of which dim is cut: whole here, a block there.
+  // Adds x and out of an array. `x_cut` and `out_cut`: dim is sharded there; otherwise the array is
+  // full.
   void add(DType dtype, Dims whole, int dim, bool x_cut, bool out_cut, Case::Layout x,
            Case::Layout out) {
     const auto size = dim < 0 ? 0 : whole[std::size_t(dim)],
@@ -54,7 +55,7 @@ struct Drawn {
         if (cut) mine[std::size_t(dim)] = std::clamp<std::int64_t>(size - rank(d) * step, 0, step);
         return mine;
       };
-      c.random = Random(seed + unsigned(how.dim.size()));  // layouts are alike
+      c.random = Random(seed + unsigned(how.dim.size()));  // layouts are equal
       Operand from{dims(x_cut), c.view(false, dtype, dims(x_cut), x)},
           to{dims(out_cut), c.view(true, dtype, dims(out_cut), out)};
       c.random = Random(seed + 100 * unsigned(d + 1));
@@ -77,7 +78,7 @@ struct Drawn {
   }
 };
 
-// By the threads, in memory of the host.
+// Runs the cases on threads, in host memory.
 std::vector<std::vector<Bytes>> by_threads(const Mesh& mesh, const std::vector<Case>& cases) {
   auto cpu = cpu::make_cpu_device();
   std::vector<std::vector<Bytes>> out(cases.size());
@@ -96,7 +97,7 @@ std::vector<std::vector<Bytes>> by_threads(const Mesh& mesh, const std::vector<C
   });
   return out;
 }
-// A machine with one card, which all devices of a mesh are.
+// A machine with one GPU, which all devices of a mesh share.
 cuda::Api& one_card() {
   auto& api = faulty();
   api.gpus = [] {
@@ -104,7 +105,7 @@ cuda::Api& one_card() {
   };
   return api;
 }
-// A machine whose cards speak to each other as those of several processes do.
+// A machine whose GPUs communicate as the GPUs of several processes do.
 cuda::Api& linked() {
   auto& api = faulty();
   api.join = [](const std::string& id, int ranks, int rank, int d, const cuda::Check&) {
@@ -115,7 +116,7 @@ cuda::Api& linked() {
 const Mesh four{{{"data", 2}, {"model", 2}}};
 const Mesh three{{{"data", 3}}};
 
-Drawn sum_in_order(const std::vector<float>& values) {  // of a device each
+Drawn sum_in_order(const std::vector<float>& values) {  // one value per device
   static const Mesh all{{{"data", 4}}};
   Drawn drawn{all, 1};
   drawn.how.over = {0};
@@ -132,7 +133,7 @@ Drawn sum_in_order(const std::vector<float>& values) {  // of a device each
 
 }  // namespace
 
-TEST_CASE("cuda: collectives have the bits of the threads'") {
+TEST_CASE("cuda: collectives are bitwise identical to the threads' communicator") {
   auto device = cuda::make_simulated_device(), shared = device_of(one_card()),
        processes = device_of(linked());
   for (unsigned seed = 0; seed < 60; ++seed) {
@@ -160,7 +161,7 @@ TEST_CASE("cuda: collectives have the bits of the threads'") {
   }
 }
 
-TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
+TEST_CASE("cuda: boxes are copied from device to device, and to the device itself") {
   auto device = cuda::make_simulated_device(), shared = device_of(one_card());
   for (unsigned seed = 0; seed < 20; ++seed) {
     CAPTURE(seed);
@@ -176,7 +177,7 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
     }
     for (int k = 0; k < 6; ++k) {
       const auto from = random.below(4), to = k < 2 ? from : random.below(4);
-      // no two come to one place
+      // no two boxes have the same destination
       const Dims box{1, 1 + random.below(3)}, step{1 + random.below(2), 2};
       auto of = [&](std::int64_t d) -> Collective& {
         return all[std::size_t(d)].program.steps[0].collective;
@@ -190,14 +191,14 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
   }
 }
 
-TEST_CASE("cuda: another order of the ranks in a sum is seen") {
-  // in rank order the first 1 is lost, the second is not
+TEST_CASE("cuda: another order of the ranks in a sum is detected") {
+  // In rank order the first 1 is lost, the second one is not.
   const auto drawn = sum_in_order({1e8f, 1, -1e8f, 1});
   const auto want = by_threads(drawn.mesh, drawn.of_device);
   CHECK((run_on_mesh(*cuda::make_simulated_device(), drawn.mesh, drawn.of_device) == want));
   auto& api = faulty();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
-    auto turned = all;  // what comes from the last rank lies where the first one's should
+    auto turned = all;  // the message of the last rank is at the place of the first one's
     std::vector<std::size_t> come;
     for (std::size_t k = 0; k < all.size(); ++k)
       if (!all[k].sends) come.push_back(k);
@@ -208,7 +209,7 @@ TEST_CASE("cuda: another order of the ranks in a sum is seen") {
   CHECK_FALSE((run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device) == want));
 }
 
-TEST_CASE("cuda: a parcel that is too short is found between processes, too") {
+TEST_CASE("cuda: a message that is too short is found between processes, too") {
   const auto drawn = sum_in_order({1, 2, 3, 4});
   auto& api = linked();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
@@ -228,7 +229,7 @@ TEST_CASE("cuda: a parcel that is too short is found between processes, too") {
   }
 }
 
-TEST_CASE("cuda: who waits for a card of another process that does not come is told why") {
+TEST_CASE("cuda: waiting for a missing GPU of another process raises with the reason") {
   const auto drawn = sum_in_order({1, 2, 3, 4});
   auto& api = faulty();
   api.join = [](const std::string& id, int ranks, int rank, int d, const cuda::Check&) {
@@ -237,7 +238,7 @@ TEST_CASE("cuda: who waits for a card of another process that does not come is t
     });
   };
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
-    auto others = all;  // nobody asks rank 2 for its part
+    auto others = all;  // no device requests the part of rank 2
     std::erase_if(others, [](auto& t) { return t.peer == 2 && t.sends; });
     cuda::simulated().exchange(c, s, others);
   };
@@ -247,7 +248,7 @@ TEST_CASE("cuda: who waits for a card of another process that does not come is t
   for (int d = 0; d < 4; ++d) cuda::inject_fault(d, "");
 }
 
-TEST_CASE("cuda: a parcel that is too short is found, and all devices name who has failed") {
+TEST_CASE("cuda: a message that is too short is found, and all devices name the failed one") {
   const auto drawn = sum_in_order({1, 2, 3, 4});
   auto& api = faulty();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
@@ -270,8 +271,8 @@ TEST_CASE("cuda: a parcel that is too short is found, and all devices name who h
 }
 
 TEST_CASE(
-    "cuda: a device that fails ends what others wait for; one that raises leaves them as they "
-    "are") {
+    "cuda: a failed device ends the waits of the others; a device that raises does not affect "
+    "them") {
   auto drawn = sum_in_order({1, 2, 3, 4});
   auto device = cuda::make_simulated_device();
   const auto want = by_threads(drawn.mesh, drawn.of_device);
@@ -286,7 +287,7 @@ TEST_CASE(
   });
   CHECK(raised == "[test] device 2 cannot go on");
   CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device) == want));
-  auto shared = device_of(one_card());  // who waits on the host is told there
+  auto shared = device_of(one_card());  // waits on the host raise there
   raised = error_of([&] {
     on_devices(
         drawn.mesh,
@@ -300,7 +301,7 @@ TEST_CASE(
   });
   CHECK(has(raised, "[test] device 2 cannot go on"));
   CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device) == want));
-  // The others have asked for their part, and are told while they wait.
+  // The others have requested their part, and raise while they wait.
   const auto began = std::chrono::steady_clock::now();
   auto& api = faulty();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
@@ -316,7 +317,7 @@ TEST_CASE(
 }
 
 TEST_CASE("cuda: a missing edge between streams is found") {
-  // A sum over devices, and beside it a kernel that writes where it lies.
+  // A sum over devices, and concurrently a kernel that writes to the same memory.
   auto wrong = [](const cuda::Api& api, const char* words) {
     int found = 0;
     for (unsigned k = 0; k < 12; ++k) {

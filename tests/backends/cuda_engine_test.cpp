@@ -1,5 +1,5 @@
-// The engine of the cuda backends on simulated cards: memory and copies, graphs, late errors, the
-// words of HALIAX_CUDA, what the host is asked to do, and numbers that need no card.
+// The engine of the cuda backends on simulated GPUs: memory and copies, graphs, late errors, the
+// options of HALIAX_CUDA, and the number of requests by the host.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -24,7 +24,7 @@ namespace {
 
 const Axis N("n", 4), Batch("batch", 8), Embed("embed", 6);
 
-// What was asked of the machine since this was made.
+// Requests to the machine since construction.
 struct Since {
   cuda::SimulationCounts from = cuda::simulation_counts();
   std::int64_t operator()(std::int64_t cuda::SimulationCounts::*what) const {
@@ -35,7 +35,7 @@ using cuda::SimulationCounts;
 NamedArray numbers(const Axis& a, double from = 0) {
   return jit([=] { return arange(a, {.dtype = DType::f32}) + from; }, {.backend = "cpu"})();
 }
-// out[i] = x[i] + 1, so often one after the other.
+// out[i] = x[i] + 1, `turns` times in sequence.
 Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   Case c(1);
   const auto x = c.view(false, DType::f32, {n}, Case::dense),
@@ -55,7 +55,7 @@ Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   c.program.called = "jit at there.cpp:7";
   return c;
 }
-// A run of the case on a device with such words, and what comes back.
+// Runs the case on a device with these options, and reads the results.
 struct Run {
   const Case& c;
   std::unique_ptr<Device> device;
@@ -71,7 +71,7 @@ struct Run {
 }  // namespace
 
 TEST_CASE(
-    "cuda engine: the host dies where it touches a card's memory; what was never written is NaN") {
+    "cuda engine: host access to GPU memory is a segmentation fault, and unwritten memory is NaN") {
   auto device = cuda::make_simulated_device();
   for (int again = 0; again < 2; ++again) {
     auto memory = device->allocate(4000, 0);
@@ -84,7 +84,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to place") {
+TEST_CASE("cuda engine: boxes of any strides are copied to the GPU, back, and on the GPU") {
   auto device = cuda::make_simulated_device();
   for (unsigned seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
@@ -115,9 +115,7 @@ TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to p
   CHECK(get(*device, put(*device, large), large.size()) == large);
 }
 
-TEST_CASE(
-    "cuda engine: over 100 small steps 4 graphs at most are made, memory is taken in place of old "
-    "memory, nobody waits") {
+TEST_CASE("cuda engine: 100 small steps create at most 4 graphs, reuse memory, and never wait") {
   auto step = [](const NamedArray& w, const NamedArray& x) {
     auto loss = [&](const NamedArray& w) { return mean(square(dot(x, w, Embed) - 1.)); };
     auto [value, slope] = value_and_grad(loss)(w);
@@ -138,9 +136,9 @@ TEST_CASE(
     CHECK(since(&SimulationCounts::grown) == 0);
     CHECK(since(&SimulationCounts::waits) == 0);
     CHECK(since(&SimulationCounts::copies) == 0);
-    CHECK(since(&SimulationCounts::kernels) == 0);  // not even written down anew
+    CHECK(since(&SimulationCounts::kernels) == 0);  // not even captured again
     CHECK(last.item() < first.second.item());
-    auto fed = [&](int k) {  // up goes the batch, down the loss
+    auto fed = [&](int k) {  // copies the batch to the GPU, and the loss back
       std::tie(now, last) = f(now, random::normal(random::key(k), {Batch, Embed}).eval());
       CHECK(std::isfinite(last.item()));
     };
@@ -153,20 +151,19 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda engine: a graph at other addresses takes the place of the oldest") {
+TEST_CASE("cuda engine: a graph for other addresses replaces the oldest one") {
   auto f = jit([](const NamedArray& x) { return x * 2. + 1.; }, {.backend = "cuda-sim"});
   std::vector<NamedArray> kept;
   auto x = numbers(N);
   Since since;
-  for (int k = 0; k < 12; ++k) kept.push_back(f(x));  // each result has memory of its own
+  for (int k = 0; k < 12; ++k) kept.push_back(f(x));  // each result has its own memory
   CHECK(since(&SimulationCounts::instances) == 4);
   CHECK(since(&SimulationCounts::updates) == 8);
   for (auto& y : kept) CHECK(y.doubles() == Doubles{1, 3, 5, 7});
 }
 
 TEST_CASE(
-    "cuda engine: what has too many steps for a graph is asked for step by step, and nobody "
-    "waits") {
+    "cuda engine: a program with too many steps for a graph launches step by step, without waits") {
   for (auto [turns, graphs] : {std::pair{100, 1}, {20000, 1}, {20001, 0}}) {
     const auto c = adds_one(3, turns);
     Run r(c);
@@ -182,8 +179,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda engine: turns that are left out are looked up on the card, as parts of a graph or by "
-    "flags") {
+    "cuda engine: the GPU decides which iterations are skipped, by conditional parts of a graph or "
+    "by flags") {
   auto both = [](const NamedArray& x, const NamedArray& flag) {
     return cond(
         flag, [](const NamedArray& v) { return dot(v, v, N) + v; },
@@ -208,7 +205,8 @@ TEST_CASE(
 
 namespace {
 
-// Products in turns of which some are left out; of those with `inner`, a part once more.
+// Matmuls in iterations of which some are skipped. With `inner`, a part of the iteration is
+// skipped, too.
 Case skipped_products(unsigned seed, DType d) {
   Case c(seed);
   const std::int64_t turns = 5;
@@ -222,7 +220,7 @@ Case skipped_products(unsigned seed, DType d) {
       .kind = Kind::skip,
       .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
   std::vector<Step> body{skip, step};
-  if (seed % 4 == 3) {  // in a part of the turn alone
+  if (seed % 4 == 3) {  // in a part of the iteration only
     Step other = skip;
     other.skip.unless.terms[0].stride = -1;
     other.skip.unless.offset += turns - 1;
@@ -237,7 +235,7 @@ Case skipped_products(unsigned seed, DType d) {
 
 }  // namespace
 
-TEST_CASE("cuda engine: products of turns that are left out leave what others see as it is") {
+TEST_CASE("cuda engine: matmuls of skipped iterations leave visible memory unchanged") {
   for (unsigned seed = 0; seed < 24; ++seed) {
     CAPTURE(seed);
     const auto d = seed % 2 ? DType::bf16 : DType::f32;
@@ -256,15 +254,14 @@ TEST_CASE("cuda engine: products of turns that are left out leave what others se
 }
 
 TEST_CASE(
-    "cuda engine: graphs with parts that may be left out are changed for other addresses, and run "
-    "again") {
+    "cuda engine: graphs with conditional parts are updated for other addresses, and run again") {
   const auto c = skipped_products(3, DType::f32);
   const auto device = device_of(cuda::simulated());
   auto executable = device->compile(std::make_shared<const Program>(c.program));
   const auto want = c.run(*reference::make_reference_device());
   const auto arena = device->allocate(c.program.arena_bytes, 0);
   std::vector<Memory> kept;
-  for (int k = 0; k < 7; ++k) {  // more than are kept
+  for (int k = 0; k < 7; ++k) {  // more than the cache holds
     std::vector<void*> in, out;
     for (auto* all : {&c.arguments, &c.results})
       for (auto& b : *all) {
@@ -280,7 +277,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a graph") {
+TEST_CASE("cuda engine: collectives and conditional parts do not share a graph") {
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(50);
   auto* memory = api.allocate(stream, 256);
@@ -306,8 +303,7 @@ TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a 
 }
 
 TEST_CASE(
-    "cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and "
-    "stays") {
+    "cuda engine: a late error names the call, with HALIAX_CUDA=sync the step, and persists") {
   const auto c = adds_one(3);
   auto& api = faulty();
   api.launch = [](cuda::Handle s, cuda::Handle, const cuda::Launch&, const std::int64_t*) {
@@ -345,7 +341,7 @@ TEST_CASE(
   CHECK(floats_of(good.result()).size() > 0);
 }
 
-TEST_CASE("cuda engine: words of HALIAX_CUDA") {
+TEST_CASE("cuda engine: the options of HALIAX_CUDA take effect") {
   const auto c = adds_one(3);
   for (auto* words : {"eager", "sync"}) {
     Run r(c, words);
@@ -355,7 +351,7 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
     CHECK(since(&SimulationCounts::kernels) == 1);
     CHECK((since(&SimulationCounts::waits) > 0) == (std::string(words) == "sync"));
   }
-  // keep: texts as a card's compiler takes them.
+  // keep: source code as the compiler of a GPU reads it.
   Folder folder;
   const std::string before = std::getenv("HALIAX_CACHE") ? std::getenv("HALIAX_CACHE") : "";
   ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
@@ -365,7 +361,7 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
   for (auto& f : std::filesystem::directory_iterator(folder.path))
     texts += f.path().extension() == ".cu";
   CHECK(texts == 1);
-  // tf32 has 10 bits of mantissa: 1 + 2^-12 is 1 there.
+  // tf32 has a mantissa of 10 bits, so 1 + 2^-12 rounds to 1.
   Case product(2);
   const auto x = product.view(false, DType::f32, {4, 4}, Case::dense),
              y = product.view(false, DType::f32, {4, 4}, Case::dense);
@@ -386,7 +382,7 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
   CHECK(first("tf32") == 4);
 }
 
-TEST_CASE("cuda engine: too little memory is said before anything runs") {
+TEST_CASE("cuda engine: insufficient memory raises before anything runs") {
   const std::int64_t all = std::int64_t(32) << 30;
   auto f = [] {
     return jit([](const NamedArray& x) { return exp(x) * 2.; }, {.backend = "cuda-sim"});
@@ -407,8 +403,9 @@ TEST_CASE("cuda engine: too little memory is said before anything runs") {
   CHECK(there(x).doubles()[0] == 2);
 }
 
-// Without parts of a graph that end early, a product is made in vain, in memory of its own.
-TEST_CASE("cuda engine: products of turns that are left out are counted before anything runs") {
+// Without conditional parts of a graph, a matmul of a skipped iteration runs unused, into memory of
+// its own.
+TEST_CASE("cuda engine: memory for matmuls of skipped iterations is counted before anything runs") {
   const std::int64_t all = std::int64_t(32) << 30;
   auto c = skipped_products(3, DType::f32);
   c.program.peak_bytes = 1 << 20;
@@ -425,7 +422,7 @@ TEST_CASE("cuda engine: products of turns that are left out are counted before a
   device->compile(program);
 }
 
-TEST_CASE("cuda engine: of a plan that is too large the largest purposes are named") {
+TEST_CASE("cuda engine: a plan that is too large reports its largest purposes") {
   auto c = adds_one(3);
   c.program.arena_bytes = 0;
   c.program.peak_bytes = std::int64_t(1) << 50;
@@ -438,8 +435,8 @@ TEST_CASE("cuda engine: of a plan that is too large the largest purposes are nam
 }
 
 TEST_CASE(
-    "cuda engine: prints are in order, and done when the call is; a check that fails leaves the "
-    "card as it is") {
+    "cuda engine: prints are in order and complete after the call, and a failed check leaves the "
+    "GPU usable") {
   static std::vector<std::string> lines;
   auto printing = [](const NamedArray& x) {
     debug::print("x {}", x.slice("n", 1, 2));
@@ -462,7 +459,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda engine: a call takes as many bytes as are planned, on a card and on each of a mesh") {
+    "cuda engine: a call uses exactly the planned bytes, on one GPU and on each GPU of a mesh") {
   const Axis Wide("embed", 48), Rows("batch", 32), Inner("inner", 64);
   auto step = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) {
     auto loss = [&](const std::pair<NamedArray, NamedArray>& v) {
@@ -480,7 +477,7 @@ TEST_CASE(
         o->axis_resources = Mapping{{"batch", "data"}};
       }
 
-    auto with_product = [](const NamedArray& x) {  // so that there is a workspace
+    auto with_product = [](const NamedArray& x) {  // allocates the workspace
       return sum(dot(x, x.rename({{x.axes()[1].name, "other"}}), x.axes()[0].name)) * 0. + x;
     };
     auto place = devices > 1 ? named_jit(with_product, there) : jit(with_product, there);
@@ -496,13 +493,13 @@ TEST_CASE(
         {.backend = "cpu"})();
     auto f = devices > 1 ? named_jit(step, options) : jit(step, options);
     w = std::pair{place(w.first), place(w.second)};
-    // calls are queued: what they make is there now
+    // calls are queued: waits for their results
     for (auto& a : {x, also, w.first, w.second}) a.doubles();
     std::vector<std::int64_t> before;
     for (int d = 0; d < devices; ++d)
       before.push_back((cuda::simulated_memory(d), cuda::simulated_memory(d).now));
     auto out = f(w, x);
-    std::int64_t most = 0;  // the plan is that of the device that needs most
+    std::int64_t most = 0;  // the plan describes the device that needs most
     for (int d = 0; d < devices; ++d)
       most = std::max(most, cuda::simulated_memory(d).most - before[std::size_t(d)]);
     CHECK(most == f.report().peak_bytes);
@@ -511,8 +508,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "cuda engine: on a mesh as many bytes are sent as are planned, and a call is asked for once") {
+TEST_CASE("cuda engine: a mesh communicates the planned bytes, and requests each collective once") {
   auto step = [](const NamedArray& w, const NamedArray& x) {
     auto [value, slope] =
         value_and_grad([&](const NamedArray& v) { return mean(square(dot(x, v, "embed"))); })(w);
@@ -529,14 +525,15 @@ TEST_CASE(
     auto now = f(numbers(Wide), x).first;
     for (int k = 0; k < 3; ++k) now = f(now, x).first;
     now.doubles();
-    // a block that is given back late makes another address, and so another graph
+    // a block that is freed late leads to another address, and so to another graph
     bool all_there = false;
     for (int again = 0; again < 8 && !all_there; ++again) {
       Since since;
       for (int k = 0; k < 5; ++k) now = f(now, x).first;
       CHECK(since(&SimulationCounts::waits) == 0);
       CHECK(since(&SimulationCounts::graphs) == 5 * 4);
-      all_there = since(&SimulationCounts::exchanges) == 0;  // they are in graphs that are there
+      all_there =
+          since(&SimulationCounts::exchanges) == 0;  // the collectives are in existing graphs
       now.doubles();
       CHECK(f.report().sent_bytes > 0);
       CHECK(double(since(&SimulationCounts::sent)) == 5 * 4 * f.report().sent_bytes);
@@ -545,7 +542,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks for them") {
+TEST_CASE("cuda engine: several devices of a mesh share one GPU on request") {
   const Axis Rows("rows", 9);
   const Mesh three{{{"first", 3}}};
   auto f = named_jit(
@@ -567,19 +564,19 @@ TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks 
     CHECK(running.doubles() == Doubles{1, 3, 6, 10, 15, 21, 28, 36, 45});
     CHECK(total.item() == 45);
   }
-  CHECK(since(&SimulationCounts::exchanges) == 0);  // no communicator of the machine's
+  CHECK(since(&SimulationCounts::exchanges) == 0);  // no communicator of the machine
   CHECK(since(&SimulationCounts::graphs) == 0);
   cuda::set_simulated_gpus(64);
 }
 
-TEST_CASE("cuda engine: donated on one side, an array has no old value on the other") {
+TEST_CASE("cuda engine: an array that one backend donated has no old value on the other") {
   auto next = [](const NamedArray& x) { return x + 1.; };
   for (const char* first : {"cuda-sim", "cpu"})
     for (const char* second : {"cuda-sim", "cpu"}) {
       CAPTURE(first);
       CAPTURE(second);
       auto x = numbers(N, 10);
-      jit(next, {.backend = "cuda-sim"})(x).doubles();  // lies on both
+      jit(next, {.backend = "cuda-sim"})(x).doubles();  // resides on both
       auto y = jit(next, {.donate = {0}, .backend = first})(x);
       auto z = jit(next, {.donate = {0}, .backend = second})(y);
       for (const char* reader : {"cuda-sim", "cpu"})
@@ -589,7 +586,7 @@ TEST_CASE("cuda engine: donated on one side, an array has no old value on the ot
     }
 }
 
-TEST_CASE("cuda engine: several threads on one card, and a mesh beside them") {
+TEST_CASE("cuda engine: several threads use one GPU concurrently, together with a mesh") {
   auto f = jit([](const NamedArray& x) { return x * 2. + 1.; }, {.backend = "cuda-sim"});
   auto on_mesh = named_jit([](const NamedArray& x) { return sum(x); },
                            {.backend = "cuda-sim",

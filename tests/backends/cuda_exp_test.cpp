@@ -1,5 +1,5 @@
-// exp as tiles have it (backends/cuda/device/tile.h), simulated, with exact powers of 2: the error
-// of the rest of it, against the C library's in double.
+// exp of the tile kernels (backends/cuda/device/tile.h), simulated with exact powers of 2: the
+// error of the remaining computation, against the C library in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::vector<float> quick_exp(const std::vector<float>& x) {
 
 }  // namespace
 
-TEST_CASE("cuda: exp in tiles is near, and nearest where it is large") {
+TEST_CASE("cuda: exp in tiles is accurate, and most accurate for large results") {
   std::vector<float> x;
   Random random(3);
   for (int k = 0; k < 200000; ++k)
@@ -49,9 +49,9 @@ TEST_CASE("cuda: exp in tiles is near, and nearest where it is large") {
     if (x[i] <= 0) worst_of_weights = std::max(worst_of_weights, error);
   }
   CHECK(worst < 1);
-  CHECK(worst_of_weights < 0x1p-23);  // of a row whose maximum has exp 1
+  CHECK(worst_of_weights < 0x1p-23);  // in a row whose maximum has exp 1
 }
-TEST_CASE("cuda: exp in tiles at its ends") {
+TEST_CASE("cuda: exp in tiles is right at the ends of its range") {
   constexpr float inf = std::numeric_limits<float>::infinity(),
                   most = std::numeric_limits<float>::max();
   const auto got = quick_exp({0.f, -0.f, -inf, inf, -most, most, -87.4f, 89.f, std::nanf("")});

@@ -1,5 +1,5 @@
-// Faults that are planted into texts of kernels, into what the library is told, and into what is
-// asked of a simulated card: each must be found.
+// Faults planted into the source code of kernels, into matmul descriptions for the library, and
+// into requests to a simulated GPU: each must be found.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/sim/machine.h"
@@ -12,10 +12,10 @@ using namespace haliax::testing;
 
 namespace {
 
-constexpr int device = 42;  // that no other test uses
+constexpr int device = 42;  // used by no other test
 
-// What kernels of a step make of the case's arguments, after `plant` has changed their text. Raises
-// what the device does.
+// Returns the results of a step's kernels for the case's arguments, after `plant` has changed the
+// source code. Raises the errors of the device.
 std::vector<Bytes> made(const Case& c,
                         const std::function<std::string(std::string)>& plant = nullptr) {
   auto& api = cuda::simulated();
@@ -63,8 +63,7 @@ std::vector<Bytes> made(const Case& c,
   }
   return out;
 }
-// Rows of x (8, n), divided by their sums in place; and beside it the sum of the distances to the
-// largest.
+// Rows of x (8, n), divided by their sums in place, and the sum of the distances to the maximum.
 Case rows(std::int64_t n = 1000) {
   Case c(1);
   const auto x = c.view(false, DType::f32, {8, n}, Case::dense);
@@ -95,7 +94,7 @@ Case product(DType d = DType::f32) {
   c.add(Kind::contract).contract = {{}, {m}, {n}, {k}, x, y, out, false};
   return c;
 }
-// Is it seen: an error, or other bits?
+// Returns true if the fault is found: by an error, or by results that are not bitwise identical.
 bool is_found(const Case& c, const cuda::Api& api) {
   const auto want = c.run(*cuda::make_simulated_device());
   std::vector<Bytes> got;
@@ -106,7 +105,7 @@ bool is_found(const Case& c, const cuda::Api& api) {
   cuda::inject_fault(0, "");
   return !said.empty() || got != want;
 }
-std::function<void(cuda::Product&)> told;  // what becomes of a product before it is told
+std::function<void(cuda::Product&)> told;  // changes a matmul before the library receives it
 cuda::Api& telling(std::function<void(cuda::Product&)> change) {
   told = std::move(change);
   auto& api = faulty();
@@ -120,12 +119,12 @@ cuda::Api& telling(std::function<void(cuda::Product&)> change) {
 
 }  // namespace
 
-TEST_CASE("cuda faults: nothing is found where nothing is planted") {
+TEST_CASE("cuda faults: without a planted fault, none is found") {
   CHECK(made(rows()) == made(rows()));
   CHECK_FALSE(is_found(product(), cuda::simulated()));
   CHECK_FALSE(is_found(product(), telling([](auto&) {})));
 }
-TEST_CASE("cuda faults: a missing barrier") {
+TEST_CASE("cuda faults: a missing barrier is found") {
   const std::string without = R"(
 template <int group, class T, class F> inline T hasty(T x, F f, unsigned char* shared) {
   for (int by = 1; by < group && by < 32; by *= 2) x = f(x, exchanged(x, by));
@@ -142,7 +141,7 @@ template <int group, class T, class F> inline T hasty(T x, F f, unsigned char* s
   });
   CHECK(got != made(rows()));
 }
-TEST_CASE("cuda faults: a store one past the end") {
+TEST_CASE("cuda faults: a store past the end is found") {
   Case c(3);
   const auto x = c.view(false, DType::f32, {499}, Case::dense),
              out = c.view(true, DType::f32, {499}, Case::dense);
@@ -168,8 +167,8 @@ TEST_CASE("cuda faults: a store one past the end") {
   });
   CHECK(has(said, "written behind the end of"));
 }
-TEST_CASE("cuda faults: a store a sweep early") {
-  // more than registers or shared memory hold: each sweep reads them again
+TEST_CASE("cuda faults: a store one pass early is found") {
+  // more than registers or shared memory hold: each pass reads the rows again
   const std::int64_t many = 30000;
   const auto early = [](std::string text) {
     const auto from = text.rfind("store_few("), to = text.find(", y6, here", from),
@@ -181,9 +180,9 @@ TEST_CASE("cuda faults: a store a sweep early") {
     return text.insert(text.find('\n', fold) + 1, store);
   };
   CHECK(made(rows(many), early) != made(rows(many)));
-  CHECK(made(rows(), early) == made(rows()));  // these are kept in registers
+  CHECK(made(rows(), early) == made(rows()));  // these rows stay in registers
 }
-TEST_CASE("cuda faults: parts of a fold in another order, and a part too short") {
+TEST_CASE("cuda faults: reordered parts of a reduction, and a part that is too short, are found") {
   Case c(4);
   const std::int64_t n = 300000;
   const auto x = c.view(false, DType::f32, {n}, Case::dense),
@@ -207,19 +206,19 @@ TEST_CASE("cuda faults: parts of a fold in another order, and a part too short")
         made(c));
   CHECK(planted("next = from + ", "next = from - 1 + ") != made(c));
 }
-TEST_CASE("cuda faults: a wrong leading dimension") {
+TEST_CASE("cuda faults: a wrong leading dimension is found") {
   CHECK(is_found(product(), telling([](auto& p) { ++p.a.ld; })));
   CHECK(is_found(product(), telling([](auto& p) { ++p.b.ld; })));
   CHECK(is_found(product(), telling([](auto& p) { ++p.out.ld; })));
   CHECK(is_found(product(), telling([](auto& p) { p.a.ld = p.a.rows - 1; })));
 }
-TEST_CASE("cuda faults: an alignment of 256 bytes is claimed") {
+TEST_CASE("cuda faults: a false alignment of 256 bytes is found") {
   CHECK(is_found(product(), telling([](auto& p) { p.a.alignment = 256; })));
   CHECK(is_found(product(), telling([](auto& p) { p.b.alignment = 256; })));
   CHECK(is_found(product(), telling([](auto& p) { p.out.alignment = 256; })));
 }
-TEST_CASE("cuda faults: partial sums in the dtype of the result") {
-  // 256 + 1 + 1 + ...: in bf16 the ones are lost one by one.
+TEST_CASE("cuda faults: partial sums in the dtype of the result are found") {
+  // 256 + 1 + 1 + ...: in bf16 each 1 is lost.
   Case c = product(DType::bf16);
   for (auto& b : c.arguments)
     for (std::size_t i = 0; i < b.size(); i += 2) scalar::store(DType::bf16, &b[i], {1, 0});
@@ -241,7 +240,7 @@ TEST_CASE("cuda faults: partial sums in the dtype of the result") {
   };
   CHECK(is_found(c, api));
 }
-TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is written down") {
+TEST_CASE("cuda faults: allocations and host waits during graph capture are found") {
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(device), other = api.make_stream(device);
   cuda::inject_fault(device, "");
@@ -256,7 +255,7 @@ TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is wri
             }),
             "writes down a graph, and waits"));
   api.drop_graph(api.end_graph(stream));
-  // A stream that joins, and that nobody follows.
+  // A stream that joins, and that no stream waits for.
   const auto event = api.make_event(device);
   auto* memory = api.allocate(other, 256);
   api.begin_graph(stream);

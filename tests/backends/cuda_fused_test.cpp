@@ -1,5 +1,5 @@
-// Fused steps as kernels: chunks of a few elements at any address, rows that are kept in registers,
-// folds in two passes. All against the reference, and how often memory is read.
+// Fused steps as kernels: vectors of a few elements at any address, rows that stay in registers,
+// reductions in two passes. Results are compared with the reference, and memory reads are counted.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -15,7 +15,7 @@ using namespace haliax::testing;
 
 namespace {
 
-// Scratch as the device asks for it; it lies behind whatever else is in the arena.
+// Plans the scratch that the device requires, after everything else in the arena.
 void plan_scratch(Case& c, Device& device) {
   for (auto& s : c.program.steps) {
     s.scratch_bytes = device.scratch_bytes(s, 0);
@@ -30,9 +30,9 @@ void compare_there(Case& c, double scale = 4) {
   for (std::size_t r = 0; r < want.size(); ++r)
     CHECK(difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r])) ==
           "");
-  CHECK(c.run(*device) == got);  // the same bits in every run
+  CHECK(c.run(*device) == got);  // bitwise identical in every run
 }
-// Rows of (rows, n), from an offset, with a gap behind each.
+// Rows of (rows, n), from an offset, with a gap after each row.
 View rows_of(Case& c, bool result, DType d, std::int64_t rows, std::int64_t n, std::int64_t offset,
              std::int64_t gap) {
   return {c.slot(result, d, offset + rows * (n + gap)), d, offset, {n + gap, 1}, {}};
@@ -61,7 +61,7 @@ Case softmax(std::int64_t rows, std::int64_t n, std::int64_t offset, std::int64_
             store(out, 5, true)};
   return c;
 }
-// Over the first or the last dim of (rows, n), by any monoid; beside it what it is multiplied with.
+// A reduction over the first or the last dim of (rows, n), by any monoid.
 Case fold(Code code, DType d, std::int64_t rows, std::int64_t n, bool first, unsigned seed) {
   Case c(seed);
   const auto x = rows_of(c, false, d, rows, n, c.random.below(3), c.random.below(2));
@@ -78,7 +78,7 @@ Case fold(Code code, DType d, std::int64_t rows, std::int64_t n, bool first, uns
 
 }  // namespace
 
-TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any length") {
+TEST_CASE("cuda fused: vectors of all widths match at any address and of any length") {
   for (unsigned seed = 0; seed < 48; ++seed) {
     CAPTURE(seed);
     Case c(seed);
@@ -114,8 +114,7 @@ TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any
   }
 }
 TEST_CASE(
-    "cuda fused: a row is read once, as long as it fits in the registers or the shared memory of a "
-    "block") {
+    "cuda fused: a row is read once if it fits in the registers or the shared memory of a block") {
   for (int n : {40, 1000, 4096, 16384, 20000, 30000}) {
     CAPTURE(n);
     const auto c = softmax(20, n, 0, 0);
@@ -145,12 +144,10 @@ TEST_CASE(
     }
   }
 }
-TEST_CASE(
-    "cuda fused: folds of much for few points are made in two passes, and say so by their "
-    "scratch") {
+TEST_CASE("cuda fused: long reductions to few elements run in two passes, and request scratch") {
   const auto device = cuda::make_simulated_device();
   auto of = [&](Code code, DType d, std::int64_t rows, std::int64_t n, bool first) {
-    Step s;  // nothing runs
+    Step s;  // not run
     s.fused.dims = {first ? n : rows, first ? rows : n};
     s.fused.outer = 1;
     const View x{0, d, 0, first ? Dims{1, n} : Dims{n, 1}, {}}, out{1, d, 0, {1, 0}, {}};
@@ -161,16 +158,16 @@ TEST_CASE(
   };
   CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true).size() == 2);
   CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true)[0].blocks == 264);
-  // there are enough rows
+  // enough rows for one pass
   CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, false).size() == 1);
   CHECK(of(Code::reduce_sum, DType::bf16, 2, 1 << 20, false).size() == 2);
-  CHECK(of(Code::reduce_sum, DType::f32, 20, 300, true).size() == 1);  // it is little
+  CHECK(of(Code::reduce_sum, DType::f32, 20, 300, true).size() == 1);  // little work
   CHECK(of(Code::reduce_argmax, DType::f32, 2, 1 << 20, false).size() == 1);
   CHECK(device->scratch_bytes({.kind = Kind::fused}, 0) == 0);
 }
 TEST_CASE(
-    "cuda fused: two passes give what the reference gives, of all dtypes and folds, over the first "
-    "and the last dim") {
+    "cuda fused: two-pass reductions match the reference, for all dtypes and monoids, over the "
+    "first and the last dim") {
   unsigned seed = 0;
   for (auto d : all_dtypes)
     for (bool first : {true, false}) {
@@ -183,13 +180,13 @@ TEST_CASE(
       compare_there(c);
     }
 }
-TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
+TEST_CASE("cuda fused: two-pass sums of 16-bit floats are rounded once") {
   Case c(9);
   const std::int64_t n = 1 << 18;
   const auto x = c.view(false, DType::bf16, {n}, Case::dense),
              out = c.view(true, DType::bf16, {}, Case::dense);
-  // Ones, a 16 among each 4096 of them, and a first 1000. A sum of 4111 is 4096 as a bf16, that of
-  // all not what such sums give.
+  // Ones, with a 16 among each 4096 of them, and a first 1000. A partial sum of 4111 would be 4096
+  // in bf16, and the total would differ.
   double sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const double one = i == 0 ? 1000 : i % 4096 == 5 ? 16 : 1;
@@ -206,7 +203,7 @@ TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
   const auto got = scalar::load(DType::bf16, &c.run(*device)[0][std::size_t(out.offset) * 2]).real;
   CHECK(got == scalar::rounded(DType::bf16, {sum, 0}).real);
 }
-TEST_CASE("cuda fused: kernels bound by memory compile to accesses of 16 bytes") {
+TEST_CASE("cuda fused: memory-bound kernels compile to accesses of 16 bytes") {
   if (!cuda::has_nvrtc()) {
     left_out("accesses of 16 bytes", "not compiled: no NVRTC here");
     return;
@@ -215,14 +212,15 @@ TEST_CASE("cuda fused: kernels bound by memory compile to accesses of 16 bytes")
     const auto c = softmax(300, 4096, 0, 0, d);
     const auto ptx = cuda::compile_for_gpu(cuda::source_for_gpu(cuda::named(text_of(c))), 90).ptx;
     const auto type = d == DType::f32 ? "v4.f32" : "v4.u32";
-    const std::size_t each = d == DType::f32 ? 4 : 2;  // of a row of 4096, by 256 threads
+    const std::size_t each =
+        d == DType::f32 ? 4 : 2;  // accesses per thread, for a row of 4096 and 256 threads
     CAPTURE(ptx);
     CHECK(times(ptx, std::string("ld.") + type) == each);
     CHECK(times(ptx, std::string("st.") + type) == each);
   }
 }
 TEST_CASE(
-    "cuda fused: rows in registers, and both passes of folds, compile for cards without spills and "
+    "cuda fused: rows in registers and two-pass reductions compile for GPUs without spills and "
     "without a stack") {
   std::vector<Step> steps;
   for (auto d : {DType::f32, DType::bf16, DType::f64, DType::i8}) {
@@ -248,7 +246,7 @@ TEST_CASE(
     }
   }
   const auto device = cuda::make_simulated_device();
-  std::set<std::string> known;  // rows of other lengths may be alike
+  std::set<std::string> known;  // rows of other lengths may have equal source code
   std::string text;
   int count = 0;
   for (auto& s : steps) {

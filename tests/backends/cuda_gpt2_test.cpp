@@ -1,5 +1,5 @@
-// GPT-2 124M, a training step in bf16 on one card, planned: what is compiled for it, and what it
-// asks the card for. Nothing runs.
+// A planned training step of GPT-2 124M in bf16 on one GPU: the kernels that are compiled, and the
+// requests to the GPU. Nothing runs.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,15 +27,15 @@ namespace {
 
 struct Counts {
   std::set<std::string> texts;
-  // packings: kernels before a product; behind: that take it from beside its place (sequence.h);
-  // own: in place of one
+  // packings: kernels that pack operands before a matmul; behind: kernels that copy the result of a
+  // matmul into place (sequence.h); own: kernels in place of a matmul
   std::int64_t kernels = 0, products = 0, packings = 0, behind = 0, own = 0;
-  std::int64_t nests = 0, copies = 0;  // kernels that are loops with lanes; that copy
+  std::int64_t nests = 0, copies = 0;  // kernels of loops with parallel slots; copy kernels
 };
 void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::loop) count(i.body, times * i.step->loop.trips, into);
-    // the one that tells
+    // the kernel that evaluates the condition
     if (i.kind == Item::Kind::part) {
       ++into.kernels;
       count(i.body, times, into);
@@ -56,7 +56,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
       (std::any_of(items.begin(), here, is_product) ? into.behind : into.own) += times;
   }
 }
-// The nests' launches, each text once.
+// Adds the launches of nests, each source once.
 void add_nests(const std::vector<Item>& items, std::map<std::string, const cuda::Launch*>& to) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::launch && i.step->kind == program::Kind::loop)
@@ -64,7 +64,7 @@ void add_nests(const std::vector<Item>& items, std::map<std::string, const cuda:
     add_nests(i.body, to);
   }
 }
-// x as an input of the program.
+// Returns x as an input of the program.
 template <class T> T as_inputs(const T& x, Compilation& c, bool donated) {
   return tree_map(
       [&](const NamedArray& a) {
@@ -75,7 +75,7 @@ template <class T> T as_inputs(const T& x, Compilation& c, bool donated) {
       },
       x);
 }
-// A step with so many bytes for the head, or as many as it takes by itself.
+// Plans a step with `memory` bytes for the head, or with the default if `memory` is 0.
 void plan_step(Compilation& c, std::int64_t memory) {
   const Gpt2 g({}, 50257, 64);
   const auto optimizer = optim::adamw();
@@ -95,12 +95,13 @@ void plan_step(Compilation& c, std::int64_t memory) {
 }  // namespace
 
 TEST_CASE(
-    "cuda: GPT-2 124M with 4 GB for its head is a tenth of the launches, and 3 GB more in all") {
+    "cuda: GPT-2 124M with 4 GB for its head has a tenth of the launches, and needs 3 GB more in "
+    "total") {
   const auto device = cuda::make_simulated_device();
   Compilation c;
   c.options.device = device.get();
   plan_step(c, 4'000'000'000);
-  for (bool parts : {false, true}) {  // turns that end early: flags, or parts of the graph
+  for (bool parts : {false, true}) {  // iterations that end early: flags, or parts of the graph
     CAPTURE(parts);
     auto sequence = cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.parts = parts});
     cuda::join_equal(sequence, *c.program);
@@ -117,7 +118,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts, launches, products, "
+    "cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: kernels, launches, matmuls, "
     "packings") {
   const auto device = cuda::make_simulated_device();
   Compilation c;
@@ -134,7 +135,7 @@ TEST_CASE(
           n.copies, " copies, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
           sequence.flags, " flags, ", c.program->peak_bytes, " bytes");
   CHECK(n.texts.size() <= 60);
-  // in each turn of the head, 0.3 MB, in place of 0.3 GB that would be added up in parts
+  // In each iteration of the head: 0.3 MB, in place of 0.3 GB that would be accumulated in parts.
   CHECK(n.packings <= 342);
   CHECK(n.own == 0);
   CHECK(n.copies < 100);
@@ -145,10 +146,10 @@ TEST_CASE(
   std::map<std::string, const cuda::Launch*> nests;
   add_nests(sequence.items, nests);
   CHECK(nests.size() == 2);
-  for (auto& [text, launch] : nests) {  // all products are tiles
+  for (auto& [text, launch] : nests) {  // all matmuls are tiles
     CHECK(has(text, "make_tile("));
     CHECK_FALSE(has(text, "block_product<"));
-    CHECK(has(text, "load_few<8, bf16>"));  // points between them go by 16 bytes
+    CHECK(has(text, "load_few<8, bf16>"));  // elementwise ops between them access 16 bytes
     MESSAGE(launch->shared, " bytes of shared memory");
     CHECK(launch->shared <= 112 << 10);  // two blocks fit on a processor
   }
@@ -156,7 +157,7 @@ TEST_CASE(
     left_out("GPT-2", "its kernels were not compiled: no NVRTC here");
     return;
   }
-  for (int sm : {80, 90, 100}) {  // for each card as it would be made there
+  for (int sm : {80, 90, 100}) {  // for each GPU, compiled as on this GPU
     const auto there = cuda::sequence_of(*c.program, cuda::shared_limit_of(sm));
     std::map<std::string, const cuda::Launch*> of_card;
     add_nests(there.items, of_card);
@@ -165,16 +166,17 @@ TEST_CASE(
       CAPTURE(sm);
       CAPTURE(log);
       CHECK(has(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
-      // of one function: nothing is called
+      // a single function: no calls
       CHECK(log.find("bytes stack frame") == log.rfind("bytes stack frame"));
     }
   }
   const Cache cache;
-  auto seconds_of = [](auto& texts) {  // of this process: others may keep the cores busy
-    const auto began = std::clock();
-    for (auto& t : texts) cuda::cached_cubin(cuda::source_for_gpu(cuda::named(t)), 90, false);
-    return double(std::clock() - began) / CLOCKS_PER_SEC;
-  };
+  auto seconds_of =
+      [](auto& texts) {  // CPU time of this process, because other processes may occupy the cores
+        const auto began = std::clock();
+        for (auto& t : texts) cuda::cached_cubin(cuda::source_for_gpu(cuda::named(t)), 90, false);
+        return double(std::clock() - began) / CLOCKS_PER_SEC;
+      };
   auto seconds = [&] { return seconds_of(n.texts); };
   const std::vector shortest{*std::min_element(
       n.texts.begin(), n.texts.end(), [](auto& a, auto& b) { return a.size() < b.size(); })};
@@ -183,15 +185,14 @@ TEST_CASE(
   CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
   const auto from_cache = std::min({seconds(), seconds(), seconds()});
   CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
-  CHECK(compiled < 450 * least);  // 310 where it was measured: machines differ
+  CHECK(compiled < 450 * least);  // 310 when measured; machines differ
   CHECK(from_cache < 0.3);
   MESSAGE("compiled in ", compiled, " s, the shortest in ", least, " s, from the cache in ",
           from_cache, " s");
 }
 
 TEST_CASE(
-    "cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the count of steps, and all "
-    "else") {
+    "cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the step count, and the rest") {
   const Gpt2 g({}, 50257, 64);
   const auto device = cuda::make_simulated_device();
   const auto optimizer = optim::adamw();
@@ -216,8 +217,9 @@ TEST_CASE(
   CHECK(n.kernels == 2);
 }
 
-// What bench/gpu.cpp divides by: a node for each turn, and the copies around them.
-TEST_CASE("cuda: a turn of one fused step is one node of a graph") {
+// bench/gpu.cpp divides by these numbers: a node per iteration, and the copies around the
+// iterations.
+TEST_CASE("cuda: an iteration of one fused step is one node of a graph") {
   const auto device = cuda::make_simulated_device();
   const Axis Turns("turns", 4000), Wide("n", 1024);
   Compilation c;

@@ -1,5 +1,5 @@
-// Equal kernels in one launch: the same bits as one by one, whatever depends on what; and how many
-// launches are left.
+// Equal kernels in one launch: bitwise identical to separate launches, for any dependencies. Counts
+// the remaining launches.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/nvrtc.h"
@@ -23,7 +23,7 @@ Counted run(const Case& c, const char* words) {
   out.kernels = cuda::simulation_counts().kernels - before;
   return out;
 }
-// The first elements of `to` become those of `from` times `by`.
+// The first n elements of `to` become the first elements of `from` times `by`.
 Step scaled(const View& from, const View& to, std::int64_t n, double by) {
   Step s;
   s.op = "scale";
@@ -34,7 +34,7 @@ Step scaled(const View& from, const View& to, std::int64_t n, double by) {
                   store(to, 2)};
   return s;
 }
-// So many of them, each from an array of its own to one of its own.
+// Steps that are equal up to their size, each with its own operand and result.
 Case alike(int count, std::int64_t most) {
   Case c(3);
   for (int k = 0; k < count; ++k) {
@@ -49,9 +49,9 @@ Case alike(int count, std::int64_t most) {
 }  // namespace
 
 TEST_CASE(
-    "cuda join: steps that are alike and apart are one launch, as far as their arguments fit, with "
-    "the same bits") {
-  // 5 words each of 511, less the shared
+    "cuda join: equal independent steps are one launch, up to its space for arguments, and bitwise "
+    "identical") {
+  // 5 of 511 words for each step, minus the shared ones
   for (auto [count, launches] : {std::pair{2, 1}, {5, 1}, {80, 1}, {81, 1}, {103, 2}}) {
     CAPTURE(count);
     const auto c = alike(count, 3000);
@@ -63,7 +63,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda join: what depends on each other stays in order") {
+TEST_CASE("cuda join: dependent steps stay in order") {
   std::int64_t joined = 0;
   for (unsigned seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
@@ -80,7 +80,7 @@ TEST_CASE("cuda join: what depends on each other stays in order") {
       auto from = arrays[any(0)], to = arrays[any(1)];
       if (from.slot == to.slot) continue;
       c.program.steps.push_back(scaled(from, to, 1 + c.random.below(n), 1 + c.random.normal()));
-      if (k == 11) {  // others look in the same way into a loop, and out of it
+      if (k == 11) {  // a loop that reads and writes the same arrays
         Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = 3, .body = {}}};
         for (int j = 0; j < 3; ++j)
           loop.loop.body.push_back(
@@ -96,8 +96,7 @@ TEST_CASE("cuda join: what depends on each other stays in order") {
   CHECK(joined > 200);
 }
 
-TEST_CASE(
-    "cuda join: rows of any length, dtypes and codes: random steps twice, one after the other") {
+TEST_CASE("cuda join: random steps in duplicate match, with rows of any length, dtype and code") {
   for (unsigned seed = 0; seed < 30; ++seed) {
     CAPTURE(seed);
     Case c(seed);
@@ -106,14 +105,13 @@ TEST_CASE(
     const auto dtype = all_dtypes[c.random.below(12)];
     const auto state = c.random;
     random_fused(c, dims, outer, dtype, 6);
-    c.random = state;  // the same text
+    c.random = state;  // the same source code
     random_fused(c, dims, outer, dtype, 6);
     CHECK(run(c, "").results == run(c, "sync").results);
   }
 }
 
-TEST_CASE(
-    "cuda join: texts of several in one compile for cards, without spills and without a stack") {
+TEST_CASE("cuda join: merged kernels compile for GPUs, without spills and without a stack") {
   if (!cuda::has_nvrtc()) {
     left_out("texts of several in one", "not compiled: no NVRTC here");
     return;

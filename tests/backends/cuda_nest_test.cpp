@@ -1,6 +1,6 @@
-// Loops with lanes as one kernel each, on a simulated card: attention, walked by its queries, is
-// what it is on the cpu; products of any strides; faults that are planted into such a kernel; its
-// text for cards.
+// Loops with parallel slots as one kernel each, on a simulated GPU. Attention that is tiled by
+// queries matches the cpu, matmuls have any strides, planted faults are found, and the source code
+// compiles for GPUs.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -28,7 +28,7 @@ Parts parts(DType dtype, const Axis& d = D) {
   };
   return {draw(1, {B, H, Q, d}), draw(2, {B, H, K, d}), draw(3, {B, H, K, d})};
 }
-// Loss, what is returned beside it, and gradients.
+// Returns the loss, the auxiliary result, and the gradients.
 Leaves all_of(const Attention& f, const Parts& p) {
   auto [both, g] = value_and_grad([&](const Parts& p) {
     auto y = f(p).astype(DType::f32);
@@ -44,7 +44,7 @@ void same(const char* what, const Attention& f, const Parts& p, double tolerance
   CAPTURE(std::string(what));
   const auto products = cuda::simulation_counts().products;
   auto got = compiled(f, "cuda-sim")(p), want = compiled(f, "cpu")(p);
-  CHECK(cuda::simulation_counts().products == products);  // all of them are parts of kernels
+  CHECK(cuda::simulation_counts().products == products);  // all matmuls are parts of kernels
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
@@ -57,14 +57,14 @@ NamedArray causal(const Parts& p) {
   return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = nn::causal_mask(Q, K)});
 }
 
-// ---- a Program by hand: turns that each multiply a block, in memory of their own ----
+// ---- a handwritten Program: each iteration multiplies a block, in memory of its own ----
 View at(int slot, DType d, Dims strides, int loop = -1, std::int64_t step = 0) {
   View v{slot, d, 0, std::move(strides), {}};
   if (loop >= 0) v.terms.push_back({.loop = loop, .stride = step});
   return v;
 }
-// out[t] = exp(x[t] y[t]) z, in f32 between; t: turns. m, k, l, n are odd on purpose. far: bytes
-// that a turn holds beside.
+// out[t] = exp(x[t] y[t]) z, in f32 between; t: iterations. m, k, l, n are odd on purpose. far:
+// additional bytes per iteration.
 Case turns(DType d, std::int64_t far = 0) {
   constexpr std::int64_t trips = 5, m = 61, k = 37, l = 67, n = 33;
   Case c(7);
@@ -118,7 +118,7 @@ Case turns(DType d, std::int64_t far = 0) {
 }
 }  // namespace
 
-TEST_CASE("cuda nest: attention of many kinds is what it is on the cpu") {
+TEST_CASE("cuda nest: attention of many kinds matches the cpu") {
   auto mask = nn::causal_mask(Q, K);
   same("causal", causal, parts(DType::f32), 4e-6);
   same("bf16", causal, parts(DType::bf16), 2e-2);
@@ -169,7 +169,8 @@ TEST_CASE("cuda nest: attention of many kinds is what it is on the cpu") {
       },
       parts(DType::f32), 4e-6);
 }
-TEST_CASE("cuda nest: a step of attention is few launches, and has the same bits in every run") {
+TEST_CASE(
+    "cuda nest: a step of attention has few launches, and is bitwise identical in every run") {
   auto f = compiled(causal, "cuda-sim");
   const auto p = parts(DType::bf16);
   const auto first = f(p);
@@ -179,7 +180,7 @@ TEST_CASE("cuda nest: a step of attention is few launches, and has the same bits
   CHECK(cuda::simulation_counts().kernels - before.kernels <= 8);
   for (std::size_t k = 0; k < first.size(); ++k) CHECK(all(first[k] == again[k]).item());
 }
-TEST_CASE("cuda nest: products of any strides, in shared memory and beside it") {
+TEST_CASE("cuda nest: matmuls of any strides match, in shared memory and outside of it") {
   for (auto d : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32})
     for (std::int64_t far : {0, 300 << 10}) {
       CAPTURE(name_of(d));
@@ -198,33 +199,33 @@ TEST_CASE("cuda nest: planted faults are found") {
   const auto c = turns(DType::f32);
   const auto right = planted(c, [](auto text) { return text; });
   CHECK(right.second == "");
-  // behind the weights
+  // after the weights
   const auto hasty = planted(c, [&](auto text) { return changed(text, "__syncthreads();", ""); });
   CHECK((hasty.first != right.first || hasty.second != ""));
-  const auto far = planted(c, [](auto text) {  // the sweep in which the weights are stored
+  const auto far = planted(c, [](auto text) {  // the pass that stores the weights
     return changed(text, "j < I(", "j <= I(", 1);
   });
   CHECK(has(far.second, "behind the end of its shared memory"));
 }
-TEST_CASE("cuda nest: what is no work for one kernel is refused") {
+TEST_CASE("cuda nest: loops that are unsuitable for one kernel are refused") {
   auto c = turns(DType::f32);
   auto& loop = c.program.steps[0].loop;
   CHECK(cuda::nest_parallel_slots(loop, 5, 60 << 10) == 1);
   CHECK(cuda::nest_parallel_slots(loop, 5, 300 << 10) == 5);
   CHECK(cuda::nest_parallel_slots(loop, 1000, 300 << 10) == 132);
-  CHECK(cuda::nest_parallel_slots(loop, 1000, 64 << 20) == 0);  // too much of its own
+  CHECK(cuda::nest_parallel_slots(loop, 1000, 64 << 20) == 0);  // too much memory of its own
   CHECK(cuda::nest_parallel_slots(loop, 1, 60 << 10) == 0);
   auto large = loop;
-  large.body[0].contract.k = {1 << 20};  // a kernel of its own is as wide as the card
+  large.body[0].contract.k = {1 << 20};  // a separate kernel uses the full GPU
   CHECK(cuda::nest_parallel_slots(large, 2, 60 << 10) == 0);
   auto prints = loop;
   prints.body.push_back({.kind = Kind::host});
   CHECK(cuda::nest_parallel_slots(prints, 5, 60 << 10) == 0);
   auto moves = loop;
-  moves.body = {loop.body[1]};  // nothing is multiplied
+  moves.body = {loop.body[1]};  // no matmul
   CHECK(cuda::nest_parallel_slots(moves, 5, 60 << 10) == 0);
 }
-TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
+TEST_CASE("cuda nest: kernels compile for GPUs, without spills and stack") {
   if (!cuda::has_nvrtc()) {
     left_out("nests", "not compiled: no NVRTC here");
     return;
@@ -241,7 +242,7 @@ TEST_CASE("cuda nest: texts compile for cards, without spills and stack") {
                             .source;
       const auto log = cuda::compile_for_gpu(cuda::prelude(false) + text + "}\n", sm).log;
       CAPTURE(log);
-      auto rest = log;  // what is said of each function
+      auto rest = log;  // compiler messages about each function
       for (std::size_t at = 0; (at = rest.find(clean, at)) != rest.npos;)
         rest.erase(at, clean.size());
       CHECK(rest.size() < log.size());

@@ -1,5 +1,5 @@
-// What the backend `cuda` says where it cannot run. What a machine without cards can produce is
-// produced; the rest is told to it.
+// Errors of the backend `cuda` on machines where it cannot run. The test produces the conditions
+// that a machine without GPUs can have, and simulates the others.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -28,7 +28,7 @@ bool is_built() {
 
 }  // namespace
 
-TEST_CASE("cuda: what a machine lacks") {
+TEST_CASE("cuda: each missing requirement of a machine is reported") {
   Gpus c{13000, 13000, "", {{"NVIDIA H100", 90}}};
   CHECK(said_of(c) == "");
   c.gpus.push_back({"Tesla T4", 75});
@@ -45,7 +45,7 @@ TEST_CASE("cuda: what a machine lacks") {
   CHECK(said_of({13020, 13000, "", {{"NVIDIA A100", 80}}}) == "");
 }
 
-TEST_CASE("cuda: the words of HALIAX_CUDA") {
+TEST_CASE("cuda: the options of HALIAX_CUDA are parsed") {
   CHECK_FALSE(cuda::cuda_options(nullptr).sync);
   CHECK_FALSE(cuda::cuda_options("").sync);
   auto w = cuda::cuda_options("sync, tf32,keep");
@@ -61,7 +61,7 @@ TEST_CASE("cuda: the words of HALIAX_CUDA") {
         "tune");
 }
 
-TEST_CASE("cuda: the plugin plans without a card, and says why it does not run" *
+TEST_CASE("cuda: the plugin plans without a GPU, and reports why it cannot run" *
           doctest::skip(!is_built())) {
   ::setenv("HALIAX_CUDA", "fast", 1);
   CHECK(has(error_of([] { return backend("cuda").name(); }), "HALIAX_CUDA has the word fast"));

@@ -1,5 +1,5 @@
-// Contractions as cuBLASLt is told of them: what it says that it was told, what the simulation
-// refuses, how many calls there are.
+// Contractions as descriptions for cuBLASLt: the values that it reads back, the errors of the
+// simulation, and the number of calls.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/api.h"
@@ -27,7 +27,7 @@ std::vector<cuda::Product> products_of(const Step& s) {
       if (l.product) out.push_back(*l.product);
   return out;
 }
-// x (batch, m, k) and y (batch, k, n), row by row, one after the other; batch may lie anywhere.
+// x (batch, m, k) and y (batch, k, n), row-major, one after the other; batch may have any strides.
 Step step_of(Dims batch, std::int64_t m, std::int64_t n, std::int64_t k, Dims x_batch, Dims y_batch,
              Dims out_batch, DType in, DType out) {
   Step s{.kind = Kind::contract};
@@ -49,7 +49,7 @@ Step step_of(Dims batch, std::int64_t m, std::int64_t n, std::int64_t k, Dims x_
 
 }  // namespace
 
-TEST_CASE("cuda: cuBLASLt is told what the simulation takes at its word") {
+TEST_CASE("cuda: cuBLASLt receives the same descriptions as the simulation") {
   if (!cuda::has_cublas()) left_out("what cuBLASLt is told", "not read back: no cuBLASLt here");
   int told = 0;
   for (unsigned seed = 0; seed < 300; ++seed) {
@@ -65,17 +65,17 @@ TEST_CASE("cuda: cuBLASLt is told what the simulation takes at its word") {
       CAPTURE(seed);
       cuda::CublasProduct there(p);
       auto read = there.told();
-      read.accumulate = p.accumulate;  // is said with each call
+      read.accumulate = p.accumulate;  // passed with each call
       CHECK(read == p);
-      CHECK(there.reduction_schemes() == 2);  // none, or in the dtype that is computed in
+      CHECK(there.reduction_schemes() == 2);  // none, or in the compute dtype
     }
   }
   CHECK(told > 300);
 }
 
-TEST_CASE("cuda: a product that says what is not so is refused") {
+TEST_CASE("cuda: a matmul with a false description is refused") {
   std::vector<float> x(64, 1), y(64, 1), out(64);
-  constexpr int device = 41;  // that no other test uses
+  constexpr int device = 41;  // used by no other test
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(device);
   std::vector<std::byte> workspace(std::size_t(api.workspace()));
@@ -104,15 +104,15 @@ TEST_CASE("cuda: a product that says what is not so is refused") {
   refused([](auto& q) { q.batch = 2; }, "a batch into one matrix");
 }
 
-TEST_CASE("cuda: a contraction is one product where strides allow, and packs where they do not") {
-  // (batch pos, in) times a weight: one product.
+TEST_CASE("cuda: a contraction is one matmul if its strides allow it, and is packed otherwise") {
+  // (batch pos, in) times a weight: one matmul.
   auto dense = step_of({}, 64, 48, 32, {}, {}, {}, DType::bf16, DType::bf16);
   auto all = products_of(dense);
   REQUIRE(all.size() == 1);
   CHECK(all[0].batch == 1);
   CHECK(cuda::product_scratch(dense.contract) == 0);
-  // Scores of 4 x 3 heads, the heads apart from the batch: 12 matrices, in as many calls as there
-  // are heads, or sequences.
+  // Scores of 4 x 3 heads, with separate dims for heads and batch: 12 matrices, in as many calls as
+  // there are heads, or sequences.
   auto heads = step_of({4, 3}, 16, 16, 8, {16 * 24, 8}, {16 * 24, 8}, {3 * 256, 256}, DType::bf16,
                        DType::bf16);
   heads.contract.a.strides[2] = 24;
@@ -127,13 +127,13 @@ TEST_CASE("cuda: a contraction is one product where strides allow, and packs whe
   gaps.contract.a.strides = {64, 0, 2};
   CHECK(cuda::product_scratch(gaps.contract) == 64 * 32 * 4);
   CHECK(cuda::products_of(gaps)->size() == 2);
-  // Integers are for our own kernel.
+  // Integers use the library's own kernel.
   CHECK_FALSE(cuda::products_of(step_of({}, 4, 4, 4, {}, {}, {}, DType::i32, DType::i32)));
 }
 
-TEST_CASE("cuda: what would be added up in parts is packed where that moves fewer bytes") {
-  // (vocab, token) times (token, embed), tokens being positions of several sequences, which lie
-  // apart in one operand: a product for each sequence, or a copy.
+TEST_CASE("cuda: a matmul that would be accumulated in parts is packed if that moves fewer bytes") {
+  // (vocab, token) times (token, embed). Tokens are positions of several sequences, which are not
+  // contiguous in one operand: a matmul for each sequence, or a copy.
   const std::int64_t sequences = 4, all_positions = 110;
   auto step = [&](std::int64_t vocab, std::int64_t embed, std::int64_t positions) {
     Step s{.kind = Kind::contract};
@@ -153,9 +153,9 @@ TEST_CASE("cuda: what would be added up in parts is packed where that moves fewe
   CHECK(packed.scratch_bytes == aligned(sequences * 5 * 24 * 2));
   CHECK(products_of(packed).size() == 1);
   packed.scratch = -1;
-  packed.scratch_bytes = 0;  // where there is no scratch, as in a nest
+  packed.scratch_bytes = 0;  // without scratch, as in a nest
   CHECK(products_of(packed).size() == std::size_t(sequences));
-  // a result that is small beside what would be copied
+  // a result that is smaller than the copy
   CHECK(step(64, 64, 100).scratch_bytes == 0);
   CHECK(products_of(step(64, 64, 100)).size() == std::size_t(sequences));
 
@@ -171,8 +171,8 @@ TEST_CASE("cuda: what would be added up in parts is packed where that moves fewe
 }
 
 TEST_CASE(
-    "cuda: the library's bare call gives what the contraction gives, on a clock that knows what "
-    "has come") {
+    "cuda: the bare library call computes the contraction, and the clock raises for events that "
+    "have not finished") {
   Case c(3);
   const std::int64_t m = 5, n = 7, k = 6;
   auto s = step_of({}, m, n, k, {}, {}, {}, DType::bf16, DType::bf16);
@@ -198,13 +198,12 @@ TEST_CASE(
   const std::shared_ptr<void> event(api.make_event(0), api.end_event);
   CHECK(has(error_of([&] { return api.seconds(event.get(), event.get()); }),
             "a time is asked for that has not come"));
-  // not for the library
+  // unsupported by cuBLASLt
   s.contract.a.dtype = s.contract.b.dtype = s.contract.out.dtype = DType::i32;
   CHECK(measured.library_products(s, {x.get(), y.get(), out.get()}, 0).empty());
 }
 
-TEST_CASE(
-    "cuda: rows of large arrays that products make or read begin where their kernels like it") {
+TEST_CASE("cuda: rows of large arrays that matmuls write or read are aligned for their kernels") {
   const Axis Token("token", 700), Embed("embed", 24), Vocab("vocab", 1001);
   auto draw = [](int seed, const Axes& axes) {
     return random::normal(random::key(seed), axes, DType::bf16).eval();
@@ -224,13 +223,13 @@ TEST_CASE(
   };
   CHECK(far(got.first, want.first) < 0.05);
   CHECK(far(got.second, want.second) < 0.3);
-  // 2,016 bytes a row: a multiple of 16
+  // 2,016 bytes per row: a multiple of 16
   CHECK(there.report().program.find("[1008 1]") != std::string::npos);
   CHECK(here.report().program.find("[1008 1]") == std::string::npos);
 }
 
 TEST_CASE(
-    "cuda: what a size has over a multiple of 16 bytes is a product of its own, where rows are "
+    "cuda: the rest of a size over a multiple of 16 bytes is a matmul of its own, if rows are "
     "aligned") {
   Step s;
   s.kind = Kind::contract;

@@ -1,5 +1,5 @@
-// Scatters of many ids, in parts: the reference's bits, whatever repeats, lies outside or is odd;
-// faults that are planted into such a kernel; its text for cards.
+// Scatters of many ids, in parts: bitwise identical to the reference for repeated ids, ids out of
+// range and odd sizes. Planted faults are found, and the source code compiles for GPUs.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/nvrtc.h"
@@ -15,7 +15,7 @@ using namespace haliax::testing;
 bool in_parts(const Case& c) {
   return has(cuda::launches_of(c.program.steps[0])[0].source, "part_of(");
 }
-// Ids from two sizes below 0 to two above it.
+// Ids from -2 to 2 times the size.
 View drawn_ids(Case& c, DType d, const Dims& dims, Dims strides, std::int64_t size) {
   View v{c.slot(false, d, points(dims)), d, 0, std::move(strides), {}};
   auto& bytes = c.arguments.back();
@@ -29,11 +29,11 @@ struct Sizes {
 };
 struct How {
   DType ids = DType::i32;
-  Case::Layout layout = Case::dense;  // of the updates
-  bool clamps = false, own = false;   // each of the batch has a table of its own
+  Case::Layout layout = Case::dense;  // layout of the updates
+  bool clamps = false, own = false;   // own: each element of the batch has its own table
 };
-// Updates (batch, columns, ids) into (rows, more, columns), by ids of (batch, ids); more than 1: by
-// two arrays.
+// Adds a scatter of updates (batch, columns, ids) into (rows, more, columns), by ids of (batch,
+// ids). If `more` exceeds 1, two arrays of ids select the row.
 void add_scatter(Case& c, DType d, Update update, const Sizes& n, const How& how = {}) {
   const auto row = n.columns + 1, table = n.rows * n.more * row;
   Scatter s;
@@ -58,8 +58,8 @@ auto simulated_bits(const Case& c, const char* words = "") {
 }  // namespace
 
 TEST_CASE(
-    "cuda scatter: parts have the reference's bits, for all dtypes and updates, with ids that "
-    "repeat or lie outside") {
+    "cuda scatter: parts are bitwise identical to the reference, for all dtypes and updates, with "
+    "repeated ids and ids out of range") {
   constexpr DType ids[] = {DType::i32, DType::i64, DType::u8, DType::u64, DType::i16};
   for (unsigned seed = 0; seed < 100; ++seed) {
     CAPTURE(seed);
@@ -77,10 +77,9 @@ TEST_CASE(
   }
 }
 TEST_CASE(
-    "cuda scatter: as many parts as a card wants, and one where there are points enough or few "
-    "ids") {
+    "cuda scatter: the number of parts suits the GPU, and is one for many elements or few ids") {
   auto blocks = [](const Sizes& n, bool parts) {
-    Step s{.kind = Kind::scatter};  // nothing runs
+    Step s{.kind = Kind::scatter};  // not run
     s.scatter = {{n.ids, n.columns},
                  {0, DType::bf16, 0, {n.columns, 1}, {}},
                  {1, DType::bf16, 0, {0, 1}, {}},
@@ -92,13 +91,13 @@ TEST_CASE(
     CHECK(l.waits == parts);
     return l.blocks;
   };
-  CHECK(blocks({1, 65536, 768, 50257}, true) == 24 * 132 / 8);  // of 8 warps
+  CHECK(blocks({1, 65536, 768, 50257}, true) == 24 * 132 / 8);  // blocks of 8 warps
   CHECK(blocks({1, 65536, 1, 50257}, true) == 65536 / 32 / 8);
   CHECK(blocks({1, 100, 33, 50257}, true) == 1);  // 2 x 3
   CHECK(blocks({1, 63, 33, 50257}, false) == 1);
   CHECK(blocks({1, 65536, 1 << 20, 9}, false) == 4096);
 }
-TEST_CASE("cuda scatter: equal ones in one launch have the same bits") {
+TEST_CASE("cuda scatter: equal scatters in one launch are bitwise identical") {
   Case c(1);
   for (int k = 0; k < 3; ++k) add_scatter(c, DType::bf16, Update::add, {2, 300, 35 + 40 * k, 7});
   const auto before = cuda::simulation_counts().kernels;
@@ -109,7 +108,7 @@ TEST_CASE("cuda scatter: equal ones in one launch have the same bits") {
 }
 TEST_CASE("cuda scatter: planted faults are found") {
   using Faults = std::vector<std::pair<std::string, std::string>>;
-  const Faults order{{"part_of(to", "part_of(q"}};  // what meets in several parts
+  const Faults order{{"part_of(to", "part_of(q"}};  // duplicate ids in several parts
   const Faults all{{"part_of(to", "part_of(q"},
                    {"== part)", "== part + 1)"},
                    {"first_of(mine)", "(31 & (first_of(mine) + 1))"},
@@ -130,7 +129,7 @@ TEST_CASE("cuda scatter: planted faults are found") {
     }
   }
 }
-TEST_CASE("cuda scatter: texts in parts compile for cards, without spills and without a stack") {
+TEST_CASE("cuda scatter: kernels in parts compile for GPUs, without spills and without a stack") {
   if (!cuda::has_nvrtc()) {
     left_out("scatters in parts", "not compiled: no NVRTC here");
     return;

@@ -1,5 +1,5 @@
-// The texts of kernels: those that are simulated on the host are compiled for cards too, where
-// there is a compiler for them; and faults that are planted into them are found on the host.
+// The source code of kernels. Kernels that are simulated on the host also compile for GPUs, if a
+// compiler is installed; faults planted into them are found on the host.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -22,7 +22,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
     text.replace(at, what.size(), by);
   return text;
 }
-// One text of many kernels.
+// The source code of many kernels.
 class Texts {
  public:
   void add(const Program& p) {
@@ -58,7 +58,7 @@ void compiles(const Texts& texts, const char* test) {
 
 }  // namespace
 
-TEST_CASE("cuda: texts of fused steps compile for cards, without spills") {
+TEST_CASE("cuda: kernels of fused steps compile for GPUs, without spills") {
   Texts texts;
   for (unsigned seed = 0; seed < 24; ++seed) {
     Case c(seed);
@@ -70,7 +70,7 @@ TEST_CASE("cuda: texts of fused steps compile for cards, without spills") {
   CHECK(texts.count() > 20);
   compiles(texts, "fused steps");
 }
-TEST_CASE("cuda: every code compiles for cards") {
+TEST_CASE("cuda: every code compiles for GPUs") {
   Texts texts;
   Case c(1);
   auto& f = c.add(Kind::fused).fused;
@@ -78,7 +78,7 @@ TEST_CASE("cuda: every code compiles for cards") {
   f.outer = 1;
   for (int k = int(Code::exp); k <= int(Code::shift_right); ++k) {
     auto code = Code(k);
-    // Their own functions have tables and tails: not without a stack.
+    // Handwritten functions have tables and tails, which need a stack.
     if (code == Code::bitcast || code == Code::lgamma || code == Code::digamma ||
         code == Code::erfinv)
       continue;
@@ -98,9 +98,7 @@ TEST_CASE("cuda: every code compiles for cards") {
   }
   compiles(texts, "every code");
 }
-TEST_CASE(
-    "cuda: what tells a graph whether a part of it runs is linked with the toolkit's own part for "
-    "cards") {
+TEST_CASE("cuda: the condition of a graph part is linked with the toolkit's own device code") {
   Case c(1);
   auto& skip = c.add(Kind::skip).skip;
   skip.unless = c.view(false, DType::boolean, {}, Case::dense);

@@ -1,5 +1,5 @@
-// A value may lie on the host and on a device at once. Whoever writes over one of the two, by
-// donation, drops the other.
+// A value may reside on the host and on a device at once. A donation that overwrites one copy drops
+// the other.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -19,7 +19,7 @@ NamedArray on_host() {
   return jit([] { return arange(N, {.dtype = DType::f32}) + 10.; }, {.backend = "cpu"})();
 }
 
-// One device, or two that have half of it each.
+// One device, or two devices with half of the value each.
 struct There {
   const char* backend;
   bool mesh;
@@ -45,22 +45,22 @@ template <class F> void everywhere(F check) {
 
 }  // namespace
 
-TEST_CASE("stale copy: the device writes over what the host has a copy of") {
+TEST_CASE("stale copy: the device overwrites a value that the host has a copy of") {
   everywhere([](const There& there) {
     auto x = there.function(next)(jit(same, {.backend = "cpu"})(on_host()));
     REQUIRE(x.doubles() == kNew);           // a copy on the host
-    auto y = there.function(next, {0})(x);  // in the memory of x there
+    auto y = there.function(next, {0})(x);  // in the memory of x on the device
     CHECK(y.doubles() == kNewer);
     CHECK(jit(same, {.backend = "cpu"})(y).doubles() == kNewer);
     CHECK(there.function(same)(y).doubles() == kNewer);
   });
 }
 
-TEST_CASE("stale copy: the host writes over what the device has a copy of") {
+TEST_CASE("stale copy: the host overwrites a value that the device has a copy of") {
   everywhere([](const There& there) {
     auto x = on_host();
-    REQUIRE(there.function(same)(x).doubles() == kOld);        // a copy there
-    auto y = jit(next, {.donate = {0}, .backend = "cpu"})(x);  // in the memory of x here
+    REQUIRE(there.function(same)(x).doubles() == kOld);        // a copy on the device
+    auto y = jit(next, {.donate = {0}, .backend = "cpu"})(x);  // in the memory of x on the host
     CHECK(there.function(same)(y).doubles() == kNew);
     CHECK(y.doubles() == kNew);
   });

@@ -1,6 +1,6 @@
-// Rows as tiles, on a simulated card: a turn of attention by hand, forward and backward, with
-// blocks of columns that flags leave out; what passes it takes; faults that are planted into it,
-// and that name their step.
+// Rows as tiles, on a simulated GPU: a handwritten iteration of attention, forward and backward,
+// with flags that skip blocks of columns. Counts passes, and plants faults that must be found and
+// must name their step.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -15,12 +15,16 @@ using namespace haliax::testing;
 
 namespace {
 
-// Columns in blocks of `width`. across: keys lie with their terms far apart. beyond: columns from
-// there on are under no row's mask, so that the blocks behind need not be made. gap: elements
-// between lines, 4 leave no 16 bytes aligned. fill: where the mask sees nothing; guarded: an
-// infinite maximum is taken for 0. wide: what is multiplied and summed behind the softmax is f32.
-// follows: which blocks are made there is found from the mask and from what weight the fill has, as
-// the compiler does. from: row r sees columns from 2 r on, not up to it.
+// Columns in blocks of `width`.
+// - across: the terms of a key are far apart in memory
+// - beyond: no mask includes columns from here on, so that the blocks after it need not be computed
+// - gap: elements between lines; with 4, no line is aligned to 16 bytes
+// - fill: the score where the mask does not hold
+// - guarded: replaces an infinite maximum by 0
+// - wide: operands of matmuls and sums after the softmax are f32
+// - follows: the blocks to compute follow from the mask and from the weight of the fill, as in
+//   compiled programs
+// - from: row r sees columns from 2 r on, not up to 2 r
 struct Shape {
   std::int64_t rows = 64, columns = 160, terms = 40, width = 32, beyond = 90, gap = 0;
   bool across = false;
@@ -39,8 +43,8 @@ Instr number(DType d, double x) {
   return {.code = Code::constant, .dtype = d, .number = x, .integer = std::int64_t(x)};
 }
 
-// In each of 2 turns: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T - rowsum(p
-// * do v^T)), dk += ds^T q.
+// In each of 2 iterations: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T -
+// rowsum(p * do v^T)), dk += ds^T q.
 class Turns {
  public:
   explicit Turns(const Shape& shape) : c(11), n_(shape), d_(shape.dtype) {
@@ -108,8 +112,8 @@ class Turns {
     p().arena_bytes += aligned(bytes);
     return int(p().slots.size()) - 1;
   }
-  // a b, over the columns in blocks, which are the dim of size 0; each under its flag, unless there
-  // are none.
+  // Adds the matmul of a and b over blocks of columns, which are the dim of size 0. Each block has
+  // a flag unless `flags` is negative.
   void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a,
                 const View& b, const View& out, bool adds) {
     const auto whole = n_.columns / n_.width, rest = n_.columns % n_.width;
@@ -150,7 +154,7 @@ class Turns {
     s.fused.code[1].view.strides.resize(2);
     return s;
   }
-  // Row r sees columns up to 2 r, but those beyond; one sees nothing.
+  // Row r sees columns up to 2 r, except columns from `beyond` on. The row `blind` sees nothing.
   Step softmax(int s, int e, int sums, int weights, int p32) {
     Step out{.kind = Kind::fused, .op = "softmax", .where = "model.cpp:7"};
     auto& f = out.fused;
@@ -201,7 +205,7 @@ class Turns {
     out.fused.code = {load(at(sums, DType::f32, {1})), store(to, 0)};
     return out;
   }
-  // Is what a row puts on all else nothing, in all rows?
+  // Computes a flag: the fill has weight 0 in all rows.
   Step no_weight(int weights, int none) {
     Step out{.kind = Kind::fused};
     out.fused.dims = {1, n_.rows};
@@ -222,7 +226,7 @@ class Turns {
                       store(at(made, flag, {1}), 3)};
     return out;
   }
-  // The weights are what was made of x, over sums that are read from memory.
+  // Divides the stored exponentials by sums that are read from memory.
   Step gradient_of_wide(int p32, int sums, int ds, int grad_sums) {
     Step out{.kind = Kind::fused, .op = "gradient", .where = "model.cpp:9"};
     auto& f = out.fused;
@@ -280,7 +284,7 @@ int passes(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes of it") {
+TEST_CASE("cuda tiles: an iteration of attention in blocks matches the reference") {
   for (const Shape& s :
        {Shape{}, Shape{.rows = 130, .columns = 164, .width = 48},
         Shape{.rows = 37, .columns = 70, .width = 33},
@@ -300,7 +304,7 @@ TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
 }
-TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far") {
+TEST_CASE("cuda tiles: steps that depend on a maximum use the running maximum") {
   constexpr double inf = std::numeric_limits<double>::infinity();
   const Shape early{.wide = true, .follows = true};
   auto with = [&](auto change) {
@@ -349,14 +353,14 @@ TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far"
     CAPTURE(s.guarded);
     Turns t(s);
     const auto text = t.source();
-    CHECK(passes(text) == 3);  // all that a row needs; the rest of it; gradients of keys
+    CHECK(passes(text) == 3);  // the values of a row; the rest of the row; gradients of keys
     const auto got = t.c.run(*cuda::make_simulated_device()),
                want = t.c.run(*reference::make_reference_device());
     CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
     CHECK(differ({got[1]}, {want[1]}, 1e-5) == "");
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
-  // weights are rounded before they are summed: not in the pass with the maximum
+  // Weights that are rounded before they are summed cannot use the pass with the running maximum.
   CHECK(passes(Turns({}).source()) == 3);
 }
 TEST_CASE("cuda tiles: planted faults are found") {
@@ -372,13 +376,13 @@ TEST_CASE("cuda tiles: planted faults are found") {
   is_found("copies.wait();", "", "if (turn > 0)");
   is_found("__syncthreads();", "", "if (turn > 0)");
   is_found("__syncthreads();", "", "show(");
-  // what is left out is folded, too
+  // skipped blocks are summed, too
   is_found("if (visited < I(", "if (visited > I(", "Sum()(room");
   is_found("__syncthreads();", "", "fold_lanes(");
   is_found("(flags0 >>", "(~flags0 >>", "");
   is_found("half ? tile1 : tile0", "tile0", "");
 }
-TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far are found") {
+TEST_CASE("cuda tiles: planted faults in steps with the running maximum are found") {
   for (int blind : {-1, 3}) {
     Turns t(blind < 0
                 ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
@@ -393,7 +397,7 @@ TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far ar
       CHECK((wrong.second != "" || differ(wrong.first, right.first, 1e-3) != ""));
     };
     if (blind < 0) {
-      // Two sums, as the maximum grows, at edges and elsewhere, and when it is known.
+      // Two sums are scaled while the maximum grows, at edges and elsewhere, and once it is final.
       for (int n = 0; n < 6; ++n) is_found("*= scale[h]", "*= 1", n);
       is_found("any_lane(edge)", "false");
       is_found("tile_columns - 1", "0");
@@ -401,12 +405,12 @@ TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far ar
       is_found("= scale[h] /", "= 1 /");
       is_found("exchanged(most, 1)", "most");  // a maximum for each lane
     } else {
-      is_found("& ~(flags0)", "& ~(~0ull)");   // the rest is made
-      is_found("&& ((flags0)", "&& ((0ull)");  // and not what was added before
+      is_found("& ~(flags0)", "& ~(~0ull)");   // guards that the remaining blocks are added
+      is_found("&& ((flags0)", "&& ((0ull)");  // guards that blocks are added only once
     }
   }
 }
-TEST_CASE("cuda tiles: a fault names the step of the nest, with HALIAX_CUDA=sync") {
+TEST_CASE("cuda tiles: an error names the step of the nest with HALIAX_CUDA=sync") {
   Turns t({});
   auto at = [&](const char* behind, const char* words) {
     return planted(

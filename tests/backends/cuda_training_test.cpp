@@ -1,5 +1,4 @@
-// A step of a small GPT-2 on a simulated card, with all that it takes: scores as tiles, products, a
-// graph, AdamW.
+// Training steps of a small GPT-2 on a simulated GPU: scores as tiles, matmuls, a graph, AdamW.
 #include <doctest/doctest.h>
 
 #include "backends/cuda/sim/sim.h"
@@ -10,7 +9,7 @@
 using namespace haliax;
 using namespace haliax::testing;
 
-TEST_CASE("cuda training: steps of GPT-2 in bf16 have the cpu's losses") {
+TEST_CASE("cuda training: steps of GPT-2 in bf16 match the losses of the cpu") {
   const Gpt2 g({.seq_len = 32, .hidden_dim = 32, .num_layers = 2, .num_heads = 2}, 50, 2);
   const auto losses = [&](const char* backend) {
     const auto optimizer = optim::adamw({.learning_rate = 1e-2});

@@ -1,4 +1,4 @@
-// One-hot code along a row: the cpu backend does it at one point, the reference everywhere.
+// One-hot code along a row: the cpu backend evaluates it at one element, the reference everywhere.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ NamedArray gradient(const std::vector<NamedArray>& in) {
 
 }  // namespace
 
-TEST_CASE("one hot: what matters at one point of a row is what it is everywhere") {
+TEST_CASE("one hot: code that matters at one element of a row matches the reference") {
   const std::vector<std::pair<const char*, Function>> functions = {
       {"picked", picked},   {"picked_of_softmax", picked_of_softmax},
       {"poked", poked},     {"taken", taken},
@@ -53,7 +53,7 @@ TEST_CASE("one hot: what matters at one point of a row is what it is everywhere"
   for (std::int64_t columns : {3, 64, 700, 4500})
     for (DType dtype : {DType::f32, DType::f64, DType::bf16})
       for (bool rows_first : {true, false}) {
-        if (columns > 1000 && dtype != DType::f32) continue;  // the reference takes its time
+        if (columns > 1000 && dtype != DType::f32) continue;  // the reference is slow
         Axis Rows("rows", 9), Columns("columns", columns);
         auto x = astype(
             random::normal(random::key(1), rows_first ? Axes{Rows, Columns} : Axes{Columns, Rows}),
@@ -80,7 +80,7 @@ TEST_CASE("one hot: what matters at one point of a row is what it is everywhere"
       }
 }
 
-TEST_CASE("one hot: what is changed at a point is read elsewhere as it was") {
+TEST_CASE("one hot: an update at one element leaves other readers of the row unchanged") {
   Axis Rows("rows", 9), Columns("columns", 700);
   auto x = random::normal(random::key(1), {Rows, Columns}),
        c = random::normal(random::key(2), {Rows});

@@ -1,5 +1,5 @@
-// The reference backend against numbers worked out by hand: every kind of step, and the corners of
-// the scalar definitions.
+// Tests the reference backend against values computed by hand: every kind of step, and the corner
+// cases of the scalar definitions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ template <> constexpr DType dtype_for<std::int64_t> = DType::i64;
 template <> constexpr DType dtype_for<std::uint32_t> = DType::u32;
 template <> constexpr DType dtype_for<std::uint64_t> = DType::u64;
 
-// A program whose slots are all arguments, backed by the vectors of a test.
+// A Program whose slots are all arguments, backed by vectors of the test.
 class Bench {
  public:
   template <class T> int slot(std::vector<T>& data) {
@@ -141,7 +141,7 @@ Instr number(double v) {
   return i;
 }
 
-// f(a, b, ...) over vectors of equal length.
+// Returns f(a, b, ...) over vectors of equal length.
 template <class R, class... T> std::vector<R> apply(Code code, std::vector<T>... in) {
   std::int64_t n = std::int64_t(std::min({in.size()...}));
   std::vector<R> out(std::size_t(n), R(77));
@@ -155,7 +155,7 @@ template <class R, class... T> std::vector<R> apply(Code code, std::vector<T>...
   b.run();
   return out;
 }
-// f on 16-bit floats, given and returned as bits.
+// Returns f on 16-bit floats; arguments and results are bit patterns.
 std::vector<std::uint16_t> apply16(DType dtype, Code code,
                                    std::vector<std::vector<std::uint16_t>> in) {
   std::int64_t n = std::int64_t(in[0].size());
@@ -211,19 +211,19 @@ TEST_CASE("half: bf16 and f16 round to nearest even") {
   CHECK(to_f16(0x1p-25f) == 0x0000);  // half way to the least: to even
   CHECK(to_f16(0x1.8p-24f) == 0x0002);
   CHECK(to_f16(-0.f) == 0x8000);
-  for (std::uint32_t h = 0; h < 0x10000; ++h) {  // both formats survive the way there and back
+  for (std::uint32_t h = 0; h < 0x10000; ++h) {  // both formats survive a round trip
     auto bits = std::uint16_t(h);
     bool nan16 = (h & 0x7fff) > 0x7c00, nanb = (h & 0x7fff) > 0x7f80;
     bool ok = (nan16 ? std::isnan(from_f16(bits)) : to_f16(from_f16(bits)) == bits) &&
               (nanb ? std::isnan(from_bf16(bits)) : to_bf16(from_bf16(bits)) == bits);
     if (!ok) FAIL_CHECK("bits " << h);
-    // Halfway to the next f16 goes to the even one.
+    // A value halfway to the next f16 rounds to the even one.
     auto middle = (double(from_f16(bits)) + from_f16(std::uint16_t(h + 1))) / 2;
     if (h < 0x7bff && to_f16(float(middle)) != ((h + 1) & ~1u)) FAIL_CHECK("bits " << h);
   }
 }
 
-TEST_CASE("scalar: threefry known answers of Random123") {
+TEST_CASE("scalar: threefry matches the known answers of Random123") {
   auto t = [](std::uint32_t k0, std::uint32_t k1, std::uint32_t x0, std::uint32_t x1) {
     auto w = scalar::threefry(k0, k1, x0, x1);
     return U{w.a, w.b};
@@ -237,7 +237,7 @@ TEST_CASE("scalar: threefry known answers of Random123") {
         U{0x6b200159 ^ 0x99ba4efe});
 }
 
-TEST_CASE("scalar: log1p, erfinv, digamma") {
+TEST_CASE("scalar: log1p, erfinv and digamma match known values") {
   for (float x : {1e-40f, -1e-30f, 1e-9f, -1e-4f, 0.1f, -0.29f, -0.3f, 0.41f, 0.42f, -0.999f, 3.f,
                   1e10f, 3e38f})
     CHECK(scalar::log1p(x) == float(std::log1p(double(x))));
@@ -269,7 +269,7 @@ TEST_CASE("scalar: log1p, erfinv, digamma") {
   CHECK(std::isnan(scalar::digamma(-2)));
 }
 
-TEST_CASE("scalar: integers never trap and wrap around") {
+TEST_CASE("scalar: integers never trap, and wrap around") {
   I x{7, -7, 7, -7, 5, -5, kLeast, kLeast, 0}, y{2, 2, -2, -2, 0, 0, -1, 0, 0};
   CHECK(apply<std::int32_t>(Code::div, x, y) == I{3, -3, -3, 3, -1, -1, kLeast, -1, -1});
   CHECK(apply<std::int32_t>(Code::floor_div, x, y) == I{3, -4, -4, 3, -1, -1, kLeast, -1, -1});
@@ -303,7 +303,7 @@ TEST_CASE("scalar: integers never trap and wrap around") {
   CHECK_THROWS_AS(apply<std::int32_t>(Code::exp, I{1}), Error);
 }
 
-TEST_CASE("scalar: floats") {
+TEST_CASE("scalar: float codes handle NaN, signed zeros and rounding") {
   CHECK(same(apply<float>(Code::max, F{1, kNan, 2, kNan}, F{kNan, 1, 3, kNan}),
              {kNan, kNan, 3, kNan}));
   CHECK(same(apply<float>(Code::min, F{1, kNan, 2}, F{kNan, 1, 3}), {kNan, kNan, 2}));
@@ -315,16 +315,16 @@ TEST_CASE("scalar: floats") {
   CHECK(same(apply<float>(Code::floor_div, F{7, -7, 7, -7, 6, 1, -1}, F{3, 3, -3, -3, 3, 0, kInf}),
              {2, -3, -3, 2, 2, kNan, -1}));
   CHECK(same(apply<float>(Code::div, F{1, -1, 0}, F{0, 0, 0}), {kInf, -kInf, kNan}));
-  // the product is not rounded
+  // rounds once
   CHECK(same(apply<float>(Code::fma, F{1 + 0x1p-12f}, F{1 - 0x1p-12f}, F{-1}), {-0x1p-24f}));
-  CHECK(same(apply<float>(Code::add, F{16777216.f}, F{1}), {16777216.f}));  // the sum is
+  CHECK(same(apply<float>(Code::add, F{16777216.f}, F{1}), {16777216.f}));  // rounds the sum
   CHECK(same(apply<float>(Code::nextafter, F{0, 1, 1}, F{1, 2, 1}), {0x1p-149f, 1 + 0x1p-23f, 1}));
   CHECK(same(apply<float>(Code::rsqrt, F{4, 0}), {0.5f, kInf}));
   CHECK(apply<double>(Code::exp, D{1.0}) == D{std::exp(1.0)});
   CHECK(apply<float>(Code::exp, F{1}) == F{float(std::exp(1.0))});
   CHECK(apply<std::int32_t>(Code::bitcast, F{1}) == I{0x3f800000});
   CHECK_THROWS_AS(apply<double>(Code::bitcast, F{1}), Error);
-  // 1 + 2^-8 is not a bf16; in f16 2048 + 1 is half way.
+  // 1 + 2^-8 is not a bf16; in f16, 2048 + 1 is halfway.
   CHECK(apply16(DType::bf16, Code::add, {{0x3f80}, {0x3b80}}) ==
         std::vector<std::uint16_t>{0x3f80});
   CHECK(apply16(DType::f16, Code::add, {{0x6800}, {0x3c00}}) == std::vector<std::uint16_t>{0x6800});
@@ -334,7 +334,7 @@ TEST_CASE("scalar: floats") {
         std::vector<std::uint16_t>{0x3f81, 0x8001, 0xbf7f, 0x8000});
 }
 
-TEST_CASE("scalar: casts") {
+TEST_CASE("scalar: casts saturate, truncate and round once") {
   CHECK(apply<std::int32_t>(Code::cast, F{2.9f, -2.9f, 1e20f, -1e20f, kNan, kInf}) ==
         I{2, -2, kMost, kLeast, 0, kMost});
   CHECK(apply<std::int8_t>(Code::cast, F{200, -200, kNan}) == S{127, -128, 0});
@@ -357,7 +357,7 @@ TEST_CASE("scalar: casts") {
   CHECK(out == B{0, 1, 1, 0});
 }
 
-TEST_CASE("fused: softmax over the inner dim, in place") {
+TEST_CASE("fused: softmax over the inner dim runs in place") {
   F x{0, std::log(3.f), 5, 5};  // x (row 2, column 2)
   Bench b;
   auto v = b.view(x, {2, 1});
@@ -378,7 +378,7 @@ TEST_CASE("fused: softmax over the inner dim, in place") {
 }
 
 TEST_CASE("fused: all loads of a row come before its stores") {
-  F x{1, 2}, y{10, 20};  // a swap
+  F x{1, 2}, y{10, 20};  // swaps the values
   Bench b;
   auto a = b.view(x, {1}), c = b.view(y, {1});
   b.add(step_of(
@@ -390,7 +390,7 @@ TEST_CASE("fused: all loads of a row come before its stores") {
   CHECK(y == F{1, 2});
 }
 
-TEST_CASE("fused: strides may be negative, zero, and leave gaps; iota; no points at all") {
+TEST_CASE("fused: strides may be negative, zero, and leave gaps; iota; no elements at all") {
   F x{1, 2, 3, 4}, out(4, -1), untouched{7};
   Bench b;
   auto position = leaf(Code::iota, {});  // 10 + 100 * position
@@ -408,7 +408,7 @@ TEST_CASE("fused: strides may be negative, zero, and leave gaps; iota; no points
   CHECK(untouched == F{7});
 }
 
-TEST_CASE("fused: reductions") {
+TEST_CASE("fused: reductions return values and positions") {
   auto reduce = [](Code code, F x) {
     F out(1, -1);
     I position(1, -1);
@@ -421,7 +421,7 @@ TEST_CASE("fused: reductions") {
     b.run();
     return arg ? float(position[0]) : out[0];
   };
-  CHECK(reduce(Code::reduce_sum, {1e8f, 1, -1e8f}) == 1);  // summed as doubles
+  CHECK(reduce(Code::reduce_sum, {1e8f, 1, -1e8f}) == 1);  // accumulates in doubles
   CHECK(reduce(Code::reduce_prod, {2, 3, 4}) == 24);
   CHECK(reduce(Code::reduce_max, {-3, -2, -5}) == -2);
   CHECK(reduce(Code::reduce_min, {3, 2, 5}) == 2);
@@ -437,7 +437,7 @@ TEST_CASE("fused: reductions") {
   CHECK(reduce(Code::reduce_max, {}) == -kInf);
   CHECK(reduce(Code::reduce_argmax, {}) == 0);
 
-  // An outer value counts once for each inner point; an 8-bit sum wraps around.
+  // An outer value counts once for each inner element; an 8-bit sum wraps around.
   B x{100}, out(1);
   Bench b;
   auto folded = op(Code::reduce_sum, DType::u8, {0}, false);
@@ -447,7 +447,7 @@ TEST_CASE("fused: reductions") {
   CHECK(out == B{300 - 256});
 }
 
-TEST_CASE("fused: stores that accumulate") {
+TEST_CASE("fused: accumulating stores combine with the old values") {
   F x{1, 5, kNan, 2}, sum{10}, most{-kInf, 3}, least{0};
   Bench b;
   auto in = load_of(b.view(x, {1}), false);
@@ -461,7 +461,7 @@ TEST_CASE("fused: stores that accumulate") {
   CHECK(same(most, {kNan, 3}));
 }
 
-TEST_CASE("contract: batches, transposed operands, accumulation, other dtypes") {
+TEST_CASE("contract: batches, transposed operands, accumulation and other dtypes are right") {
   // a (m 2, k 3), w (n 2, k 3), out (m 2, n 2)
   F a{1, 2, 3, 4, 5, 6}, w{1, 0, 2, 0, 1, 3}, out{100, 100, 100, 100};
   Contract c{{}, {2}, {2}, {3}, {}, {}, {}, false};
@@ -501,7 +501,7 @@ TEST_CASE("contract: batches, transposed operands, accumulation, other dtypes") 
   }
 }
 
-TEST_CASE("gather: what an index outside gives") {
+TEST_CASE("gather: indices out of range follow the selected mode") {
   auto gather = [](Outside outside) {
     F table{1, 2, 3, 4, 5, 6}, out(10);  // table (v 3, e 2), out (5, e 2)
     I ids{2, -1, 3, -4, 0};
@@ -532,7 +532,7 @@ TEST_CASE("gather: what an index outside gives") {
   CHECK(filled == U{~0u});
 }
 
-TEST_CASE("scatter: duplicates in order, outside dropped or clamped") {
+TEST_CASE("scatter: duplicates apply in order, and updates out of range are dropped or clamped") {
   auto scatter = [](Update update, bool clamp = false) {
     F target{1, 1, 1}, updates{2, 3, 4, 5};
     I ids{0, 0, -1, 3};
@@ -577,7 +577,7 @@ TEST_CASE("sort: stable, NaN last, along a strided dim, in place") {
   CHECK(order == I{3, 5, 2, 0, 4, 1});  // 0 and -0 are equal
   CHECK(same(x, {0.f, -0.f, 1, 3, 3, kNan}));
 
-  F parity(100);  // equal ones keep their order, also where there are many
+  F parity(100);  // equal elements keep their order, even many of them
   I positions(100);
   for (std::size_t k = 0; k < 100; ++k) parity[k] = float(k % 2);
   Bench many;
@@ -593,7 +593,7 @@ TEST_CASE("sort: stable, NaN last, along a strided dim, in place") {
   CHECK(out == U{2, 1, 3, 5, ~0u, 6});
 }
 
-TEST_CASE("cumulative: both ways, every monoid") {
+TEST_CASE("cumulative: both directions, every monoid") {
   auto run = [](Monoid m, bool reverse, F x) {
     Bench b;
     auto v = b.view(x, {1});
@@ -608,8 +608,8 @@ TEST_CASE("cumulative: both ways, every monoid") {
   CHECK(run(Monoid::min, true, {1, 3, 2}) == F{1, 2, 2});
 }
 
-TEST_CASE("loop: nested, reversed, with terms of loops and of memory") {
-  // out[i][j] = i * 10 + j for i in 0..1, j in 2..0, and a log of the order of turns.
+TEST_CASE("loop: nested and reversed, with offsets from loop indices and from memory") {
+  // out[i][j] = i * 10 + j for i in 0..1, j in 2..0, and a log of the order of iterations.
   F out(6, -1), log(6, -1);
   I turn{0};
   Bench b;
@@ -646,7 +646,7 @@ TEST_CASE("loop: nested, reversed, with terms of loops and of memory") {
   CHECK(slice == F{1, 2, 2, 3, 3, 4});
 }
 
-TEST_CASE("slots: results, the arena and aliases of both") {
+TEST_CASE("slots: results, the arena, and aliases of both resolve to the right memory") {
   F argument{1, 2}, result(2);
   Program p;
   p.arguments = 1;
@@ -677,19 +677,19 @@ TEST_CASE("slots: results, the arena and aliases of both") {
   };
   run();
   CHECK(result == F{8, 16});
-  CHECK(argument == F{16, 32});  // result 1 took over the argument
+  CHECK(argument == F{16, 32});  // result 1 has the memory of the argument
   float kept[2];
   std::memcpy(kept, arena + 64, 8);
   CHECK(kept[1] == 8);
 
-  p.steps[0].fused.code[0].view.offset = 1;  // one element too far
+  p.steps[0].fused.code[0].view.offset = 1;  // one element past the end
   CHECK_THROWS_AS(run(), Error);
   p.steps[0].fused.code[0].view.offset = 0;
-  p.slots[0].alias = 4;  // a circle
+  p.slots[0].alias = 4;  // a cycle
   CHECK_THROWS_AS(run(), Error);
 }
 
-TEST_CASE("collective: goes to the communicator, with the places that the terms say") {
+TEST_CASE("collective: the communicator receives the addresses that the terms specify") {
   struct Recorder : Communicator {
     void run(const Collective& c, const void* const* x, void* const* out, void*,
              std::int64_t) override {

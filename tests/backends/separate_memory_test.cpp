@@ -1,5 +1,5 @@
-// The device `separate-memory` by itself: memory that the host may not touch, work that is queued,
-// errors that are found late.
+// The device `separate-memory`, tested alone: memory that the host must not access, queued work,
+// late errors.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -30,7 +30,7 @@ struct Apart {
     device->get({{n}, 4, out.data(), {1}, memory.get(), {1}}, kUnit);
     return out;
   }
-  // out[i] = x[i] + 1, n times one after the other.
+  // out[i] = x[i] + 1, `turns` times in sequence.
   std::unique_ptr<Executable> adds_one(std::int64_t n, std::int64_t turns = 1) {
     auto p = std::make_shared<Program>();
     p->slots = {{n * 4, Home::argument, 0}, {n * 4, Home::result, 0}};
@@ -65,8 +65,7 @@ struct Apart {
 }  // namespace
 
 TEST_CASE(
-    "separate memory: the host dies where it touches the memory, to read or to write, before and "
-    "after "
+    "separate memory: host access is a segmentation fault, for reads and writes, before and after "
     "runs") {
   Apart a;
   auto x = a.put({1, 2, 3}), y = a.put({0, 0, 0});
@@ -81,7 +80,7 @@ TEST_CASE(
   CHECK(ends_by(write) == SIGSEGV);
 }
 
-TEST_CASE("separate memory: boxes go there, back, and from place to place") {
+TEST_CASE("separate memory: boxes are copied to the device, back, and on the device") {
   Apart a;
   const Floats from{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};  // (3, 4)
   auto all = a.put(from), turned = a.device->allocate(48, kUnit);
@@ -97,7 +96,7 @@ TEST_CASE("separate memory: boxes go there, back, and from place to place") {
   a.device->get({{0, 2}, 4, nullptr, {2, 1}, all.get(), {2, 1}}, kUnit);
 }
 
-TEST_CASE("separate memory: what was never written is NaN, also where others had it before") {
+TEST_CASE("separate memory: unwritten memory is NaN, also in memory that is reused") {
   Apart a;
   for (int again = 0; again < 2; ++again) {
     auto memory = a.device->allocate(4000, kUnit);
@@ -108,17 +107,17 @@ TEST_CASE("separate memory: what was never written is NaN, also where others had
   }
 }
 
-TEST_CASE("separate memory: memory comes back, behind the work that still reads it") {
+TEST_CASE("separate memory: memory is reused only after the work that reads it") {
   Apart a;
-  const std::int64_t n = 1 << 19;  // of so many bytes that the system has them back at once
+  const std::int64_t n = 1 << 19;  // large enough that the system reclaims it at once
   auto before = separate_memory::counts(kUnit).bytes;
   auto out = a.device->allocate(n * 4, kUnit);
   {
     auto x = a.put(Floats(std::size_t(n), 1));
     CHECK(separate_memory::counts(kUnit).bytes == before + 2 * n * 4);
-    a.run(*a.adds_one(n, 50), x, out);  // the program is gone, too, before it has run
+    a.run(*a.adds_one(n, 50), x, out);  // the program is destroyed before it has run
   }
-  auto other = a.put(Floats(std::size_t(n), 7));  // in the place of x, once that is free
+  auto other = a.put(Floats(std::size_t(n), 7));  // in the memory of x, once it is free
   CHECK(a.get(out, n) == Floats(std::size_t(n), 2));
   CHECK(a.get(other, n) == Floats(std::size_t(n), 7));
   out = other = nullptr;
@@ -128,9 +127,7 @@ TEST_CASE("separate memory: memory comes back, behind the work that still reads 
         "40");
 }
 
-TEST_CASE(
-    "separate memory: an error that is found late is raised by the next run or get, and by all "
-    "that follow") {
+TEST_CASE("separate memory: a late error is raised by the next run or get, and by all later ones") {
   Apart a;
   auto x = a.put({1}), y = a.put({1});
   auto f = a.adds_one(1);
@@ -152,7 +149,7 @@ TEST_CASE(
   CHECK(a.get(y, 1) == Floats{2});
 }
 
-TEST_CASE("separate memory: memory is given back where there is no memory to ask for it") {
+TEST_CASE("separate memory: failed host allocations leak no device memory") {
   if (!owns_operator_new) return;
   Apart a;
   auto before = separate_memory::counts(kUnit).bytes;

@@ -171,8 +171,8 @@ TEST_CASE("dumps: plans and programs are those that are kept") {
   unsetenv("HALIAX_POISON");
 }
 
-TEST_CASE("docs/design.md shows the list of passes") {
-  std::ifstream in(golden_dir() + "/../../docs/design.md");
+TEST_CASE("docs/internals/passes.md shows the list of passes") {
+  std::ifstream in(golden_dir() + "/../../docs/internals/passes.md");
   std::string page{std::istreambuf_iterator<char>(in), {}};
   CHECK(page.find("```text\n" + table_of_passes() + "```") != std::string::npos);
   for (auto& p : passes()) {

@@ -95,9 +95,9 @@ TEST_CASE(
         "1 arguments, 1 results, arena 128 bytes, peak 128 bytes\n"
         "slot 0: arg0, 16 bytes, inputs\n"
         "slot 1: out0, in arg0, results\n"
-        "slot 2: 16 bytes at 64, activations, gathered\n"
+        "slot 2: 16 bytes at 64, activations, gathered, live 1..2\n"
         "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
-  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations\n") >= 2);  // of both
+  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations, live ") >= 2);  // of both
   CHECK(times(printed(kHeads, "reuse_matmuls"), "slot ") == 0);
 }
 

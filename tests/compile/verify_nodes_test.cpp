@@ -54,7 +54,7 @@ TEST_CASE("verify finds a graph's faults: positions, and axes that are picked fr
 
 TEST_CASE("verify finds a graph's faults: borders in borders") {
   auto x = array({A, B});
-  Attr outer{.names = {"a", "a"}, .ints = {4, 0, 0, 0, 0, 0, 0, 1, 0}}, inner = outer;
+  Attr outer{.names = {"a", "a"}, .ints = {4, 0, 0, 0, 0, 0, 0, 1, 0, 0}}, inner = outer;
   inner.ints[5] = 1;  // of a call inside of the other one
   auto border = [&](const Op& op, const NodePtr& y, const Attr& of) {
     return make(op, {y}, y->axes, DType::f32, of);

@@ -128,7 +128,7 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(says(in_graph(make(prim::kConcat, {x, x}, {Axis("a", 9), B}, DType::f32, {.names = {"a"}})),
              "its parts have 8 positions"));
   CHECK(says(in_graph(make(prim::kTracer, {x}, {A}, DType::f32)), "it is not like what it shows"));
-  Attr border{.names = {"a", "a"}, .ints = {5, 0, 0, 0, 0, 0, 0, 1, 0}};
+  Attr border{.names = {"a", "a"}, .ints = {5, 0, 0, 0, 0, 0, 0, 1, 0, 0}};
   CHECK(says(in_graph(make(prim::kEnter, {x}, x->axes, DType::f32, border)),
              "a border is around (a=4, b=3)"));
   border.ints[0] = 4;
@@ -264,7 +264,7 @@ TEST_CASE("verify: a slice of nothing reaches nowhere") {
   CHECK(f(zeros({Z, N})).axes() == Axes{Z, Axis("n", 4)});
 }
 
-TEST_CASE("verify: what it finds while chunks are chosen is raised, other errors are not") {
+TEST_CASE("verify: the search for chunks handles refusals and propagates other errors") {
   const Axis Q("q", 64), K("k", 64), D("d", 8);
   auto q = prim::input({Q, D}, DType::f32), k = prim::input({K, D}, DType::f32),
        v = prim::input({K, D}, DType::f32);
@@ -279,7 +279,8 @@ TEST_CASE("verify: what it finds while chunks are chosen is raised, other errors
   };
   CHECK(!(bordered == roots));
   CHECK_THROWS_AS(cut(VerifyError("[verify] a pass is wrong")), VerifyError);
-  CHECK(cut(Error("it does not fit")).size() == 1);
+  CHECK_THROWS_WITH_AS(cut(Error("out of memory")), "out of memory", Error);
+  CHECK(cut(Refusal("it does not fit")).size() == 1);
 }
 
 TEST_CASE("verify finds a graph's faults: loops") {
@@ -421,7 +422,7 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
   CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, loop_index())),
              "an operand is f32, the result i32"));
   // A region that is entered in a turn is left, in it or behind the loop.
-  Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0}};
+  Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0, 0}};
   auto border = [&](const Op& op, const NodePtr& y) {
     return make(op, {y}, y->axes, DType::f32, region);
   };

@@ -1,5 +1,5 @@
-// A project that uses what is installed: every header, most kinds of template, an error caught
-// where it was made.
+// A project that uses the installed library: it includes every header, instantiates most kinds of
+// templates, and catches an error of the library.
 #include <haliax/dlpack.h>
 #include <haliax/eigen.h>
 #include <haliax/fmt.h>

@@ -88,7 +88,8 @@ std::string raised_messages() {
   auto one = [](const NamedArray& v) { return v; };
   auto reduced = [](const NamedArray& v) { return sum(v); };
   auto more_devices = [&] {
-    return named_jit(one, {.mesh = Mesh{{{"data", 4096}}}, .axis_resources = Mapping{{"n", "data"}}})(x);
+    return named_jit(one,
+                     {.mesh = Mesh{{{"data", 4096}}}, .axis_resources = Mapping{{"n", "data"}}})(x);
   };
   auto cut_file = [] {
     auto path = std::filesystem::temp_directory_path() / "haliax_docs_errors.safetensors";
@@ -110,15 +111,23 @@ std::string raised_messages() {
       [&] { jit(condition)(x); },
       [&] { (void)bool(NamedArray()); },
       [&] { cond(x > 0., one, one)(x); },
-      [&] { sum(ones({Axis("embed", 2), M}), "embd"); },
+      [&] {
+        sum(ones({Axis("embed", 2), M}), "embd");
+      },
       [&] { x + ones(Axis("n", 4)); },
       [&] { x* ones(M); },
-      [&] { zeros({N, N}); },
+      [&] {
+        zeros({N, N});
+      },
       [&] { layer()(ones(M)); },
       [&] { x& y; },
       [&] { full(N, 300, DType::u8); },
-      [&] { x[{"n", 3}]; },
-      [&] { array(std::vector<float>{1, 2}, N); },
+      [&] {
+        x[{"n", 3}];
+      },
+      [&] {
+        array(std::vector<float>{1, 2}, N);
+      },
       [&] { jit([](const NamedArray& v) { return v * v.item(); })(sum(x)); },
       [&] { leak(); },
       [&] { read_donated(); },
@@ -132,10 +141,14 @@ std::string raised_messages() {
       [&] { print_in_region(); },
       [&] { set_default_backend("gpu"); },
       [&] { wrong_mesh_axis(); },
-      [&] { shard(ones({N, M}), {{"n", "data"}, {"m", "data"}}); },
+      [&] {
+        shard(ones({N, M}), {{"n", "data"}, {"m", "data"}});
+      },
       [&] { Policy("p=f32,c=bf61"); },
       [&] { more_devices(); },
-      [&] { from_state_dict(to_state_dict(Renamed{layer(), layer()}), Pair{layer(), layer()}); },
+      [&] {
+        from_state_dict(to_state_dict(Renamed{layer(), layer()}), Pair{layer(), layer()});
+      },
       [&] { from_state_dict(to_state_dict(layers(3)), layers(2)); },
       [&] { cut_file(); },
       [&] { read_safetensors("nothing.safetensors"); },

@@ -63,8 +63,11 @@ TEST_CASE("op semantics: positions out of range") {
         "NamedArray(i32, (k=2), [-2147483648, -2147483648])");
   CHECK(text(take(zeros(None, DType::boolean), "none", picks)) ==
         "NamedArray(bool, (k=2), [true, true])");
-  raises([&] { return grad([&](const NamedArray& x) { return sum(at_mul(x, {{"n", picks}}, 2.)); })(table); },
-         {"[scatter]"});
+  raises(
+      [&] {
+        return grad([&](const NamedArray& x) { return sum(at_mul(x, {{"n", picks}}, 2.)); })(table);
+      },
+      {"[scatter]"});
 }
 
 TEST_CASE("op semantics: elementwise extremes") {

@@ -1,4 +1,4 @@
-// Ops on whole arrays: reductions, contractions, shapes, indexing, and vmap of any other op.
+// Ops on full arrays: reductions, contractions, shapes, indexing, and vmap of any other op.
 #include "haliax/transforms.h"
 #include "table.h"
 
@@ -51,7 +51,7 @@ void triangle(Table& t, const char* name,
   };
 }
 
-// f of a braced list, for the ops that take one.
+// Calls f with a braced list, for ops that accept one.
 template <class F> NamedArray spread(const Arrays& in, F f) {
   switch (in.size()) {
     case 1:

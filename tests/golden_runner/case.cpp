@@ -187,7 +187,7 @@ NamedArray array_of(const Group& g, const Value& spec) { return array_of(tensors
 
 namespace {
 
-// The op as a function of the inputs that are differentiated; the others stay as they are.
+// The op as a function of the inputs that are differentiated; the other inputs are constants.
 struct Partial {
   const Op* op;
   const Value* args;
@@ -217,7 +217,8 @@ haliax::Error unlike(std::size_t outputs, std::size_t expected) {
   return haliax::Error(std::to_string(outputs) + " outputs, expected " + std::to_string(expected));
 }
 
-// {"0": tensor, "2": tensor}: the numbers, and the tensors with the axes of those inputs.
+// Reads {"0": tensor, "2": tensor}: returns the input numbers, and the tensors with the axes of
+// these inputs.
 std::pair<std::vector<std::size_t>, Arrays> by_input(const Source& read, const Value& object,
                                                      const Arrays& inputs) {
   std::pair<std::vector<std::size_t>, Arrays> out;

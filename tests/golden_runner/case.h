@@ -1,5 +1,5 @@
-// One case of the golden data: what goes in, what Haliax gave, and how close a result must come to
-// it.
+// One case of the golden data: its inputs, the results of Haliax, and the tolerance of the
+// comparison.
 #pragma once
 #include <functional>
 #include <map>
@@ -13,12 +13,12 @@
 namespace golden {
 
 using Arrays = std::vector<haliax::NamedArray>;
-// An op as the data sees it. Args are those of the README of the data.
+// An op of the data. The README of the data lists the args of each op.
 using Op = std::function<Arrays(const Arrays& inputs, const Value& args)>;
 using Table = std::map<std::string, Op, std::less<>>;
 using Problems = std::vector<std::string>;  // none: the case passes
 
-// Thrown by an Op whose library has no such thing: counted, never passed.
+// Thrown by an Op that the library does not have. The case counts as skipped, not as passed.
 struct Skip {
   std::string what;
 };
@@ -45,29 +45,29 @@ haliax::NamedArray array_of(const Group&, const std::string& tensor, const halia
 // Elements as doubles, whatever the dtype.
 std::vector<double> decode(haliax::DType, const std::vector<std::byte>&);
 
-// What differs between `got` and the tensor that `spec` describes, if anything.
+// Appends a problem if `got` differs from the tensor that `spec` describes.
 void compare(const std::string& part, const haliax::NamedArray& got, const Group&,
              const Value& spec, const Tolerance&, Problems&);
 void compare_values(const std::string& part, const std::vector<double>& got,
                     const std::vector<double>& want, const Tolerance&, Problems&);
 
-// Where a case's arrays come from, one after the other: the tensors of its group, or arguments of a
-// function that is traced.
+// The source of a case's arrays, one after the other: the tensors of its group, or the arguments of
+// a traced function.
 using Source = std::function<haliax::NamedArray(const std::string& tensor, const haliax::Axes&)>;
 Source tensors_of(const Group&);
 
-// A part of what a case computes, and of what it should.
+// A computed part of a case, with its expected value.
 struct Part {
   std::string name;
   haliax::NamedArray got;
   const Value* spec;
   const Value* tolerance;
 };
-// Value, grads, second and jvp of one case, nothing evaluated. Raises haliax::Error if there are
-// not as many as there should be.
+// Returns the value, grads, second and jvp of one case, unevaluated. Raises haliax::Error if their
+// number differs from the expected one.
 std::vector<Part> parts_of(const Value& c, const Op&, const Source&);
 
-// All parts of one case, in one evaluation.
+// Checks all parts of one case in one evaluation.
 Problems check(const Group&, const Value& c, const Op&);
 using Check = std::function<Problems(const Group&, const Value& c, const Op&)>;
 

@@ -10,7 +10,7 @@ using namespace haliax;
 
 namespace {
 
-// The losses of the tokens, whole: x (tokens..., Embed), w (Embed, Vocab), ids and mask
+// Returns the losses of the tokens, unchunked: x (tokens..., Embed), w (Embed, Vocab), ids and mask
 // (tokens...).
 Arrays losses_of(const Value& args, const Arrays& in) {
   const NamedArray &x = input(in, 0), &w = input(in, 1), &ids = input(in, 2);
@@ -39,7 +39,7 @@ Arrays losses_of(const Value& args, const Arrays& in) {
 
 using Cuts = std::vector<std::pair<std::string, std::int64_t>>;
 
-// A region inside a region, the first cut outermost.
+// Nests one chunked region in another; the first split is the outermost.
 Arrays in_chunks(const Cuts& cuts, std::size_t depth, const Value& args, const Arrays& in) {
   if (depth == cuts.size()) return losses_of(args, in);
   auto f = [&](const Arrays& xs) { return in_chunks(cuts, depth + 1, args, xs); };

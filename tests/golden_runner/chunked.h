@@ -1,12 +1,11 @@
-// The group `chunked`: a cross entropy that never holds all logits gives the same for any chunk
+// The group `chunked`: a cross entropy that never materializes all logits is equal for any chunk
 // size.
 #pragma once
 #include "case.h"
 
 namespace golden {
 
-// Every setting of chunks: of tokens, of the vocabulary, in tiles of both. Each is checked by
-// `check`.
+// Checks every chunking with `check`: chunks of tokens, of the vocabulary, and tiles of both.
 Problems check_chunked(const Group&, const Value& c, const Check& = check);
 
 }  // namespace golden

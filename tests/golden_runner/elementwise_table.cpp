@@ -1,4 +1,4 @@
-// Elementwise ops, one block a line: their names are Haliax's.
+// Elementwise ops under the names of Haliax.
 #include "table.h"
 
 namespace golden {
@@ -12,7 +12,7 @@ namespace {
 void unary(Table& t, const char* name, NamedArray (*f)(Arr)) {
   t[name] = [f](const Arrays& in, const Value&) { return Arrays{f(input(in, 0))}; };
 }
-// Two inputs, or one beside a plain number.
+// Adds an op with two inputs, or with one input and a scalar.
 void binary(Table& t, const char* name, NamedArray (*f)(Arr, Arr)) {
   t[name] = [f](const Arrays& in, const Value& args) {
     if (const Value* lhs = args.find("lhs")) return Arrays{f(number_of(*lhs), input(in, 0))};

@@ -18,7 +18,7 @@ NamedArray filled(const Value& spec) {
   return astype(array(values, axes), dtype);
 }
 
-// Without the place in the code at its end, whose line number could pass for a size.
+// Returns the message without its source location, whose line number could match a size.
 std::string without_location(const std::string& text) {
   const std::size_t end = text.rfind("; ");
   if (end == text.npos) return text;

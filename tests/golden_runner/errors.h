@@ -1,10 +1,10 @@
-// The group `errors`: calls that must be refused, in words that name what is wrong.
+// The group `errors`: calls that must raise, with messages that name the mistake.
 #pragma once
 #include "case.h"
 
 namespace golden {
 
-// How the op of a case is called.
+// The function that calls the op of a case.
 using Call = std::function<Arrays(const Op&, const Arrays& inputs, const Value& args)>;
 Arrays call_directly(const Op&, const Arrays& inputs, const Value& args);
 

@@ -37,7 +37,7 @@ Policy policy_of(const Value& args) {
   return Policy("p=f32,c=" + args["compute_dtype"].as_text() + ",o=f32");
 }
 
-// Hugging Face's names for the fields; `prefix` comes before each but lm_head.
+// Returns Hugging Face's names for the fields. `prefix` precedes each name except lm_head.
 StateNames state_names(const Value& args) {
   std::string prefix = args["name_prefix"].as_text();
   if (!prefix.empty() && prefix.back() == '.') prefix.pop_back();
@@ -55,7 +55,7 @@ Model load(const Group& g, const Value& c, const std::string& which) {
                          golden::state_names(args));
 }
 
-// ---- the training script of the overview ----
+// ---- the training script of the Levanter introduction ----
 
 struct Script {
   Variant variant;
@@ -116,7 +116,7 @@ bool is_key_bias(const std::string& name, std::size_t i, std::size_t size) {
 
 using TolerancesOf = std::function<Tolerance(bool key_bias, const std::vector<double>& want)>;
 
-// Every tensor of the file against the model's, by name.
+// Compares every tensor of the file with the model's, by name.
 void compare_weights(const std::string& part, const Model& got, const Group& g, const Value& c,
                      const char* file, const TolerancesOf& tolerance, Problems& problems) {
   const TensorFile want = read_tensors(g.dir + "/" + c["weights"][file].as_text());
@@ -133,7 +133,8 @@ void compare_weights(const std::string& part, const Model& got, const Group& g, 
     if (h->shape != w.shape || h->dtype != w.dtype)
       problems.push_back(part + ": " + w.name + " has another shape or dtype");
     const auto a = decode(h->dtype, h->data), b = decode(w.dtype, w.data);
-    std::vector<double> values[2], wanted[2];  // all but the bias of the keys, and that
+    std::vector<double> values[2],
+        wanted[2];  // [0]: everything except the bias of the keys; [1]: the bias of the keys
     for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
       const bool key = is_key_bias(w.name, i, b.size());
       values[key].push_back(a[i]);
@@ -151,8 +152,7 @@ std::vector<double> reals(const Value& list) {
   return out;
 }
 
-// The likeliest token again and again; the places after the last one hold zeros, which nothing
-// before them sees.
+// Generates greedily. The positions after the last token hold zeros; causality hides them.
 std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t count,
                            const std::string& backend) {
   const Axis Pos = model.config().Pos();
@@ -190,7 +190,7 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
   const Key keys = random::split(random::key(1), ids.resolve_axis("batch"));
   Model model = load(g, c, "initial");
 
-  // Before training.
+  // Logits before training.
   const auto logits =
       jit([script](const Model& m, const NamedArray& i) { return script.logits(m, i, {}); },
           options)(model, ids);
@@ -276,7 +276,7 @@ Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& ba
   for (const Layout& layout : layouts) {
     Variant v;
     v.layout = layout;
-    if (backend == "cuda-sim") v.most_steps = 4;  // every rank simulates
+    if (backend == "cuda-sim") v.most_steps = 4;  // every rank runs the simulator
     const auto here = run_gpt2(g, c, v, backend);
     set_devices(n);
     const auto threads = [&] {

@@ -26,10 +26,11 @@ const char* const all_groups[] = {"ops",  "grads",   "nn",     "random",
 struct Options {
   std::string dir;
   std::vector<std::string> groups, backends{"reference", "cpu"};
-  std::string only;  // of the cases, those whose id contains this
+  std::string only;  // runs only cases whose id contains this string
   bool list_skipped = false, variants = false;
-  bool ranks = false;  // the group gpt2 on meshes of all ranks that mpirun has started
-  // each case once, on a mesh drawn from this seed; so is the backend, if not told
+  bool ranks = false;  // runs the group gpt2 on meshes of all ranks that mpirun started
+  // Runs each case once, on a mesh drawn from this seed. The backend is drawn too, unless it is an
+  // option.
   std::optional<std::uint64_t> mesh;
 };
 
@@ -114,7 +115,7 @@ class Runner {
   int passed_ = 0, failed_ = 0, skipped_ = 0;
   std::map<std::string, int> skips_;
 
-  // One case on all backends: passed if it passes on each.
+  // Runs one case on all backends. The case passes if it passes on each of them.
   template <class F> void attempt(const std::string& id, F check) {
     attempt(id, options_.backends, check);
   }
@@ -171,7 +172,7 @@ class Runner {
   void on_mesh(const Group& g, const Value& c, const std::string& id) {
     MeshCase mesh(*options_.mesh, id, tally_);
     std::vector<std::string> backends = options_.backends;
-    // the reference trains slowly
+    // The reference backend trains slowly.
     if (backends.size() > 1) backends = {g.name == "gpt2" ? "cpu" : mesh.backend()};
     const int failed = failed_;
     attempt(id, backends, [&](const std::string& backend) -> Problems {

@@ -20,7 +20,7 @@ using Dice = std::mt19937_64;
 using Maybe = std::optional<Mapping>;
 using NameSet = std::set<std::string>;
 
-// What docs/sharding.md says is refused, by words of its message.
+// Documented refusals, by words of their messages.
 const char* const documented[] = {"are both sent to mesh axis"};
 
 // ---- drawing ----
@@ -28,11 +28,12 @@ const char* const documented[] = {"are both sent to mesh axis"};
 std::size_t below(Dice& dice, std::size_t n) { return std::size_t(dice() % n); }
 bool chance(Dice& dice, int percent) { return int(below(dice, 100)) < percent; }
 template <class T>
-void shuffle(Dice& dice, std::vector<T>& v) {  // std::shuffle is another with each library
+void shuffle(Dice& dice,
+             std::vector<T>& v) {  // unlike std::shuffle, equal with every standard library
   for (std::size_t i = v.size(); i > 1; --i) std::swap(v[i - 1], v[below(dice, i)]);
 }
 
-// Of 1 to 3 axes, some of size 1, and 2 to 12 devices.
+// Draws a mesh of 1 to 3 axes, some of size 1, with 2 to 12 devices.
 Mesh drawn_mesh(Dice& dice) {
   for (;;) {
     std::vector<std::pair<std::string, int>> axes;
@@ -49,7 +50,7 @@ Mesh drawn_mesh(Dice& dice) {
 void add_names(NameSet& names, const Axes& axes) {
   for (const Axis& a : axes) names.insert(std::string(a.name.text()));
 }
-// Any word of the args may be the name of an axis that only the inside of the op has.
+// Adds every word of the args, since it may be the name of an axis that exists only inside the op.
 void add_names(NameSet& names, const Value& args) {
   if (args.is(Value::Kind::text) && !args.text.empty() && args.text.find(' ') == args.text.npos)
     names.insert(args.text);
@@ -61,7 +62,7 @@ NameSet names_of(const std::vector<Axes>& arrays) {
   return names;
 }
 
-// Would one of the arrays have two axes along one mesh axis?
+// Returns true if no array has two axes along one mesh axis.
 bool is_legal(const std::vector<Mapping::Entry>& entries, const std::vector<Axes>& arrays) {
   for (const Axes& axes : arrays) {
     NameSet taken;
@@ -72,7 +73,8 @@ bool is_legal(const std::vector<Mapping::Entry>& entries, const std::vector<Axes
   return true;
 }
 
-// Each name along one mesh axis, two, or (of 100, `whole`) none; legal for the arrays.
+// Draws one mesh axis, two, or (with `whole` percent) none for each name, such that the mapping is
+// legal for the arrays.
 Mapping drawn_mapping(Dice& dice, const Mesh& mesh, const NameSet& names,
                       const std::vector<Axes>& arrays, int whole) {
   std::vector<Mapping::Entry> entries;
@@ -90,7 +92,7 @@ Mapping drawn_mapping(Dice& dice, const Mesh& mesh, const NameSet& names,
   return Mapping::of(entries);
 }
 
-// ---- arguments and results that have mappings of their own ----
+// ---- arguments and results with their own mappings ----
 
 constexpr std::size_t kSlots = 8;
 using Slots = std::array<Arrays, kSlots>;
@@ -108,11 +110,11 @@ Arrays gathered(const Slots& slots) {
   return all;
 }
 
-// An array between argument and op, or between op and result.
+// The path of an array between an argument and the op, or between the op and a result.
 const Axis kParts("parts", 3);
 struct Way {
-  Maybe summed;      // made by a sum over kParts, which this may cut: then it is pending
-  Maybe constraint;  // by `shard`
+  Maybe summed;      // sums over kParts under this mapping; if it shards kParts, the sum is partial
+  Maybe constraint;  // applied by `shard`
   NamedArray operator()(NamedArray x) const {
     if (summed)
       x = sum(shard(where(arange(kParts) == 0, broadcast_axis(x, kParts), 0), *summed), kParts);
@@ -120,11 +122,11 @@ struct Way {
   }
 };
 
-// ---- a case, and a trial of it ----
+// ---- a case, and one trial of it ----
 
 struct Recorded {
-  Arrays in;                // as the case reads them
-  std::vector<Part> parts;  // not evaluated
+  Arrays in;                // the inputs that the case reads
+  std::vector<Part> parts;  // unevaluated
   NameSet names;
 };
 
@@ -151,13 +153,13 @@ std::vector<Axes> axes_of_each(const Arrays& arrays) {
 struct Trial {
   Mesh mesh;
   Maybe compute;
-  bool scoped = false;  // mesh and mapping in scope, not in the options
+  bool scoped = false;  // mesh and mapping come from scopes, not from the options
   OfSlots in = OfSlots(kSlots), placed = in, out = in;
-  std::vector<Way> entering, leaving;  // for each array
+  std::vector<Way> entering, leaving;  // one for each array
   JitOptions options;
 };
 
-// In some order of its own, a mapping of these arrays, the one inside, an empty one, or none.
+// Draws a mapping of these arrays, the compute mapping, an empty one, or none.
 Maybe drawn_side(Dice& dice, const Trial& t, const Arrays& arrays, int whole) {
   const auto way = below(dice, 100);
   const std::vector<Axes> all = axes_of_each(arrays);
@@ -167,7 +169,7 @@ Maybe drawn_side(Dice& dice, const Trial& t, const Arrays& arrays, int whole) {
   return std::nullopt;
 }
 
-// Adding zeros to it changes nothing: -0 would be 0, and small integers become larger ones.
+// Returns true if adding zeros does not change x. Zeros change -0 to 0, and widen small integers.
 bool outlives_sums(const NamedArray& x) {
   const std::vector<double> values = x.doubles();
   return is_float(x.dtype()) && std::none_of(values.begin(), values.end(),
@@ -251,7 +253,7 @@ std::string shown(const Trial& t, const Recorded& r) {
   return text;
 }
 
-// Copies, placed: what is donated or placed is not what another trial starts from.
+// Copies the arguments and places them, since donation and placement must not affect other trials.
 Slots arguments(const Trial& t, const Arrays& all) {
   use_mesh here(t.mesh);
   Slots slots = dealt(all);
@@ -263,7 +265,8 @@ Slots arguments(const Trial& t, const Arrays& all) {
   return slots;
 }
 
-// Sums of blocks round as their terms are large, not as a result is small: relative to the largest.
+// Returns a tolerance relative to the largest element, since sums over blocks round in proportion
+// to their terms.
 Tolerance in_any_order(const Part& p, const Group& g) {
   Tolerance t(*p.tolerance);
   if (p.got.empty() || t.exact) return t;
@@ -317,8 +320,8 @@ MeshCase::MeshCase(std::uint64_t seed, const std::string& id, MeshTally& tally) 
   backend_ = chance(dice_, 25) ? "reference" : "cpu";
 }
 
-// attempt(whole) for more and more names that are left whole, until it is not refused. With none
-// cut nothing is.
+// Calls attempt(whole) with a growing percentage of unsharded names until no documented refusal is
+// raised. Without sharded names there is none.
 template <class F> auto MeshCase::trial(F attempt) {
   for (int whole = 20;; whole += 10) {
     ++tally_.trials;

@@ -1,5 +1,5 @@
-// The mode --mesh SEED: cases inside named_jit, on a mesh and by mappings that are drawn. What a
-// case draws depends on the seed and its id alone, so that a failure is repeated by the case alone.
+// The mode --mesh SEED: runs cases inside named_jit, on random meshes and mappings. The draws of a
+// case depend only on the seed and its id, so one case reproduces a failure.
 #pragma once
 #include <map>
 #include <random>
@@ -8,26 +8,26 @@
 
 namespace golden {
 
-// Of all cases.
+// Counts over all cases.
 struct MeshTally {
   int trials = 0;
-  std::map<std::string, int> refused;  // by words of the message: these trials were drawn anew
+  std::map<std::string, int> refused;  // by words of the message; these trials were drawn again
 };
 
 class MeshCase {
  public:
   MeshCase(std::uint64_t seed, const std::string& id, MeshTally&);
 
-  // As golden::check, with the case's arrays as arguments of one compiled function, and its parts
-  // as the results.
+  // Works as golden::check, with the case's arrays as arguments of one compiled function and its
+  // parts as results.
   Problems check(const Group&, const Value& c, const Op&);
-  // The op of a case that raises.
+  // Calls the op of a case that must raise.
   Arrays call(const Op&, const Arrays& inputs, const Value& args);
-  // A few steps of training.
+  // Runs a few training steps.
   Problems train(const Group&, const Value& c, const std::string& backend);
 
   const std::string& backend() const { return backend_; }
-  const std::string& how() const { return how_; }  // the last trial: mesh, mappings and options
+  const std::string& how() const { return how_; }  // mesh, mappings and options of the last trial
 
  private:
   template <class F> auto trial(F attempt);

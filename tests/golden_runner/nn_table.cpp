@@ -1,4 +1,4 @@
-// Activations, layers, attention, losses and initialisers.
+// Activations, layers, attention, losses and initializers.
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 
@@ -12,8 +12,8 @@ namespace {
 
 bool flag(const Value& args, const char* name) { return args[name].as_flag(false); }
 
-// The axes of these names, with the size that the last of the inputs has for them: weights come
-// after what they are applied to.
+// Returns the axes with these names, with the size in the last input that has them: weights follow
+// their inputs.
 Axes sized(const Value& names, const Arrays& in) {
   Axes axes;
   for (Name n : names_of(names)) {
@@ -25,7 +25,7 @@ Axes sized(const Value& names, const Arrays& in) {
   return axes;
 }
 Axis one_sized(const Value& name, const Arrays& in) { return sized(name, in).at(0); }
-// [name, size], or a list of such.
+// Reads [name, size], or a list of such pairs.
 Axes one_or_more(const Value& v) {
   if (!v.items.empty() && v.items[0].is(Value::Kind::text)) return {axis_of(v)};
   return axes_of(v);
@@ -106,7 +106,7 @@ void add_activations(Table& t) {
     t[std::string("nn.") + name] = [f = f](const Arrays& in, const Value&) {
       return Arrays{f(input(in, 0))};
     };
-  for (std::string name : {"swish", "hard_swish"})  // only by name
+  for (std::string name : {"swish", "hard_swish"})  // only found by name
     t["nn." + name] = [name](const Arrays& in, const Value&) {
       return Arrays{nn::activation(name)(input(in, 0))};
     };
@@ -150,7 +150,7 @@ void add_layers(Table& t) {
   t["nn.mlp"] = [](const Arrays& in, const Value& args) {
     const std::string& name = args["activation"].as_text();
     nn::Mlp mlp{.layers = {},
-                // Haliax's gelu: with tanh
+                // Haliax's gelu is the tanh approximation.
                 .activation = name == "gelu" ? nn::Activation(nn::gelu) : nn::activation(name)};
     std::size_t next = 1;
     for (const Value& l : args["layers"].items) {

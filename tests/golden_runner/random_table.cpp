@@ -1,4 +1,4 @@
-// Keys and samplers.
+// Random keys and samplers.
 #include "haliax/transforms.h"
 #include "table.h"
 

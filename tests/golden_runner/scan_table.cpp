@@ -9,12 +9,13 @@ using namespace haliax;
 
 namespace {
 
-// c·w with the result called as c's axis was: dot(c, w over `axis`), `other` renamed to `axis`.
+// Returns dot(c, w over `axis`) with `other` renamed to `axis`, so that the result has the axes of
+// c.
 NamedArray recur(const NamedArray& c, const NamedArray& w, const char* axis, const char* other) {
   return rename(dot(c, w, axis), AxisSelector(other), AxisSelector(axis));
 }
 
-// ---- scan and fold: (carries, inputs at one position) -> (carries, what is emitted) ----
+// ---- scan and fold: (carries, inputs at one position) -> (carries, outputs) ----
 
 using Step = std::pair<Arrays, Arrays> (*)(const Arrays& c, const Arrays& x);
 
@@ -113,7 +114,7 @@ template <class B> struct Extended {
     return block(x) + extra;
   }
 };
-// One that also emits the mean square of its result.
+// A block that also emits the mean square of its result.
 template <class B> struct Emitting {
   Extended<B> block;
   template <class... Extra>

@@ -6,7 +6,8 @@
 namespace golden {
 namespace {
 
-// Builds Values from the parser's events; a stack instead of recursion, and a bound on the depth.
+// Builds Values from the parser's events, with a stack instead of recursion and a limit of the
+// depth.
 class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
   Value root;
@@ -43,7 +44,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  // the lists and objects not closed yet; only the last one grows, so the addresses hold
+  // The lists and objects that are still open. Only the last one grows, so the addresses stay
+  // valid.
   std::vector<Value*> open_;
 
   bool add(Value v) {

@@ -9,7 +9,7 @@
 
 namespace golden {
 
-// The data itself cannot be used: it ends the program with this one sentence.
+// An error in the data itself. It ends the program with this message.
 struct BadData : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -21,16 +21,16 @@ struct Value {
   std::int64_t integer = 0;
   double real = 0;
   std::string text = {};
-  // of a list, or of an object beside its keys, in the order of the file
+  // The items of a list, or the values of an object, in the order of the file.
   std::vector<Value> items = {};
   std::vector<std::string> keys = {};
 
   explicit operator bool() const { return kind != Kind::null; }
   bool is(Kind k) const { return kind == k; }
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  const Value* find(std::string_view key) const;        // null if there is none
+  const Value* find(std::string_view key) const;        // nullptr if there is none
   const Value& operator[](std::string_view key) const;  // a null value if there is none
-  const Value& at(std::size_t i) const;  // these raise BadData for another kind, or out of range
+  const Value& at(std::size_t i) const;  // raise BadData for another kind, or out of range
   const std::string& as_text() const;
   double as_real() const;
   std::int64_t as_integer() const;

@@ -1,5 +1,4 @@
-// What a C++ user writes by mistake either does what it says or raises: nothing goes wrong in
-// silence.
+// Common mistakes of C++ users: each one either works as written or raises an error.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -29,7 +28,7 @@ std::string line(int offset = 0, int of = __builtin_LINE()) {
 
 }  // namespace
 
-TEST_CASE("mistakes: a single element that is known is true or false") {
+TEST_CASE("mistakes: a single element with a value converts to bool") {
   auto three = arange(N) + 1, one = sum(three);
   CHECK(bool(one == 6));
   CHECK_FALSE(bool(one == 5));
@@ -45,11 +44,11 @@ TEST_CASE("mistakes: a single element that is known is true or false") {
   CHECK((a < b ? a : b).item() == 6);
   CHECK(std::vector<NamedArray>{a, b} == std::vector<NamedArray>{a, b});
   CHECK_FALSE(std::vector<NamedArray>{a, b} == std::vector<NamedArray>{a, a});
-  // In a gradient that is computed at once, values are known.
+  // In a gradient that is computed at once, arrays have values.
   CHECK(grad([](const NamedArray& x) { return x > 1. ? x * 3. : x; })(NamedArray(2.)).item() == 3);
 }
 
-TEST_CASE("mistakes: an array of several elements is neither true nor false") {
+TEST_CASE("mistakes: an array of several elements does not convert to bool") {
   auto x = arange(N), y = arange(N) + 1;
   CHECK(says(message_of([&] { return x > 1 ? x : y; }),
              {"[bool]", "3 elements (n=3)", "all(x)", "any(x)", "where", line()}));
@@ -63,7 +62,7 @@ TEST_CASE("mistakes: an array of several elements is neither true nor false") {
   CHECK_FALSE(x.empty());
 }
 
-TEST_CASE("mistakes: C++ does not decide by a value that is traced") {
+TEST_CASE("mistakes: a traced value does not convert to bool") {
   auto clipped = [](const NamedArray& v) {
     if (sum(v) > 1.) return v;
     return v * 0.;
@@ -80,12 +79,12 @@ TEST_CASE("mistakes: C++ does not decide by a value that is traced") {
   CHECK(says(message_of([&] { haliax::map(clipped, N)(x); }), {"[bool]", where_line}));
   CHECK(says(message_of([&] { eval_shape(clipped, x); }), {"[bool]", where_line}));
   CHECK(clipped(x).floats() == x.floats());
-  // What does not depend on arguments is known while tracing, too.
+  // Values that do not depend on arguments are available while tracing, too.
   CHECK(jit([](const NamedArray& v) { return sum(ones({N})) > 2. ? v : v * 0.; })(x).floats() ==
         x.floats());
 }
 
-TEST_CASE("mistakes: a truth value of what was given away says so") {
+TEST_CASE("mistakes: converting a donated array to bool raises with that reason") {
   auto f = jit([](const NamedArray& v) { return v + 1.; }, {.donate = {0}});
   auto x = array({1}, Axis("k", 1));
   f(x);
@@ -113,7 +112,7 @@ TEST_CASE("mistakes: !, && and || are the logical ops") {
   CHECK(says(message_of([&] { return !NamedArray(); }), {"[logical_not]", "empty"}));
 }
 
-TEST_CASE("mistakes: a range beyond its axis") {
+TEST_CASE("mistakes: a range beyond its axis raises") {
   auto x = arange(Axis("pos", 5));
   auto part = [&](Slice s) { return index(x, {{"pos", s}}); };
   for (Slice s : {Slice{3, 20}, Slice{-6}, Slice{6}, Slice{0, -6}, Slice{0, 6, 2}, Slice{6, 0, -1},
@@ -136,17 +135,18 @@ TEST_CASE("mistakes: a range beyond its axis") {
   CHECK(index(arange(Axis("pos", 0)), {{"pos", Slice{0, 0}}}).size() == 0);
 }
 
-// Run by the next one, in a process of its own: what is said once may have been said here already.
+// The next case runs this one in a process of its own, since a message that is printed once may
+// have been printed already.
 TEST_CASE("mistakes: f64 and f32 are mixed" * doctest::skip()) {
   std::vector<double> data{1, 2, 3};
   auto x = array(data, N), w = ones({N});
-  (x * 2. + NamedArray(1.)).eval();  // numbers and f32 scalars take part in f64
+  (x * 2. + NamedArray(1.)).eval();  // scalars and f32 arrays without axes are promoted to f64
   std::fprintf(stderr, "now\n");
   (w * x).eval();
   (x + w).eval();
   std::fprintf(stderr, "line %d\n", __LINE__ - 2);
 }
-TEST_CASE("mistakes: a mix of f64 with f32 is told once") {
+TEST_CASE("mistakes: mixing f64 with f32 warns once") {
   auto out = output_of_case("mistakes: f64 and f32 are mixed");
   auto at = out.find("haliax: warning: [multiply] f64 (n=3) meets f32 (n=3)");
   CAPTURE(out);

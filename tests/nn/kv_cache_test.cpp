@@ -1,5 +1,5 @@
-// The cache of keys and values: what it holds, and that attention through it is attention over the
-// whole text.
+// Tests of `nn::KVCache`: its contents, and attention through the cache against attention over the
+// full sequence.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -47,7 +47,9 @@ double difference(const NamedArray& a, const NamedArray& b) { return max(abs(a -
 
 }  // namespace
 
-TEST_CASE("kv cache: token by token is the whole text at once, with heads in groups") {
+TEST_CASE(
+    "kv cache: decoding token by token matches attention over the full sequence, with grouped "
+    "heads") {
   const Text t(12);
   auto K = rename(t.k, "pos", "key_pos"), V = rename(t.v, "pos", "key_pos");
   auto whole = nn::dot_product_attention("key_pos", "head_size", t.q, K, V,
@@ -59,7 +61,7 @@ TEST_CASE("kv cache: token by token is the whole text at once, with heads in gro
         return std::pair(attended(q, c, next), next);
       },
       {.donate = {3}});
-  for (std::int64_t at = 0; at < 12;) {  // five at first, then one at a time
+  for (std::int64_t at = 0; at < 12;) {  // five tokens first, then one per iteration
     const std::int64_t n = at == 0 ? 5 : 1;
     auto part = [&](const NamedArray& x) { return slice(x, "pos", int(at), n); };
     auto [out, next] = step(part(t.q), part(t.k), part(t.v), cache);
@@ -72,7 +74,8 @@ TEST_CASE("kv cache: token by token is the whole text at once, with heads in gro
   CHECK(difference(cache.values, V) == 0);
 }
 
-TEST_CASE("kv cache: texts of different lengths in one batch") {
+TEST_CASE(
+    "kv cache: sequences of different lengths in one batch match attention over each sequence") {
   const Text t(12);
   const std::int32_t prompts[] = {2, 5, 4};
   auto count = array(std::span<const std::int32_t>(prompts), Batch);
@@ -81,7 +84,7 @@ TEST_CASE("kv cache: texts of different lengths in one batch") {
   auto cache =
       nn::KVCache::init(Pos, {Heads, Size}, Batch).append(first(t.k), first(t.v), "pos", count);
   CHECK(difference(cache.lengths, count) == 0);
-  // Each text goes on where it ended: with the token at that place of the whole.
+  // Each sequence continues at its own length: selects the token of `x` at that position.
   auto next_of = [&](const NamedArray& x, const NamedArray& where) {
     auto here = broadcast_axis(where, Axis("pos", 12)) == arange(Axis("pos", 12));
     return broadcast_axis(sum(x * astype(here, x.dtype()), "pos"), Axis("pos", 1));
@@ -103,7 +106,7 @@ TEST_CASE("kv cache: texts of different lengths in one batch") {
   }
 }
 
-TEST_CASE("kv cache: a step of stacked layers writes where the cache lies, and copies none of it") {
+TEST_CASE("kv cache: a step of stacked layers appends to the donated cache in place") {
   const Axis Layers("layers", 4), Long("key_pos", 1000);
   auto blocks =
       nn::Stacked<Block>::init(Layers, Block::init, random::split(random::key(0), Layers));
@@ -114,14 +117,16 @@ TEST_CASE("kv cache: a step of stacked layers writes where the cache lies, and c
                   {.donate = {2}});
   auto x = ones({Batch, Axis("pos", 1), Embed}).eval();
   auto r = step.compile(blocks, x, cache);
-  CHECK_MESSAGE(r.peak_bytes < 100000, r.program);  // scores of a layer, and what is small
+  CHECK_MESSAGE(r.peak_bytes < 100000, r.program);  // scores of one layer, and small temporaries
   CHECK(r.not_donated.empty());
-  cache = step(blocks, x, cache).second;  // keys and values were one array of zeros
+  cache = step(blocks, x, cache).second;  // keys and values shared one array of zeros before
   auto* was = as_span<float>(cache.keys).data();
   CHECK(as_span<float>(step(blocks, x, cache).second.keys).data() == was);
 }
 
-TEST_CASE("kv cache: what finds no room is dropped; narrow dtypes; errors") {
+TEST_CASE(
+    "kv cache: tokens beyond the capacity are dropped, the cache has the given dtype, bad "
+    "arguments raise") {
   const Axis One("pos", 1), Two("pos", 2), Short("key_pos", 2);
   auto cache = nn::KVCache::init(Short, Size, {}, DType::bf16);
   CHECK(cache.keys.dtype() == DType::bf16);
@@ -144,7 +149,8 @@ TEST_CASE("kv cache: what finds no room is dropped; narrow dtypes; errors") {
       {"[kv_cache] the new positions have the name key_pos of the cache's", "kv_cache_test.cpp:"});
 }
 
-TEST_CASE("kv cache: a count from 0 to all of the new positions, and lengths up to the last") {
+TEST_CASE(
+    "kv cache: counts are clamped to the number of new positions, and lengths to the capacity") {
   const Axis New("pos", 4);
   const Text t(4);
   auto step = jit([](const nn::KVCache& c, const NamedArray& k, const NamedArray& v,
@@ -163,12 +169,13 @@ TEST_CASE("kv cache: a count from 0 to all of the new positions, and lengths up 
   CHECK(lengths(step(empty, t.k, t.v, large.eval())) == Lengths{4, 4, 4});
 
   auto cache = append(empty, {9, -3, 2}, DType::i32);
-  // what is filled, and its own
+  // The filled positions, and the new one.
   auto seen = sum(cache.mask(Axis("pos", 1)).astype(DType::i32), {"pos", "key_pos"});
   CHECK(seen.integers() == Lengths{5, 1, 3});
   for (int turn = 0; turn < 2; ++turn) cache = append(cache, {4, 4, 4}, DType::i32);
   CHECK(lengths(cache) == Lengths{12, 8, 10});
-  auto full_one = append(cache, {4, 4, 4}, DType::i32);  // room for none, for all, for half
+  auto full_one = append(cache, {4, 4, 4},
+                         DType::i32);  // space for none, for all, and for half of the new positions
   CHECK(lengths(full_one) == Lengths{12, 12, 12});
   auto part = [](const NamedArray& x, int b, int from, std::int64_t n) {
     return slice(at(x, "batch", b), "key_pos", from, n);
@@ -178,7 +185,7 @@ TEST_CASE("kv cache: a count from 0 to all of the new positions, and lengths up 
         0);
 }
 
-TEST_CASE("kv cache: debug::check says that it is full") {
+TEST_CASE("kv cache: debug::check reports a full cache") {
   const Axis One("pos", 1), Short("key_pos", 2);
   auto step = jit([&](const nn::KVCache& c, const NamedArray& k) {
     debug::check(c.lengths + 1 <= c.Pos.size, "the cache is full");
@@ -191,12 +198,12 @@ TEST_CASE("kv cache: debug::check says that it is full") {
          {"[check] the cache is full", "kv_cache_test.cpp:"});
 }
 
-TEST_CASE("kv cache: mistakes are refused where they are written") {
+TEST_CASE("kv cache: invalid arguments raise with the line of the call") {
   const Axis New("pos", 4), Short("key_pos", 6);
   auto cache = nn::KVCache::init(Short, {Heads, Size}, Batch);
   auto k = ones({Batch, New, Heads, Size});
   auto append = [&](const NamedArray& count) { return cache.append(k, k, "pos", count); };
-  // a number is whole if it is
+  // A float count is valid if its value is a whole number.
   CHECK(append(3).lengths.integers() == std::vector<std::int64_t>{3, 3, 3});
   raises([&] { append(2.5); }, {"[kv_cache] the count is f32, and not a whole number",
                                 "how many of pos=4", "kv_cache_test.cpp:"});

@@ -1,5 +1,5 @@
-// linear_cross_entropy: what it costs, what it refuses, mistakes that others have made, and losses
-// that are no cross entropy.
+// Tests of linear_cross_entropy: counts of contractions and loops, masked tokens, and regressions
+// (mistakes that are common in implementations of this loss).
 #include <doctest/doctest.h>
 
 #include "nn/linear_cross_entropy_model.h"
@@ -7,7 +7,7 @@
 using namespace haliax;
 using namespace haliax::lce_model;
 
-TEST_CASE("linear cross entropy: how many contractions with the head") {
+TEST_CASE("linear cross entropy: counts of contractions with the head") {
   for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
     auto o = per_token(4);
     o.walked = walked;
@@ -18,20 +18,20 @@ TEST_CASE("linear cross entropy: how many contractions with the head") {
   auto of_losses = [&](auto f) {
     return both([=](const Parameters& p) { return f(losses(p, per_token(4)).loss); });
   };
-  // Cotangents that need no final result: loss and gradients in one sweep.
+  // Cotangents that do not depend on a final result: one loop computes the loss and the gradients.
   CHECK(both([](const Parameters& p) { return losses(p, {.chunks = {.chunk = 4}}).loss; }) ==
         Cost{3, 1});
   CHECK(of_losses([](const NamedArray& l) { return mean(l); }) == Cost{3, 1});
   CHECK(of_losses([](const NamedArray& l) { return 0.5 * sum(l * (arange(Tokens) < 5)); }) ==
         Cost{3, 1});
-  // of its own loss
+  // The cotangent depends on the token's own loss.
   CHECK(of_losses([](const NamedArray& l) { return mean(l * stop_gradient(exp(-l))); }) ==
         Cost{3, 1});
   CHECK(of_losses([](const NamedArray& l) { return sum(tanh(l)); }) == Cost{3, 1});
-  // Those that need all losses first.
+  // Cotangents that depend on all losses.
   CHECK(of_losses([](const NamedArray& l) { return square(mean(l)); }) == Cost{4, 2});
   CHECK(of_losses([](const NamedArray& l) { return logsumexp(l); }) == Cost{4, 2});
-  // A frozen head, or a frozen body.
+  // Only the gradient of the head, or only the gradient of `x`.
   auto by = [&](bool head) {
     auto f = [=](const Parameters& p) {
       return value_and_grad([=](const NamedArray& a) {
@@ -43,8 +43,8 @@ TEST_CASE("linear cross entropy: how many contractions with the head") {
   };
   CHECK(by(false) == Cost{2, 1});
   CHECK(by(true) == Cost{2, 1});
-  // Asked for: the chunk made again. By the vocabulary it has to be, since a token's softmax is
-  // known at the end.
+  // Recomputes the logits of each chunk: on request, and always if the vocabulary is chunked, since
+  // the softmax of a token is complete only after the last chunk.
   CHECK(both([](const Parameters& p) {
           return mean(losses(p, per_token(4, ChunkForm::recompute)).loss);
         }) == Cost{4, 2});
@@ -54,8 +54,7 @@ TEST_CASE("linear cross entropy: how many contractions with the head") {
 }
 
 TEST_CASE(
-    "linear cross entropy: one walk over the vocabulary gives all but what is weighted by the "
-    "softmax itself") {
+    "linear cross entropy: one loop over the vocabulary computes every output except the entropy") {
   const nn::TokenOutputs streamed[] = {
       {.losses = true}, {.logsumexp = true}, {.log_prob = true}, {.ids = true},
       {.nll = true},    {.accuracy = true},  {.top_k = 3},       {.sample = random::key(7)}};
@@ -71,12 +70,12 @@ TEST_CASE(
     CAPTURE(std::size_t(&outputs - streamed));
     CHECK(walk(outputs) == once);
   }
-  // The entropy as sum of p * (logsumexp - l), which loses no digits far from zero, needs the
-  // logsumexp first.
+  // The entropy is the sum of p * (logsumexp - l), which keeps its precision for large logits. It
+  // needs the logsumexp first, hence two loops.
   CHECK(walk({.entropy = true}) == Cost{2 * once.first, 2 * once.second});
 }
 
-TEST_CASE("linear cross entropy: several heads in one walk") {
+TEST_CASE("linear cross entropy: two heads with the same tokens share one loop") {
   struct Heads {
     NamedArray x, text, audio;
   };
@@ -103,8 +102,8 @@ TEST_CASE("linear cross entropy: several heads in one walk") {
   CHECK(step.report().contractions == 6);
   CHECK(step.report().loops == 1);
 
-  // A metric is a sum and a weight, so that it does not depend on the chunk, nor a perplexity on
-  // how many there are.
+  // A metric is a sum and a weight, so the perplexity does not depend on the chunk size or on the
+  // number of chunks.
   auto log_p = log_softmax(dot(h.x, h.text, Embed), Vocab);
   auto nll = -sum(log_p * one_hot(ids(), Vocab, DType::f64), Vocab);
   auto perplexity = exp(mean(nll, {}, {.where = is_text})).item();
@@ -115,13 +114,14 @@ TEST_CASE("linear cross entropy: several heads in one walk") {
 }
 
 TEST_CASE(
-    "linear cross entropy: in a walk of several heads each is computed for its own tokens alone") {
+    "linear cross entropy: with two masked heads in one loop, each head reads only its own "
+    "tokens") {
   const Axis Audio{"audio", 40};
   struct Heads {
     NamedArray for_text, for_audio, text, audio;  // hidden states (tokens, embed), heads
   };
-  // Eight tokens of text and four of sounds, scattered. The hidden states of the others would make
-  // NaN of everything, even times 0.
+  // Eight tokens belong to the text head and four, in between, to the audio head. The hidden states
+  // of the other tokens are NaN, which would propagate even if multiplied by 0.
   const auto x = normal(1, {Tokens, Embed});
   const auto is_text = (mod(arange(Tokens), Arr(3)) != 0).eval();
   const Heads at{where(is_text, x, NAN).eval(), where(is_text, NAN, x).eval(),
@@ -160,16 +160,16 @@ TEST_CASE(
       auto [value, g] = run(at);
       CHECK(run.report().contractions == (form == ChunkForm::sweep ? 6 : 8));
       CHECK(run.report().loops == (form == ChunkForm::sweep ? 1 : 2));
-      if (form == ChunkForm::recompute) continue;  // its first sweep makes all logsumexps
+      if (form == ChunkForm::recompute) continue;  // its first loop computes all logsumexps
       CHECK(difference(value, want.first, 1e-12) == "");
       for (auto part : {&Heads::for_text, &Heads::for_audio, &Heads::text, &Heads::audio})
         CHECK(difference(g.*part, want.second.*part, 1e-12) == "");
     }
 }
 
-// ---- mistakes that others have made ----
+// ---- regressions: common mistakes of implementations ----
 
-TEST_CASE("regression: a last block when one block holds more than half of the vocabulary") {
+TEST_CASE("regression: a last block that starts past half of the vocabulary") {
   for (std::int64_t block : {9, 10, 15}) {
     CAPTURE(block);
     same(
@@ -195,7 +195,7 @@ TEST_CASE("regression: the derivative of the soft cap") {
         parameters());
 }
 
-TEST_CASE("regression: every token's loss has a cotangent of its own") {
+TEST_CASE("regression: each token's loss can have its own cotangent") {
   const auto c = normal(9, Tokens);
   for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
     same(
@@ -212,7 +212,7 @@ TEST_CASE("regression: every token's loss has a cotangent of its own") {
 }
 
 TEST_CASE(
-    "regression: the cotangent of the z-loss, as an option and by the logsumexp that comes out") {
+    "regression: the cotangent of the z-loss, as an option and through the logsumexp output") {
   for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
     auto by_the_book = [](const Parameters& p) {
       auto logits = dot(p.x, p.w, Embed);
@@ -234,7 +234,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("regression: the bias counts once, however many blocks there are") {
+TEST_CASE("regression: the bias is added once, for any number of vocabulary blocks") {
   struct Biased {
     NamedArray x, w, b;
   };
@@ -254,7 +254,7 @@ TEST_CASE("regression: the bias counts once, however many blocks there are") {
           at);
 }
 
-TEST_CASE("regression: the perplexity does not depend on the chunk") {
+TEST_CASE("regression: the perplexity does not depend on the chunk size") {
   const auto p = parameters();
   const auto log_p = log_softmax(dot(p.x, p.w, Embed), Vocab);
   const double want =
@@ -264,7 +264,8 @@ TEST_CASE("regression: the perplexity does not depend on the chunk") {
       nn::LinearCrossEntropyOptions o{
           .walked = walked, .chunks = {.chunk = chunk}, .outputs = {.nll = true}};
       CHECK(exp(losses(p, o).nll.mean()).item() == doctest::Approx(want).epsilon(1e-13));
-      // Inside of f too the exp stands on the mean of all, and parts of a batch add up.
+      // The exp applies to the mean over all tokens inside of `f` too, and the losses of parts of a
+      // batch can be summed.
       auto inside = [](const NamedArray& l) { return exp(mean(logsumexp(l, Vocab))); };
       const auto logits = dot(p.x, p.w, Embed);
       CHECK(difference(chunked_reduce("tokens", {.chunk = chunk}, inside)(logits), inside(logits),
@@ -276,7 +277,7 @@ TEST_CASE("regression: the perplexity does not depend on the chunk") {
     }
 }
 
-TEST_CASE("regression: the loss of bf16 arrays is not summed in bf16") {
+TEST_CASE("regression: the loss of bf16 arrays accumulates in f32") {
   const Axis Many{"tokens", 600};
   const auto x = normal(1, {Many, Embed}, DType::bf16), w = normal(2, {Vocab, Embed}, DType::bf16);
   const auto targets = random::randint(random::key(3), Many, 0, int(Vocab.size)).eval();
@@ -293,7 +294,8 @@ TEST_CASE("regression: the loss of bf16 arrays is not summed in bf16") {
 }
 
 TEST_CASE(
-    "regression: nothing counts, nothing is NaN; a token that does not count gives no gradient") {
+    "regression: the loss is finite if all tokens are masked, and a masked token has a zero "
+    "gradient") {
   const auto p = parameters();
   nn::LinearCrossEntropyOptions o{.chunks = {.chunk = 5}};
   o.mask = (arange(Tokens) < 0).eval();
@@ -307,12 +309,12 @@ TEST_CASE(
   CHECK(min(max(abs(slice(half.x, Tokens, 4, 8)), Embed)).item() > 0);
 }
 
-TEST_CASE("linear cross entropy: a chunk in which nothing counts is not computed") {
+TEST_CASE("linear cross entropy: a chunk without unmasked tokens is skipped") {
   const Axis Audio{"audio", 40}, Some{"tokens", 8};
   struct Heads {
     NamedArray x, text, audio;
   };
-  // The last chunk's hidden states would make NaN of everything, even times 0.
+  // The hidden states of the last chunk are NaN, which would propagate even if multiplied by 0.
   const auto x = normal(1, {Tokens, Embed});
   const Heads at{where(arange(Tokens) < 8, x, NAN).eval(), normal(2, {Vocab, Embed}),
                  normal(3, {Audio, Embed})};
@@ -341,7 +343,8 @@ TEST_CASE("linear cross entropy: a chunk in which nothing counts is not computed
     for (ChunkForm form : {ChunkForm::sweep, ChunkForm::recompute}) {
       CAPTURE(by_mask);
       CAPTURE(int(form));
-      // By a mask, or by ids that are none. Two heads in one walk: where neither has a token.
+      // Masks tokens by `mask`, or by `ignore_index`. With two heads in one loop, a chunk is
+      // skipped if both heads mask all of its tokens.
       const auto words = by_mask ? ids() : where(is_text, ids(), -1).eval(),
                  noises = by_mask ? sounds : where(counts & ~is_text, sounds, -1).eval();
       const auto any_text = by_mask ? is_text : ones_like(is_text),
@@ -360,7 +363,7 @@ TEST_CASE("linear cross entropy: a chunk in which nothing counts is not computed
       CHECK(difference(g.text, want.second.text, 1e-12) == "");
       CHECK(difference(g.audio, want.second.audio, 1e-12) == "");
     }
-  // What is asked for every token is made for every token.
+  // An output that covers every token is computed for every token.
   auto every = jit([=](const NamedArray& a) {
     auto r = nn::linear_cross_entropy(
         a, at.text, ids(), Embed, Vocab,
@@ -370,10 +373,9 @@ TEST_CASE("linear cross entropy: a chunk in which nothing counts is not computed
   CHECK(difference(every(x).second, logsumexp(dot(x, at.text, Embed), Vocab), 1e-12) == "");
 }
 
-TEST_CASE("linear cross entropy: masked tokens cost nothing, wherever they lie") {
+TEST_CASE("linear cross entropy: masked tokens at any position are skipped") {
   const Axis Batch{"batch", 2}, Pos{"position", 6};
-  // Where a token is masked its hidden state makes NaN of all that is computed with it, even times
-  // 0.
+  // The hidden state of a masked token is NaN, which would propagate even if multiplied by 0.
   const auto live = (mod(arange(Tokens), Arr(3)) != 0).eval();
   const auto order = argsort(~live, Tokens);
   const auto first = rename(slice(order, Tokens, 0, 8), "tokens", "live").eval();
@@ -407,7 +409,7 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing, wherever they lie")
             return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o).loss;
           },
           bad, 1);
-      // Over several axes; by tiles; with all that is summed beside the loss.
+      // Tokens over two axes, with and without tiles of the vocabulary, and with metrics.
       auto two = [=](const NamedArray& a) { return unflatten_axis(a, Tokens, {Batch, Pos}); };
       for (std::int64_t tile : {0, 5}) {
         auto t = o;
@@ -426,13 +428,13 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing, wherever they lie")
     auto whole = losses(good, {.mask = live, .outputs = {.losses = true}});
     if (by_mask) CHECK(difference(r.nll.sum, sum(whole.losses), 1e-12) == "");
     CHECK(r.accuracy.weight.item() == 8);
-    // The loss of each is in its place, to the bit.
+    // The losses of the tokens are in the original order, bitwise identical.
     o.outputs.losses = true;
     auto given = jit([=](const Parameters& p) {
       return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o).losses;
     })(good);
     auto o2 = o;
-    o2.reduction = nn::Reduction::none;  // walked as they lie
+    o2.reduction = nn::Reduction::none;  // iterates over the tokens in their order
     auto apart = jit([=](const Parameters& p) {
       return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o2).losses;
     })(good);
@@ -459,8 +461,8 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing, wherever they lie")
   CHECK(difference(chunked.w, plain.w, 1e-12) == "");
 }
 
-TEST_CASE("linear cross entropy: masked tokens cost nothing in large turns either") {
-  const Axis Many{"tokens", 600};  // turns of 300 and of 128
+TEST_CASE("linear cross entropy: masked tokens are skipped with chunks of two sizes too") {
+  const Axis Many{"tokens", 600};  // chunks of 300 and of 128
   const Parameters p{normal(1, {Many, Embed}), normal(2, {Vocab, Embed})};
   const auto labels = random::randint(random::key(3), Many, 0, int(Vocab.size)).eval();
   auto by_the_book = [=](const Parameters& q, const NamedArray& live) {
@@ -476,7 +478,7 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing in large turns eithe
           .loss;
     })(q);
   });
-  // None, all, one small turn, one large turn and small ones.
+  // Shares of unmasked tokens: none, all, one small chunk, one large chunk and some small ones.
   for (double share : {-1., 2., 0.1, 0.6}) {
     CAPTURE(share);
     const auto live = (random::uniform(random::key(4), Many) < share).eval();
@@ -486,9 +488,9 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing in large turns eithe
     CHECK(difference(g.x, want.second.x, 1e-12) == "");
     CHECK(difference(g.w, want.second.w, 1e-12) == "");
   }
-  CHECK(step.report().loops == 3);  // the last small turn is smaller
+  CHECK(step.report().loops == 3);  // the last small chunk is smaller
   CHECK(step.report().traces == 1);
-  // Walked by the vocabulary as well, nobody's turn is one id.
+  // If the vocabulary is a chunked axis too, an ignored index does not add loops.
   auto tiled = jit([=](const Parameters& q) {
     return nn::linear_cross_entropy(q.x, q.w, labels, Embed, Vocab,
                                     {.walked = {Vocab, Many}, .ignore_index = 3})

@@ -1,4 +1,5 @@
-// A small head for tests of linear_cross_entropy, and comparisons with a loss over all logits.
+// A small model with a head for tests of linear_cross_entropy, and comparisons with a loss on full
+// logits.
 #pragma once
 #include <doctest/doctest.h>
 #include <cmath>
@@ -37,7 +38,7 @@ template <class F> auto with_gradient(F f) {
   return [=](const auto& p) { return value_and_grad(f)(p); };
 }
 
-// Both, and their gradients, are the same.
+// Checks that `f` and the reference have the same value and gradients.
 template <class F, class G, class P>
 inline void same(F f, G by_the_book, const P& p, double tolerance = 1e-12) {
   auto got = flatten(jit(value_and_grad(f))(p)),

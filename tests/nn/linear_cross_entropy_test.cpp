@@ -1,5 +1,5 @@
-// linear_cross_entropy against full logits in f64: every option alone and in pairs, every output
-// with cotangents of its own, in chunks of all kinds.
+// Compares linear_cross_entropy with a loss on full logits in f64: each option alone and in pairs,
+// and each output with its own cotangents, in all kinds of chunks.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ using nn::LinearCrossEntropy;
 
 const AxisSelector Pos("position"), Embed("embed"), Vocab("vocab"), Wide("wide");
 
-// Everything that can be differentiated, used or not.
+// All differentiable inputs, whether a case uses them or not.
 struct Inputs {
   NamedArray x, weight, bias, weights, class_weights, soft, teacher_x, teacher_weight, gain;
 };
@@ -24,7 +24,7 @@ Inputs as(DType d, const Inputs& in) {
   return tree_map([&](const NamedArray& a) { return a.astype(d).eval(); }, in);
 }
 constexpr int ignored = 5;
-// Tokens and a vocabulary, drawn; some ids are the ignored one.
+// Random tokens over a vocabulary. Some ids equal `ignored`.
 struct Data {
   AxisSpec tokens;
   Axis vocab;
@@ -85,7 +85,7 @@ enum Feature : unsigned {
 };
 using Features = unsigned;
 
-// The hidden states: tied, they are made of the head's own rows.
+// The hidden states. With tied weights they depend on the rows of the head.
 NamedArray hidden(Features f, const Data& d, const Inputs& in) {
   return f & tied ? in.x + 0.5 * take(in.weight, Vocab, d.ids) : in.x;
 }
@@ -117,7 +117,7 @@ const NamedArray& targets_of(Features f, const Data& d, const Inputs& in) {
   return f & soft_targets ? in.soft : d.ids;
 }
 
-// The same by the book, on full logits.
+// The reference: the same loss on full logits.
 LinearCrossEntropy by_the_book(Features f, const Data& data, const Inputs& in) {
   auto d = in.x.dtype();
   auto x = hidden(f, data, in);
@@ -157,7 +157,8 @@ LinearCrossEntropy by_the_book(Features f, const Data& data, const Inputs& in) {
   return r;
 }
 
-// How the work is cut: positions of which axes a turn, or bytes; 0: all.
+// How a case splits the work: the chunked axes and the positions per chunk, or bytes per chunk. 0
+// means all positions.
 struct Cut {
   const char* name;
   AxisSelection walked;
@@ -169,7 +170,7 @@ struct Cut {
   }
   bool small() const { return (chunk && chunk < 8) || (vocab_chunk && vocab_chunk < 8); }
 };
-const std::vector<Cut>& cuts() {  // of few()
+const std::vector<Cut>& cuts() {  // for few()
   static const std::vector<Cut> all{
       {"1 token", {}, 1, 0},
       {"7 tokens", {}, 7, 0},
@@ -191,7 +192,7 @@ const std::vector<Cut>& cuts() {  // of few()
   return all;
 }
 
-// Of many(): for pairs of options, and for each alone.
+// For many(): used for pairs of options and for single options.
 const std::vector<Cut>& cuts_of_pairs() {
   static const std::vector<Cut> some{
       {"128 tokens", {}, 128, 0},
@@ -214,7 +215,7 @@ const std::vector<Cut>& cuts_of_many() {
   return all;
 }
 
-double relative(const NamedArray& got, const NamedArray& want) {  // L2
+double relative(const NamedArray& got, const NamedArray& want) {  // relative error in the L2 norm
   if (got.empty() || want.empty() || got.axes() != want.axes()) return INFINITY;
   auto a = got.doubles(), b = want.doubles();
   double off = 0, size = 0;
@@ -254,7 +255,7 @@ std::string shown(Features f) {
     if (f >> i & 1) s += std::string(s.empty() ? "" : ", ") + names[i];
   return s.empty() ? "plain" : s;
 }
-// All cuts against the same values.
+// Compares all splits with the same reference values.
 void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
   CAPTURE(shown(f));
   auto want = loss_and_gradients_by_the_book(f, d);
@@ -268,7 +269,7 @@ void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
     for (std::size_t k = 0; k < got.size(); ++k) {
       CAPTURE(names.paths[k]);
       bool main = names.paths[k] == "x" || names.paths[k] == "weight";
-      // the others are differences of near numbers
+      // the other gradients are differences of nearly equal values
       CHECK(relative(got[k], wanted[k]) <= (main ? most : 3e-6));
     }
   }
@@ -276,11 +277,11 @@ void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
 
 }  // namespace
 
-TEST_CASE("linear cross entropy: every option, in every kind of chunk") {
+TEST_CASE("linear cross entropy: every option matches full logits, in every kind of chunk") {
   for (Features f = 0; f <= last_feature; f = f ? f << 1 : 1) agrees(f, few(), cuts());
 }
 
-TEST_CASE("linear cross entropy: as exact for a thousand tokens as for few, in any chunks") {
+TEST_CASE("linear cross entropy: the error with 1024 tokens is at most 1e-6, for any chunk size") {
   const Axis Many{"tokens", 1024}, Large{"vocab", 1500}, Deep{"embed", 48};
   struct Head {
     NamedArray x, weight;
@@ -310,12 +311,13 @@ TEST_CASE("linear cross entropy: as exact for a thousand tokens as for few, in a
     }
 }
 
-TEST_CASE("linear cross entropy: every pair of options") {
+TEST_CASE("linear cross entropy: every pair of options matches full logits") {
   for (Features a = 1; a <= last_feature; a <<= 1)
     for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, few(), cuts());
 }
 
-TEST_CASE("linear cross entropy: every option and every pair of options, of some hundred tokens") {
+TEST_CASE(
+    "linear cross entropy: every option and pair of options matches full logits with 308 tokens") {
   for (Features a = 1; a <= last_feature; a <<= 1) {
     agrees(a, many(), cuts_of_many());
     for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, many(), cuts_of_pairs());
@@ -324,7 +326,7 @@ TEST_CASE("linear cross entropy: every option and every pair of options, of some
 
 namespace {
 
-// What is asked for, each with a cotangent of its own: sums of outputs times noise.
+// The requested outputs, each with its own cotangent: sums of the outputs times noise.
 using Outputs = std::vector<NamedArray>;
 Outputs differentiable(const LinearCrossEntropy& r) {
   return {r.loss, r.losses,     r.logsumexp, r.log_prob,    r.entropy,
@@ -357,7 +359,8 @@ nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const I
 
 }  // namespace
 
-TEST_CASE("linear cross entropy: every output, with any cotangents") {
+TEST_CASE(
+    "linear cross entropy: every output has the gradients of full logits, for random cotangents") {
   const Features f = bias | masked | weighted | temperature | z_loss;
   const Inputs& wide = few().wide;
   auto values = jit([=](const Inputs& p) { return by_the_book(f, few(), p); })(wide);
@@ -389,7 +392,7 @@ TEST_CASE("linear cross entropy: every output, with any cotangents") {
   }
 }
 
-TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
+TEST_CASE("linear cross entropy: gradients of every output match finite differences in f64") {
   const Inputs& at = few().wide;
   const Inputs along = tree_map(
       [seed = 200](const NamedArray& a) mutable {

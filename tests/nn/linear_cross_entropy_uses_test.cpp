@@ -1,4 +1,5 @@
-// linear_cross_entropy: invalid input, and losses that are no cross entropy.
+// Tests of linear_cross_entropy: invalid input, next-token losses, sampling, and other losses
+// computed with it.
 #include <doctest/doctest.h>
 
 #include "nn/linear_cross_entropy_model.h"
@@ -6,7 +7,7 @@
 using namespace haliax;
 using namespace haliax::lce_model;
 
-TEST_CASE("linear cross entropy: a logit of -inf says never") {
+TEST_CASE("linear cross entropy: a token with a logit of -inf has probability 0") {
   const auto p = parameters();
   const auto never = where(arange(Vocab) < 3, -INFINITY, zeros(Vocab, DType::f64));
   const auto targets = (ids() % 13 + 3).eval();
@@ -28,9 +29,9 @@ TEST_CASE("linear cross entropy: a logit of -inf says never") {
   }
 }
 
-// ---- what is refused ----
+// ---- invalid input ----
 
-TEST_CASE("linear cross entropy: bad input is told by name") {
+TEST_CASE("linear cross entropy: invalid input raises with the name of the argument") {
   const auto p = parameters(DType::f32);
   auto refused = [&](const NamedArray& targets, nn::LinearCrossEntropyOptions o, const char* why) {
     CAPTURE(why);
@@ -103,9 +104,9 @@ TEST_CASE("linear cross entropy: bad input is told by name") {
 }
 
 TEST_CASE(
-    "linear cross entropy: targets outside the vocabulary do not count, or are told when checked") {
+    "linear cross entropy: targets outside the vocabulary are masked, and raise with checked") {
   const auto p = parameters();
-  // ids that cannot count to the vocabulary
+  // Ids whose dtype cannot represent the vocabulary size.
   for (auto d : {DType::u8, DType::i8, DType::u16, DType::u32, DType::i64, DType::u64}) {
     const Axis Large("vocab", 300);
     const auto w = normal(7, {Large, Embed}), x = p.x;
@@ -135,7 +136,7 @@ TEST_CASE(
   CHECK(text.find("2 of 12 targets are no ids of vocab=16") != std::string::npos);
   text = message([&] { loss(wrong, {.ignore_index = -100, .checked = true}); });
   CHECK(text.find("1 of 12 targets") != std::string::npos);
-  // Where ids have no value yet, the loss says it.
+  // While tracing, ids have no values: the loss is NaN instead.
   auto traced = jit(
       [=](const NamedArray& t) { return loss(t, {.ignore_index = -100, .checked = true}).loss; });
   CHECK(std::isnan(traced(wrong).item()));
@@ -143,9 +144,10 @@ TEST_CASE(
   CHECK(loss(ids(), {.checked = true}).loss.item() == doctest::Approx(loss(ids(), {}).loss.item()));
 }
 
-// ---- memory, bits, next tokens, draws ----
+// ---- next tokens, sampling and its memory ----
 
-TEST_CASE("linear next token loss") {
+TEST_CASE(
+    "linear next token loss matches next_token_loss on full logits, with a mask and under vmap") {
   const Axis Batch{"batch", 3}, Pos{"position", 7};
   const Parameters p{normal(1, {Batch, Pos, Embed}), normal(2, {Vocab, Embed})};
   const auto text = random::randint(random::key(3), {Batch, Pos}, 0, int(Vocab.size)).eval();
@@ -180,10 +182,10 @@ TEST_CASE("linear next token loss") {
   }
 }
 
-TEST_CASE("linear cross entropy: a drawn id is the same in any chunk, tile and shard") {
+TEST_CASE("linear cross entropy: sampled ids do not depend on the chunk, the tile or the shard") {
   const auto p = parameters();
   const auto key = random::key(7);
-  // The noise belongs to a token and an id, wherever they are made.
+  // The noise is a function of the token and the id, for any chunk and shard.
   const auto logits = dot(p.x, p.w, Embed) / 0.5;
   const auto want =
       argmax(logits + random::gumbel(key, {Tokens, Vocab}, DType::f64), Vocab).integers();
@@ -213,7 +215,7 @@ TEST_CASE("linear cross entropy: a drawn id is the same in any chunk, tile and s
                 .integers() == want);
     }
   }
-  // For each example of a batch, by a key of its own.
+  // Each example of a batch has its own key.
   const Axis Batch{"batch", 3};
   const auto keys = random::split(key, Batch);
   const auto batched = normal(9, {Batch, Tokens, Embed});
@@ -226,7 +228,8 @@ TEST_CASE("linear cross entropy: a drawn id is the same in any chunk, tile and s
     return random::categorical(k, dot(x, p.w, Embed), Vocab);
   };
   CHECK(vmap(one, Batch)(batched, keys).integers() == vmap(whole, Batch)(batched, keys).integers());
-  // No array of tokens by ids, of logits or of noise; nor with the primitive by itself.
+  // Neither logits nor noise of size tokens x vocab are materialized, also with chunked_reduce
+  // itself.
   const Axis Many{"tokens", 256}, Large{"vocab", 4096};
   const auto x = normal(1, {Many, Embed}, DType::f32), w = normal(2, {Large, Embed}, DType::f32);
   auto sample = [=](const NamedArray& a, const NamedArray& u) {
@@ -242,9 +245,9 @@ TEST_CASE("linear cross entropy: a drawn id is the same in any chunk, tile and s
   }
 }
 
-// ---- losses that are no cross entropy ----
+// ---- other losses ----
 
-TEST_CASE("chunked: DPO, whose pairs need whole sequences") {
+TEST_CASE("chunked: a DPO loss over full sequences matches the unchunked one, in two loops") {
   const Axis Pair{"pair", 3}, Pos{"position", 8};
   struct Policies {
     NamedArray chosen, rejected, w;  // hidden states (pair, position, embed), the head
@@ -253,9 +256,9 @@ TEST_CASE("chunked: DPO, whose pairs need whole sequences") {
                    normal(3, {Vocab, Embed})};
   const auto better = random::randint(random::key(4), {Pair, Pos}, 0, 16).eval(),
              worse = random::randint(random::key(5), {Pair, Pos}, 0, 16).eval();
-  // the difference of the log-probabilities of a frozen model
+  // The difference of the log-probabilities of a frozen model.
   const auto reference = normal(6, Pair);
-  // log-probabilities (pair, position)
+  // The log-probabilities have the axes (pair, position).
   auto dpo = [=](const NamedArray& chosen, const NamedArray& rejected) {
     return -mean(nn::log_sigmoid(0.1 * (sum(chosen, Pos) - sum(rejected, Pos) - reference)));
   };
@@ -275,11 +278,11 @@ TEST_CASE("chunked: DPO, whose pairs need whole sequences") {
     return dpo(log_prob(q.chosen, better), log_prob(q.rejected, worse));
   };
   same(chunked, by_the_book, p);
-  // Both in one walk, and once more when all losses are known.
+  // One loop for both sequences, and a second one once all losses are complete.
   CHECK(costs_of(with_gradient(chunked), p) == Cost{8, 2});
 }
 
-TEST_CASE("linear cross entropy: distillation, with a final norm, in one walk") {
+TEST_CASE("linear cross entropy: distillation with a final norm uses one loop") {
   const Axis Wide{"wide", 10};
   struct Student {
     NamedArray x, gain, w;
@@ -304,11 +307,11 @@ TEST_CASE("linear cross entropy: distillation, with a final norm, in one walk") 
            mean(sum(log_p * one_hot(ids(), Vocab, DType::f64), Vocab));
   };
   same(chunked, by_the_book, s);
-  // three of the student, one of the teacher
+  // Three contractions of the student, one of the teacher.
   CHECK(costs_of(with_gradient(chunked), s) == Cost{4, 1});
 }
 
-TEST_CASE("chunked: a contrastive loss over a batch by batch similarity") {
+TEST_CASE("chunked: a contrastive loss with chunked similarities matches the unchunked one") {
   const Axis Images{"images", 12}, Texts{"texts", 12};
   struct Towers {
     NamedArray images, texts, log_scale;
@@ -330,8 +333,8 @@ TEST_CASE("chunked: a contrastive loss over a batch by batch similarity") {
 }
 
 TEST_CASE(
-    "linear cross entropy: every way of the example gives the same loss and gradients, in the "
-    "memory that it should") {
+    "linear cross entropy: every method of the chunked_loss example has the same loss and "
+    "gradients, within its memory") {
   const chunked_loss::Sizes sizes{
       .tokens = 96, .embed = 8, .vocab = 512, .chunk = 16, .memory = 1 << 15};
   const auto p = chunked_loss::make_parameters(sizes);
@@ -353,7 +356,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("linear cross entropy: steps of training with a mask, before anybody reads a value") {
+TEST_CASE("linear cross entropy: lazy training steps with a mask match full logits") {
   const Axis Many{"tokens", 300};
   auto x = normal(1, {Many, Embed}).eval(), w = normal(2, {Vocab, Embed}).eval();
   auto targets = random::randint(random::key(3), Many, 0, 16).eval(),
@@ -385,7 +388,9 @@ TEST_CASE("linear cross entropy: steps of training with a mask, before anybody r
   }
 }
 
-TEST_CASE("linear cross entropy: a mask changes neither what a norm sees nor what is refused") {
+TEST_CASE(
+    "linear cross entropy: a mask changes neither the input of the norm nor the validation of "
+    "options") {
   auto p = parameters();
   auto residual = normal(7, {Tokens, Embed}).eval(), mask = (arange(Tokens) % 2 == 0).eval();
   auto norm = [=](const NamedArray& a) -> NamedArray { return a + residual; };

@@ -1,5 +1,5 @@
-// Layers, masks, losses and stacked blocks by small numbers worked out by hand; their values at
-// large are in tests/golden.
+// Tests of layers, masks, losses and stacked blocks with small values computed by hand.
+// tests/golden has larger cases.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -26,7 +26,7 @@ void close(const NamedArray& a, const std::vector<double>& expected, double tole
 }
 NamedArray counted(const AxisSpec& axes) { return arange(axes).astype(DType::f32); }
 
-// What a call raises, or "" if it does not.
+// Returns the message of the error that a call raises, or "" if the call returns.
 template <class F> std::string message(F f) {
   try {
     f();
@@ -47,7 +47,7 @@ struct Affine {
 
 }  // namespace
 
-TEST_CASE("linear: several axes, either order of the weight") {
+TEST_CASE("linear: several input and output axes, and either axis order of the weight") {
   auto x = counted({Batch, Heads, Size});
   auto weight = counted({Heads, Size, Out});
   nn::Linear in_first{weight, array({10, 20}, Out), {Heads, Size}, Out};
@@ -68,17 +68,17 @@ TEST_CASE("linear: several axes, either order of the weight") {
   CHECK(std_dev(wide).item() == doctest::Approx(0.2 * 0.9866).epsilon(0.02));
 }
 
-TEST_CASE("linear refuses what Haliax lets pass") {
+TEST_CASE("linear: an axis that is missing, has another size or exists already raises") {
   auto l = nn::Linear::init(Embed, Out, random::key(0));
   CHECK(has(message([&] { l(ones({Batch, Axis("embd", 4)})); }), "did you mean embd?"));
   CHECK(has(message([&] { l(ones(Axis("embed", 5))); }), "embed has size 5"));
   CHECK(has(message([&] { l(ones({Batch, Embed, Out})); }), "already has the output axis out"));
-  // where the layer was called, not where it is written
+  // The line of the call, not the line of the library.
   CHECK(has(message([&] { l(ones(Batch)); }), "nn_test.cpp"));
   CHECK(message([&] { nn::Linear::init(Embed, Embed, random::key(0)); }) != "");
 }
 
-TEST_CASE("norms") {
+TEST_CASE("norms: layer norm and RMS norm match values computed by hand") {
   auto x = array({1, 2, 3, 6}, Embed);
   close(nn::LayerNorm::init(Embed, {.eps = 0})(x),
         {-2 / std::sqrt(3.5), -1 / std::sqrt(3.5), 0, 3 / std::sqrt(3.5)});
@@ -86,13 +86,14 @@ TEST_CASE("norms") {
   close(with(x), {-2 / std::sqrt(3.5), -1 / std::sqrt(3.5), 5, 6 / std::sqrt(3.5)});
   close(nn::RmsNorm::init(Embed, {.eps = 0, .use_bias = false})(x),
         {1 / std::sqrt(12.5), 2 / std::sqrt(12.5), 3 / std::sqrt(12.5), 6 / std::sqrt(12.5)});
-  // its parameters are f32
+  // The parameters are f32.
   CHECK(nn::RmsNorm::init(Embed)(x.astype(DType::bf16)).dtype() == DType::f32);
   CHECK(nn::LayerNorm{Embed, {}, {}}(x.astype(DType::bf16)).dtype() == DType::bf16);
   CHECK(has(message([&] { nn::LayerNorm::init(Pos)(x); }), "axis pos"));
 }
 
-TEST_CASE("dropout") {
+TEST_CASE(
+    "dropout: scales the retained elements, depends on the key, and is the identity in inference") {
   auto x = ones({Batch, Axis("embed", 1000)});
   nn::Dropout half{.pdrop = 0.5};
   auto y = half(x, random::key(0));
@@ -111,7 +112,7 @@ TEST_CASE("dropout") {
       "did you mean batch?"));
 }
 
-TEST_CASE("embedding and mlp") {
+TEST_CASE("embedding and mlp: lookups, logits and layers match values computed by hand") {
   nn::Embedding e{counted({Pos, Embed}), Pos, Embed};
   std::vector<std::int32_t> ids{2, 0};
   close(e(array(std::span<const std::int32_t>(ids), Batch)), {8, 9, 10, 11, 0, 1, 2, 3});
@@ -128,17 +129,17 @@ TEST_CASE("embedding and mlp") {
   CHECK(nn::Mlp::init(Embed, Out, 5, 0, random::key(0)).layers.size() == 1);
 }
 
-TEST_CASE("activations") {
+TEST_CASE("activations match values computed by hand, also far from zero") {
   auto x = array({-20, -1, 0, 1}, Embed);
   close(nn::relu(x), {0, 0, 0, 1});
   close(grad([](const NamedArray& a) { return sum(nn::relu(a)); })(x), {0, 0, 0, 1});
   close(nn::sigmoid(x), {0, 0.268941, 0.5, 0.731059});
   close(grad([](const NamedArray& a) { return sum(nn::sigmoid(a * 100.)); })(x), {0, 0, 25, 0});
-  // What is low keeps its digits.
+  // Small results keep their relative precision.
   auto low = array({-20, -50, -80, -200}, Embed),
        of_low = array({2.0611537e-9, 1.9287499e-22, 1.8048514e-35, 0}, Embed);
   CHECK(max(abs(nn::sigmoid(low) - of_low) / (of_low + 1e-37)).item() < 1e-5);
-  for (double side : {1., -1.})  // and so does a gradient on both sides
+  for (double side : {1., -1.})  // the gradient keeps it on both sides too
     CHECK(max(abs(grad([](const NamedArray& a) { return sum(nn::sigmoid(a)); })(low * side) -
                   of_low) /
               (of_low + 1e-37))
@@ -155,7 +156,7 @@ TEST_CASE("activations") {
   CHECK(has(message([] { nn::activation("gelu_nw"); }), "did you mean gelu_new?"));
 }
 
-TEST_CASE("attention and its masks") {
+TEST_CASE("attention: masks select keys, and bad arguments raise") {
   Axis KPos{"key_pos", 3};
   close(nn::causal_mask(Pos, KPos), {1, 0, 0, 1, 1, 0, 1, 1, 1});
   close(nn::causal_mask(Pos.resize(2), KPos, 1), {1, 1, 0, 1, 1, 1});
@@ -173,7 +174,7 @@ TEST_CASE("attention and its masks") {
             "pos is also in the query"));
 }
 
-TEST_CASE("cross entropy: ids and probabilities") {
+TEST_CASE("cross entropy: ids and probabilities give the same loss, -1 is ignored") {
   Axis Vocab{"vocab", 2};
   auto logits = array({0, 0, 0, std::log(3.0), 0, std::log(3.0)}, {Pos, Vocab});
   std::vector<std::int32_t> values{0, 1, 0};
@@ -189,7 +190,7 @@ TEST_CASE("cross entropy: ids and probabilities") {
                                {.reduction = nn::Reduction::none, .where = arange(Pos) < 2}),
         {a, b, 0});
   close(nn::cross_entropy_loss(logits, Vocab, ids - 1, {.reduction = nn::Reduction::none}),
-        {0, std::log(4.0), 0});  // -1 is no label
+        {0, std::log(4.0), 0});  // -1 is not an id
   CHECK(has(message([&] { nn::cross_entropy_loss(logits, "vocb", ids); }), "did you mean vocab?"));
   CHECK(has(message([&] { nn::cross_entropy_loss(logits, Vocab, astype(logits, DType::i32)); }),
             "i32"));
@@ -206,7 +207,7 @@ TEST_CASE("cross entropy: ids and probabilities") {
         {a, 0.126928, 0.126928});
 }
 
-TEST_CASE("cross entropy in chunks equals that of all logits") {
+TEST_CASE("cross entropy: the chunked loss and its gradients equal the unchunked ones") {
   Axis Vocab{"vocab", 5}, Long{"pos", 7};
   auto x = random::normal(random::key(0), {Batch, Long, Embed}),
        w = random::normal(random::key(1), {Vocab, Embed});
@@ -223,7 +224,7 @@ TEST_CASE("cross entropy in chunks equals that of all logits") {
   close(by_weight(parts), by_weight(whole).doubles());
 }
 
-TEST_CASE("stacked blocks: init, fold, scan, single layers") {
+TEST_CASE("stacked blocks: init, fold and scan match a loop over single layers") {
   auto make = [](const Key& key) { return Affine{random::uniform(key, {})}; };
   auto keys = random::split(random::key(0), Layers);
   auto s = nn::Stacked<Affine>::init(Layers, make, keys);
@@ -234,9 +235,10 @@ TEST_CASE("stacked blocks: init, fold, scan, single layers") {
 
   s.stacked.w = array({2, 3, 5}, Layers);
   auto x = array({1, 2}, Batch), per_layer = array({1, 0, 10}, Layers);
-  // one shift for each layer
+  // One shift for each layer.
   close(s.fold(x, per_layer), {(1 * 2 + 1) * 15 + 10., (2 * 2 + 1) * 15 + 10.});
-  close(s.fold(x, array({1, 0}, Batch)), {((1 * 2 + 1) * 3 + 1) * 5 + 1., 60});  // one for all
+  close(s.fold(x, array({1, 0}, Batch)),
+        {((1 * 2 + 1) * 3 + 1) * 5 + 1., 60});  // one shift for all layers
   NamedArray by_hand = x;
   auto blocks = s.unstacked();
   for (int i = 0; i < 3; ++i) by_hand = blocks[i](by_hand, at(per_layer, Layers, i));
@@ -260,7 +262,7 @@ TEST_CASE("stacked blocks: init, fold, scan, single layers") {
   }
 }
 
-TEST_CASE("policies") {
+TEST_CASE("policies: parse, print and cast") {
   Policy p("p=f32,c=bf16,o=f32");
   CHECK(p.param == DType::f32);
   CHECK(p.compute == DType::bf16);
@@ -299,7 +301,7 @@ TEST_CASE("state dicts: names, shapes and layers of a checkpoint") {
   auto file = to_state_dict(m, names);
   CHECK(file.tensors.size() == 1 + 3 * 4);
   CHECK(file.at("wte.weight").shape == std::vector<std::int64_t>{3, 4});
-  // (in, out): not out_first
+  // (in, out), since `out_first` is false.
   CHECK(file.at("h.2.proj.weight").shape == std::vector<std::int64_t>{4, 4});
   CHECK(file.at("h.0.proj.bias").shape == std::vector<std::int64_t>{4});
   CHECK(file.at("h.1.ln.weight").shape == std::vector<std::int64_t>{4});

@@ -1,4 +1,4 @@
-// Optimisers on a tree of a few numbers, against the formulas written out for scalars.
+// Compares optimizers on a small tree of parameters with the formulas for scalars.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -20,7 +20,8 @@ struct Params {
   NamedArray ids;
 };
 Params start() { return {array({1, -2}, A), array({0.5}, {}), {array({3}, {})}, arange(A)}; }
-// d/dp of w . (2, -1) * scale + b^2; nothing for the frozen one and the integers.
+// The gradients are (2, -1) * scale for `w` and 2 b for `b`. The frozen leaf and the integers have
+// none.
 NamedArray loss(const Params& p) { return sum(p.w * array({2, -1}, A)) * *p.scale + square(p.b); }
 
 void close(const NamedArray& a, const std::vector<double>& expected, double tolerance = 1e-6) {
@@ -30,7 +31,7 @@ void close(const NamedArray& a, const std::vector<double>& expected, double tole
     CHECK(std::abs(values[i] - expected[i]) <= tolerance * std::max(1.0, std::abs(expected[i])));
 }
 
-// AdamW on one number.
+// AdamW of one scalar.
 struct Scalar {
   double p, m = 0, v = 0;
   void step(double g, int t, double lr, double b1, double b2, double eps, double decay) {
@@ -43,7 +44,7 @@ struct Scalar {
 
 }  // namespace
 
-TEST_CASE("adamw with clipping: the formulas, and nothing for what is not trained") {
+TEST_CASE("adamw with clipping: matches the formulas and skips frozen and integer leaves") {
   auto optimizer =
       optim::chain(optim::clip_by_global_norm(1),
                    optim::adamw({.learning_rate = 0.1, .b2 = 0.95, .weight_decay = 0.01}));
@@ -74,7 +75,7 @@ TEST_CASE("adamw with clipping: the formulas, and nothing for what is not traine
   CHECK(std::get<0>(std::get<1>(state)).count.item() == 5);
 }
 
-TEST_CASE("a small norm is not clipped, a mask chooses what decays") {
+TEST_CASE("optim: a small norm is not clipped, and a mask selects the leaves that decay") {
   Params g{array({0.3, 0}, A), array({0.4}, {}), {}, {}};
   auto clipped = optim::clip_by_global_norm(1).update(g, {}, start()).first;
   close(clipped.w, {0.3f, 0}, 1e-7);
@@ -88,7 +89,7 @@ TEST_CASE("a small norm is not clipped, a mask chooses what decays") {
   CHECK(decayed.scale.value.empty());
 }
 
-TEST_CASE("sgd, momentum and schedules") {
+TEST_CASE("optim: sgd, momentum and schedules match the formulas") {
   auto p = start();
   auto sgd = optim::sgd({.learning_rate = 0.1, .momentum = 0.5});
   auto state = sgd.init(p);
@@ -112,12 +113,12 @@ TEST_CASE("sgd, momentum and schedules") {
   auto s = scheduled.init(p);
   auto before = p.w.doubles();
   auto first = scheduled.update(grad(loss)(p), s, p);
-  close(first.first.w, {0, 0});  // the rate starts from 0
+  close(first.first.w, {0, 0});  // the schedule starts at 0
   auto second = scheduled.update(grad(loss)(p), first.second, p);
   close(second.first.w, {-0.05, 0.05});
 }
 
-TEST_CASE("parameters keep their dtype; a step runs under jit") {
+TEST_CASE("optim: parameters keep their dtype, and a step runs under jit") {
   Params p{array({1, 2}, A).astype(DType::bf16), array({1}, {}), {array({3}, {})}, arange(A)};
   auto adam = optim::adam({.learning_rate = 0.5});
   auto step = jit([=](const Params& p, const decltype(adam.init(p))& state) {
@@ -133,7 +134,7 @@ TEST_CASE("parameters keep their dtype; a step runs under jit") {
   CHECK(step.report().traces == 1);
 }
 
-TEST_CASE("of narrow floats, updates and states are rounded once") {
+TEST_CASE("optim: updates and states of bf16 parameters are rounded once") {
   auto adam = optim::adam({.learning_rate = 3e-3});
   auto sgd = optim::sgd({.learning_rate = 3e-3, .momentum = 0.9});
   const Axis many("many", 512);
@@ -153,7 +154,7 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
       auto [want, wide_next] = optimizer.update(wide(g), wide(state), wide(p));
       auto [got, next] = optimizer.update(g, state, p);
       CHECK(got.dtype() == DType::bf16);
-      // a step of the chain rounds by 1 / 256
+      // Each step of the chain rounds by 1 / 256.
       auto near = [](const NamedArray& x, const NamedArray& y, float steps) {
         CHECK(max(abs(x.astype(DType::f32) - y) - abs(y) * steps / 256.f).item() <= 1e-7);
       };
@@ -168,17 +169,17 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
   check(adam);
   check(sgd);
 
-  auto state = optim::scale_by_adam().init(draw(0));  // each moment keeps what it has
+  auto state = optim::scale_by_adam().init(draw(0));  // each moment keeps its dtype
   state.nu = state.nu.astype(DType::f32);
   auto next = optim::scale_by_adam().update(draw(1), state, draw(0)).second;
   CHECK(next.mu.dtype() == DType::bf16);
   CHECK(next.nu.dtype() == DType::f32);
 }
 
-TEST_CASE("updates with other axes than the parameters are refused") {
+TEST_CASE("optim: updates whose axes differ from the parameters raise") {
   const auto p = start();
   auto u = grad(loss)(p);
-  u.w = array({1}, {});  // would be added to each
+  u.w = array({1}, {});  // would broadcast over `a`
   raises([&] { return optim::apply_updates(p, u).w; },
          {"[optim] array 0 of the params is (a=2), that of the updates (); their axes must be the "
           "same",

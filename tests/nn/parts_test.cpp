@@ -1,5 +1,5 @@
-// Parts of models: filters, training only some arrays, rates by path; fields that are maps and
-// functions; types that can be spelled. What docs/modules.md shows stands here.
+// Tests of parts of models: filters, training of some arrays, rates by path, fields that are maps
+// or functions, and types that can be named. docs/how-to/fine-tuning.md quotes this file.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -15,7 +15,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 std::string line(int of = __builtin_LINE()) { return "parts_test.cpp:" + std::to_string(of); }
-// Paths of the arrays that are there.
+// Returns the paths of the non-empty arrays.
 template <class T> Strings there(const T& tree) {
   Strings out;
   for_each_leaf(tree, [&](const std::string& path, const NamedArray& a, bool) {
@@ -69,7 +69,7 @@ NamedArray loss(const Model& model, const NamedArray& x, const NamedArray& y) {
 const Strings adapters{"up.lora_a.weight", "up.lora_b.weight", "down.lora_a.weight",
                        "down.lora_b.weight"};
 
-// A training run as a class has to spell it.
+// A training run as a class, which has to name the types of its fields.
 class Trainer {
  public:
   using Optimizer = optim::AdamW;
@@ -96,7 +96,7 @@ class Trainer {
 
 }  // namespace
 
-TEST_CASE("parts: a filter keeps the arrays that it names") {
+TEST_CASE("parts: a filter keeps only the arrays that it names") {
   auto m = Model::init(random::key(0));
   CHECK(there(filter(m, "lora")) == adapters);
   CHECK(there(filter(m, "up.base")) == Strings{"up.base.weight", "up.base.bias"});
@@ -108,7 +108,7 @@ TEST_CASE("parts: a filter keeps the arrays that it names") {
         })).size() == 3);
   CHECK(there(filter(m, {})) == there(m));
   CHECK(there(filter(m, !LeafFilter("lora"))).size() == there(m).size() - adapters.size());
-  // neither the frozen one nor the integers
+  // Without the frozen and the integer leaves.
   CHECK(there(trainable(m)).size() == there(m).size() - 2);
   CHECK(there(trainable(m, "lora")) == adapters);
   auto [mine, rest] = partition(m, "lora");
@@ -126,11 +126,11 @@ TEST_CASE("parts: a filter keeps the arrays that it names") {
   auto make = [](const Key& k) { return LoraLinear::init(Embed, Embed.alias("hidden"), k); };
   const Axis Layers("layers", 2);
   Stack s{nn::Stacked<LoraLinear>::init(Layers, make, random::split(random::key(0), Layers))};
-  // as errors say it, or tree_paths
+  // A path as in error messages, or as tree_paths returns it.
   CHECK(there(filter(s, "blocks.lora_a")) == there(filter(s, "blocks.stacked.lora_a")));
 }
 
-TEST_CASE("parts: LoRA: only adapters train, and only they have a state") {
+TEST_CASE("parts: with LoRA, only adapters are trained and only adapters have optimizer state") {
   auto x = random::normal(random::key(1), {Batch, Embed}),
        y = random::normal(random::key(2), {Batch, Out});
   Trainer t(random::key(0));
@@ -152,8 +152,8 @@ TEST_CASE("parts: LoRA: only adapters train, and only they have a state") {
   CHECK_FALSE(same_values(filter(t.model, "up.lora_b"), filter(before, "up.lora_b")));
   CHECK(there(std::get<0>(t.state).nu) == adapters);
 
-  // The same by a part of its own, or by an optimiser that is masked: gradients that nobody reads
-  // are not computed.
+  // The same with a partition of the model, or with a masked optimizer: gradients that no value
+  // depends on are not computed.
   auto [mine, rest] = partition(before, "lora");
   auto by_part = [rest = rest](const Model& part, const NamedArray& in, const NamedArray& out) {
     return loss(combine(part, rest), in, out);
@@ -166,12 +166,12 @@ TEST_CASE("parts: LoRA: only adapters train, and only they have a state") {
          {"[grad] there is no array with loar", "parts_test.cpp"});
 }
 
-TEST_CASE("parts: an optimiser for some arrays, and groups with rates of their own") {
+TEST_CASE("parts: a masked optimizer and groups with their own rates update only their arrays") {
   auto m = Model::init(random::key(0));
   auto x = random::normal(random::key(1), {Batch, Embed}), y = zeros({Batch, Out});
   auto g = grad(loss)(m, x, y);
 
-  auto masked = optim::masked(optim::scale(-0.5), "lora");  // all others pass as they are
+  auto masked = optim::masked(optim::scale(-0.5), "lora");  // other arrays pass unchanged
   auto u = masked.update(g, masked.init(m), m).first;
   CHECK(same_values(filter(u, "lora"),
                     tree_map([](const NamedArray& a) { return a * -0.5; }, filter(g, "lora"))));
@@ -202,12 +202,12 @@ TEST_CASE("parts: an optimiser for some arrays, and groups with rates of their o
                     alone.update(filter(g, "lora"), alone.init(part), part).first));
   CHECK(same_values(filter(updates, "norm"),
                     tree_map([](const NamedArray& a) { return a * -2; }, filter(g, "norm"))));
-  // of no group: no updates
+  // Arrays in no group have no updates.
   CHECK(there(updates) == there(combine(filter(m, "lora"), filter(m, "norm"))));
   auto after = optim::apply_updates(m, updates);
   CHECK(same_values(filter(after, "base"), filter(m, "base")));
 
-  // The first group wins; {} is what is left.
+  // The first matching group wins; {} matches the remaining arrays.
   auto all =
       optim::groups(optim::group("lora_a", optim::scale(3)), optim::group({}, optim::scale(5)));
   auto scaled = all.update(g, all.init(m), m).first;
@@ -220,7 +220,7 @@ TEST_CASE("parts: an optimiser for some arrays, and groups with rates of their o
   CHECK_FALSE(same_values(filter(decay, "base.weight"), filter(g, "base.weight")));
 }
 
-TEST_CASE("parts: tree_map leaves empty leaves alone and says of which tree an array is missing") {
+TEST_CASE("parts: tree_map skips empty leaves, and names the tree that lacks an array") {
   auto m = Model::init(random::key(0));
   auto part = filter(m, "lora");
   int calls = 0;
@@ -232,7 +232,7 @@ TEST_CASE("parts: tree_map leaves empty leaves alone and says of which tree an a
       part);
   CHECK(calls == 4);
   CHECK(there(twice) == adapters);
-  // others stay
+  // Arrays that one tree lacks stay unchanged.
   auto sum = tree_map([](const NamedArray& a, const NamedArray& b) { return a + b; }, m, part);
   CHECK(same_values(filter(sum, "lora"), twice));
   CHECK(same_values(filter(sum, "base"), filter(m, "base")));
@@ -266,7 +266,7 @@ Experts experts() {
 
 }  // namespace
 
-TEST_CASE("parts: maps and functions as fields") {
+TEST_CASE("parts: maps and functions are fields of a jit argument") {
   auto e = experts();
   auto x = ones(Embed);
   const Strings paths{"by_name.art.weight", "by_name.art.bias", "by_name.code.weight",
@@ -280,7 +280,7 @@ TEST_CASE("parts: maps and functions as fields") {
   CHECK(f(e, x).item() == doctest::Approx(apply(e, x).item()));
   f(e, x);
   f(tree_map([](const NamedArray& a) { return a * 2.; }, e), x);
-  // copies of a StaticFunction are equal, and so are pointers to one function
+  // Copies of a StaticFunction are equal; pointers to one function are equal too.
   CHECK(f.report().traces == 1);
   auto other = e;
   other.scaled = [](const NamedArray& v) { return v * 5.; };
@@ -298,7 +298,7 @@ TEST_CASE("parts: maps and functions as fields") {
   f(renamed, x);
   CHECK(f.report().traces == 4);
 
-  // A std::function with captures works where nothing has to be compared; jit says what to do.
+  // A std::function with captures works unless jit has to compare it; the error names the fix.
   auto captures = e;
   captures.activation = [by = 3.](const NamedArray& v) { return v * by; };
   CHECK(there(grad(apply)(captures, x)) == paths);
@@ -307,7 +307,7 @@ TEST_CASE("parts: maps and functions as fields") {
       said,
       "[jit] nobody can tell whether the std::function activation is the same in the next call"));
   CHECK(has(said, "StaticFunction"));
-  CHECK(f(e, x).ndim() == 0);  // and works as before
+  CHECK(f(e, x).ndim() == 0);  // without jit it works
   CHECK(
       has(message_of([&] { StaticFunction<NamedArray(const NamedArray&)>()(x); }), "it is empty"));
 
@@ -317,7 +317,7 @@ TEST_CASE("parts: maps and functions as fields") {
   CHECK(same_values(loaded, e));
 }
 
-TEST_CASE("parts: a Jitted by its signature") {
+TEST_CASE("parts: a Jitted is named by its signature, and copies share their traces") {
   using Sum = Jitted<NamedArray(const NamedArray&, const NamedArray&)>;
   Sum add;
   CHECK_FALSE(bool(add));
@@ -329,7 +329,7 @@ TEST_CASE("parts: a Jitted by its signature") {
   CHECK(add.compile(ones(Embed), ones(Embed)).traces == 2);
   CHECK(add.plan(ones(Embed), ones(Out.alias("embed").resize(6))).argument_bytes > 0);
   Sum copy = add;
-  CHECK(copy.report().traces == add.report().traces);  // one function
+  CHECK(copy.report().traces == add.report().traces);  // copies share one function
   set_devices(2);
   Sum cut = named_jit([](const NamedArray& a, const NamedArray& b) { return a + b; },
                       {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}});

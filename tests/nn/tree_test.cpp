@@ -6,7 +6,7 @@ using namespace haliax;
 
 namespace {
 
-// A leaf told apart by its address only: a walk never looks inside an array.
+// A leaf that is identified by its address: a traversal never reads the array.
 NamedArray leaf(int id) {
   static char nodes[64];
   return NamedArray(NodePtr(std::make_shared<int>(id), reinterpret_cast<const Node*>(&nodes[id])));
@@ -82,7 +82,7 @@ class Private {
   HALIAX_FIELDS(weight_, rest, count_)
 };
 
-// A static value without fields to look at.
+// A static value without reflected fields.
 class Schedule {
  public:
   static constexpr bool is_static = true;
@@ -110,7 +110,7 @@ template <class T> bool told_apart(const T& a, const T& b) {
          !same_statics(One<T>{a}, One<T>{b});
 }
 
-// Kinds of fields that make counting them hard.
+// Types of fields that make it hard to count the fields.
 struct NoDefault {
   AxisSelector axis;
   NamedArray weight;
@@ -202,14 +202,14 @@ TEST_CASE("tree: paths go through structs, vectors, optionals, pairs, tuples and
   CHECK(tree_paths(3.5).empty());
 }
 
-TEST_CASE("tree: arrays come in the order of the fields, and know whether they are frozen") {
+TEST_CASE("tree: arrays are in the order of the fields, and frozen ones are marked") {
   Model m = model();
   Walk w = walk_of(m);
   REQUIRE(w.arrays.size() == 12);
   CHECK(w.paths.empty());
   CHECK(w.statics.empty());
   for (int i = 0; i < 12; ++i) CHECK(same(*w.arrays[i], leaf(i)));
-  CHECK(w.arrays[0] == &m.wte.weight);  // the arrays themselves, no copies
+  CHECK(w.arrays[0] == &m.wte.weight);  // pointers to the arrays themselves
   CHECK(w.frozen == std::vector<bool>{0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1});
   CHECK(walk_of(Frozen{std::pair(Frozen{leaf(0)}, leaf(1))}).frozen == std::vector<bool>{1, 1});
   Walk two;
@@ -218,7 +218,7 @@ TEST_CASE("tree: arrays come in the order of the fields, and know whether they a
   CHECK(two.arrays.size() == 4);
 }
 
-TEST_CASE("tree: 32 fields have their names") {
+TEST_CASE("tree: each of 32 fields has its name") {
   auto paths = tree_paths(Wide{});
   REQUIRE(paths.size() == 32);
   for (int i = 0; i < 31; ++i) CHECK(paths[i] == "f" + std::to_string(i));
@@ -235,7 +235,7 @@ TEST_CASE("tree: a class lists its fields") {
   CHECK(tree_paths(std::pair(0, Private(1))) == Strings{"1.weight", "1.rest"});
 }
 
-TEST_CASE("tree: flatten and unflatten") {
+TEST_CASE("tree: unflatten restores the tree that was flattened") {
   Model m = model();
   Leaves leaves = flatten(m);
   REQUIRE(leaves.size() == 12);
@@ -244,7 +244,7 @@ TEST_CASE("tree: flatten and unflatten") {
   Model n = unflatten(m, other);
   CHECK(same(n.blocks[0].probe->weight, leaf(24)));
   CHECK(same(std::get<2>(n.rest)[1], leaf(30)));
-  CHECK(same(m.wte.weight, leaf(0)));  // modules are values
+  CHECK(same(m.wte.weight, leaf(0)));  // modules have value semantics
   CHECK(n.wte.in == Axis("in", 2));
   other.pop_back();
   CHECK_THROWS_WITH_AS(unflatten(m, other),
@@ -253,7 +253,7 @@ TEST_CASE("tree: flatten and unflatten") {
                        Error);
 }
 
-TEST_CASE("tree: map and for_each") {
+TEST_CASE("tree: tree_map and for_each_leaf apply a function to every leaf") {
   Linear a = linear(0, true), b = linear(2, true), none = linear(4);
   Linear second = tree_map([](const NamedArray&, const NamedArray& y) { return y; }, a, b);
   CHECK(same(second.weight, leaf(2)));
@@ -304,7 +304,7 @@ TEST_CASE("tree: statics are equal if and only if the static fields are") {
   CHECK(told_apart(Schedule(1), Schedule(2)));
   CHECK(told_apart(Opaque(1), Opaque(2)));
   CHECK(told_apart(Config{}, Config{2, 1e-5, "gpu"}));
-  // Where one field ends and the next begins is part of it.
+  // The lengths of fields are part of the structure.
   using Two = std::pair<std::vector<int>, std::vector<int>>;
   CHECK(told_apart(Two({1}, {}), Two({}, {1})));
   CHECK(told_apart(std::pair<std::optional<Schedule>, std::optional<Schedule>>(Schedule(1), {}),
@@ -328,7 +328,7 @@ TEST_CASE("tree: the structure is static, the arrays are not") {
   CHECK(differs([](Model& n) { std::get<1>(n.rest) = 6; }));
 }
 
-TEST_CASE("tree: fields that make counting hard") {
+TEST_CASE("tree: fields that are hard to count are counted") {
   CHECK(tree_paths(NoDefault{"a", leaf(0), 1}) == Strings{"weight"});
   CHECK_FALSE(same_statics(NoDefault{"a", leaf(0), 1}, NoDefault{"b", leaf(0), 1}));
   CHECK_FALSE(same_statics(NoDefault{"a", leaf(0), 1}, NoDefault{"a", leaf(0), 2}));
@@ -347,7 +347,7 @@ TEST_CASE("tree: fields that make counting hard") {
   CHECK_FALSE(same_statics(Flags{{}, {}, {1, 2, 3}}, Flags{{}, {}, {1, 2, 4}}));
 }
 
-TEST_CASE("tree: what is no tree is told why") {
+TEST_CASE("tree: a type that is not a tree has a kind that names the reason") {
   using reflect::Kind, reflect::kind;
   CHECK(Tree<Model>);
   CHECK(Tree<const Private>);

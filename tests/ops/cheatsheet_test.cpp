@@ -1,5 +1,5 @@
-// The C++ column of docs/cheatsheet.md, compiled and run; tests/house_test.py checks that what the
-// page shows stands here.
+// The C++ column of docs/get-started/from-haliax.md, compiled and run. tests/docs_test.py checks
+// that this file contains the code of the page.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ struct Block {
 
 }  // namespace
 
-TEST_CASE("docs/cheatsheet.md: arrays and ops") {
+TEST_CASE("cheatsheet: arrays and ops") {
   auto KPos = Pos.alias("key_position");
   CHECK(KPos == Axis("key_position", 6));
   const std::vector<float> v(std::size_t(Batch.size * Embed.size), 1.f);
@@ -106,7 +106,7 @@ TEST_CASE("docs/cheatsheet.md: arrays and ops") {
   }
 }
 
-TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
+TEST_CASE("cheatsheet: indexing, nn and random") {
   auto x = random::normal(random::key(0), {Pos, Vocab}).eval();
   const auto ids = array({4, 0, 1, 1}, Batch).astype(DType::i32);
   CHECK(same(index(x, {{"pos", 3}}), sum(where(arange(Pos) == 3, x, 0.), "pos")));
@@ -172,7 +172,7 @@ TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
         Names{"layers", "pos"});
 }
 
-TEST_CASE("docs/cheatsheet.md: modules and transforms") {
+TEST_CASE("cheatsheet: modules and transforms") {
   struct Mlp {
     nn::Linear up;
   };
@@ -247,7 +247,7 @@ TEST_CASE("docs/cheatsheet.md: modules and transforms") {
   CHECK(same([&](auto f) { return jit(f, {.donate = {0}}); }(step)(given), x * 2));
 }
 
-TEST_CASE("docs/cheatsheet.md: sharding") {
+TEST_CASE("cheatsheet: sharding") {
   Devices before(devices());
   set_devices(8);
   auto f = [](const NamedArray& x) { return tanh(x); };

@@ -1,5 +1,5 @@
-// Wrong calls raise one kind of exception that says which op, what is wrong with which array, the
-// likely name, and where.
+// Invalid calls raise one kind of exception. Its message names the op, the array, the mistake, a
+// similar name, and the source location.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -17,7 +17,7 @@ namespace {
 
 const Axis Batch("batch", 4), Embed("embed", 8), Mlp("mlp", 16);
 
-// All the words in the message, and that it begins with the op and ends with the place.
+// Checks that the message contains all words, starts with the op, and ends with the location.
 void check_message(const std::string& message, const char* op,
                    std::initializer_list<const char*> words, int line) {
   CAPTURE(message);
@@ -36,7 +36,7 @@ struct Block {
 
 }  // namespace
 
-TEST_CASE("errors: sizes, and both arrays") {
+TEST_CASE("errors: a size mismatch reports both sizes and both arrays") {
   auto x = zeros({Batch, Embed}), w = zeros({Embed.resize(9), Mlp});
   CHECK_ERROR("dot", dot(x, w, "embed"), "embed", "8", "9", "(batch=4, embed=8)",
               "(embed=9, mlp=16)");
@@ -51,7 +51,7 @@ TEST_CASE("errors: sizes, and both arrays") {
   CHECK_ERROR("where", where(zeros({Batch}, DType::boolean), x, zeros({Mlp})), "mlp");
 }
 
-TEST_CASE("errors: the near name") {
+TEST_CASE("errors: a misspelled axis suggests the nearest name") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("sum", sum(x, "embd"), "embd", "(batch=4, embed=8)", "did you mean embed?");
   CHECK_ERROR("softmax", softmax(x, "bath"), "did you mean batch?");
@@ -66,7 +66,7 @@ TEST_CASE("errors: the near name") {
   CHECK(far.find("did you mean") == std::string::npos);
 }
 
-TEST_CASE("errors: an axis of another size is told by the op that was called") {
+TEST_CASE("errors: an axis with the wrong size is reported by the op that was called") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("glu", nn::glu(x, Axis("embed", 6)), "(batch=4, embed=8)", "not 6");
   auto whole = [](const NamedArray& part) { return sum(part); };
@@ -84,7 +84,7 @@ TEST_CASE("errors: an axis of another size is told by the op that was called") {
               "not 6");
 }
 
-TEST_CASE("errors: dtypes and values") {
+TEST_CASE("errors: wrong dtypes and values name the actual ones") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("bitwise_and", x & x, "f32");
   CHECK_ERROR("take", take(x, "embed", zeros(Mlp)), "f32");
@@ -106,7 +106,7 @@ TEST_CASE("errors: dtypes and values") {
               "(n=1099511627776, m=1099511627776)");
 }
 
-TEST_CASE("errors: empty arrays, names and shapes that cannot be") {
+TEST_CASE("errors: empty arrays, invalid names and invalid shapes raise") {
   CHECK_ERROR("add", NamedArray() + 1, "empty");
   CHECK_THROWS_AS(NamedArray().axes(), Error);
   CHECK_THROWS_AS(NamedArray().dtype(), Error);
@@ -135,7 +135,7 @@ TEST_CASE("errors: empty arrays, names and shapes that cannot be") {
   CHECK_THROWS_AS(set_default_backend("gpu"), Error);
 }
 
-TEST_CASE("errors: what is made and transformed says where, too") {
+TEST_CASE("errors: creation ops and transforms report the source location, too") {
   auto x = zeros({Batch, Embed});
   auto key = random::key(0);
   CHECK_ERROR("random.split", random::split(key, -1), "-1");
@@ -175,7 +175,7 @@ TEST_CASE("errors: what is made and transformed says where, too") {
   CHECK_ERROR("add", optim::apply_updates(trees, odd), "8", "9");
 }
 
-TEST_CASE("errors: the place is the caller's, and inside a model also the module's") {
+TEST_CASE("errors: the location is the caller's, and inside a model also the module's") {
   auto x = zeros({Batch, Embed});
   auto layer = nn::Linear::init(Embed.resize(9), Mlp, random::key(0));
   int line = __LINE__ + 1;
@@ -190,11 +190,11 @@ TEST_CASE("errors: the place is the caller's, and inside a model also the module
   CHECK(inside.find("in up") != std::string::npos);
 }
 
-TEST_CASE("errors: an op used in a trace names its line, not the transform's") {
+TEST_CASE("errors: an op inside a trace reports its own line, not the transform's") {
   auto x = zeros({Batch, Embed});
   int line = 0;
   auto bad = [&](const NamedArray& v) {
-    line = __LINE__;
+    line = __LINE__ + 1;
     return sum(v, "emb");
   };
   auto place = [&] { return "errors_test.cpp:" + std::to_string(line); };
@@ -203,45 +203,5 @@ TEST_CASE("errors: an op used in a trace names its line, not the transform's") {
   CHECK(message_of([&] { jit(bad)(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { map(bad, "batch")(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { checkpoint(bad)(x); }).find(place()) != std::string::npos);
-  CHECK(sum(ones({Batch, Embed})).item() == 32);  // nothing is left behind
-}
-
-TEST_CASE("errors: the messages of docs/errors.md") {
-  struct Mlp {
-    nn::Linear up;
-  };
-  struct Layer {
-    Mlp mlp;
-  };
-  struct Model {
-    Layer blocks;
-  };
-  const Axis Batch("batch", 2), Embed("embed", 3), Mlp4("mlp", 4);
-  const Model model{{{nn::Linear::init(Embed, Mlp4, random::key(0))}}};
-  const auto x = zeros({Batch, Embed}), w = zeros({Embed, Mlp4});
-  auto raised = [&] {
-    std::string all;
-    for (auto& text : {message_of([&] { dot(x, w, "embd"); }),
-                       message_of([&] { x + zeros(Axis("embed", 4)); }), message_of([&] {
-                         jit([](const Model& m, const NamedArray& y) {
-                           return m.blocks.mlp.up(y);
-                         })(model, zeros({Batch, Mlp4}));
-                       }),
-                       message_of([&] {
-                         NamedArray kept;
-                         jit([&](const NamedArray& y) { return kept = y * 2.; })(x);
-                         kept.floats();
-                       })})
-      all += text + "\n";
-    return all;
-  };
-  std::stringstream page;
-  page << std::ifstream(golden_dir() + "/../../docs/errors.md").rdbuf();
-  const std::regex place("[a-z_]+\\.cpp:[0-9]+");
-  auto without_places = [&](const std::string& text) {
-    return std::regex_replace(text, place, "HERE");
-  };
-  const auto want = without_places(raised());
-  CAPTURE(want);
-  CHECK(without_places(page.str()).find("```\n" + want + "```") != std::string::npos);
+  CHECK(sum(ones({Batch, Embed})).item() == 32);  // the failed trace leaves no state
 }

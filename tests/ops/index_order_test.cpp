@@ -1,5 +1,5 @@
-// Where the axes of a part picked by position stand: as in Haliax, for every mix of positions,
-// ranges, windows and index arrays.
+// The position of the axes of an indexed part: as in Haliax, for every mix of positions, ranges,
+// windows and index arrays.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -24,9 +24,12 @@ std::string text_of(const Axes& axes) {
   return s;
 }
 
-// What Haliax 1.4 (jax 0.10) gives: the array's axes, [axis:what it is indexed by, in the order
-// given] -> the result's axes. p: position 1, r: 1:3, wN: ds(1, N), moved so that it fits, iAXES:
-// an array with these axes; s and u have size 4, t has 2.
+// Results of Haliax 1.4 (jax 0.10): the axes of the array, [axis:index, in the order of the call]
+// -> the axes of the result.
+// - p: position 1
+// - r: 1:3
+// - wN: ds(1, N), shifted so that it fits
+// - iAXES: an integer array with these axes; s and u have size 4, t has size 2
 const char* const cases[] = {
     "ab[a:its b:w3] -> bts",
     "ab[a:iu] -> ub",
@@ -258,7 +261,7 @@ Case parse(std::string_view line) {
   }
   return c;
 }
-// The value at these positions of the result's axes, by hand.
+// Returns the value at these positions of the result's axes, computed by hand.
 double expected(const Case& c, const Axes& axes, std::map<char, std::int64_t> at) {
   double v = 0;
   for (char a : c.array) {
@@ -283,7 +286,7 @@ double expected(const Case& c, const Axes& axes, std::map<char, std::int64_t> at
 
 }  // namespace
 
-TEST_CASE("index puts the axes of the part where Haliax puts them") {
+TEST_CASE("index orders the axes of the part as Haliax does") {
   for (std::string line : cases) {
     CAPTURE(line);
     auto c = parse(line);
@@ -304,7 +307,7 @@ TEST_CASE("index puts the axes of the part where Haliax puts them") {
       same = same && values[std::size_t(flat)] == expected(c, axes, at);
     }
     CHECK(same);
-    // The same under vmap, and as the place of an update.
+    // The order is the same under vmap, and in an update.
     auto both = vmap([&](const NamedArray& v) { return index(v, c.indices); },
                      "copy")(stack("copy", {x, x + 1.}));
     CHECK_EQ(text_of(at(both, "copy", 1).axes()), c.result);
@@ -314,7 +317,7 @@ TEST_CASE("index puts the axes of the part where Haliax puts them") {
   }
 }
 
-TEST_CASE("index: a row of a loop beside a window") {
+TEST_CASE("index: a position from a loop index combines with a window") {
   Axis A("a", 3), B("b", 4), C("c", 5);
   auto x = arange(Axes{A, B, C}, {.dtype = DType::f32});
   auto row = [&](const NamedArray& i) { return index(x, {{"a", i}, {"c", ds(1, Axis("c", 2))}}); };
@@ -323,7 +326,7 @@ TEST_CASE("index: a row of a loop beside a window") {
   CHECK(rearrange(rows, Names{"n", "b", "c"}).floats() == slice(x, "c", 1, 2).floats());
 }
 
-TEST_CASE("index: windows and arrays under one name are refused") {
+TEST_CASE("index: windows and arrays under one name raise") {
   auto x = zeros({Axis("a", 3), Axis("b", 4), Axis("c", 5)});
   auto ids = zeros({Axis("b", 2)}, DType::i32);
   CHECK_THROWS_WITH_AS(index(x, {{"a", ids}, {"b", ds(1, Axis("b", 2))}}),

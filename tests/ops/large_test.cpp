@@ -1,6 +1,6 @@
-// More than 2^31 elements: positions and counts are i64 where i32 is too small. What is planned is
-// looked at always; what runs on 2.2 billion elements (2 to 5 GB, but 21 GB to roll by an array),
-// with HALIAX_LARGE=1.
+// More than 2^31 elements: positions and counts are i64 where i32 is too small. Plans are always
+// checked. Runs on 2.2 billion elements require HALIAX_LARGE=1, and 2 to 5 GB of memory (21 GB to
+// roll by an array).
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -55,7 +55,7 @@ TEST_CASE("large: positions and counts are i64 where i32 is too small, and i32 e
             .dtype() == DType::i64);
 }
 
-TEST_CASE("large: what is asked for in a dtype that is too small raises") {
+TEST_CASE("large: an explicit dtype that is too small raises") {
   auto bits = shape(Big, DType::boolean);
   raises([&] { return arange(Big, {.dtype = DType::i32}); },
          {"[arange] 0 to 2199999999 do not fit in i32", "large_test.cpp"});
@@ -70,7 +70,7 @@ TEST_CASE("large: what is asked for in a dtype that is too small raises") {
   CHECK(arange(Axis("n", 0), {.start = 300, .dtype = DType::u8}).size() == 0);
 }
 
-TEST_CASE("large: programs over such an axis are planned and verified") {
+TEST_CASE("large: programs over a large axis are planned and verified") {
   auto x = shape(Big, DType::i8), rows = shape({Axis("a", 50000), Axis("b", 50000)}, DType::i8);
   auto start = zeros(Axes{}, DType::i64);
   auto plans = [&](auto f, const NamedArray& v) {
@@ -88,7 +88,7 @@ TEST_CASE("large: programs over such an axis are planned and verified") {
   plans([](In v, In) { return sum(tril(v, "a", "b")) + trace(v, "a", "b"); }, rows);
   plans([](In v, In) { return sum(at_add(v, {{"big", Slice{0, {}, 1000000}}}, 1)); }, x);
   plans([](In v, In) { return mean(v, {}, {.where = v > 0}) + sum(arange(Big)) % 7; }, x);
-  // Chunk by chunk, and cut: the index of the loop and the start of a block count as far.
+  // Chunked and sharded: the loop index and the start of a block count as far.
   auto by_chunks = [](In v, In) {
     return chunked_reduce(Big, {.chunk = 1 << 20}, [](In w) {
       return std::tuple(sum(w > 0), argmax(w, Big), top_k(w, Big, 2).second,
@@ -104,16 +104,17 @@ TEST_CASE("large: programs over such an axis are planned and verified") {
       },
       {.mesh = mesh, .axis_resources = Mapping{{"big", "data"}}});
   CHECK(cut.plan(x).peak_bytes > 0);
-  // Positions over two axes, each of which i32 could count.
+  // Positions over two axes, each of which fits in i32.
   auto flat = named_jit([](In v) { return argmax(v); },
                         {.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .strict = true});
   CHECK(flat.plan(rows).program.find("out0, 8 bytes") != std::string::npos);
 }
 
 // ---- on real elements ----
-TEST_CASE("large: 2.2 billion elements" * doctest::skip(!is_large_run())) {
+TEST_CASE("large: ops on 2.2 billion elements return exact positions and counts" *
+          doctest::skip(!is_large_run())) {
   const auto far = Big.size - 3;
-  auto x = (arange(Big) >= far).eval();  // (big), bool: three at the end
+  auto x = (arange(Big) >= far).eval();  // (big), bool: the last three are true
   CHECK(sum(x).item() == 3);
   CHECK(sum(!x).item() == double(far));
   CHECK(mean(x.astype(DType::f32), {}, {.where = !x}).item() == 0);
@@ -121,7 +122,7 @@ TEST_CASE("large: 2.2 billion elements" * doctest::skip(!is_large_run())) {
   using Ids = std::vector<std::int64_t>;
   auto start = array(Ids{far - 1}, Axis("k", 1));
   CHECK(slice(x, Big, sum(start), 2).integers() == Ids{0, 1});
-  // outside: true
+  // positions out of range yield true
   CHECK(take(x, Big, array(Ids{0, far, -1, far + 3}, Axis("k", 4))).integers() == Ids{0, 1, 1, 1});
   CHECK(sum(at_set(x, {{"big", array(Ids{far - 1, 5}, Axis("k", 2))}}, true)).item() == 5);
   CHECK(argmax(roll(x, sum(start) + 1, Big), {}).item() == double(2 * far % Big.size));

@@ -1,5 +1,5 @@
-// Every op by its entry, on meshes: each of its axes cut by one mesh axis and by two, into blocks
-// that are uneven or empty, also of inputs whose sums are pending; value and gradient are those of
+// Tests every op on meshes, by its entry. Each of its axes is sharded over one mesh axis and over
+// two, into blocks that are uneven or empty. Inputs may be partial sums. Value and gradient match
 // one device.
 #include <doctest/doctest.h>
 
@@ -18,9 +18,9 @@ namespace {
 
 using Function = std::function<Leaves(In)>;
 const Mesh mesh{{{"data", 2}, {"model", 3}}};
-const Axis Parts("parts", 3);  // of a sum that makes an input
+const Axis Parts("parts", 3);  // addends of an input that is a partial sum
 
-// The axes of inputs and result that can be cut.
+// Returns the axes of inputs and result that can be sharded.
 std::set<std::string> names_of(const Entry& e) {
   std::set<std::string> out;
   auto add = [&](std::string_view axes) {
@@ -32,9 +32,9 @@ std::set<std::string> names_of(const Entry& e) {
   return out;
 }
 
-// Nothing, or how they differ: by `allowed` of the largest value.
+// Returns an empty string, or the first difference that exceeds `allowed` times the largest value.
 std::string wrong(const NamedArray& got, const NamedArray& want, double allowed) {
-  // in all but finite values
+  // compares everything but finite values
   if (auto text = difference(got, want, INFINITY); !text.empty() || got.empty()) return text;
   auto a = got.doubles(), b = want.doubles();
   double largest = 0;
@@ -47,8 +47,8 @@ std::string wrong(const NamedArray& got, const NamedArray& want, double allowed)
   return "";
 }
 
-// Floats that the devices add up, or cumulate block by block, may come in another order than on one
-// device.
+// Returns true if devices may add floats in another order than one device: in reductions over the
+// mesh, and in cumulative ops, which run block by block.
 bool reorders(const JitReport& report, const Entry& e) {
   auto& moves = report.collectives;
   return e.name.find("cum") != e.name.npos || std::any_of(moves.begin(), moves.end(), [](auto& m) {
@@ -74,7 +74,8 @@ void check(const Entry& e, const Function& f, const Leaves& x, const Leaves& wan
                 e.name << ", " << what << ", by " << to_string(m) << ": " << problem);
 }
 
-// (parts, ...): what adds up to x, to the bit and in any order, or of bools the terms of an `or`.
+// Returns (parts, ...): terms that add up to x exactly and in any order; for bools, the terms of an
+// `or`.
 NamedArray terms_of(const NamedArray& x) {
   auto none = zeros_like(x);
   if (x.dtype() == DType::boolean) return stack(Parts, {none, none, x}).eval();
@@ -82,7 +83,7 @@ NamedArray terms_of(const NamedArray& x) {
   return stack(Parts, {x - ones_like(x), none, ones_like(x)}).eval();
 }
 
-// f of x, and of x as sums over Parts, under a mapping for each axis and cut.
+// Checks f of x, and f of x as sums over Parts, under a mapping for each axis.
 void check_all(const Entry& e, const Function& f, const std::string& what) {
   auto x = inputs_of(e);
   auto want = jit(f)(x);
@@ -106,13 +107,13 @@ void check_all(const Entry& e, const Function& f, const std::string& what) {
 
 }  // namespace
 
-TEST_CASE("every op on a mesh: the value of one device") {
+TEST_CASE("every op on a mesh: the value matches one device") {
   for (auto& e : all_entries())
     check_all(
         e, [&](In x) { return Leaves{e.f(x)}; }, "value");
 }
 
-TEST_CASE("every op on a mesh: the gradient of one device") {
+TEST_CASE("every op on a mesh: the gradient matches one device") {
   for (auto& e : all_entries())
     if (differentiable(e))
       check_all(
@@ -120,8 +121,7 @@ TEST_CASE("every op on a mesh: the gradient of one device") {
 }
 
 TEST_CASE(
-    "a position that is pending is added up before it is read, however small what is picked "
-    "there") {
+    "a position that is a partial sum is reduced before it is read, however small the slice") {
   auto x = array(std::vector<float>{10, 70, 30, 20, 50}, Axis("n", 5)).eval();
   auto terms = array(std::vector<std::int32_t>{1, 1, 1, 0}, Axis("t", 4)).eval();
   auto pick = [](const NamedArray& x, const NamedArray& t) {
@@ -133,8 +133,8 @@ TEST_CASE(
   CHECK(at_max.item() == 70);
 }
 
-TEST_CASE("the largest and the least of blocks, some of which are empty, in every dtype") {
-  const Axis N("n", 4), One("one", 1);  // one is cut for devices that have none of it
+TEST_CASE("max and min over blocks, some of them empty, match the elements in every dtype") {
+  const Axis N("n", 4), One("one", 1);  // sharded over two devices, one of which has no element
   auto both = [](const NamedArray& x) {
     bool flags = x.dtype() == DType::boolean;
     return std::pair{flags ? any(x, "one") : max(x, "one"), flags ? all(x, "one") : min(x, "one")};
@@ -157,7 +157,8 @@ TEST_CASE("the largest and the least of blocks, some of which are empty, in ever
   }
 }
 
-TEST_CASE("every op is cut on a mesh: each entry has an axis, and each primitive comes in one") {
+TEST_CASE(
+    "every op is sharded on a mesh: each entry has an axis, and each primitive occurs in one") {
   std::set<const Op*> reached;
   for (auto& e : all_entries()) {
     CHECK_MESSAGE(!names_of(e).empty(), e.name << " has no axis that a mesh could cut");

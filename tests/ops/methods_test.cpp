@@ -1,4 +1,4 @@
-// NamedArray as people write it: methods, assignment operators, and indices in brackets.
+// NamedArray in user code: methods, assignment operators, and indices in brackets.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -21,7 +21,7 @@ bool same(const NamedArray& p, const NamedArray& q) {
 
 }  // namespace
 
-TEST_CASE("methods are the functions of their names") {
+TEST_CASE("each method matches the function with its name") {
   auto v = x();
   auto mask = v > 2.;
   CHECK(same(v.sum(), sum(v)));
@@ -77,7 +77,7 @@ TEST_CASE("methods are the functions of their names") {
   CHECK(same(+v, v));
 }
 
-TEST_CASE("a method's error names the line that called it") {
+TEST_CASE("an error in a method reports the line of the call") {
   auto v = x();
   CHECK(has(message_of([&] { v.sum("c"); }), line()));
   CHECK(has(message_of([&] { v.max("c", {.where = v > 1.}); }), line()));
@@ -95,12 +95,12 @@ TEST_CASE("a method's error names the line that called it") {
     CHECK(has(said, "methods_test.cpp:"));
 }
 
-TEST_CASE("+= and its kin give the handle another array") {
+TEST_CASE("compound assignment rebinds the handle to a new array") {
   auto v = x(), other = v;
   auto row = array({1, 2, 3}, B);
   v += row;
   CHECK(same(v, x() + row));
-  CHECK(same(other, x()));  // other handles keep what they hold
+  CHECK(same(other, x()));  // other handles keep their arrays
   v -= 1;
   v *= 2.;
   v /= row;
@@ -118,7 +118,7 @@ TEST_CASE("+= and its kin give the handle another array") {
   narrow += 1.5;
   CHECK(narrow.dtype() == DType::bf16);
   narrow += ones(B);
-  CHECK(narrow.dtype() == DType::f32);  // as narrow + ones has
+  CHECK(narrow.dtype() == DType::f32);  // the dtype of narrow + ones
   CHECK(has(message_of([&] { v += ones(K); }), line()));
   CHECK(has(message_of([&] { v += NamedArray(); }), "[add]"));
   auto f = [](const NamedArray& w) {
@@ -130,7 +130,7 @@ TEST_CASE("+= and its kin give the handle another array") {
   CHECK(jit(f)(row).item() == 20);
 }
 
-TEST_CASE("brackets index by name and number, a part, or other arrays") {
+TEST_CASE("brackets index an axis by a position, a slice or other arrays") {
   auto v = x();
   auto ids = array(std::vector<std::int32_t>{2, 0}, K);
   CHECK(v[{"a", 1}].floats() == Values{4, 5, 6});
@@ -152,7 +152,7 @@ TEST_CASE("brackets index by name and number, a part, or other arrays") {
   CHECK(has(message_of([&] { v[{{"b", 1}, {"b", 2}}]; }), "twice"));
 }
 
-TEST_CASE("at(...) makes an array with the part changed") {
+TEST_CASE("at(...) returns an array with the part changed") {
   auto v = x();
   auto row = array({1, 1, 8}, B);
   CHECK(same(v.at({"a", 0}).set(0.), at_set(v, {{"a", 0}}, 0.)));

@@ -1,5 +1,5 @@
-// One entry for each op: what it is called with, and what must come out. The driver in ops_test.cpp
-// does the rest.
+// One entry for each op: example inputs, the call, and the expected dtype and axes. The driver in
+// ops_test.cpp derives the tests.
 #pragma once
 #include <set>
 #include <string>
@@ -13,7 +13,7 @@ namespace ops_test {
 using namespace haliax;
 using In = const Leaves&;
 
-// Axes are spelt "b2n3": (b=2, n=3). Names have one letter.
+// Parses axes: "b2n3" is (b=2, n=3). Names have one letter.
 Axes axes_of(std::string_view text);
 
 // An example input: distinct values, well spread over [low, high).
@@ -31,15 +31,15 @@ inline Sample whole(const char* axes, int low, int high, DType dtype = DType::i3
 }
 inline Sample mask(const char* axes) { return {axes, 0, 2, DType::boolean}; }
 
-// How often the op can be differentiated at the example; checked against differences. Integers and
-// bools have no derivative.
+// How often the op can be differentiated at the example, checked against finite differences.
+// Integers and bools have no derivative.
 enum class Smooth { none, once, twice };
 
 struct Entry {
-  std::string name;  // as declared in haliax/ops.h, perhaps with a word about the variant
+  std::string name;  // name in haliax/ops.h, with an optional word for the variant
   std::vector<Sample> in;
   NamedArray (*f)(In x);
-  std::string axes;  // of the result, in this order
+  std::string axes;  // axes of the result, in this order
   DType dtype = DType::f32;
   Smooth smooth = Smooth::twice;
 };
@@ -51,18 +51,18 @@ Entries creation_entries();
 Entries reduction_entries();
 Entries shape_entries();
 Entries picking_entries();
-Entries primitive_entries();  // what no public op makes alone
+Entries primitive_entries();  // primitives that no public op creates alone
 Entries all_entries();
 
 // ---- for all drivers (ops_test.cpp) ----
-// another shift, other values
+// Returns example inputs; another shift selects other values.
 Leaves inputs_of(const Entry&, std::size_t shift = 0, DType floats = DType::f32);
 bool differentiable(const Entry&);
-// A weighted sum of the result: a loss whose gradient tells the positions apart.
+// A weighted sum of the result: a loss whose gradient differs at each position.
 struct Loss {
   NamedArray (*f)(In);
   NamedArray operator()(In x) const;
 };
-std::set<const Op*> primitives_of(const NamedArray&);  // of its graph, loop bodies included
+std::set<const Op*> primitives_of(const NamedArray&);  // ops of its graph, loop bodies included
 
 }  // namespace ops_test

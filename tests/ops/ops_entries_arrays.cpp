@@ -1,5 +1,5 @@
-// Reductions, contractions, shapes, picking and placing; and the primitives that no public op makes
-// alone.
+// Entries of reductions, contractions, shape ops and indexing ops, and of the primitives that no
+// public op creates alone.
 #include "ops_entries.h"
 
 #include "ops/prim.h"

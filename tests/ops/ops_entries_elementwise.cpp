@@ -1,4 +1,4 @@
-// Elementwise ops, and those that make arrays.
+// Entries of elementwise ops, and of ops that create arrays.
 #include <limits>
 
 #include "ops_entries.h"

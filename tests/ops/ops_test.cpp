@@ -1,6 +1,6 @@
-// Every op by its entry: the cpu backend against the reference, dtype and axes, derivatives against
-// differences, vmap against a loop, jit against eager evaluation; and nothing may escape these
-// checks.
+// Tests every op by its entry: the cpu backend against the reference, dtype and axes, derivatives
+// against finite differences, vmap against a loop, jit against eager evaluation. No op may lack an
+// entry.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ Axes axes_of(std::string_view text) {
 
 namespace {
 
-// The values of a sample; another seed, other values.
+// Returns the values of a sample; another seed selects other values.
 std::vector<double> values_of(const Sample& s, std::size_t seed) {
   std::vector<double> out(std::size_t(axis_size(axes_of(s.axes))));
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -87,7 +87,7 @@ void check_near(const NamedArray& got, const NamedArray& want, double tolerance,
   CHECK_MESSAGE(wrong.empty(), what << ": " << wrong);
 }
 
-// The sum of the loss's gradients, weighted: its gradient is the second derivative along the
+// The weighted sum of the loss's gradients. Its gradient is the second derivative along the
 // weights.
 struct Slope {
   Loss loss;
@@ -104,7 +104,7 @@ struct Slope {
   }
 };
 
-// The gradient of f against central differences, position by position.
+// Checks the gradient of f against central differences, position by position.
 template <class F> void check_gradient(const F& f, const Leaves& x, const std::string& what) {
   auto value = jit(f);
   auto g = jit(grad(f))(x);
@@ -136,8 +136,8 @@ template <class F> void check_gradient(const F& f, const Leaves& x, const std::s
   }
 }
 
-// Inputs for three positions of a new axis, first or last in memory; `shared`: the first input is
-// the same for all.
+// Checks vmap over three positions of a new axis, first or last in memory. If `shared`, the first
+// input lacks the axis.
 void check_vmap(const Entry& e, bool shared) {
   const Axis V("v", 3);
   std::vector<Leaves> each;
@@ -172,7 +172,7 @@ void check_vmap(const Entry& e, bool shared) {
 
 }  // namespace
 
-TEST_CASE("every op: dtype, axes, and the cpu backend against the reference") {
+TEST_CASE("every op: dtype and axes match the entry, and the cpu backend matches the reference") {
   for (auto& e : all_entries()) {
     CAPTURE(e.name);
     auto x = inputs_of(e);
@@ -185,7 +185,7 @@ TEST_CASE("every op: dtype, axes, and the cpu backend against the reference") {
   }
 }
 
-TEST_CASE("every op: gradient and second derivative against differences, in f64") {
+TEST_CASE("every op: gradient and second derivative match finite differences in f64") {
   for (auto& e : all_entries()) {
     if (!differentiable(e)) continue;
     CAPTURE(e.name);
@@ -195,7 +195,7 @@ TEST_CASE("every op: gradient and second derivative against differences, in f64"
   }
 }
 
-TEST_CASE("every op: vmap is a loop over the positions") {
+TEST_CASE("every op: vmap matches a loop over the positions") {
   for (auto& e : all_entries()) {
     if (e.in.empty()) continue;
     CAPTURE(e.name);
@@ -204,7 +204,7 @@ TEST_CASE("every op: vmap is a loop over the positions") {
   }
 }
 
-TEST_CASE("every op: vmap over many positions on the cpu backend against the reference") {
+TEST_CASE("every op: vmap over many positions on the cpu backend matches the reference") {
   for (auto& e : all_entries()) {
     if (e.in.empty()) continue;
     CAPTURE(e.name);
@@ -220,7 +220,7 @@ TEST_CASE("every op: vmap over many positions on the cpu backend against the ref
   }
 }
 
-TEST_CASE("reductions of a broadcast array are those of the stored one") {
+TEST_CASE("reductions of a broadcast array match reductions of the stored array") {
   const Axis A("a", 2), B("b", 3), One("one", 1), None("none", 0);
   auto x = array(std::vector<double>{2, -3}, A);
   std::vector<NamedArray> broadcasts{broadcast_axis(x, B), broadcast_axis(x, {B, One}),
@@ -235,14 +235,14 @@ TEST_CASE("reductions of a broadcast array are those of the stored one") {
       CHECK(difference(dot(lazy, lazy, over), dot(stored, stored, over), 1e-14) == "");
     }
   }
-  // Over nothing, though what was broadcast is NaN.
+  // A sum over no positions is 0, even if the broadcast value is NaN.
   auto empty = broadcast_axis(full(A, NAN, DType::f64), None);
   CHECK(difference(sum(empty, None), zeros(A, DType::f64), 0) == "");
   CHECK(difference(prod(empty, None), ones(A, DType::f64), 0) == "");
   CHECK(difference(dot(empty, empty, None), zeros(A, DType::f64), 0) == "");
 }
 
-TEST_CASE("every primitive is reached by an entry, and has a gradient or is listed") {
+TEST_CASE("every primitive is reached by an entry, and has a gradient or is listed without one") {
   const std::set<std::string> no_gradient{
       "bitcast",     "stop_gradient", "sign",        "floor",      "ceil",        "round",
       "trunc",       "logical_not",   "bitwise_not", "isfinite",   "isnan",       "isinf",
@@ -274,7 +274,7 @@ TEST_CASE("every public op has an entry") {
       R"(([a-z_0-9]+)\((?:Arr\b|const Axis|std::initializer_list<Arr>|std::string_view))");
   std::size_t count = 0;
   for (std::string line; std::getline(header, line);) {
-    if (line.rfind("inline", 0) == 0) continue;  // the operators
+    if (line.rfind("inline", 0) == 0) continue;  // skips the operators
     line = line.substr(0, line.find("//"));
     for (std::sregex_iterator i(line.begin(), line.end(), declared), end; i != end; ++i, ++count)
       CHECK_MESSAGE(entries.count((*i)[1]), "no entry for " << (*i)[1]);

@@ -1,5 +1,5 @@
 // Keys and draws: known answers, keys along an axis, vmap and scan over keys, bounds, empty keys.
-// The golden group has more.
+// The golden tests have more.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ NamedArray floats(std::initializer_list<double> v) {
 
 }  // namespace
 
-TEST_CASE("random: known answers for seed 0, as JAX gives them") {
+TEST_CASE("random: draws for seed 0 match JAX") {
   auto k = random::key(0);
   CHECK(k.words.integers() == Ints{0, 0});
   CHECK(random::key(2147483653).words.integers() == Ints{0, 2147483653});
@@ -40,11 +40,11 @@ TEST_CASE("random: known answers for seed 0, as JAX gives them") {
   CHECK(Ints(randint.begin(), randint.begin() + 8) == Ints{54, 13, 74, 61, 7, 21, 93, 61});
   Ints coins = random::bernoulli(k, {A, B}, 0.5).integers();
   CHECK(Ints(coins.begin(), coins.begin() + 8) == Ints{0, 0, 1, 1, 0, 1, 1, 0});
-  // The position is row-major in the axes asked for, whatever they are called.
+  // The position is row-major in the requested axes, whatever their names.
   CHECK(random::bits(k, {A, B}).integers() == random::bits(k, Axis("z", 15)).integers());
 }
 
-TEST_CASE("random: split gives the same keys one by one, as an array and as a list along an axis") {
+TEST_CASE("random: split returns the same keys one by one, as an array and along an axis") {
   auto k = random::key(42);
   auto [first, second, third] = random::split<3>(k);
   auto along = random::split(k, A);
@@ -70,7 +70,7 @@ TEST_CASE("random: under vmap and scan each key draws from position 0") {
   CHECK(difference(vmap(draw, "a")(keys), want, 0) == "");
   CHECK(difference(map(draw, "a")(keys), want, 0) == "");
   CHECK(difference(jit(vmap(draw, "a"))(keys), want, 0) == "");
-  // One key for all positions: the same numbers everywhere.
+  // One key for all positions: the same values everywhere.
   auto shared = vmap([&](const NamedArray& x) { return random::uniform(random::key(1), B) + x; },
                      "a")(zeros(A));
   CHECK(difference(shared, broadcast_axis(random::uniform(random::key(1), B), A), 0) == "");
@@ -78,7 +78,7 @@ TEST_CASE("random: under vmap and scan each key draws from position 0") {
                        Error);
 }
 
-TEST_CASE("random: uniform and its bounds") {
+TEST_CASE("random: uniform draws stay within their bounds") {
   auto k = random::key(7);
   Axis n("n", 1000);
   auto u = random::uniform(k, n).floats();
@@ -101,7 +101,7 @@ TEST_CASE("random: uniform and its bounds") {
   CHECK(difference(g, sum(random::uniform(k, {A, n}), "n"), 1e-4) == "");
 }
 
-TEST_CASE("random: the other samplers stay where they belong") {
+TEST_CASE("random: the other samplers have the right range and moments") {
   auto k = random::key(3);
   Axis n("n", 2000);
   auto z = random::normal(k, n);
@@ -127,7 +127,7 @@ TEST_CASE("random: the other samplers stay where they belong") {
   CHECK(all(random::exponential(k, n) >= 0).item() == 1);
 }
 
-TEST_CASE("random: an empty key stands for no randomness") {
+TEST_CASE("random: an empty key disables randomness") {
   Key none;
   CHECK(!none);
   for (auto& k : random::split(none, 3)) CHECK(!k);
@@ -139,7 +139,7 @@ TEST_CASE("random: an empty key stands for no randomness") {
   CHECK(difference(doubled, full(A, 2.), 0) == "");
 }
 
-TEST_CASE("random: refusals") {
+TEST_CASE("random: invalid keys and arguments raise") {
   CHECK_THROWS_WITH_AS(random::key(array({1, 2}, Axis(key_word, 2))),
                        doctest::Contains("u32, not f32"), Error);
   CHECK_THROWS_WITH_AS(random::key(array(std::vector<std::uint32_t>{1, 2, 3}, Axis("word", 3))),

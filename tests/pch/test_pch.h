@@ -1,5 +1,5 @@
-// Parsed once for all tests: what most of their files include.
-// The compiler reads it as a main file, where "#pragma once" is a warning.
+// Precompiled header of the tests: the headers that most test files include. The compiler reads it
+// as a main file, where "#pragma once" is a warning.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Random attention: tiled, head by head, with what its masks leave out, it is what it is as a
-// whole, and so are its gradients.
+// Random attention programs: tiled or head by head, with masked blocks skipped, the values and
+// gradients equal the untiled ones.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,11 +20,11 @@ struct Parts {
   HALIAX_FIELDS(query, key, value, bias)
 };
 
-// What one program is made of, drawn from a seed; `text` says it for people.
+// A random program for a seed. `text` is its human-readable description.
 class Drawn {
  public:
   explicit Drawn(unsigned seed) : random_(seed), text("seed " + std::to_string(seed)) {
-    // Long ones have blocks that a mask leaves out.
+    // Long sequences have blocks that a mask hides completely.
     const bool is_long = chance(3);
     Q = Axis("q", is_long ? 193 + below(140) : 2 + below(60));
     K = Axis("k", chance(3) ? 1 + Q.size + below(40) : Q.size);
@@ -75,14 +75,14 @@ class Drawn {
                                   : -std::numeric_limits<float>::infinity();
     if (mask > 0) s = masked(s, low);
     NamedArray weights;
-    if (change == 4) {  // a sink
+    if (change == 4) {  // an attention sink: one more term in the denominator
       auto top = stop_gradient(maximum(max(s, K), 0.f));
       auto e = exp(s - top);
       weights = e / (sum(e, K) + exp(-top));
     } else {
       weights = by_sigmoid == 1 ? nn::sigmoid(s - std::log(float(K.size))) : softmax(s, K);
     }
-    // rows that see nothing are NaN before
+    // Rows without visible keys are NaN without this.
     if (mask > 0 && fill == 3) weights = where(seen(), weights, 0.f);
     if (beside == 5) weights = weights - 0.3f * softmax(other, K);
     if (beside == 6) weights = weights - exp(other - logsumexp(other, K)) * mean(p.bias);
@@ -95,8 +95,10 @@ class Drawn {
     if (!groups.empty() && around < 4 && heads == 3) weights = sum(weights, groups[0]) / 2.f;
     return dot(weights, value, K);
   }
-  bool goes_round() const { return mesh > 3; }  // blocks of keys, while queries are cut
-  // Under what transform it runs.
+  bool goes_round() const {
+    return mesh > 3;
+  }  // blocks of keys rotate around the ring while queries stay sharded
+  // Applies attention inside the transform that `around` selects.
   NamedArray whole(const Parts& p) const {
     if (around == 1) return checkpoint([this](const Parts& p) { return attend(p); })(p);
     if (around == 2 && !own.empty())
@@ -117,7 +119,7 @@ class Drawn {
       auto once = attend(p);
       return attend({sin(once), p.key, p.value, p.bias}) + once;
     }
-    if (around == 5) {  // one checkpoint behind the other
+    if (around == 5) {  // two checkpointed calls in sequence
       auto layer = checkpoint([this](const Parts& p) { return attend(p); });
       auto once = layer(p);
       return layer(Parts{sin(once), p.key, p.value, p.bias}) + once;
@@ -127,14 +129,14 @@ class Drawn {
 
   Axis Q{"q", 1}, K{"k", 1}, D{"d", 1};
   Axes own, groups;
-  // heads: whether weights are summed over others
+  // heads: whether weights are summed over heads or groups
   int mask = 0, fill = 0, change = 0, around = 0, mesh = 0, heads = 0;
-  int beside = 0;  // what is made beside the scores
-  int put = 0;     // how the mask is
+  int beside = 0;  // variants that add other scores or weights
+  int put = 0;     // the form in which the mask is applied
   int by_sigmoid = 0;
 
  private:
-  // Scores, or weights, of which each head takes some of the others'.
+  // Mixes scores, or weights, over the heads with a contraction.
   NamedArray mixed(const NamedArray& s, const Parts& p) const {
     if (own.empty() || around == 2) return s;
     auto& to = own.back();
@@ -142,11 +144,11 @@ class Drawn {
     auto how = cos(broadcast_axis(arange(to), from) + 2 * arange(from)) * (1.f + mean(p.bias));
     return dot(rename(s, to, from), how, from);
   }
-  // Where the mask is false: `low`, or that added to the scores.
+  // Sets scores to `low` where the mask is false, or adds `low` to these scores.
   NamedArray masked(const NamedArray& s, float low) const {
     auto m = seen();
     auto numbers = m.astype(DType::f32);
-    // or gradients of queries that see nothing are NaN
+    // Otherwise the gradients of queries without visible keys are NaN.
     if (mask == 5 && (put == 2 || put == 5)) low = std::max(low, -1e30f);
     switch (put) {
       case 1:
@@ -208,8 +210,8 @@ class Drawn {
 
 }  // namespace
 
-// HALIAX_TRIALS=40 runs fewer.
-TEST_CASE("attention: random programs, tiled and whole") {
+// HALIAX_TRIALS=40 runs fewer trials.
+TEST_CASE("attention: random programs give the same values and gradients tiled and untiled") {
   const char* asked = std::getenv("HALIAX_TRIALS");
   const int trials = asked ? std::atoi(asked) : 500;
   int tiled = 0, both = 0, rounds = 0;
@@ -224,7 +226,7 @@ TEST_CASE("attention: random programs, tiled and whole") {
       })(p);
       return Leaves{out.first, out.second, g.query, g.key, g.value, g.bias};
     };
-    // of queries, or of keys too
+    // Tiles queries, and for odd seeds keys too.
     JitOptions whole{.scores_budget = most_bytes}, parts{.scores_budget = -(seed % 2)};
     if (drawn.mesh > 0) {
       const Mapping mappings[] = {{{"heads", "data"}, {"b", "model"}},

@@ -1,5 +1,5 @@
-// Context parallelism: the positions of a text are cut, and blocks of keys and values go round. It
-// is what one device makes; what is sent, and what memory it takes, is counted.
+// Context parallelism: positions are sharded, and blocks of keys and values rotate around the ring.
+// Values equal these of one device; bytes communicated and memory are asserted.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ Parts parts(const Axis& Pos, const Axis& heads = Heads, const Axis& d = D) {
   return {draw(1), draw(2), draw(3)};
 }
 NamedArray causal(const Axis& Pos, const Axis& KPos) { return nn::causal_mask(Pos, KPos); }
-// The value, and gradients of a number that all of it is in.
+// Returns a scalar that depends on all values, the values, and the gradients of the scalar.
 auto all_of(const Masked& mask) {
   return [=](const Parts& p) {
     auto loss = [&](const Parts& p) {
@@ -56,7 +56,7 @@ void agree(const Leaves& got, const Leaves& want) {
 
 }  // namespace
 
-TEST_CASE("context: keys and values go round, and nothing else of that size") {
+TEST_CASE("context: only keys, values and their gradients rotate around the ring") {
   const Axis Pos{"pos", 96};
   auto p = parts(Pos);
   for (int devices : {2, 3, 4}) {
@@ -71,13 +71,15 @@ TEST_CASE("context: keys and values go round, and nothing else of that size") {
       (c.kind == "ring" ? keys : gradients) += c.bytes * c.turns;
       CHECK(c.turns == doctest::Approx(devices - 1));
     }
-    // of keys and values, forward and backward
+    // Keys and values, forward and backward.
     CHECK(keys == doctest::Approx(4 * block * (devices - 1)));
-    CHECK(gradients == doctest::Approx(2 * block * (devices - 1)));  // of their gradients
+    CHECK(gradients == doctest::Approx(2 * block * (devices - 1)));  // their gradients
   }
 }
 
-TEST_CASE("context: keys of a long text go round without being asked, as all else sends more") {
+TEST_CASE(
+    "context: keys of a long sequence rotate by default, since this communicates the fewest "
+    "bytes") {
   const Axis Pos{"pos", 32768};
   const Parts p = parts(Pos);
   auto report = [&](bool ring) {
@@ -87,16 +89,14 @@ TEST_CASE("context: keys of a long text go round without being asked, as all els
   };
   const auto asked = report(true), usual = report(false);
   CHECK(usual.sent_bytes == asked.sent_bytes);
-  // keys and values in one
+  // Keys and values are in one message.
   for (auto& c : usual.collectives)
     CHECK(c.bytes <= double(2 * Heads.size * D.size * 4 * Pos.size / 4));
   auto rings = [](auto& c) { return c.kind == "ring"; };
   CHECK(std::count_if(usual.collectives.begin(), usual.collectives.end(), rings) == 2);
 }
 
-TEST_CASE(
-    "context: where gathers are refused that nobody asked for, keys go round, whatever else would "
-    "send less") {
+TEST_CASE("context: in strict mode keys rotate even if gathers would communicate fewer bytes") {
   const Axis Pos{"pos", 96}, KPos = Pos.alias("key_pos"), L{"layers", 2};
   auto layers = [=](const NamedArray& x, const NamedArray& w) {
     return fold(
@@ -126,8 +126,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "context: a ring that is asked for is left where it takes gathers that nobody asked for, and "
-    "these are refused") {
+    "context: a ring that would need implicit gathers falls back to gathered keys, also in strict "
+    "mode") {
   const Axis Pos{"pos", 16}, KPos = Pos.alias("key_pos"), Embed{"embed", 8};
   auto draw = [](int seed, const Axes& axes) {
     return random::normal(random::key(seed), axes).eval();
@@ -150,7 +150,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("context: of one head that a mesh axis cuts, a device has none, and still takes part") {
+TEST_CASE(
+    "context: with one head sharded over two devices, the device without a head takes part in the "
+    "ring") {
   const Axis Pos{"pos", 12}, Batch{"batch", 2}, One{"heads", 1};
   auto p = parts(Pos, One);
   for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();
@@ -160,9 +162,9 @@ TEST_CASE("context: of one head that a mesh axis cuts, a device has none, and st
   agree(named_jit(all_of(causal), o)(p), jit(all_of(causal))(p));
 }
 
-// Draws say how the mapping cuts them, and f32 scores widen queries and keys before a block of
-// these comes: neither makes a block of scores whole.
-TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memory than without") {
+// A random draw has the sharding of the mapping, and f32 scores convert a bf16 block only after it
+// arrives. Neither materializes a full block of scores.
+TEST_CASE("context: dropout, and f32 scores of bf16 queries, use at most twice the memory") {
   enum class Kind { plain, drops, widens };
   auto slopes = [](Kind kind) {
     return [=](const Parts& p) {
@@ -200,7 +202,7 @@ TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memo
                      .arena_bytes;
     if (kind == Kind::plain) plain = bytes;
     CHECK(bytes <= 2 * plain);
-    CHECK(bytes < Heads.size * Long.size / 4 * Long.size / 4 * 4);  // of a block of scores
+    CHECK(bytes < Heads.size * Long.size / 4 * Long.size / 4 * 4);  // a full block of scores
   }
 }
 
@@ -222,23 +224,26 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
     return double(exchanged_bytes() - before) /
            double(Heads.size * D.size * 4 * Pos.size / devices);
   };
-  // Forward, the first block is asked for before it is known what its turn would change. Each is
-  // keys and values; backward the gradients of both go back.
+  // In the forward pass, the first block is requested before the mask of its iteration is
+  // evaluated. Each block is keys and values; the backward pass also sends the gradients of both
+  // back.
   const int all = devices * (devices - 1), first = devices;
   CHECK(blocks_sent([](auto& Pos, auto& KPos) {
           return ones({Pos, KPos}, DType::boolean);
         }) == 6 * all);
-  // all but the first device see of the block before
+  // Each device except the first one sees the previous block.
   CHECK(blocks_sent(window) == 2 * first + 4 * (devices - 1));
-  CHECK(blocks_sent(causal) == 2 * (first + 3) + 4 * 6);  // of 0, 1, 2, 3 blocks before
-  // Rows of the first device that see nothing see all keys alike: it wants all.
+  CHECK(blocks_sent(causal) ==
+        2 * (first + 3) + 4 * 6);  // devices see 0, 1, 2 and 3 previous blocks
+  // Rows of the first device that see no key weigh all keys equally, so the device needs all
+  // blocks.
   auto blind = [](auto& Pos, auto& KPos) {
     return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) > 5);
   };
   CHECK(blocks_sent(blind) == 2 * (first + 3 + 2) + 4 * (6 + 3));
 }
 
-TEST_CASE("context: bf16 goes round forward and backward, its gradients in f32, and rounded once") {
+TEST_CASE("context: bf16 blocks rotate as bf16, and their gradients as f32 that is rounded once") {
   const Axis Pos{"pos", 96};
   auto p = parts(Pos);
   for (auto& x : p) x = astype(x, DType::bf16).eval();
@@ -251,7 +256,7 @@ TEST_CASE("context: bf16 goes round forward and backward, its gradients in f32, 
   double keys = 0, gradients = 0;
   const auto report = f.report();
   for (auto& c : report.collectives) {
-    if (c.kind == "all-reduce") continue;  // of the loss
+    if (c.kind == "all-reduce") continue;  // reduces the loss
     CHECK(c.at_most);
     CHECK((c.kind == "ring" || c.kind == "reduce-scatter"));
     (c.kind == "ring" ? keys : gradients) += c.bytes * c.turns;
@@ -260,7 +265,7 @@ TEST_CASE("context: bf16 goes round forward and backward, its gradients in f32, 
   CHECK(gradients == doctest::Approx(2 * 2 * block * (devices - 1)));
 }
 
-TEST_CASE("context: a part whose length is a prime number is not walked position by position") {
+TEST_CASE("context: a shard with a prime number of positions is one chunk") {
   const auto report = named_jit(all_of(causal), cut(3)).plan(parts(Axis{"pos", 3 * 683}));
   auto queries = std::find_if(report.chunked.begin(), report.chunked.end(),
                               [](auto& c) { return c.axis == "pos"; });
@@ -268,13 +273,13 @@ TEST_CASE("context: a part whose length is a prime number is not walked position
   CHECK(queries->chunk == 683);
 }
 
-TEST_CASE("context: what is asked of a mask makes nothing infinite") {
+TEST_CASE("context: masked blocks introduce no NaN") {
   const Axis Pos{"pos", 24};
   auto p = parts(Pos);
   const Masked masks[] = {
       causal,
       [](auto& Pos, auto& KPos) { return broadcast_axis(arange(Pos), KPos) < arange(KPos); },
-      // no device but the last sees its own
+      // Only the last device sees its own keys.
       [](auto& Pos, auto& KPos) { return broadcast_axis(arange(KPos) > 18, Pos); },
       [](auto& Pos, auto& KPos) {
         return (arange(KPos) < 3) & (broadcast_axis(arange(Pos), KPos) > 2);
@@ -289,7 +294,7 @@ TEST_CASE("context: what is asked of a mask makes nothing infinite") {
   }
 }
 
-TEST_CASE("context: memory is that of a device's own positions") {
+TEST_CASE("context: memory depends only on the positions per device") {
   std::vector<std::int64_t> arenas;
   for (int devices : {4, 6, 8}) {
     auto f = named_jit(all_of(causal), cut(devices));
@@ -300,7 +305,7 @@ TEST_CASE("context: memory is that of a device's own positions") {
   CHECK(arenas[1] == arenas[2]);
 }
 
-TEST_CASE("context: where blocks of all heads would be large, they come head by head") {
+TEST_CASE("context: blocks that would be large for all heads are sent head by head") {
   const Axis Pos{"pos", 1536}, Many{"heads", 12}, Wide{"d", 64};
   auto p = parts(Pos, Many, Wide);
   auto f = named_jit(all_of(causal), cut(2, {}));
@@ -318,7 +323,7 @@ TEST_CASE("context: where blocks of all heads would be large, they come head by 
   CHECK(report.arena_bytes < 8 << 20);
 }
 
-TEST_CASE("context: any attention, with heads cut too") {
+TEST_CASE("context: all kinds of masks work with sharded heads too") {
   const Axis Pos{"pos", 72};
   auto p = parts(Pos);
   auto position = [](const Axis& Pos, const Axis& KPos) {
@@ -334,7 +339,7 @@ TEST_CASE("context: any attention, with heads cut too") {
       [&](auto& Pos, auto& KPos) {
         return floor_divide(position(Pos, KPos), 20) == floor_divide(arange(KPos), 20);
       },
-      // some see nothing
+      // Some queries see no key.
       [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) > 5); },
   };
   for (auto& mask : masks) {
@@ -345,18 +350,18 @@ TEST_CASE("context: any attention, with heads cut too") {
   }
 }
 
-TEST_CASE("context: an order of positions in which all devices have as much to do") {
+TEST_CASE("context: zigzag order balances the work of the devices") {
   const Axis Pos{"pos", 2048};
   const int devices = 2;
   auto order = nn::zigzag(Pos, devices);
   CHECK(sort(order, "pos").doubles() == arange(Pos).doubles());
   auto at = order.doubles();
   CHECK(at[0] == 0);
-  CHECK(at[512] == 2048 - 512);  // the first device has the first part of four, and the last
+  CHECK(at[512] == 2048 - 512);  // the first device has the first and the last of four parts
   CHECK(at[1024] == 512);
 
-  // Where a text lies so, the mask goes by positions; what comes out is what the text gives, in
-  // this order.
+  // With positions in this order, the mask compares positions. The results are the results for the
+  // sequence, in this order.
   auto mask = [&](const Axis& Pos, const Axis& KPos) {
     return broadcast_axis(order, KPos) >= rename(order, Pos, KPos);
   };
@@ -370,10 +375,11 @@ TEST_CASE("context: an order of positions in which all devices have as much to d
 
   double made = 0;
   for (auto& s : profile(f, reordered).steps) made += s.flops;
-  CHECK(made / (devices * f.report().flops) < 0.6);  // of the products of all positions with all
+  CHECK(made / (devices * f.report().flops) <
+        0.6);  // relative to the matmuls of all positions with all positions
 }
 
-TEST_CASE("context: a GPT-2 whose positions are cut trains as on one device") {
+TEST_CASE("context: a GPT-2 with sharded positions has the losses of one device") {
   const Axis Vocab{"vocab", 24}, Batch{"batch", 4};
   const gpt2::Gpt2Config config{.seq_len = 16,
                                 .hidden_dim = 16,

@@ -1,5 +1,5 @@
-// FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is
-// asserted to the byte.
+// FSDP on two devices: parameters are sharded along embed, and the batch along batch. Bytes
+// communicated are asserted exactly.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -13,10 +13,10 @@ namespace {
 
 const testing::Gpt2 gpt(
     {.seq_len = 16, .hidden_dim = 32, .num_layers = 4, .num_heads = 4, .tied = false}, 96,
-    // so many tokens that it is cheaper to move weights than activations
+    // Enough tokens that communicating weights is cheaper than communicating activations.
     16);
 
-// inside the loss the batch is cut, and the weights are whole
+// Inside the loss the batch is sharded and the weights are replicated.
 auto gradients(const testing::Model& m, const NamedArray& ids) {
   return value_and_grad(testing::under(Mapping{{"batch", "data"}}, testing::next_token_loss))(m,
                                                                                               ids);
@@ -27,26 +27,26 @@ JitOptions on_two() {
 
 }  // namespace
 
-TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing else") {
+TEST_CASE("proof: fsdp communicates each weight twice, each gradient once, and nothing else") {
   const auto model = gpt.init();
   const auto ids = gpt.ids();
   const auto step = named_jit(gradients, on_two());
   step(model, ids);
 
-  // On a ring of two, gathering or reduce-scattering n bytes sends n / 2, and an all-reduce twice
-  // that.
+  // On a ring of two, an all-gather or a reduce-scatter of n bytes sends n / 2 bytes, and an
+  // all-reduce sends n bytes.
   double forward = 0, backward = 0, scattered = 0, reduced = 4, layer = 0;  // 4: the loss
   Walk w = walk_of(model, {.paths = true});
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     const auto& a = *w.arrays[k];
     const auto& path = w.paths[k];
     const double bytes = double(a.nbytes());
-    if (!a.has_axis("embed")) {  // whole everywhere: its gradient is summed
+    if (!a.has_axis("embed")) {  // replicated: its gradient is all-reduced
       reduced += bytes;
       continue;
     }
-    // Gathered again for the gradient, in layers: weights, and the bias of the attention's result,
-    // to which the residual is added again.
+    // In layers, weights are gathered again for the gradient. The bias of the attention output is
+    // too, since the residual is recomputed from it.
     const bool in_layer = a.has_axis("layers"),
                again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
     forward += bytes / 2;
@@ -61,17 +61,19 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
     CAPTURE(s.axes);
     if (s.kind == "all-gather") {
       gathered += s.bytes * s.turns;
-      // small ones go together: one layer's weights, or a table, never the model
+      // Small arrays are gathered together: the weights of one layer or a table, but never the
+      // model.
       CHECK(s.bytes <= layer / 2);
       CHECK(s.axes.find("layers") == std::string::npos);
-      CHECK(s.axes.find("batch") == std::string::npos);  // weights move, activations stay
+      CHECK(s.axes.find("batch") ==
+            std::string::npos);  // weights are communicated, activations are not
     }
     CHECK(s.kind != "all-to-all");
   }
   CHECK(gathered == forward + backward);
 }
 
-TEST_CASE("proof: fsdp needs less on each device than one device does, and gives the same") {
+TEST_CASE("proof: fsdp uses less memory per device than one device, with the same gradients") {
   const auto model = gpt.init();
   const auto ids = gpt.ids();
   const auto two = named_jit(gradients, on_two());
@@ -86,14 +88,14 @@ TEST_CASE("proof: fsdp needs less on each device than one device does, and gives
   CHECK(two.report().peak_bytes < one.report().peak_bytes);
 }
 
-// Layers written one after another: no loop says that one is whole at a time.
+// Layers that are written out: without a loop, nothing limits the unsharded weights to one layer.
 namespace {
 
 struct Blocks {
   std::vector<NamedArray> up, down;
 };
 const Axis Wide{"embed", 512}, Hidden{"hidden", 2048}, Rows{"batch", 1024};
-const double kWeight = 512 * 2048 * 4;  // bytes; 32 MiB hold eight
+const double kWeight = 512 * 2048 * 4;  // bytes; eight weights fill 32 MiB
 
 Blocks blocks(int n) {
   Blocks b;
@@ -151,20 +153,22 @@ JitOptions by_two(bool regather = true) {
 
 }  // namespace
 
-TEST_CASE("proof: fsdp of layers written out holds a few whole weights and gradients at a time") {
+TEST_CASE(
+    "proof: fsdp of layers written out holds a few unsharded weights and gradients at a time") {
   const auto x = eval_shape([] { return zeros({Rows, Wide}); });
   for (int n : {6, 12}) {
     CAPTURE(n);
     const auto b = eval_shape([&] { return blocks(n); });
-    // what gathering or scattering one sends; no weight is small
+    // Bytes of gathering or scattering one weight; all weights are large.
     const double each = kWeight / 2;
-    // kept of each block, on one device
+    // Bytes saved for each block, on one device.
     const double model = 2 * n * each, stream = 512. * 512 * 4, hidden = 512. * 2048 * 4;
     auto report = [&](bool remade, bool regather) {
       return named_jit(descent(remade), by_two(regather)).plan(b, x);
     };
 
-    // The backward pass reads all but the first again. Of those as many as 32 MiB hold wait for it.
+    // The backward pass gathers all weights except the first one again. Up to 32 MiB of weights
+    // stay resident until the backward pass instead.
     auto r = report(false, true);
     CHECK(r.sent_bytes == model + std::max(0, 2 * n - 1 - 8) * each + model);
     CHECK(r.peak_bytes < n * (stream + hidden) + (8 + 3) * kWeight);
@@ -172,17 +176,15 @@ TEST_CASE("proof: fsdp of layers written out holds a few whole weights and gradi
     CHECK(once.sent_bytes == model + model);
     CHECK(once.peak_bytes > 2 * n * kWeight);
 
-    // Made again block by block, each is gathered twice, and gradients are scattered when there are
-    // 32 MiB of them.
+    // With rematerialized blocks, each weight is gathered twice, and gradients are scattered in
+    // groups of 32 MiB.
     auto remade = report(true, true);
     CHECK(remade.sent_bytes == model + model + model);
     CHECK(remade.peak_bytes < n * stream + (8 + 4) * kWeight);
   }
 }
 
-TEST_CASE(
-    "proof: fsdp of a gradient written by hand gathers as one by grad: what waits for long is "
-    "gathered again") {
+TEST_CASE("proof: fsdp of a gradient written by hand gathers as often as one computed by grad") {
   const int n = 12;
   auto by_hand = [](const Blocks& b, const NamedArray& x) {
     std::vector<NamedArray> h{x}, y;
@@ -212,7 +214,9 @@ TEST_CASE(
   CHECK(gathered(by_hand) == gathered(descent(false)));
 }
 
-TEST_CASE("proof: weights gathered again for the backward pass give the same") {
+TEST_CASE(
+    "proof: fsdp with weights gathered again for the backward pass updates them as one device "
+    "does") {
   const auto b = blocks(6);
   const auto x = random::normal(random::key(99), {Rows, Wide}).eval();
   const auto want = jit(descent(false))(b, x);
@@ -227,7 +231,8 @@ TEST_CASE("proof: weights gathered again for the backward pass give the same") {
   }
 }
 
-TEST_CASE("proof: fsdp of layers written out, in microbatches, holds as little") {
+TEST_CASE(
+    "proof: fsdp of layers written out, in microbatches, stays within the same memory bound") {
   const auto x = eval_shape([] { return zeros({Rows.resize(4096), Wide}); });
   const double each = kWeight / 2, turns = 4;
   for (bool remade : {false, true}) {
@@ -235,14 +240,14 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, holds as little")
     const int n = 12;
     const auto b = eval_shape([&] { return blocks(n); });
     const auto r = named_jit(descent(remade, 4), by_two()).plan(b, x);
-    // Eight weights are whole all the time; the others are gathered twice in a turn. Each gradient
-    // is scattered in each.
+    // Eight weights stay unsharded; the others are gathered twice per iteration. Each gradient is
+    // scattered once per iteration.
     CHECK(r.sent_bytes == 8 * each + (2 * n - 8) * 2 * turns * each + 2 * n * turns * each);
-    // and their sums
+    // The sums of gradients add to the memory.
     const double stream = 512. * 512 * 4, hidden = 512. * 2048 * 4, parts = 2 * 2 * n * each;
     CHECK(r.peak_bytes < parts + n * (stream + (remade ? 0 : hidden)) + (8 + 8 + 3) * kWeight);
   }
-  // A loss beside the loop reads them too: from gathers of its own.
+  // A loss outside of the loop reads the weights from gathers of its own.
   const auto b = eval_shape([] { return blocks(12); });
   auto options = by_two();
   options.out = Mappings::of_each({Mapping{{"embed", "data"}}, Mapping{}});
@@ -257,7 +262,7 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, holds as little")
         8 * each + 8 * turns * each);
 }
 
-TEST_CASE("proof: fsdp of layers written out, in microbatches, gives the same") {
+TEST_CASE("proof: fsdp of layers written out, in microbatches, has the results of one device") {
   const auto b = blocks(6);
   const auto x = random::normal(random::key(99), {Rows, Wide}).eval();
   const auto want = jit(descent(false, 4))(b, x);
@@ -272,7 +277,9 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, gives the same") 
   }
 }
 
-TEST_CASE("proof: what a loop over positions or chunks reads in every turn is gathered before it") {
+TEST_CASE(
+    "proof: a weight that each iteration of a loop over positions or chunks reads is gathered "
+    "once") {
   const Axis position{"position", 32}, state{"embed", 2048}, same{"state", 2048},
       vocab{"vocab", 8192}, rows{"batch", 256};
   const auto x = eval_shape([&] { return zeros({rows, position, state}); });
@@ -326,7 +333,8 @@ TEST_CASE("proof: what a loop over positions or chunks reads in every turn is ga
   }
 }
 
-TEST_CASE("proof: in a loop over layers a weight is gathered once for each pass, however large") {
+TEST_CASE(
+    "proof: in a loop over layers each pass gathers a weight once, however large the weight is") {
   const Axis layers{"layers", 4}, wide{"embed", 2048}, hidden{"hidden", 8192}, rows{"batch", 65536};
   const auto x = eval_shape([&] { return zeros({rows, wide}); });
   const auto b = eval_shape([&] {

@@ -1,5 +1,5 @@
-// GPT-2 with a cache gives the tokens that it gives without one, and a step holds no copy of the
-// cache.
+// GPT-2 generates the same tokens with a cache as without one, and a decode step holds no copy of
+// the cache.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ Out logits_of(const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids, const nn::K
 
 }  // namespace
 
-TEST_CASE("generate: GPT-2 with a cache draws the tokens that it draws without one") {
+TEST_CASE("generate: GPT-2 generates the same tokens with a cache as without one") {
   for (bool scaled : {false, true}) {
     gpt2::Gpt2Config c{
         .seq_len = 40, .hidden_dim = 32, .num_layers = 3, .num_heads = 4, .initializer_range = 0.4};
@@ -64,12 +64,12 @@ TEST_CASE("generate: GPT-2 with a cache draws the tokens that it draws without o
       last = decode(model, id, last.cache);
     }
     std::sort(seen.begin(), seen.end());
-    // or the tokens would say nothing
+    // Otherwise the comparison of tokens would be weak.
     CHECK(std::unique(seen.begin(), seen.end()) - seen.begin() > 3);
     CHECK(max(abs(last.cache.lengths - 40)).item() == 0);
 
     auto r = decode.compile(model, ones({}, DType::i32), model.cache(DType::f32));
-    CHECK(r.peak_bytes < 8192);  // a cache takes 30,720 bytes
+    CHECK(r.peak_bytes < 8192);  // a cache has 30,720 bytes
     CHECK(r.not_donated.empty());
   }
 }

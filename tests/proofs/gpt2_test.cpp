@@ -1,7 +1,7 @@
-// GPT-2 trained four ways, and all of them at once, against what Haliax computes: logits, loss,
-// gradients, 20 AdamW steps, final weights, greedy tokens. On the cpu backend every case in every
-// way; on the reference backend, which is slow, one case in all ways at once, for a few steps (the
-// golden runner does the plain ones).
+// Compares GPT-2, trained in four variants and in all of them at once, with values that Haliax
+// computed: logits, loss, gradients, 20 AdamW steps, final weights and greedy tokens. The cpu
+// backend runs every case in every variant. The reference backend is slow: it runs one case in all
+// variants at once, for a few steps; the golden runner covers the plain cases.
 #include <doctest/doctest.h>
 
 #include "golden_runner/gpt2.h"

@@ -1,4 +1,4 @@
-// The code of docs/how-to/large-vocabularies.md, compiled and run. tests/house_test.py checks that
+// The code of docs/how-to/large-vocabularies.md, compiled and run. tests/docs_test.py checks that
 // every code block of the page is in this file.
 #include <doctest/doctest.h>
 
@@ -60,7 +60,7 @@ template <class F, class G> void check_values(F f, G reference) {
   auto got = flatten(with_gradients(f)(in, t)), want = flatten(with_gradients(reference)(in, t));
   for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-12) == "");
 }
-// Checks the plan for so many tokens that their logits exceed the budget.
+// Checks the plan for a number of tokens whose logits exceed the budget.
 constexpr Sizes many{128, 32, 64, 32768};
 template <class F>
 JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contractions) {
@@ -68,7 +68,7 @@ JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contr
   auto shapes = eval_shape([=] { return make(sizes, DType::f32); });
   auto report = with_gradients(f).plan(shapes.first, shapes.second);
   REQUIRE(!report.chunked.empty());
-  CHECK(report.chunked.back().form == form);  // of the innermost
+  CHECK(report.chunked.back().form == form);  // the innermost loop
   CAPTURE(report.explain);
   CHECK(report.chunked[0].why.find(": " + std::to_string(contractions) + " contractions, ") !=
         std::string::npos);
@@ -116,8 +116,7 @@ TEST_CASE("large vocabularies: two heads with masks") {
     return mean(where(t.is_text, reference_losses(in.x, in.head, Vocab, t.ids),
                       reference_losses(in.x, in.codes_head, Codes, t.codes)));
   });
-  CHECK(check_plan(program, many, "sweep", 3).chunked.size() >
-        1);  // each loss has a loop of its own
+  CHECK(check_plan(program, many, "sweep", 3).chunked.size() > 1);  // each loss has its own loop
 }
 
 TEST_CASE("large vocabularies: distillation") {
@@ -137,10 +136,10 @@ TEST_CASE("large vocabularies: distillation") {
     return nn::cross_entropy_loss(logits, Vocab, t.ids) +
            mean(sum(exp(log_t) * (log_t - log_p), Vocab));
   });
-  check_plan(program, many, "sweep", 6);  // three with each head
+  check_plan(program, many, "sweep", 6);  // three contractions with each head
 }
 
-TEST_CASE("large vocabularies: DPO") {
+TEST_CASE("large vocabularies: a DPO loss") {
   const double beta = 0.1;
   auto program = [=](const Inputs& in, const Targets& t) {
     auto &x = in.x, &head = in.head, &ids = t.ids, &reference = in.reference;
@@ -216,7 +215,7 @@ TEST_CASE("large vocabularies: the page shows the output of explain and the plan
   };
   CHECK(without_scratch(text).find("```text\n" + without_scratch(printed) + "```") != text.npos);
 
-  auto large = planned(16384, 256, 153600, {});  // whose logits are 10 GB
+  auto large = planned(16384, 256, 153600, {});  // its logits have 10 GB
   CHECK(large.argument_bytes + large.peak_bytes < 1 << 29);
 
   const std::map<std::string, std::string> rows{{"as is", "all logits"},

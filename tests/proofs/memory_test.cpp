@@ -1,4 +1,4 @@
-// Planned memory, exactly, and what the process really takes.
+// Planned memory, asserted to the byte, and the memory that the process uses.
 #include <doctest/doctest.h>
 
 #include "examples/gpt2/model.h"
@@ -19,7 +19,8 @@ const Axis Tokens{"tokens", 256}, Embed{"embed", 32}, Vocab{"vocab", 512};
 
 std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The arena of a program without what a backend asks for on top (scratch of matrix products).
+// Returns the arena of a program without the scratch memory of matmuls, which depends on the
+// backend.
 std::int64_t arena_of(const Leaves& results) {
   Nodes roots;
   for (auto& r : results)
@@ -47,7 +48,7 @@ TEST_CASE("proof: a chunked loss holds one chunk of logits, forward and backward
     };
     const auto logits = padded(chunk * Vocab.size * 4), losses = padded(Tokens.size * 4);
     CHECK(arena_of({loss(p)}) == logits + losses);
-    // the gradient of the logits lies over them
+    // The gradient of the logits reuses their memory.
     CHECK(arena_of(flatten(value_and_grad(loss)(p))) == logits + losses);
   }
   auto whole = [=](const Parameters& q) {
@@ -56,7 +57,7 @@ TEST_CASE("proof: a chunked loss holds one chunk of logits, forward and backward
   CHECK(arena_of(flatten(value_and_grad(whole)(p))) >= Tokens.size * Vocab.size * 4);
 }
 
-TEST_CASE("proof: with scratch, still no buffer of tokens x vocab") {
+TEST_CASE("proof: a chunked loss with scratch memory has no buffer of tokens x vocab") {
   const auto ids = targets();
   const auto step = jit([=](const Parameters& p) {
     return value_and_grad([=](const Parameters& q) {
@@ -68,8 +69,7 @@ TEST_CASE("proof: with scratch, still no buffer of tokens x vocab") {
   CHECK(step.report().arena_bytes < Tokens.size * Vocab.size * 4 / 2);
 }
 
-TEST_CASE(
-    "proof: a loop over layers keeps the weights that a product reads, and no exp is made twice") {
+TEST_CASE("proof: a loop over layers saves the softmax weights, so no exp is computed twice") {
   const Axis Layers("layers", 3), Pos("pos", 16), Size("d", 8);
   auto x = random::normal(random::key(1), {Pos, Size}).eval(),
        w = random::normal(random::key(2), {Layers, Size}).eval();
@@ -87,7 +87,7 @@ TEST_CASE(
   CHECK(exps == 1);
 }
 
-TEST_CASE("proof: checkpointed loops keep less") {
+TEST_CASE("proof: checkpointed loops save less memory") {
   const Axis Layers{"layers", 16}, E{"embed", 16}, Batch{"batch", 512};
   const auto w = random::normal(random::key(5), {Layers, E, E.alias("out")}).eval(),
              x = random::normal(random::key(6), {Batch, E}).eval();
@@ -103,14 +103,14 @@ TEST_CASE("proof: checkpointed loops keep less") {
     planned[i++] = arena_of({grad(loss)(w)});
   }
   const std::int64_t carry = Batch.size * E.size * 4;
-  CHECK(planned[0] >= 3 * 16 * carry);  // of each layer: the carry and two values in between
-  CHECK(planned[1] >= 16 * carry);      // of each layer: the carry
+  CHECK(planned[0] >= 3 * 16 * carry);  // per layer: the carry and two intermediates
+  CHECK(planned[1] >= 16 * carry);      // per layer: the carry
   CHECK(planned[1] < 16 * carry + 8 * carry);
-  CHECK(planned[2] < planned[1]);  // of every fourth
+  CHECK(planned[2] < planned[1]);  // the carry of every fourth layer
   CHECK(planned[2] >= 8 * carry);
 }
 
-TEST_CASE("proof: donated, AdamW updates in place: nothing is planned but two numbers") {
+TEST_CASE("proof: AdamW with donated arguments updates in place and plans memory for two scalars") {
   const auto optimizer = optim::adamw({.learning_rate = 0.1, .weight_decay = 0.1});
   const auto p = parameters();
   const auto state = optimizer.init(p);
@@ -127,11 +127,11 @@ TEST_CASE("proof: donated, AdamW updates in place: nothing is planned but two nu
   CHECK(step.report().arena_bytes == 2 * 64);  // the two bias corrections
   CHECK(step.report().peak_bytes == 2 * 64);
   const auto weights = (Tokens.size + Vocab.size) * Embed.size * 4;
-  // weights, both moments, the count
+  // The weights, both moments and the count.
   CHECK(copying.report().peak_bytes == 2 * 64 + 3 * weights + 4);
 }
 
-TEST_CASE("proof: the process grows by the plan and little else") {
+TEST_CASE("proof: the memory of the process grows by at most the plan and 8 MiB") {
   if (sanitized) return;
   const gpt2::Gpt2Config config{.seq_len = 64, .hidden_dim = 64, .num_layers = 4, .num_heads = 4};
   const Axis Batch{"batch", 8}, Words{"vocab", 512};

@@ -1,5 +1,4 @@
-// The code of README.md, compiled and run; tests/house_test.py checks that what README shows stands
-// here.
+// Programs in the style of README.md, compiled and run on one device and on a mesh.
 #include <doctest/doctest.h>
 
 #include <haliax/haliax.h>
@@ -36,13 +35,13 @@ auto make_step(JitOptions options = {}) {
   return std::pair(optimizer, named_jit(step, options));  // traced once, compiled once
 }
 
-TEST_CASE("the model of README.md learns, on one device and on a mesh") {
+TEST_CASE("readme: the model learns, on one device and on a mesh") {
   const Axis Batch("batch", 16), Embed("embed", 8), Mlp("mlp", 32);
   auto key = random::key(0);
   auto x = random::normal(key, {Batch, Embed}), y = roll(x, 1, Embed);
 
-  // Batches cut along one axis of the mesh, hidden units along the other: the same model, the same
-  // step.
+  // The batch is sharded along one mesh axis and the hidden units along the other one; the model
+  // and the step are the same.
   Mesh mesh{{{"data", 2}, {"model", 2}}};
   Mapping mapping{{"batch", "data"}, {"mlp", "model"}};
   std::vector<double> finals;
@@ -65,10 +64,10 @@ TEST_CASE("the model of README.md learns, on one device and on a mesh") {
   CHECK(finals[0] == doctest::Approx(finals[1]).epsilon(1e-3));
 }
 
-TEST_CASE("the short programs of the documents") {
+TEST_CASE("readme: vmap, scan, chunked_reduce and an error message work as documented") {
   const Axis Batch("batch", 2), Pos("position", 4), Embed("embed", 3);
   auto w = random::normal(random::key(1), Embed);
-  // x (position, embed) -> a number
+  // x (position, embed) -> ()
   auto example = [&](const NamedArray& x) { return sum(x * w); };
   auto x = ones({Batch, Pos, Embed});
   CHECK(vmap(example, Batch)(x).axes() == Axes{Batch});

@@ -1,4 +1,5 @@
-// Running a compiled step: no allocation, and the same bits whatever the number of threads.
+// Running a compiled step: without allocations, and with bitwise identical results for any number
+// of threads.
 #include <doctest/doctest.h>
 
 #include "examples/gpt2/model.h"
@@ -11,7 +12,7 @@ using namespace haliax;
 
 namespace {
 
-// A program as jit compiles it, with all it needs to run: arguments are what the graph captured.
+// A program that jit compiled, with its arguments (the captured arrays), results and arena.
 struct Ready {
   Compiled compiled;
   std::vector<void*> arguments, outs;
@@ -41,7 +42,7 @@ const Axis Vocab{"vocab", 130}, Batch{"batch", 3};
 template <class T> T made(const T& tree) {
   return tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, tree);
 }
-// One training step with dropout and a chunked loss: everything that has a kernel of its own.
+// One training step with dropout and a chunked loss. It uses all kinds of kernels.
 template <class State, class Optimizer>
 auto train(const gpt2::Gpt2LMHeadModel& m, const State& s, const NamedArray& ids,
            const Optimizer& optimizer) {
@@ -71,7 +72,7 @@ TEST_CASE("proof: a step without contractions allocates nothing") {
   CHECK(allocations_of([&] { step.run(); }).all == 0);
 }
 
-TEST_CASE("proof: a GPT-2 training step allocates nothing but what oneDNN allocates itself") {
+TEST_CASE("proof: a GPT-2 training step has no allocations other than those inside oneDNN") {
   const auto model = made(gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0)));
   const auto ids =
       random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size)).eval();
@@ -79,10 +80,10 @@ TEST_CASE("proof: a GPT-2 training step allocates nothing but what oneDNN alloca
   Ready step(flatten(train(model, made(optimizer.init(model)), ids, optimizer)));
   step.run();
   const Allocations made = allocations_of([&] { step.run(); });
-  CHECK(made.all == made.by_onednn);  // oneDNN 2.6 makes a context for each call of a primitive
+  CHECK(made.all == made.by_onednn);  // oneDNN 2.6 creates a context for each call of a primitive
 }
 
-TEST_CASE("proof: the same bits for 1, 2 and 4 threads") {
+TEST_CASE("proof: results are bitwise identical with 1, 2 and 4 threads") {
   const auto optimizer = optim::adamw();
   std::vector<std::vector<std::byte>> want;
   for (int threads : {1, 2, 4}) {

@@ -1,6 +1,5 @@
-// The GPT-2 of examples/gpt2, trained in the ways that a mesh is used: what changes is the mapping
-// alone. Plain, and with all at once that training adds: layers made again in the backward pass,
-// the loss in chunks, gradients summed over microbatches.
+// Trains the GPT-2 of examples/gpt2 under each common mapping; only the mapping differs. Runs it
+// plain, and with rematerialized layers, a chunked loss and microbatches at once.
 #include <doctest/doctest.h>
 
 #include "examples/gpt2/model.h"
@@ -19,7 +18,8 @@ struct Way {
   const char* name;
   Mesh mesh;
   Mapping parameters, inside;
-  std::optional<Mapping> state = {};  // of the optimiser, where it is not that of the parameters
+  std::optional<Mapping> state =
+      {};  // mapping of the optimizer state, if it differs from `parameters`
   bool regather = true;
 };
 const std::vector<Way>& ways() {
@@ -124,7 +124,7 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
 }
 
 void agree(const Extras& extras, std::size_t every = 1) {
-  // masks are drawn for each microbatch
+  // Dropout masks are drawn for each microbatch.
   const auto want = losses(nullptr, {.microbatches = extras.microbatches});
   for (std::size_t n = 0; n < ways().size(); n += every) {
     auto& way = ways()[n];

@@ -1,6 +1,6 @@
-// A Llama on four devices, in all ways that examples/llama compares: its hidden states whole or cut
-// between layers, what is gathered for a layer kept or gathered again, collectives beside the work
-// or not. 100 steps each: elsewhere memory that gathers shared by mistake has shown only then.
+// A Llama on four devices, in all modes of examples/llama: hidden states replicated or sharded
+// between layers, gathered weights saved or gathered again, with and without overlap. Each run has
+// 100 steps, since some memory errors of gathers appear only then.
 #include <doctest/doctest.h>
 
 #include <regex>
@@ -31,7 +31,7 @@ double difference(const llama::Trained& a, const llama::Trained& b) {
   REQUIRE(a.losses.size() == b.losses.size());
   for (std::size_t i = 0; i < a.losses.size(); ++i) {
     const double d = std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]);
-    worst = d <= worst ? worst : d;  // and NaN stays
+    worst = d <= worst ? worst : d;  // NaN is not less, so it stays
   }
   return worst;
 }
@@ -41,7 +41,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   for (std::string line; std::getline(in, line);) out.push_back(line);
   return out;
 }
-// How many slots of so many bytes are written in one loop over the layers and read in the other.
+// Returns the number of slots with this many bytes that one loop over the layers writes and the
+// other one reads.
 std::int64_t kept_by_layers(const JitReport& r, std::int64_t bytes) {
   std::int64_t n = 0;
   const auto lines = lines_of(r.program);
@@ -71,7 +72,7 @@ TEST_CASE("proof: 100 losses of a llama are those of one device in every mode") 
   }
 }
 TEST_CASE(
-    "proof: gradients of a llama in bf16 are summed in f32, and its losses stay near those of one "
+    "proof: gradients of a llama in bf16 are reduced in f32, and its losses stay near those of one "
     "device") {
   auto run = small();
   run.policy = "p=f32,c=bf16,r=f32";
@@ -79,8 +80,8 @@ TEST_CASE(
   for (auto& mode : llama::modes()) {
     if (mode.overlap) continue;
     CAPTURE(mode.name);
-    // 1e-2 and 1.5e-2, 2.6e-2 where products go by AMX, which takes their terms in another order;
-    // 5e-2 where sums are bf16
+    // The difference is 1e-2 to 1.5e-2, or 2.6e-2 where matmuls use AMX, which adds terms in
+    // another order. With sums in bf16 it is 5e-2.
     CHECK(difference(llama::train(on_mesh(run, mode)), one) <= 3e-2);
     auto narrow = run;
     narrow.policy = "p=f32,c=bf16";
@@ -93,7 +94,7 @@ TEST_CASE(
     CHECK(sums(run) > 1.8 * sums(narrow));
   }
 }
-TEST_CASE("proof: what a llama sends and keeps in each mode") {
+TEST_CASE("proof: a llama communicates and saves the expected bytes in each mode") {
   auto run = small();
   run.config.Layers.size = 3;
   run.config.Mlp.size = 96;
@@ -107,24 +108,25 @@ TEST_CASE("proof: what a llama sends and keeps in each mode") {
       if (c.kind == "all-gather") bytes += c.bytes * c.turns;
     return std::int64_t(bytes);
   };
-  const auto part = stream * 3 / 4;  // of the hidden states, that a device sends to gather them
+  const auto part =
+      stream * 3 / 4;  // bytes of the hidden states that a device sends in an all-gather
   CHECK(gathers(plans[0]) == 0);
   CHECK(gathers(plans[2]) == 0);
-  // Two in a layer, one before the head; in the backward pass one for each contraction that ends a
-  // layer's half; and, again, those of the forward pass.
+  // Two gathers per layer and one before the head. The backward pass gathers once for each
+  // contraction that ends half of a layer, and repeats the gathers of the forward pass.
   CHECK(gathers(plans[4]) == (6 * layers + 1) * part);
   CHECK(gathers(plans[6]) == (4 * layers + 1) * part);
   CHECK(plans[4].peak_bytes < plans[6].peak_bytes);
   CHECK(plans[6].peak_bytes < plans[2].peak_bytes);
-  // gate and up, and not their product.
+  // Gate and up are saved, and their elementwise product is not.
   CHECK(kept_by_layers(plans[4], 4 * layers * c.Batch.size * c.Pos.size * c.Mlp.size / 4) == 2);
 }
-TEST_CASE("proof: memory over time is what is planned, step by step") {
+TEST_CASE("proof: the maximum of memory over time is the planned peak, in every mode") {
   for (std::int64_t layers : {2, 2000}) {
     auto run = small();
     run.config.Layers.size = layers;
     for (auto& mode : llama::modes()) {
-      if (layers > 2 && mode.saves_activations) continue;  // written out
+      if (layers > 2 && mode.saves_activations) continue;  // layers are written out in these modes
       CAPTURE(mode.name);
       CAPTURE(layers);
       const auto plan = llama::planned(on_mesh(run, mode));
@@ -139,8 +141,7 @@ TEST_CASE("proof: memory over time is what is planned, step by step") {
     }
   }
 }
-TEST_CASE(
-    "proof: gradients of a llama are scattered as they are made, though they lie transposed") {
+TEST_CASE("proof: transposed gradients of a llama are scattered without a packing copy") {
   auto run = small();
   run.mesh = Mesh{{{"data", 4}}};
   const auto plan = llama::planned(run);
@@ -149,7 +150,7 @@ TEST_CASE(
   for (auto& line : lines) {
     if (line.find("reduce_scatter") == line.npos || line.find(" to %") == line.npos) continue;
     const auto summed = line.substr(0, line.find(" to %"));
-    // of several dims, of which embed, which is cut, is the last in memory
+    // Slots with several dims whose last dim in memory is the sharded embed.
     const std::regex slot("%(\\d+)[^%]*\\[(\\d+ )+1\\]");
     for (std::sregex_iterator s(summed.begin(), summed.end(), slot), end; s != end; ++s, ++seen) {
       const auto name = "%" + (*s)[1].str();

@@ -1,5 +1,5 @@
-// A language model's loss in chunks, on meshes: the loss and the gradients of the embedding and of
-// the head are those of whole logits on one device, tied and untied.
+// A chunked language-model loss on meshes: the loss and the gradients of the embedding and the head
+// equal these of full logits on one device, with tied and untied heads.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -77,7 +77,9 @@ void close(const NamedArray& got, const NamedArray& want) {
 
 }  // namespace
 
-TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untied") {
+TEST_CASE(
+    "proof: the chunked loss on a mesh has the loss and gradients of full logits, tied and "
+    "untied") {
   struct Cut {
     AxisSelection walked;
     std::int64_t chunk, vocab_chunk;
@@ -117,7 +119,9 @@ TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untie
     }
 }
 
-TEST_CASE("proof: chunks are cut from each device's own part: no token moves, whatever is walked") {
+TEST_CASE(
+    "proof: chunks are parts of each device's shard, so no token is communicated for any chunked "
+    "axis") {
   const auto p = drawn(Vocab, true);
   const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
              next = roll(ids, -1, Pos);
@@ -145,7 +149,7 @@ TEST_CASE("proof: chunks are cut from each device's own part: no token moves, wh
   }
 }
 
-TEST_CASE("proof: a mask sends nothing: no token goes to another device to be walked earlier") {
+TEST_CASE("proof: a mask adds no communication") {
   const auto p = drawn(Vocab, true);
   const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
              next = roll(ids, -1, Pos);
@@ -177,7 +181,8 @@ TEST_CASE("proof: a mask sends nothing: no token goes to another device to be wa
     }
 }
 
-TEST_CASE("proof: a vocabulary that devices share is cut once more only if it must be") {
+TEST_CASE(
+    "proof: a vocabulary that is sharded over devices is not chunked further if its shard fits") {
   auto shape = [](const AxisSpec& axes, DType d = DType::f32) {
     return eval_shape([&] { return zeros(axes, d); });
   };
@@ -199,8 +204,7 @@ TEST_CASE("proof: a vocabulary that devices share is cut once more only if it mu
   }
 }
 
-TEST_CASE(
-    "proof: of targets that each device has whole, no device makes more than meets its logits") {
+TEST_CASE("proof: targets that are replicated add no more memory than one shard of the logits") {
   const Axis batch{"batch", 64}, vocab{"vocab", 4096};
   const double logits = 64. * 12 * 4096 * 4 / 8;  // bytes, on one device
   auto picked = [&](const NamedArray& logits, const NamedArray& ids) {
@@ -223,7 +227,7 @@ TEST_CASE(
                       .peak_bytes);
   };
   CHECK(peak(hot, {{"batch", "all"}}) < 1.4 * logits);
-  CHECK(peak(picked, {{"batch", "all"}}) < 2.4 * logits);  // ones at the targets are an array
+  CHECK(peak(picked, {{"batch", "all"}}) < 2.4 * logits);  // the one-hot targets are an array
   for (auto& loss : {peak(hot, {{"vocab", "all"}}), peak(picked, {{"vocab", "all"}})})
     CHECK(loss < 2.4 * logits);
 }

@@ -1,6 +1,6 @@
-// Sharded = unsharded: programs, meshes and mappings drawn at random. Numbers that no sum of floats
-// has touched are the same bit for bit, all others to 1e-6 of the value's scale. A failure prints
-// its seed; HALIAX_SEED=n runs that one alone, and tells what moves.
+// Sharded programs equal unsharded ones, for random programs, meshes and mappings. Values without a
+// sum of floats are bitwise identical; others agree to 1e-6 of the value's scale. A failure prints
+// its seed. HALIAX_SEED=n runs only that seed and prints the program and its collectives.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using namespace haliax;
 
 namespace {
 
-// Draws are the same on every machine.
+// Random draws that are equal on every machine.
 class Dice {
  public:
   explicit Dice(unsigned seed) : next_(seed) {}
@@ -40,15 +40,16 @@ class Dice {
 
 struct Value {
   NamedArray x;
-  // no sum of floats below: the same bits however it is cut, so it may decide what is picked
+  // True if the value depends on no sum of floats. Its values are bitwise identical for any
+  // sharding, so indices may depend on it.
   bool exact;
 };
 struct Trace {
-  std::string text;  // what was drawn, step by step
+  std::string text;  // the drawn steps, in order
   std::vector<bool> exact;
 };
 
-// Steps drawn one after the other, each on values that are there.
+// Draws steps one after the other, each on values that exist already.
 class Maker {
  public:
   Maker(Dice& dice, Trace& trace, std::vector<Value> floats, std::vector<NamedArray> ids,
@@ -117,8 +118,8 @@ class Maker {
     return all;
   }
 
-  // ---- what a step works on ----
-  const Value& any() {  // the newer the likelier
+  // ---- the operands of a step ----
+  const Value& any() {  // newer values are likelier
     auto n = floats.size();
     return dice.chance(60) ? floats[n - 1 - std::size_t(dice.below(std::min<std::size_t>(n, 3)))]
                            : dice.one_of(floats);
@@ -134,7 +135,7 @@ class Maker {
     if (all.empty()) return {};
     return dice.one_of(all);
   }
-  Axes some(const NamedArray& x) {  // at least one, if there is one
+  Axes some(const NamedArray& x) {  // at least one, if the array has an axis
     auto all = dice.shuffled(x.axes());
     if (!all.empty()) all.resize(std::size_t(dice.between(1, int(all.size()))));
     return all;
@@ -304,7 +305,7 @@ class Maker {
     if (i.ndim() == 0) return Value{one_hot(i % 5, Axis("t", 5)), true};
     auto a = *axis(i);
     if (dice.chance(50)) ids.push_back(dice.chance(50) ? sum(i, a) : cumsum(i, a));
-    // a sum that is pending may be scaled term by term
+    // A partial sum may be scaled per device before it is reduced.
     return Value{ids.back().astype(DType::f32) * 0.02, false};
   }
   Made picked() {
@@ -314,7 +315,7 @@ class Maker {
     auto i = id(a->size);
     for (auto& b : i.axes())
       if (b.name != a->name && v.x.has_axis(b.name) && v.x.axis_size(b.name) != b.size) return {};
-    bool paired = false;  // the index and the array share an axis
+    bool paired = false;  // true if the index and the array share an axis
     for (auto& b : i.axes()) paired |= v.x.has_axis(b.name);
     return Value{paired || dice.chance(70) ? take(v.x, *a, i) : index(v.x, {{a->name, i}}),
                  v.exact};
@@ -456,7 +457,8 @@ class Maker {
       }
     }
   }
-  // A state that each position of an axis changes; what comes out each turn, or the last state.
+  // A state that each position of an axis updates; returns the per-position outputs or the last
+  // state.
   Made scanned() {
     auto v = this->any();
     auto a = axis(v.x);
@@ -476,7 +478,7 @@ class Maker {
     auto [state, out] = scan(turn, *a, {.checkpoint = policy(), .reverse = reverse})(start, v.x);
     return Value{last ? state : out, false};
   }
-  // Each position of an axis by itself, one after the other; or what they add up to.
+  // Maps over the positions of an axis one by one, or sums the results.
   Made each() {
     auto v = this->any();
     auto a = axis(v.x);
@@ -498,7 +500,7 @@ class Maker {
   const char* policy() {
     return dice.one_of(std::vector<const char*>{"none", "carries", "nested"});
   }
-  // Layers: weights with an axis of their own, and a residual stream.
+  // Layers: weights with their own axis, and a residual stream.
   Made layered() {
     auto v = this->any();
     auto a = axis(v.x);
@@ -519,7 +521,7 @@ class Maker {
     for (auto& a : x.axes()) out.push_back(a.name);
     return out;
   }
-  // Steps seen by each position of an axis, or inside a gradient or a checkpoint.
+  // Applies steps inside a vmap over an axis, a gradient or a checkpoint.
   Value steps_on(const Value& v, const NamedArray& x, int n) {
     Maker inner(dice, trace, {Value{x, v.exact}}, {arange(Axis("r", 3))}, depth + 1);
     trace.text += "[";
@@ -530,7 +532,7 @@ class Maker {
   Made mapped() {
     auto v = this->any();
     auto a = axis(v.x);
-    // names that the steps give away
+    // Excludes axis names that the steps add themselves.
     if (!a || depth > 1 || a->size == 0 || a->name.text() > "layers") return {};
     bool exact = false;
     auto out = vmap(
@@ -633,7 +635,7 @@ struct Drawn {
     trains = dice.chance(50);
     steps = dice.between(3, 9);
   }
-  // The last values, or the mean of the squares of the last and its gradients.
+  // Returns the last values, or the mean square of the last value and its gradients.
   std::vector<NamedArray> run(const std::vector<NamedArray>& p, const std::vector<NamedArray>& x,
                               const std::vector<NamedArray>& ids, Trace& trace) const {
     Dice dice(seed * 2);
@@ -691,7 +693,7 @@ std::string difference(const NamedArray& got, const NamedArray& want, bool exact
   return "";
 }
 
-// Nothing, or how sharded differs from unsharded.
+// Returns "", or the difference between sharded and unsharded results.
 std::string disagreement(const Drawn& d, bool tells) {
   Trace trace;
   auto f = [&](const std::vector<NamedArray>& p, const std::vector<NamedArray>& x,
@@ -728,7 +730,7 @@ std::string disagreement(const Drawn& d, bool tells) {
 
 }  // namespace
 
-TEST_CASE("proof: sharded is unsharded, for random programs, meshes and mappings") {
+TEST_CASE("proof: sharded equals unsharded, for random programs, meshes and mappings") {
   auto* asked = std::getenv("HALIAX_SEED");
   auto first = asked ? unsigned(std::atoi(asked)) : 1, last = asked ? first : 300;
   for (auto seed = first; seed <= last; ++seed) {

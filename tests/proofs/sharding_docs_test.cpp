@@ -41,7 +41,7 @@ NamedArray train_batch_loss(const Model& model, const NamedArray& x, const Named
 
 }  // namespace
 
-TEST_CASE("the programs about meshes and layouts run") {
+TEST_CASE("docs/how-to/parallelism.md: the programs about meshes and layouts run") {
   auto optimizer = optim::adamw({.learning_rate = 1e-2});
   using State = decltype(optimizer.init(std::declval<const Model&>()));
   const auto input = random::normal(random::key(1), {Batch, Embed}), target = roll(input, 1, Embed);
@@ -116,8 +116,8 @@ std::string table_in(std::istream& in) {
 
 }  // namespace
 
-TEST_CASE("the table of collectives in docs/how-to/parallelism.md is the output of explain") {
-  // As examples/sharding has them.
+TEST_CASE("docs/how-to/parallelism.md: the table of collectives is the output of explain") {
+  // The sizes of examples/sharding.
   const sharding::Sizes sizes{{.seq_len = 32, .hidden_dim = 64, .num_layers = 2, .num_heads = 4},
                               Axis("vocab", 256),
                               Axis("batch", 16)};

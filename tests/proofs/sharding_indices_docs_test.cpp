@@ -24,7 +24,7 @@ struct Row {
 // Returns the bytes that a device sends, relative to x. Arguments and results are sharded.
 double part_of(const Row& r, int devices, bool strict = false) {
   const bool by_ids = !r.y.axes().empty();
-  // strict: none that no array has
+  // Strict mode rejects mappings that name an axis of no array.
   const Mapping cut = by_ids ? Mapping{{"n", "data"}, {"b", "data"}} : Mapping{{"n", "data"}};
   auto in = [&](const A& a) { return a.axes().empty() ? Mapping{} : cut; };
   auto step = named_jit(r.f, {.mesh = Mesh{{{"data", devices}}},

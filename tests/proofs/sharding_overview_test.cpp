@@ -1,6 +1,6 @@
-// The four training scripts of the introduction to Levanter, as it writes them: data parallel,
-// fully sharded, that with mixed precision, and tensor parallel. A loss of one example, mapped over
-// the batch with a key for each, its compute mapping entered inside.
+// The four training scripts of the Levanter introduction: data parallel, fully sharded, fully
+// sharded with mixed precision, and tensor parallel. Each has a loss of one example that vmap maps
+// over the batch with one key per example, and enters its compute mapping inside the loss.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ RunResult on_mesh(const Layout& layout, double dropout = 0, int steps = 1) {
   return sharding::run(layout, sizes(dropout), steps);
 }
 
-// The same loss without vmap: of each example, then of all.
+// The same loss without vmap: one value per example, then the mean.
 NamedArray loss_at_once(const Layout& layout, const sharding::Model& model, const NamedArray& ids,
                         const Key&) {
   std::optional<axis_mapping> scope;
@@ -39,7 +39,7 @@ NamedArray loss_at_once(const Layout& layout, const sharding::Model& model, cons
       y, "vocab", roll(ids, -1, Pos), {.reduction_axis = Pos, .where = arange(Pos) < Pos.size - 1});
   return mean(losses, "batch");
 }
-// of the parameters, on one device
+// Returns the bytes of the parameters on one device.
 std::int64_t local_bytes(const RunResult& r, const Layout& layout) {
   std::int64_t n = 0;
   use_mesh mesh(*layout.mesh);
@@ -52,7 +52,8 @@ std::int64_t local_bytes(const RunResult& r, const Layout& layout) {
   return n;
 }
 
-// The same with the head inside the loss, in chunks of positions: no logits are held.
+// The same with the head inside the loss, in chunks of positions, so that logits are not
+// materialized.
 NamedArray chunked_loss(const Layout& layout, const sharding::Model& model,
                         const NamedArray& input_ids, const Key& keys) {
   auto one = [&](const sharding::Model& given, const NamedArray& ids, const Key& key) {
@@ -66,7 +67,7 @@ NamedArray chunked_loss(const Layout& layout, const sharding::Model& model,
   };
   return mean(vmap(one, "batch")(model, input_ids, keys), "batch");
 }
-// The mean over two microbatches, one after the other.
+// Returns the mean over two microbatches, one after the other.
 NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model,
                             const NamedArray& input_ids, const Key& keys) {
   const Axis Micro("micro", 2), Part("batch", input_ids.axis_size("batch") / 2);
@@ -81,10 +82,10 @@ NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model,
 
 struct Checked {
   RunResult ran;
-  std::int64_t mine;  // bytes of the parameters of one device
+  std::int64_t mine;  // bytes of the parameters on one device
 };
 Checked check(const Layout& layout, double tolerance) {
-  // With dropout, a key for each example: the losses of one device.
+  // With dropout and one key per example, the losses equal these of one device.
   static const auto one = on_mesh(sharding::one_device(), 0.1, 3);
   const auto sharded = on_mesh(layout, 0.1, 3);
   for (std::size_t i = 0; i < one.losses.size(); ++i)
@@ -92,8 +93,8 @@ Checked check(const Layout& layout, double tolerance) {
   CHECK(sharded.losses.back() < sharded.losses.front());
   CHECK(sharded.step.traces == 1);
 
-  // Each device holds and makes its part of parameters and optimiser alone, and nobody sends any of
-  // it.
+  // Each device initializes only its shard of the parameters and the optimizer state, without
+  // communication.
   const auto mine = local_bytes(sharded, layout);
   CHECK(sharded.init.sent_bytes == 0);
   CHECK(sharded.state.sent_bytes == 0);
@@ -103,7 +104,8 @@ Checked check(const Layout& layout, double tolerance) {
   const auto ids_and_keys = 8 * 16 * 4 + 8 * 2 * 4, count = 4;
   CHECK(sharded.step.argument_bytes <= 3 * mine + ids_and_keys + count);
 
-  // Mapped over examples or not: the same bytes and the same peak, with or without masks to draw.
+  // With and without vmap, and with and without dropout: the same bytes communicated and the same
+  // peak.
   const auto mapped = on_mesh(layout), whole = sharding::run(layout, sizes(0), 1, loss_at_once);
   CHECK(mapped.losses[0] == doctest::Approx(whole.losses[0]).epsilon(1e-6));
   CHECK(mapped.step.sent_bytes == whole.step.sent_bytes);
@@ -114,9 +116,11 @@ Checked check(const Layout& layout, double tolerance) {
 
 }  // namespace
 
-TEST_CASE("overview: data parallel, fully sharded, and that with mixed precision") {
+TEST_CASE(
+    "overview: data parallel, fully sharded and mixed precision match one device, with the planned "
+    "bytes") {
   const auto dp = check(sharding::data_parallel(), 1e-5);
-  // Gradients and the loss, summed over all devices, once.
+  // One all-reduce of the gradients and the loss over all devices.
   CHECK(dp.ran.step.sent_bytes == 2 * 7 / 8. * double(dp.mine + 4));
 
   const auto fsdp = check(sharding::fully_sharded(), 1e-5);
@@ -125,15 +129,18 @@ TEST_CASE("overview: data parallel, fully sharded, and that with mixed precision
 
   const auto mixed = check(sharding::mixed_precision(), 1e-2);
   CHECK(mixed.mine == fsdp.mine);
-  // half as wide, but for the loss
+  // Half of the bytes, except for the loss.
   CHECK(mixed.ran.step.sent_bytes < 0.51 * fsdp.ran.step.sent_bytes);
 }
-TEST_CASE("overview: tensor parallel") {
+TEST_CASE(
+    "overview: tensor parallel matches one device and initializes less than a quarter of the "
+    "memory") {
   const auto tp = check(sharding::tensor_parallel(2), 1e-5);
   CHECK(tp.ran.init.peak_bytes < on_mesh(sharding::data_parallel()).init.peak_bytes / 4);
 }
 TEST_CASE(
-    "overview: layers made again, the loss in chunks, microbatches: the losses of one device") {
+    "overview: checkpointed layers, chunked losses and microbatches have the losses of one "
+    "device") {
   auto small = sizes(0.1);
   auto losses = [&](const Layout& layout, sharding::BatchLoss loss) {
     return sharding::run(layout, small, 2, loss).losses;
@@ -154,7 +161,7 @@ TEST_CASE(
   agree(chunked_loss, {sharding::mixed_precision()});
   small.Batch = Axis("batch", 16);
   agree(accumulated_loss, {sharding::data_parallel(), sharding::tensor_parallel(2)});
-  // Gradients are summed over the microbatches first, and sent once.
+  // Gradients are summed over the microbatches first and reduced once.
   CHECK(sharding::run(sharding::data_parallel(), small, 1, accumulated_loss).step.sent_bytes ==
         sharding::run(sharding::data_parallel(), small, 1).step.sent_bytes);
 }

@@ -1,4 +1,4 @@
-// ranks WHAT: what tests/ranks_test.py lets several processes do together.
+// ranks `WHAT`: programs that tests/ranks_test.py runs with several processes.
 #include <signal.h>
 #include <unistd.h>
 
@@ -43,7 +43,8 @@ auto step_on(const Mesh& mesh, Mapping parameters, Mapping inside) {
   return named_jit(step, {.donate = {0}, .mesh = mesh, .axis_resources = parameters});
 }
 
-// Losses and bytes are those of the same mesh as threads; what is sent is what was planned.
+// Checks that losses and planned bytes equal those of the same mesh with threads, and that the
+// bytes sent are the planned ones.
 int traffic() {
   const int n = devices();
   const Mesh mesh =
@@ -68,7 +69,7 @@ int traffic() {
         w = std::move(next);
         losses.push_back(loss.item());
       }
-      const auto all = w.up.doubles();  // and the last step has ended
+      const auto all = w.up.doubles();  // waits for the last step
       sent += double(cuda::simulation_counts().sent - cards_before) / 5;
       losses.insert(losses.end(), all.begin(), all.end());
       report = step.report();
@@ -93,13 +94,14 @@ int traffic() {
     tell(mine == theirs, "not the bits of threads");
     tell(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes,
          "other planned bytes");
-    // All that left a rank, of one device each; the plan says what a device sends on average.
+    // Sums the bytes sent by all ranks with one device each. The plan has the average over the
+    // devices.
     Axis Rank{"rank", rank_count()};
     auto total = named_jit([=](const NamedArray& x) { return sum(x, Rank); },
                            {.mesh = mesh, .axis_resources = Mapping{{"rank", {"data", "model"}}}});
     std::vector<float> own(std::size_t(rank_count()), 0.f);
     own[std::size_t(this_rank())] = float(sent);
-    const auto all = total(array(own, {Rank})).item();  // each rank's device holds its own number
+    const auto all = total(array(own, {Rank})).item();  // each rank's device holds its own count
     if (n == rank_count())
       tell(std::abs(all - here.sent_bytes * n) <= 8. * n, "what was sent is not what was planned");
   }
@@ -107,7 +109,8 @@ int traffic() {
   return wrong ? 1 : 0;
 }
 
-// What a rank holds beside what is planned, at most, in a training that is born on the mesh.
+// Prints the planned and the resident memory of a rank, for a training run with sharded
+// initialization.
 int memory() {
   const Axis In{"in", 2048}, Hidden{"hidden", 4096}, Rows{"rows", 1024};
   const Mesh mesh{{{"data", devices()}}};
@@ -146,14 +149,14 @@ int memory() {
   return 0;
 }
 
-// What a program does with arrays that lie on all ranks.
+// Uses arrays that are sharded over all ranks.
 int arrays() {
   const Mesh mesh{{{"data", -1}}};
   use_mesh on(mesh);
   const auto positions = arange(Axis{"batch", 2 * devices() + 1});
   const auto [y, total] = named_jit([](const NamedArray& x) { return std::pair(x * 2, sum(x)); },
                                     {.axis_resources = Mapping{{"batch", "data"}}})(positions);
-  if (this_rank() == 0) fmt::print("total {}\n", total.item());  // each has all of it
+  if (this_rank() == 0) fmt::print("total {}\n", total.item());  // replicated on each rank
   auto& x = y;
   // docs/how-to/clusters.md shows this loop.
   for (auto& shard : local_shards(x))  // without communication
@@ -168,8 +171,8 @@ int arrays() {
   return 0;
 }
 
-// Two folders are written side by side, and read meanwhile: what ranks say about one is not taken
-// for what they say about another.
+// Writes two folders concurrently while reading. Messages about one folder must not be mistaken for
+// messages about the other.
 int folders(const std::string& in) {
   const Mesh mesh{{{"data", -1}}};
   use_mesh on(mesh);
@@ -203,7 +206,7 @@ int fault(const std::string& how) {
   auto step = named_jit([](const NamedArray& x) { return std::pair(sum(x), x * 2.); });
   for (int i = 0; i < 6; ++i) {
     auto [s, y] = step(x);
-    (void)s.item();  // cards may be behind
+    (void)s.item();  // waits, since GPUs may lag
     if (i == 3 && this_rank() == 1) {
       if (how == "killed") kill(getpid(), SIGKILL);
       if (how == "stopped") kill(getpid(), SIGSTOP);
@@ -220,8 +223,8 @@ int fault(const std::string& how) {
   fmt::print("rank {}: nothing went wrong\n", this_rank());
   return 0;
 }
-// Where a rank sees no more cards than there are for each, they are its own, or others see the
-// same.
+// Assigns simulated GPUs to each rank by `whose`: its own ones, the same ones as other ranks, or
+// too few. If a rank sees no more GPUs than it needs, they are either its own or shared.
 int cards(const std::string& whose) {
   const int each = devices() / rank_count();
   cuda::set_simulated_gpus(whose == "few" ? 2 * each - 1 : each,

@@ -1,5 +1,5 @@
-// What goes wrong with the files of checkpoints, in each way: the last whole one loads, and nobody
-// loads half a state.
+// Faults of checkpoint files: damaged files, full disks, killed saves and failing processes. The
+// latest complete checkpoint loads, and a state is never loaded partially.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -28,14 +28,14 @@ using namespace haliax;
 using namespace haliax::testing;
 namespace fs = std::filesystem;
 
-// ---- disks that are full, and processes that are killed: this program's write, fsync, mkdir and
+// ---- injected faults: full disks and killed processes, in this program's write, fsync, mkdir and
 // rename ----
 namespace {
 
 struct DiskFault {
   enum Kind { none, full, killed } kind = none;
-  long calls = 0;        // that go well
-  std::size_t amid = 0;  // of the bytes of the next write so many are written
+  long calls = 0;        // calls that succeed before the fault
+  std::size_t amid = 0;  // bytes of the next write that are written
 };
 std::atomic<DiskFault*> of_all{nullptr};
 thread_local DiskFault* of_this_thread = nullptr;
@@ -77,7 +77,7 @@ int mkdir(const char* path, mode_t mode) noexcept {
 }
 int unlinkat(int folder, const char* path, int flags) noexcept {
   auto* f = fault_now();
-  // a full disk lets go
+  // Deleting files succeeds on a full disk.
   return f && f->kind == DiskFault::killed ? failed(*f)
                                            : int(syscall(SYS_unlinkat, folder, path, flags));
 }
@@ -93,7 +93,7 @@ void spill(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
-// What latest_checkpoint warns of, on stderr.
+// Returns the warnings that `latest_checkpoint` prints on stderr.
 template <class F> std::string warnings_of(const F& f) {
   std::fflush(stderr);
   Folder folder(memory_folder());
@@ -108,7 +108,7 @@ template <class F> std::string warnings_of(const F& f) {
   return slurp(path);
 }
 
-// Two checkpoints of one device: of step 1 and, another state, of step 2.
+// Two checkpoints of a run on one device: step 1, and step 2 with another state.
 struct TwoSaved {
   Folder folder{memory_folder()};
   std::string run = folder / "run";
@@ -124,8 +124,8 @@ struct TwoSaved {
     bytes[1] = bytes_of_all(second);
     saves.wait();
   }
-  // The second is refused, for this reason; the first is what is loaded instead, with a warning
-  // that names the other.
+  // Checks that the second checkpoint is refused with `reason`, and that the first one loads
+  // instead, with a warning that names the second.
   void check_second_is_refused(const char* reason) {
     auto like = second;
     raises([&] { load_checkpoint(run, 2, like); },
@@ -141,7 +141,7 @@ struct TwoSaved {
     CHECK(has(warned, reason));
     CHECK(bytes_of_all(like) == bytes[1]);
   }
-  int loads() const {  // the step of the latest that is whole
+  int loads() const {  // the step of the latest complete checkpoint
     int step = -1;
     warnings_of([&] {
       auto got = latest_checkpoint(run, first);
@@ -154,8 +154,7 @@ struct TwoSaved {
 
 }  // namespace
 
-TEST_CASE(
-    "files of checkpoints: one is missing, is cut short or has too much, was swapped, or is none") {
+TEST_CASE("checkpoint files: missing, truncated, extended or swapped files are refused") {
   TwoSaved saved;
   const auto state = saved.step(2) / "state.safetensors",
              manifest = saved.step(2) / "manifest.json";
@@ -180,9 +179,9 @@ TEST_CASE(
     }
   restore();
   spill(state, slurp(saved.step(1) / "state.safetensors"));
-  // which says the step
+  // Its header contains the step.
   saved.check_second_is_refused("header is not as it was written (checksum)");
-  auto data = good_state;  // the same header, data of the other
+  auto data = good_state;  // the same header, with the data of the other checkpoint
   auto other = slurp(saved.step(1) / "state.safetensors");
   std::copy(other.end() - 200, other.end(), data.end() - 200);
   restore();
@@ -201,7 +200,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("files of checkpoints: any bit that is flipped is found") {
+TEST_CASE("checkpoint files: any flipped bit is detected") {
   TwoSaved saved;
   std::mt19937 random(7);
   for (auto name : {"state.safetensors", "manifest.json"}) {
@@ -223,7 +222,8 @@ TEST_CASE("files of checkpoints: any bit that is flipped is found") {
 }
 
 TEST_CASE(
-    "files of checkpoints: a full disk raises at the next save, leaves no trace, and goes away") {
+    "checkpoint files: a full disk raises at the next save, leaves no files, and later saves "
+    "succeed") {
   TwoSaved saved;
   auto third = saved.second;
   trained(third, step_on(layouts()[0]), 1);
@@ -232,7 +232,8 @@ TEST_CASE(
   const long calls = disk_calls;
   CHECK(calls > 5);
   fs::remove_all(saved.step(3));
-  // the last call makes the name last: what fails then has been saved
+  // The last call makes the renamed folder durable: if only that call fails, the checkpoint is
+  // already saved.
   for (long n = 0; n + 1 < calls; ++n) {
     CAPTURE(n);
     Checkpoints saves(saved.run, {.keep = 0});
@@ -241,7 +242,7 @@ TEST_CASE(
     saves.save(3, third);
     std::string text = error_of([&] { saves.wait(); });
     of_all = nullptr;
-    if (text.empty()) break;  // of the calls that follow the rename
+    if (text.empty()) break;  // a call after the rename failed
     CHECK(has(text, "[Checkpoints]"));
     CHECK(has(text, "No space left on device"));
     CHECK(has(text, "checkpoint_faults_test"));
@@ -259,13 +260,13 @@ TEST_CASE(
     std::this_thread::yield();
   of_all = nullptr;
   raises([&] { saves.save(3, third); }, {"[Checkpoints]", "No space left on device"});
-  saves.save(4, third);  // told once
+  saves.save(4, third);  // the error is raised once
   saves.wait();
   CHECK(checkpoint_steps(saved.run) == std::vector<std::int64_t>{1, 2, 4});
 }
 
 TEST_CASE(
-    "files of checkpoints: whenever a save is killed, the last whole one loads, and the next job "
+    "checkpoint files: after a killed save the latest complete checkpoint loads, and the next run "
     "saves") {
   TwoSaved saved;
   auto third = saved.second;
@@ -293,7 +294,7 @@ TEST_CASE(
     CHECK(bytes_of_all(got->state) == (got->step == 3 ? wanted : saved.bytes[1]));
     whole += got->step == 3;
     killed += WIFSIGNALED(status);
-    // The next job sweeps up, and saves.
+    // The next run removes the leftovers, and saves.
     { Checkpoints(saved.run, {.keep = 0}).save(9, saved.first); }
     CHECK(latest_checkpoint(saved.run, saved.first)->step == 9);
     for (auto& e : fs::directory_iterator(saved.run))
@@ -308,10 +309,10 @@ TEST_CASE(
   }
   CHECK(killed > 8);
   CHECK(killed == n);
-  CHECK(whole > 1);  // killed while older ones go
+  CHECK(whole > 1);  // some saves were killed while older checkpoints were deleted
 }
 
-// ---- several processes, as threads of this one ----
+// ---- several processes, as threads of this process ----
 namespace {
 
 struct Ranks {
@@ -333,7 +334,7 @@ struct Ranks {
     };
     return g;
   }
-  // f(group) of each; what they raise, by rank.
+  // Runs f(group) for each rank and returns the error messages by rank.
   template <class F> std::vector<std::string> run(const F& f) {
     std::vector<std::string> errors((std::size_t(count)));
     std::vector<std::thread> threads;
@@ -353,8 +354,8 @@ const Shards* blocks_of(const NamedArray& a) {
   return dynamic_cast<const Shards*>(a.node()->value->device_storage());
 }
 
-// Does a process have the blocks of its devices, and no others, and do they hold what the whole
-// array holds there?
+// Checks that a process has exactly the blocks of its devices, and that they equal these parts of
+// the full array.
 void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessGroup& group) {
   auto* s = blocks_of(got);
   REQUIRE(s != nullptr);
@@ -377,7 +378,7 @@ void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessG
 
 }  // namespace
 
-TEST_CASE("processes: each writes its blocks once, and any others, or one, load them") {
+TEST_CASE("processes: each one writes its blocks once, and any number of processes load them") {
   const auto all = layouts();
   auto t = born(all[2]);
   Folder folder(memory_folder());
@@ -417,7 +418,7 @@ TEST_CASE("processes: each writes its blocks once, and any others, or one, load 
   }
 }
 
-TEST_CASE("processes: each reads the bytes of its part") {
+TEST_CASE("processes: each one reads only the bytes of its shard") {
   struct Large {
     NamedArray x;
   };
@@ -446,8 +447,8 @@ TEST_CASE("processes: each reads the bytes of its part") {
   save(1, by_rows);
   Checkpoints(folder / "run").save(2, jit(make)());
   save(3, by_columns);
-  CHECK(most_read(1, by_rows) == all / 4);  // of the same mesh
-  CHECK(most_read(2, by_rows) == all / 4);  // of one process
+  CHECK(most_read(1, by_rows) == all / 4);  // saved on the same mesh
+  CHECK(most_read(2, by_rows) == all / 4);  // saved by one process
   CHECK(most_read(3, by_columns) == all / 4);
   CHECK(most_read(3, by_rows) == all / 4);  // a quarter of each block
   CHECK(load_checkpoint(folder / "run", 3, make()).bytes_read == all);
@@ -455,7 +456,7 @@ TEST_CASE("processes: each reads the bytes of its part") {
 }
 
 TEST_CASE(
-    "processes: what goes wrong in one is told by all, and what is damaged for one is passed over "
+    "processes: a fault in one raises in all, and a checkpoint that is damaged for one is skipped "
     "by all") {
   auto t = born(layouts()[2]);
   Folder folder(memory_folder());
@@ -490,7 +491,7 @@ TEST_CASE(
   CHECK(
       has(warned,
           "step-00000003 is damaged and passed over: process 3: state-00004-of-00004.safetensors"));
-  // Files of two processes, of the same size, in each other's place.
+  // Swaps the files of two processes, which have the same size.
   fs::rename(one, one.string() + ".x");
   fs::rename(fs::path(folder / "run") / "step-00000003/state-00001-of-00004.safetensors", one);
   fs::rename(one.string() + ".x",

@@ -1,4 +1,5 @@
-// Checkpoints: what is saved is loaded, on any mesh; what is kept; what is refused.
+// Checkpoints: values that were saved load on any mesh, old checkpoints are removed, and mismatches
+// raise.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,7 +33,7 @@ struct Large {
 
 }  // namespace
 
-TEST_CASE("checkpoints: XXH64 as everybody has it") {
+TEST_CASE("checkpoints: XXH64 matches reference values") {
   auto sum = [](std::string_view text) { return xxh64(std::as_bytes(std::span(text))); };
   CHECK(sum("") == 0xEF46DB3751D8E999);
   CHECK(sum("a") == 0xD24EC4F1A98C6E5B);
@@ -40,7 +41,7 @@ TEST_CASE("checkpoints: XXH64 as everybody has it") {
   CHECK(sum("Nobody inspects the spammish repetition") == 0xFBCEA83C8A378BF1);
 }
 
-TEST_CASE("checkpoints: of one process a file is what to_state_dict gives") {
+TEST_CASE("checkpoints: the file of one process equals the output of to_state_dict") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
   Checkpoints(folder / "run").save(12, t, {{"position", 34}, {"seed", -1}});
@@ -65,8 +66,8 @@ TEST_CASE("checkpoints: of one process a file is what to_state_dict gives") {
 }
 
 TEST_CASE(
-    "checkpoints: any mesh loads what any other has saved, and nothing is put together on the "
-    "way") {
+    "checkpoints: any mesh loads the checkpoint of any other mesh, without materializing full "
+    "arrays") {
   Folder folder(memory_folder());
   int step = 0;
   for (auto& from : layouts()) {
@@ -96,7 +97,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("checkpoints: shapes are enough to load into, on the mesh in scope") {
+TEST_CASE("checkpoints: loading needs only the shapes, and uses the mesh in scope") {
   Folder folder(memory_folder());
   auto one = layouts()[0], cut = layouts()[1];
   Checkpoints(folder / "run").save(1, born(one));
@@ -110,8 +111,8 @@ TEST_CASE("checkpoints: shapes are enough to load into, on the mesh in scope") {
 }
 
 TEST_CASE(
-    "checkpoints: 2 steps and 2 after a resume are 4: the same bits on the same mesh, 1e-6 on "
-    "another") {
+    "checkpoints: a resumed run is bitwise identical on the same mesh, and within 1e-6 on another "
+    "one") {
   const auto all = layouts();
   std::vector<decltype(step_on(all[0]))> step;
   std::vector<Training> likes;
@@ -128,7 +129,8 @@ TEST_CASE(
     const auto rest = trained(t, step[from], 2);
     const auto wanted = bytes_of_all(t);
     for (std::size_t to = 0; to < all.size(); ++to) {
-      if (to != from && from != 0 && from != 2) continue;  // each to itself, these two to all
+      if (to != from && from != 0 && from != 2)
+        continue;  // each layout resumes on itself, and these two resume on all
       CAPTURE(all[from].name);
       CAPTURE(all[to].name);
       auto resumed = latest_checkpoint(folder / "run", likes[to]);
@@ -140,11 +142,12 @@ TEST_CASE(
       for (std::size_t i = 0; i < rest.size(); ++i)
         CHECK(std::abs(again[i] - rest[i]) <= 1e-6 * std::abs(rest[i]));
     }
-    CHECK(step[from].report().traces == 1);  // what is loaded lies as what was there
+    CHECK(step[from].report().traces ==
+          1);  // loaded arrays have the shardings of the saved ones, so there is no second trace
   }
 }
 
-TEST_CASE("checkpoints: steps that are donated what is being saved do not change it") {
+TEST_CASE("checkpoints: donating arrays while they are saved does not change the checkpoint") {
   for (auto& layout : {layouts()[0], layouts()[2]}) {
     CAPTURE(layout.name);
     Folder folder(memory_folder());
@@ -166,10 +169,11 @@ TEST_CASE("checkpoints: steps that are donated what is being saved do not change
   }
 }
 
-TEST_CASE("checkpoints: the last ones stay, and one of the same step is replaced") {
+TEST_CASE(
+    "checkpoints: only the last ones are retained, and a checkpoint of the same step is replaced") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
-  CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());  // no folder
+  CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());  // there is no folder yet
   Checkpoints saves(folder / "run", {.keep = 2});
   CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());
   for (int step : {1, 5, 30}) saves.save(step, t);
@@ -189,7 +193,7 @@ TEST_CASE("checkpoints: the last ones stay, and one of the same step is replaced
          {"[load_checkpoint]", "no checkpoint of step 1", "5, 30", "checkpoint_test"});
 }
 
-TEST_CASE("checkpoints: one of another model is refused, and the first ten differences are told") {
+TEST_CASE("checkpoints: a checkpoint of another model raises with the first ten differences") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
   Checkpoints(folder / "run").save(1, t);
@@ -211,10 +215,10 @@ TEST_CASE("checkpoints: one of another model is refused, and the first ten diffe
   CHECK(has(text, "6 arrays do not fit"));
   CHECK(has(text, "model.norm.weight is (embed=8), but the model wants (mlp=12)"));
   CHECK(has(text, "model.blocks.{}.up.bias is f32, but the model wants bf16"));
-  CHECK(bytes_of_all(narrow) == before);  // nothing is half loaded
+  CHECK(bytes_of_all(narrow) == before);  // no array was loaded
 }
 
-TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
+TEST_CASE("checkpoints: one run at a time writes into a folder") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
   auto first = std::make_unique<Checkpoints>(folder / "run");
@@ -223,7 +227,7 @@ TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
   raises([&] { Checkpoints(folder / "run"); },
          {"[Checkpoints]", "is written by another job (process ", "give this one another folder",
           "checkpoint_test"});
-  CHECK(latest_checkpoint(folder / "run", t)->step == 1);  // reading needs no right to write
+  CHECK(latest_checkpoint(folder / "run", t)->step == 1);  // reading needs no write permission
   first = nullptr;
   int ready[2];
   REQUIRE(pipe(ready) == 0);
@@ -238,11 +242,11 @@ TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
   raises([&] { Checkpoints(folder / "run"); }, {("process " + std::to_string(child)).c_str()});
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  Checkpoints(folder / "run").save(2, t);  // its death lets the folder go
+  Checkpoints(folder / "run").save(2, t);  // the folder is released when the writer is destroyed
   CHECK(latest_checkpoint(folder / "run", t)->step == 2);
 }
 
-TEST_CASE("checkpoints: a child of a fork leaves the parent's saving alone") {
+TEST_CASE("checkpoints: a forked child does not affect the saves of its parent") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
   Checkpoints saves(folder / "run");
@@ -261,7 +265,7 @@ TEST_CASE("checkpoints: a child of a fork leaves the parent's saving alone") {
   CHECK(latest_checkpoint(folder / "run", t)->step == 2);
 }
 
-TEST_CASE("checkpoints: what cannot be saved") {
+TEST_CASE("checkpoints: states that cannot be saved raise") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
   std::ofstream(folder / "file") << "text";
@@ -287,11 +291,11 @@ TEST_CASE("checkpoints: what cannot be saved") {
           return m.norm(ones({Embed}));
         })(t.model);
       },
-      {"jit"});  // no values there
+      {"jit"});  // arrays have no values while tracing
   CHECK(checkpoint_steps(folder / "run").empty());
 }
 
-TEST_CASE("checkpoints: a folder that may not be written") {
+TEST_CASE("checkpoints: a folder without write permission raises") {
   Folder folder(memory_folder());
   fs::create_directory(folder / "run");
   fs::permissions(folder / "run", fs::perms::owner_read | fs::perms::owner_exec |
@@ -300,7 +304,7 @@ TEST_CASE("checkpoints: a folder that may not be written") {
   auto child = fork();
   if (child == 0) {
     alarm(60);
-    if (getuid() == 0 && setuid(65534) != 0) _exit(3);  // who may write everywhere
+    if (getuid() == 0 && setuid(65534) != 0) _exit(3);  // root may write everywhere
     auto text = message_of([&] { Checkpoints(folder / "run"); });
     _exit(has(text, "run/.lock cannot be opened: Permission denied") ? 0 : 1);
   }
@@ -309,7 +313,7 @@ TEST_CASE("checkpoints: a folder that may not be written") {
   CHECK(status == 0);
 }
 
-TEST_CASE("checkpoints: one file of all") {
+TEST_CASE("checkpoints: write_one_file merges all blocks into one safetensors file") {
   Folder folder(memory_folder());
   auto t = born(layouts()[2]);
   Checkpoints(folder / "run").save(1, t);
@@ -335,7 +339,7 @@ TEST_CASE("checkpoints: one file of all") {
   CHECK_FALSE(fs::exists(folder / "x"));
 }
 
-TEST_CASE("checkpoints: what saving and loading hold beside the state") {
+TEST_CASE("checkpoints: extra memory of saving and loading") {
   const Axis Rows("rows", 4096), Columns("columns", 2048);  // 32 MiB each
   const std::int64_t mib = 1 << 20, each = 32 * mib, slack = 6 * mib;
   auto make = [&] {
@@ -351,7 +355,7 @@ TEST_CASE("checkpoints: what saving and loading hold beside the state") {
     saves.save(1, t);
     saves.wait();
   };
-  // blocks are written from where they lie
+  // Blocks are written directly from their memory.
   CHECK(peak_growth_of(save) < slack * resident_per_byte);
   auto step = named_jit(
       [](const Large& l) { return tree_map([](const NamedArray& a) { return a * 0.5; }, l); },
@@ -362,7 +366,7 @@ TEST_CASE("checkpoints: what saving and loading hold beside the state") {
     t = step(t);
     saves.wait();
   };
-  // one copy of the state
+  // A donated step during a save needs one copy of the state.
   CHECK(peak_growth_of(and_step) < (2 * each + slack) * resident_per_byte);
   t = {};
   use_mesh here(mesh);

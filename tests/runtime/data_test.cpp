@@ -1,4 +1,4 @@
-// Batches of tokens: the order, resumes, meshes, and files that are not what they should be.
+// Batches of tokens: their order, resuming, meshes, and invalid files.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -32,7 +32,7 @@ std::vector<std::uint16_t> counted(int n, int from = 0) {
   std::iota(out.begin(), out.end(), std::uint16_t(from));
   return out;
 }
-// The first tokens of the examples of so many batches.
+// Returns the first token of each example of the next `batches` batches.
 Ids firsts(TokenLoader& loader, int batches) {
   Ids out;
   for (int i = 0; i < batches; ++i) {
@@ -48,7 +48,7 @@ Ids firsts(TokenLoader& loader, int batches) {
 
 }  // namespace
 
-TEST_CASE("data: a permutation by formula, another for each key") {
+TEST_CASE("data: permuted is a permutation that depends on the key") {
   for (std::int64_t n : {1, 2, 3, 4, 5, 16, 17, 1000, 4097}) {
     CAPTURE(n);
     std::set<std::int64_t> seen;
@@ -61,9 +61,9 @@ TEST_CASE("data: a permutation by formula, another for each key") {
       same += to == permuted(i, n, 8);
     }
     CHECK(std::int64_t(seen.size()) == n);
-    if (n >= 1000) CHECK(std::max(stays, same) < 10);  // 1 is to be expected
+    if (n >= 1000) CHECK(std::max(stays, same) < 10);  // 1 fixed position is expected on average
   }
-  // Any two places are as likely as any others.
+  // Every pair of positions is equally likely.
   std::vector<int> first(8), pairs(64);
   for (std::uint64_t key = 0; key < 8000; ++key) {
     auto a = permuted(0, 8, key_of(1, key)), b = permuted(1, 8, key_of(1, key));
@@ -72,17 +72,19 @@ TEST_CASE("data: a permutation by formula, another for each key") {
   }
   for (int count : first) CHECK(std::abs(count - 1000) < 150);
   for (int k = 0; k < 64; ++k) CHECK(std::abs(pairs[std::size_t(k)] - (k % 9 == 0 ? 0 : 143)) < 60);
-  auto far = permuted(123456789012345, 200000000000000, 3);  // without walking there
+  auto far = permuted(123456789012345, 200000000000000, 3);  // in constant time
   CHECK((far >= 0 && far < 200000000000000));
 }
 
-TEST_CASE("data: each example once in an epoch, in another order in each, from any position on") {
+TEST_CASE(
+    "data: each example occurs once per epoch, in another order each time, and a loader resumes at "
+    "any position") {
   Folder folder(memory_folder());
   Tokens tokens({write(folder / "a.bin", counted(42)), write(folder / "b.bin", counted(3, 100)),
                  write(folder / "c.bin", counted(23, 200))});
   CHECK(tokens.size() == 68);
   TokenLoader plain(tokens, Batch, Pos);
-  CHECK(plain.examples() == 15);  // 10, none and 5: no example lies in two files
+  CHECK(plain.examples() == 15);  // 10, none and 5: no example spans two files
   CHECK(firsts(plain, 2) == Ids{0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 200, 204, 208, 212, 216, 0});
   CHECK(plain.epoch() == 1);
 
@@ -110,7 +112,7 @@ TEST_CASE("data: each example once in an epoch, in another order in each, from a
         Ids{'a', 'b', 'c', 'd'});
 }
 
-TEST_CASE("data: every mesh has the same batches, and reads only the rows of its devices") {
+TEST_CASE("data: batches are equal on every mesh, and only the rows of local devices are read") {
   auto tokens = Tokens::of_bytes([] {
     std::string text(4096, ' ');
     for (std::size_t i = 0; i < text.size(); ++i) text[i] = char(i * 7 % 251);
@@ -128,7 +130,7 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
       loader.seek(i * 8);
       auto batch = loader.next();
       CHECK(placement(batch)->mesh == mesh);
-      CHECK_FALSE(batch.node()->value->on_host());  // a block on each device
+      CHECK_FALSE(batch.node()->value->on_host());  // one block per device
       CHECK(batch.integers() == wanted[std::size_t(i)]);
     }
     CHECK(loader.tokens_read() == 4 * 32);
@@ -147,9 +149,9 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
     CHECK(placement(batch)->mapping == by_batch);
     auto first = sums(batch).integers();
     CHECK(first[0] == wanted[0][0] + wanted[0][1] + wanted[0][2] + wanted[0][3]);
-    CHECK(sums.report().split_bytes == 0);  // each device takes the block that lies there
+    CHECK(sums.report().split_bytes == 0);  // the blocks are already on their devices
   }
-  // One of two processes: half of the rows.
+  // One of two processes reads half of the rows.
   ProcessGroup second;
   second.rank = 1;
   second.count = 2;
@@ -167,7 +169,7 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
   CHECK(Ids(mine, mine + 16) == Ids(wanted[0].begin() + 16, wanted[0].end()));
 }
 
-TEST_CASE("data: .npy files and raw ones of each width") {
+TEST_CASE("data: .npy files and raw files of each integer width") {
   Folder folder(memory_folder());
   auto npy = [&](const char* name, DType dtype) {
     auto path = folder / name;
@@ -192,7 +194,7 @@ TEST_CASE("data: .npy files and raw ones of each width") {
   raises([&] { Tokens({folder / "two.npy"}); }, {"[Tokens]", "two.npy is truncated"});
 }
 
-TEST_CASE("data: files that are too short, and tokens beyond the vocabulary") {
+TEST_CASE("data: files that are too short, and tokens beyond the vocabulary, raise") {
   Folder folder(memory_folder());
   raises([&] { Tokens({folder / "none.bin"}); },
          {"[Tokens]", "none.bin cannot be opened: No such file", "data_test.cpp"});
@@ -218,7 +220,7 @@ TEST_CASE("data: files that are too short, and tokens beyond the vocabulary") {
          {"[TokenLoader] the order has one key"});
   TokenLoader loader(tokens, {"batch", 2}, Pos, {.vocab = 9});
   CHECK(loader.next().integers() == Ids{0, 1, 2, 3, 4, 5, 6, 7});
-  for (int i = 0; i < 2; ++i)  // the position stays
+  for (int i = 0; i < 2; ++i)  // the position does not change
     raises([&] { loader.next(); }, {"[TokenLoader] token 9 of ",
                                     "some.bin is 9, and the vocabulary has 9", "data_test.cpp"});
   CHECK(loader.position() == 2);

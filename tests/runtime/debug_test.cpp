@@ -1,4 +1,4 @@
-// Looking inside: prints and checks of what runs later, and HALIAX_NANS.
+// Tests of debug::print, debug::check and HALIAX_NANS, eagerly and in compiled functions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 const Axis Batch("batch", 4), Embed("embed", 2);
 Lines lines;
 std::mutex lock;
-struct Caught {  // what is printed while this lives
+struct Caught {  // Collects printed lines during its lifetime.
   Caught() {
     lines.clear();
     debug::set_output([](std::string_view line) {
@@ -34,7 +34,7 @@ NamedArray number(double v) { return NamedArray(v); }
 
 }  // namespace
 
-TEST_CASE("print happens at once outside of jit, and in each call inside") {
+TEST_CASE("debug: print prints at once outside of jit, and in each call inside") {
   Caught caught;
   auto x = arange(Embed) * 2.;
   auto f = [](const NamedArray& a) {
@@ -58,7 +58,8 @@ TEST_CASE("print happens at once outside of jit, and in each call inside") {
   CHECK(lines.size() == 6);
 }
 
-TEST_CASE("print is in order and once in each turn of a loop, whatever is read") {
+TEST_CASE(
+    "debug: prints are in order and once per iteration of a loop, whichever results are read") {
   Caught caught;
   auto turn = [](const NamedArray& c, const NamedArray& x) {
     debug::print("{}", x);
@@ -83,7 +84,7 @@ TEST_CASE("print is in order and once in each turn of a loop, whatever is read")
   CHECK(lines == wanted);
 }
 
-TEST_CASE("gradients print what the function prints, once") {
+TEST_CASE("debug: a gradient prints the lines of its function once") {
   Caught caught;
   auto x = arange(Batch) * 1.;
   auto loss = [](const NamedArray& w) {
@@ -109,7 +110,7 @@ TEST_CASE("gradients print what the function prints, once") {
   CHECK(lines == Lines{sums, "turn", "turn", "turn", "turn"});
 }
 
-TEST_CASE("on a mesh print happens once, with values whole") {
+TEST_CASE("debug: on a mesh print prints once, with full values") {
   Caught caught;
   Mesh mesh{{{"data", 2}}};
   auto x = arange({Batch, Embed}) * 1.;
@@ -121,7 +122,8 @@ TEST_CASE("on a mesh print happens once, with values whole") {
   CHECK(lines == Lines{text(x * 2.) + " " + text(sum(x))});
 }
 
-TEST_CASE("under vmap all positions are printed, by one side of cond where it runs") {
+TEST_CASE(
+    "debug: under vmap print prints all positions, and cond prints only the selected branch") {
   Caught caught;
   auto x = arange({Batch, Embed}) * 1.;
   auto row = [](const NamedArray& v) {
@@ -149,7 +151,7 @@ TEST_CASE("under vmap all positions are printed, by one side of cond where it ru
   CHECK(lines == Lines{"one", "other", "one"});
 }
 
-TEST_CASE("check raises where it was written, in jit and on a mesh too") {
+TEST_CASE("debug: check raises with its line, in jit and on a mesh too") {
   auto x = arange(Batch) * 1.;
   auto f = [](const NamedArray& v) {
     debug::check(v < 3., "a value is too large");
@@ -165,7 +167,7 @@ TEST_CASE("check raises where it was written, in jit and on a mesh too") {
   CHECK(on_mesh(x - 1.).floats() == std::vector<float>{-2, 0, 2, 4});
 }
 
-TEST_CASE("outside of jit what is printed comes once and in order, however results are read") {
+TEST_CASE("debug: eager prints appear once and in order, however results are read") {
   Caught caught;
   auto x = (arange(Batch) * 1.).eval();
   auto turn = [](const NamedArray& c, const NamedArray& v) {
@@ -230,7 +232,7 @@ TEST_CASE("outside of jit what is printed comes once and in order, however resul
   set_default_backend("cpu");
 }
 
-TEST_CASE("outside of jit nothing is computed again because it is printed") {
+TEST_CASE("debug: printing does not recompute values outside of jit") {
   Caught caught;
   static std::atomic<int> ran;
   static const auto layer =
@@ -257,7 +259,7 @@ TEST_CASE("outside of jit nothing is computed again because it is printed") {
     return ran.load();
   };
   CHECK(runs([&] { return net(x).item(); }) == layers);
-  for (bool other_threads : {false, true}) {  // with which a graph is compiled in another way
+  for (bool other_threads : {false, true}) {  // another thread compiles the graph again
     CAPTURE(other_threads);
     if (other_threads) std::thread([&] { net(x).item(); }).join();
     CHECK(runs([&] {
@@ -288,7 +290,7 @@ TEST_CASE("outside of jit nothing is computed again because it is printed") {
   }
 }
 
-TEST_CASE("what raises outside of jit is not run a second time") {
+TEST_CASE("debug: an op that raises outside of jit runs only once") {
   static std::atomic<int> ran;
   static const auto refuses = custom_op({.name = "refuses",
                                          .along = {AxisRule::whole},
@@ -297,14 +299,14 @@ TEST_CASE("what raises outside of jit is not run a second time") {
                                            throw Error("[refuses] as ever");
                                          }}});
   auto x = (arange(Batch) * 1.).eval();
-  auto kept = exp(x * 3.), other = sum(kept * x);  // made on the way, and still referred to
+  auto kept = exp(x * 3.), other = sum(kept * x);  // intermediates that are still referenced
   auto y = refuses(kept + other, "batch");
   CHECK(error_of([&] { return y.floats(); }) == "[refuses] as ever");
   CHECK(ran == 1);
   CHECK(kept.floats()[0] == 1);
 }
 
-TEST_CASE("threads print each for itself, in order, whatever they share") {
+TEST_CASE("debug: each thread prints its own lines in order, with shared arrays") {
   Caught caught;
   auto x = arange(Batch) * 1., shared = tanh(x);
   const auto [last, each] = scan(
@@ -333,7 +335,7 @@ TEST_CASE("threads print each for itself, in order, whatever they share") {
   CHECK(wrong == 0);
   int of_shared = 0;
   std::vector<Lines> by(threads);
-  std::vector<Lines> wanted(threads);  // each thread's, in its order
+  std::vector<Lines> wanted(threads);  // the lines of each thread, in its order
   for (int t = 0; t < threads; ++t)
     for (int k = 0; k < steps; ++k) {
       wanted[std::size_t(t)].push_back(text(number(t)) + " " + text(number(k)));
@@ -349,7 +351,7 @@ TEST_CASE("threads print each for itself, in order, whatever they share") {
   for (std::size_t t = 0; t < threads; ++t) CHECK(by[t] == wanted[t]);
 }
 
-TEST_CASE("what print and check refuse") {
+TEST_CASE("debug: invalid arguments of print and check raise") {
   auto x = arange(Batch) * 1.;
   raises(
       [&] {
@@ -372,7 +374,8 @@ TEST_CASE("what print and check refuse") {
   raises(chunks, {"[print] inside chunked_reduce no value is ever whole"});
 }
 
-TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
+TEST_CASE(
+    "debug: HALIAX_NANS stops at the step that produces a NaN or an infinity from finite values") {
   test::Nans nans;
   auto x = arange(Batch) * 1.;
   raises([&] { return log(x).floats(); },
@@ -388,7 +391,7 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   for (auto* backend : {"cpu", "reference"})
     raises([&] { return jit(f, {.backend = backend})(x); },
            {"[exp] makes inf out of finite numbers; debug_test.cpp:"});
-  // What is infinite already, and what was written so, passes; a mask of -inf is no mistake.
+  // Infinite inputs, infinite constants and a mask of -inf pass.
   auto masked = [](const NamedArray& v) { return softmax(where(v > 1., v, -1. / 0.), "batch"); };
   CHECK(jit(masked)(x).floats()[0] == 0);
   const auto infinite = array({1. / 0., 1.}, Embed);
@@ -407,7 +410,7 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   raises(
       [&] { return jit([](const Layer& l, const NamedArray& v) { return l(v); })(layer, x * 0.); },
       {"[log] makes inf"});
-  // In a layer, of which module; outside of jit, too.
+  // The error names the layer, outside of jit too.
   layer.up = nn::Linear::init(Batch, Mlp, random::key(1), {.init_scale = 1e38});
   raises([&] { return layer.up(x + 1e3).floats(); },
          {"[dot] makes inf", ", in a layer whose weight was made at debug_test.cpp:"});
@@ -416,7 +419,7 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
          {"[dot] makes inf", "debug_test.cpp:", ", in up"});
 }
 
-TEST_CASE("a fold prints in each iteration and a check stops it") {
+TEST_CASE("debug: a fold prints in each iteration and a check stops it") {
   Caught caught;
   auto step = [](const NamedArray& state, const NamedArray& x) {
     auto next = tanh(state + x);

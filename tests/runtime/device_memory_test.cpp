@@ -1,5 +1,5 @@
-// Values on devices that share no memory with the host: when they are brought there and back, and
-// which copies are valid.
+// Arrays on devices whose memory is separate from the host: when they are copied, and which copies
+// are valid.
 #include <doctest/doctest.h>
 
 #include <thread>
@@ -17,7 +17,7 @@ using Doubles = std::vector<double>;
 namespace {
 
 const Axis N("n", 4), Batch("batch", 8), Embed("embed", 6);
-// What was asked of a device since this was made.
+// Counts the requests to a device since its construction.
 struct Since {
   explicit Since(int d = 0) : device(d), at(separate_memory::counts(d)) {}
   separate_memory::Counts operator()() const {
@@ -28,12 +28,12 @@ struct Since {
   int device;
   separate_memory::Counts at;
 };
-struct Backend {  // the default one, for the length of a test
+struct Backend {  // Sets the default backend during its lifetime.
   explicit Backend(const char* name) { set_default_backend(name); }
   ~Backend() { set_default_backend(before); }
   std::string before = default_backend();
 };
-NamedArray counted(const Axis& a, double from = 0) {  // on the host
+NamedArray counted(const Axis& a, double from = 0) {  // an array on the host
   Backend cpu("cpu");
   return (arange(a, {.dtype = DType::f32}) + from).eval();
 }
@@ -45,7 +45,7 @@ auto on(const char* backend, NamedArray (*f)(const NamedArray&)) {
 auto giving(const char* backend, NamedArray (*f)(const NamedArray&)) {
   return jit(f, {.donate = {0}, .backend = backend});
 }
-// A value that lies on both, and is read on both.
+// Returns an array with a valid copy on the host and on the device.
 NamedArray on_both(double from) {
   auto x = counted(N, from);
   on("separate-memory", next)(x).doubles();
@@ -55,7 +55,8 @@ NamedArray on_both(double from) {
 }  // namespace
 
 TEST_CASE(
-    "memory of a device: arguments go there once, results come back when they are read, once") {
+    "device memory: arguments are copied to the device once, and results back once when they are "
+    "read") {
   auto x = counted(N), w = counted(N, 1);
   auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
                {.backend = "separate-memory"});
@@ -63,7 +64,7 @@ TEST_CASE(
   for (int k = 0; k < 10; ++k) f(x, w);
   CHECK(since().puts == 2);
   CHECK(since().runs == 10);
-  auto y = f(f(x, w), w);  // nothing comes back on the way
+  auto y = f(f(x, w), w);  // nothing is copied back between the calls
   CHECK(since().gets == 0);
   CHECK(y.doubles() == Doubles{2, 7, 22, 53});
   CHECK(y.floats()[2] == 22);
@@ -74,7 +75,7 @@ TEST_CASE(
   CHECK(since().puts == 2);
 }
 
-TEST_CASE("memory of a device: what a function has captured goes there once") {
+TEST_CASE("device memory: captured arrays are copied to the device once") {
   auto w = counted(N, 1);
   auto f = jit([w](const NamedArray& x) { return x * w; }, {.backend = "separate-memory"});
   auto x = counted(N);
@@ -83,7 +84,7 @@ TEST_CASE("memory of a device: what a function has captured goes there once") {
   CHECK(since().puts == 2);
 }
 
-TEST_CASE("memory of a device: donated on one side, an array has no old value on the other") {
+TEST_CASE("device memory: a donated array leaves no stale copy on the other side") {
   for (const char* first : {"separate-memory", "cpu"})
     for (const char* second : {"separate-memory", "cpu"})
       for (bool read : {false, true}) {
@@ -91,7 +92,7 @@ TEST_CASE("memory of a device: donated on one side, an array has no old value on
         CAPTURE(second);
         CAPTURE(read);
         auto x = on_both(10);
-        auto y = giving(first, next)(x);  // written over in the memory of x there
+        auto y = giving(first, next)(x);  // overwrites the memory of x on that side
         if (read) CHECK(y.doubles() == Doubles{11, 12, 13, 14});
         auto z = giving(second, twice)(y);
         if (read) CHECK(z.doubles() == Doubles{22, 24, 26, 28});
@@ -103,11 +104,11 @@ TEST_CASE("memory of a device: donated on one side, an array has no old value on
 }
 
 TEST_CASE(
-    "memory of a device: a donated array's memory is taken over there; what others read is copied "
-    "there") {
+    "device memory: a donated array's memory is reused, and copied on the device first if it is "
+    "referenced") {
   auto f = giving("separate-memory", next);
   auto x = on("separate-memory", next)(counted(N));
-  f(on("separate-memory", next)(counted(N)));  // traced, with an arena
+  f(on("separate-memory", next)(counted(N)));  // traces and allocates an arena
   Since since;
   for (int k = 0; k < 5; ++k) x = f(x);
   CHECK(since().copies == 0);
@@ -120,7 +121,7 @@ TEST_CASE(
   CHECK(*reinterpret_cast<float*>(held->data()) == 6);
 }
 
-TEST_CASE("memory of a device: it comes back when the last reader is gone") {
+TEST_CASE("device memory: memory is freed when its last reference is gone") {
   Since since;
   {
     auto f = jit([](const NamedArray& x) { return x * sum(x); }, {.backend = "separate-memory"});
@@ -131,7 +132,7 @@ TEST_CASE("memory of a device: it comes back when the last reader is gone") {
   CHECK(since().bytes == 0);
 }
 
-TEST_CASE("memory of a device: reading arrays computes there, too") {
+TEST_CASE("device memory: eager evaluation computes on the device") {
   Backend separate("separate-memory");
   auto x = counted(N);
   Since since;
@@ -141,12 +142,12 @@ TEST_CASE("memory of a device: reading arrays computes there, too") {
   CHECK(since().gets == 1);
 }
 
-TEST_CASE("memory of a device: an error that is found late names the call, and stays") {
+TEST_CASE("device memory: a late error names the call, and persists until the device is reset") {
   auto f = jit(twice, {.backend = "separate-memory", .at = SourceLocation::current()});
   const auto line = std::to_string(__LINE__ - 1);
   auto x = counted(N), y = f(x);
   separate_memory::inject_error(0, "planted");
-  auto bad = f(x);  // returns
+  auto bad = f(x);  // returns without an error
   const auto want =
       "[separate-memory] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
       ": planted; it runs nothing more";
@@ -165,7 +166,7 @@ TEST_CASE("memory of a device: an error that is found late names the call, and s
   separate_memory::inject_error(0, nullptr);
 }
 
-TEST_CASE("memory of a device: prints are in order, and done when the call is") {
+TEST_CASE("device memory: prints are in order, and complete when the call returns") {
   static std::vector<std::string> lines;
   auto x = counted(N);
   auto printing = [](const NamedArray& x) {
@@ -188,11 +189,11 @@ TEST_CASE("memory of a device: prints are in order, and done when the call is") 
       },
       {.backend = "separate-memory"});
   CHECK(has(error_of([&] { return checked(x); }), "[check] too much"));
-  CHECK(f(x).doubles()[3] == 6);  // that was no fault of the device
+  CHECK(f(x).doubles()[3] == 6);  // the failed check left the device usable
   debug::set_output(nullptr);
 }
 
-TEST_CASE("memory of a device: two threads, on one device and from one to the other") {
+TEST_CASE("device memory: four threads use one device, and read each other's results") {
   auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
                {.backend = "separate-memory"});
   auto w = counted(Axis("n", 1000), 1);
@@ -215,8 +216,7 @@ TEST_CASE("memory of a device: two threads, on one device and from one to the ot
 }
 
 TEST_CASE(
-    "memory of devices: on a mesh blocks go to each device once, and stay there from call to "
-    "call") {
+    "device memory: on a mesh each device receives its block once and retains it between calls") {
   const Mesh two{{{"data", 2}}};
   auto w = random::normal(random::key(1), {Batch, Embed}),
        x = random::normal(random::key(2), {Batch, Embed});
@@ -235,7 +235,8 @@ TEST_CASE(
     auto mine = (w + 0.).eval();
     auto [y, total] = f(mine, x);
     f(f(y, x).first, x);
-    CHECK(since().puts == (donate ? 1 : 2));  // mine, and x the first time
+    CHECK(since().puts ==
+          (donate ? 1 : 2));  // `mine` unless it is donated, and x in the first call
     CHECK(since().gets == 0);
     auto again = f(donate ? f(w + 0., x).first : y, x);
     auto got = again.first.doubles();
@@ -247,12 +248,13 @@ TEST_CASE(
     double sum_of_w = 0;
     for (auto v : wants) sum_of_w += v;
     CHECK(total.item() == doctest::Approx(sum_of_w));
-    auto whole = on("separate-memory", next)(again.first);  // from the devices of a mesh to one
+    auto whole =
+        on("separate-memory", next)(again.first);  // moves blocks of two devices to one device
     CHECK(whole.doubles()[3] == doctest::Approx(got[3] + 1));
   }
 }
 
-TEST_CASE("memory of devices: more of a mesh than of the backend") {
+TEST_CASE("device memory: a mesh with more devices than the backend raises") {
   Devices many(100);
   auto f = named_jit(twice, {.backend = "separate-memory",
                              .mesh = Mesh{{{"data", 65}}},
@@ -264,7 +266,7 @@ TEST_CASE("memory of devices: more of a mesh than of the backend") {
   CHECK_NOTHROW(f.plan(counted(N)));
 }
 
-TEST_CASE("memory of a device: loops, chunks, and what wants memory of the host") {
+TEST_CASE("device memory: loops and chunks run on the device, and a CPU custom op raises") {
   auto x = random::normal(random::key(3), {Batch, Embed}).eval();
   auto loss = [](const NamedArray& x) {
     return chunked_reduce("batch", {.chunk = 2},

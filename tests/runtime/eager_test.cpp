@@ -1,5 +1,4 @@
-// Loops without jit: what is kept when a value is read, and what is not. docs/eager.md shows some;
-// tests/house_test.py checks that what the page shows stands here.
+// Loops without jit: the values that reading a result caches, and the values that it does not.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,7 +16,7 @@ namespace {
 
 const Axis B("batch", 8), In("in", 6), Out("out", 3), Layers("layers", 3), Hidden("hidden", 6);
 
-// Nodes that are not yet computed, below all arrays of the trees.
+// Returns the number of nodes without a value that the arrays of the trees depend on.
 template <class... T> std::size_t pending(const T&... trees) {
   Nodes roots, out;
   ((roots =
@@ -60,8 +59,8 @@ NamedArray plain(const Model& m, const NamedArray& x, const NamedArray& y) {
   return mean(square(m(x) - y));
 }
 
-// The nodes that step `at` computes when its loss is read, before or after the update, and those
-// that are left behind.
+// Returns, for each step in `at`, the number of nodes that reading its loss computes, before or
+// after the update, and the number that stays uncomputed.
 template <class Loss, class Optimizer>
 std::vector<std::size_t> sizes(const Loss& loss_of, const Optimizer& optimizer, bool read_first,
                                const std::vector<int>& at) {
@@ -102,21 +101,25 @@ double seconds_of_this_thread() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
-struct Unverified {  // the verifier takes most of the time of a small step
+struct Unverified {  // the verifier dominates the time of a small step
   Unverified() { setenv("HALIAX_VERIFY", "0", 1); }
   ~Unverified() { setenv("HALIAX_VERIFY", "1", 1); }
 };
 
 }  // namespace
 
-TEST_CASE("eager: a training loop that reads its loss alone computes as much at each step") {
+TEST_CASE(
+    "eager: a training loop that reads only its loss computes the same number of nodes at each "
+    "step") {
   check_constant(plain, optim::adamw());
   check_constant(plain, optim::sgd({.momentum = 0.9}));
   check_constant(
       plain, optim::chain(optim::ClipByGlobalNorm{1.0}, optim::ScaleByAdam{}, optim::Scale{-1e-3}));
 }
 
-TEST_CASE("eager: the same with checkpoints, chunks and a backward of one's own") {
+TEST_CASE(
+    "eager: the number of nodes per step is constant with checkpoints, chunks and a custom "
+    "backward pass") {
   check_constant([](const Model& m, const NamedArray& x,
                     const NamedArray& y) { return checkpoint(plain)(m, x, y); },
                  optim::adamw());
@@ -140,7 +143,7 @@ TEST_CASE("eager: the same with checkpoints, chunks and a backward of one's own"
                  optim::adamw());
 }
 
-TEST_CASE("eager: memory stays as it is") {
+TEST_CASE("eager: memory stays constant over the steps of a loop") {
   const Axis n("n", 1 << 18);  // 1 MiB
   auto x = ones(n).eval();
   std::int64_t first = 0;
@@ -152,7 +155,7 @@ TEST_CASE("eager: memory stays as it is") {
   CHECK(resident_bytes() - first < 8 << 20);
 }
 
-TEST_CASE("eager: of a thousand steps the last is as fast as the tenth, in the same memory") {
+TEST_CASE("eager: step 1000 is as fast as step 10, in the same memory") {
   const Unverified unverified;
   const auto optimizer = optim::adamw({.learning_rate = 1e-3});
   auto model = Model::init(random::key(0));
@@ -181,9 +184,7 @@ TEST_CASE("eager: of a thousand steps the last is as fast as the tenth, in the s
   CHECK(best(950, 1000) < 1.3 * best(10, 60));
 }
 
-TEST_CASE(
-    "eager: what is computed on the way is remembered where it is still referred to, and only "
-    "there") {
+TEST_CASE("eager: an intermediate is cached if and only if an array refers to it") {
   auto x = arange(In, {.dtype = DType::f32}).eval();
   auto y = exp(x), z = sum(y * 3.);
   z.eval();
@@ -191,10 +192,10 @@ TEST_CASE(
   CHECK(y.node()->in.empty());
   auto view = y.rename({{"in", "other"}});
   auto w = exp(exp(x) * 2.);
-  sum(w.rename({{"in", "other"}})).eval();  // a view is none: what it is of
+  sum(w.rename({{"in", "other"}})).eval();  // caches the base of the view, not the view
   CHECK(w.node()->value);
   CHECK(!view.node()->value);
-  // What would have to be stored for this alone, and is much larger than all else, is not.
+  // A much larger value that would be stored only for the cache is not cached.
   const Axis a("a", 4500), b("b", 4500);
   auto from = random::uniform(random::key(0), a).eval(),
        to = random::uniform(random::key(1), b).eval();
@@ -203,12 +204,12 @@ TEST_CASE(
   CHECK(!d.node()->value);
 }
 
-TEST_CASE("eager: nothing forgets how it was made while there may be a gradient to take by it") {
+TEST_CASE("eager: nodes retain their operands while a gradient may need them") {
   auto x = arange(In, {.dtype = DType::f32}).eval();
   auto [y, pull] = vjp(
       [](const NamedArray& v) {
         auto square = v * v;
-        CHECK(sum(square).item() == 55);  // read, where the function is being differentiated
+        CHECK(sum(square).item() == 55);  // reads a value while the function is differentiated
         CHECK(v.floats()[5] == 5);
         return square * 2.;
       },

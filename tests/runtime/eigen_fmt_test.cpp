@@ -1,4 +1,4 @@
-// haliax/eigen.h, haliax/view.h and haliax/fmt.h.
+// Tests of haliax/eigen.h, haliax/view.h and haliax/fmt.h.
 #include <doctest/doctest.h>
 
 #include "haliax/eigen.h"
@@ -11,7 +11,7 @@ using namespace haliax;
 
 const Axis R("row", 2), C("column", 3);
 
-TEST_CASE("an array is seen as a matrix, by the names of its axes") {
+TEST_CASE("eigen: an array is viewed as a matrix by the names of its axes") {
   auto a = array({1, 2, 3, 4, 5, 6}, {R, C});
   auto m = as_matrix<float>(a, R, C), t = as_matrix<float>(a, "column", "row");
   CHECK(m.rows() == 2);
@@ -26,12 +26,12 @@ TEST_CASE("an array is seen as a matrix, by the names of its axes") {
     for (int j = 0; j < 2; ++j) CHECK(product(i, j) == want.floats()[std::size_t(2 * i + j)]);
 }
 
-TEST_CASE("what is not computed yet is computed") {
+TEST_CASE("eigen: a view computes a lazy array") {
   CHECK(as_vector<float>(arange(C).astype(DType::f32) * 2, C).sum() == 6);
   CHECK(as_vector<Eigen::bfloat16>(ones(C, DType::bf16).eval(), C).size() == 3);
 }
 
-TEST_CASE("matrices become arrays") {
+TEST_CASE("eigen: matrices become arrays") {
   Eigen::MatrixXd m(2, 3);  // column-major
   m << 1, 2, 3, 4, 5, 6;
   auto a = from_eigen(m, R, C);
@@ -45,7 +45,7 @@ TEST_CASE("matrices become arrays") {
   CHECK(as_matrix<double>(from_eigen(m, R, C), R, C).isApprox(m));
 }
 
-TEST_CASE("what does not fit raises") {
+TEST_CASE("eigen: mismatched axes and dtypes raise") {
   auto a = array({1, 2, 3, 4, 5, 6}, {R, C});
   CHECK_THROWS_WITH_AS((void)as_matrix<double>(a, R, C),
                        doctest::Contains("[host_view] the array is f32, not f64; astype"), Error);
@@ -59,7 +59,7 @@ TEST_CASE("what does not fit raises") {
                        doctest::Contains("axis column"), Error);
 }
 
-TEST_CASE("fmt prints arrays, axes and dtypes") {
+TEST_CASE("fmt: prints arrays, axes and dtypes") {
   auto a = array({1, 2}, R);
   CHECK(fmt::format("{}", a) == a.to_string());
   CHECK(fmt::format("{}", R) == "row=2");

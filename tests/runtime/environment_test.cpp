@@ -1,4 +1,4 @@
-// What the environment asks of the library: what is allowed, and what is refused.
+// Environment variables: allowed values, and errors for others.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -12,7 +12,7 @@ using namespace haliax;
 
 namespace {
 
-// What the case below says under that environment: variables and values as a shell takes them.
+// Returns the output of the case below in a process with these variables (shell syntax).
 std::string said_with(const std::string& environment) {
   return output_of("env " + environment + " /proc/" + std::to_string(getpid()) +
                    "/exe --no-skip -tc='environment: a process'");
@@ -26,7 +26,7 @@ TEST_CASE("environment: a process" * doctest::skip()) {
               error_of([&] { return sum(exp(ones(N))).item() + devices(); }).c_str());
 }
 
-TEST_CASE("environment: a value that is not allowed is named, with what is") {
+TEST_CASE("environment: an invalid value raises with the variable and the allowed values") {
   struct Variable {
     const char* name;
     std::vector<const char*> bad, good;
@@ -64,7 +64,7 @@ TEST_CASE("environment: a value that is not allowed is named, with what is") {
   }
 }
 
-TEST_CASE("environment: names of backends, folders") {
+TEST_CASE("environment: names of backends and paths of folders are accepted") {
   auto said = said_with("HALIAX_BACKEND=gpu");
   CAPTURE(said);
   CHECK(has(said,
@@ -79,7 +79,7 @@ TEST_CASE("environment: names of backends, folders") {
             "be made ("));
 }
 
-TEST_CASE("environment: what was set in the code holds, whatever the environment says") {
+TEST_CASE("environment: settings in the code override the environment") {
   auto said = output_of("env HALIAX_DEVICES=eight /proc/" + std::to_string(getpid()) +
                         "/exe --no-skip -tc='environment: set'");
   CAPTURE(said);

@@ -1,5 +1,5 @@
-// Graphs of equal structure, evaluated again: planned once, and each time with its own arrays,
-// numbers and lines.
+// Evaluations of graphs with equal structure: planned once, and run with their own arrays, scalars
+// and source lines.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -14,7 +14,7 @@ namespace {
 
 const Axis N{"n", 6}, M{"m", 4};
 
-// How many graphs were planned meanwhile.
+// Returns the number of graphs that were planned during `f`.
 template <class F> std::uint64_t planned(const F& f) {
   auto before = planned_evaluations();
   f();
@@ -29,7 +29,7 @@ NamedArray draw(int seed, const Axes& axes) {
 
 }  // namespace
 
-TEST_CASE("evaluated again: a graph with other arrays is planned once") {
+TEST_CASE("eval cache: a graph with other arrays is planned once") {
   auto w = draw(1, {M, N});
   std::vector<NamedArray> xs;
   for (int i = 0; i < 5; ++i) xs.push_back(draw(2 + i, {M}));
@@ -39,10 +39,10 @@ TEST_CASE("evaluated again: a graph with other arrays is planned once") {
             auto y = step(x, w, 2.).eval();
             CHECK(max(abs(y - wanted(x, w))).item() < 1e-6);
           }
-        }) <= 2);  // and that of the check
+        }) <= 2);  // one plan is for the check
 }
 
-TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, make another graph") {
+TEST_CASE("eval cache: other scalars, axes, dtypes or array identities are another graph") {
   auto x = draw(1, {N}), y = draw(2, {N});
   auto added = [](const NamedArray& a, const NamedArray& b, double by) {
     return (a * by + b).doubles();
@@ -63,8 +63,8 @@ TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, mak
   }
 }
 
-// What a number or an iota is, not where its value lies, is what a graph is planned with.
-TEST_CASE("evaluated again: numbers and positions that were read before are their own") {
+// The cache compares the values of constants and iotas, not their addresses.
+TEST_CASE("eval cache: constants and positions that were read before keep their values") {
   auto x = draw(1, {N});
   const auto was = x.doubles();
   for (double by : {1., 2., 3.}) {
@@ -80,8 +80,8 @@ TEST_CASE("evaluated again: numbers and positions that were read before are thei
   }
 }
 
-// Some ops, the same ones for each `shape`, with numbers that are others for each `numbers`; `read`
-// may evaluate what is made.
+// Applies random ops that depend only on `shape`, with constants that depend on `shape` and
+// `numbers`. `read` may evaluate intermediates.
 template <class Read> NamedArray random_values(int shape, int numbers, const Read& read) {
   std::mt19937 ops(shape), drawn(shape + 1000 * numbers);
   auto pick = [&](std::size_t count) { return std::size_t(ops() % count); };
@@ -96,7 +96,7 @@ template <class Read> NamedArray random_values(int shape, int numbers, const Rea
     auto made = [&] {
       switch (pick(8)) {
         case 0: {
-          auto by = scalar();  // drawn first, whoever computes
+          auto by = scalar();  // drawn first, since the evaluation order of operands is unspecified
           return x * by + scalar();
         }
         case 1:
@@ -122,7 +122,7 @@ template <class Read> NamedArray random_values(int shape, int numbers, const Rea
   }
   return sum(broadcast_axis(sin(all.back()), M), "m") + all[4].astype(DType::f32);
 }
-TEST_CASE("evaluated again: random ops with values that were read, or not, among them") {
+TEST_CASE("eval cache: random ops match jit, with and without evaluated intermediates") {
   for (int shape = 0; shape < 60; ++shape)
     for (int numbers = 0; numbers < 3; ++numbers)
       for (unsigned often : {1u, 2u}) {
@@ -139,7 +139,7 @@ TEST_CASE("evaluated again: random ops with values that were read, or not, among
       }
 }
 
-TEST_CASE("evaluated again: gradients and vmap are planned once") {
+TEST_CASE("eval cache: gradients and vmap are planned once") {
   auto w = draw(1, {M, N});
   auto loss = [](const NamedArray& w, const NamedArray& x) { return sum(sin(dot(w, x, "m"))); };
   auto agree = [&](auto f) {
@@ -162,7 +162,7 @@ TEST_CASE("evaluated again: gradients and vmap are planned once") {
   agree([](const NamedArray& w, const NamedArray& x) {
     return vmap([&](const NamedArray& row) { return softmax(row * x, "m"); }, "n")(w);
   });
-  // hidden names of two depths, in one order or the other
+  // Hidden axis names of two depths, in either order.
   agree([=](const NamedArray& w, const NamedArray& x) {
     auto inner = [&](const NamedArray& row) {
       return vmap([&](const NamedArray& e) { return e * sum(row); }, "m")(row) * x;
@@ -172,8 +172,7 @@ TEST_CASE("evaluated again: gradients and vmap are planned once") {
 }
 
 TEST_CASE(
-    "evaluated again: a number and a line are part of the program, a number that is an array is "
-    "not") {
+    "eval cache: C++ scalars and source lines are part of the program, and scalar arrays are not") {
   auto x = draw(1, {N});
   CHECK(planned([&] {
           for (int i = 2; i < 12; ++i) (x * double(i)).eval();
@@ -181,7 +180,7 @@ TEST_CASE(
   CHECK(planned([&] {
           for (int i = 2; i < 12; ++i) (x * array({double(i)}, {})).eval();
         }) == 1);
-  auto on_two_lines = [&] {  // not inside of CHECK, which is one line
+  auto on_two_lines = [&] {  // outside of CHECK, which is one source line
     for (int i = 0; i < 5; ++i) {
       exp(x).eval();
       exp(x).eval();
@@ -190,7 +189,7 @@ TEST_CASE(
   CHECK(planned(on_two_lines) == 2);
 }
 
-TEST_CASE("evaluated again: what is known already is read, not made again") {
+TEST_CASE("eval cache: a computed value is read, not recomputed") {
   auto x = draw(1, {N});
   auto twice = [&](bool known) {
     auto middle = exp(x);
@@ -203,7 +202,9 @@ TEST_CASE("evaluated again: what is known already is read, not made again") {
   CHECK(twice(true) == want);
 }
 
-TEST_CASE("evaluated again: functions of the user's own, loops and more than are remembered") {
+TEST_CASE(
+    "eval cache: custom functions and loops evaluate correctly, and so do more graphs than the "
+    "cache holds") {
   auto x = draw(1, {M, N});
   for (int again = 0; again < 2; ++again) {
     auto total = fold([](const NamedArray& sum, const NamedArray& row) { return sum + row; }, M)(
@@ -216,7 +217,7 @@ TEST_CASE("evaluated again: functions of the user's own, loops and more than are
     CHECK((row * double(i)).doubles()[1] == doctest::Approx(one[1] * i));
 }
 
-TEST_CASE("evaluated again: by several threads at once") {
+TEST_CASE("eval cache: several threads evaluate at once") {
   std::vector<std::thread> all;
   std::vector<double> got(4);
   for (int t = 0; t < 4; ++t)

@@ -1,5 +1,5 @@
-// What a report says of a program on a mesh: collectives and their causes, memory by purpose, time;
-// and what strict refuses.
+// Reports of programs on a mesh: collectives with their causes, memory by purpose, time, and the
+// errors of strict mode.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ double bytes_of(const JitReport& r, const std::string& purpose) {
     if (m.purpose == purpose) return double(m.bytes);
   return 0;
 }
-// What a program sums over devices, call by call: the parameters whose gradients these are, and how
-// many other arrays.
+// The reductions over devices in a program: the parameters whose gradients are reduced, and the
+// number of other arrays.
 struct Summed {
   std::multiset<std::string> gradients = {};
   int others = 0;
@@ -61,7 +61,7 @@ void says(const std::string& text, const std::string& what) {
 
 }  // namespace
 
-TEST_CASE("explain: every collective says what moves, how often, and for what") {
+TEST_CASE("explain: every collective has its array, its count and its cause") {
   auto r =
       plan_training(small, data8, fs, dp,
                     {.speed = {.flops = 1e12, .links = {{.bytes_per_s = 1e9, .latency_s = 1e-6}}}});
@@ -93,35 +93,35 @@ TEST_CASE("explain: every collective says what moves, how often, and for what") 
   CHECK(calls == r.calls);
   CHECK(seconds == doctest::Approx(r.sending_s));
   CHECK(r.compute_s == r.flops / 1e12);
-  // Six floating-point operations for each parameter of a matrix and each token, and the
-  // attention's scores; one device of eight.
+  // Six floating-point operations per matrix parameter and token, plus the scores of the attention,
+  // on one of eight devices.
   CHECK(r.flops > 6. * 3 * 12 * 64 * 64 * 16 * 32 / 8);
   CHECK(r.flops < 1.5 * 6. * (3 * 12 * 64 * 64 + 96 * 64) * 16 * 32 / 8);
 }
 
-TEST_CASE("explain: sums of gradients are named by their parameters") {
+TEST_CASE("explain: reductions of gradients are named by their parameters") {
   std::multiset<std::string> all;
   for (auto path : tree_paths(eval_shape([] { return small.init(); }))) {
     if (auto level = path.find(".stacked"); level != path.npos) path.erase(level, 8);
     all.insert(path);
   }
-  // Cut by embed: scattered where they have it, else reduced, with the loss.
+  // Parameters sharded along embed: a reduce-scatter if the parameter has the axis, otherwise an
+  // all-reduce together with the loss.
   auto r = plan_training(small, data8, fs, dp);
   auto sums = summed(r);
   CHECK(joined(sums.gradients) == joined(all));
   CHECK(sums.others == 1);
   says(r.explain, "  gradients of transformer.blocks.");
-  // Whole everywhere: all in one call.
+  // Replicated parameters: one all-reduce for all of them.
   r = plan_training(small, data8, {}, dp);
   sums = summed(r);
   CHECK(joined(sums.gradients) == joined(all));
   CHECK(sums.others == 1);
   REQUIRE(r.collectives.size() == 1);
   says(r.explain, "  gradient of ");
-  // Sums of activations are none.
+  // Reductions of activations are not gradients.
   CHECK(summed(plan_training(small, model8, tp, tp)).gradients.empty());
-  // Where devices share the update of what is whole everywhere, they send each other what has
-  // become of it.
+  // If devices share the update of a replicated parameter, they communicate the updated parameter.
   const auto optimizer = optim::adamw();
   auto zero1 = [=](const NamedArray& x, const nn::Linear& m, const auto& state) {
     auto grads = grad([&](const nn::Linear& m) { return sum(square(m(x))); })(m);
@@ -141,7 +141,7 @@ namespace {
 
 const Axis Many{"batch", 16}, In{"in", 8}, Out{"out", 12};
 struct Net {
-  NamedArray up, down, bias, scale, top;  // scale: a number
+  NamedArray up, down, bias, scale, top;  // scale: a scalar
 };
 Net net() {
   return {zeros({In, Out}), zeros({Out, In}), zeros(Out), zeros({}),
@@ -149,16 +149,16 @@ Net net() {
 }
 NamedArray net_loss(const Net& w, const NamedArray& x) {
   auto h = dot(x, w.up, In) + w.bias;
-  auto center = mean(h, "batch");  // no gradient, though the bias takes it on
+  auto center = mean(h, "batch");  // not a gradient, although the bias broadcasts over the batch
   auto y = nn::relu(h * w.scale + (w.bias - center));
-  y = dot(dot(y, w.down, Out), w.up, In);  // up once more
+  y = dot(dot(y, w.down, Out), w.up, In);  // uses `up` a second time
   return mean(square(dot(tanh(y), w.top, Out)));
 }
 
 }  // namespace
 
 TEST_CASE(
-    "explain: gradients are known where they are returned, added to parameters, or added up") {
+    "explain: gradients are recognized if they are returned, added to parameters, or accumulated") {
   const Mapping batch{{"batch", "data"}};
   const auto x = zeros({Many, In});
   auto loss = [&](const Net& w, const NamedArray& x) {
@@ -184,12 +184,12 @@ TEST_CASE(
       auto [l, g] = value_and_grad(loss)(w, x);
       return std::pair(l, tree_map(sgd, w, g));
     });
-    // Not in a tree of parameters.
+    // The results are not in a tree of parameters.
     check(plain, [&](const Net& w, const NamedArray& x) {
       auto [l, g] = value_and_grad(loss)(w, x);
       return std::pair(l, flatten(tree_map(sgd, w, g)));
     });
-    // In another dtype, and with the norm of all gradients in between.
+    // In another dtype, and with clipping by the norm of all gradients.
     check(plain + (params == Mapping{} ? 0 : 1), [&](const Net& w, const NamedArray& x) {
       auto narrow = [&](const Net& w, const NamedArray& x) {
         auto half = tree_map([](const NamedArray& a) { return a.astype(DType::bf16); }, w);
@@ -199,7 +199,7 @@ TEST_CASE(
       auto clipped = optim::ClipByGlobalNorm{1}.update(g, optim::Empty(), w).first;
       return std::pair(l, flatten(tree_map(sgd, w, clipped)));
     });
-    // Added up over microbatches.
+    // Accumulated over microbatches.
     check(plain, [&](const Net& w, const NamedArray& x) {
       const Axis Micro("micro", 2);
       using Sums = std::pair<NamedArray, Net>;
@@ -227,7 +227,7 @@ const Axis Rows{"rows", 64}, Wide{"wide", 96}, Narrow{"narrow", 32};
 const Mapping by_rows{{"rows", "data"}};
 Pair pair_of() { return {zeros({Wide, Narrow}), zeros({Wide, Narrow})}; }
 NamedArray layer(const NamedArray& w, const NamedArray& x) { return tanh(dot(x, w, Wide)); }
-// The report of a step on arguments that are whole, and rows (rows, wide) that are shared out.
+// Returns the report of a step with replicated arguments and a sharded array of rows (rows, wide).
 template <class F, class... A> JitReport of_rows(F step, const A&... whole) {
   std::vector<std::optional<Mapping>> in(sizeof...(A), Mapping{});
   in.push_back(by_rows);
@@ -245,7 +245,7 @@ std::string arrays(const JitReport& r) {
 
 }  // namespace
 
-TEST_CASE("explain: a sum that serves several parameters names them") {
+TEST_CASE("explain: a reduction that serves several parameters names all of them") {
   auto step = [](auto weight) {
     return [=](const Pair& p, const NamedArray& x) {
       return grad([&](const Pair& q) { return mean(layer(weight(q), x)); })(p);
@@ -255,13 +255,14 @@ TEST_CASE("explain: a sum that serves several parameters names them") {
   CHECK(of([](const Pair& p) { return p.a + p.b; }) == "gradient of a and b");
   CHECK(of([](const Pair& p) { return p.a - tanh(p.b) * 2.; }) == "gradient of a and b");
   CHECK(of([](const Pair& p) { return p.a * exp(p.b); }) == "gradient of a and b");
-  // Two products of the same rows and the same cotangent.
+  // Two matmuls with the same rows and the same cotangent.
   auto apart = [](const Pair& p, const NamedArray& x) {
     return grad([&](const Pair& q) { return mean(tanh(dot(x, q.a, Wide) + dot(x, q.b, Wide))); })(
         p);
   };
   CHECK(arrays(of_rows(apart, pair_of())) == "gradient of a and b");
-  // In what a parameter and its adapter make, neither of which is the product.
+  // A parameter and an adapter whose outputs are added; neither of them is the operand of the
+  // matmul.
   struct Adapted {
     NamedArray left, right;
   };
@@ -272,7 +273,7 @@ TEST_CASE("explain: a sum that serves several parameters names them") {
         [&](const Adapted& q) { return mean(layer(frozen + dot(q.left, q.right, "rank"), x)); })(p);
   };
   CHECK(arrays(of_rows(adapt, adapter, zeros({Wide, Narrow}))) == "gradient of left and right");
-  // Of many the first.
+  // Names the first of many.
   auto all = [](const Deep& p, const NamedArray& x) {
     return grad([&](const Deep& q) { return mean(layer(q.up.a + q.up.b + q.down.a, x)); })(p);
   };
@@ -281,7 +282,7 @@ TEST_CASE("explain: a sum that serves several parameters names them") {
   says(r.explain, "  gradient of up.a and 2 more (wide=96, narrow=32)  ");
 }
 
-TEST_CASE("explain: parameters of several arguments are told apart") {
+TEST_CASE("explain: equal paths of several arguments are distinguished by the argument") {
   const auto p = pair_of();
   auto rivals = [](const Pair& p, const Pair& q, const NamedArray& x) {
     auto of_p = grad([&](const Pair& p) { return mean(layer(p.a, x) * layer(q.a, x)); })(p);
@@ -289,7 +290,7 @@ TEST_CASE("explain: parameters of several arguments are told apart") {
     return std::pair(of_q, of_p);
   };
   CHECK(arrays(of_rows(rivals, p, p)) == "gradient of argument 1: b, gradient of argument 0: a");
-  // A gather, and the place in the model.
+  // An all-gather, and the module path of its cause.
   struct Layered {
     nn::Linear up;
   };
@@ -306,20 +307,20 @@ TEST_CASE("explain: parameters of several arguments are told apart") {
   says(r.explain,
        "  argument 1: up.weight (narrow=32, wide=96) and 1 more  dot; explain_test.cpp:");
   says(r.explain, ", in argument 1: up ");
-  // Where paths differ they say it all.
+  // Paths that differ need no argument number.
   auto one = [](const Pair& p, const Deep& q, const NamedArray& x) {
     return grad([&](const Pair& p) { return mean(layer(p.a, x) * layer(q.up.a, x)); })(p);
   };
   CHECK(arrays(of_rows(one, p, Deep{p, p})) == "gradient of a");
 }
 
-TEST_CASE("explain: a gradient is one wherever it goes") {
+TEST_CASE("explain: a gradient is recognized for all uses of it") {
   const Deep deep{pair_of(), pair_of()};
   auto loss = [](const Deep& p, const NamedArray& x) {
     return mean(layer(p.up.a, x) * layer(p.up.b, x) * layer(p.down.a, x) * layer(p.down.b, x));
   };
   auto of = [&](auto step) { return arrays(of_rows(step, deep)); };
-  // A part of the gradients, alone or beside other things.
+  // Some of the gradients, alone or with other results.
   CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down; }) ==
         "gradient of down.a, gradient of down.b");
   CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down.b; }) ==
@@ -331,11 +332,11 @@ TEST_CASE("explain: a gradient is one wherever it goes") {
   CHECK(of([&](const Deep& p, const NamedArray& x) {
           return Told{grad(loss)(p, x).up, zeros({})};
         }) == "gradient of up.a, gradient of up.b");
-  // By a part of the parameters.
+  // With respect to some of the parameters.
   CHECK(of([&](const Deep& p, const NamedArray& x) {
           return grad([&](const Pair& down) { return loss(Deep{p.up, down}, x); })(p.down);
         }) == "gradient of down.a, gradient of down.b");
-  CHECK(of([&](const Deep& p, const NamedArray& x) {  // by what became of one
+  CHECK(of([&](const Deep& p, const NamedArray& x) {  // with respect to an updated parameter
           auto of_up = [&](const NamedArray& a) { return mean(layer(a, x) * layer(p.down.b, x)); };
           auto next = p.up.a - 0.1 * grad(of_up)(p.up.a);
           return next - 0.1 * grad(of_up)(next);
@@ -344,15 +345,15 @@ TEST_CASE("explain: a gradient is one wherever it goes") {
     return grad([&](const Deep& q) { return sum(dot(x, q.up.a, Wide)); })(p).up;
   };
   CHECK(of(linear) == "gradient of up.a");
-  // What follows tells nothing: each is added to the other's parameter, or only their norm is
-  // returned.
+  // The use of the gradient is no hint: the gradient is added to another parameter, or only its
+  // norm is returned.
   CHECK(of([&](const Deep& p, const NamedArray& x) {
           return p.down.a - 0.1 * grad(loss)(p, x).up.a;
         }) == "gradient of up.a");
   CHECK(of([&](const Deep& p, const NamedArray& x) {
           return sum(square(grad(loss)(p, x).up.b));
         }) == "gradient of up.b");
-  // In a loop over layers, and example by example.
+  // In a loop over layers, and per example.
   const Axis Layers{"layers", 4};
   auto stacked = [&](const Pair& p, const NamedArray& x) {
     auto step = [](const NamedArray& h, const NamedArray& w) {
@@ -371,13 +372,13 @@ TEST_CASE("explain: a gradient is one wherever it goes") {
   };
   CHECK(arrays(of_rows(mapped, Deep{pair_of(), {zeros({Wide, Narrow}), zeros({Narrow})}})) ==
         "gradient of down.a, gradient of down.b");
-  // A sum of what no gradient was taken by is none, whatever it is added to.
+  // A sum that no grad call produced is not a gradient, even if it is added to a parameter.
   CHECK(of([&](const Deep& p, const NamedArray& x) {
           return p.up.a + dot(x, layer(p.up.b, x), "rows");
         }) == "dot");
 }
 
-TEST_CASE("explain: what an op that constrains its result sends is sent for that op") {
+TEST_CASE("explain: the cause of a collective is the op that constrains its result") {
   auto cause = [](auto step) {
     auto r = of_rows(step, pair_of());
     REQUIRE(r.collectives.size() == 1);
@@ -396,7 +397,7 @@ TEST_CASE("explain: what an op that constrains its result sends is sent for that
         }) == "shard");
 }
 
-TEST_CASE("explain: memory by purpose makes the planned peak") {
+TEST_CASE("explain: memory by purpose adds up to the planned peak") {
   for (auto& [mesh, params, inside] :
        {std::tuple{data8, fs, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
     auto r = plan_training(small, mesh, params, inside);
@@ -410,7 +411,7 @@ TEST_CASE("explain: memory by purpose makes the planned peak") {
   }
 }
 
-TEST_CASE("explain: without a mesh the memory of one device, and no collectives") {
+TEST_CASE("explain: without a mesh the report has the memory of one device and no collectives") {
   const auto optimizer = optim::adamw();
   auto step = [=](const testing::Model& model, const auto& state, const NamedArray& ids) {
     auto [l, grads] = value_and_grad(testing::next_token_loss)(model, ids);
@@ -445,7 +446,7 @@ TEST_CASE("explain: without a mesh the memory of one device, and no collectives"
         "in all              64 B\n");
 }
 
-TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
+TEST_CASE("explain: sixteen bytes per parameter are sharded over all devices") {
   const testing::Gpt2 xl({.seq_len = 1024,
                           .hidden_dim = 1600,
                           .num_layers = 48,
@@ -454,8 +455,8 @@ TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
                          50257, 8);
   auto r = plan_training(xl, data8, fs, dp);
   const double count = 1557611200;
-  // Biases without the axis that is cut are whole everywhere, and so is, until it is reduced, the
-  // gradient of the table.
+  // Biases without the sharded axis are replicated. The gradient of the table is too until it is
+  // reduced.
   const double biases = 48 * (3 + 4) * 1600 * 4, table = 50257. * 1600 * 4;
   CHECK(bytes_of(r, "parameters") == (4 * count + 7 * biases) / 8);
   CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
@@ -466,7 +467,7 @@ TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
        "3.12 GB on each of 8");
 }
 
-TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
+TEST_CASE("strict: an implicit all-gather raises with its op, its axis and its line") {
   Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32};
   auto x = zeros({Batch, Embed}), w = zeros({Embed, Mlp});
   auto options = [&](std::vector<std::optional<Mapping>> in, Mapping inside, bool strict) {
@@ -482,7 +483,7 @@ TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
     line = __LINE__ + 1;
     return dot(x, w, "embed");
   };
-  // The product's columns are cut, and so are the rows of x: by the same mesh axis.
+  // The columns of the result and the rows of x are sharded over the same mesh axis.
   auto text = error_of([&] {
     named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w);
   });
@@ -494,7 +495,7 @@ TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
   REQUIRE(report.collectives.size() == 1);
   CHECK(report.collectives[0].asked == "");
   says(report.explain, "NOBODY");
-  // By hand it is asked for, by a result too, and of a parameter by the mapping of the computation.
+  // An explicit `shard` or the mapping of a result requests the gather.
   auto by_hand = [&](const NamedArray& x, const NamedArray& w) {
     return dot(shard(x, {}), w, "embed");
   };
@@ -507,10 +508,10 @@ TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
 }
 
 TEST_CASE(
-    "strict: keys that are gathered are nobody's wish, though their gradient is summed and cut") {
+    "strict: an implicit all-gather of keys raises even if their gradient is reduce-scattered") {
   Axis Pos{"pos", 64}, Keys{"key_pos", 8}, D{"d", 4}, Parts{"parts", 16};
   auto q = zeros({Pos, D}), w = zeros({Keys, D, Parts}), x = zeros({Keys, Parts});
-  // Each device has some queries, and makes some keys, but needs them all.
+  // Each device has some queries and computes some keys, but needs all keys.
   const Mapping queries{{"pos", "data"}}, keys{{"key_pos", "data"}};
   auto slopes = [&](const NamedArray& q, const NamedArray& w, const NamedArray& x) {
     return grad([&](const NamedArray& w) { return sum(square(dot(q, dot(w, x, "parts"), "d"))); })(
@@ -524,7 +525,7 @@ TEST_CASE(
   };
   auto sent = named_jit(slopes, options(false)).plan(q, w, x).collectives;
   REQUIRE(sent.size() == 2);
-  CHECK(sent[1].kind == "reduce-scatter");  // of the gradient of keys
+  CHECK(sent[1].kind == "reduce-scatter");  // for the gradient of the keys
   CHECK(sent[0].kind == "all-gather");
   CHECK(sent[0].asked == "");
   says(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
@@ -551,7 +552,7 @@ TEST_CASE("strict: a mapping may not name an axis that no array has") {
   says(error_of([&] { named_jit(scoped, options).plan(x); }), "axis hiden");
 }
 
-TEST_CASE("strict: GPT-2 is trained by every plain strategy") {
+TEST_CASE("strict: GPT-2 trains with every plain strategy") {
   const Mesh grid{{{"data", 2}, {"model", 4}}};
   const JitOptions strict{.strict = true};
   const Mapping both{{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
@@ -562,7 +563,7 @@ TEST_CASE("strict: GPT-2 is trained by every plain strategy") {
   CHECK_NOTHROW(plan_training(small, grid, both, inside, strict));
 }
 
-TEST_CASE("strict: no activation is gathered because it is smaller than a weight") {
+TEST_CASE("strict: activations are not gathered even if they are smaller than a weight") {
   const Axis Batch{"batch", 8}, Embed{"embed", 64}, Mlp{"mlp", 256};
   struct Weights {
     NamedArray up, down;
@@ -592,8 +593,7 @@ TEST_CASE("strict: no activation is gathered because it is smaller than a weight
   CHECK(bound.sent_bytes > free.sent_bytes);
 }
 
-TEST_CASE(
-    "explain: a gradient that is summed in a wider dtype is still the gradient of its parameter") {
+TEST_CASE("explain: a gradient that is reduced in a wider dtype is named by its parameter") {
   const Axis Batch("batch", 8), In("in", 4), Out("out", 4);
   struct Model {
     NamedArray w;
@@ -613,7 +613,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("strict: an axis in parts is gathered as far as the result is whole") {
+TEST_CASE("strict: a split axis is gathered only as far as the result is replicated") {
   const Axis P("p", 384), A("a", 6), B("b", 64);
   auto plan = [&](const Mapping& out, bool strict) {
     auto split = [&](const NamedArray& x) { return unflatten_axis(x, "p", {A, B}); };
@@ -624,10 +624,11 @@ TEST_CASE("strict: an axis in parts is gathered as far as the result is whole") 
         .plan(zeros({P}));
   };
   for (bool strict : {false, true}) {
-    CHECK(plan({{"a", "data"}}, strict).sent_bytes == 384);  // of p over model
-    // blocks of p are none of b: each device gets what it lacks
+    CHECK(plan({{"a", "data"}}, strict).sent_bytes == 384);  // p over model
+    // Blocks of p do not match blocks of b: each device receives the elements that it lacks.
     CHECK(plan({{"b", "model"}}, strict).sent_bytes == 512);
-    CHECK(plan(Mapping(), strict).sent_bytes == 384 * 4 * 3 / 4);  // all of it, in one call
+    CHECK(plan(Mapping(), strict).sent_bytes ==
+          384 * 4 * 3 / 4);  // the full array, in one collective
     CHECK(plan(Mapping(), strict).calls == 1);
   }
 }

@@ -1,4 +1,4 @@
-// Processes that fork, and processes that end while threads compute.
+// Processes that fork, and processes that exit while threads compute.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,12 +19,13 @@ using namespace haliax;
 namespace {
 
 const Axis I("i", 64), J("j", 64);
-// never destroyed: threads that compute at exit read it
+// Never destroyed, since threads may still compute during exit.
 const Mesh& mesh = *new Mesh{{{"data", 2}, {"model", 2}}};
 
-// How a child that does f ends: 0, or what is wrong with it. One that hangs is ended.
+// Runs f in a child and returns its exit status: 0, or not 0 for an error. A child that hangs is
+// ended.
 template <class F> int in_child(const F& f) {
-  std::fflush(nullptr);  // or what waits to be written is written twice
+  std::fflush(nullptr);  // otherwise the child prints buffered output again
   auto child = fork();
   if (child == 0) {
     alarm(60);
@@ -41,7 +42,7 @@ template <class F> int in_child(const F& f) {
   waitpid(child, &status, 0);
   return status;
 }
-// Something of each kind.
+// Computes a value of each kind: eager, jit, matmul, thread pool, mesh.
 void compute(const Jitted<NamedArray (*)(const NamedArray&)>& f) {
   auto check = [](bool holds, const char* what) {
     if (!holds) throw Error(what);
@@ -60,12 +61,12 @@ NamedArray doubled(const NamedArray& v) { return v * 2.; }
 
 }  // namespace
 
-TEST_CASE("fork: a child uses what its parent has used") {
+TEST_CASE("fork: a child uses jitted functions, threads and devices of its parent") {
   Devices devices(4);
   auto f = jit(&doubled);
   compute(f);
   CHECK(in_child([&] { compute(f); }) == 0);
-  CHECK(in_child([&] {  // and its child
+  CHECK(in_child([&] {  // a child of the child
           if (in_child([&] { compute(f); }) != 0) throw Error("[test] the child of a child");
         }) == 0);
   CHECK(in_child([&] {
@@ -75,10 +76,9 @@ TEST_CASE("fork: a child uses what its parent has used") {
   compute(f);
 }
 
-TEST_CASE("fork: while other threads compute and trace") {
+TEST_CASE("fork: a child works if other threads were computing and tracing") {
 #if defined(__SANITIZE_ADDRESS__)
-  // this sanitizer's own memory is locked in the child for good, if another thread was just asking
-  // for some
+  // The memory lock of this sanitizer stays locked in the child if another thread held it.
   return;
 #endif
   Devices devices(4);
@@ -94,9 +94,7 @@ TEST_CASE("fork: while other threads compute and trace") {
   for (auto& t : threads) t.join();
 }
 
-TEST_CASE(
-    "fork: a function that another thread is tracing, or an array that it computes, is there for "
-    "the child") {
+TEST_CASE("fork: a child can call a function that another thread of the parent is tracing") {
   std::atomic<bool> inside = false, go_on = false;
   auto f = jit([&](const NamedArray& v) {
     inside = true;
@@ -114,7 +112,7 @@ TEST_CASE(
   CHECK(f.report().traces == 1);
 }
 
-TEST_CASE("exit: while threads compute, and in what runs at the end") {
+TEST_CASE("exit: a process exits while threads compute, and static destructors may compute") {
   static struct AtEnd {
     NamedArray x;
     ~AtEnd() {

@@ -1,5 +1,5 @@
-// Plain numbers as arguments of jit: traced where f takes an array; static elsewhere, and told of.
-// The code of docs/jit.md.
+// C++ scalars as arguments of jit: traced if f has an array parameter, otherwise static, with a
+// warning about repeated traces.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -26,7 +26,7 @@ struct Model {
 
 }  // namespace
 
-TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
+TEST_CASE("jit: a hundred calls with different C++ scalars are one trace") {
   auto x = arange(N).astype(DType::f32);
   int traces = 0;
   auto f = jit([&](const NamedArray& v, const NamedArray& by, NamedArray more) {
@@ -39,8 +39,9 @@ TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   CHECK(f.report().traces == 1);
   CHECK(difference(f(x, NamedArray(3.), 1), x * 3. + 1., 0) == "");
   CHECK(difference(f(x, true, 1.f), x + 1., 0) == "");
-  CHECK(traces == 1);  // an array like those numbers shares the trace
-  // Functions and std::function are seen; the result is that of f without jit, dtype included.
+  CHECK(traces == 1);  // an array with the dtype of these scalars shares the trace
+  // Function pointers and std::function work too. The result and its dtype equal those of f without
+  // jit.
   auto pointer = jit(scaled);
   auto wrapped = jit(std::function<NamedArray(const NamedArray&, const NamedArray&)>(scaled));
   auto narrow = x.astype(DType::bf16);
@@ -51,7 +52,7 @@ TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   }
   CHECK(pointer.report().traces == 2);
   CHECK(wrapped.report().traces == 1);
-  // As an argument of a plan, on a mesh, given away, and inside another trace.
+  // In a plan, donated, and inside another trace.
   CHECK(pointer.compile(x, 7.).traces == 2);
   auto given =
       jit([](const NamedArray& v, const NamedArray& by) { return v * by; }, {.donate = {1}});
@@ -64,7 +65,7 @@ TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   CHECK(cut.report().traces == 1);
 }
 
-TEST_CASE("jit: numbers are traced through what transforms make of a function that takes arrays") {
+TEST_CASE("jit: scalars are traced through transforms of functions with array parameters") {
   auto x = arange(N).astype(DType::f32);
   auto f = [](const NamedArray& v, const NamedArray& by) { return sum(v * v * by); };
   Mesh mesh{{{"data", 2}}};
@@ -93,7 +94,7 @@ TEST_CASE("jit: numbers are traced through what transforms make of a function th
   CHECK(difference(maybe(x, std::optional<NamedArray>()), x, 0) == "");
 }
 
-TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
+TEST_CASE("jit: other scalars are static, and `why` names the argument and the field") {
   auto x = arange(N).astype(DType::f32);
   auto generic = jit([](const auto& v, auto by) { return v * by; });
   CHECK(difference(generic(x, 2), x * 2, 0) == "");
@@ -104,7 +105,7 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   number(x, 0.1, std::string("a"));
   number(x, 0.1, std::string("b"));
   CHECK(number.report().why == "the static argument 2 is \"b\", not \"a\"");
-  // an op may ask what the number is
+  // an op may read the value of the scalar
   auto ops = jit([](const NamedArray& v, Arr by) { return power(v, by); });
   CHECK(difference(ops(x, 2), x * x, 0) == "");
   CHECK(difference(ops(x, 3), x * x * x, 0) == "");
@@ -176,14 +177,14 @@ TEST_CASE("the code of docs/jit.md") {
   CHECK(slower.report().why == "the static argument 1 is 0.04, not 0.03");
 }
 
-// Run by the next one, in a process of its own: it says something on stderr.
+// The next case runs this one in a process of its own and reads stderr.
 TEST_CASE("jit: traced for each number" * doctest::skip()) {
   auto f = jit([](const NamedArray& v, double by, const Decay& d) { return v * (by + d.rate); });
   for (int i = 0; i < 7; ++i) f(arange(N), 0.5 * i, Decay{.rate = 1. + i % 2});
   std::fprintf(stderr, "now\n");
   for (int i = 7; i < 20; ++i) f(arange(N), 0.5 * i, Decay{});
 }
-TEST_CASE("jit: a function that is traced for each number says so once, or raises") {
+TEST_CASE("jit: a function that is traced for each scalar warns once, or raises") {
   const auto out = output_of_case("jit: traced for each number");
   const auto at = out.find(
       "haliax: warning: [jit] traced 8 times, each time for other static values: argument 1 (0, "
@@ -202,7 +203,7 @@ TEST_CASE("jit: a function that is traced for each number says so once, or raise
   raises([&] { return strict(arange(N), 7); },
          {"[jit] traced 8 times", "argument 1 (0, 1, ..., 7)", "jit_numbers_test.cpp"});
   CHECK(difference(strict(arange(N), 6), arange(N) * 6., 1e-6) == "");
-  // Shapes are no numbers: they may be many.
+  // Shapes are not scalars: many of them cause no warning.
   auto shapes =
       jit([](const NamedArray& v, double by) { return v * by; }, {.refuse_retraces = true});
   for (int i = 1; i < 12; ++i) shapes(arange(N.resize(i)), 2.);

@@ -1,4 +1,4 @@
-// Lazy evaluation: graphs of any length, one node for equal values, what is kept, and reading out.
+// Lazy evaluation: graphs of any length, common subexpressions, cached values, and reading values.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -14,18 +14,20 @@
 
 using namespace haliax;
 
-TEST_CASE("a million chained ops build and die, and a quarter of them run, without recursion") {
+TEST_CASE(
+    "lazy: a million chained ops are built and destroyed, and a quarter of them run, without "
+    "recursion") {
   NamedArray x = zeros({{"n", 4}}, DType::f32);
   auto start = x.eval();
-  // a frame for each would not fit on any stack
+  // One stack frame per op would overflow any stack.
   for (int i = 0; i < 250'000; ++i) x = i % 2 ? x - 0.5 : x + 1.0;
   CHECK(x.floats() == std::vector<float>(4, 62500.f));
   NamedArray never = start;
-  for (int i = 0; i < 1'000'000; ++i) never = never * 2;  // dies unread
+  for (int i = 0; i < 1'000'000; ++i) never = never * 2;  // destroyed without being read
   for (int i = 0; i < 200'000; ++i) never = never * never + sin(never);
 }
 
-TEST_CASE("a long chain has a gradient, and dies with it") {
+TEST_CASE("lazy: a long chain has a gradient, and both are destroyed without recursion") {
   auto x = ones({{"n", 2}}, DType::f64);
   auto g = grad([](const NamedArray& v) {
     auto y = v;
@@ -35,9 +37,10 @@ TEST_CASE("a long chain has a gradient, and dies with it") {
   CHECK(g.doubles() == std::vector<double>(2, 20001.0));
 }
 
-// By processor time: four times as many in less than eight times of it, where 16 times is a walk
-// over all for each.
-TEST_CASE("many arrays take time in proportion, evaluated at once or given out by jit") {
+// Compares processor times: four times as many arrays take less than eight times as long. A
+// quadratic algorithm would take 16 times as long.
+TEST_CASE(
+    "lazy: time is proportional to the number of arrays that are evaluated or returned at once") {
   const auto x = arange(Axis("n", 4), {.dtype = DType::f32}).eval();
   auto multiples = [](const NamedArray& x, int count) {
     std::vector<NamedArray> all;
@@ -59,20 +62,20 @@ TEST_CASE("many arrays take time in proportion, evaluated at once or given out b
       f(count);
       return double(std::clock() - began) / CLOCKS_PER_SEC;
     };
-    // another number: what is equal is planned once
+    // Another count, since equal graphs are planned once.
     const auto few = std::min(seconds(5000), seconds(5001));
     CHECK(seconds(20'000) < 8 * few);
   }
 }
 
-TEST_CASE("equal values are one node; values are made once") {
+TEST_CASE("lazy: equal values are one node, and a value is computed once") {
   auto x = arange(Axis("n", 4), {.dtype = DType::f32}).eval();
   auto a = exp(x * 2), b = exp(x * 2);
   CHECK(a.node() == b.node());
   CHECK(exp(x * 3).node() != a.node());
   CHECK(arange(Axis("n", 4)).node() == arange(Axis("n", 4)).node());
   CHECK(arange(Axis("n", 4)).node() != arange(Axis("m", 4)).node());
-  // data: never equal
+  // Arrays from data are never equal.
   CHECK(array({1, 2}, Axis("n", 2)).node() != array({1, 2}, Axis("n", 2)).node());
   CHECK(!a.node()->value);
   a.eval();
@@ -80,18 +83,18 @@ TEST_CASE("equal values are one node; values are made once") {
   REQUIRE(made);
   CHECK(b.floats()[0] == 1);
   CHECK(b.node()->value.get() == made);
-  CHECK(a.node()->in.empty());  // a value forgets how it was made
+  CHECK(a.node()->in.empty());  // a computed value drops its operands
   auto both = std::vector{x + 1, x + 2};
   eval(both);
   CHECK(both[0].node()->value);
   CHECK(both[1].node()->value);
 }
 
-TEST_CASE("printing shows dtype, axes and a few values, where there can be any") {
+TEST_CASE("lazy: printing shows dtype, axes and a few values, if values are available") {
   auto x = array({1, 2, 3, 4, 5, 6}, {{"batch", 2}, {"embed", 3}});
   CHECK(x.to_string() == "NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]])");
   auto y = x * 0.5;
-  // made to be shown
+  // computed by printing
   CHECK(y.to_string() == "NamedArray(f32, (batch=2, embed=3), [[0.5, 1, 1.5], [2, 2.5, 3]])");
   std::string inside;
   auto show = [&](const NamedArray& v) {
@@ -115,7 +118,7 @@ TEST_CASE("printing shows dtype, axes and a few values, where there can be any")
   CHECK(NamedArray().to_string() == "NamedArray()");
 }
 
-TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should") {
+TEST_CASE("lazy: every dtype round-trips unchanged, and casts round and clamp correctly") {
   Axis n("n", 5);
   for (auto name : {"f32", "f64", "bf16", "f16", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
                     "u64", "bool"}) {
@@ -146,14 +149,14 @@ TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should")
   CHECK(array({1e30, -1e30, std::nan("")}, Axis("n", 3)).integers() ==
         std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(),
                                   std::numeric_limits<std::int64_t>::min(), 0});
-  // Halves go to even.
+  // Ties round to even.
   CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() ==
         std::vector<float>{1.f, 1.015625f});
   CHECK(array({-1.7, 300.5}, Axis("n", 2)).astype(DType::i32).integers() ==
         std::vector<std::int64_t>{-1, 300});
 }
 
-TEST_CASE("reading: one value, no value, axes") {
+TEST_CASE("lazy: item, floats and empty arrays") {
   auto x = arange({{"a", 2}, {"b", 3}});
   CHECK(x.ndim() == 2);
   CHECK(x.size() == 6);
@@ -167,10 +170,10 @@ TEST_CASE("reading: one value, no value, axes") {
   CHECK(sum(zeros({{"n", 0}})).item() == 0);
   CHECK_THROWS_WITH_AS(zeros({{"n", 1LL << 50}}).eval(),
                        doctest::Contains("[memory] 4503599627370496 bytes"), Error);
-  CHECK(sum(zeros({{"n", 1LL << 50}})).item() == 0);  // never stored
+  CHECK(sum(zeros({{"n", 1LL << 50}})).item() == 0);  // never materialized
 }
 
-TEST_CASE("memory: a chain of large arrays takes a few of them, and gives them back") {
+TEST_CASE("memory: a chain of large arrays uses a few of them, and frees them") {
   Axis n("n", 1 << 20);  // 4 MiB
   const std::int64_t mib = resident_per_byte << 20;
   auto before = resident_bytes();

@@ -1,4 +1,5 @@
-// Devices as threads: calls that meet, errors that reach all, blocks that stay where they are.
+// Devices as threads: collectives, errors that reach all devices, and blocks that stay on their
+// devices.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -20,7 +21,7 @@ namespace {
 
 const Mesh four{{{"data", 2}, {"model", 2}}};
 
-// A sum of n floats, with any stride, over mesh axes.
+// A sum of n floats with a stride over mesh axes.
 program::Collective sum_of(std::int64_t n, std::vector<int> over, std::int64_t stride = 1) {
   program::Collective c;
   c.kind = program::CollectiveKind::all_reduce;
@@ -34,7 +35,7 @@ program::Collective sum_of(std::int64_t n, std::vector<int> over, std::int64_t s
 
 }  // namespace
 
-TEST_CASE("devices: sums over some axes of a mesh, in rank order, of strided arrays") {
+TEST_CASE("devices: sums over some mesh axes add strided arrays in rank order") {
   std::vector<std::vector<float>> out(4, std::vector<float>(2));
   const float x[4][4] = {{1e8f, 9, 1, 9}, {2, 9, 3, 9}, {-1e8f, 9, 1, 9}, {4, 9, 5, 9}};
   on_devices(four, [&](int d, Communicator& c) {
@@ -46,7 +47,8 @@ TEST_CASE("devices: sums over some axes of a mesh, in rank order, of strided arr
   CHECK(out[0] == std::vector<float>{0, 2});
   CHECK(out[1] == std::vector<float>{6, 8});
   CHECK(out[2] == out[0]);
-  const float y[4] = {1e8f, 1, -1e8f, 1};  // in rank order the first 1 is lost, the second is not
+  const float y[4] = {1e8f, 1, -1e8f,
+                      1};  // in rank order, the first 1 is lost and the second one is not
   for (int again = 0; again < 20; ++again) {
     float sums[4];
     on_devices(four, [&](int d, Communicator& c) {
@@ -59,7 +61,7 @@ TEST_CASE("devices: sums over some axes of a mesh, in rank order, of strided arr
   }
 }
 
-TEST_CASE("devices: what one raises ends all, and is what the caller gets") {
+TEST_CASE("devices: an error on one device ends all of them and reaches the caller") {
   for (int bad = 0; bad < 4; ++bad)
     for (int calls : {0, 1, 3}) {
       std::atomic<int> ended{0};
@@ -85,17 +87,18 @@ TEST_CASE("devices: what one raises ends all, and is what the caller gets") {
     }
 }
 
-TEST_CASE("devices: one fails while others are in a call of their own") {
+TEST_CASE("devices: one device fails while others run their own collectives") {
   for (int round = 1; round < 20; ++round) {
     auto text = error_of([&] {
       on_devices(four, [&](int d, Communicator& c) {
-        const bool fails = d >= 2;  // after some small calls, while 0 and 1 are in large ones
-        // large: its pages go as soon as it does
+        const bool fails =
+            d >= 2;  // fails after some small collectives, while 0 and 1 run large ones
+        // Large, so that its pages are unmapped as soon as the vector is freed.
         std::vector<float> in(fails ? 1 : 9 << 20, 1), out = in;
         const void* x = in.data();
         void* to = out.data();
         for (int k = 0; !fails || k < 100 * round; ++k) {
-          auto how = sum_of(std::int64_t(in.size()), {1});  // of 0 and 1, and of 2 and 3
+          auto how = sum_of(std::int64_t(in.size()), {1});  // over 0 and 1, and over 2 and 3
           c.run(how, &x, &to, nullptr, 0);
           REQUIRE(out.back() == 2);
         }
@@ -106,7 +109,7 @@ TEST_CASE("devices: one fails while others are in a call of their own") {
   }
 }
 
-TEST_CASE("devices: calls that differ are an error, and nobody waits for ever") {
+TEST_CASE("devices: different collectives raise, and no device blocks forever") {
   auto run = [](auto calls, std::int64_t size = 1) {
     return error_of([&] {
       on_devices(four, [&](int d, Communicator& c) {
@@ -126,7 +129,7 @@ TEST_CASE("devices: calls that differ are an error, and nobody waits for ever") 
   CHECK(run([](int) { return 2; }) == "");
 }
 
-TEST_CASE("devices: threads are kept from call to call") {
+TEST_CASE("devices: threads are reused by the next call") {
   std::mutex lock;
   std::set<std::thread::id> seen;
   auto note = [&](int, Communicator&) {
@@ -142,7 +145,7 @@ TEST_CASE("devices: threads are kept from call to call") {
   CHECK(device_threads() == started);
 }
 
-TEST_CASE("devices: a backend that can speaks to the others itself") {
+TEST_CASE("devices: a backend with its own collectives communicates directly") {
   struct Own : program::Communicator {
     void run(const program::Collective&, const void* const*, void* const*, void*,
              std::int64_t) override {}
@@ -185,7 +188,7 @@ TEST_CASE("mesh: what a call leaves on the devices is not cut again") {
   Axis Batch{"batch", 8}, Embed{"embed", 6};
   const Mesh two{{{"data", 2}}};
   const Mapping params{{"embed", "data"}};
-  // cut along its last axis: not in one piece
+  // Sharded along its last axis, so a block is not contiguous.
   auto w = random::normal(random::key(1), {Batch, Embed});
   auto step = [](const NamedArray& w, const NamedArray& x) {
     return std::pair{w * 0.5 + x, sum(w)};
@@ -201,7 +204,7 @@ TEST_CASE("mesh: what a call leaves on the devices is not cut again") {
     auto next = f(mine, x).first;
     CHECK(f.report().split_bytes == 2 * 8 * 6 * 4);  // both arguments, once
     auto again = f(next, x);
-    CHECK(f.report().split_bytes == 8 * 6 * 4);  // x alone
+    CHECK(f.report().split_bytes == 8 * 6 * 4);  // only x
     auto xs = x.doubles(), got = again.first.doubles();
     f(again.first, donate ? x : next);
     CHECK(f.report().split_bytes == (donate ? 8 * 6 * 4 : 0));
@@ -209,7 +212,8 @@ TEST_CASE("mesh: what a call leaves on the devices is not cut again") {
       CHECK(got[i] == doctest::Approx((want[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
     if (donate) {
       CHECK_THROWS_AS(next.doubles(), Error);
-      // what was read on the host is still cut on the devices, and not changed by later calls
+      // An array that was read on the host is still sharded on the devices, and later calls do not
+      // change it.
     } else {
       auto before = next.doubles();
       f(next, x);
@@ -230,7 +234,7 @@ TEST_CASE("mesh: blocks that lie in one piece are read where they are") {
   CHECK(got == sum(x * w, "embed").doubles());
 }
 
-TEST_CASE("mesh: donated twice, or lent, an argument is copied first") {
+TEST_CASE("mesh: an argument that is donated twice or lent out is copied first") {
   Axis Embed{"embed", 6};
   const Mesh two{{{"data", 2}}};
   auto add = named_jit(

@@ -1,4 +1,4 @@
-// Arrays from elsewhere: NumPy's files, DLPack, spans.
+// Arrays from other libraries: NumPy files, DLPack and spans.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ std::string spilled(const Folder& folder, const std::string& bytes) {
   return path;
 }
 
-// A .npy file as NumPy writes it.
+// Returns a .npy file in NumPy's format.
 std::string npy(const std::string& header, const std::string& data, int version = 1) {
   std::string out = "\x93NUMPY";
   out += char(version);
@@ -53,8 +53,8 @@ template <class T> std::vector<T> values_of(const Tensor& t) {
   return out;
 }
 
-// np.savez_compressed(path, w=..., step=np.int64(-7)): a block with a code of its own, and one with
-// the fixed code. w: i8[400] of popcount(u32(i * 2654435761)) % 5.
+// The output of np.savez_compressed(path, w=..., step=np.int64(-7)): a block with a dynamic Huffman
+// code, and one with the fixed code. w: i8[400] of popcount(u32(i * 2654435761)) % 5.
 const char* const kCompressed =
     "504b03042d000000080000002100b77b7d91ffffffffffffffff05001400772e6e7079010010001002000000000000"
     "04010000000000009d903b4ec4"
@@ -85,7 +85,7 @@ using Shape = std::vector<std::int64_t>;
 
 }  // namespace
 
-TEST_CASE(".npy is read in each order and version") {
+TEST_CASE("numpy: .npy files are read in each order and version") {
   Folder folder;
   auto read = [&](const std::string& bytes) { return read_npy(spilled(folder, bytes)); };
   auto t = read(npy(header("<f4", "(2, 3)"), raw<float>({1, 2, 3, 4, 5, 6})));
@@ -106,7 +106,7 @@ TEST_CASE(".npy is read in each order and version") {
   CHECK(values_of<std::int64_t>(t) == std::vector<std::int64_t>{-5});
 }
 
-TEST_CASE("what is no .npy, or holds what arrays do not, is told") {
+TEST_CASE("numpy: files that are not .npy, or hold unsupported dtypes, raise") {
   Folder folder;
   auto refused = [&](const std::string& bytes, std::initializer_list<const char*> parts) {
     raises([&] { return read_npy(spilled(folder, bytes)); }, parts);
@@ -135,7 +135,7 @@ TEST_CASE("what is no .npy, or holds what arrays do not, is told") {
   raises([&] { return read_npy(folder.path.string()); }, {"[read_npy]", "is not a regular file"});
 }
 
-TEST_CASE(".npy and .npz are written as they are read") {
+TEST_CASE("numpy: written .npy and .npz files are read back unchanged") {
   Folder folder;
   const Axis Batch("batch", 2), Embed("embed", 3);
   auto x = arange({Batch, Embed}) * .5;
@@ -178,10 +178,10 @@ TEST_CASE(".npy and .npz are written as they are read") {
         return 0;
       },
       {"has no name"});
-  CHECK(read_npz(folder / "x.npz").tensors.size() == 4);  // as it was
+  CHECK(read_npz(folder / "x.npz").tensors.size() == 4);  // unchanged
 }
 
-TEST_CASE("what np.savez_compressed writes is read") {
+TEST_CASE("numpy: files of np.savez_compressed are read") {
   Folder folder;
   auto file = read_npz(spilled(folder, compressed()));
   REQUIRE(file.tensors.size() == 2);
@@ -191,7 +191,7 @@ TEST_CASE("what np.savez_compressed writes is read") {
   for (std::uint32_t i = 0; i < 400; ++i) CHECK(w[i] == std::popcount(i * 2654435761u) % 5);
 }
 
-TEST_CASE("archives that are broken raise, wherever they are") {
+TEST_CASE("numpy: damaged archives raise, for any damaged byte") {
   Folder folder;
   const Axis Embed("embed", 9);
   write_npz(folder / "x.npz",
@@ -206,14 +206,14 @@ TEST_CASE("archives that are broken raise, wherever they are") {
         bad[k] = char(bad[k] ^ (1 << bit));
         auto text = error_of([&] { return read_npz(spilled(folder, bad)); });
         told += !text.empty();
-        // names, dates and such change nothing
+        // Names, dates and similar fields have no effect.
         CHECK_MESSAGE((text.empty() || text.starts_with("[read_np")), text);
       }
     CHECK(told > int(good.size()));
   }
 }
 
-TEST_CASE("DLPack lends an array's memory, and takes another's") {
+TEST_CASE("dlpack: lends the memory of an array, and uses the memory of another library") {
   const Axis Batch("batch", 2), Embed("embed", 3);
   const float* memory = nullptr;
   DLManagedTensor* lent = nullptr;
@@ -227,7 +227,7 @@ TEST_CASE("DLPack lends an array's memory, and takes another's") {
          t.strides[0] == 3 && t.strides[1] == 1));
   CHECK((t.dtype.code == kDLFloat && t.dtype.bits == 32 && t.dtype.lanes == 1 &&
          t.device.device_type == kDLCPU));
-  // the round is closed: no copy, and the memory stays as long as this
+  // A round trip copies nothing, and the memory lives as long as `back`.
   auto back = from_dlpack(lent, {Batch, Embed});
   CHECK(as_span<float>(back).data() == memory);
   CHECK(back.floats() == std::vector<float>{0, .5, 1, 1.5, 2, 2.5});
@@ -241,7 +241,7 @@ TEST_CASE("DLPack lends an array's memory, and takes another's") {
 
 namespace {
 int freed = 0;
-// A tensor of somebody else's; the columns first, or every other element.
+// A tensor of another library, column-major or with a stride of two.
 struct Foreign {
   std::vector<float> values{0, 1, 2, 3, 4, 5, 6, 7};
   std::int64_t shape[2]{2, 3}, strides[2]{1, 2};
@@ -253,7 +253,7 @@ struct Foreign {
 };
 }  // namespace
 
-TEST_CASE("tensors of others: strides, offsets, writes, deleters, and what is refused") {
+TEST_CASE("dlpack: strides, offsets, writes and deleters of imported tensors, and invalid ones") {
   const Axis Batch("batch", 2), Embed("embed", 3);
   Foreign other;
   auto raised = [&](auto change, const AxisSpec& axes, std::initializer_list<const char*> parts) {
@@ -276,10 +276,10 @@ TEST_CASE("tensors of others: strides, offsets, writes, deleters, and what is re
   raised([](DLTensor& t) { t.dtype.lanes = 4; }, {Batch, Embed}, {"4 lanes"});
   raised([](DLTensor& t) { t.data = nullptr; }, {Batch, Embed}, {"no data"});
   raises([&] { return from_dlpack(nullptr, {Batch}); }, {"null"});
-  CHECK(freed == 0);  // they are still the caller's
+  CHECK(freed == 0);  // the caller still owns the tensors
   CHECK(from_dlpack(&other.tensor, {Batch, Embed}).floats() ==
         std::vector<float>{1, 3, 5, 2, 4, 6});
-  CHECK(freed == 1);  // copied, and given back
+  CHECK(freed == 1);  // copied, and released
   {
     other.tensor.dl_tensor.strides = nullptr;
     auto x = from_dlpack(&other.tensor, {Batch, Embed});
@@ -287,16 +287,16 @@ TEST_CASE("tensors of others: strides, offsets, writes, deleters, and what is re
     other.values[1] = 10;
     CHECK((x * 1.).floats()[0] == 10);
     auto written = jit([](const NamedArray& a) { return a * 2.; }, {.donate = {0}})(x);
-    // nobody writes to what is not ours
+    // The memory of another library is never written.
     CHECK((written.floats()[1] == 4 && other.values[2] == 2));
-    CHECK(freed == 2);  // what is donated has no reader any more
+    CHECK(freed == 2);  // a donated array has no reader
     auto y = from_dlpack(&other.tensor, {Batch, Embed});
     CHECK(freed == 2);
   }
   CHECK(freed == 3);
 }
 
-TEST_CASE("spans of each element, in and out") {
+TEST_CASE("spans: values of each element type round-trip") {
   const Axis Embed("embed", 3);
   const std::vector<std::int8_t> bytes{-1, 0, 1};
   auto x = from_span<std::int8_t>(bytes, Embed);

@@ -1,5 +1,5 @@
-// Backends in libraries of their own: what is said of those that cannot be used, and that nobody
-// opens what nobody asks for.
+// Backends in shared libraries: errors for libraries that cannot be used, and no library is opened
+// without a request.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder for plugins, which HALIAX_PLUGINS names while this lives.
+// A folder for plugins. HALIAX_PLUGINS names it during its lifetime.
 struct Folder {
   Folder() {
     auto pattern = (fs::temp_directory_path() / "haliax-XXXXXX").string();
@@ -29,7 +29,7 @@ struct Folder {
     ::unsetenv("HALIAX_PLUGINS");
     fs::remove_all(at);
   }
-  // A shared library of this text, linked to these.
+  // Builds a shared library from source code and link options.
   void make(const std::string& name, const std::string& text, const std::string& with = "") {
     const auto file = (at / ("lib" + name)).string();
     std::ofstream(file + ".cpp") << text;
@@ -57,14 +57,14 @@ std::string output_of(const std::string& command) {
   pclose(pipe);
   return out;
 }
-const fs::path& builds() {  // of the tree that this program is of
+const fs::path& builds() {  // the build folder of this program
   static const auto at = fs::canonical("/proc/self/exe").parent_path().parent_path();
   return at;
 }
 
 }  // namespace
 
-TEST_CASE("plugins: where one was looked for") {
+TEST_CASE("plugins: a missing plugin raises with the folders that were searched") {
   Folder folder;
   auto text = said_of("nobodys");
   CHECK(starts(text,
@@ -78,7 +78,7 @@ TEST_CASE("plugins: where one was looked for") {
   CHECK(has(said_of(""), "there is no backend"));
 }
 
-TEST_CASE("plugins: of another version, of another border, or none at all") {
+TEST_CASE("plugins: another version, another ABI or a missing entry point raises") {
   Folder folder;
   const std::string version = program::library_version(), abi = program::abi_hash();
   folder.make("haliax_older", plugin_of("0.0.9", abi));
@@ -101,7 +101,7 @@ TEST_CASE("plugins: of another version, of another border, or none at all") {
   CHECK(said_of("text").size() > file("text").size() + 30);
 }
 
-TEST_CASE("plugins: a library that one needs is missing") {
+TEST_CASE("plugins: a missing dependency of a plugin is named") {
   Folder folder;
   folder.make("wanted", "extern \"C\" int wanted() { return 1; }\n");
   folder.make("haliax_needy",
@@ -114,7 +114,7 @@ TEST_CASE("plugins: a library that one needs is missing") {
             "loader's path"));
 }
 
-TEST_CASE("plugins: what one makes is asked once, and what it raises is raised") {
+TEST_CASE("plugins: the factory of a device is called once, and its exception is raised") {
   Folder folder;
   const std::string version = program::library_version(), abi = program::abi_hash();
   folder.make("haliax_mine",
@@ -131,7 +131,7 @@ TEST_CASE("plugins: what one makes is asked once, and what it raises is raised")
   CHECK(said_of("angry") == "[angry] no");
 }
 
-TEST_CASE("plugins: nothing of CUDA is linked, and who does not ask for it opens nothing") {
+TEST_CASE("plugins: programs link no CUDA library and open none unless the backend is requested") {
   CHECK(jit([](const NamedArray& x) { return x + 1.; })(NamedArray(1.)).item() == 2);
   const char* const theirs[] = {"libcuda", "libcudart", "libnvrtc",
                                 "libnccl", "libcublas", "libnvidia"};

@@ -1,4 +1,4 @@
-// What std::cout and fmt show of arrays, axes, meshes, keys, models and states.
+// The output of std::cout and fmt for arrays, axes, meshes, keys, models and states.
 #include <doctest/doctest.h>
 
 #include <fmt/ranges.h>
@@ -11,7 +11,7 @@
 
 using namespace haliax;
 
-namespace printed {  // a namespace of its own, as models of users have
+namespace printed {  // a separate namespace, as for models of users
 
 struct Head {
   nn::Linear out;
@@ -44,7 +44,7 @@ const Axis N("n", 3);
 
 }  // namespace
 
-TEST_CASE("small things print as their text") {
+TEST_CASE("printing: small objects print as their to_string") {
   CHECK(shown(N) == "n=3");
   CHECK(shown(N.name) == "n");
   CHECK(shown(Axes{N, Axis("m", 2)}) == "(n=3, m=2)");
@@ -71,12 +71,12 @@ TEST_CASE("small things print as their text") {
   CHECK(shown(Arr(0.5)) + shown(Arr(2)) + shown(Arr(true)) == "0.52true");
   CHECK(fmt::format("{} {} {} {}", Axes{N}, Mesh{{{"data", 4}}}, Mapping{{"n", "data"}},
                     random::key(1)) == "(n=3) data=4 {n: data} Key(0, 1)");
-  std::ostringstream left;  // a stream is no array to shift
+  std::ostringstream left;  // a stream is not an array to shift
   left << 1 << " " << true << " " << (arange(N) << 1);
   CHECK(left.str() == "1 1 NamedArray(i32, (n=3), [0, 2, 4])");
 }
 
-TEST_CASE("arrays that fit a line stay on one, others have a line for each row") {
+TEST_CASE("printing: an array that fits a line stays on one, others have one line per row") {
   CHECK(shown(arange(N) * 1.5) == "NamedArray(f32, (n=3), [0, 1.5, 3])");
   CHECK(shown(arange({Axis("a", 2), Axis("b", 20)}) * 10) ==
         "NamedArray(i32, (a=2, b=20),\n"
@@ -92,7 +92,9 @@ TEST_CASE("arrays that fit a line stay on one, others have a line for each row")
   }
 }
 
-TEST_CASE("of more than 1000 elements the first and the last three along each axis") {
+TEST_CASE(
+    "printing: an array of more than 1000 elements shows the first and last three along each "
+    "axis") {
   CHECK(shown(arange(Axis("a", 1001))) ==
         "NamedArray(i32, (a=1001), [0, 1, 2, ..., 998, 999, 1000])");
   CHECK(shown(arange({Axis("a", 2), Axis("b", 7), Axis("c", 100)})) ==
@@ -113,7 +115,7 @@ TEST_CASE("of more than 1000 elements the first and the last three along each ax
         "    [1300, 1301, 1302, ..., 1397, 1398, 1399]]])");
 }
 
-TEST_CASE("what has no value prints as the tracer that it is") {
+TEST_CASE("printing: an array without a value prints as a tracer") {
   auto x = ones({N, Axis("m", 2)});
   std::string text, key;
   auto show = [&](const NamedArray& v) {
@@ -128,7 +130,7 @@ TEST_CASE("what has no value prints as the tracer that it is") {
   CHECK(has(text, "NamedArray(f32, (m=2), traced by vmap over n (printing_test.cpp:"));
   haliax::map(show, N)(x);
   CHECK(has(text, "(m=2), traced by scan (printing_test.cpp:"));
-  grad([&](const NamedArray& v) { return sum(show(v)); })(x);  // there are values
+  grad([&](const NamedArray& v) { return sum(show(v)); })(x);  // values are available
   CHECK(text == "NamedArray(f32, (n=3, m=2), [[2, 2], [2, 2], [2, 2]])");
   CHECK(shown(eval_shape(show, x)) == "NamedArray(f32, (n=3, m=2))");
   jit([&](const Key& k) {
@@ -140,12 +142,12 @@ TEST_CASE("what has no value prints as the tracer that it is") {
   jit([](const NamedArray& v) { return v + 1.; }, {.donate = {0}})(given);
   CHECK(shown(given) == "NamedArray(f32, (n=3), donated)");
   CHECK(shown(given * 2.) == "NamedArray(f32, (n=3), made of what was donated)");
-  // Printing reads: what cannot be computed raises.
+  // Printing evaluates, so an array that cannot be computed raises.
   ::setenv("HALIAX_NANS", "1", 1);
   CHECK_THROWS_WITH_AS(shown(log(ones(N) - 2.)),
                        doctest::Contains("[log] makes NaN out of finite numbers"), Error);
   ::unsetenv("HALIAX_NANS");
-  // What does not depend on arguments has a value; showing it changes nothing about the program.
+  // A value that does not depend on arguments is printed; printing it does not change the program.
   auto quiet = jit([](const NamedArray& v) { return v + arange(Axis("n", 3)) * 2.; });
   auto loud = jit([&](const NamedArray& v) {
     auto steps = arange(Axis("n", 3)) * 2.;
@@ -157,7 +159,7 @@ TEST_CASE("what has no value prints as the tracer that it is") {
   CHECK(quiet.report().program.size() == loud.report().program.size());
 }
 
-TEST_CASE("a model prints a line for each array, a state too") {
+TEST_CASE("printing: models and states have one line per array") {
   auto m = printed::model();
   const std::string tree =
       "norm.weight         f32 (embed=4)             4               16 B\n"
@@ -168,7 +170,7 @@ TEST_CASE("a model prints a line for each array, a state too") {
   CHECK(tree_to_string(m) == tree);
   CHECK(shown(m) == tree);
   CHECK(fmt::format("{}", m) == tree);
-  CHECK(fmt::format("{}", std::vector{ones(N), zeros(N)}).size() > 40);  // as a range
+  CHECK(fmt::format("{}", std::vector{ones(N), zeros(N)}).size() > 40);  // formatted as a range
   auto state = optim::adamw().init(m);
   auto text = shown(state);
   CHECK(has(text, "0.count "));
@@ -179,7 +181,7 @@ TEST_CASE("a model prints a line for each array, a state too") {
   CHECK(shown(m.norm) == shown(nn::LayerNorm::init(printed::Embed, {.use_bias = false})));
 }
 
-TEST_CASE("summary counts by module") {
+TEST_CASE("printing: summary counts by module") {
   auto m = printed::model();
   CHECK(summary(m) ==
         "module     arrays  parameters  bytes    frozen\n"

@@ -1,4 +1,4 @@
-// What a profile says of steps, and the file that HALIAX_PROFILE asks for.
+// Profiles of steps, and the trace file of HALIAX_PROFILE.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ const StepProfile* found(const Profile& p, const std::string& kind,
 }
 std::string here(int line) { return "profile_test.cpp:" + std::to_string(line); }
 
-// What a process of its own writes that runs the case below, and what it says.
+// The trace that a process running the case below writes, and its output.
 struct Traced {
   std::string said;
   nlohmann::json file;
@@ -59,9 +59,7 @@ NamedArray walked(const NamedArray& x) {
 
 }  // namespace
 
-TEST_CASE(
-    "profile: steps bear their line, module, bytes and products; what they take adds up to the "
-    "call") {
+TEST_CASE("profile: steps have line, module, bytes and FLOPs, and their times add up to the call") {
   const Axis Rows("batch", 2048), Wide("hidden", 1024);
   auto layer = nn::Linear::init(E, Wide, random::key(0));
   layer.weight.eval();
@@ -98,7 +96,7 @@ TEST_CASE(
   CHECK(steps == doctest::Approx(p.steps_s));
   CHECK(kinds == doctest::Approx(p.steps_s));
   CHECK(p.steps_s <= p.wall_s);
-  CHECK(p.steps_s > p.wall_s * 0.7);  // what is left allocates the result, and makes a node of it
+  CHECK(p.steps_s > p.wall_s * 0.7);  // the rest allocates the result and creates its node
   CHECK(p.machine.read > 1e8);
   CHECK(p.machine.copy > 1e8);
   std::ostringstream table;
@@ -107,11 +105,11 @@ TEST_CASE(
     CHECK(has(table.str(), part));
 }
 
-TEST_CASE("profile: steps of turns side by side take their part of the call") {
+TEST_CASE("profile: steps of parallel iterations have their share of the call") {
   const Axis Heads("heads", 12), Q("q", 1024), K("k", 1024), D("d", 64);
   auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
   for (int threads : {1, 2, 3}) {
-    const Threads some(threads);  // a plan is made for as many as there are then
+    const Threads some(threads);  // a plan depends on the thread count
     auto attend = jit([](const NamedArray& x, const NamedArray& y) {
       return nn::dot_product_attention("k", "d", x, y, y);
     });
@@ -129,7 +127,7 @@ TEST_CASE("profile: steps of turns side by side take their part of the call") {
   }
 }
 
-TEST_CASE("profile: a loop counts its turns, and what they take once") {
+TEST_CASE("profile: a loop counts its iterations, and their time once") {
   auto x = random::normal(random::key(1), {T, E}).eval();
   auto p = profile(jit(walked), x);
   CAPTURE(to_string(p));
@@ -147,7 +145,7 @@ TEST_CASE("profile: a loop counts its turns, and what they take once") {
   CHECK(loop->seconds + inside <= p.wall_s);
 }
 
-TEST_CASE("profile: modules hold those inside of them") {
+TEST_CASE("profile: the time of a module includes its submodules") {
   struct Outer {
     Model block;
   };
@@ -162,7 +160,7 @@ TEST_CASE("profile: modules hold those inside of them") {
   CHECK(seconds_of("block") >= seconds_of("block.up"));
 }
 
-TEST_CASE("profile: what would be donated stays, and results are as ever") {
+TEST_CASE("profile: arguments that would be donated stay valid, and results do not change") {
   auto f = jit([](const NamedArray& x) { return x * 2.; }, {.donate = {0}});
   auto x = ones({B, E}).eval();
   auto p = profile(f, x);
@@ -177,7 +175,7 @@ TEST_CASE("profile: what would be donated stays, and results are as ever") {
             "was donated"));
 }
 
-TEST_CASE("profile: functions that are not jitted, and arrays that are read inside") {
+TEST_CASE("profile: functions without jit and eager reads are profiled") {
   auto p = profile([](const NamedArray& x) { return sum(exp(x)).item() > 0; }, ones({B, E}).eval());
   REQUIRE(found(p, "fused"));
   CHECK(has(found(p, "fused")->holds, "exp"));
@@ -185,7 +183,7 @@ TEST_CASE("profile: functions that are not jitted, and arrays that are read insi
   CHECK(found(lazy, "fused"));
 }
 
-TEST_CASE("profile: all devices of a mesh are in it") {
+TEST_CASE("profile: all devices of a mesh are included") {
   const Mesh mesh({{"data", 2}});
   auto f = named_jit(
       [](const NamedArray& x, const NamedArray& w) { return sum(dot(x, w, "embed"), "batch"); },
@@ -198,7 +196,7 @@ TEST_CASE("profile: all devices of a mesh are in it") {
   CHECK(found(p, "collective"));
 }
 
-TEST_CASE("profile: other backends say what a call takes; a trace has nothing to say") {
+TEST_CASE("profile: other backends report the time of a call, and their trace is empty") {
   auto f = jit([](const NamedArray& x) { return x + 1.; }, {.backend = "reference"});
   auto p = profile(f, ones(B).eval());
   CHECK(p.steps.empty());
@@ -212,7 +210,7 @@ TEST_CASE("profile: other backends say what a call takes; a trace has nothing to
             "[profile] nothing runs inside"));
 }
 
-TEST_CASE("profile: a first call counts as long as it is the only one") {
+TEST_CASE("profile: a first call counts if it is the only one") {
   const Axis X("x", 64);
   auto f = jit([](const NamedArray& x) { return exp(x) * 2.f; });
   auto x = arange(X).astype(DType::f32).eval();
@@ -230,7 +228,7 @@ TEST_CASE("profile: a first call counts as long as it is the only one") {
   f(x);
   CHECK(p.summary(1, 0).steps[0].calls == 1);
 }
-TEST_CASE("profile: what steps move") {
+TEST_CASE("profile: bytes moved by each kind of step") {
   using namespace program;
   Program p;
   for (auto bytes : {4000, 400, 80}) p.slots.push_back({.bytes = bytes});
@@ -244,11 +242,11 @@ TEST_CASE("profile: what steps move") {
                  {{view(2, DType::i64, {1, 0}), 20, 50}}};
   CHECK(traffic_of(pick, p).read == 4. * 100 + 8 * 5);
   CHECK(traffic_of(pick, p).written == 400);
-  Step windows{.kind = program::Kind::copy};  // 90 windows of 11 out of 100 numbers
+  Step windows{.kind = program::Kind::copy};  // 90 windows of 11 out of 100 elements
   windows.copy = {{90, 11}, view(1, DType::f32, {1, 1}), view(0, DType::f32, {11, 1})};
   CHECK(traffic_of(windows, p).read == 400);
   CHECK(traffic_of(windows, p).written == 3960);
-  Step adds;  // x is loaded twice, and added to
+  Step adds;  // x is loaded twice and written once
   adds.fused = {{20}, 1, {}};
   for (int k = 0; k < 2; ++k)
     adds.fused.code.push_back({.code = Code::load, .view = view(1, DType::f32, {1})});
@@ -269,7 +267,7 @@ TEST_CASE("profile: a process" * doctest::skip()) {
   }
   if (what == "turns") {
     const Threads two(2);
-    // long enough for both to begin
+    // Long enough that both start.
     const Axis Heads("heads", 64), Q("q", 1024), K("k", 1024), D("d", 64);
     auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
     jit([](const NamedArray& x, const NamedArray& y) {
@@ -296,9 +294,7 @@ TEST_CASE("profile: a process" * doctest::skip()) {
   }
 }
 
-TEST_CASE(
-    "profile: HALIAX_PROFILE writes a trace in which steps lie in their loop, and that in its "
-    "call") {
+TEST_CASE("profile: HALIAX_PROFILE writes a trace with steps nested in loops, and loops in calls") {
   auto path = scratch_file("loop.json");
   auto [said, trace] = traced("loop", path);
   std::filesystem::remove(path);
@@ -311,7 +307,7 @@ TEST_CASE(
     if (e["ph"] == "M") continue;
     CHECK(e["ph"] == "X");
     if (e["cat"] == "loop") loop = e;
-    if (e["cat"] == "call") call = e;  // the last
+    if (e["cat"] == "call") call = e;  // the last one
   }
   REQUIRE(loop.is_object());
   auto lies_in = [](const nlohmann::json& e, const nlohmann::json& around) {
@@ -328,22 +324,22 @@ TEST_CASE(
   CHECK(trace["otherData"]["left_out"] == 0);
 }
 
-TEST_CASE("profile: a trace counts the products that were made, as tables do") {
+TEST_CASE("profile: a trace counts the matmuls that ran, as tables do") {
   auto path = scratch_file("masked.json");
   auto trace = traced("masked", path).file;
   std::filesystem::remove(path);
   REQUIRE(!trace.is_discarded());
-  double products = 0;  // of 512 x 512 x 32
+  double products = 0;  // in units of 512 x 512 x 32
   for (auto& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["cat"] == "contract") {
       products += double(e["dur"]) * double(e["args"]["GFLOP/s"]) * 1e3 / (2. * 512 * 512 * 32);
       CHECK(double(e["args"]["of best"]) > 0);
     }
   CHECK(products > 1);
-  CHECK(products < 1.7);  // causal, of two
+  CHECK(products < 1.7);  // causal, out of two
 }
 
-TEST_CASE("profile: in a trace threads that run turns side by side are rows") {
+TEST_CASE("profile: in a trace threads that run parallel iterations are rows") {
   auto path = scratch_file("turns.json");
   auto trace = traced("turns", path).file;
   std::filesystem::remove(path);
@@ -380,7 +376,7 @@ TEST_CASE("profile: in a trace the devices of a mesh are processes") {
   CHECK(collectives == std::vector<int>{0, 1});
 }
 
-TEST_CASE("profile: a long trace is cut off, and says so") {
+TEST_CASE("profile: a long trace is truncated, with a message") {
   auto path = scratch_file("long.json");
   auto trace = traced("long", path).file;
   std::filesystem::remove(path);
@@ -390,7 +386,9 @@ TEST_CASE("profile: a long trace is cut off, and says so") {
   CHECK(has(trace["traceEvents"].back()["name"].get<std::string>(), "cut off: "));
 }
 
-TEST_CASE("profile: a file that cannot be written is named, and no variable is no profile") {
+TEST_CASE(
+    "profile: a trace file that cannot be written is named, and without the variable nothing is "
+    "profiled") {
   auto said = traced("", "/no/such/folder/trace.json").said;
   CHECK(has(said,
             "says: [environment] HALIAX_PROFILE is /no/such/folder/trace.json; it must be a file "

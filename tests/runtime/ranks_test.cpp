@@ -1,5 +1,5 @@
-// Ranks, as threads of this process that send each other messages: what collectives give and send,
-// and what becomes of a rank that fails. (tests/ranks_test.py runs real ones.)
+// Ranks as threads of this process that send messages to each other: results and bytes of
+// collectives, and failures of a rank. tests/ranks_test.py runs real processes.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -27,13 +27,13 @@ using program::CollectiveKind;
 
 namespace {
 
-struct Array {  // on one device
+struct Array {  // an array on one device
   program::Operand how;
   Bytes memory;
-  std::int64_t first = 0;  // byte of element (0, 0, ...)
+  std::int64_t first = 0;  // byte offset of element (0, 0, ...)
 };
-// Any order of dims in memory, gaps, dims that run backwards; what is only read may also repeat
-// along a dim.
+// Returns an array with a random memory layout: any order of dims, gaps, and negative strides. An
+// array that is only read may also repeat along a dim.
 Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
   Array a;
   a.how.dims = dims;
@@ -66,7 +66,7 @@ Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
   }
   return a;
 }
-// One collective of several devices: what each gives, and room for what it gets.
+// One collective of several devices: the inputs and the outputs of each.
 struct Exchange {
   std::vector<Collective> how;  // by device
   std::vector<std::vector<Array>> x, out;
@@ -86,13 +86,14 @@ void add_array(Exchange& e, int device, const Dims& x, const Dims& out, DType dt
   e.how[d].x.push_back(e.x[d].back().how);
   e.how[d].out.push_back(e.out[d].back().how);
 }
-// Every device has an array of its own size, and sends boxes of it, a step apart, to any; together
-// they make what those have.
+// Draws an all-to-all: each device has an array of its own size and sends strided boxes of it to
+// any devices.
 void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std::mt19937& dice) {
   const int n = mesh.devices();
   const auto dtype = DType(dice() % 13);
   const auto rows = std::int64_t(1 + dice() % 40), columns = std::int64_t(1 + dice() % 9);
-  std::vector<std::int64_t> got(std::size_t(n), 0);  // positions of the results that are taken
+  std::vector<std::int64_t> got(std::size_t(n),
+                                0);  // rows of the results that are already assigned
   std::vector<std::tuple<int, int, program::BoxTransfer, program::BoxTransfer>> all;
   for (int from = 0; from < n; ++from)
     for (int to : group_of(mesh, over, from))
@@ -121,7 +122,7 @@ void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std
     e.x[d].push_back(flag);
     e.how[d].x.push_back(flag.how);
     e.how[d].skip_flag = skip_flag;
-    // what is left out stays so
+    // Outputs of skipped devices stay unchanged.
     for (auto& a : e.out[d]) std::fill(a.memory.begin(), a.memory.end(), std::byte(77));
   }
 }
@@ -170,7 +171,7 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   }
   return e;
 }
-// What the devices get, one element after the other.
+// Computes the expected results, one element after the other.
 std::byte* element(Array& a, const Dims& at) {
   auto offset = a.first;
   for (std::size_t d = 0; d < at.size(); ++d)
@@ -263,7 +264,7 @@ void run(Exchange& e, int device, program::Communicator& c) {
   for (auto& a : e.out[std::size_t(device)]) out.push_back(a.memory.data() + a.first);
   c.run(e.how[std::size_t(device)], x.data(), out.data(), nullptr, 0);
 }
-// What all devices together send on a ring, in bytes.
+// Returns the bytes that all devices together send on a ring.
 std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
   std::int64_t sum = 0;
   for (int d = 0; d < mesh.devices(); ++d) {
@@ -277,7 +278,7 @@ std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
         sum += others * bytes(how.x[k]);
       else if (how.kind == CollectiveKind::reduce_scatter)
         sum += bytes(how.x[k]) - bytes(how.out[k]);
-      // of the group
+      // An all-reduce, counted once per group.
       else
         sum += d == group_of(mesh, how.over, d)[0] ? 2 * others * bytes(how.x[k]) : 0;
     }
@@ -288,8 +289,7 @@ std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
 }  // namespace
 
 TEST_CASE(
-    "ranks: collectives have the bits of threads and of sums by element, and send what a ring "
-    "sends") {
+    "ranks: collectives are bitwise identical to those of threads, and send the bytes of a ring") {
   const Mesh meshes[] = {Mesh{{{"a", 2}}}, Mesh{{{"a", 3}}}, Mesh{{{"a", 2}, {"b", 2}}},
                          Mesh{{{"a", 2}, {"b", 3}}}, Mesh{{{"a", 5}}}};
   std::mt19937 dice(7);
@@ -309,7 +309,7 @@ TEST_CASE(
         }
     };
     same(threads);
-    const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;  // devices a rank
+    const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;  // devices per rank
     std::atomic<std::int64_t> sent = 0;
     const auto said = on_ranks(
         mesh.devices() / each,
@@ -333,7 +333,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ranks: one that raises is named by all others") {
+TEST_CASE("ranks: a rank that raises is named by all others") {
   const auto said = on_ranks(4, [](Peers& peers, SimulatedRanks&) {
     if (peers.rank() == 2) throw Error("[disk] it is full");
     for (;;) {
@@ -347,7 +347,7 @@ TEST_CASE("ranks: one that raises is named by all others") {
   }
 }
 
-TEST_CASE("ranks: one that falls silent is named") {
+TEST_CASE("ranks: a rank that stops responding is named") {
   const auto said = on_ranks(
       3,
       [](Peers& peers, SimulatedRanks& carrier) {
@@ -361,7 +361,7 @@ TEST_CASE("ranks: one that falls silent is named") {
   for (int r : {0, 2}) CHECK(has(said[std::size_t(r)], "rank 1 has said nothing for 2"));
 }
 
-TEST_CASE("ranks: calls that differ, and a rank that has ended") {
+TEST_CASE("ranks: different collectives, and a rank that has ended, raise") {
   const Mesh two{{{"a", 2}}};
   std::mt19937 dice(3);
   for (const std::string how : {"other call", "other collective", "ended"}) {
@@ -394,7 +394,7 @@ TEST_CASE("ranks: calls that differ, and a rank that has ended") {
   }
 }
 
-TEST_CASE("ranks: all say what they are about to do, and what differs is named") {
+TEST_CASE("ranks: ranks compare their next calls, and the difference is named") {
   const auto said = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
     Peers::JointCall call(peers, "a first call");
     peers.agree({{"version", "1"}, {"mesh", "data=3"}, {"plan", "17", false}});

@@ -48,7 +48,7 @@ void spill(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// The bytes of a file with this header and this much data.
+// Returns a file with this header and this many bytes of data.
 std::string file_with(const std::string& header, std::size_t data_bytes) {
   const std::uint64_t n = header.size();
   std::string out(8, '\0');
@@ -56,8 +56,8 @@ std::string file_with(const std::string& header, std::size_t data_bytes) {
   return out + header + std::string(data_bytes, '\1');
 }
 
-// What reading these bytes says, or "" if they are fine. Whatever is read must be consistent in
-// itself.
+// Returns the error of reading these bytes, or "" for a valid file. Checks that a file that is read
+// is consistent.
 std::string complaint(const std::string& path, const std::string& bytes) {
   spill(path, bytes);
   try {
@@ -87,12 +87,12 @@ std::string write_complaint(const std::string& path, const TensorFile& file) {
 
 }  // namespace
 
-TEST_CASE("safetensors: what was written is read again") {
+TEST_CASE("safetensors: written files are read back unchanged") {
   Folder folder;
   const std::string path = folder / "a.safetensors";
   const TensorFile wrote = small();
   write_safetensors(path, wrote);
-  CHECK(folder.files() == 1);  // nothing temporary stays
+  CHECK(folder.files() == 1);  // no temporary file remains
 
   const TensorFile read = read_safetensors(path);
   REQUIRE(read.tensors.size() == wrote.tensors.size());
@@ -110,13 +110,13 @@ TEST_CASE("safetensors: what was written is read again") {
           "[read_safetensors] there is no tensor h.0.wight; did you mean h.0.weight?; safetensors"),
       Error);
 
-  // Writing again gives the same bytes, whatever the order of the tensors.
+  // Writing again produces the same bytes, for any order of the tensors.
   const std::string again = folder / "b.safetensors";
   write_safetensors(again, read);
   CHECK(slurp(again) == slurp(path));
 }
 
-TEST_CASE("safetensors: every dtype keeps its name and size") {
+TEST_CASE("safetensors: every dtype has its name and size") {
   Folder folder;
   TensorFile file;
   for (int d = 0; d <= int(DType::boolean); ++d) {
@@ -146,7 +146,7 @@ TEST_CASE("safetensors: a checkpoint in Hugging Face's layout survives a round t
   }
 }
 
-TEST_CASE("safetensors: a file cut at any byte is refused") {
+TEST_CASE("safetensors: a file that is truncated at any byte raises") {
   Folder folder;
   write_safetensors(folder / "whole", small());
   const std::string whole = slurp(folder / "whole"), cut = folder / "cut";
@@ -158,12 +158,12 @@ TEST_CASE("safetensors: a file cut at any byte is refused") {
   CHECK(mentions(complaint(cut, whole + "x"), "after the last tensor"));
 }
 
-TEST_CASE("safetensors: corruption is refused or harmless") {
+TEST_CASE("safetensors: a damaged file raises or reads consistently") {
   Folder folder;
   write_safetensors(folder / "whole", small());
   const std::string whole = slurp(folder / "whole"), broken = folder / "broken";
   int refused = 0;
-  for (std::size_t i = 0; i < whole.size(); ++i) {  // every bit
+  for (std::size_t i = 0; i < whole.size(); ++i) {  // each single bit
     for (int bit = 0; bit < 8; ++bit) {
       std::string bytes = whole;
       bytes[i] = char(bytes[i] ^ (1 << bit));
@@ -172,7 +172,7 @@ TEST_CASE("safetensors: corruption is refused or harmless") {
   }
   CHECK(refused > int(whole.size()));
   std::mt19937 random(7);
-  for (int round = 0; round < 3000; ++round) {  // several bytes, by what a header is made of
+  for (int round = 0; round < 3000; ++round) {  // several bytes, from the characters of a header
     std::string bytes = whole;
     for (int n = 0; n < 1 + round % 6; ++n)
       bytes[random() % bytes.size()] = "0123456789{}[]\",:-e.\0\xff"[random() % 23];
@@ -180,7 +180,7 @@ TEST_CASE("safetensors: corruption is refused or harmless") {
   }
 }
 
-TEST_CASE("safetensors: a wrong header is refused with the tensor's name") {
+TEST_CASE("safetensors: an invalid header raises with the name of the tensor") {
   Folder folder;
   const auto says = [&](const std::string& header, std::size_t data_bytes) {
     return complaint(folder / "x", file_with(header, data_bytes));
@@ -234,7 +234,7 @@ TEST_CASE("safetensors: a wrong header is refused with the tensor's name") {
   CHECK(mentions(complaint(folder / "x", bools), wte + "holds a bool that is not 0 or 1"));
 }
 
-TEST_CASE("safetensors: what cannot be opened is named") {
+TEST_CASE("safetensors: a file that cannot be opened is named") {
   Folder folder;
   CHECK_THROWS_WITH_AS(
       read_safetensors("/nowhere/at.all"),
@@ -249,7 +249,7 @@ TEST_CASE("safetensors: what cannot be opened is named") {
   CHECK(mentions(write_complaint("/nowhere/at.all", small()), "cannot be opened: No such file"));
 }
 
-TEST_CASE("safetensors: a write that fails leaves the old file and nothing else") {
+TEST_CASE("safetensors: a failed write retains the old file and leaves no other file") {
   Folder folder;
   const std::string path = folder / "model.safetensors";
   write_safetensors(path, small());
@@ -268,7 +268,7 @@ TEST_CASE("safetensors: a write that fails leaves the old file and nothing else"
   bad.tensors[1].name = "\xff";
   CHECK(mentions(write_complaint(path, bad), "not UTF-8"));
 
-  // A disk that fills up, halfway through the data.
+  // The disk is full halfway through the data.
   TensorFile large = small();
   large.tensors.push_back(
       tensor<float>("large", DType::f32, {4096}, std::vector<float>(4096, 1.5f)));

@@ -1,5 +1,4 @@
-// Checkpoints that do not fit the model: what from_state_dict says, and what it takes when it is
-// not strict.
+// Checkpoints that do not match the model: errors of from_state_dict, and loading without `strict`.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -52,13 +51,13 @@ TensorFile without(TensorFile file, std::string_view name) {
 
 }  // namespace
 
-TEST_CASE("state dicts: what fits is taken") {
+TEST_CASE("state dicts: a matching checkpoint loads") {
   auto saved = model(3, 1), back = from_state_dict(to_state_dict(saved), model(3, 2));
   CHECK(same(back.table, saved.table));
   CHECK(same(back.blocks.stacked.proj.weight, saved.blocks.stacked.proj.weight));
 }
 
-TEST_CASE("state dicts: each difference raises, and is returned when asked for") {
+TEST_CASE("state dicts: each kind of difference raises, and is returned on request") {
   auto saved = model(3, 1), like = model(3, 2);
   auto file = to_state_dict(saved);
   auto taken = [&](const TensorFile& f, StateMismatch& found) {
@@ -107,7 +106,7 @@ TEST_CASE("state dicts: each difference raises, and is returned when asked for")
   CHECK(found.empty());
 }
 
-TEST_CASE("state dicts: layers too many or too few are named") {
+TEST_CASE("state dicts: missing and surplus layers are named") {
   auto saved = model(3, 1);
   auto file = to_state_dict(saved);
   CHECK(says(message_of(file, model(2, 2)),
@@ -125,7 +124,7 @@ TEST_CASE("state dicts: layers too many or too few are named") {
   CHECK(same(layer(m, 3), layer(longer, 3)));
 }
 
-TEST_CASE("state dicts: of layers alone, and of a part of a model") {
+TEST_CASE("state dicts: stacked layers alone, and a part of a model, load") {
   const Axis Layers("layers", 2), In("in", 3), Out("out", 4);
   auto layer = [&](const Key& k) { return nn::Linear::init(In, Out, k); };
   auto layers = nn::Stacked<nn::Linear>::init(Layers, layer, random::split(random::key(0), Layers));
@@ -134,7 +133,7 @@ TEST_CASE("state dicts: of layers alone, and of a part of a model") {
   CHECK(file.tensors[1].name == "0.weight");
   CHECK(same(from_state_dict(file, layers).stacked.weight, layers.stacked.weight));
   std::vector<nn::Linear> two{layer(random::key(1)), layer(random::key(2))};
-  auto part = to_state_dict(filter(two, "1.bias"));  // without those that are empty
+  auto part = to_state_dict(filter(two, "1.bias"));  // without empty arrays
   REQUIRE(part.tensors.size() == 1);
   CHECK(part.tensors[0].name == "1.bias");
   CHECK(from_state_dict(part, filter(two, "1.bias"))[0].weight.empty());

@@ -1,4 +1,5 @@
-// Blocks over threads: each is run once, by the worker whose share it is unless that one is late.
+// Distribution of blocks over threads: each block runs once, on the worker whose share it is unless
+// that worker is late.
 #include "base/thread_pool.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +25,7 @@ TEST_CASE("thread pool: every block is run once, for any number of blocks and wo
     }
 }
 
-TEST_CASE("thread pool: a worker begins with its own share, the same each time") {
+TEST_CASE("thread pool: a worker starts with its own share, which is the same each time") {
   Threads two(2);
   for (int turn = 0; turn < 100; ++turn) {
     std::atomic<int> begun = 0;
@@ -32,7 +33,7 @@ TEST_CASE("thread pool: a worker begins with its own share, the same each time")
     haliax::parallel_for(10, 2, [&](std::int64_t block, int worker) {
       if (first[worker] >= 0) return;
       first[worker] = block;
-      // nobody is done before both have begun
+      // Each block waits until both have started.
       for (++begun; begun.load() < 2;) std::this_thread::yield();
     });
     REQUIRE(first[0].load() == 0);

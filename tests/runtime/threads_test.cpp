@@ -1,5 +1,5 @@
-// Any function from any thread, on any arrays. Under `tools/test --sanitize thread` nothing here is
-// reported.
+// Any function may be called from any thread, on any arrays. `tools/test --sanitize thread` must
+// report nothing here.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -17,8 +17,7 @@ using namespace haliax;
 
 namespace {
 
-// f(0) ... f(n - 1), each on a thread of its own, all at once. What any of them raises, or finds
-// wrong.
+// Runs f(0) ... f(n - 1) at once, each on its own thread, and returns the errors.
 template <class F> std::string at_once(int n, const F& f) {
   std::barrier start(n);
   std::mutex lock;
@@ -49,7 +48,7 @@ NamedArray loss_of(const Model& m, const Batch& b) { return mean(square(m(b.x) -
 
 }  // namespace
 
-TEST_CASE("threads: two that share nothing") {
+TEST_CASE("threads: two threads without shared arrays") {
   CHECK(at_once(2, [](int) {
           for (int i = 0; i < 300; ++i) {
             auto v = (arange(I) * 2. + 1.).floats();
@@ -59,7 +58,7 @@ TEST_CASE("threads: two that share nothing") {
         }) == "");
 }
 
-TEST_CASE("threads: many, each with programs of its own") {
+TEST_CASE("threads: many threads, each with its own programs") {
   CHECK(at_once(4, [](int k) {
           for (int i = 0; i < 40; ++i) {
             Axis n("n", 16 + (k + i) % 5);
@@ -84,7 +83,7 @@ TEST_CASE("threads: many, each with programs of its own") {
         }) == "");
 }
 
-TEST_CASE("threads: one lazy array that all read is computed once") {
+TEST_CASE("threads: a lazy array that several threads read is computed once") {
   for (int round = 0; round < 30; ++round) {
     auto x = arange(I, {.dtype = DType::f32}) * double(round);
     auto y = sum(x * x + 1., I);
@@ -98,12 +97,12 @@ TEST_CASE("threads: one lazy array that all read is computed once") {
   }
 }
 
-TEST_CASE("threads: what one builds on while others read it") {
+TEST_CASE("threads: a thread builds on an array while others evaluate it") {
   for (int round = 0; round < 30; ++round) {
     auto x = cos(arange(I, {.dtype = DType::f32}) * double(round));
     auto y = x * 2. + 1.;
     CHECK(at_once(4, [&](int k) {
-            // y is in other threads' hands
+            // Other threads evaluate y at the same time.
             auto g = grad([&](const NamedArray& v) { return sum(v * v * y); })(x);
             auto z = y - double(k);
             if (k % 2) y.eval();
@@ -117,12 +116,12 @@ TEST_CASE("threads: what one builds on while others read it") {
   }
 }
 
-TEST_CASE("threads: arrays die in other threads than they were made in") {
+TEST_CASE("threads: arrays may be destroyed in another thread than they were created in") {
   std::vector<NamedArray> handed(4);
   CHECK(at_once(4, [&](int k) {
           for (int i = 0; i < 20; ++i) {
             NamedArray x = ones(I).eval();
-            for (int j = 0; j < 2000; ++j) x = x + 1.;  // a long chain, which nobody reads
+            for (int j = 0; j < 2000; ++j) x = x + 1.;  // a long chain that is never read
             handed[std::size_t(k)] = x;
             std::thread([x = std::move(x), next = std::move(handed[std::size_t(k)])]() mutable {
               next = {};
@@ -133,7 +132,7 @@ TEST_CASE("threads: arrays die in other threads than they were made in") {
 }
 
 TEST_CASE(
-    "threads: one jitted function is traced once for each kind of argument, and runs in parallel") {
+    "threads: a jitted function is traced once per signature, and its calls run in parallel") {
   std::atomic<int> traces = 0;
   auto f = jit([&](const NamedArray& x) {
     ++traces;
@@ -152,8 +151,8 @@ TEST_CASE(
   CHECK(f.report().traces == 3);
 }
 
-// so they do run at once
-TEST_CASE("threads: a kernel of the user's that waits for another call of the same program") {
+// The calls run at once, or this would time out.
+TEST_CASE("threads: a custom kernel may wait for another call of the same program") {
   static std::atomic<int> inside;
   inside = 0;
   static const auto wait_for_two =
@@ -174,7 +173,7 @@ TEST_CASE("threads: a kernel of the user's that waits for another call of the sa
         }) == "");
 }
 
-TEST_CASE("threads: training beside training") {
+TEST_CASE("threads: concurrent training runs match sequential ones") {
   auto train = [](int seed, int steps) {
     auto optimizer = optim::adamw({.learning_rate = 1e-2});
     auto start = jit([&](const Key& key) { return Model::init(In, Out, 16, 1, key); });
@@ -204,8 +203,8 @@ TEST_CASE("threads: training beside training") {
   CHECK(alone == beside);
 }
 
-TEST_CASE("threads: eager gradients, chunks, checkpoints, vmap, shared parameters") {
-  auto model = model_of(3);  // lazy: whoever comes first computes it
+TEST_CASE("threads: eager gradients, chunks, checkpoints and vmap with shared parameters") {
+  auto model = model_of(3);  // lazy: computed by the first thread that reads it
   Batch batch;
   auto want =
       flatten(grad([&](const Model& m) { return loss_of(m, batch); })(model_of(3)))[0].floats();
@@ -230,7 +229,7 @@ TEST_CASE("threads: eager gradients, chunks, checkpoints, vmap, shared parameter
         }) == "");
 }
 
-TEST_CASE("threads: meshes, each call with devices of its own") {
+TEST_CASE("threads: concurrent calls on meshes use devices of their own") {
   Devices devices(4);
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
   auto f = named_jit(
@@ -251,13 +250,13 @@ TEST_CASE("threads: meshes, each call with devices of its own") {
   auto shards = named_jit(
       [](const NamedArray& x) { return x * 2.; },
       {.mesh = mesh, .axis_resources = Mapping{{"i", "data"}}})(arange(I, {.dtype = DType::f32}));
-  CHECK(at_once(4, [&](int) {  // put together by one of them
+  CHECK(at_once(4, [&](int) {  // one thread assembles the value
           must(shards.floats()[5] == 10, "2 i");
           return 0;
         }) == "");
 }
 
-TEST_CASE("threads: an array is donated to one call; the others get the error, or its value") {
+TEST_CASE("threads: an array is donated to one call, and the others raise or read its value") {
   for (int round = 0; round < 20; ++round) {
     auto x = arange(I, {.dtype = DType::f32}).eval();
     auto f = jit([](const NamedArray& v) { return v + 1.; }, {.donate = {0}});
@@ -286,9 +285,9 @@ TEST_CASE("threads: an array is donated to one call; the others get the error, o
   }
 }
 
-TEST_CASE("threads: functions that are traced may wait for other threads") {
+TEST_CASE("threads: a traced function may wait for other threads") {
   auto x = ones(I).eval();
-  auto elsewhere = [&] {  // what a lock held around the function would stop for ever
+  auto elsewhere = [&] {  // would deadlock if a lock were held around the function
     double got = 0;
     std::thread([&] {
       got = sum(exp(ones({I, Axis("n", 2)}) * 0.), I).floats()[0] + (x + 1.).eval().floats()[0];
@@ -314,7 +313,7 @@ TEST_CASE("threads: functions that are traced may wait for other threads") {
   CHECK(grad([&](const NamedArray& v) { return sum(by_hand(v)); })(x).floats()[0] == 66);
 }
 
-TEST_CASE("threads: what a kernel of the user's throws on a worker reaches the caller") {
+TEST_CASE("threads: an exception of a custom kernel on a worker reaches the caller") {
   static const auto refuses = custom_op({.name = "refuses",
                                          .along = {AxisRule::whole},
                                          .cpu = {[](Strided<const float> x, Strided<float> out) {
@@ -329,7 +328,7 @@ TEST_CASE("threads: what a kernel of the user's throws on a worker reaches the c
   for (auto* backend : {"cpu", "reference"}) {
     auto f = jit([](const NamedArray& v) { return refuses(v, "i"); }, {.backend = backend});
     CHECK(error_of([&] { return f(bad); }) == "[refuses] no 77");
-    CHECK(f(x).floats()[7] == 7);  // and the next call is none the worse for it
+    CHECK(f(x).floats()[7] == 7);  // the next call works
   }
   CHECK(error_of([&] { return refuses(bad, "i").eval(); }) == "[refuses] no 77");
   Devices devices(4);

@@ -1,5 +1,5 @@
-// A leaked tracer says that it is one, of which function, and where it got out; errors of trees,
-// files and backends name a line.
+// Errors of leaked tracers: the function, and the lines where the tracer was created and read.
+// Errors of trees, files and backends have a line too.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -24,7 +24,7 @@ NamedArray keep(const NamedArray& v) {
 }
 const std::string made = line(-3);
 
-// "... it was made at MADE inside BY ... ; READ"
+// Checks the message `... it was made at MADE inside BY ... ; READ`.
 void left(const std::string& message, const std::string& by, const std::string& read) {
   CAPTURE(message);
   CHECK(has(message, "[eval] this array is a tracer that has left its function: it was made at " +
@@ -35,14 +35,13 @@ void left(const std::string& message, const std::string& by, const std::string& 
 }  // namespace
 
 TEST_CASE(
-    "tracers: one that has left jit names the line of jit, where it was made and where it is "
-    "read") {
+    "tracers: a leaked tracer raises with the lines of jit, of its creation and of the read") {
   auto x = ones(N);
   auto f = jit(keep);
   auto at = line();
   f(x);
   left(message_of([&] { leaked.floats(); }), "jit (" + at + ")", line());
-  // what left, not what was made of it
+  // The error names the leaked tracer, not values computed from it.
   left(message_of([&] { sum(leaked + 1.).item(); }), "jit (" + at + ")", line());
   left(message_of([&] { eval(std::vector{leaked}); }), "jit (" + at + ")", line());
   CHECK(has(message_of([&] { (void)bool(sum(leaked) > 1.); }),
@@ -54,7 +53,7 @@ TEST_CASE(
   left(message_of([&] { f(leaked); }), "jit (" + at + ")", at);
   CHECK(g.report().traces == 1);
   leaked = x;
-  CHECK(g(x).floats() == std::vector<float>(4, 2));  // works after what went wrong
+  CHECK(g(x).floats() == std::vector<float>(4, 2));  // works after the error
   jit(grad([](const NamedArray& v) { return sum(keep(v)); }))(x);
   left(message_of([&] { leaked.floats(); }), "jit (" + line(-1) + ")", line());
   set_devices(2);
@@ -63,14 +62,15 @@ TEST_CASE(
   set_devices(8);
 }
 
-TEST_CASE("tracers: of vmap, scan, shapes and checkpoints") {
+TEST_CASE("tracers: leaked tracers of vmap, scan, shapes and checkpoints raise") {
   auto x = array({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {N, M});
   vmap(keep, N)(x);
   left(message_of([&] { leaked.floats(); }), "vmap over n (" + line(-1) + ")", line());
   CHECK(has(message_of([&] { (leaked + x).floats(); }), "inside vmap over n"));
   haliax::map(keep, N, {.at = SourceLocation::current()})(x);
   left(message_of([&] { leaked.floats(); }), "scan (" + line(-1) + ")", line());
-  jit([](const NamedArray& v) { return v * 3.; })(x);  // none of it is live here
+  jit([](const NamedArray& v) { return v * 3.; })(
+      x);  // the leaked tracers are not valid in this trace
   CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v + leaked; })(x); }),
             "a tracer that has left"));
   eval_shape(keep, x);
@@ -78,15 +78,15 @@ TEST_CASE("tracers: of vmap, scan, shapes and checkpoints") {
   CHECK(has(message_of([&] { eval_shape(keep, x).floats(); }), "eval_shape has made it"));
   checkpoint(keep)(x);
   left(message_of([&] { leaked.floats(); }), "checkpoint (" + line(-1) + ")", line());
-  // what is computed at once has values
+  // a gradient that is computed at once has values
   grad([](const NamedArray& v) { return sum(keep(v)); })(x);
   CHECK(leaked.floats()[0] == 2);
   leaked = {};
 }
 
-TEST_CASE("tracers: what a scan leaves behind is no value of the next one over that axis") {
+TEST_CASE("tracers: a tracer leaked by a scan is not valid in the next scan over that axis") {
   auto x = array({1, 2, 3, 4}, N);
-  // its slices are equal, and alive all the time
+  // The slices of x are equal nodes, and stay alive throughout.
   auto other = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
   CHECK(haliax::map(keep, N)(x).floats() == x.floats());
   auto at = line(-1);
@@ -113,7 +113,7 @@ TEST_CASE("tracers: what a scan leaves behind is no value of the next one over t
       line());
   auto nested = [&](const NamedArray& v) { return v * haliax::map(reads, M)(ones(M)); };
   left_in([&] { return haliax::map(nested, N)(x); }, line());
-  // One over another axis does not take it either, and what is read of it says where it is from.
+  // A scan over another axis does not accept it either, and its results name the origin.
   left(message_of([&] { haliax::map(reads, M)(ones(M)).floats(); }), "scan (" + at + ")", line());
   haliax::map(
       [&](const NamedArray& v) {
@@ -121,7 +121,7 @@ TEST_CASE("tracers: what a scan leaves behind is no value of the next one over t
         return v;
       },
       N)(x);
-  // A turn's own values are new in each scan, though they equal others.
+  // Values inside an iteration are new nodes in each scan, even if they equal earlier ones.
   leaked = {};
   auto again = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
   CHECK(again.floats() == other.floats());
@@ -144,7 +144,7 @@ TEST_CASE("tracers: what a scan leaves behind is no value of the next one over t
             "a tracer that has left its function"));
 }
 
-TEST_CASE("tracers: inside of the function the message says so") {
+TEST_CASE("tracers: reading a tracer inside its function raises with the transform") {
   auto x = array({1, 2, 3, 4}, N);
   CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v * v.floats()[0]; })(x); }),
             "a value is asked for inside jit ("));
@@ -154,13 +154,13 @@ TEST_CASE("tracers: inside of the function the message says so") {
       has(message_of([&] { haliax::map([](const NamedArray& v) { return v * v.item(); }, N)(x); }),
           "inside scan ("));
   auto nested = jit([](const NamedArray& v) {
-    // an argument of jit, inside vmap
+    // an argument of jit that is read inside vmap
     return vmap([&](const NamedArray& one) { return one * sum(v).item(); }, N)(v);
   });
   CHECK(has(message_of([&] { nested(x); }), "a value is asked for inside jit ("));
 }
 
-TEST_CASE("tracers: errors that had no line") {
+TEST_CASE("tracers: errors of trees, files and backends have a line") {
   CHECK(has(message_of([&] { set_default_backend("gpu"); }), "there is no backend gpu"));
   CHECK(has(message_of([&] { set_default_backend("gpu"); }), line()));
   CHECK(has(
@@ -198,7 +198,7 @@ TEST_CASE("tracers: errors that had no line") {
         }).find("[set_threads] there cannot be 2000 threads, but 1 to 1024, or 0") == 0);
 }
 
-TEST_CASE("tracers: threads cannot be set by what runs on them") {
+TEST_CASE("tracers: set_threads raises inside a custom kernel") {
   static const auto sets =
       custom_op({.name = "sets",
                  .along = {AxisRule::whole},
@@ -212,8 +212,7 @@ TEST_CASE("tracers: threads cannot be set by what runs on them") {
   CHECK(has(said, set_at));
 }
 
-TEST_CASE(
-    "tracers: a conversion to bool, which is not told where it stands, says behind which call") {
+TEST_CASE("tracers: a conversion to bool has no call site, so its error names the preceding call") {
   NamedArray none;
   (void)ones(N);
   const auto before = line(-1);
@@ -239,13 +238,13 @@ struct Model {
 };
 }  // namespace
 
-TEST_CASE("tracers: a layer that is called outside of grad and jit says which one it is") {
+TEST_CASE("tracers: an error in a layer outside of grad and jit names the layer") {
   auto made_at = line(1);
   auto l = nn::Linear::init(N, M, random::key(0));
   auto said = message_of([&] { l(ones(M)); });
   CHECK(has(said, "[linear] axis n is not in the input (m=3)"));
   CHECK(has(said, line(-2) + ", in a layer whose weight was made at " + made_at));
-  // What jit has made knows its path.
+  // Arrays that jit returned have their path.
   auto init = jit([](const Key& k) {
     return Model{nn::Linear::init(N, M, k), nn::Linear::init(M, N, k)};
   });
@@ -257,7 +256,7 @@ TEST_CASE("tracers: a layer that is called outside of grad and jit says which on
   CHECK(has(message_of([&, &trained = after] { trained.down(ones(N)); }), line() + ", in down"));
 }
 
-TEST_CASE("tracers: whatever sees a model as a whole makes its layers known") {
+TEST_CASE("tracers: every function that traverses a model records the paths of its layers") {
   struct Net {
     Model a, b;
   };
@@ -284,15 +283,15 @@ TEST_CASE("tracers: whatever sees a model as a whole makes its layers known") {
     kept = n;
   }
   CHECK(has(where(from_state_dict(to_state_dict(made()), made()).b.up), ", in b.up"));
-  // An update stays where it was; a part of another tree is still known by what both paths end
-  // with.
+  // An updated array keeps its path. Part of another tree still has the common suffix of both
+  // paths.
   auto updated = optim::apply_updates(kept, kept);
   CHECK(has(where(updated.a.down), ", in a.down"));
   eval(flatten(updated));
   CHECK(has(where(updated.a.down), ", in a.down"));
   summary(std::pair(0, updated));
   CHECK(has(where(updated.a.down), ", in a.down"));
-  // Nobody says which of two it is.
+  // Shared arrays have no unique path.
   const auto shared = nn::Linear::init(N, M, random::key(3));
   const Model both{shared, shared};
   summary(both);

@@ -1,4 +1,4 @@
-// jit: when it traces again, what is an input, what is donated, and what an error leaves behind.
+// jit: retracing, inputs, donation, and errors inside a trace.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -22,7 +22,7 @@ struct Layer {
 
 }  // namespace
 
-TEST_CASE("jit: traced once for each kind of argument, and says why") {
+TEST_CASE("jit: traces once per signature, and `why` has the reason for a retrace") {
   int traces = 0;
   auto f = jit([&](const Layer& l, const NamedArray& x) {
     ++traces;
@@ -36,12 +36,12 @@ TEST_CASE("jit: traced once for each kind of argument, and says why") {
   CHECK(difference(f(l, x + 1), tanh(l.weight * (x + 1)), 1e-6) == "");
   CHECK(traces == 1);
   f(l, numbers(Axis("n", 8)));
-  CHECK(traces == 1);  // other values, the same kind
+  CHECK(traces == 1);  // other values, the same signature
   f(l, numbers({Axis("batch", 2), N}));
   CHECK(traces == 2);
   CHECK(f.report().why.find("(batch=2, n=8), not (n=8)") != std::string::npos);
   f(l, x);
-  CHECK(traces == 2);  // both are kept
+  CHECK(traces == 2);  // both traces are cached
   f(l, x.astype(DType::f64));
   CHECK(traces == 3);
   CHECK(f.report().why.find("dtype") != std::string::npos);
@@ -65,12 +65,12 @@ TEST_CASE("jit: captured arrays are hidden inputs, not constants") {
   auto g = jit([&](const NamedArray& x) { return x * lazy; });
   CHECK(difference(g(captured), captured * (captured + 1), 0) == "");
   CHECK(difference(g(captured), captured * (captured + 1), 0) == "");
-  // The variable may be given another value, but the trace holds the one it saw.
+  // The variable may be assigned again; the trace retains the captured value.
   lazy = captured + 2;
   CHECK(difference(g(captured), captured * (captured + 1), 0) == "");
 }
 
-TEST_CASE("jit: trees go in and come out; results that are arguments; no arguments; empty leaves") {
+TEST_CASE("jit: trees, results that are arguments, no arguments, and empty leaves") {
   using Tree = std::pair<NamedArray, std::vector<NamedArray>>;
   auto x = numbers({N});
   auto f = jit([](const Tree& t) {
@@ -85,7 +85,7 @@ TEST_CASE("jit: trees go in and come out; results that are arguments; no argumen
   CHECK(difference(jit([](const NamedArray& a) { return a; })(x), x, 0) == "");
 }
 
-TEST_CASE("jit: donation gives the memory away") {
+TEST_CASE("jit: donation reuses the memory of an argument") {
   auto x = numbers({Axis("n", 4096)});
   auto step = jit([](const NamedArray& p, const NamedArray& g) { return p - g * 0.5; },
                   {.donate = {0}, .backend = "cpu"});
@@ -98,7 +98,7 @@ TEST_CASE("jit: donation gives the memory away") {
   CHECK_THROWS_WITH_AS((p + 1).floats(), doctest::Contains("donated"), Error);
   CHECK_THROWS_WITH_AS(step(p, x), doctest::Contains("donated"), Error);
   CHECK(difference(step(q, x), x * 0.0, 1e-6) == "");
-  // No result has its size: reported, and the call still takes it.
+  // No result has its size: this is reported, and the call still consumes the argument.
   auto shrink = jit([](const NamedArray& a) { return sum(a); }, {.donate = {0}});
   auto y = (x * 0 + 1).eval();
   CHECK(shrink(y).item() == 4096);
@@ -109,7 +109,7 @@ TEST_CASE("jit: donation gives the memory away") {
                                          "1, counted from 0; transforms_jit_test.cpp"),
                        Error);
   CHECK_THROWS_AS(jit([](const NamedArray& a) { return a; }, {.donate = {-1}})(x), Error);
-  // Memory that another array shares is not written over.
+  // Memory that another array shares is not overwritten.
   auto a = (x + 3).eval();
   auto same = a;
   auto both =
@@ -117,7 +117,7 @@ TEST_CASE("jit: donation gives the memory away") {
   CHECK(difference(both(a, a), (x + 3) * 3, 1e-5) == "");
 }
 
-TEST_CASE("jit: equal arrays are given away one by one") {
+TEST_CASE("jit: equal arrays are donated separately") {
   auto first = zeros({N}), second = zeros({N});  // lazy and equal: one node
   auto step = jit([](const NamedArray& a) { return a + 1; }, {.donate = {0}});
   CHECK(difference(step(first), ones({N}), 0) == "");
@@ -133,16 +133,17 @@ TEST_CASE("jit: an error inside a trace leaves it usable") {
   CHECK_THROWS_AS(jit([](const NamedArray& v) { return v * v.item(); })(sum(x)), Error);
   bad = false;
   CHECK(f(x).item() == 28);
-  CHECK((x + 1).floats()[0] == 1);  // eager evaluation, too
+  CHECK((x + 1).floats()[0] == 1);  // eager evaluation works too
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * v); })(x), x * 2, 0) == "");
   auto v = vmap(jit([](const NamedArray& a) { return a * a; }), "n");
-  CHECK(difference(v(x), x * x, 0) == "");  // inside another trace it is part of that
+  CHECK(difference(v(x), x * x, 0) ==
+        "");  // inside another trace, the call becomes part of that trace
   CHECK(f(x).item() == 28);
   CHECK_THROWS_WITH_AS(jit([](const NamedArray& a) { return a; }, {.backend = "cpuu"})(x),
                        doctest::Contains("did you mean cpu?"), Error);
 }
 
-TEST_CASE("jit: a training step keeps its values, its traces and its bits") {
+TEST_CASE("jit: training steps with a donated weight match eager steps, with one trace") {
   auto x = numbers({Axis("batch", 4), N}) / 32;
   auto loss = [&](const NamedArray& w) { return mean(square(dot(x, w, "n") - 1)); };
   auto step = jit(
@@ -164,7 +165,7 @@ TEST_CASE("jit: a training step keeps its values, its traces and its bits") {
   CHECK(difference(w, v, 1e-6) == "");
 }
 
-TEST_CASE("jit: compiling without running says what a call takes") {
+TEST_CASE("jit: compile reports memory and time without running") {
   const Axis A("a", 1000);
   int traced = 0;
   auto f = jit([&](const NamedArray& x) {
@@ -178,7 +179,7 @@ TEST_CASE("jit: compiling without running says what a call takes") {
   CHECK(f.report().traces == 1);
 }
 
-TEST_CASE("jit: one expression reads a value as it is and at other places") {
+TEST_CASE("jit: one expression reads a value in order and flipped") {
   Axis A{"a", 3}, B{"b", 5};
   auto x = random::normal(random::key(1), {A, B});
   auto made = [](const NamedArray& v) { return tanh(v) * 2. + v; };
@@ -203,7 +204,7 @@ TEST_CASE("jit: one expression reads a value as it is and at other places") {
   }
 }
 
-TEST_CASE("jit: a donated argument that a loop reads in every turn is there in every turn") {
+TEST_CASE("jit: a donated argument that a loop reads is available in every iteration") {
   const Axis L("l", 3), N("n", 64), V("v", 8);
   auto s = arange(L).astype(DType::f32), w = random::normal(random::key(1), {N, V});
   using Of = NamedArray (*)(const NamedArray&);

@@ -28,10 +28,10 @@ namespace {
 
 std::atomic<long> all{0}, by_onednn{0};
 std::atomic<bool> counting{false};
-thread_local long until_failure = -1;  // allocations; negative: none fails
-thread_local bool inside = false;      // backtrace may allocate
+thread_local long until_failure = -1;  // allocations until one fails; negative: none fails
+thread_local bool inside = false;      // true while count() runs, because backtrace may allocate
 
-// Where a shared oneDNN lies; null if it is linked into the program.
+// Returns the base address of a shared oneDNN; null if oneDNN is linked into the program.
 const void* onednn() {
   Dl_info info{}, own{};
   void* f = dlsym(RTLD_DEFAULT, "dnnl_primitive_execute");

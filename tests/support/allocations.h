@@ -1,13 +1,13 @@
-// Counts and fails calls of operator new. A sanitizer has operator new to itself: there nothing is
-// counted, and none fails.
+// Counts calls of operator new, and makes single allocations fail. Sanitizers replace operator new:
+// with a sanitizer, no allocation is counted and none fails.
 #pragma once
 
 namespace haliax {
 
-extern const bool owns_operator_new;  // not with a sanitizer
+extern const bool owns_operator_new;  // false with a sanitizer
 
-// Allocations from here on: all of them, and those that oneDNN makes itself while it runs a
-// primitive.
+// Allocations since `count_allocations`: all of them, and the allocations inside oneDNN while it
+// runs a primitive.
 struct Allocations {
   long all = 0, by_onednn = 0;
 };
@@ -20,7 +20,8 @@ template <class F> Allocations allocations_of(F f) {
   return stop_counting_allocations();
 }
 
-// Lets one allocation of this thread fail: the n-th of its life, counted from 0.
+// Makes one allocation of this thread fail: the n-th during the lifetime of the object, counted
+// from 0.
 class FailingAllocation {
  public:
   explicit FailingAllocation(long n);

@@ -1,4 +1,4 @@
-// A cache of compiled kernels for the length of a test.
+// A cache of compiled kernels for the duration of a test.
 #pragma once
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-// A process that a test has forked.
+// Helpers for tests that fork a process.
 #pragma once
 #include <pthread.h>
 
@@ -6,12 +6,13 @@
 
 namespace haliax::test {
 
-// Set in a child: the stacks of its parent's threads are gone, and what only they knew of is no
-// leak.
+// Set in a forked child. Memory that only the stacks of the parent's threads referenced is no leak
+// there.
 extern bool is_child;
 
-// The thread sanitizer takes the parent's threads for alive in a child, and ends it where a new one
-// has the place of one of them. The stacks that they left are too small for larger ones.
+// Doubles the stack size of new threads if the thread sanitizer is active. The sanitizer treats the
+// parent's threads as alive in a child, and aborts the child if a new thread is placed at the
+// address of one of them. The old stacks are too small for the larger ones.
 inline void leave_old_stacks() {
 #if defined(__SANITIZE_THREAD__)
   pthread_attr_t attributes;

@@ -1,8 +1,8 @@
-// How many devices there are.
+// Sets the number of devices for the duration of a test.
 #pragma once
 #include "haliax/mesh.h"
 
-struct Devices {  // another number of devices, for the length of a test
+struct Devices {  // restores the previous number at the end
   explicit Devices(int n) { haliax::set_devices(n); }
   ~Devices() { haliax::set_devices(before); }
   int before = haliax::devices();

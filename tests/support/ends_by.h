@@ -1,4 +1,4 @@
-// What ends a process.
+// The signal that ends a child process.
 #pragma once
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 
 namespace haliax::testing {
 
-// The signal that ends a child which does f; 0: none.
+// Returns the signal that ends a child process that runs f; 0 if no signal ends it.
 template <class F> int ends_by(const F& f) {
   auto child = fork();
   if (child == 0) {

@@ -1,4 +1,4 @@
-// A folder that goes away with the test.
+// A temporary folder that is removed at the end of the test.
 #pragma once
 #include <doctest/doctest.h>
 #include <stdlib.h>
@@ -6,7 +6,8 @@
 #include <filesystem>
 #include <string>
 
-// Where files are not synced to a disk, for tests that write many; where there is none, as others.
+// Returns a folder in memory for tests that write many files, since its files are not synced to a
+// disk. Without one, returns the system's temporary folder.
 inline std::filesystem::path memory_folder() {
   return std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path();
 }

@@ -1,4 +1,4 @@
-// Where the golden data of this checkout lies.
+// The location of the golden data of this checkout.
 #pragma once
 #include <string>
 

@@ -30,15 +30,15 @@ struct Gpt2 {
 inline NamedArray next_token_loss(const Model& m, const NamedArray& ids) {
   return nn::next_token_loss("position", "vocab", m(ids), ids);
 }
-// loss(model, ids) under a mapping of its own.
+// Wraps loss(model, ids) in an `axis_mapping` of its own.
 template <class Loss> auto under(const Mapping& inside, Loss loss) {
   return [=](const Model& m, const NamedArray& ids) {
     axis_mapping compute(inside);
     return loss(m, ids);
   };
 }
-// Of a step of AdamW whose parameters and state lie as `params` says and whose loss is computed
-// under `inside`: what it takes.
+// Plans a training step with AdamW. `params` shards the parameters and the optimizer state, and the
+// loss is computed under `inside`.
 template <class Loss = decltype(&next_token_loss)>
 JitReport plan_training(const Gpt2& g, const Mesh& mesh, const Mapping& params,
                         const Mapping& inside, JitOptions options = {},

@@ -1,4 +1,4 @@
-// A linear head on hidden states, drawn: what the tests of chunked losses share.
+// A linear head on random hidden states, shared by the tests of chunked losses.
 #pragma once
 #include "haliax/losses.h"
 

@@ -1,5 +1,5 @@
-// What a test could not do here. tools/run_tests.py counts such a test as skipped, not as passed,
-// and gives the reason.
+// Reports a test that cannot run on this machine. tools/run_tests.py counts the test as skipped,
+// not as passed, and prints the reason.
 #pragma once
 #include <cstdio>
 

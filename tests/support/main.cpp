@@ -1,4 +1,4 @@
-// The one place where doctest's implementation is compiled.
+// The main function of the test programs, with the implementation of doctest.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
@@ -15,14 +15,14 @@ bool haliax::test::updates() { return asked_to_update; }
 
 bool haliax::test::is_child = false;
 #if defined(__SANITIZE_ADDRESS__)
-// The sanitizer's library asks it by name.
+// The sanitizer's library calls this function by name.
 extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() {
   return haliax::test::is_child;
 }
 #endif
 
 int main(int argc, char** argv) {
-  setenv("HALIAX_VERIFY", "1", 0);  // behind every pass, unless somebody says otherwise
+  setenv("HALIAX_VERIFY", "1", 0);  // after every pass, unless the environment sets another value
   for (int i = 1; i < argc; ++i) asked_to_update |= std::strcmp(argv[i], "--update") == 0;
   return doctest::Context(argc, argv).run();
 }

@@ -1,4 +1,4 @@
-// Memory that this process holds, as the system counts it.
+// Memory of this process, as the system reports it.
 #pragma once
 #include <malloc.h>
 
@@ -15,12 +15,11 @@ inline std::int64_t status_bytes(const std::string& key) {
   return 0;
 }
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool sanitized = true;  // what takes time takes several times as long
+inline constexpr bool sanitized = true;  // run times are several times as long
 #else
 inline constexpr bool sanitized = false;
 #endif
-// Bytes that are resident for each that is used: sanitizers keep what they know of memory beside
-// it.
+// Resident bytes per byte in use: sanitizers store shadow memory as well.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr std::int64_t resident_per_byte = 6;
 #elif defined(__SANITIZE_ADDRESS__)
@@ -30,11 +29,12 @@ inline constexpr std::int64_t resident_per_byte = 1;
 #endif
 inline std::int64_t resident_bytes() { return status_bytes("VmRSS:"); }
 
-// How much more is held at most while f runs than before, with nothing free to begin with.
+// Returns the growth of the peak resident memory while f runs, in bytes. Releases unused memory
+// first.
 template <class F> std::int64_t peak_growth_of(F f) {
   haliax::release_pool();
   malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts from here
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
   const auto before = resident_bytes();
   f();
   return status_bytes("VmHWM:") - before;

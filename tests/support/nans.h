@@ -1,4 +1,4 @@
-// HALIAX_NANS=1 while this lives.
+// Sets HALIAX_NANS=1 during its lifetime.
 #pragma once
 #include <cstdlib>
 

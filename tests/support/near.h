@@ -13,7 +13,8 @@ inline bool is_near(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * (1 + std::abs(b));
 }
 
-// Nothing, or how they differ: in being there, dtype, axes, their order, or a value.
+// Returns an empty string, or the first difference: presence, dtype, axes, order of axes, or a
+// value.
 inline std::string difference(const NamedArray& got, const NamedArray& want, double tolerance) {
   if (got.empty() != want.empty()) return want.empty() ? "an array, not an empty one" : "empty";
   if (got.empty()) return "";

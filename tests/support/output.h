@@ -1,4 +1,4 @@
-// What another process says.
+// The output of another process.
 #pragma once
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-// Of the command, on both streams.
+// Returns the output of the command on both streams.
 inline std::string output_of(const std::string& command) {
   std::array<char, 256> part;
   std::string out;
@@ -17,7 +17,7 @@ inline std::string output_of(const std::string& command) {
   pclose(pipe);
   return out;
 }
-// Of a test case of this program, which is skipped otherwise.
+// Returns the output of a test case of this program that is skipped otherwise.
 inline std::string output_of_case(const std::string& name) {
   return output_of("/proc/" + std::to_string(getpid()) + "/exe --no-skip -tc='" + name + "'");
 }

@@ -1,4 +1,4 @@
-// Graphs and plans of shardings with a fault, and what the verifier says of them.
+// Faulty graphs and sharding plans, and the verifier's messages about them.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -23,7 +23,8 @@ inline Sharding cut(Name a, const MeshAxes& c) {
   s.set(a, c);
   return s;
 }
-// What the planner makes of n, wanted so, is right; then the first version of that kind is damaged.
+// Plans n with the required result sharding, checks that the plan is valid, and damages the first
+// live version of that kind. Returns the verifier's message.
 inline std::string damaged(
     const NodePtr& n, const std::vector<PartitionInput>& inputs, const Sharding& wanted,
     const Mesh& mesh, partitioning::Version::Kind kind,

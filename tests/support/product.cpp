@@ -1,4 +1,5 @@
-// Compiled at the level of the library, as tests are not optimised.
+// Computes contractions in f64. The build optimizes this file as it does the library; tests are not
+// optimized.
 #include "support/product.h"
 
 #include <cstddef>
@@ -8,7 +9,8 @@
 namespace haliax::testing {
 namespace {
 
-// Where the points of dims lie, the last fastest: the strides of a view from number `first` on.
+// Returns the offsets of all elements of dims, the last dim fastest. The strides of dims in the
+// view start at index `first`.
 std::vector<std::ptrdiff_t> places(const program::Dims& dims, const program::View& v,
                                    std::size_t first) {
   std::vector<std::ptrdiff_t> out{0};

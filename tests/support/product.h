@@ -1,5 +1,5 @@
-// The oracle of large products: summed in f64, in a small part of the time that the reference
-// backend takes.
+// An oracle for large contractions: adds in f64, in a fraction of the time of the reference
+// backend.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -10,7 +10,7 @@ namespace haliax::testing {
 
 using Bytes = std::vector<std::byte>;
 
-// What a contraction of two arrays makes of `out`.
+// Returns the contraction of two arrays. `out` holds the initial values.
 Bytes product(const program::Contract&, const Bytes& a, const Bytes& b, Bytes out);
 
 }  // namespace haliax::testing

@@ -1,5 +1,5 @@
-// What large arrays are filled and compared with, compiled at the level of the library, as tests
-// are not optimised.
+// Fills and compares large arrays. The build optimizes this file as it does the library; tests are
+// not optimized.
 #include "support/programs.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Programs made by hand, for tests of backends: random operands in any layout, and what the
-// reference makes of them.
+// Handwritten and random Programs for tests of backends: random operands in any layout, compared
+// with the reference backend.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -57,7 +57,7 @@ inline Box bytes_between(void* to, const void* from, std::size_t n) {
   return {{std::int64_t(n)}, 1, to, {1}, from, {1}};
 }
 
-// A program with arguments and results only, and what goes in.
+// A Program with arguments and results only, and their contents.
 struct Case {
   Program program;
   std::vector<Bytes> arguments, results;
@@ -79,9 +79,9 @@ struct Case {
     (result ? result_dtypes : argument_dtypes).push_back(dtype);
     return static_cast<int>(program.slots.size()) - 1;
   }
-  void fill(Bytes&, DType);  // with numbers around 0
-  // A view of dims with a random layout, over a slot of its own. Broadcast dims only where they are
-  // read.
+  void fill(Bytes&, DType);  // with values around 0
+  // Adds a slot and returns a view of it, with dims in a random layout. Only views that are read
+  // may have broadcast dims.
   enum Layout { dense, permuted, gaps, negative, broadcast };
   View view(bool result, DType dtype, const Dims& dims, Layout layout) {
     View v;
@@ -118,7 +118,7 @@ struct Case {
     std::vector<Bytes> in = arguments, out = results;
     if (!device.is_host())
       return run_there(device, *executable, std::move(in), std::move(out), arguments_after);
-    std::vector<Aligned> aligned;  // as what devices are given is
+    std::vector<Aligned> aligned;  // aligned as the buffers of a device
     auto placed = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
       for (auto& b : all) {
@@ -169,9 +169,9 @@ inline double tolerance(DType dtype) {
          : dtype == DType::f16  ? 3e-3
                                 : 0;
 }
-// Empty when near enough.
+// Returns an empty string if the results are close enough.
 std::string difference(DType, const Bytes& got, const Bytes& want, double tol);
-// HALIAX_BACKEND says which device is tested.
+// Returns true if HALIAX_BACKEND selects the simulated CUDA device.
 inline bool tests_cuda() {
   const char* name = std::getenv("HALIAX_BACKEND");
   return name && std::string(name) == "cuda-sim";
@@ -190,7 +190,7 @@ inline void compare(const Case& c, double scale = 1) {
     CHECK(text == "");
   }
 }
-// The same bits for 1, 2 and 4 threads.
+// Checks that results are bitwise identical with 1, 2 and 4 threads.
 inline void same_bits(const Case& c) {
   std::vector<Bytes> first;
   for (int count : {1, 2, 4}) {
@@ -238,7 +238,7 @@ inline Dims random_dims(Random& random, int most, std::int64_t largest) {
   auto points = [&] {
     return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>());
   };
-  // the reference is slow
+  // limits the size, because the reference backend is slow
   while (points() > 1 << 16) *std::max_element(dims.begin(), dims.end()) /= 2;
   return dims;
 }
@@ -310,7 +310,7 @@ inline void put_special(Case& c, std::size_t argument, std::size_t turn) {
   }
 }
 
-// Smooth codes only: errors stay small through a chain.
+// Returns a random smooth code: errors stay small through a chain.
 inline Code random_code(Random& random, DType dtype) {
   static const std::vector<Code> both = {Code::add, Code::sub, Code::mul, Code::max,   Code::min,
                                          Code::neg, Code::abs, Code::fma, Code::select};
@@ -318,12 +318,12 @@ inline Code random_code(Random& random, DType dtype) {
   return is_float(dtype) && random.below(4) == 0 ? random.pick(floats) : random.pick(both);
 }
 
-// A chain over random operands, with reductions when there are inner dims.
+// Adds a fused step: a chain over random operands, with reductions if there are inner dims.
 inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int length) {
   auto& random = c.random;
   const Dims outer_dims(dims.begin(), dims.begin() + outer);
   std::vector<Instr> code;
-  std::vector<int> values;  // of dtype
+  std::vector<int> values;  // indices of values with dtype `dtype`
   auto inner = [&](int v) { return code[static_cast<std::size_t>(v)].inner; };
   auto push = [&](Instr i) {
     code.push_back(i);
@@ -347,7 +347,7 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
       if (inner(v)) {
         const std::vector<Code> reductions = {Code::reduce_sum, Code::reduce_max, Code::reduce_min};
         int r = push(op(random.pick(reductions), dtype, {v}));
-        if (is_float(dtype)) r = push(op(Code::tanh, dtype, {r}));  // small again
+        if (is_float(dtype)) r = push(op(Code::tanh, dtype, {r}));  // bounds the value again
         values.push_back(r);
         continue;
       }
@@ -385,7 +385,7 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
   f.code = code;
 }
 
-// A contraction of operands that lie densely, or anyhow.
+// Adds a contraction of random operands with a dense or a random layout.
 inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out,
                             bool accumulate, bool dense, std::optional<DType> in_b = {}) {
   auto& k_step = c.add(Kind::contract).contract;

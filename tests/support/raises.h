@@ -1,4 +1,4 @@
-// Errors, as tests look at them.
+// Helpers that catch errors and check their messages.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
-// What f raises says; empty: nothing is raised.
+// Returns the message of the exception that f raises; empty if f raises none.
 template <class F> std::string error_of(F f) {
   try {
     (void)f();
@@ -20,7 +20,8 @@ template <class F> std::string error_of(F f) {
   }
   return "";
 }
-// Likewise, of the library's own errors alone: others go on to the caller.
+// Returns the message of the `haliax::Error` that f raises; empty if f raises none. Other
+// exceptions propagate to the caller.
 template <class F> std::string message_of(F f) {
   try {
     (void)f();
@@ -29,7 +30,7 @@ template <class F> std::string message_of(F f) {
   }
   return "";
 }
-// f raises one of the library's own errors, and the message has all these parts.
+// Checks that the message has the form of the library's errors and contains all parts.
 inline void check_parts(const std::string& text, std::initializer_list<const char*> parts) {
   CAPTURE(text);
   CHECK(text.starts_with("["));

@@ -1,4 +1,4 @@
-// Programs on simulated cards, of which a function may have a fault.
+// Programs on simulated GPUs, and driver functions that a test replaces with faulty ones.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace haliax::testing {
 
-// The simulation's functions, for a test to put others in their places. As long as the process
-// lives.
+// Returns a copy of the simulation's functions, in which a test may replace any. The copy lives as
+// long as the process.
 inline cuda::Api& faulty() {
   static auto& all = *new std::vector<std::unique_ptr<cuda::Api>>;
   return *all.emplace_back(std::make_unique<cuda::Api>(cuda::simulated()));
@@ -43,7 +43,8 @@ inline std::vector<float> floats_of(const Bytes& x) {
   return out;
 }
 
-// What a program gives when the texts of its kernels are changed; or what is said.
+// Runs a program after `change` has edited the source code of its kernels. Returns the results, and
+// the message of the error if one is raised.
 inline std::pair<std::vector<Bytes>, std::string> planted(
     const Case& c, std::function<std::string(std::string)> change, const char* words = "") {
   static auto& plant = *new std::function<std::string(std::string)>;
@@ -67,7 +68,7 @@ inline std::pair<std::vector<Bytes>, std::string> planted(
   cuda::inject_fault(0, "");
   return out;
 }
-// The n-th of what is looked for, behind the first of `behind`, becomes this.
+// Replaces the n-th occurrence of `what` after the first occurrence of `behind`.
 inline std::string changed(std::string text, const std::string& what, const std::string& by,
                            int n = 0, const std::string& behind = "") {
   auto at = text.find(what, text.find(behind));
@@ -76,8 +77,8 @@ inline std::string changed(std::string text, const std::string& what, const std:
   return text.replace(at, what.size(), by);
 }
 
-// A program for each device of a mesh, with scratch as the device asks for it; what goes in, and
-// the results.
+// Runs one program per device of a mesh, with the scratch memory that the device requires. Returns
+// the results per device.
 inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& mesh,
                                                    const std::vector<Case>& cases, int times = 1) {
   std::vector<std::vector<Bytes>> out(cases.size());

@@ -1,4 +1,4 @@
-// Ranks that are threads of this process and send each other messages, which may take their time.
+// Ranks that are threads of this process. Messages between them may have a latency.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -25,16 +25,16 @@ using Bytes = std::vector<std::byte>;
 
 using Clock = std::chrono::steady_clock;
 
-// Messages lie in the order in which they were sent until somebody asks for them.
+// Messages in transit, in the order in which they were sent, until their receiver requests them.
 struct Post {
   struct Letter {
     int from, tag;
     Bytes text;
     Clock::time_point arrives;
   };
-  Clock::duration latency = {};  // of data
+  Clock::duration latency = {};  // delay of data messages
   std::mutex lock;
-  std::map<std::pair<int, int>, std::deque<Letter>> boxes;  // by channel and receiver
+  std::map<std::pair<int, int>, std::deque<Letter>> boxes;  // messages by channel and receiver
 };
 class SimulatedRanks final : public program::Ranks {
  public:
@@ -82,7 +82,7 @@ class SimulatedRanks final : public program::Ranks {
     return {};
   }
   void leave(bool) override {}
-  std::atomic<bool> silent = false;  // nothing leaves any more
+  std::atomic<bool> silent = false;  // drops messages that are sent
 
  private:
   struct Wanted {
@@ -93,10 +93,10 @@ class SimulatedRanks final : public program::Ranks {
   };
   Post& post_;
   int rank_, count_, tags_;
-  std::vector<std::unique_ptr<Wanted>> wanted_;  // that has not come yet
+  std::vector<std::unique_ptr<Wanted>> wanted_;  // receives that are not complete
 };
 
-// f(its peers, its carrier) on each of n ranks at once; gives what each raised.
+// Runs f(peers, carrier) on n ranks concurrently. Returns the error message of each rank.
 inline std::vector<std::string> on_ranks(int n,
                                          const std::function<void(Peers&, SimulatedRanks&)>& f,
                                          std::chrono::milliseconds patience = 0ms,

@@ -1,4 +1,5 @@
-// So many threads while it lives: plans are as exact as their number, as each has its scratch.
+// Sets the number of threads during its lifetime. Exact plans depend on this number, because each
+// thread has its own scratch memory.
 #pragma once
 #include "haliax/jit.h"
 

@@ -1,5 +1,5 @@
-// A small training whose state has all that a checkpoint must bring back: layers, moments, a count,
-// a key that each step uses up.
+// A small training run whose state has every kind of value that a checkpoint must restore: layers,
+// moments, a count, a key that each step replaces.
 #pragma once
 #include <cstring>
 #include <string>
@@ -41,7 +41,7 @@ struct Training {
   }
 };
 
-// On which mesh it lies, and how; no mesh: on one device.
+// The mesh and the mapping of the training state; without a mesh, one device.
 struct Layout {
   const char* name;
   Mesh mesh = {};
@@ -62,7 +62,7 @@ inline Training born(const Layout& l) {
   if (!l.on_mesh()) return jit(&Training::init)();
   return named_jit(&Training::init, {.mesh = l.mesh, .axis_resources = l.params})();
 }
-// training -> after a step, its loss
+// Compiles a training step for a layout: training -> (next training, loss).
 inline auto step_on(const Layout& l) {
   auto step = [](const Training& t) {
     auto [now, next] = random::split<2>(t.key);
@@ -77,7 +77,7 @@ inline auto step_on(const Layout& l) {
              ? Step(named_jit(step, {.donate = {0}, .mesh = l.mesh, .axis_resources = l.params}))
              : Step(jit(step, {.donate = {0}}));
 }
-// The losses of so many steps.
+// Runs `steps` steps and returns their losses.
 template <class Step> std::vector<double> trained(Training& t, const Step& step, int steps) {
   std::vector<double> losses;
   for (int i = 0; i < steps; ++i) {
@@ -87,7 +87,7 @@ template <class Step> std::vector<double> trained(Training& t, const Step& step,
   }
   return losses;
 }
-// The bytes of all arrays, in the order of the tree. It puts arrays together.
+// Returns the bytes of all arrays, in the order of the tree. Gathers sharded arrays.
 template <class T> std::vector<std::vector<std::byte>> bytes_of_all(const T& tree) {
   std::vector<std::vector<std::byte>> out;
   for (auto& a : flatten(tree)) out.push_back(a.empty() ? std::vector<std::byte>() : a.bytes());

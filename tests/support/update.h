@@ -2,7 +2,7 @@
 
 namespace haliax::test {
 
-// was this program called with --update: are files of expected text to be written anew?
+// Returns true if the program runs with --update, which writes the files of expected text again.
 bool updates();
 
 }  // namespace haliax::test

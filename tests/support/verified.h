@@ -1,4 +1,4 @@
-// What the verifier says behind "a pass", as tests of its rules name it.
+// Checks messages that the verifier raises after "a pass", the name that tests of its rules use.
 #pragma once
 #include <doctest/doctest.h>
 

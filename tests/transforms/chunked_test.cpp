@@ -1,5 +1,5 @@
-// chunked_reduce gives what f gives on the whole arrays, whatever the chunk; what it cannot cut it
-// refuses by name.
+// chunked_reduce returns the values of f on the full arrays, for every chunk size. An op that
+// cannot be tiled raises an error that names it.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -27,7 +27,7 @@ void same(const Leaves& got, const Leaves& want, double tolerance = 1e-12) {
     CHECK(difference(got[k], want[k], tolerance) == "");
   }
 }
-// The sum of all of them, each with a cotangent of its own.
+// Returns the sum of all outputs, each with a cotangent of its own.
 NamedArray summed(const Leaves& outputs) {
   NamedArray sum_of_all(0.);
   for (std::size_t k = 0; k < outputs.size(); ++k) {
@@ -36,7 +36,7 @@ NamedArray summed(const Leaves& outputs) {
   }
   return sum_of_all;
 }
-// f(arrays) -> arrays in chunks of 1, 4, 11 and 20 positions, from either end, jitted, against f
+// Compares f(arrays) in chunks of 1, 4, 11 and 20 positions, in both directions, jitted, with f
 // itself: values, and gradients where f has them.
 using Cutting = std::function<void(const ChunkOptions&)>;
 void for_all_cuts(const Cutting& check) {
@@ -80,7 +80,7 @@ template <class F> std::string message(F f) {
 
 }  // namespace
 
-TEST_CASE("chunked: folds, stacks, and what follows a fold") {
+TEST_CASE("chunked: reductions, stacks, and ops that follow a reduction, match the full arrays") {
   auto f = [](const NamedArray& x, const NamedArray& w) {
     auto y = tanh(dot(x, w, "embed"));  // (tokens, vocab)
     return std::vector<NamedArray>{sum(y, "tokens"),
@@ -96,7 +96,7 @@ TEST_CASE("chunked: folds, stacks, and what follows a fold") {
   agrees("tokens", f, normal(1, {Tokens, Embed}), normal(2, {Vocab, Embed}));
 }
 
-TEST_CASE("chunked: softmax and logsumexp over the walked axis itself stream") {
+TEST_CASE("chunked: softmax and logsumexp over the tiled axis stream") {
   auto f = [](const NamedArray& x) {
     return std::vector<NamedArray>{logsumexp(x, "tokens"), argmax(x, "tokens"),
                                    softmax(x, "tokens"), var(x, "tokens")};
@@ -104,14 +104,14 @@ TEST_CASE("chunked: softmax and logsumexp over the walked axis itself stream") {
   agrees("tokens", f, normal(1, {Tokens, Embed}) * 30.);
 }
 
-TEST_CASE("chunked: several axes, the first outermost") {
+TEST_CASE("chunked: several axes nest, the first outermost") {
   auto f = [](const NamedArray& x) {
     return std::vector<NamedArray>{sum(square(x)), max(x, "tokens"), x + 1.};
   };
   agrees_with_gradients({"batch", "tokens"}, f, normal(1, {Batch, Tokens, Embed}));
   agrees_with_gradients({"tokens", "batch"}, f, normal(1, {Batch, Tokens, Embed}));
-  // The chunk counts positions of all of them together, the last axis first; or there is one for
-  // each.
+  // One chunk size counts the positions of all axes together, the last axis first; or each axis has
+  // a chunk size of its own.
   auto x = normal(1, {Batch, Tokens, Embed});
   auto chunks_of = [&](ChunkOptions how) {
     auto run = jit([=](const NamedArray& a) {
@@ -129,7 +129,7 @@ TEST_CASE("chunked: several axes, the first outermost") {
   CHECK(chunks_of({.chunks = {4, 11}}).empty());
 }
 
-TEST_CASE("chunked: every fold, and what stands after it") {
+TEST_CASE("chunked: every reduction, and the ops that follow it, match the full array") {
   auto f = [](const NamedArray& x) {
     auto y = x + 0.5 * square(x);  // (tokens, embed)
     return std::vector<NamedArray>{
@@ -154,7 +154,7 @@ TEST_CASE("chunked: every fold, and what stands after it") {
   agrees("tokens", g, normal(1, {Tokens, Embed}));
 }
 
-TEST_CASE("chunked: of equals the first is found, and NaN, from whichever end the walk comes") {
+TEST_CASE("chunked: argmax ties pick the first position and NaN wins, in both directions") {
   auto find = [](const NamedArray& x) {
     return std::vector<NamedArray>{argmax(x, "tokens"), argmin(x, "tokens"), max(x, "tokens")};
   };
@@ -166,7 +166,7 @@ TEST_CASE("chunked: of equals the first is found, and NaN, from whichever end th
 }
 
 TEST_CASE(
-    "chunked: a reduction of one's own, by an init and a combine, goes on from chunk to chunk") {
+    "chunked: a user-defined reduction, with init and combine, continues from chunk to chunk") {
   struct Moments {  // count, mean, sum of squared differences: combined without cancellation
     NamedArray n, mean, m2;
   };
@@ -185,8 +185,8 @@ TEST_CASE(
   auto by_the_book = var(dot(x, w, "embed"), "tokens");
   CHECK(difference(chunked_reduce("tokens", {.chunk = 4}, variance)(x, w)[0], by_the_book, 1e-12) ==
         "");
-  // It does not even have to be associative: a linear recurrence, from either end, with all its
-  // states, and what a second pass does with them.
+  // The combination need not be associative: a linear recurrence, in both directions, with all its
+  // states, and a second pass over the states.
   for (bool reverse : {false, true}) {
     auto f = [=](const NamedArray& v, const NamedArray& u) {
       auto step = [](const NamedArray& state, const NamedArray& now, const NamedArray& position) {
@@ -203,7 +203,7 @@ TEST_CASE(
     };
     agrees_with_gradients("tokens", f, x, w);
   }
-  // One state at a time is alive, and one chunk of what goes in.
+  // One state at a time is alive, and one chunk of each input.
   const Axis Many{"tokens", 4096};
   auto run = jit([=](const NamedArray& v, const NamedArray& u) {
     return chunked_reduce("tokens", {.chunk = 16}, variance)(v, u);
@@ -211,12 +211,12 @@ TEST_CASE(
   CHECK(run.compile(normal(1, {Many, Embed}), w).arena_bytes < 64 * Vocab.size * 8);
 }
 
-TEST_CASE("chunked: a draw inside is the slice of the whole draw") {
+TEST_CASE("chunked: a random draw inside is the slice of the full draw") {
   auto f = [](const NamedArray& x) {
     return x * random::uniform(random::key(5), {Tokens, Embed}, 0., 1., DType::f64);
   };
   agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
-  auto dropped = [](const NamedArray& x) {  // by two axes, and under vmap
+  auto dropped = [](const NamedArray& x) {  // over two axes, and under vmap
     auto one = [](const NamedArray& a, const Key& k) {
       return sum(where(random::bernoulli(k, {Tokens, Embed}, 0.7), a, 0.), "tokens");
     };
@@ -227,7 +227,7 @@ TEST_CASE("chunked: a draw inside is the slice of the whole draw") {
   agrees_with_gradients("tokens", dropped, normal(1, {Batch, Tokens, Embed}));
 }
 
-TEST_CASE("chunked: an Axis that f captured is the whole one") {
+TEST_CASE("chunked: a captured Axis is the full axis") {
   auto f = [](const NamedArray& x) {
     auto position = arange(Tokens).astype(DType::f64);
     return std::vector<NamedArray>{x * position / double(Tokens.size),
@@ -239,13 +239,14 @@ TEST_CASE("chunked: an Axis that f captured is the whole one") {
   agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
 }
 
-TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside of it") {
+TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and around them") {
   auto w = normal(2, {Batch, Embed, Embed.alias("out")}), x = normal(1, {Tokens, Embed}),
        batched = normal(3, {Batch, Tokens, Embed});
   auto layer = [](const NamedArray& a, const NamedArray& u) {
     return tanh(dot(a, u, "embed")).rename({{"out", "embed"}});
   };
-  // with(options; none: f as it is) -> a function of (w, x, batched)
+  // Compares with(options), where none means f without chunks; with returns a function of (w, x,
+  // batched).
   auto agree = [&](auto with) {
     auto run = [&](auto f) {
       using P = std::tuple<NamedArray, NamedArray, NamedArray>;
@@ -271,7 +272,7 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
   };
   for (const char* policy : {"none", "carries", "nested"})
     for (bool reverse : {false, true})
-      agree([=](const Options& o) {  // a loop around; what is carried is a sum over tokens
+      agree([=](const Options& o) {  // inside a loop; the carry is a sum over tokens
         return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
           auto step = [=](const NamedArray& s, const NamedArray& v) {
             return s + mean(cut(o, each)(a * (1. + s), v));
@@ -280,8 +281,8 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
               NamedArray(0.).astype(DType::f64), u);
         };
       });
-  // two axes in every turn of a map; the cotangent is the same number in all turns, or the same
-  // array
+  // two axes in every iteration of a map; the cotangent is the same scalar in all iterations, or
+  // the same array
   agree([=](const Options& o) {
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray& b) {
       auto rows = b.rename({{"batch", "row"}});
@@ -292,14 +293,14 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
       return sum(of_turns) + sum(square(sum(of_turns * sum(a, "embed"), "batch")));
     };
   });
-  agree([=](const Options& o) {  // a loop inside
+  agree([=](const Options& o) {  // around a loop
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
       return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) {
         return fold(layer, "batch")(t, v);
       })(a, u)));
     };
   });
-  agree([=](const Options& o) {  // a loop inside, in the turns of another
+  agree([=](const Options& o) {  // around a loop, in the iterations of another loop
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       auto row = [=](const NamedArray& a) {
         return cut(o, [=](const NamedArray& t, const NamedArray& v) {
@@ -309,7 +310,7 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
       return sum(square(map(row, "batch")(b)));
     };
   });
-  // a region inside a region along the same axis, which reads what f captured
+  // a region inside a region along the same axis, which reads a captured array
   agree([=](const Options& o) {
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray& b) {
       auto inner = [=](const NamedArray& t, const NamedArray& v) {
@@ -318,22 +319,22 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
       return sum(cut(o, cut(o ? std::optional(ChunkOptions{.chunk = 2}) : o, inner))(b, u));
     };
   });
-  agree([=](const Options& o) {  // vmap around, jit around that
+  agree([=](const Options& o) {  // inside vmap, inside jit
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       return sum(jit(vmap(cut(o, each), "batch"))(b, u));
     };
   });
-  agree([=](const Options& o) {  // vmap inside
+  agree([=](const Options& o) {  // around vmap
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       return sum(cut(o, vmap(each, "batch"))(b, u));
     };
   });
-  agree([=](const Options& o) {  // checkpoint around, and inside
+  agree([=](const Options& o) {  // inside checkpoint, and around it
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       return sum(square(checkpoint(cut(o, checkpoint(each)))(tanh(b), u)));
     };
   });
-  // a region inside a region, along another axis and along the same
+  // a region inside a region, along another axis and along the same one
   agree([=](const Options& o) {
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       auto inner = [=](const NamedArray& t, const NamedArray& v) {
@@ -342,7 +343,7 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
       return sum(square(cut(o, inner)(b, u))) + sum(cut(o, cut(o, each))(b, u));
     };
   });
-  agree([=](const Options& o) {  // the gradient of a gradient, of either order of transforms
+  agree([=](const Options& o) {  // the gradient of a gradient, in either order of transforms
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
       auto f = [=](const NamedArray& t) { return sum(square(cut(o, each)(t, u))); };
       return sum(square(grad(f)(a))) + sum(jvp(f, a, a).second);
@@ -350,14 +351,14 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
   });
 }
 
-TEST_CASE("chunked: gradients, of arguments and of what f captured") {
+TEST_CASE("chunked: arguments and captured arrays have gradients") {
   auto x = normal(1, {Tokens, Embed}), w = normal(2, {Vocab, Embed}),
        mask = random::uniform(random::key(3), Tokens, 0., 1., DType::f64);
   auto loss = [&](std::int64_t chunk) {
     auto with = [=](const std::pair<NamedArray, NamedArray>& p) {
       auto each = [w = p.second, mask](const NamedArray& a) {
         return sum(logsumexp(dot(a, w, "embed"), "vocab") * mask);
-      };  // mask: whole, captured
+      };  // mask: captured, not tiled
       return chunk ? chunked_reduce("tokens", {.chunk = chunk}, each)(p.first) : each(p.first);
     };
     return flatten(jit(value_and_grad(with))(std::pair{x, w}));
@@ -367,8 +368,9 @@ TEST_CASE("chunked: gradients, of arguments and of what f captured") {
     for (std::size_t k = 0; auto& got : loss(chunk)) CHECK(difference(got, want[k++], 1e-12) == "");
 }
 
-TEST_CASE("chunked: forms: one sweep with three contractions, or the chunk made again, four") {
-  const Axis Even{"tokens", 12};  // one body
+TEST_CASE(
+    "chunked: one pass over the data runs three contractions, recomputation of chunks runs four") {
+  const Axis Even{"tokens", 12};  // one loop body
   auto x = normal(1, {Even, Embed}), w = normal(2, {Vocab, Embed});
   auto ids = random::randint(random::key(3), Even, 0, 6);
   for (ChunkForm form : {ChunkForm::automatic, ChunkForm::sweep, ChunkForm::recompute}) {
@@ -385,7 +387,7 @@ TEST_CASE("chunked: forms: one sweep with three contractions, or the chunk made 
   }
 }
 
-TEST_CASE("chunked: running totals go on from chunk to chunk, and their gradients back") {
+TEST_CASE("chunked: cumulative ops continue from chunk to chunk, and their gradients in reverse") {
   auto x = normal(1, {Tokens, Embed}).eval();
   auto check = [&](const char* what, auto f) {
     CAPTURE(std::string(what));
@@ -419,7 +421,7 @@ TEST_CASE("chunked: running totals go on from chunk to chunk, and their gradient
         [](const NamedArray& a) { return cumsum(a, "tokens") * argmax(a, "tokens"); });
 }
 
-TEST_CASE("chunked: what f captures is as before outside of it") {
+TEST_CASE("chunked: captured arrays stay unchanged outside of the call") {
   const auto b = normal(7, {Tokens}), x = normal(8, {Tokens});
   auto f = [&](const NamedArray& q) {
     return chunked_reduce("tokens", {.chunk = 4},
@@ -443,7 +445,7 @@ TEST_CASE("chunked: what f captures is as before outside of it") {
         1e-11);
 }
 
-TEST_CASE("chunked: results made of captured arrays alone, with gradients") {
+TEST_CASE("chunked: results that depend on captured arrays alone have gradients") {
   const auto x = normal(7, {Tokens, Embed}), w = normal(8, {Tokens});
   using Two = std::pair<NamedArray, NamedArray>;
   auto check = [&](auto made) {
@@ -461,7 +463,8 @@ TEST_CASE("chunked: results made of captured arrays alone, with gradients") {
   check([](const NamedArray& w) { return square(w); });
   check([](const NamedArray& w) { return cumsum(w, "tokens"); });
 }
-TEST_CASE("chunked: calls in a row along one axis, and a contraction along it behind them") {
+TEST_CASE(
+    "chunked: calls in a row along one axis, and a contraction along it, match the full arrays") {
   const auto y = normal(9, {Embed, Tokens}), w = normal(10, {Tokens, Embed.alias("out")});
   auto plain = [](const NamedArray& q) { return tanh(q) * q; };
   auto chunks = [=](const NamedArray& q) {
@@ -483,7 +486,7 @@ TEST_CASE("chunked: calls in a row along one axis, and a contraction along it be
   }
   const auto v = normal(11, {Tokens}), b = normal(12, {Tokens});
   using Two = std::pair<NamedArray, NamedArray>;
-  // of a captured array, whose gradient is that of the loss alone
+  // a captured array, whose gradient comes from the loss alone
   auto shifted = [&](bool walks) {
     return grad([=](const Two& in) {
       auto add = [&](const NamedArray& q) { return q + in.second; };
@@ -497,7 +500,7 @@ TEST_CASE("chunked: calls in a row along one axis, and a contraction along it be
   same({got.first, got.second}, {want.first, want.second}, 1e-11);
 }
 
-TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
+TEST_CASE("chunked: ops that need the full axis at once raise by name") {
   auto x = normal(1, {Tokens, Embed});
   auto refused = [&](auto f) {
     return message([&] { chunked_reduce("tokens", {.chunk = 4}, f)(x); });
@@ -516,11 +519,11 @@ TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
         refused([](const NamedArray& a) {
           return dot(a, rename(a, {{"tokens", "others"}}), "embed");
         }),
-        refused([](const NamedArray& a) {  // each turn reads all positions
+        refused([](const NamedArray& a) {  // each iteration reads all positions
           return fold([=](const NamedArray& c, const NamedArray& v) { return c + v * sum(a * v); },
                       "tokens")(zeros(Embed, DType::f64), a);
         }),
-        refused([](const NamedArray& a) {  // what is carried has all positions
+        refused([](const NamedArray& a) {  // the carry has all positions
           return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens")(
               a.rename({{"tokens", "t"}}), a);
         }),
@@ -556,14 +559,14 @@ TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
         }).find("did you mean tokens") != std::string::npos);
 }
 
-TEST_CASE("chunked: calls of the same kind, one after another, before anybody reads a value") {
+TEST_CASE("chunked: repeated calls before any value is read match the full arrays") {
   auto x = normal(1, {Tokens, Embed}).eval(), w = normal(2, {Vocab, Embed}).eval();
   auto logits = [](const NamedArray& a, const NamedArray& b) {
     return sum(square(sin(dot(a, b, Embed))));
   };
   for (const ChunkOptions& o :
        {ChunkOptions{}, ChunkOptions{.chunk = 4}, ChunkOptions{.chunk = 11}}) {
-    auto steps = [&](auto loss) {  // of gradient descent by w, which f captures or is given
+    auto steps = [&](auto loss) {  // gradient descent by w, captured or passed as an argument
       return [=](const NamedArray& start) {
         auto p = start;
         for (int k = 0; k < 3; ++k) p = p - 0.1 * grad(loss)(p);
@@ -583,8 +586,8 @@ TEST_CASE("chunked: calls of the same kind, one after another, before anybody re
     same(captured(w), whole);
     same(jit(given)(w), whole);
     same(jit(captured)(w), whole);
-    // An argument that hangs on an earlier value, or on its gradient; what mixes positions between
-    // two calls.
+    // An argument that depends on an earlier value, or on its gradient; an op that mixes positions
+    // between two calls.
     auto chunked = chunked_reduce("tokens", o, [](const NamedArray& a) { return sum(square(a)); });
     auto plain = [](const NamedArray& a) { return sum(square(a)); };
     auto ascent = [&](auto loss) {
@@ -598,7 +601,7 @@ TEST_CASE("chunked: calls of the same kind, one after another, before anybody re
   }
 }
 
-TEST_CASE("chunked_reduce: ids of any dtype pick, where the table is cut too") {
+TEST_CASE("chunked_reduce: ids of any integer dtype index a tiled table") {
   const Axis Bytes{"bytes", 256};
   auto table = normal(1, {Bytes, Embed}), place = arange(Tokens);
   for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64,
@@ -617,7 +620,7 @@ TEST_CASE("chunked_reduce: ids of any dtype pick, where the table is cut too") {
   }
 }
 
-TEST_CASE("chunked_reduce: tiles take labels of any dtype") {
+TEST_CASE("chunked_reduce: tiled losses accept labels of any dtype") {
   const Axis P{"position", 12}, V{"vocab", 200};
   auto x = normal(1, {P, Embed}), w = normal(2, {V, Embed});
   auto loss = [=](DType d, nn::LinearCrossEntropyOptions o) {

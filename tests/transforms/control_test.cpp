@@ -1,4 +1,4 @@
-// cond, switch_ and while_loop: one side runs, in every way of running them.
+// cond, switch_ and while_loop: one branch runs, in every execution mode.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -16,14 +16,14 @@ NamedArray up(const NamedArray& x) { return exp(x) * 2.; }
 NamedArray down(const NamedArray& x) { return square(x) - 3.; }
 NamedArray either(const NamedArray& flag, const NamedArray& x) { return cond(flag, up, down)(x); }
 
-// As text: so that a program can be asked what it leaves out.
+// Returns the text of the Program, in which tests look for skipped steps.
 std::string program_of(const NamedArray& flag) {
   return jit(either).compile(flag, values({Embed})).program;
 }
 
 }  // namespace
 
-TEST_CASE("cond gives what its side gives") {
+TEST_CASE("cond returns the result of its branch") {
   auto x = values({Batch, Embed});
   auto compiled = jit(either);
   for (bool flag : {true, false}) {
@@ -35,15 +35,15 @@ TEST_CASE("cond gives what its side gives") {
   CHECK(compiled.report().traces == 1);
 }
 
-TEST_CASE("one side runs") {
-  // two turns, each of which ends before it computes
+TEST_CASE("only one branch runs") {
+  // two iterations, each of which exits before it computes
   auto program = program_of(NamedArray(1.) > 0.);
   auto first = program.find("skip the rest unless"),
        second = program.find("skip the rest unless", first + 1);
   CHECK((first < program.find(" exp ") && program.find(" exp ") < second &&
          second < program.find(" sub ")));
-  // What a side raises by check it raises only where it runs; what it captures it reads in its
-  // turn, too.
+  // A branch raises the errors of its checks only if it runs. Captured arrays are read in its
+  // iteration, too.
   auto x = values({Embed});
   auto checked = [&](const NamedArray& flag) {
     return cond(
@@ -58,7 +58,7 @@ TEST_CASE("one side runs") {
   raises([&] { return jit(checked)(NamedArray(1.) > 0.); }, {"[check] too small"});
 }
 
-TEST_CASE("sides give trees, and may give what they were given") {
+TEST_CASE("branches return trees, and may return their arguments") {
   auto swap = [](const NamedArray& flag, const NamedArray& a, const NamedArray& b) {
     auto same = [](const NamedArray& x, const NamedArray& y) { return std::pair(x, y); };
     auto other = [](const NamedArray& x, const NamedArray& y) { return std::pair(y, x); };
@@ -73,7 +73,7 @@ TEST_CASE("sides give trees, and may give what they were given") {
   CHECK(difference(constants, arange(Embed), 0) == "");
 }
 
-TEST_CASE("the gradient of cond is that of the side that runs") {
+TEST_CASE("the gradient of cond is the gradient of the branch that runs") {
   auto x = values({Embed});
   auto loss = [](const NamedArray& flag, const NamedArray& w) { return sum(either(flag, w) * w); };
   for (bool on : {true, false}) {
@@ -87,7 +87,8 @@ TEST_CASE("the gradient of cond is that of the side that runs") {
     auto twice = grad([&](const NamedArray& w) { return sum(g(flag, w)); })(x);
     CHECK(difference(twice, on ? up(x) * (x + 2.) : 6. * x, 1e-5) == "");
   }
-  // The root of what is negative is not made: its gradient does not spoil the other side's.
+  // The square root of a negative value is not computed, so its gradient does not reach the other
+  // branch.
   auto guarded = [](const NamedArray& w) {
     auto s = sum(w);
     return cond(
@@ -97,18 +98,18 @@ TEST_CASE("the gradient of cond is that of the side that runs") {
   CHECK(difference(grad(guarded)(x - 100.), zeros(Embed), 0) == "");
 }
 
-TEST_CASE("under vmap cond picks position by position") {
+TEST_CASE("under vmap, cond selects position by position") {
   auto x = values({Batch, Embed});
   auto f = [](const NamedArray& row) { return either(sum(row) > 0., row); };
   CHECK(difference(vmap(f, "batch")(x), where(sum(x, "embed") > 0., up(x), down(x)), 1e-6) == "");
   CHECK(difference(jit(vmap(f, "batch"))(x), where(sum(x, "embed") > 0., up(x), down(x)), 1e-6) ==
         "");
-  auto one = any(x > 100.);  // the flag has not the mapped axis: still one side runs
+  auto one = any(x > 100.);  // the flag lacks the mapped axis: one branch runs
   CHECK(difference(vmap([&](const NamedArray& row) { return either(one, row); }, "batch")(x),
                    down(x), 1e-6) == "");
 }
 
-TEST_CASE("cond in a loop, a loop in cond") {
+TEST_CASE("cond works in a loop, and a loop in cond") {
   auto x = values({Batch, Embed});
   auto turn = [](const NamedArray& c, const NamedArray& row) {
     return cond(
@@ -139,7 +140,7 @@ TEST_CASE("cond in a loop, a loop in cond") {
   CHECK(difference(jit(inside)(any(x > 0.), x), sum(square(x), "batch"), 1e-6) == "");
 }
 
-TEST_CASE("cond on a mesh") {
+TEST_CASE("cond on a mesh matches one device") {
   Mesh mesh{{{"data", 2}}};
   Mapping mapping{{"batch", "data"}};
   auto x = values({Batch, Embed}), w = values({Embed});
@@ -159,7 +160,7 @@ TEST_CASE("cond on a mesh") {
   }
 }
 
-TEST_CASE("switch_ runs the side of a number") {
+TEST_CASE("switch_ runs the branch with the given index") {
   auto x = values({Embed});
   auto f = [](const NamedArray& k, const NamedArray& v) {
     return switch_(k, up, down, [](const NamedArray& a) { return -a; })(v);
@@ -176,7 +177,7 @@ TEST_CASE("switch_ runs the side of a number") {
   CHECK(compiled.report().traces == 1);
 }
 
-TEST_CASE("while_loop ends by itself, and has a gradient") {
+TEST_CASE("while_loop ends at its condition, and has a gradient") {
   const Axis Turns("turns", 50);
   auto doubled = [&](const NamedArray& x) {  // until it is 100 or more
     return while_loop([](const NamedArray& v) { return v < 100.; },
@@ -193,7 +194,7 @@ TEST_CASE("while_loop ends by itself, and has a gradient") {
   CHECK(few(NamedArray(3.)).item() == 24);
 }
 
-TEST_CASE("what cond and switch_ refuse") {
+TEST_CASE("cond and switch_ refuse unsuitable predicates and branches") {
   auto x = values({Embed});
   raises([&] { return cond(x > 0., up, down)(x); },
          {"[cond] what decides has axes (embed=3)", "where", "control_test.cpp"});
@@ -206,7 +207,7 @@ TEST_CASE("what cond and switch_ refuse") {
          {"[cond] one side gives f32", "bool"});
 }
 
-TEST_CASE("cond in chunks: each chunk runs one side, backward too") {
+TEST_CASE("cond in chunks: each chunk runs one branch, in the backward pass too") {
   auto x = values({Batch, Embed});
   auto f = [](const NamedArray& v, const NamedArray& flag) {
     return chunked_reduce("batch", {.chunk = 3},

@@ -1,6 +1,6 @@
 // Custom ops that require a full axis, map, reduce, or add an axis. Each op is compared with the
 // same computation in ordinary ops under every transformation, on meshes and on both backends.
-// docs/how-to/custom-op.md shows some of them; tests/house_test.py checks its code blocks.
+// docs/how-to/custom-op.md shows some of them; tests/docs_test.py checks its code blocks.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ const CustomFunction max_abs = custom_op({
     },
 });
 
-// y[i] = x[i] + y[i - 1] / 2; backwards the same the other way.
+// Computes y[i] = x[i] + y[i - 1] / 2. The gradient runs in the other direction.
 const CustomFunction smoothed = custom_op({
     .name = "smoothed",
     .along = {AxisRule::whole},
@@ -60,7 +60,7 @@ const CustomFunction smoothed = custom_op({
     .linear = {0},
 });
 
-// x^3 - w x inside of [-1, 1], else 0.
+// Computes x^3 - w x inside of [-1, 1], else 0.
 const CustomFunction clipped = custom_op({
     .name = "clipped",
     .cpu = {[](Strided<const float> x, Strided<const float> w, Strided<float> y) {
@@ -90,7 +90,7 @@ const CustomFunction histogram = custom_op({
     .linear = {1},
 });
 
-// Half the sum of the two in the middle.
+// Computes half the sum of the two middle values.
 const CustomFunction median = custom_op({
     .name = "median",
     .along = {AxisRule::gone},
@@ -110,15 +110,15 @@ const CustomFunction median = custom_op({
     }},
 });
 
-// ---- the same in ordinary ops ----
+// ---- the same ops in ordinary ops ----
 const Axis B("b", 5), N("n", 7), C("c", 3), Bin("bin", 4);
 using In = const std::vector<NamedArray>&;
 using Function = std::function<NamedArray(In)>;
 struct Case {
   std::string name;
-  Function custom, plain;  // of x (b, n, c), w (n, c), ids (b, n)
+  Function custom, plain;  // functions of x (b, n, c), w (n, c), ids (b, n)
   bool smooth = true;
-  const char* refused = nullptr;  // by chunked_reduce over n, with these words
+  const char* refused = nullptr;  // part of the error of chunked_reduce over n
 };
 NamedArray by_matrix(const NamedArray& x) {  // 2^-(i - j) below the diagonal
   auto i = broadcast_axis(arange(N), Axis("m", N.size)), j = rename(arange(N), {{"n", "m"}});
@@ -176,7 +176,8 @@ struct Backend {
   std::string before;
 };
 
-// f, its gradient by x and w, and the gradient of a function of that.
+// A loss whose gradients are compared: f, its gradient by x and w, and the gradient of a function
+// of the gradient.
 struct Loss {
   const Function& f;
   NamedArray operator()(const std::pair<NamedArray, NamedArray>& p, const NamedArray& ids) const {
@@ -210,13 +211,13 @@ void same(const Leaves& got, const Leaves& want, const std::string& what) {
     CHECK_MESSAGE(wrong.empty(), what << ", array " << k << ": " << wrong);
   }
 }
-// How a function of arrays is run: f in, f under a transform out.
+// Runs a function of arrays under a transform.
 using Transform = std::function<Leaves(const Function&, bool smooth, In)>;
 std::vector<std::pair<std::string, Transform>> transforms() {
   auto all = [](const Function& f, bool smooth) {
     return [=](In x) { return all_of(f, smooth, x); };
   };
-  auto inside = [](auto wrap) {  // f seen through a transform that gives back the same function
+  auto inside = [](auto wrap) {  // wraps f in a transform that returns an equal function
     return [=](const Function& f, bool smooth, In x) {
       Function g = [=](In y) { return wrap(f, y); };
       return jit([=](In y) { return all_of(g, smooth, y); })(x);
@@ -260,7 +261,7 @@ std::vector<std::pair<std::string, Transform>> transforms() {
 
 }  // namespace
 
-TEST_CASE("custom ops are their equals in ordinary ops, under every transform") {
+TEST_CASE("custom ops match ordinary ops under every transform") {
   for (auto* name : {"cpu", "reference"}) {
     Backend backend(name);
     auto x = inputs();
@@ -272,7 +273,7 @@ TEST_CASE("custom ops are their equals in ordinary ops, under every transform") 
   }
 }
 
-TEST_CASE("custom ops in chunks of their axis: folded, cut, or refused by name") {
+TEST_CASE("custom ops in chunks of their axis are reduced, tiled, or refused by name") {
   auto x = inputs();
   for (auto& c : cases) {
     Function chunked = [&](In y) {
@@ -292,7 +293,7 @@ TEST_CASE("custom ops in chunks of their axis: folded, cut, or refused by name")
   }
 }
 
-TEST_CASE("custom ops on six meshes: mapped, folded and gathered by their rule alone") {
+TEST_CASE("custom ops on six meshes are mapped, reduced and gathered by their rule alone") {
   const Mesh meshes[] = {{{{"data", 2}}},
                          {{{"data", 3}}},
                          {{{"data", 8}}},
@@ -322,7 +323,7 @@ TEST_CASE("custom ops on six meshes: mapped, folded and gathered by their rule a
   }
 }
 
-TEST_CASE("custom ops on a mesh: what their rule lets stay cut sends nothing") {
+TEST_CASE("custom ops on a mesh communicate nothing for axes that their rule keeps sharded") {
   Devices four(4);
   const Mesh mesh{{{"data", 4}}};
   auto x = inputs();
@@ -338,7 +339,7 @@ TEST_CASE("custom ops on a mesh: what their rule lets stay cut sends nothing") {
   CHECK(sent(cases[5], by_n, by_n) == "");
   CHECK(sent(cases[3], by_n, {}) == "all-reduce ");
   CHECK(sent(cases[7], by_n, {}) == "all-reduce ");
-  // the cut moves to another axis, and back
+  // an all-to-all moves the sharding to another axis, and back
   CHECK(sent(cases[0], by_n, by_n) == "all-to-all all-to-all ");
   auto line = named_jit([](const NamedArray& y) { return rank_of(y, "n"); },
                         {.mesh = mesh, .axis_resources = by_n});
@@ -347,8 +348,7 @@ TEST_CASE("custom ops on a mesh: what their rule lets stay cut sends nothing") {
   CHECK(line.report().collectives[0].kind == "all-gather");
 }
 
-TEST_CASE(
-    "custom ops: what a mesh has still to sum goes through one that is linear, and no other") {
+TEST_CASE("custom ops: a partial sum passes through a linear op only") {
   Devices four(4);
   const Mesh mesh{{{"data", 4}}};
   auto x = inputs()[0];
@@ -366,12 +366,12 @@ TEST_CASE(
                             for (std::int64_t i = 0; i < a.size(); ++i)
                               y(i) = a(i) + (i ? y(i - 1) / 2 : 0);
                           }}});
-  const double ring = 2 * 3 / 4.;  // of what is summed on four devices
+  const double ring = 2 * 3 / 4.;  // bytes sent per byte of an all-reduce on four devices
   CHECK(run(smoothed) == ring * double(C.size * 4));
   CHECK(run(plain) == ring * double(N.size * C.size * 4));
 }
 
-TEST_CASE("custom ops in what a scan carries, over a donated argument, and of local shards") {
+TEST_CASE("custom ops work in the carry of a scan, over a donated argument, and on local shards") {
   auto x = inputs()[0];  // (b, n, c)
   auto walk = [](auto op) {
     return [op](const NamedArray& y) {
@@ -401,7 +401,7 @@ TEST_CASE("custom ops in what a scan carries, over a donated argument, and of lo
   CHECK(difference(at(local(x), "c", 0), sum(max(abs(x), "n"), "c"), 1e-5) == "");
 }
 
-TEST_CASE("custom ops: any strides, any dtype they say, any size") {
+TEST_CASE("custom ops accept any strides, any dtype they declare, and any size") {
   const Axis Wide("wide", 3000);
   auto x = random::normal(random::key(4), {Wide, N});
   for (auto* name : {"cpu", "reference"}) {
@@ -420,13 +420,15 @@ TEST_CASE("custom ops: any strides, any dtype they say, any size") {
     CHECK(smoothed(x, "n").dtype() == DType::f32);
     CHECK(clipped({full({}, 0.5), full({}, 1.)}).item() == -0.375);
     auto none = zeros({B, Axis("n", 0)});
-    CHECK(max_abs(none, "n").floats() == std::vector<float>(5, -INFINITY));  // as of `max`
+    CHECK(max_abs(none, "n").floats() == std::vector<float>(5, -INFINITY));  // as for `max`
     CHECK(rank_of(none, "n").size() == 0);
     CHECK(rank_of(zeros({Axis("b", 0), N}), "n").size() == 0);
   }
 }
 
-TEST_CASE("custom ops: equal calls are one node, two ops are two, also if they look alike") {
+TEST_CASE(
+    "custom ops: equal calls are one node, and calls of two ops are two, even if the ops look "
+    "equal") {
   auto x = inputs()[0];
   auto make = [] {
     return custom_op({.name = "twice", .cpu = {[](Strided<const float> a, Strided<float> y) {
@@ -441,7 +443,7 @@ TEST_CASE("custom ops: equal calls are one node, two ops are two, also if they l
   CHECK(difference(one(x), x * 2., 0) == "");
 }
 
-TEST_CASE("custom ops say what is wrong with a call, where it is written") {
+TEST_CASE("custom ops report an invalid call with its source location") {
   auto x = inputs();
   const auto line = "custom_op_test.cpp:" + std::to_string(__LINE__ + 1);
   const auto wrong = error_of([&] { return rank_of(x[0], "nn"); });
@@ -499,12 +501,12 @@ TEST_CASE("custom ops: a gradient may have the axes of the other operands, which
         out() = 0;
         for (std::int64_t i = 0; i < x.size(); ++i) out() += x(i) * x(i) * w(i);
       }},
-      .grad = [](const CustomCall& c) -> std::vector<NamedArray> {  // of w too by all of x's axes
+      .grad = [](const CustomCall& c) -> std::vector<NamedArray> {  // by all axes of x, for w too
         return {2 * c.g * c.in[0] * c.in[1], c.g * square(c.in[0])};
       },
   });
   auto x = inputs()[0];
-  // of w: n is folded, and may be x's alone
+  // axes of w: n is reduced, and may be an axis of x alone
   for (const Axes& axes : {Axes{}, Axes{C}, Axes{N}, Axes{C, N}, Axes{B, N, C}}) {
     auto w = broadcast_to(full({}, 0.5f), axes);
     auto custom = [&](const NamedArray& v) { return sum(square(fold({x, v}, "n"))); };
@@ -514,7 +516,7 @@ TEST_CASE("custom ops: a gradient may have the axes of the other operands, which
   }
 }
 
-TEST_CASE("custom ops say what is wrong with a gradient, and name the call") {
+TEST_CASE("custom ops report an invalid gradient with the name of the call") {
   auto x = inputs()[0];
   auto with = [](auto g) {
     return custom_op({.name = "odd",
@@ -542,7 +544,7 @@ TEST_CASE("custom ops say what is wrong with a gradient, and name the call") {
             ones({B, N, C}), 0) == "");
 }
 
-TEST_CASE("custom ops say what is wrong with themselves") {
+TEST_CASE("custom ops report invalid definitions") {
   auto kernel = [](Strided<const float>, Strided<float>) {};
   auto two = [](Strided<const float>, Strided<const float>, Strided<float>) {};
   auto any = [](Strided<const float>, Strided<bool>) {};
@@ -566,7 +568,7 @@ TEST_CASE("custom ops say what is wrong with themselves") {
          {"a is said to be linear in operand 1, and takes 1"});
 }
 
-TEST_CASE("custom ops: a backend that cannot run them says so") {
+TEST_CASE("custom ops: a backend that cannot run them raises") {
   struct RemoteError : program::Device {
     const char* name() const override { return "elsewhere"; }
     std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override {
@@ -586,7 +588,7 @@ TEST_CASE("custom ops: a backend that cannot run them says so") {
       {"[rank] backend elsewhere cannot run it", "custom_op_test.cpp"});
 }
 
-TEST_CASE("custom ops: the verifier finds one whose result lacks what it maps") {
+TEST_CASE("custom ops: the verifier reports a result that lacks a mapped axis") {
   auto n = rank_of(inputs()[0], "n").node();
   CHECK_NOTHROW(verify({n}, "test"));
   auto other = make(*n->op, n->in, {B.resize(4), N, C}, n->dtype, n->attr);

@@ -1,4 +1,4 @@
-// Graph to graph, by itself.
+// Rewrites of graphs, tested alone.
 #include "transforms/rewrite.h"
 
 #include <doctest/doctest.h>
@@ -7,8 +7,8 @@
 
 using namespace haliax;
 
-// What is substituted in may be gone at once: another node may lie where it lay.
-TEST_CASE("rewrite: one substitution after another in what nobody holds") {
+// A substituted node may be freed at once, and another node may reuse its address.
+TEST_CASE("rewrite: successive substitutions of unowned nodes are right") {
   const Axis A("a", 4);
   auto x = prim::input({A}, DType::f32), y = prim::input({A}, DType::f32);
   Rewrite to{{x.get(), y}};
@@ -22,7 +22,7 @@ TEST_CASE("rewrite: one substitution after another in what nobody holds") {
   }
 }
 
-TEST_CASE("rewrite: a negative of a negative is what it was") {
+TEST_CASE("rewrite: a double negation is the original node") {
   auto x = prim::input({Axis("a", 4)}, DType::f32);
   CHECK(prim::neg(prim::neg(x)) == x);
   CHECK(prim::neg(prim::neg(prim::neg(x)))->in[0] == x);

@@ -1,5 +1,5 @@
-// Parameters are born sharded: an init on a mesh makes the part of each device alone, with the
-// numbers of every other mesh.
+// Sharded initialization: an init on a mesh computes only the part of each device, with the same
+// values on every mesh.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ const gpt2::Gpt2Config config{.seq_len = 6, .hidden_dim = 20, .num_layers = 3, .
 const Axis Vocab{"vocab", 13};
 Model make() { return Model::init(Vocab, config, random::key(5)); }
 
-// Bytes of a tree on the first device, which has the largest blocks.
+// Returns the bytes of a tree on the first device, which has the largest blocks.
 template <class T> std::int64_t local_bytes(const T& tree, const Mapping& m, const Mesh& mesh) {
   std::int64_t n = 0;
   use_mesh here(mesh);
@@ -32,7 +32,7 @@ template <class T> std::int64_t local_bytes(const T& tree, const Mapping& m, con
 }  // namespace
 
 TEST_CASE(
-    "born sharded: the same bits on every mesh, even and uneven, and no more than its part on each "
+    "sharded init: bitwise identical on every mesh, even and uneven, with only its part on each "
     "device") {
   const auto want = flatten(make());
   const Mapping ways[] = {{{"embed", "data"}},
@@ -55,7 +55,7 @@ TEST_CASE(
       }
       CHECK(init.report().sent_bytes == 0);
 
-      // Its state too, which asks for nothing but shapes.
+      // The optimizer state too, which depends on shapes only.
       auto optimizer = optim::adamw();
       auto init_state = named_jit([=](const Model& x) { return optimizer.init(x); },
                                   {.mesh = mesh, .axis_resources = m});
@@ -65,8 +65,10 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("born sharded: planned bytes prove it, on meshes far larger than this machine") {
-  // 1.5 billion parameters: 6.2 GB of them, in f32.
+TEST_CASE(
+    "sharded init: planned bytes are the shard of one device, on meshes far larger than this "
+    "machine") {
+  // 1.5 billion parameters: 6.2 GB in f32.
   const gpt2::Gpt2Config xl{.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25};
   const Mapping params{{"embed", "data"}, {"mlp", "model"}};
   auto init = [=] { return Model::init(Axis("vocab", 50257), xl, random::key(0)); };
@@ -87,7 +89,7 @@ TEST_CASE("born sharded: planned bytes prove it, on meshes far larger than this 
   }
 }
 
-TEST_CASE("born sharded: every kind of draw, of one position after another as well") {
+TEST_CASE("sharded init: every kind of draw, and draws position by position") {
   const Axis A{"a", 10}, B{"b", 7};
   auto key = random::key(11);
   auto draws = [=] {
@@ -119,7 +121,7 @@ TEST_CASE("born sharded: every kind of draw, of one position after another as we
     }
     CHECK(sharded.report().sent_bytes == 0);
   }
-  // What generate_sharded gives: each position from a key of its own.
+  // The values of generate_sharded: each position has a key of its own.
   auto keys = random::split(key, A);
   CHECK(want[7].floats() ==
         vmap([&](const Key& k) { return random::normal(k, B); }, A)(keys).floats());

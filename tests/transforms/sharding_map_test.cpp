@@ -1,5 +1,4 @@
-// shard_map: functions that see the shard of one device, and what passes between devices inside
-// them.
+// shard_map: functions of the shard of one device, and the collectives inside them.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -27,7 +26,7 @@ void close(const NamedArray& got, const NamedArray& want) {
 
 }  // namespace
 
-TEST_CASE("shard_map: f sees local sizes, and what it does not sum is each device's own") {
+TEST_CASE("shard_map: f sees local sizes, and unreduced results differ by device") {
   auto x = normal(1, {Batch, Embed});
   Axes seen;
   auto f = [&](const NamedArray& v) {
@@ -38,11 +37,11 @@ TEST_CASE("shard_map: f sees local sizes, and what it does not sum is each devic
   close(local(x), x / sum(x * x));
   CHECK(seen == Axes{Batch.resize(2), Embed.resize(6)});
   CHECK(local.report().argument_bytes == x.nbytes() / 8);
-  // one number, over all devices at once
+  // one scalar, over all devices at once
   CHECK(local.report().sent_bytes == 2 * (8 - 1) / 8. * 4);
   CHECK(placement(local(x))->mapping == both);
 
-  // Each device's own mean, and that of all.
+  // The mean of each device, and the mean over all.
   auto means = shard_map([](const NamedArray& v) { return v - mean(v, "batch"); },
                          {.mesh = four, .axis_resources = by_batch});
   auto parts = unflatten_axis(x, "batch", {Axis("part", 4), Axis("batch", 2)});
@@ -50,7 +49,8 @@ TEST_CASE("shard_map: f sees local sizes, and what it does not sum is each devic
   CHECK(means.report().sent_bytes == 0);
 }
 
-TEST_CASE("shard_map: sums, means, extremes, gathers and scatters over mesh axes") {
+TEST_CASE(
+    "shard_map: sums, means, extremes, gathers and scatters over mesh axes match one device") {
   auto x = normal(2, {Batch, Embed});
   for (const char* backend : {"cpu", "reference"}) {
     JitOptions on{.backend = backend, .mesh = four, .in = by_batch, .out = Mapping{}};
@@ -64,14 +64,14 @@ TEST_CASE("shard_map: sums, means, extremes, gathers and scatters over mesh axes
           min(x, "batch"));
     close(shard_map([](const NamedArray& v) { return all_gather(v, "batch", "data"); }, on)(x), x);
 
-    // A number that all have is summed as often as there are devices.
+    // A replicated scalar is added once per device.
     close(shard_map(
               [](const NamedArray& v) {
                 return psum(1., "data") * psum(sum(v), "data") + pmean(2., "data");
               },
               on)(x),
           sum(x) * 4. + 2.);
-    // Of booleans: how many.
+    // Booleans are counted.
     CHECK(
         shard_map([](const NamedArray& v) { return psum(sum(v) > -1e9, "data"); }, on)(x).item() ==
         4);
@@ -94,7 +94,7 @@ TEST_CASE("shard_map: sums, means, extremes, gathers and scatters over mesh axes
   CHECK(index(at, {{"batch", 5}, {"embed", 7}}).item() == 21);
 }
 
-TEST_CASE("shard_map: tuples of mesh axes, in their order") {
+TEST_CASE("shard_map: tuples of mesh axes apply in their order") {
   Axis Tokens{"tokens", 16};
   auto x = arange(Tokens);
   for (auto order : {std::vector<std::string>{"data", "model"}, {"model", "data"}}) {
@@ -111,27 +111,28 @@ TEST_CASE("shard_map: tuples of mesh axes, in their order") {
   }
 }
 
-TEST_CASE("shard_map: gradients, inside and outside, and as a part of a larger function") {
+TEST_CASE(
+    "shard_map: gradients inside, outside, and as a part of a larger function, match one device") {
   Axis Out{"out", 6};
   auto x = normal(3, {Batch, Embed}), w = normal(4, {Embed, Out});
   auto whole = [](const NamedArray& v, const NamedArray& a) {
     return mean(square(tanh(dot(a, v, "embed"))));
   };
 
-  // Inside: of each device's own loss, then averaged, as one writes data parallel training by hand.
+  // Inside: the gradient of each device's loss, then averaged, as in handwritten data parallelism.
   auto by_hand = shard_map(
       [&](const NamedArray& v, const NamedArray& a) { return pmean(grad(whole)(v, a), "data"); },
       {.mesh = four, .in = by_batch, .out = Mapping{}});
   close(by_hand(w, x), grad(whole)(w, x));
   CHECK(by_hand.report().sent_bytes == 2 * 3 / 4. * double(w.nbytes()));
 
-  // Outside: through the sum that the devices exchange.
+  // Outside: through the sum over the devices.
   auto local = [](const NamedArray& v, const NamedArray& a) {
     return pmean(mean(square(tanh(dot(a, v, "embed")))), "data");
   };
   auto loss = shard_map(local, {.mesh = four, .in = by_batch, .out = Mapping{}});
   auto step = [&](const NamedArray& v, const NamedArray& a) { return v - grad(loss)(v, a); };
-  close(step(w, x), w - grad(whole)(w, x));  // on no mesh at all: the same numbers
+  close(step(w, x), w - grad(whole)(w, x));  // without a mesh: the same values
   auto on_mesh = named_jit(step, {.mesh = four, .in = by_batch, .out = Mapping{}});
   close(on_mesh(w, x), w - grad(whole)(w, x));
   CHECK(on_mesh.report().sent_bytes == 2 * 3 / 4. * double(w.nbytes()));
@@ -153,8 +154,8 @@ TEST_CASE("shard_map: gradients, inside and outside, and as a part of a larger f
   close(running(x), sum(x));
 }
 
-TEST_CASE("shard_map: draws are each device's own, and trees come and go") {
-  // Keys of each example: the same numbers as without a mesh.
+TEST_CASE("shard_map: draws differ by device, and arguments and results may be trees") {
+  // Keys of each example: the same values as without a mesh.
   auto keys = random::split(random::key(7), Batch);
   auto noise = [](const Key& k) {
     return vmap([](const Key& one) { return random::normal(one, Embed); }, "batch")(k);
@@ -177,7 +178,7 @@ TEST_CASE("shard_map: draws are each device's own, and trees come and go") {
   close(total, sum(x));
 }
 
-TEST_CASE("shard_map: mistakes") {
+TEST_CASE("shard_map: invalid calls raise") {
   auto x = normal(1, {Batch, Embed});
   auto f = [](const NamedArray& v) { return sum(v, "batch"); };
   raises([&] { return shard_map(f, {.axis_resources = by_batch})(x); },

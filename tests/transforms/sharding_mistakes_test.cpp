@@ -1,5 +1,5 @@
-// What users get wrong about meshes, mappings and shardings: it raises where it was written, and
-// changes nothing.
+// Mistakes with meshes, mappings and shardings raise at the line of the mistake, and change
+// nothing.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ const Axis Batch{"batch", 8}, Embed{"embed", 12};
 const Mesh grid{{{"data", 4}, {"model", 2}}};
 const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}},
     both{{"batch", "data"}, {"embed", "data"}},
-    // an axis that no array has, and a mesh axis that there is not
+    // an axis that no array has, and a mesh axis that does not exist
     misspelt{{"nobody", "modle"}};
 
 NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
@@ -33,7 +33,7 @@ std::string line(int n) { return "sharding_mistakes_test.cpp:" + std::to_string(
 
 }  // namespace
 
-TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping and mesh meet") {
+TEST_CASE("mistakes: an unknown mesh axis raises wherever mapping and mesh meet") {
   const auto x = tokens();
   auto names_it = [](auto f, const char* op) {
     raises(f, {op, "{nobody: modle}", "axis nobody to mesh axis modle", "data=4, model=2",
@@ -75,8 +75,8 @@ TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping a
     names_it([&] { return physical_axis_name("embed", misspelt); }, "[physical_axis_name]");
     names_it([&] { return pspec_for_axis({"embed"}, misspelt); }, "[pspec_for_axis]");
   }
-  // Entered inside, around ops that it does not constrain: at its own line, with the mesh of the
-  // function around.
+  // In a scope inside, around ops that it does not constrain: the error has the line of the scope,
+  // and the mesh of the function around it.
   int inside = 0;
   auto enters = [&](const NamedArray& x) {
     inside = __LINE__ + 1;
@@ -92,7 +92,7 @@ TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping a
   CHECK(current_mesh() == nullptr);
 }
 
-TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so") {
+TEST_CASE("mistakes: without a mesh a mapping shards nothing, and strict raises") {
   const auto x = tokens();
   const auto want = plus_one(x).floats();
   CHECK(named_jit(plus_one, {.axis_resources = misspelt})(x).floats() == want);
@@ -106,7 +106,7 @@ TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so")
   axis_mapping scope(by_batch);
   CHECK(named_jit(plus_one)(x).floats() == want);
   raises([&] { return named_jit(plus_one, {.strict = true})(x); }, {"no mesh", "{batch: data}"});
-  // Constraints and scopes inside as well.
+  // Constraints and scopes inside raise as well.
   axis_mapping none{Mapping()};
   raises(
       [&] {
@@ -121,8 +121,7 @@ TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so")
   raises([&] { return named_jit(scoped, {.strict = true})(x); }, {"no mesh", "{embed: data}"});
 }
 
-TEST_CASE(
-    "mistakes: two axes on one mesh axis are told with a place in the code, wherever they meet") {
+TEST_CASE("mistakes: two axes on one mesh axis raise with a source location, wherever they meet") {
   const auto x = tokens();
   auto says = [](auto f, const char* what, int at) {
     const auto text = error_of(f);
@@ -143,8 +142,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "mistakes: two axes of one array on one mesh axis name the array and where it was made, with a "
-    "mesh or without") {
+    "mistakes: two axes of one array on one mesh axis name the array and its line, with a mesh or "
+    "without") {
   const auto x = tokens();
   const int made = __LINE__ + 1;
   const auto y = tanh(x);
@@ -181,7 +180,7 @@ TEST_CASE(
          {"axes batch and mlp of dot (batch=8, mlp=6)", "in up"});
 }
 
-TEST_CASE("mistakes: mappings that contradict themselves") {
+TEST_CASE("mistakes: mappings that contradict themselves raise") {
   raises(
       [] {
         return Mapping{{"batch", "data"}, {"embed", "model"}, {"batch", "model"}};
@@ -202,13 +201,13 @@ TEST_CASE("mistakes: mappings that contradict themselves") {
   auto entries = by_batch.entries();
   entries.push_back({"batch", std::nullopt});
   raises([&] { return Mapping::of(entries); }, {"axis batch is there twice"});
-  // What there is cannot be changed behind its checks.
+  // Meshes and mappings cannot be modified after their checks.
   static_assert(
       std::is_same_v<decltype(grid.axes()), const std::vector<std::pair<std::string, int>>&>);
   static_assert(std::is_same_v<decltype(by_batch.entries()), const std::vector<Mapping::Entry>&>);
 }
 
-TEST_CASE("mistakes: as many mappings as there are arguments and results") {
+TEST_CASE("mistakes: there must be as many mappings as arguments and results") {
   const auto x = tokens();
   auto two = [](const NamedArray& a, const NamedArray& b) {
     return std::tuple{a + b, a, std::optional<NamedArray>()};
@@ -224,7 +223,7 @@ TEST_CASE("mistakes: as many mappings as there are arguments and results") {
            {"`in` has 3 mappings", "2 arguments"});
     raises([&] { return call({.mesh = mesh, .in = Mappings::of_each({})}); },
            {"`in` has 0 mappings", "2 arguments"});
-    // the last holds nothing
+    // the last result is empty
     raises([&] { return call({.mesh = mesh, .out = pair}); },
            {"`out` has 2 mappings", "3 results"});
     raises([&] { return named_jit(two, {.mesh = mesh, .out = one}).plan(x, x); },
@@ -241,8 +240,7 @@ TEST_CASE("mistakes: as many mappings as there are arguments and results") {
 }
 
 TEST_CASE(
-    "mistakes: more devices than there are, where arrays are placed and after a step was "
-    "compiled") {
+    "mistakes: too few devices raise, where arrays are placed and after a step was compiled") {
   const auto x = tokens();
   const auto before = x.floats();
   auto step = named_jit(plus_one, {.donate = {0}, .mesh = grid, .axis_resources = by_batch});
@@ -256,12 +254,12 @@ TEST_CASE(
             "_mistakes_test.cpp"});
     CHECK(x.floats() == before);
     raises([&] { return step(made); }, {"8 devices, and there are 4"});
-    CHECK(made.floats() == plus_one(x).floats());  // it was not given away
+    CHECK(made.floats() == plus_one(x).floats());  // it was not donated
   }
   CHECK(step(made).floats() == plus_one(plus_one(x)).floats());
 }
 
-TEST_CASE("mistakes: arrays that were never given a value") {
+TEST_CASE("mistakes: arrays without a value raise") {
   const NamedArray none;
   for (bool on_mesh : {false, true}) {
     std::optional<use_mesh> mesh;
@@ -285,14 +283,14 @@ TEST_CASE("mistakes: arrays that were never given a value") {
       {"never given a value"});
 }
 
-TEST_CASE("mistakes: a link speed for a mesh axis that there is not") {
+TEST_CASE("mistakes: a link speed for an unknown mesh axis raises") {
   auto f = named_jit(plus_one,
                      {.mesh = grid, .speed = {.links = {{.axis = "dta", .bytes_per_s = 1e9}}}});
   raises([&] { return f.plan(tokens()); },
          {"no mesh axis dta", "data, model", "did you mean data"});
 }
 
-TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in any way") {
+TEST_CASE("mistakes: a donated sharded array cannot be used again, in any way") {
   use_mesh mesh(grid);
   const auto x = tokens();
   auto step = named_jit(plus_one, {.donate = {0}, .axis_resources = by_batch});
@@ -310,9 +308,7 @@ TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in a
   CHECK(got.floats() == plus_one(x).floats());
 }
 
-TEST_CASE(
-    "mistakes: an array that a function captured is not given away to it, and is missed when "
-    "another took it") {
+TEST_CASE("mistakes: a captured array is not donated, and raises if another function donated it") {
   for (JitOptions options :
        {JitOptions(), JitOptions{.mesh = grid, .axis_resources = by_batch, .partition = true}}) {
     options.donate = {0};
@@ -327,7 +323,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("mistakes: arguments that lie otherwise, or on another mesh, are laid as `in` says") {
+TEST_CASE("mistakes: arguments with another sharding or mesh are resharded as `in` specifies") {
   const auto x = tokens();
   const auto want = plus_one(x).eval();
   const Mesh three{{{"data", 3}}};
@@ -348,8 +344,7 @@ TEST_CASE("mistakes: arguments that lie otherwise, or on another mesh, are laid 
     }
 }
 
-TEST_CASE(
-    "mistakes: a call that fails midway leaves what was donated as it was, or gone for good") {
+TEST_CASE("mistakes: a call that fails midway leaves donated arrays intact, or gone for good") {
   if (!owns_operator_new) return;
   const auto x = tokens();
   auto f = [](const NamedArray& w, const NamedArray& x) { return w * 0.5 + sum(x * w, Embed); };
@@ -359,7 +354,7 @@ TEST_CASE(
     CAPTURE(options.backend);
     options.donate = {0};
     const auto step = options.mesh ? named_jit(f, options) : jit(f, options);
-    const auto before = x.floats(), want = step((x + 0.).eval(), x).floats();  // compiled
+    const auto before = x.floats(), want = step((x + 0.).eval(), x).floats();  // compiles the step
     int gone = 0;
     for (long n = 0;; ++n) {
       REQUIRE(n < 10000);
@@ -376,12 +371,13 @@ TEST_CASE(
       CHECK((text == "" ? now == before : has(text, "was donated")));
       gone += text != "";
     }
-    if (options.backend == "reference") CHECK(gone > 0);  // which allocates while it runs
+    if (options.backend == "reference")
+      CHECK(gone > 0);  // the reference backend allocates while it runs
     CHECK(step((x + 0.).eval(), x).floats() == want);
   }
 }
 
-TEST_CASE("sharding: a named_jit inside another holds to what it was told") {
+TEST_CASE("sharding: a named_jit inside another one keeps its own options") {
   const Mesh mesh{{{"data", 4}}};
   auto x = tokens();
   auto outer = [&](JitOptions inner) {
@@ -404,13 +400,12 @@ TEST_CASE("sharding: a named_jit inside another holds to what it was told") {
       {"mesh (data=2) is not that of the function around (data=4)"});
 }
 
-TEST_CASE(
-    "mistakes: reports name the op that was written, not those that it is made of by blocks") {
+TEST_CASE("mistakes: reports name the op in the user's code, not its parts by blocks") {
   const Axis Vocab{"vocab", 64};
   const Mapping by_vocab{{"vocab", "data"}};
   const JitOptions strict{.mesh = grid, .axis_resources = by_vocab, .strict = true};
   const auto x = random::normal(random::key(3), {Vocab});
-  // What their blocks tell each other is little, and no gather that nobody asked for.
+  // Blocks communicate few bytes, and there is no unrequested gather.
   auto gathers = [&](auto f, const std::string& op, const std::string& array,
                      const std::string& axes) {
     auto all = named_jit(f, strict).plan(x).collectives;
@@ -431,7 +426,7 @@ TEST_CASE(
           "(vocab=8)");
   gathers([](const NamedArray& x) { return top_k(x, "vocab", 2); }, "top_k",
           "part of top_k, part of top_k", "(vocab=8), (vocab=8)");
-  // A parameter that is whole in the computation may be gathered, and so may what is made of its
+  // A parameter that is replicated in the computation may be gathered, and so may results of its
   // blocks.
   auto ordered = [](const NamedArray& w, const NamedArray& x) {
     axis_mapping whole(by_batch);
@@ -450,7 +445,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "mistakes: strict gathers a parameter that a gradient is taken by, though none reaches it") {
+    "mistakes: strict gathers a differentiated parameter, even if stop_gradient hides it from the "
+    "loss") {
   struct Adapted {
     NamedArray base, a, b;
   };

@@ -1,5 +1,4 @@
-// Meshes, mappings and scopes as users meet them: sizes, names, what is an error, what is placed
-// where, what is traced anew.
+// Meshes, mappings and scopes as users meet them: sizes, names, errors, placements, retraces.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -33,7 +32,7 @@ NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 
 }  // namespace
 
-TEST_CASE("sharding: meshes of any number of axes, one of them as large as there are devices for") {
+TEST_CASE("sharding: meshes have any number of axes, one of which may use all remaining devices") {
   Devices eight(8);
   CHECK(Mesh{{{"data", -1}}}.size("data") == 8);
   Mesh tall{{{"data", -1}, {"model", 2}}}, deep{{{"a", 2}, {"b", -1}, {"c", 2}, {"d", 1}}};
@@ -42,7 +41,7 @@ TEST_CASE("sharding: meshes of any number of axes, one of them as large as there
   CHECK(tall.devices() == 8);
   CHECK(tall == Mesh{{{"data", 4}, {"model", 2}}});
   CHECK(Mesh().devices() == 1);
-  CHECK(Mesh{{{"data", 2048}}}.devices() == 2048);  // to plan for; only a run needs them
+  CHECK(Mesh{{{"data", 2048}}}.devices() == 2048);  // for plans; only a run needs the devices
   raises([&] { return Mesh{{{"data", 0}}}; }, {"data has size 0", "sharding_test.cpp"});
   raises([&] { return Mesh{{{"data", -2}}}; }, {"size -2"});
   raises([&] { return Mesh{{{"data", -1}, {"model", -1}}}; }, {"data", "model", "both"});
@@ -63,7 +62,7 @@ TEST_CASE("sharding: meshes of any number of axes, one of them as large as there
       {"0 devices"});
 }
 
-TEST_CASE("sharding: where axes are, by a mapping") {
+TEST_CASE("sharding: a mapping places the axes of an array") {
   const Mapping m{{"batch", {"data", "model"}}, {"embed", "model"}, {"mlp", std::nullopt}};
   CHECK(to_string(m) == "{batch: data+model, embed: model, mlp: None}");
   CHECK(to_string(pspec_for_axis({Batch, Embed, Mlp, "other"}, m)) ==
@@ -114,7 +113,7 @@ TEST_CASE(
   CHECK(bare);
   CHECK(captured);
 
-  // A function that is traced by another thread is cut as if by this one.
+  // A function that another thread traces is sharded as on this thread.
   auto step = named_jit(ran);
   step(layer(), tokens());
   auto here = step.report().sent_bytes;
@@ -128,7 +127,7 @@ TEST_CASE(
   CHECK(here == there);
 }
 
-TEST_CASE("sharding: an empty mapping makes whole, no mapping leaves alone") {
+TEST_CASE("sharding: an empty mapping replicates an array, and no mapping leaves it unchanged") {
   const Mesh four{{{"data", 4}}};
   auto f = [](const NamedArray& x) { return x + 1.; };
   auto sent = [&](auto constrain) {
@@ -140,8 +139,8 @@ TEST_CASE("sharding: an empty mapping makes whole, no mapping leaves alone") {
   const double bytes = double(tokens().nbytes());
   CHECK(sent([](const NamedArray& y) { return y; }) == 0);
   CHECK(sent([](const NamedArray& y) { return auto_sharded(y); }) == 0);
-  // Gathered, and summed where it is whole; what is still cut is summed there, and only the sums
-  // are sent.
+  // A gathered array is summed where it is replicated. A sharded array is summed by blocks, and
+  // only the sums are communicated.
   CHECK(sent([](const NamedArray& y) { return sum(shard(y, Mapping{}), Batch); }) == bytes * 3 / 4);
   CHECK(sent([](const NamedArray& y) {
           return sum(shard(y, Mapping{{"nobody", "data"}}), Batch);
@@ -155,7 +154,7 @@ TEST_CASE("sharding: an empty mapping makes whole, no mapping leaves alone") {
   auto pair = auto_sharded(std::pair{x, layer()});
   CHECK(pair.first.node() == x.node());
 
-  // named_jit without any mapping: all whole, nothing sent.
+  // named_jit without any mapping: all arrays are replicated, and nothing is communicated.
   auto whole = named_jit(ran, {.mesh = four});
   CHECK(whole(layer(), x).floats() == jit(ran)(layer(), x).floats());
   CHECK(whole.report().sent_bytes == 0);
@@ -163,7 +162,8 @@ TEST_CASE("sharding: an empty mapping makes whole, no mapping leaves alone") {
 }
 
 TEST_CASE(
-    "sharding: outside of a trace, shard places arrays and trees, and named_jit takes them so") {
+    "sharding: outside of a trace, shard places arrays and trees, and named_jit keeps the "
+    "placement") {
   use_mesh mesh(grid);
   auto x = tokens();
   CHECK(placement(x) == nullptr);
@@ -175,7 +175,7 @@ TEST_CASE(
   auto l = shard(layer(), Mapping{{"mlp", "model"}});
   CHECK(placement(l.in)->mapping == Mapping{{"mlp", "model"}});
   CHECK(l.out.floats() == layer().out.floats());
-  auto step = named_jit(ran);  // no mapping: as the arguments lie
+  auto step = named_jit(ran);  // no mapping: the placement of the arguments
   auto out = step(l, y);
   const auto shared = layer().in.nbytes() / 2;
   CHECK(step.report().argument_bytes == 2 * shared + y.nbytes() / 4);
@@ -184,17 +184,18 @@ TEST_CASE(
   for (std::size_t i = 0; i < want.size(); ++i)
     CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
 
-  // What the caller says comes first.
+  // The mapping of the caller has priority.
   auto told = named_jit(ran, {.in = Mapping{}});
   told(l, y);
   CHECK(told.report().argument_bytes == 4 * shared + y.nbytes());
-  // What is placed on another mesh is taken by the mapping.
+  // An array on another mesh is resharded by the mapping.
   auto other = named_jit(ran, {.mesh = Mesh{{{"data", 2}}}, .axis_resources = by_batch});
   other(l, y);
   CHECK(other.report().argument_bytes == 4 * shared + y.nbytes() / 2);
 }
 
-TEST_CASE("sharding: what is placed without a mesh takes the first it comes to") {
+TEST_CASE(
+    "sharding: an array that is sharded without a mesh moves to the first mesh that uses it") {
   const auto x = tokens();
   auto y = shard(x + 1., by_batch);
   CHECK(placement(y) == nullptr);
@@ -211,7 +212,7 @@ TEST_CASE("sharding: what is placed without a mesh takes the first it comes to")
   }
   CHECK(placement(y) == nullptr);
   CHECK(placement(y * 2.) == nullptr);
-  // What the caller says comes first, and a mapping that fits no mesh is no secret.
+  // The mapping of the caller has priority. A mapping that fits no mesh raises in every call.
   auto told =
       named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid, .in = Mapping{}});
   told(y);
@@ -224,12 +225,12 @@ TEST_CASE("sharding: what is placed without a mesh takes the first it comes to")
          {what.c_str(), "sharding_test.cpp"});
   use_mesh mesh(grid);
   raises([&] { return placement(bad); }, {what.c_str()});
-  // Trees by the mapping in scope are placed as arrays are.
+  // The mapping in scope places trees as it does arrays.
   axis_mapping scope(by_batch);
   CHECK(*placement(shard(std::pair{x + 1., x}).first) == Placement{grid, by_batch});
 }
 
-TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for nothing else") {
+TEST_CASE("sharding: another mesh, mapping or placement retraces, and nothing else does") {
   auto x = tokens();
   auto f = named_jit([](const NamedArray& v) { return sum(square(v), Embed); });
   auto traces = [&] {
@@ -252,7 +253,7 @@ TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for
     {
       axis_mapping m(by_embed);
       CHECK(traces() == 4);
-      CHECK(f.report().sent_bytes > 0);  // not the trace of before
+      CHECK(f.report().sent_bytes > 0);  // not the trace of the previous mesh
       CHECK(traces() == 4);
     }
     {
@@ -264,7 +265,7 @@ TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for
     x = shard(x, by_batch);
     CHECK(traces() == 6);
     CHECK(why() == "argument 0 is placed otherwise");
-    // the same place, said otherwise
+    // the same placement, written differently
     x = shard(x * 1., Mapping{{"batch", "data"}, {"nobody", "model"}});
     CHECK(traces() == 6);
     use_mesh same(Mesh{{{"data", 4}, {"model", 2}}});
@@ -272,7 +273,7 @@ TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for
     use_mesh smaller(Mesh{{{"data", 2}, {"model", 2}}});
     CHECK(traces() == 7);
   }
-  // What a step has made goes into the next one without another trace.
+  // The results of a step are arguments of the next one without a retrace.
   auto step = named_jit(
       [](const Layer& l, const NamedArray& v) {
         return Layer{l.in * 0.5, l.out + mean(ran(l, v))};
@@ -288,7 +289,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
   auto l = layer();
   auto x = tokens();
   auto run = [&](JitOptions o) { return named_jit(ran, std::move(o))(l, x); };
-  // Of an argument, a result, and inside.
+  // In an argument, a result, and inside.
   raises([&] { return run({.mesh = grid, .axis_resources = both}); },
          {"axes batch and embed of argument 1 (batch=8, embed=12)", "mesh axis data",
           "{batch: data, embed: data}", "sharding_test.cpp"});
@@ -316,13 +317,13 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
     use_mesh mesh(grid);
     raises([&] { return shard(x, both); }, {"axes batch and embed", "sharding_test.cpp"});
   }
-  // The mesh axis that there is not.
+  // A mesh axis that does not exist.
   raises(
       [&] {
         return run({.mesh = grid, .axis_resources = Mapping{{"batch", "dta"}}});
       },
       {"{batch: dta}", "axis batch", "mesh axis dta", "data=4, model=2", "did you mean data"});
-  // More devices than there are; planning takes any number.
+  // More devices than available; plans accept any number.
   Devices four(4);
   raises([&] { return run({.mesh = grid}); }, {"data=4, model=2", "has 8 devices, and there are 4",
                                                "set_devices(8)", "HALIAX_DEVICES=8"});
@@ -330,12 +331,12 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
   CHECK(many.plan(l, x).argument_bytes == 2 * l.in.nbytes() + x.nbytes() / 8);
   set_devices(8);
   CHECK(run({.mesh = grid}).axes() == Axes{Batch, Embed});
-  // After a mistake all is as before.
+  // A mistake leaves the scopes unchanged.
   CHECK(current_mesh() == nullptr);
   CHECK(current_mapping() == nullptr);
 }
 
-TEST_CASE("sharding: two mappings, for parameters and for what is computed") {
+TEST_CASE("sharding: one mapping shards parameters, another one the computation") {
   auto step = [](const Layer& l, const NamedArray& x) {
     auto g = grad([&](const Layer& m) { return mean(square(ran(m, x))); })(l);
     return Layer{l.in - g.in, l.out - g.out};
@@ -355,7 +356,7 @@ TEST_CASE("sharding: two mappings, for parameters and for what is computed") {
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-5));
 }
 
-TEST_CASE("sharding: a named_jit in the trace of another brings its mapping") {
+TEST_CASE("sharding: a named_jit in the trace of another one applies its own mapping") {
   auto inner = named_jit(
       [](const Layer&, const NamedArray&) {
         return NamedArray(current_mapping()->find("embed") ? 1. : 0.);
@@ -369,7 +370,7 @@ TEST_CASE("sharding: a named_jit in the trace of another brings its mapping") {
   CHECK(outer(layer(), tokens()).item() == 11);
 }
 
-TEST_CASE("sharding: one mapping for each argument, and for each result") {
+TEST_CASE("sharding: each argument and each result may have its own mapping") {
   const Mesh two{{{"data", 2}}};
   auto f = named_jit(
       [](const NamedArray& a, const NamedArray& b) {
@@ -385,7 +386,8 @@ TEST_CASE("sharding: one mapping for each argument, and for each result") {
   CHECK(placement(b)->mapping == by_embed);
 }
 
-TEST_CASE("sharding: who holds what, as a table and as a picture") {
+TEST_CASE(
+    "sharding: visualize_sharding shows the device of each block, as a table and as a picture") {
   const Mapping m{{"embed", "data"}, {"mlp", "model"}};
   CHECK(visualize_sharding({Embed, Mlp}, m, grid) ==
         "(embed=12, mlp=6) by {embed: data, mlp: model} on the mesh data=4, model=2\n"
@@ -404,7 +406,7 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
         "(embed=12) by {} on the mesh data=4, model=2\n"
         "  0-7\n"
         "each device holds (embed=12), all of it\n");
-  // The order of mesh axes, a third axis, and a size that leaves devices without anything.
+  // The order of mesh axes, a third axis, and a size that leaves devices without elements.
   CHECK(has(visualize_sharding(Axis("x", 8), Mapping{{"x", {"model", "data"}}}, grid), "x 1  2\n"));
   CHECK(has(visualize_sharding({Axis("a", 2), Axis("b", 2), Axis("c", 2)},
                                Mapping{{"a", "x"}, {"b", "y"}, {"c", "z"}},
@@ -441,7 +443,7 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
       ++n;
     return n;
   };
-  CHECK(count("<rect") == 10);  // eight blocks, the paper, the frame
+  CHECK(count("<rect") == 10);  // eight blocks, the background, the frame
   CHECK(has(text.str(), "embed 9..11"));
   CHECK(has(text.str(), "</svg>"));
 
@@ -453,7 +455,7 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
 }
 
 TEST_CASE(
-    "sharding: what an op picks or contracts is constrained by the mapping, what follows is not") {
+    "sharding: the mapping constrains lookups and contractions, not the ops that follow them") {
   const Mesh two{{{"model", 2}}};
   const Axis Vocab{"vocab", 10};
   auto table = random::normal(random::key(4), {Vocab, Embed});
@@ -463,8 +465,8 @@ TEST_CASE(
     g(table, ids);
     return g.report().sent_bytes;
   };
-  // Each device picks from its rows; the mapping says that what was picked is whole, so it is
-  // summed before the batch is.
+  // Each device picks from its rows. The mapping replicates the picked rows, so they are summed
+  // over the mesh before the batch is summed.
   CHECK(sent([](const NamedArray& t, const NamedArray& i) {
           return sum(take(t, "vocab", i), Batch);
         }) == double(Batch.size * Embed.size * 4));
@@ -476,7 +478,7 @@ TEST_CASE(
         }) == 4);
 }
 
-TEST_CASE("sharding: a rearrangement is constrained by the mapping, however it is written") {
+TEST_CASE("sharding: the mapping constrains a rearrangement, however it is written") {
   const Mesh four{{{"data", 4}}};
   auto sent = [&](auto f) {
     auto g = named_jit([&](const NamedArray& x) { return sum(f(x), Batch); },
@@ -485,7 +487,7 @@ TEST_CASE("sharding: a rearrangement is constrained by the mapping, however it i
     return g.report().sent_bytes;
   };
   const double bytes = double(tokens().nbytes());
-  // follows: only the sums are sent
+  // unconstrained: only the sums are communicated
   CHECK(sent([](const NamedArray& x) { return tanh(x); }) == bytes / 8 * 2 * 3 / 4);
   CHECK(sent([](const NamedArray& x) { return rearrange(x, "{batch embed} -> embed batch"); }) ==
         bytes * 3 / 4);

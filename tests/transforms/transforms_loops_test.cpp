@@ -1,4 +1,4 @@
-// scan, fold, map, reduce and associative_scan: values, gradients, and every way of running them.
+// scan, fold, map, reduce and associative_scan: values, gradients, and every execution mode.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -30,7 +30,7 @@ Problem problem() {
   return {values({Embed}), values({Embed, Embed.alias("to")}), values({Time, Embed}, 0, 1)};
 }
 
-// A recurrent cell: the carry, the weight shared by all turns, and one position of xs.
+// A recurrent cell: the carry, the weight shared by all iterations, and one position of xs.
 std::pair<NamedArray, NamedArray> cell(const NamedArray& c, const NamedArray& w,
                                        const NamedArray& x) {
   auto next = tanh(dot(c, w, "embed").rename({{"to", "embed"}}) + x);
@@ -61,7 +61,7 @@ void check_same(const std::string& what, const Problem& got, const Problem& want
   CHECK(difference(got.xs, want.xs, tolerance) == "");
 }
 
-struct Whole {  // a block that gives all layers, not its own
+struct Whole {  // a block that returns values of all layers, not its own
   NamedArray own;
   std::pair<NamedArray, NamedArray> operator()(const NamedArray& c) const {
     return {c, own * values({Time, Embed}, 1, 2)};
@@ -79,7 +79,7 @@ std::vector<ScanOptions> ways() {
 
 }  // namespace
 
-TEST_CASE("scan: an array may be taken from by the number of the turn") {
+TEST_CASE("scan: an iteration may index an array by its number") {
   const Axis T("t", 3), N("n", 5);
   auto x = arange({T, N}, {.dtype = DType::f32}).eval();
   auto by_turn = [T](const NamedArray& x) {
@@ -90,7 +90,8 @@ TEST_CASE("scan: an array may be taken from by the number of the turn") {
 }
 
 TEST_CASE(
-    "scan: values, gradients, second derivatives and jvp, whatever is kept, unrolled or reversed") {
+    "scan: values, gradients, second derivatives and jvp agree for every checkpoint policy, "
+    "unrolled or reversed") {
   auto p = problem();
   for (auto& o : ways()) {
     CAPTURE(int(o.checkpoint.policy));
@@ -119,11 +120,10 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "scan: unroll traces the body for so many positions, and the loop has as many turns fewer") {
+TEST_CASE("scan: unroll traces the body for several positions, and the loop has fewer iterations") {
   auto x = values({Time, Embed});  // six positions
   for (auto [unroll, bodies, loops] :
-       // one turn is no loop
+       // a single iteration is no loop
        {std::tuple{1, 1, 1},
         {2, 2, 1},
         {3, 3, 1},
@@ -147,7 +147,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "scan: trees, integers in the carry, arguments without the axis, positions, nothing to walk") {
+    "scan: trees, integers in the carry, arguments without the axis, positions, and no scanned "
+    "array") {
   struct State {
     NamedArray total, count;
   };
@@ -180,8 +181,7 @@ TEST_CASE(
   CHECK(difference(doubled, x * 2, 0) == "");
 }
 
-TEST_CASE(
-    "scan: what a body that keeps a state gives must be alike in each turn that it is called for") {
+TEST_CASE("scan: the results of a stateful body must match in every traced iteration") {
   auto x = values({Time, Embed});  // six positions
   auto zero = zeros({Embed}, DType::f64);
   auto refused = [&](std::int64_t unroll, auto other, const std::string& what) {
@@ -198,7 +198,7 @@ TEST_CASE(
     turn = 0;
     CHECK_THROWS_WITH_AS(jit(run)(), doctest::Contains("transforms_loops_test.cpp"), Error);
   };
-  // in a block, in what blocks leave over, without a loop
+  // in a block, in the rest after the blocks, without a loop
   for (std::int64_t unroll : {2, 4, 6, 9}) {
     refused(
         unroll, [](const NamedArray& v) { return rename(v, Embed, Axis("c", Embed.size)); },
@@ -209,7 +209,7 @@ TEST_CASE(
     refused(
         unroll, [](const NamedArray& v) { return v.astype(DType::f32); }, "another f32 (embed=");
   }
-  int left = 0;  // in what blocks leave over alone
+  int left = 0;  // only in the rest after the blocks
   auto body = [&](const NamedArray& c, const NamedArray& v) {
     return std::pair{c + v, ++left > 4 ? sum(v) : v};
   };
@@ -217,7 +217,7 @@ TEST_CASE(
                        doctest::Contains("[scan] one turn gives"), Error);
 }
 
-TEST_CASE("scan: what turns give may gain a hidden axis on the way, unrolled or not") {
+TEST_CASE("scan: results of iterations may gain a hidden axis, unrolled or not") {
   auto x = values({Axis("rows", 3), Time, Embed});
   for (std::int64_t unroll : {1, 2, 4, 9}) {
     CAPTURE(unroll);
@@ -233,7 +233,7 @@ TEST_CASE("scan: what turns give may gain a hidden axis on the way, unrolled or 
   }
 }
 
-TEST_CASE("scan: refusals") {
+TEST_CASE("scan: invalid calls raise") {
   auto x = values({Time, Embed});
   auto add = [](const NamedArray& c, const NamedArray& v) { return c + v; };
   CHECK_THROWS_WITH_AS(fold(add, "tim")(zeros({Embed}), x), doctest::Contains("did you mean time?"),
@@ -249,11 +249,11 @@ TEST_CASE("scan: refusals") {
   CHECK_THROWS_WITH_AS(ScanCheckpoint("nestd"), doctest::Contains("did you mean nested?"), Error);
   auto reads = [](const NamedArray& c, const NamedArray& v) { return c + v.item(); };
   CHECK_THROWS_AS(fold(reads, "time")(zeros({}, DType::f64), values({Time})), Error);
-  // still in working order
+  // a failed call leaves no state
   CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");
 }
 
-TEST_CASE("scan: what a turn gives must not have the walked axis, whichever way it is asked") {
+TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mode") {
   auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2);
   auto refused = [](auto f) {
     raises(f, {"[scan] what a turn gives has axis time already: (time=6, embed=3); only arguments",
@@ -281,7 +281,7 @@ TEST_CASE("scan: what a turn gives must not have the walked axis, whichever way 
             x * whole, 1e-13) == "");
 }
 
-TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked one's name") {
+TEST_CASE("scan: a carry and intermediates may have an axis with the name of the scanned axis") {
   auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2),
        row = values({Time}, 0.5, 1.5);
   auto carried = [](In xs, In, In r, const ScanOptions& o) {
@@ -293,7 +293,7 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
     };
     return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
   };
-  // the loop inside keeps for its gradient, and the one around keeps that
+  // the inner loop saves residuals for its gradient, and the outer loop saves these
   auto nested = [](In xs, In w, In, const ScanOptions& o) {
     auto turn = [&](In c, In v) {
       return fold([&](In d, In u) { return sin(d * sum(u * v)); }, "time", o)(c, w);
@@ -305,7 +305,7 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
       CAPTURE(int(o.checkpoint.policy));
       CAPTURE(o.reverse);
       CAPTURE(o.unroll);
-      ScanOptions flat{.reverse = o.reverse, .unroll = 100};  // no loop at all
+      ScanOptions flat{.reverse = o.reverse, .unroll = 100};  // no loop
       auto loss = [&](const ScanOptions& how) {
         return [&, how](const std::vector<NamedArray>& in) {
           return sum(square(f(in[0], in[1], in[2], how)));
@@ -322,7 +322,7 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
   check(nested);
 }
 
-TEST_CASE("scan: what is walked may be read whole as well, before its slice or behind it") {
+TEST_CASE("scan: a scanned array may also be read in full, before or after its slice") {
   using Cell = std::function<NamedArray(In c, In x, In xs)>;
   auto attend = [](In c, In xs) { return dot(softmax(dot(c, xs, "embed"), "time"), xs, "time"); };
   const Cell cells[] = {
@@ -358,7 +358,7 @@ TEST_CASE("scan: what is walked may be read whole as well, before its slice or b
     }
 }
 
-TEST_CASE("scan: nested, and under vmap and grad") {
+TEST_CASE("scan: nested loops, also under vmap and grad, match the unrolled computation") {
   auto x = values({Time, Embed});
   auto inner = [](const NamedArray& c, const NamedArray& row) {
     return fold([&](const NamedArray& d, const NamedArray& v) { return sin(d) + v * c; }, "embed")(
@@ -385,8 +385,7 @@ TEST_CASE("scan: nested, and under vmap and grad") {
   auto many = values({{"batch", 4}, Time, Embed});
   CHECK(difference(vmap(f, "batch")(many), vmap(g, "batch")(many), 1e-13) == "");
   CHECK(difference(vmap(grad(f), "batch")(many), vmap(grad(g), "batch")(many), 1e-12) == "");
-  // A loop over an axis that an outer loop has hidden from view already, and a loop within its own
-  // gradient.
+  // A loop over an axis that an outer loop hides, and a loop within its own gradient.
   auto twice = [&](const NamedArray& xs) {
     auto add = [&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); };
     return fold(add, "time")(full({}, 0, DType::f64), sum(xs, "embed"));
@@ -394,7 +393,7 @@ TEST_CASE("scan: nested, and under vmap and grad") {
   CHECK(difference(twice(x), sum(x) * g(x), 1e-13) == "");
 }
 
-TEST_CASE("reduce starts from the first slice; associative_scan gives all running results") {
+TEST_CASE("reduce starts from the first slice; associative_scan returns all running results") {
   auto x = values({Time, Embed}, 0.5, 1.5);
   auto mul = [](const NamedArray& a, const NamedArray& b) { return a * b; };
   CHECK(difference(reduce(mul, "time", x), prod(x, "time"), 1e-13) == "");
@@ -438,8 +437,7 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
     return rearrange(a + b, Names{"embed", "time"});
   };
   CHECK(difference(associative_scan(turned, "time", x), cumsum(x, "time"), 1e-13) == "");
-  // What the function captures may vary with an axis that vmap hides, though the scanned array does
-  // not.
+  // Captured arrays may have an axis that vmap hides, even if the scanned array lacks it.
   auto scaled = [&](const NamedArray& s) {
     return associative_scan([&](const NamedArray& a, const NamedArray& b) { return a + b * s; },
                             "time", x);

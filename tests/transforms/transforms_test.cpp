@@ -1,4 +1,4 @@
-// Gradients, forward derivatives, vmap, and what is kept for the gradient.
+// Gradients, forward derivatives, vmap, and the residuals saved for the gradient.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -40,7 +40,7 @@ NamedArray predict(const Model& m, const NamedArray& x) {
 }
 NamedArray loss(const Model& m, const NamedArray& x) { return mean(square(predict(m, x))); }
 
-// The derivative of f along `tangent`, from values.
+// Returns the derivative of f along `tangent`, from values.
 template <class F> NamedArray along(const F& f, const NamedArray& x, const NamedArray& tangent) {
   constexpr double h = 1e-5;
   return (f(x + tangent * h) - f(x - tangent * h)) / (2 * h);
@@ -67,10 +67,10 @@ TEST_CASE("grad: the gradient has the type of the model; integers and frozen lea
   m.extra = values({Out});
   auto with_extra = grad([&](const Model& n) { return sum(*n.extra * *n.extra); })(m);
   CHECK(difference(*with_extra.extra, 2 * *m.extra, 0) == "");
-  CHECK(difference(with_extra.weight, zeros_like(m.weight), 0) == "");  // not used: zeros
+  CHECK(difference(with_extra.weight, zeros_like(m.weight), 0) == "");  // unused: zeros
 }
 
-TEST_CASE("value_and_grad: values, and what is handed out beside them") {
+TEST_CASE("value_and_grad: values, and auxiliary results") {
   auto m = model();
   auto x = values({Batch, In});
   auto [value, g] = value_and_grad(loss)(m, x);
@@ -105,7 +105,7 @@ TEST_CASE("grad: trees of any shape, and gradients by several arguments") {
   CHECK(difference(h.second, a * a, 1e-14) == "");
 }
 
-TEST_CASE("grad: third derivatives, and axes in the primal's order") {
+TEST_CASE("grad: third derivatives are right, and gradients have the axis order of the primal") {
   auto x = values({In, Out});
   auto f = [](const NamedArray& v) { return sum(v * v * v * v); };
   auto g1 = [&](const NamedArray& v) { return sum(grad(f)(v)); };
@@ -117,7 +117,7 @@ TEST_CASE("grad: third derivatives, and axes in the primal's order") {
   CHECK(difference(transposed, rearrange(values({Out, In}), Names{"in", "out"}), 0) == "");
 }
 
-TEST_CASE("grad: refusals") {
+TEST_CASE("grad: functions without a gradient raise") {
   auto x = values({In});
   CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x),
                        doctest::Contains("only a 0-d array has a gradient"), Error);
@@ -133,7 +133,7 @@ TEST_CASE("jvp: values and derivatives along a tangent") {
   auto [y, d] = jvp(f, x, t);
   CHECK(difference(y, f(x), 1e-14) == "");
   CHECK(difference(d, along(f, x, t), 1e-8) == "");
-  // Trees; a leaf whose tangent is empty does not move; integers have no tangent.
+  // Trees; a leaf with an empty tangent is constant; integers have no tangent.
   auto g = [](const std::pair<NamedArray, NamedArray>& p) {
     return std::pair{p.first * p.second, argmax(p.first, "in")};
   };
@@ -141,7 +141,7 @@ TEST_CASE("jvp: values and derivatives along a tangent") {
   CHECK(difference(e.first, t * x, 1e-14) == "");
   CHECK(e.second.empty());
   CHECK_THROWS_WITH_AS(jvp(f, x, values({Out})), doctest::Contains("a tangent is (out=2)"), Error);
-  // Forward over backward: the product of a Hessian with a vector.
+  // Forward over backward: a Hessian-vector product.
   auto s = [](const NamedArray& v) { return sum(v * v * v); };
   CHECK(difference(jvp(grad(s), x, t).second, 6 * x * t, 1e-13) == "");
 }
@@ -158,7 +158,7 @@ TEST_CASE("vjp: the pullback of a function with several results") {
 TEST_CASE("vmap: nested, over a new axis, with shared arguments") {
   auto x = values({Batch, In}), w = values({In, Out});
   auto f = [](const NamedArray& v, const NamedArray& u) {
-    CHECK(v.axes() == Axes{In});  // the axis is out of sight
+    CHECK(v.axes() == Axes{In});  // the mapped axis is hidden
     return dot(v, u, "in");
   };
   CHECK(difference(vmap(f, "batch")(x, w), dot(x, w, "in"), 1e-14) == "");
@@ -177,7 +177,7 @@ TEST_CASE("vmap: nested, over a new axis, with shared arguments") {
                            },
                            "batch")(x),
                        doctest::Contains("inside vmap over batch"), Error);
-  // still in working order
+  // a failed call leaves no state
   CHECK(difference(vmap(total, "batch")(x), sum(x, "in"), 1e-14) == "");
 }
 
@@ -195,7 +195,7 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   CHECK(difference(each.weight, stack("batch", weight), 1e-13) == "");
   CHECK(difference(each.bias, stack("batch", bias), 1e-13) == "");
   CHECK(each.steps.empty());
-  // and grad of vmap: the gradient of the mean loss
+  // grad of vmap: the gradient of the mean loss
   auto mean_loss = [](const Model& n, const NamedArray& v) {
     return mean(vmap([&](const NamedArray& r) { return loss(n, r); }, "batch")(v));
   };
@@ -203,7 +203,7 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   CHECK(difference(whole.weight, mean(each.weight, "batch"), 1e-13) == "");
 }
 
-TEST_CASE("checkpoint: the same values and gradients, with the inside made again") {
+TEST_CASE("checkpoint: values and gradients are equal, and the inside is recomputed") {
   auto x = values({In}), w = values({In}, 0, 1);
   int calls = 0;
   // w is captured
@@ -235,7 +235,7 @@ TEST_CASE("checkpoint: the same values and gradients, with the inside made again
                    twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
 }
 
-TEST_CASE("checkpoint: an array that comes in twice, or is captured too, has one gradient") {
+TEST_CASE("checkpoint: an array that is passed twice, or is captured too, has one gradient") {
   auto x = values({In});
   auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v)); })(x); };
   auto f = [](const NamedArray& a, const NamedArray& b) { return sin(a) * b; };
@@ -248,9 +248,9 @@ TEST_CASE("checkpoint: an array that comes in twice, or is captured too, has one
   CHECK(difference(by(captured), want, 1e-14) == "");
 }
 
-TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
+TEST_CASE("custom_vjp: the handwritten gradient replaces the derived one, also under vmap") {
   auto x = values({In});
-  // Straight through: rounds, but lets gradients pass.
+  // Straight-through estimator: rounds, but passes gradients unchanged.
   auto f =
       custom_vjp([](const NamedArray& v) { return round(v); },
                  [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g}; });
@@ -276,7 +276,7 @@ TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
                    ones({Batch, In}, DType::f64), 0) == "");
 }
 
-TEST_CASE("custom_vjp: a backward pass that goes along the axis of the fold around it") {
+TEST_CASE("custom_vjp: a backward pass may iterate over the axis of the surrounding fold") {
   const Axis L("layer", 3);
   auto x = values({In}), w = values({L, In}, 1, 2), u = values({L, In}, 2, 3);
   auto plain = [=](const NamedArray& v) { return v * sum(u, L); };
@@ -294,7 +294,7 @@ TEST_CASE("custom_vjp: a backward pass that goes along the axis of the fold arou
 }
 
 TEST_CASE(
-    "custom_vjp: what a backward captured of the body of a loop that is made again is refused by "
+    "custom_vjp: a backward pass that captures a value of a rematerialized loop body raises by "
     "name") {
   const Axis L("layer", 3);
   auto x = values({In}), w = values({L, In}, 1, 2);
@@ -327,7 +327,7 @@ TEST_CASE(
       Error);
 }
 
-TEST_CASE("cotangents and tangents have the axes of what they belong to") {
+TEST_CASE("cotangents and tangents have the axes of their primals") {
   auto x = values({Batch, In});
   auto f = [](const NamedArray& v) { return sin(v); };
   auto [y, pull] = vjp(f, x);
@@ -359,9 +359,9 @@ TEST_CASE("cotangents and tangents have the axes of what they belong to") {
   CHECK(difference(by_hand(turned)(x), 0 * x + 3, 0) == "");
 }
 
-TEST_CASE("grad: products with zeros among the factors") {
+TEST_CASE("grad: prod over an axis with zeros has the right gradient") {
   const Axis Row("row", 5), N("n", 4);
-  // No zero, one, two, three, and a product over both axes.
+  // No zero, one, two, three zeros in a row, and a product over both axes.
   auto x = array(std::vector<double>{2, -3, .5, 4, 2, 0, .5, 4, 0, 3, 0, 4, 0, 0, 0, 4, 1, 2, 3, 0},
                  {Row, N});
   auto w = values({Row, N}, 1, 2);
@@ -395,7 +395,7 @@ TEST_CASE("grad: products with zeros among the factors") {
 }
 
 TEST_CASE(
-    "a node is of the backward pass alone unless forward code makes an equal one, before or "
+    "a node belongs to the backward pass unless forward code creates an equal one, before or "
     "after") {
   Axis I{"i", 4};
   auto x = (arange(I) * 0.5).node();
@@ -415,17 +415,17 @@ TEST_CASE(
   }
 }
 
-// Made before main, and in a static program before the library's own globals.
+// Initialized before main, and in a static program before the library's own globals.
 static const auto global_slope =
     grad([](const NamedArray& v) { return sum(tanh(v) + square(v)); })(zeros(Axis("n", 2)));
 static const double global_value = sum(exp(zeros(Axis("n", 3)))).item();
 
-TEST_CASE("a program computes while its globals are made") {
+TEST_CASE("arrays can be computed during the initialization of globals") {
   CHECK(global_value == 3);
   CHECK(global_slope.floats() == std::vector<float>{1, 1});
 }
 
-TEST_CASE("stop_gradient and eval_shape") {
+TEST_CASE("stop_gradient blocks gradients, and eval_shape returns shapes") {
   auto x = values({In});
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) ==
         "");

@@ -1,5 +1,5 @@
-// checkpoint DIR: which checkpoints a folder has. checkpoint DIR --one FILE: one safetensors file
-// of the arrays of one of them, as Python reads it.
+// checkpoint DIR: lists the checkpoints of a folder. checkpoint DIR --one FILE: writes the arrays
+// of one checkpoint to one safetensors file, which Python can read.
 #include <cstdio>
 #include <string>
 

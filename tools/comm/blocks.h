@@ -1,4 +1,4 @@
-// A transformer's parts, as the programs write them.
+// The blocks of a transformer, as the programs use them.
 #pragma once
 #include <cmath>
 

@@ -8,7 +8,7 @@ namespace {
 
 using namespace haliax;
 
-// Where the residual stream is cut, and whether the inputs of the blocks are gathered by hand.
+// The sharding of the residual stream. `gathers`: the inputs of the blocks are gathered explicitly.
 struct Sequence {
   static constexpr bool is_static = true;
   std::optional<Mapping> at;
@@ -59,7 +59,7 @@ NamedArray plain_loss(const Gpt2& m, const NamedArray& ids, const Sequence& sp) 
   return nn::cross_entropy_loss(m.wte.unembed(x), m.wte.Vocab,
                                 one_hot(roll(ids, -1, "position"), m.wte.Vocab));
 }
-// An axis in 8 pieces: those of one size in a loop, a last, smaller one after it.
+// Splits an axis into 8 pieces: pieces of equal size in a loop, and a smaller last one after it.
 struct Pieces {
   Axis all, count, piece;
   explicit Pieces(const Axis& a) : all(a), count("chunk", 1), piece(a.resize((a.size + 7) / 8)) {
@@ -72,7 +72,7 @@ struct Pieces {
   }
   NamedArray last(const NamedArray& x) const { return slice(x, all, looped(), rest()); }
 };
-// Over pieces of the positions, whose logits are made again in the backward pass.
+// The loss over pieces of the positions; the backward pass recomputes their logits.
 NamedArray chunked_by_position(const Gpt2& m, const NamedArray& ids, bool pinned) {
   auto S = ids.resolve_axis("position"), V = m.wte.Vocab;
   const Pieces cut(S);
@@ -87,7 +87,7 @@ NamedArray chunked_by_position(const Gpt2& m, const NamedArray& ids, bool pinned
   if (cut.rest()) total = turn(total, cut.last(x), cut.last(targets));
   return total / double(ids.size());
 }
-// Over pieces of the vocabulary, with a running log-sum-exp.
+// The loss over pieces of the vocabulary, with a running log-sum-exp.
 NamedArray chunked_by_vocab(const Gpt2& m, const NamedArray& ids) {
   const Pieces cut(m.wte.Vocab);
   auto x = m.hidden(ids, {}), targets = roll(ids, -1, "position");
@@ -136,7 +136,7 @@ auto training_step(const Variant& v) {
       return l.astype(DType::f32);
     };
     auto [l, grads] = value_and_grad(loss)(model, ids);
-    // sums of both over pieces of the batch, each a part of what a device has
+    // Accumulates both over pieces of the batch; each piece is part of a device's shard.
     if (v.microbatches) {
       Axis M("micro", v.microbatches), B = ids.resolve_axis("batch");
       using Sums = std::pair<NamedArray, Gpt2>;
@@ -196,7 +196,7 @@ Program gpt2(const Variant& v, const Axes& a) {
     auto f = named_jit(step, options);
     return trained(f, init(), a, steps);
   };
-  p.unsharded = [=](int steps) {  // by the plainest program that computes the same
+  p.unsharded = [=](int steps) {  // the simplest program that computes the same values
     static std::map<std::pair<int, bool>, std::vector<double>> known;
     auto& losses = known[{steps, v.bf16}];
     if (losses.empty()) {
@@ -218,7 +218,7 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
   const double e = double(z.embed), f = double(z.mlp), hd = double(z.heads * z.head_size),
                v = double(z.vocab), s = double(z.position), l = double(z.layers);
   const double T = double(z.batch) * s, act = T * e * 4;
-  // Parameters: how many have which axes.
+  // The parameters by their axes: `count` elements have these axes.
   struct Leaf {
     bool embed, mlp, heads, vocab;
     double count;
@@ -231,8 +231,8 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
                                  {false, true, false, false, f * l}};
   double all = 0;
   for (auto& x : leaves) all += x.count;
-  // Over data: leaves with embed gathered and their gradients scattered, or all reduced; over model
-  // what is cut by it is smaller.
+  // Over `data`: leaves with embed are gathered and their gradients scattered, or all gradients are
+  // all-reduced. Leaves that are sharded over `model` are smaller.
   auto parameters = [&](bool fsdp, bool model, bool vocab, double g0, double g1, double width = 4,
                         int regather = 0) {
     double t = 0;
@@ -248,8 +248,8 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
   };
   const double loss = all_reduce(4, 8), once = parameters(true, false, false, 8, 1) + loss,
                half = parameters(true, false, false, 8, 1, 2) + loss;
-  // Samples belong to the two microbatches in turn: with fewer of one than devices, they lie
-  // otherwise than the batch does.
+  // Samples alternate between the two microbatches. With fewer samples per microbatch than devices,
+  // the sharding of a microbatch differs from that of the batch.
   const auto half_batch = in_blocks(z.batch / 2);
   const double split = s * 4 * lacking({{z.batch, in_blocks(z.batch), [&](auto device, auto i) {
                                            return half_batch(device, i / 2);

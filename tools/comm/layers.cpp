@@ -6,7 +6,7 @@ namespace {
 using namespace haliax;
 constexpr double f32 = 4;
 
-// Value and gradients with respect to the block's parameters and its input.
+// Returns the value and the gradients with respect to the block's parameters and its input.
 template <class Block> auto block_gradients(const Mapping& inside) {
   return [=](const Block& block, const NamedArray& x) {
     auto loss = [=](const std::pair<Block, NamedArray>& args) {
@@ -26,7 +26,7 @@ auto gradients_of(NamedArray (*loss)(const A&...)) {  // with respect to all arg
     return std::tuple_cat(std::tuple(l), g);
   };
 }
-// With respect to the head and x; the ids are no parameters.
+// With respect to the head and x; ids have no gradient.
 auto gradients_of_two(NamedArray (*loss)(const NamedArray&, const NamedArray&, const NamedArray&)) {
   return [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
     auto packed = [=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) {
@@ -68,7 +68,7 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
   const auto x = shape({a.B, a.S, a.E}), w = shape({a.E, a.F}), ids = shape({a.B, a.S}, DType::i32);
   const auto key = random::key(0);
 
-  // ---- single products ----
+  // ---- single matmuls ----
   auto matmul = [](const NamedArray& w, const NamedArray& x) {
     axis_mapping scope(dp);
     return value_and_grad([&](const NamedArray& w) { return mean_square(dot(x, w, "embed")); })(w);
@@ -92,7 +92,7 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
     out.push_back(program(name, mesh, {{params, inside}, {none, params, inside}, params}, min,
                           block_gradients<Mlp>(inside), mlp, x));
   };
-  // parameters with an embed axis; the others are the bias over mlp
+  // Elements of parameters with an embed axis. The only other one is the bias over mlp.
   const double with_embed = 2 * e * f + e;
   mlp_case("mlp_dp", M8d, none, dp, all_reduce(f32 * (with_embed + f), 8) + all_reduce(4, 8));
   mlp_case("mlp_fsdp", M8d, fs, dp,
@@ -160,8 +160,8 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
   out.push_back(program("embedding_vocab_sharded", M8m, {{vm, none}, {none, vm}, vm},
                         all_reduce(act, 8), embed, table, ids));
   const Mapping vd{{"vocab", "data"}};
-  // Or table and rows, and their gradients, move to where embed is cut; of a table of 64 KiB or
-  // less that is not worth the calls.
+  // Alternatively the table, the rows and their gradients are resharded along embed. A table of 64
+  // KiB or less is not worth the additional collectives.
   const Along parts{z.embed, in_blocks(z.embed), everywhere()};
   const double moved = s * 4 * lacking({{z.batch, everywhere(), in_blocks(z.batch)}, parts}) +
                        4 * lacking({{z.vocab, everywhere(), in_blocks(z.vocab)}, parts});

@@ -1,5 +1,5 @@
-// What the library sends for the programs of tests/golden/comm: one JSON line for each. Nothing
-// runs; the meshes are simulated.
+// Prints the communication volume of the programs of tests/golden/comm, one JSON line each. Nothing
+// runs; the programs are planned for virtual meshes.
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -7,7 +7,7 @@ namespace comm {
 
 using namespace haliax;
 namespace {
-constexpr double small = 64 * 1024;  // bytes that are sent about as fast as nothing
+constexpr double small = 64 * 1024;  // bytes whose transfer time is mostly latency
 }
 void add_moves(std::vector<Program>& out, const Sizes& z) {
   const Axes a(z);
@@ -17,14 +17,14 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
   const Mapping none, pos{{"position", "data"}}, vm{{"vocab", "model"}};
   const auto x = shape({a.B, a.S, a.E});
 
-  // ---- other shardings ----
+  // ---- resharding ----
   auto reshard = [&](const char* name, const Mesh& mesh, const Mapping& from, const Mapping& to,
                      double min) {
     out.push_back(program(
         name, mesh, {{from}, {to}, none}, min, [=](const NamedArray& x) { return shard(x, to); },
         x));
   };
-  auto data = [](auto device) { return device / 2; };  // coordinates of 42
+  auto data = [](auto device) { return device / 2; };  // the coordinates of the mesh 42
   auto model = [](auto device) { return device % 2; };
   const Holds b8 = in_blocks(z.batch), s8 = in_blocks(z.position), all = everywhere();
   const auto s = double(z.position);
@@ -67,13 +67,13 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
       },
       shape({a.B, a.S, Axis("hd", hd)})));
 
-  // ---- along an axis that is cut ----
+  // ---- along a sharded axis ----
   auto along = [&](const char* name, double min, auto f) {
     out.push_back(program(name, M8d, {{pos}, {pos}, pos}, min, f, x));
   };
   const double row = b * e * 4;
   const auto n = z.position, longer = n + 8;
-  // where it comes to lie
+  // the device that holds the shifted position
   auto next = [&](auto device, auto i) { return s8(device, (i + n - 1) % n); };
   const double shifted = row * lacking({{n, s8, next}});
   along("roll_sharded_axis", shifted, [](const NamedArray& x) { return roll(x, -1, "position"); });
@@ -84,15 +84,16 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
   along("pad_sharded_axis", row * lacking({{n, s8, in_blocks(longer)}}), [](const NamedArray& x) {
     return pad(x, {{"position", {0, 8}}});
   });
-  // Each device gets the totals of all blocks, or, if they are not small, all totals of some
-  // columns, and gives their sums back. Blocks of one row are no shorter than their totals.
+  // Each device gathers the totals of all blocks. If the totals are not small, each device gathers
+  // all totals of some columns and returns their sums. Blocks of one row are not longer than their
+  // totals.
   const double totals = row * double(n <= 8 ? n : 8);
   along("cumsum_sharded_axis",
         totals <= small ? all_gather(totals, 8) : 2 * all_gather(totals / 8, 8),
         [](const NamedArray& x) { return cumsum(x, "position"); });
-  // The devices send what they found in their blocks, or share the rows among them: each row's
-  // logits (or the first 8 of each block) go to one device, and what it found to all. What is small
-  // each may have whole; else all would sort what one can.
+  // The devices gather the candidates of all blocks, or distribute the rows: the logits of a row
+  // (or the first 8 of each block) go to one device, and its result to all. Small logits may be
+  // gathered; otherwise all devices would repeat the same sort.
   const auto logits = shape({a.B, a.S, a.V});
   const double v = double(z.vocab), k = 8, candidates = std::min(v, k * 8);
   out.push_back(program(
@@ -109,7 +110,7 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
       "sort_sharded_batch", M8d, {{dp}, {dp}, dp}, 0,
       [](const NamedArray& x) { return sort(x, "embed"); }, x));
 
-  // ---- random draws: each shard makes its own counters ----
+  // ---- random draws: each shard generates its own counters ----
   const Mapping drawn{{"mlp", "data"}, {"n", "data"}};
   auto draw = [&](const char* name, auto f) {
     out.push_back(program(

@@ -1,5 +1,5 @@
-// The 70 programs of tests/golden/comm: what each computes, on which mesh, under which mappings,
-// and the least that its strategy sends.
+// The 70 programs of tests/golden/comm: the computation, the mesh, the mappings, and the minimal
+// bytes of the strategy.
 #pragma once
 #include <functional>
 #include <optional>
@@ -18,41 +18,40 @@ struct Sizes {
 struct Program {
   std::string name;
   haliax::Mesh mesh;
-  // sent per device on a ring, by the named strategy: a gathered weight may be larger than what it
-  // meets
+  // Bytes sent per device on a ring, by the named strategy. It need not be optimal: a gathered
+  // weight may be larger than the other operand.
   double min_bytes = 0;
-  // with the layers' weights gathered again in the backward pass
+  // The same with the weights of the layers gathered again in the backward pass.
   std::optional<double> min_regather_bytes;
-  bool regathers = false;  // min_bytes already counts that
+  bool regathers = false;  // min_bytes already includes that
   std::function<haliax::JitReport(bool regather)> plan;
-  // of a training run, on the mesh and on one device
+  // The losses of a training run, on the mesh and on one device.
   std::function<std::vector<double>(int steps)> losses = {}, unsharded = {};
 };
 std::vector<Program> programs(const Sizes&);
 
-// Bytes sent per device on a ring of g, for a buffer of n bytes. Where blocks are uneven: on
-// average over the devices, here as in what the library reports; what one sends another gets, so it
-// is what a device gets on average, too.
+// Bytes sent per device on a ring of g, for a buffer of n bytes. For uneven blocks this is the
+// average over the devices, as in reports. The averages of sent and received bytes are equal.
 inline double all_reduce(double n, double g) { return 2 * (g - 1) / g * n; }
 inline double all_gather(double n, double g) { return (g - 1) / g * n; }
 inline double reduce_scatter(double n, double g) { return all_gather(n, g); }
 
-// Who of 8 devices has and who wants which positions of an axis.
+// Returns true if one of the 8 devices has, or needs, a position of an axis.
 using Holds = std::function<bool(std::int64_t device, std::int64_t position)>;
 struct Along {
   std::int64_t size;
   Holds has, wants;
 };
-// Elements that a device wants and has not, on average. No way to move them sends less, even or
-// not.
+// Returns the average number of elements that a device needs and does not have. Any resharding
+// communicates at least as much.
 double lacking(const std::vector<Along>&);
-// Cut into `blocks` of ceil(size / blocks); the device with this number, or this coordinate, has
-// one.
+// Splits a size into `blocks` of ceil(size / blocks). A device has the block of its number, or of
+// its `coordinate`.
 Holds in_blocks(std::int64_t size, std::int64_t blocks = 8,
                 std::function<std::int64_t(std::int64_t device)> coordinate = {});
 Holds everywhere();
 
-// ---- for the files that list them ----
+// ---- for the files that define programs ----
 struct Axes {
   haliax::Axis B, S, E, F, H, D, V, Q, L;
   explicit Axes(const Sizes&);
@@ -64,12 +63,12 @@ inline const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}},
 Mapping operator+(const Mapping&, const Mapping&);
 const haliax::Mesh& mesh_of(const std::string&);  // 8d, 8m, 42, 24
 
-// Shapes stand for the arguments: nothing is computed.
+// Shapes replace the arguments, so nothing is computed.
 inline NamedArray shape(const haliax::AxisSpec& axes, haliax::DType d = haliax::DType::f32) {
   return haliax::eval_shape([&] { return haliax::zeros(axes, d); });
 }
 struct How {
-  // one for each argument, for each part of the result
+  // One mapping for each argument, and one for each part of the result.
   std::vector<std::optional<Mapping>> in, out;
   Mapping inside;  // the mapping that f sees
 };
@@ -90,8 +89,8 @@ Program program(std::string name, const haliax::Mesh& mesh, How how, double min,
           .min_regather_bytes = {},
           .plan = plan};
 }
-void add_layers(std::vector<Program>&, const Sizes&);  // products, blocks, norms, embeddings
-// other shardings, what moves along an axis, random draws
+void add_layers(std::vector<Program>&, const Sizes&);  // matmuls, blocks, norms, embeddings
+// Resharding, ops along a sharded axis, random draws.
 void add_moves(std::vector<Program>&, const Sizes&);
 void add_gpt2(std::vector<Program>&, const Sizes&);
 

@@ -1,5 +1,5 @@
-// Fuzzing: what comes from outside (files, strings, sizes) is either taken or refused with an
-// Error, and one-op programs on extreme values give one answer on both backends.
+// Fuzzing: external input (files, strings, sizes) is either accepted or raises an Error, and one-op
+// programs on extreme values agree on both backends.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace fuzz {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Reads choices from the bytes of an input; zeros behind their end.
+// Reads choices from the bytes of an input, and zeros after its end.
 class Choices {
  public:
   explicit Choices(std::span<const std::uint8_t> bytes) : left_(bytes) {}
@@ -42,9 +42,9 @@ class Choices {
 
 struct Target {
   const char* name;
-  // raises haliax::Error for what it refuses; anything else is a find
+  // Raises haliax::Error for input that it refuses; any other exception is a finding.
   void (*run)(std::span<const std::uint8_t>);
-  std::vector<std::string> seeds;  // to start from
+  std::vector<std::string> seeds;  // inputs to start from
 };
 const std::vector<Target>& targets();
 

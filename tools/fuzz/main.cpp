@@ -1,9 +1,10 @@
 // fuzz [TARGET ...] [--runs N] [--seed S] [--seconds T] [--keep FOLDER] [FILE ...]
 //
-// Runs each target (all of them, if none is named) on random changes of its seeds and of the files
-// in tests/fuzz/TARGET, or on the files alone. What is no Error is a find: its input is written to
-// FOLDER, and belongs to tests/fuzz/TARGET once it is mended. A crash leaves its input there, too.
-// With clang, `libfuzz` is the same under libFuzzer (HALIAX_FUZZ names the target).
+// Runs each target (all of them by default) on random mutations of its seeds and of the files in
+// tests/fuzz/TARGET, or on the given files alone. Any exception except an Error is a finding: its
+// input is written to FOLDER, and belongs into tests/fuzz/TARGET once it is fixed. A crash writes
+// its input there too. With clang, `libfuzz` runs the same targets under libFuzzer (HALIAX_FUZZ
+// names the target).
 #include <csignal>
 #include <chrono>
 #include <cstdio>
@@ -39,7 +40,7 @@ Bytes bytes_in(const std::filesystem::path& file) {
   return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
-// What runs now, for a signal to write.
+// The current target and input, for the signal handler.
 const Target* now = nullptr;
 const Bytes* input = nullptr;
 char crash_file[512];
@@ -49,14 +50,14 @@ void write_input(const char* path) {
     std::fclose(f);
   }
 }
-[[maybe_unused]] void on_signal(int signal) {  // libFuzzer has its own
+[[maybe_unused]] void on_signal(int signal) {  // libFuzzer has its own handler
   write_input(crash_file);
   std::fprintf(stderr, "%s: signal %d; the input is %s\n", now->name, signal, crash_file);
   std::_Exit(2);
 }
 
 long refused = 0;
-// Was it taken, or refused with an Error?
+// Returns true if the target accepts the input or raises an Error.
 bool passes(const Target& t, const Bytes& bytes, const std::string& keep) {
   now = &t;
   input = &bytes;
@@ -168,7 +169,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   try {
     target->run({data, size});
-  } catch (const haliax::Error& e) {  // anything else goes on, and libFuzzer keeps the input
+  } catch (const haliax::Error& e) {  // other exceptions propagate, and libFuzzer saves the input
     if (e.what()[0] != '[') throw;
   }
   return 0;

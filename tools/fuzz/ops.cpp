@@ -1,4 +1,4 @@
-// One op on extreme values: the same on the cpu and the reference backend.
+// One op on extreme values: the cpu and the reference backend must agree.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -57,15 +57,15 @@ NamedArray made(Choices& c, const Axes& axes, DType d) {
   for (std::int64_t k = 0; k < n; ++k) v.push_back(c.of(kWholes));
   return array(v, axes).astype(d).eval();
 }
-NamedArray id(const NamedArray& x) {  // an index: whole, in any dtype, as it comes or summed
+NamedArray id(const NamedArray& x) {  // an index: an integer in any dtype
   return is_float(x.dtype()) || x.dtype() == DType::boolean ? x.astype(DType::i64) : x;
 }
 
 const Axis A("a", 3), B("b", 5), K("k", 2);
 // x (a, b), y (a, b), s (k)
 using Op = std::function<NamedArray(const NamedArray& x, const NamedArray& y, const NamedArray& s)>;
-// How near the backends are: to the bit; as two libraries' functions are; as two orders of a sum
-// are, beside its largest term.
+// The tolerance between backends: bitwise identical, two implementations of a function, or two
+// orders of a sum, relative to its largest term.
 enum class Near { exact, function, sum };
 struct Named {
   const char* name;
@@ -246,7 +246,7 @@ const std::vector<Named> kOps{
     {"top_k ids", [](auto& x, auto&, auto&) { return top_k(x, B, 2).second; }},
 };
 
-// scale: of sums, their largest term; 1 where what is computed lies in a range of its own.
+// scale: the largest term of a sum, or 1 if results have a fixed range.
 bool same(double a, double b, DType d, Near near, double scale) {
   if (a == b || (a != a && b != b)) return true;
   if (near == Near::exact || !is_float(d) || std::isinf(a) || std::isinf(b) || a != a || b != b)
@@ -255,7 +255,7 @@ bool same(double a, double b, DType d, Near near, double scale) {
                      : d == DType::f32 ? 4e-6
                      : d == DType::f16 ? 2e-3
                                        : 2e-2;
-  // below lie numbers with fewer digits
+  // Subnormal numbers, which have fewer digits, are below this bound.
   const double least = d == DType::f64 ? 1e-300 : d == DType::f16 ? 1e-7 : 1e-37;
   return std::abs(a - b) <= eps * std::max({std::abs(a), std::abs(b), scale}) + least;
 }
@@ -287,7 +287,7 @@ void one_op(std::span<const std::uint8_t> bytes) {
   const double scale = named.near != Near::sum ? 0
                        : ranged                ? 1
                                                : largest(x) * (product ? largest(y) : 1);
-  // Where terms leave the range, infinities of both signs may meet, or not, by their order.
+  // If terms overflow, infinities of both signs may or may not meet, depending on their order.
   const bool order = named.near == Near::sum && scale > (out[0].dtype() == DType::f64 ? 1e307
                                                          : product                    ? 1e37
                                                                                       : 1e300);

@@ -1,4 +1,4 @@
-// What comes from outside: files, specs, sizes and names.
+// Targets that read external input: files, specs, sizes and names.
 #include <unistd.h>
 
 #include <filesystem>
@@ -29,7 +29,7 @@ void safetensors(std::span<const std::uint8_t> bytes) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
   auto file = read_safetensors(path);
-  write_safetensors(path, file);  // what was read can be written, and is read as it was
+  write_safetensors(path, file);  // a file that was read can be written, and is read back unchanged
   if (read_safetensors(path).tensors.size() != file.tensors.size())
     throw std::logic_error("a file that was written is read as another");
 }
@@ -109,7 +109,7 @@ void policy(std::span<const std::uint8_t> bytes) { Policy(Choices(bytes).rest())
 
 void meshes(std::span<const std::uint8_t> bytes) {
   Choices c(bytes);
-  const bool strange = c.below(4) == 0;  // else names and sizes make sense
+  const bool strange = c.below(4) == 0;  // otherwise names and sizes are plausible
   auto name = [&] {
     return strange ? c.any<std::string>({"a", "b", "c", "data", "model", "", "x y", "a"})
                    : c.any<std::string>({"a", "b", "a", "c"});

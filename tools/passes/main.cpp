@@ -1,5 +1,5 @@
-// build/tools/passes: the passes of the compiler in order, a line each: name, what it works on,
-// what it does.
+// build/tools/passes: prints the passes of the compiler in order, one line each: name, operand,
+// effect.
 #include <cstdio>
 
 #include "compile/pipeline.h"

@@ -1,6 +1,6 @@
-// Parsed once for the examples, the tools, the golden runner and the benches' command lines: what
-// most of their files include. The compiler reads it as a main file, where "#pragma once" is a
-// warning.
+// Precompiled header of the examples, the tools, the golden runner and the benchmarks' command
+// lines: the headers that most of their files include. The compiler reads it as a main file, where
+// "#pragma once" is a warning.
 #include <cmath>
 #include <cstdio>
 #include <fstream>
