@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <bit>
+#include <cstring>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "base/fork.h"
@@ -301,6 +303,13 @@ static bool stands_for(const Node& n) {
   return op == "tracer" || op == "input";
 }
 
+// Returns true for a location in the sources of the library, which are compiled with this prefix
+// (src/meson.build).
+static bool is_library_source(const SourceLocation& at) {
+  constexpr std::string_view prefix = "haliax-library/";
+  return at.file_name() && std::strncmp(at.file_name(), prefix.data(), prefix.size()) == 0;
+}
+
 CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
   at_ = c.origin.at;
@@ -309,8 +318,10 @@ CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   fixed_ = c.fixed;
   reads_ = !layer;
   if (reads_) GraphReader::enter();
-  if (!c.fixed) c.origin.at = at;
-  if (!c.fixed && at.line() > 0) c.last = at;
+  // A function of the library that calls another one keeps the location of the user's call.
+  const bool moves = !c.fixed && !(at_.line() > 0 && is_library_source(at));
+  if (moves) c.origin.at = at;
+  if (moves && at.line() > 0) c.last = at;
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
   GraphReader reader;

@@ -19,8 +19,8 @@ struct LiveSlot {
 struct Peak {
   int position = 0;             // in the Timeline
   std::string step;             // op and place
-  std::int64_t bytes = 0;       // of the arena in use
-  std::vector<LiveSlot> slots;  // of the arena, largest first
+  std::int64_t bytes = 0;       // bytes of the arena in use
+  std::vector<LiveSlot> slots;  // slots of the arena, largest first
 };
 // Returns the first position at which most bytes of the arena are in use. In: a Program after
 // plan_memory.

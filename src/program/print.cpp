@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "program/peak.h"
 #include "program/profile.h"
 
 namespace haliax::program {
@@ -122,6 +123,11 @@ std::string text(const Program& p, const std::vector<Step>& steps, const std::st
 std::string places(const Program& p) {
   auto has_place = [](const Slot& s) { return s.offset >= 0 || s.alias >= 0; };
   if (std::none_of(p.slots.begin(), p.slots.end(), has_place)) return "";
+  std::vector<std::string> why(p.slots.size());
+  for (auto& s : live_slots(p, Timeline(p)))
+    why[std::size_t(s.slot)] =
+        fmt::format(", live {}..{}{}{}", s.live.begin, s.live.end,
+                    s.first_write.empty() ? "" : ", written by ", s.first_write);
   std::string out;
   for (int k = 0; k < int(p.slots.size()); ++k) {
     auto& s = p.slot(k);
@@ -130,7 +136,8 @@ std::string places(const Program& p) {
     if (s.home != Home::arena) out += name(p, k) + ", ";
     out += s.alias >= 0 ? "in " + name(p, s.alias) : fmt::format("{} bytes", s.bytes);
     if (s.offset >= 0) out += fmt::format(" at {}", s.offset);
-    out += fmt::format(", {}{}\n", s.purpose, s.gathered ? ", gathered" : "");
+    out +=
+        fmt::format(", {}{}{}\n", s.purpose, s.gathered ? ", gathered" : "", why[std::size_t(k)]);
   }
   return out;
 }
