@@ -68,7 +68,7 @@ class Job(typing.NamedTuple):
 
 
 def call(command, environment):
-    """Runs a program. Returns what it printed and its exit code."""
+    """Runs a program. Returns its output and its exit code."""
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace")
@@ -207,7 +207,7 @@ def unit_test_jobs(build, file, word, brief):
     if brief:
         return
     if file.name in ON_CUDA_SIM:
-        # Kernels of random programs are not kept: a unit test compiles some of them for GPUs.
+        # Kernels of random programs are omitted: a unit test compiles some of them for GPUs.
         keep = KEEP_KERNELS if directory == "ops" else []
         yield job(f"{title} on cuda-sim", *keep, "env", "HALIAX_BACKEND=cuda-sim")
     for backend, files in ON_DEVICES.items():
@@ -252,7 +252,7 @@ def run_jobs(jobs, waiting):
     """Runs jobs; yields (job, outcome, seconds, seconds of processor time) as each ends.
 
     Programs have several threads, so at most as many run at a time as there are cores, and one of
-    the jobs in `waiting`, which are mostly idle. Kernels are compiled for GPUs after all else.
+    the jobs in `waiting`, which are mostly idle. Kernels are compiled for GPUs after all other jobs.
     """
     cores = len(os.sched_getaffinity(0))
     for last in (False, True):
@@ -328,7 +328,7 @@ def main():
                if processor < 0.4 * seconds and seconds > 2}
     if not word and any(job.arguments[0][:2] == KEEP_KERNELS for job in jobs):
         for file in pathlib.Path(os.environ["HALIAX_CACHE"]).glob("k" + "[0-9a-f]" * 16 + ".cu"):
-            file.unlink()   # of an earlier run
+            file.unlink()   # left by an earlier run
     passed = failed = total = 0
     skipped = []
     for job, done, seconds, processor in run_jobs(jobs, waiting):
