@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""What a plugin and the library compare before they speak to each other, as C++: plugin_abi.py OUT VERSION PLUGIN_FOLDER HEADER..."""
+"""Writes a C++ file with the versions that a plugin and the library compare when the plugin is
+loaded: plugin_abi.py OUTPUT VERSION PLUGIN_FOLDER HEADER..."""
 import hashlib
 import pathlib
 import sys
 
 
-def main(out, version, folder, *headers):
-    said = {"library_version": version, "plugin_folder": folder,
-            "abi_hash": hashlib.sha256(b"".join(pathlib.Path(h).read_bytes() for h in headers)).hexdigest()[:16]}
-    functions = "".join(f'const char* {name}() {{ return "{text}"; }}\n' for name, text in said.items())
-    pathlib.Path(out).write_text(f'#include "program/plugin.h"\n\nnamespace haliax::program {{\n\n{functions}\n}}\n')
+def main(output, version, folder, *headers):
+    interface = b"".join(pathlib.Path(header).read_bytes() for header in headers)
+    strings = {"library_version": version, "plugin_folder": folder,
+               "abi_hash": hashlib.sha256(interface).hexdigest()[:16]}
+    functions = "".join(f'const char* {name}() {{ return "{string}"; }}\n'
+                        for name, string in strings.items())
+    pathlib.Path(output).write_text('#include "program/plugin.h"\n\nnamespace haliax::program {\n\n'
+                                    f"{functions}\n}}\n")
 
 
 if __name__ == "__main__":

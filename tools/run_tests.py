@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Runs every test of a build folder: run_tests.py BUILD [--suite NAME ...] [--filter WORD] [--brief] [--sanitized PROGRAM].
+"""Runs the tests of a build folder, in parallel, and prints `N passed, N failed` as the last line.
 
-The last line is `N passed, N failed`. The suites are the rooms (folders of *_test.cpp), golden, scripts, sanitized: a part of
-the rooms in a program that was built with sanitizers, and cards: the texts of kernels that the others have left, compiled.
+The suites are the test directories (folders of *_test.cpp), `golden` (recorded results of Haliax),
+`scripts` (tests in Python), `gpu-kernels` (compiles the kernel sources that other tests leave for
+GPUs) and `sanitized` (some test directories in a program that is built with sanitizers).
 """
 import argparse
 import concurrent.futures
+import fnmatch
 import io
 import json
 import math
@@ -22,228 +24,333 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-DOCTEST = re.compile(r"\[doctest\] test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed \|\s*(\d+) skipped")
-LEFT_OUT = re.compile(r"^left out: (.+)$", re.MULTILINE)   # support/left_out.h
+DOCTEST = re.compile(r"\[doctest\] test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed"
+                     r" \|\s*(\d+) skipped")
 GOLDEN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
+# Printed by tests/support and by the golden runner.
+SKIPPED_CASE = re.compile(r"^(?:left out|skipped): (.+)$", re.MULTILINE)
 
+# Keeps the sources of simulated kernels in HALIAX_CACHE for the suite gpu-kernels.
+KEEP_KERNELS = ["env", "HALIAX_CUDA=keep"]
+GPU_KERNELS = "kernel sources for GPUs"
+# Test cases that compile kernels for several GPU architectures.
+COMPILE_KERNELS = ("*compile for *", "*compiles for *", "*compile to *",
+                   "*GPT-2 124M*training step*")
 
-USED = threading.local()   # seconds of processors that a job took
+# Unit tests that run again on another backend.
+ON_CUDA_SIM = ("cpu_fused_test.cpp", "cpu_backend_test.cpp", "ops_test.cpp")
+ON_DEVICES = {
+    "separate-memory": ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp"),
+    "cuda-sim": ("debug_test.cpp", "mesh_run_test.cpp"),   # a GPU context does not survive fork()
+}
+# Test cases about copies in host memory.
+HOST_ONLY = "*is not cut again,*are read where they are"
+WITHOUT_VERIFIER = ("scores_test.cpp", "masked_test.cpp")
+# Needs programs of bench/, which `tools/test` builds only with --all.
+EXTENDED_SCRIPTS = ("gpu_test.py",)
+
+cpu_time = threading.local()   # seconds of processor time of the last job of a thread
 
 
 class Outcome(typing.NamedTuple):
     passed: int
     failed: int
     skipped: int
-    text: str   # what the job printed
-    reasons: tuple = ()   # why tests were skipped, where that is known
+    output: str
+    reasons: tuple = ()   # why tests were skipped, where known
 
 
-def called(command, environment):
-    """Runs a program: what it printed, and how it ended."""
-    made = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, errors="replace")
-    with made.stdout:
-        text = made.stdout.read()
-    _, status, used = os.wait4(made.pid, 0)
-    made.returncode = os.waitstatus_to_exitcode(status)
-    USED.seconds = used.ru_utime + used.ru_stime
-    return text, made.returncode
+class Job(typing.NamedTuple):
+    title: str
+    function: typing.Callable
+    arguments: tuple
+    extended: bool = False   # runs with --all only
 
 
-def run(command, summary):
-    """Runs a test program; what it did is in its summary line."""
-    environment = dict(os.environ, HALIAX_VERIFY=os.environ.get("HALIAX_VERIFY", "1"),   # behind every pass
-                       UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
-                       ASAN_OPTIONS="detect_stack_use_after_return=1:strict_init_order=1")
-    printed, code = called(command, environment)
-    found = [match for match in map(summary.search, printed.splitlines()) if match]
-    name = pathlib.Path(command[0]).name
-    # Indented, so that only our own summary is the last line's form.
-    text = "".join(f"    {line}\n" for line in printed.splitlines())
-    if not found:
-        return Outcome(0, 1, 0, text + f"{name} ended without a summary ({ending(code)})\n")
-    passed, failed, skipped = (int(n or 0) for n in found[-1].groups())
-    if code and not failed:
-        failed, text = 1, text + f"{name} reported no failure but ended with {ending(code)}\n"
-    reasons = tuple(sorted(set(LEFT_OUT.findall(printed))))
-    return Outcome(max(0, passed - len(reasons)), failed, skipped + len(reasons), text, reasons)
+def call(command, environment):
+    """Runs a program. Returns its output and its exit code."""
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace")
+    with process.stdout:
+        output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    cpu_time.seconds = usage.ru_utime + usage.ru_stime
+    return output, process.returncode
 
 
-def ending(code):
+def describe_exit(code):
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
+def run_program(command, summary):
+    """Runs a test program; counts are read from its summary line."""
+    environment = dict(os.environ, HALIAX_VERIFY=os.environ.get("HALIAX_VERIFY", "1"),
+                       UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
+                       ASAN_OPTIONS="detect_stack_use_after_return=1:strict_init_order=1")
+    printed, code = call(command, environment)
+    summaries = [match for match in map(summary.search, printed.splitlines()) if match]
+    name = pathlib.Path(command[0]).name
+    # Indented, so that no other line has the form of the closing line.
+    output = "".join(f"    {line}\n" for line in printed.splitlines())
+    if not summaries:
+        message = f"{name} ended without a summary ({describe_exit(code)})\n"
+        return Outcome(0, 1, 0, output + message)
+    passed, failed, skipped = (int(count or 0) for count in summaries[-1].groups())
+    if code and not failed:
+        failed = 1
+        output += f"{name} reported no failure but ended with {describe_exit(code)}\n"
+    reasons = tuple(sorted(set(SKIPPED_CASE.findall(printed))))
+    if summary is GOLDEN:   # the program counts skipped cases itself
+        return Outcome(passed, failed, skipped, output, reasons)
+    return Outcome(max(0, passed - len(reasons)), failed, skipped + len(reasons), output, reasons)
+
+
 def run_file(command, word):
-    """The test cases of one file of a room; the others that the program holds do not count as skipped."""
-    done = run(command, DOCTEST)
+    """Runs the test cases of one file. Those of the program's other files count as nothing."""
+    done = run_program(command, DOCTEST)
     if not word and not done.passed and not done.failed and not done.reasons:
-        return Outcome(0, 1, 0, done.text + "the program holds no test case of this file\n")
+        return Outcome(0, 1, 0, done.output + "the program has no test case of this file\n")
     return done._replace(skipped=len(done.reasons))
 
 
-def script(word, file):
-    """The tests of a Python file, in a process of its own."""
-    printed, code = called([sys.executable, __file__, "--script", str(file), "--filter", word], None)
-    try:
-        passed, failed, skipped, text, reasons = json.loads(printed.splitlines()[-1])
-    except (IndexError, ValueError):
-        return Outcome(0, 1, 0, printed + f"{file.name} ended without a summary ({ending(code)})\n")
-    return Outcome(passed, failed, skipped, text, tuple(reasons))
-
-
 def run_script(word, file):
+    """Runs the tests of a Python file in a process of its own."""
+    command = [sys.executable, __file__, "--script", str(file), "--filter", word]
+    printed, code = call(command, None)
+    try:
+        passed, failed, skipped, output, reasons = json.loads(printed.splitlines()[-1])
+    except (IndexError, ValueError):
+        message = f"{file.name} ended without a summary ({describe_exit(code)})\n"
+        return Outcome(0, 1, 0, printed + message)
+    return Outcome(passed, failed, skipped, output, tuple(reasons))
+
+
+def script_main(word, file):
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{word}*"] if word else None
     suite = loader.discover(str(file.parent), pattern=file.name)
-    text = io.StringIO()
-    result = unittest.TextTestRunner(stream=text, verbosity=1).run(suite)
-    failed, skipped = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses), len(result.skipped)
-    reasons = sorted({why for _, why in result.skipped})
-    print("\n" + json.dumps([result.testsRun - failed - skipped, failed, skipped, text.getvalue(), reasons]))
-
-
-# Runs a program that leaves the texts of its kernels in HALIAX_CACHE; the job that compiles them, behind all others.
-KEEPING, CARDS = ["env", "HALIAX_CUDA=keep"], "texts of kernels, for cards"
+    output = io.StringIO()
+    result = unittest.TextTestRunner(stream=output, verbosity=1).run(suite)
+    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    skipped = len(result.skipped)
+    reasons = sorted({reason for _, reason in result.skipped})
+    passed = result.testsRun - failed - skipped
+    print("\n" + json.dumps([passed, failed, skipped, output.getvalue(), reasons]))
 
 
 def golden_jobs(build, word, brief):
-    """The golden groups, also on meshes; GPT-2 in its variants, the longest, in a process for each backend."""
-    groups = sorted(f.stem for f in (TESTS / "golden").glob("*.json"))
-    chosen = [g for g in groups if word in g or word == "golden"]
-    program = [str(build / "tests/golden"), str(TESTS / "golden")]
-    jobs = {}
-    if "gpt2" in chosen:
-        # Sanitizers make the interpreter too slow to train with it five ways.
-        for b in ("reference", "cpu"):
-            jobs[f"golden gpt2 on {b}"] = program + ["gpt2", "--backend", b] + ["--variants"] * (b == "cpu" or not brief)
-        for budget in () if brief else (0, -1):            # its attention in tiles: of queries, and of keys too
-            tiles = ["env", f"HALIAX_SCORES={budget}"] + program + ["gpt2", "--backend", "cpu", "--variants"]
-            jobs[f"golden gpt2 on cpu, scores in tiles ({budget})"] = tiles
-    if rest := [g for g in chosen if g != "gpt2"]:
-        jobs["golden " + ", ".join(rest)] = program + rest
+    """Yields jobs for the golden groups: on the host backends; with --all on meshes, on other
+    backends, and GPT-2 in all variants."""
+    groups = sorted(file.stem for file in (TESTS / "golden").glob("*.json"))
+    program = [str(build / "tests/golden"), str(TESTS / "golden"), "--list-skipped"]
+
+    def job(title, *arguments, extended=True, prefix=()):
+        return Job(f"golden {title}", run_program, ([*prefix, *program, *arguments], GOLDEN),
+                   extended)
+
+    chosen = [group for group in groups if word in group or word == "golden"]
+    if "gpt2" in chosen:   # each variant is a training run
+        yield job("gpt2 on cpu", "gpt2", "--backend", "cpu", "--variants", extended=False)
+        reference = ["gpt2", "--backend", "reference"]
+        yield job("gpt2 on reference", *reference, *["--variants"] * (not brief))
+        for budget in () if brief else ("0", "-1"):   # attention in tiles of queries; of keys too
+            yield job(f"gpt2 on cpu, scores in tiles ({budget})", "gpt2", "--backend", "cpu",
+                      "--variants", prefix=["env", f"HALIAX_SCORES={budget}"])
+    if rest := [group for group in chosen if group != "gpt2"]:
+        yield job(", ".join(rest), *rest, extended=False)
     if word in ("", "golden", "mesh"):
         for seed in range(1, 6):
-            jobs[f"golden on meshes of seed {seed}"] = program + ["--mesh", str(seed)]
-    if word in ("", "golden", "cuda") and not brief:   # CUDA's kernels, simulated
-        on_cuda = ["--backend", "cuda-sim"]
+            yield job(f"on meshes of seed {seed}", "--mesh", str(seed), extended=seed > 1)
+    if brief:
+        return
+    if word in ("", "golden", "cuda"):
+        backend = ["--backend", "cuda-sim"]
         for group in groups:
-            jobs[f"golden {group} on cuda-sim"] = KEEPING + program + [group] + on_cuda
-        jobs["golden scan, chunked on meshes, on cuda-sim"] = KEEPING + program + ["scan", "chunked", "--mesh", "1"] + on_cuda
-    if word in ("", "golden", "separate-memory") and not brief:
-        on_separate_memory = ["--backend", "separate-memory"]
-        jobs["golden on separate-memory"] = program + [g for g in groups if g != "gpt2"] + on_separate_memory
-        jobs["golden scan, chunked on meshes, on separate-memory"] = program + ["scan", "chunked", "--mesh", "1"] + on_separate_memory
-    return {title: (run, command, GOLDEN) for title, command in jobs.items()}
+            yield job(f"{group} on cuda-sim", group, *backend, prefix=KEEP_KERNELS)
+        yield job("scan, chunked on meshes, on cuda-sim", "scan", "chunked", "--mesh", "1",
+                  *backend, prefix=KEEP_KERNELS)
+    if word in ("", "golden", "separate-memory"):
+        backend = ["--backend", "separate-memory"]
+        yield job("on separate-memory", *[group for group in groups if group != "gpt2"], *backend)
+        yield job("scan, chunked on meshes, on separate-memory", "scan", "chunked", "--mesh", "1",
+                  *backend)
 
 
-def rooms():
-    return sorted({f.parent.name for f in TESTS.glob("*/*_test.cpp")})
+def test_cases(file):
+    """Returns the names of the test cases of a file, whose string literals may be split."""
+    literals = re.findall(r'TEST_CASE\(((?:\s*"(?:[^"\\]|\\.)*")+)', file.read_text())
+    return [re.sub(r'"\s*"', "", literal).strip().strip('"') for literal in literals]
 
 
-# Files that run on backends too whose memory the host may not touch. (A card does not outlive a fork.)
-ON_DEVICES = {"separate-memory": ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp"), "cuda-sim": ("debug_test.cpp", "mesh_run_test.cpp")}
-NOT_ON_DEVICES = {   # test cases, and why
-    "*is not cut again": "says what is copied in the host's memory",
-    "*are read where they are": "says what is not copied in the host's memory",
-}
+def unit_test_jobs(build, file, word, brief):
+    """Yields the jobs of one file of unit tests: a process of its own, and one for each other
+    backend."""
+    directory = file.parent.name
+    title = f"{directory}/{file.name}"
+    command = [str(build / "tests" / directory), "-nv", f"-sf=*/{directory}/{file.name}"]
+    command += [f"-tc=*{word}*"] * bool(word)
+
+    def job(name, *prefix, more=(), extended=True):
+        return Job(name, run_file, ([*prefix, *command, *more], word), extended)
+
+    compiling = [any(fnmatch.fnmatchcase(name, pattern) for pattern in COMPILE_KERNELS)
+                 for name in test_cases(file)]
+    patterns = ",".join(COMPILE_KERNELS)
+    if not compiling or not all(compiling):
+        yield job(title, more=[f"-tce={patterns}"] * any(compiling), extended=False)
+    if any(compiling) and not word:
+        yield job(f"{title}, compiled for GPUs", more=[f"-tc={patterns}"])
+    if file.name in WITHOUT_VERIFIER:   # the verifier keeps arrays alive that a release run frees
+        yield job(f"{title} without the verifier", "env", "HALIAX_VERIFY=0", extended=False)
+    if brief:
+        return
+    if file.name in ON_CUDA_SIM:
+        # Kernels of random programs are omitted: a unit test compiles some of them for GPUs.
+        keep = KEEP_KERNELS if directory == "ops" else []
+        yield job(f"{title} on cuda-sim", *keep, "env", "HALIAX_BACKEND=cuda-sim")
+    for backend, files in ON_DEVICES.items():
+        if directory == "runtime" and file.name in files:
+            keep = KEEP_KERNELS if backend == "cuda-sim" else []
+            yield job(f"{title} on {backend}", *keep, "env", f"HALIAX_BACKEND={backend}",
+                      more=[f"-tce={HOST_ONLY}"])
 
 
-def jobs(build, suites, word, brief, sanitized):
-    """title -> (function, arguments). A process for each file, so that the cores stay busy to the end."""
-    found = golden_jobs(build, word, brief) if "golden" in suites else {}
+def test_directories():
+    return sorted({file.parent.name for file in TESTS.glob("*/*_test.cpp")})
+
+
+def list_jobs(build, suites, word, brief, sanitized):
+    """Yields all jobs of the suites. Each is a process, so that all cores are busy to the end."""
+    if "golden" in suites:
+        yield from golden_jobs(build, word, brief)
     if "sanitized" in suites and sanitized and not word:
-        # What is compiled for cards, by another's library, it would only do again.
-        found["sanitized"] = run, [str(pathlib.Path(sanitized).resolve()), "-nv", "-tce=*compile for cards*,*compile to*"], DOCTEST
+        program = str(pathlib.Path(sanitized).resolve())
+        command = [program, "-nv", f"-tce={','.join(COMPILE_KERNELS)}"]
+        yield Job("sanitized", run_program, (command, DOCTEST))
     if "scripts" in suites:
         for file in sorted(TESTS.glob("*_test.py")):
-            found[f"scripts/{file.name}"] = script, word, file
+            yield Job(f"scripts/{file.name}", run_script, (word, file),
+                      file.name in EXTENDED_SCRIPTS)
     if "mistakes" in suites and not brief:
-        found["mistakes/README.md"] = script, word, TESTS / "mistakes/list.py"
-    if "cards" in suites and not brief:
-        found[CARDS] = script, word, TESTS / "gpu_kernels.py"
+        yield Job("mistakes/README.md", run_script, (word, TESTS / "mistakes/list.py"))
+    if "gpu-kernels" in suites and not brief:
+        yield Job(GPU_KERNELS, run_script, (word, TESTS / "gpu_kernels.py"), True)
     for file in sorted(TESTS.glob("*/*_test.cpp")):
-        room = file.parent.name
-        if room in suites:
-            command = [str(build / "tests" / room), "-nv", f"-sf=*/{room}/{file.name}"] + [f"-tc=*{word}*"] * bool(word)
-            found[f"{room}/{file.name}"] = run_file, command, word
-            if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp", "ops_test.cpp") and not brief:
-                kept = KEEPING * (room == "ops")   # not those of random programs: cuda_source_test.cpp compiles some
-                found[f"{room}/{file.name} on cuda-sim"] = run_file, [*kept, "env", "HALIAX_BACKEND=cuda-sim", *command], word
-            if file.name in ("scores_test.cpp", "masked_test.cpp"):   # as a release call compiles: what is checked may hold more alive
-                found[f"{room}/{file.name} without the verifier"] = run_file, ["env", "HALIAX_VERIFY=0", *command], word
-            for backend, files in ON_DEVICES.items():
-                if room == "runtime" and file.name in files and not brief:
-                    skipped = "-tce=" + ",".join(NOT_ON_DEVICES)
-                    there = [*KEEPING * (backend == "cuda-sim"), "env", f"HALIAX_BACKEND={backend}", *command, skipped]
-                    found[f"{room}/{file.name} on {backend}"] = run_file, there, word
-    return found
+        if file.parent.name in suites:
+            yield from unit_test_jobs(build, file, word, brief)
 
 
-def timed(job, *arguments):
+def run_job(job):
     began = time.monotonic()
-    done = job(*arguments)
-    return done, time.monotonic() - began, USED.seconds
+    outcome = job.function(*job.arguments)
+    return outcome, time.monotonic() - began, cpu_time.seconds
 
 
-def finished(todo, waiting):
-    """Runs jobs; what came out of each as it ends. Programs have a few threads each, so not more of them at a time than cores, and
-    beside them, one at a time, those that mostly wait."""
-    for behind in (False, True):
-        with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, concurrent.futures.ThreadPoolExecutor(1) as beside:
-            running = {(beside if title in waiting else pool).submit(timed, *job): title for title, job in todo
-                       if (title == CARDS) == behind}
-            for job in concurrent.futures.as_completed(running):
-                yield running[job], *job.result()
+def run_jobs(jobs, waiting):
+    """Runs jobs; yields (job, outcome, seconds, seconds of processor time) as each ends.
+
+    Programs have several threads, so at most as many run at a time as there are cores, and one of
+    the jobs in `waiting`, which are mostly idle. Kernels are compiled for GPUs after all other jobs.
+    """
+    cores = len(os.sched_getaffinity(0))
+    for last in (False, True):
+        with (concurrent.futures.ThreadPoolExecutor(cores) as pool,
+              concurrent.futures.ThreadPoolExecutor(1) as idle):
+            running = {(idle if job.title in waiting else pool).submit(run_job, job): job
+                       for job in jobs if (job.title == GPU_KERNELS) == last}
+            for future in concurrent.futures.as_completed(running):
+                yield running[future], *future.result()
+
+
+def parse_options():
+    suites = [*test_directories(), "golden", "scripts", "gpu-kernels", "sanitized"]
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", nargs="?", default="build", help="build folder; default: build")
+    parser.add_argument("--all", action="store_true",
+                        help="also repeat tests on other backends, on more meshes and in other"
+                        " variants, and compile kernels for GPUs")
+    parser.add_argument("--suite", action="append", choices=suites, metavar="NAME",
+                        help="run one suite, may be repeated; default: all; one of "
+                        + ", ".join(suites))
+    parser.add_argument("--filter", default="", metavar="WORD",
+                        help="run the tests with WORD in their name")
+    parser.add_argument("--brief", action="store_true",
+                        help="omit tests that take very long under sanitizers")
+    parser.add_argument("--sanitized", default="", metavar="PROGRAM",
+                        help="program of the suite `sanitized`")
+    parser.add_argument("--script", type=pathlib.Path, help=argparse.SUPPRESS)   # internal
+    options = parser.parse_args()
+    options.suites = options.suite or suites
+    options.build = (ROOT / options.build).resolve()
+    return options
+
+
+def choose_jobs(options):
+    """Returns the jobs to run, and the titles of those that run with --all only."""
+    jobs = list(list_jobs(options.build, options.suites, options.filter, options.brief,
+                          options.sanitized))
+    if options.all or options.suites == ["gpu-kernels"]:
+        return jobs, []
+    return ([job for job in jobs if not job.extended],
+            [job.title for job in jobs if job.extended])
+
+
+def print_outcome(job, done, seconds, processor):
+    if done.failed:
+        print(f"{job.title}\n{done.output}", end="")
+    elif done.passed or done.skipped:
+        skipped = f", {done.skipped} skipped" if done.skipped else ""
+        print(f"{job.title}: {done.passed} passed{skipped}, {seconds:.1f} s"
+              f" ({processor:.1f} s of processor time)")
+    sys.stdout.flush()
 
 
 def main():
-    suites = [*rooms(), "golden", "scripts", "sanitized", "cards"]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", nargs="?", default="build")
-    parser.add_argument("--suite", action="append", choices=suites, help="may be given more than once; all without it")
-    parser.add_argument("--filter", default="", metavar="WORD")
-    parser.add_argument("--brief", action="store_true", help="without what takes very long under sanitizers")
-    parser.add_argument("--sanitized", default="", metavar="PROGRAM", help="what the suite of that name runs")
-    parser.add_argument("--script", type=pathlib.Path, help=argparse.SUPPRESS)   # run_tests.py itself, for a Python file
-    options = parser.parse_args()
+    options = parse_options()
     if options.script:
-        return run_script(options.filter, options.script)
-    build, word = (ROOT / options.build).resolve(), options.filter
-    os.environ.setdefault("HALIAX_CACHE", str(build / "kernels"))   # what was compiled for cuda-sim is compiled once
+        return script_main(options.filter, options.script)
+    build, word = options.build, options.filter
+    # Kernels for cuda-sim are compiled once.
+    os.environ.setdefault("HALIAX_CACHE", str(build / "kernels"))
+    for directory in set(options.suites) & set(test_directories()):
+        if not (build / "tests" / directory).exists():
+            sys.exit(f"run_tests.py: tests/{directory} is not built; run tools/build unit-tests")
+    jobs, omitted = choose_jobs(options)
 
-    for room in options.suite or suites:
-        if room in rooms() and not (build / "tests" / room).exists():
-            sys.exit(f"run_tests.py: tests/{room} is not built: tools/build rooms")
-
-    # The longest first, as they took the last time; what is new comes before all others.
-    times_file = build / "test_times.json"
-    times = json.loads(times_file.read_text()) if times_file.is_file() else {}   # seconds, and those of processors
-    times = {title: took for title, took in times.items() if isinstance(took, list)}
-    todo = sorted(jobs(build, options.suite or suites, word, options.brief, options.sanitized).items(),
-                  key=lambda job: -times.get(job[0], [math.inf])[0])
-    waiting = {title for title, (seconds, used) in times.items() if used < 0.4 * seconds and seconds > 2}
-    passed = failed = all_used = 0
-    if not word and any(job[1][:2] == KEEPING for _, job in todo):
+    # The longest jobs of the last run start first, after new jobs.
+    times_file = build / "test_times.json"   # title -> [seconds, seconds of processor time]
+    times = json.loads(times_file.read_text()) if times_file.is_file() else {}
+    jobs.sort(key=lambda job: -times.get(job.title, [math.inf])[0])
+    waiting = {title for title, (seconds, processor) in times.items()
+               if processor < 0.4 * seconds and seconds > 2}
+    if not word and any(job.arguments[0][:2] == KEEP_KERNELS for job in jobs):
         for file in pathlib.Path(os.environ["HALIAX_CACHE"]).glob("k" + "[0-9a-f]" * 16 + ".cu"):
-            file.unlink()   # a run before may have had other texts
-    for title, done, seconds, used in finished(todo, waiting):
-        passed, failed, all_used = passed + done.passed, failed + done.failed, all_used + used
+            file.unlink()   # left by an earlier run
+    passed = failed = total = 0
+    skipped = []
+    for job, done, seconds, processor in run_jobs(jobs, waiting):
+        passed, failed, total = passed + done.passed, failed + done.failed, total + processor
         if not word:
-            times[title] = round(seconds, 2), round(used, 2)
-        if done.failed:
-            print(f"{title}\n{done.text}", end="")
-        elif done.passed or done.skipped:
-            print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s"
-                  f" ({used:.1f} s of processors)")
-            for why in done.reasons:
-                print(f"    skipped: {why}")
-        sys.stdout.flush()
+            times[job.title] = round(seconds, 2), round(processor, 2)
+        if done.skipped:
+            skipped.append((job.title, done))
+        print_outcome(job, done, seconds, processor)
     if not word:
         times_file.write_text(json.dumps(times, indent=1, sort_keys=True))
     if word and not passed and not failed:
         print(f"no test has {word} in its name")
         failed = 1
-    print(f"{all_used:.0f} s of processors")
+    if skipped:
+        print(f"\n{sum(done.skipped for _, done in skipped)} tests skipped:")
+        for title, done in sorted(skipped):
+            print(f"  {title} ({done.skipped}): {'; '.join(done.reasons) or 'no reason printed'}")
+    if omitted:
+        print(f"\n{len(omitted)} programs run with --all only: tests on other backends, on more"
+              " meshes, in other variants, under sanitizers, and kernels for GPUs")
+    print(f"\n{total:.0f} s of processor time")
     print(f"{passed} passed, {failed} failed")
     return failed != 0
 
