@@ -1,6 +1,6 @@
-// checkpoint [FOLDER [ROUNDS]]: the state of a GPT-2 of 124 million parameters under AdamW, written
-// and read, beside plain writes and reads of as many bytes in turn with them; and how long a step
-// waits that comes right after a save.
+// checkpoint [FOLDER [ROUNDS]]: writes and reads the training state of a GPT-2 with 124 million
+// parameters under AdamW, alternating with plain writes and reads of as many bytes. Also measures a
+// step right after a save.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ template <class F> double seconds_of(const F& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 constexpr std::size_t kMiB = 1 << 20;
-// As dd bs=1M conv=fsync.
+// Writes as `dd bs=1M conv=fsync` does.
 void write_plain(const std::string& path, std::int64_t bytes) {
   const std::vector<char> data(kMiB, 1);
   int file = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
@@ -53,7 +53,7 @@ void read_plain(const std::string& path) {
   while (read(file, data.data(), data.size()) > 0) {}
   close(file);
 }
-void forget(const fs::path& folder) {  // what is cached of its files
+void forget(const fs::path& folder) {  // drops the page cache of the files in the folder
   for (auto& e : fs::recursive_directory_iterator(folder))
     if (int file = open(e.path().c_str(), O_RDONLY); file >= 0) {
       posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
@@ -81,7 +81,8 @@ int run(const fs::path& folder, int rounds) {
   Times times[] = {{"written plainly"}, {"saved"}, {"read plainly"}, {"loaded"}};
   const auto like = eval_shape(&Training::init);
   for (int r = 0; r < rounds; ++r) {
-    for (int k : {r % 2, 1 - r % 2})  // who comes first finds other memory for its cache
+    for (int k : {r % 2, 1 - r % 2})  // alternates the order, since the first writer finds another
+                                      // state of the page cache
       times[k].all.push_back(seconds_of([&] {
         if (k == 0)
           write_plain(plain, bytes);
@@ -101,7 +102,7 @@ int run(const fs::path& folder, int rounds) {
   }
   for (auto& each : times) each.print(mb);
 
-  // Of a step that writes over all of it and does little else.
+  // A step that overwrites the full state and does little else.
   auto step = jit(
       [](const Training& now) {
         return tree_map([](const NamedArray& a) { return is_float(a.dtype()) ? a * 1.0001 : a; },
@@ -119,7 +120,7 @@ int run(const fs::path& folder, int rounds) {
     waits[2].all.push_back(seconds_of([&] {
                              std::vector<NamedArray> copies;
                              for (auto& a : flatten(t))
-                               // two copies
+                               // from_bytes copies twice, hence the division by 2.
                                if (!a.empty())
                                  copies.push_back(from_bytes(a.bytes(), a.dtype(), a.axes()));
                            }) /

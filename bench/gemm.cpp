@@ -1,5 +1,5 @@
-// Contractions of two arrays: plain ones in all storage orders, batched ones of attention, a matrix
-// times a vector.
+// Contractions of two arrays: matmuls in all storage orders, batched matmuls of attention, and a
+// matrix times a vector.
 #include "bench.h"
 
 namespace bench {
@@ -7,7 +7,7 @@ namespace {
 
 using namespace haliax;
 
-// T: stored the other way round.
+// T: the matrix is stored transposed.
 Case gemm(std::string_view layout, std::int64_t batch, std::int64_t m, std::int64_t k,
           std::int64_t n, DType dtype) {
   auto text = [](std::int64_t i) { return std::to_string(i); };

@@ -1,5 +1,5 @@
-// GPT-2 that writes a text, a token at a time, and what memory allows: a token reads all weights,
-// and the keys and values so far.
+// GPT-2 generating one token at a time, and the bound by memory bandwidth: a token reads all
+// weights, and the keys and values so far.
 #include <nlohmann/json.hpp>
 
 #include "bench.h"
@@ -41,12 +41,11 @@ class Generation {
           return next(m, broadcast_axis(id, Axis("position", 1)), cache);
         },
         {.donate = {2}});
-    auto n = std::int64_t(1) << 27;  // 512 MiB: more than caches hold
+    auto n = std::int64_t(1) << 27;  // 512 MiB: more than the caches hold
     matrix_ = ones({Axis("rows", n / 1024), Axis("columns", 1024)}).eval();
     read_ = jit([](const NamedArray& w) { return dot(w, ones(Axis("columns", 1024)), "columns"); });
   }
-  // Tokens, and beside them what memory gives in the same minute. From the same place in the text
-  // each time.
+  // Generates tokens, always from the same position, and measures the memory bandwidth right after.
   double run() {
     text_.cache.lengths = full(text_.cache.lengths.axes(), double(kBefore), DType::i32).eval();
     auto seconds = timed([&] {
@@ -58,7 +57,7 @@ class Generation {
   nlohmann::json facts() const {
     double bytes = 0;
     for (auto& a : flatten(*model_)) bytes += a.empty() ? 0 : double(a.size()) * bytes_of(dtype_);
-    // a row of it
+    // A token reads only one row of the position embeddings.
     bytes -= double(model_->embeddings.position_embeddings.weight.size()) * bytes_of(dtype_);
     auto& c = text_.cache;
     bytes += 2. * double(c.keys.size()) * bytes_of(dtype_) * double(kBefore) / double(c.Pos.size);

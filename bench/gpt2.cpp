@@ -1,5 +1,5 @@
-// A training step of the example's GPT-2 (forward, backward, AdamW), and what the library itself
-// costs.
+// A training step of the example's GPT-2 (forward, backward, AdamW), and the overhead of the
+// library.
 #include <nlohmann/json.hpp>
 
 #include "bench.h"
@@ -37,7 +37,7 @@ using Optimizer = optim::AdamW;
 using State = gpt2::OptState<Optimizer>;
 Optimizer optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
 
-// A model, its optimiser and a batch, taking steps.
+// A model, its optimizer and a batch for training steps.
 class Training {
  public:
   Training(const Size& s, DType compute, const Variant& v)
@@ -49,7 +49,7 @@ class Training {
     keys_.words.eval();
     compile();
   }
-  // The next step traces and compiles anew.
+  // Drops the compiled step, so that the next step traces and compiles again.
   void compile() { step_ = jit(gpt2::make_train_step(optimizer(), loss_), {.donate = {0, 1}}); }
   void step() {
     auto after = step_(model_, state_, ids_, keys_);
@@ -67,7 +67,7 @@ class Training {
             {"contractions", r.contractions},
             {"not_donated", r.not_donated.size()}};
   }
-  // What the step's contractions take by themselves.
+  // Returns the seconds of the contractions of one step.
   double bound() const {
     double seconds = 0;
     for (auto& step : profile(step_, model_, state_, ids_, keys_).steps)
@@ -111,7 +111,7 @@ Case train(const Size& size, DType dtype, const Variant& variant) {
   auto name = std::string("gpt2_train_") + size.name + variant.suffix;
   return {name, shape_of(size), dtype, double(size.batch * size.seq), "tokens/s", prepare};
 }
-// Tracing and compiling the step; the step itself is made but not counted.
+// Times tracing and compiling the step, without running it.
 Case compile(const Size& size, DType dtype) {
   auto prepare = [=] {
     auto training = std::make_shared<Training>(size, dtype, kPlain);
@@ -124,7 +124,7 @@ Case compile(const Size& size, DType dtype) {
   };
   return {std::string("gpt2_compile_") + size.name, shape_of(size), dtype, 1, "s", prepare, 3};
 }
-// A call with all the arrays of a model and its optimiser, that does next to nothing.
+// Times a call with all the arrays of a model and its optimizer that computes almost nothing.
 Case call_with_model() {
   auto prepare = [] {
     auto model = jit([](const Key& k) {

@@ -1,7 +1,9 @@
-// gpu table|bits|losses|steps [...]: what tools/gpu runs on a card. `table` times the work that
-// docs/cuda.md predicts, a line of JSON for each; `bits` says a hash of the results of programs
-// that have one answer, to the bit, wherever they run; `losses` trains on the device and on the
-// cpu; `steps` makes as many steps of GPT-2 as each line that it reads says.
+// gpu table|bits|losses|steps [...]: the measurements that tools/gpu runs on a GPU.
+// - `table` times the cases of docs/benchmarks/gpu.md and prints one line of JSON per case.
+// - `bits` prints a hash of the results of programs whose results are bitwise identical on every
+//   machine.
+// - `losses` trains on the device and on the cpu.
+// - `steps` reads lines with a number and runs this many steps of GPT-2.
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
@@ -36,15 +38,16 @@ program::Device& device() { return backend(o.backend); }
 program::Box bytes_between(void* to, const void* from, std::int64_t n) {
   return {{n}, 1, to, {1}, from, {1}};
 }
-// Until the card has done what was asked of it.
+// Blocks until the GPU has finished all work.
 void wait() {
   static const auto memory = device().allocate(64, 0);
   std::array<char, 64> here{};
   device().get(bytes_between(here.data(), memory.get(), 64), 0);
 }
-// The device's own clock (CUDA events), where it has one.
+// Returns the device's own clock (CUDA events), or nullptr.
 program::Measured* measured() { return dynamic_cast<program::Measured*>(&device()); }
-// Of one, of what is asked for `often` times with nothing between, so that the host is not seen.
+// Returns the seconds of one call. Queues `often` calls without synchronization in between, so that
+// host overhead is hidden.
 double seconds(const std::function<void()>& one, int often) {
   if (auto* clock = measured()) {
     const auto from = clock->now(0);
@@ -57,31 +60,31 @@ double seconds(const std::function<void()>& one, int often) {
   return (bench::wall_seconds() - from) / often;
 }
 int samples() { return o.small ? 3 : 20; }
-// How often at a time, after a warm-up.
+// Returns the number of calls per sample, after a warm-up.
 int warm(const std::function<void()>& one) {
   seconds(one, 1);
   seconds(one, 2);
   return o.small ? 1 : int(std::clamp(0.03 / std::max(seconds(one, 1), 1e-9), 1., 1000.));
 }
 struct Times {
-  double median = 0, spread = 0;  // seconds of one; of the middle 80 %, as a share of the median
+  double median = 0, spread = 0;  // seconds per call; middle 80 % range / median
   explicit Times(std::vector<double> each) : median(bench::median(each)) {
     std::sort(each.begin(), each.end());
     const auto n = each.size();
     spread = (each[n * 9 / 10] - each[n / 10]) / median;
   }
 };
-// What a case is measured beside, in turns with it.
+// A reference that is measured alternately with a case.
 struct Baseline {
   std::string what;
-  double amount;  // of one, as the case counts
+  double amount;  // per call, in the units of the case
   std::function<void()> one;
 };
 struct Row {
   const char* name;
   std::string shape;
-  double amount;     // of one: GB, TFLOP, tokens, nodes
-  const char* unit;  // amount / second; "us": microseconds of each of `amount`; "ms"
+  double amount;     // per call: GB, TFLOP, tokens, nodes
+  const char* unit;  // amount / second; "us": microseconds per unit of `amount`; "ms"
   std::function<void()> one;
   std::function<json()> facts = {};
   std::optional<Baseline> baseline = {};
@@ -103,7 +106,7 @@ void say(const json& line) {
 }
 void measure(const Row& r) {
   const int often = warm(r.one), baseline_often = r.baseline ? warm(r.baseline->one) : 0;
-  for (int again = 0; again < 2; ++again) {  // twice, with the spread
+  for (int again = 0; again < 2; ++again) {  // twice, each time with the spread
     std::vector<double> mine, theirs;
     for (int k = 0; k < samples(); ++k) {
       mine.push_back(seconds(r.one, often));
@@ -114,7 +117,7 @@ void measure(const Row& r) {
     if (r.baseline) {
       const Times b(theirs);
       line["beside"] = {{"what", r.baseline->what}, {"seconds", b.median}, {"spread", b.spread}};
-      line["ratio"] = r.amount / t.median / (r.baseline->amount / b.median);  // 1: as fast as that
+      line["ratio"] = r.amount / t.median / (r.baseline->amount / b.median);  // 1: equally fast
     }
     if (r.facts) line.update(r.facts());
     say(line);
@@ -129,7 +132,7 @@ template <class F, class... A> std::function<void()> call(F f, A... args) {
   return [f = jit(std::move(f)), args...] { f(args...); };
 }
 double gigabytes(double elements, int bytes = 4) { return elements * bytes / 1e9; }
-// TFLOP
+// Returns the TFLOP of a matmul.
 double product_size(std::int64_t m, std::int64_t k, std::int64_t n) {
   return 2e-12 * double(m) * double(k) * double(n);
 }
@@ -148,8 +151,8 @@ Row copy() {
   auto c = a_copy();
   return {"copy", c.what, c.amount, "GB/s", c.one};
 }
-// The fastest of the library's bare calls for x (m, k) times w (k, n); none where the device has no
-// such library.
+// Returns the fastest direct call of the vendor library for x (m, k) times w (k, n), or none if the
+// device has no such library.
 std::optional<Baseline> bare_product(const NamedArray& x, const NamedArray& w, std::int64_t m,
                                      std::int64_t k, std::int64_t n) {
   if (!measured()) return {};
@@ -218,7 +221,7 @@ Row softmax_forward() {
       {},
       a_copy()};
 }
-Row softmax_backward() {  // from its result: reads y and g, writes dx
+Row softmax_backward() {  // computed from the result: reads y and g, writes dx
   auto f = [](const NamedArray& y, const NamedArray& g) { return y * (g - sum(y * g, "columns")); };
   auto x = draw({rows(), columns()});
   return {"softmax_grad",
@@ -304,7 +307,7 @@ Row adamw() {
           {},
           a_copy()};
 }
-Row graph() {  // turns that need each other, of next to nothing: a node each
+Row graph() {  // dependent iterations of a tiny kernel: one graph node each
   const Axis Turns("turns", size(4000, 20)), N("n", 1024);
   auto f = [=](const NamedArray& x, const NamedArray& by) {
     return fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x,
@@ -345,8 +348,8 @@ Row attention(bool backward) {
        k = draw({Batch, Heads, KeyPos, Size}, 1, DType::bf16),
        v = draw({Batch, Heads, KeyPos, Size}, 2, DType::bf16),
        g = draw({Batch, Heads, Pos, Size}, 3, DType::bf16);
-  // Two products forward, five backward, half of each seen; only the backward's time is wanted, and
-  // the forward's is taken off by who reads both lines.
+  // Two matmuls forward, five backward, half of each masked. The time of the backward pass alone is
+  // the difference of this line and the forward line.
   const double once = 2e-12 * double(Batch.size * Heads.size) * double(Pos.size) *
                       double(Pos.size) * double(Size.size) / 2;
   const auto shape = fmt::format("{} sequences, {} heads, T={}, {} a head", Batch.size, Heads.size,
@@ -362,7 +365,7 @@ Row attention(bool backward) {
 Row gpt2_step() {
   auto g = std::make_shared<Gpt2>();
   const Axis Pos = Gpt2::config().Pos();
-  // in as little as it takes by itself it is ten times the launches
+  // The default budget of the loss would launch ten times as many kernels.
   const ChunkOptions head{.memory = 4'000'000'000};
   auto step = jit(
       gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = head}),
@@ -385,7 +388,7 @@ Row gpt2_step() {
             return json{{"loss", loss->item()}, {"planned_bytes", step.report().peak_bytes}};
           }};
 }
-// Made one after the other: they do not fit on a card together.
+// Created one after the other, since the arrays of all cases exceed the memory of a GPU.
 const std::vector<std::function<Row()>> table{copy,
                                               [] { return gemm(8192, 8192, 8192); },
                                               [] { return gemm(65536, 768, 2304); },
@@ -415,7 +418,7 @@ int print_table() {
   return 0;
 }
 
-// ---- losses: of a small GPT-2, on the device and on the cpu ----
+// ---- losses: a small GPT-2, on the device and on the cpu ----
 std::vector<double> losses_of(const std::string& backend, int steps) {
   gpt2::Gpt2Config c;
   c.seq_len = 64;
@@ -430,7 +433,7 @@ std::vector<double> losses_of(const std::string& backend, int steps) {
 
   const Axis Vocab("vocab", 256), Batch("batch", size(8, 2));
   const auto optimizer = optim::adamw({.learning_rate = 1e-3});
-  const JitOptions here{.backend = "cpu"};  // both begin with the same bits
+  const JitOptions here{.backend = "cpu"};  // both runs start bitwise identical
   auto model =
       jit([&](const Key& k) { return Gpt2::Model::init(Vocab, c, k); }, here)(random::key(0));
   auto state = optimizer.init(model);
@@ -454,7 +457,7 @@ std::vector<double> losses_of(const std::string& backend, int steps) {
 }
 int compare_losses() {
   const int steps = o.small ? 8 : 100;
-  constexpr double limit = 1e-4;  // of a loss
+  constexpr double limit = 1e-4;  // relative difference of a loss
   set_default_backend("cpu");
   const auto got = losses_of(o.backend, steps), want = losses_of("cpu", steps);
   double furthest = 0;
@@ -470,7 +473,7 @@ int compare_losses() {
   return !(furthest <= limit && want.back() < want.front());
 }
 
-// ---- steps: in turns with another program's ----
+// ---- steps: alternating with another program ----
 int make_steps() {
   const auto row = gpt2_step();
   seconds(row.one, 1);
@@ -480,7 +483,7 @@ int make_steps() {
   return 0;
 }
 
-// ---- bits: no function of a library, no product; sums have one order on every card ----
+// ---- bits: programs without library functions and matmuls, whose results are bitwise equal ----
 using Program = std::function<NamedArray(const NamedArray&, const NamedArray&)>;
 const std::vector<std::pair<const char*, Program>> programs{
     {"points",

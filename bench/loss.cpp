@@ -1,5 +1,5 @@
-// loss: time and memory of the cross entropy of dot(x, w) and of its gradients, whole and in every
-// chunked form. docs/performance.md says what the lines mean.
+// loss: time and memory of the cross entropy of dot(x, w) and of its gradients, unchunked and in
+// every chunked form. docs/benchmarks/cpu.md explains the lines.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <cmath>
@@ -21,14 +21,14 @@ using nlohmann::json;
 struct Options {
   std::string mode = "chunked", against, dtype = "f32";
   std::int64_t n = 1024, e = 768, v = 50257, chunk = 0;
-  double memory = 0, masked = 0;  // MiB; of the tokens, a share drawn at random
+  double memory = 0, masked = 0;  // MiB; the random share of masked tokens
   int threads = 0, reps = 5, pairs = 15, seed = 0;
 };
 struct Head {
   NamedArray x, w;  // (tokens, embed), (vocab, embed)
 };
 
-// ---- the data of the peers' scripts: x ~ N(0, 1), w ~ N(0, 1) / sqrt(embed), ids uniform ----
+// ---- the data of other scripts: x ~ N(0, 1), w ~ N(0, 1) / sqrt(embed), ids uniform ----
 struct Data {
   Head head;
   NamedArray ids;  // (tokens)
@@ -51,7 +51,7 @@ Data data_of(const Options& o, std::int64_t n, std::int64_t e, std::int64_t v) {
 }
 
 // ---- the modes ----
-using Results = std::vector<NamedArray>;  // loss, dx, dw: those that there are
+using Results = std::vector<NamedArray>;  // loss, dx, dw, if computed
 struct Compiled {
   std::function<Results(const Head&, const NamedArray& ids)> call;
   std::function<JitReport()> report;
@@ -73,7 +73,7 @@ template <class F> Compiled with_gradients(F loss) {
     return Results{l, g.x, g.w};
   });
 }
-// The loss of a head, with a mask that is known when it runs: an id that does not count.
+// The loss of a head. The mask depends on values: tokens with the ignored id do not count.
 Compiled head_mode(const ChunkOptions& chunks, std::optional<std::int64_t> ignored) {
   return with_gradients([=](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
     return nn::linear_cross_entropy(x, w, ids, "embed", "vocab",
@@ -86,7 +86,7 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
   if (name == "product")
     return compiled(
         [](const Head& h, const NamedArray&) { return Results{dot(h.x, h.w, "embed")}; });
-  if (name == "gemm")  // the three products alone
+  if (name == "gemm")  // only the three matmuls
     return compiled([](const Head& h, const NamedArray&) {
       auto z = dot(h.x, h.w, "embed");
       return Results{NamedArray(0.), dot(z, h.w, "vocab"), dot(z, h.x, "tokens")};
@@ -112,7 +112,7 @@ class Measured {
       : mode_(mode), o_(o), data_(data) {
     ChunkOptions chunks{.memory = std::int64_t(o.memory * (1 << 20))};
     if (o.chunk) chunks.chunk = o.chunk;
-    mode_of(mode, {}).call(tiny.head, tiny.ids);  // the library's own work space appears here
+    mode_of(mode, {}).call(tiny.head, tiny.ids);  // allocates the workspace of the library first
     trim();
     auto before = bench::resident_bytes();
     run_ = mode_of(mode, chunks);

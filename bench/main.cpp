@@ -1,5 +1,5 @@
-// bench [--case REGEX] [--json] ...: the median time of each case, warm. docs/performance.md says
-// what the cases are.
+// bench [--case REGEX] [--json] ...: the median time of each case after a warm-up.
+// docs/benchmarks/cpu.md explains the cases.
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
@@ -64,20 +64,20 @@ void print(const json& r, bool as_json) {
   std::fflush(stdout);
 }
 
-// Warm runs, as many as Options say.
+// Measures warm runs, as many as the options specify.
 void measure(const Case& c, const Options& o) {
   auto p = c.prepare();
   double first = p.run();
   std::vector<double> times;
   auto least = std::size_t(o.runs ? o.runs : c.least_runs), most = std::max<std::size_t>(least, 50);
-  // all of it: what a case does not count takes time too
+  // Limits the total time, including parts of a case that are not counted.
   auto run = timed([&] { times.push_back(p.run()); });
   for (double sum = 0; times.size() < least || (sum < o.seconds && times.size() < most);)
     sum += run();
   print(record(c, p, first, median(times)), o.as_json);
 }
-// One run for each line "run" read, short ones behind another that is not timed (SHORT in
-// tools/compare, which this is for); any other line, or the end of input, ends the case.
+// Runs the case once for each line "run" that it reads. A short run follows an untimed one (SHORT
+// in tools/compare, the only client). Any other line, or the end of input, ends the case.
 void serve(const Case& c) {
   auto p = c.prepare();
   double first = p.run();
@@ -114,7 +114,7 @@ int run(const Options& o) {
       fmt::print("{:<24} {}\n", c.name, c.shape);
       continue;
     }
-    haliax::release_pool();  // of the case before
+    haliax::release_pool();  // frees the memory of the previous case
     reset_peak();
     try {
       o.serve ? serve(c) : measure(c, o);

@@ -1,4 +1,4 @@
-// What both benches measure with.
+// Clocks and memory counters of both benchmarks.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -16,14 +16,14 @@ inline double median(std::vector<double> v) {
   return n ? (v[(n - 1) / 2] + v[n / 2]) / 2 : 0;
 }
 
-// Seconds of the clock, and of all cores together.
+// Returns the seconds of the clock, and of all cores together.
 inline double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 inline double cpu_seconds() { return double(std::clock()) / CLOCKS_PER_SEC; }
 
-// The memory that this process holds, and the most that it has held since the last reset, where the
-// system tells.
+// Returns the resident memory of this process, and its peak since the last reset, where the system
+// reports them.
 inline std::int64_t status_bytes(const std::string& key) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)

@@ -8,8 +8,8 @@
 namespace bench {
 namespace {
 
-// SeedSequence (M. O'Neill, "Developing a seed_seq alternative", 2015): the seed, hashed into a
-// pool of four words, and what is drawn from the pool.
+// SeedSequence (M. O'Neill, "Developing a seed_seq alternative", 2015): hashes the seed into a pool
+// of four words, and generates the state from the pool.
 std::array<std::uint32_t, 8> seed_state(std::uint32_t seed) {
   std::uint32_t hash = 0x43b0d7e5;
   auto hashed = [&](std::uint32_t v) {
@@ -38,8 +38,8 @@ std::array<std::uint32_t, 8> seed_state(std::uint32_t seed) {
   return out;
 }
 
-// The ziggurat of 256 strips of equal area under exp(-x^2 / 2) (Marsaglia and Tsang, 2000); `r`
-// begins the tail.
+// The ziggurat of 256 strips of equal area under exp(-x^2 / 2) (Marsaglia and Tsang, 2000). The
+// tail starts at `r`.
 struct Ziggurat {
   static constexpr double r = 3.6541528853610087963519472518;
   std::uint32_t k[256];
@@ -69,7 +69,7 @@ struct Ziggurat {
 
 }  // namespace
 
-// PCG64: 128 bits of state, 64 of output by xor-shift and rotation.
+// PCG64: 128 bits of state, and 64 bits of output by xor-shift and rotation.
 NumpyRandom::NumpyRandom(std::uint32_t seed) {
   auto s = seed_state(seed);
   auto word = [&](int i) {

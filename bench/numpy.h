@@ -1,5 +1,5 @@
-// The numbers of numpy.random.default_rng(seed), bit for bit, so that our losses and those of
-// Python libraries are of the same data.
+// The random numbers of numpy.random.default_rng(seed), bitwise identical, so that losses here and
+// in Python libraries have the same data.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// Memory-bound ops. GB count each input read once and each output written once, whatever is really
-// moved.
+// Memory-bound ops. GB counts each input read once and each output written once, whatever the
+// actual traffic is.
 #include <array>
 
 #include "bench.h"
@@ -35,12 +35,12 @@ struct Ops {
   Draw draw = {dtype};
   std::vector<Case> cases = {};
 
-  // One array in, one out.
+  // A case with one array in and one array out.
   template <class F> static std::function<Prepared()> of(Draw draw, Axes axes, F f) {
     return [=] { return jitted(f, draw(axes)); };
   }
 
-  // `elements` are moved in all.
+  // `elements` is the total number of elements read and written.
   void add(const char* name, const char* shape, double elements,
            std::function<Prepared()> prepare) {
     cases.push_back(
@@ -88,7 +88,7 @@ struct Ops {
     });
   }
 
-  // Causal, 12 heads of 64, one text: forward and backward.
+  // Causal attention, 12 heads of 64, one sequence: forward and backward.
   void attention() {
     for (auto [name, positions] :
          {std::pair{"attention_1k", 1024}, {"attention_4k", 4096}, {"attention_16k", 16384}}) {

@@ -1,4 +1,4 @@
-// What the library costs beside its kernels: tiny arrays, a thousand times.
+// The overhead of the library: tiny arrays, a thousand ops or calls.
 #include "bench.h"
 
 namespace bench {
@@ -22,14 +22,14 @@ Case per_call(const char* name, const char* shape, std::function<Prepared()> pre
 
 std::vector<Case> overhead_cases() {
   return {
-      // the graph alone
+      // Builds the graph only.
       per_call("chain_record", "1000x[16]",
                [] { return Prepared{timed([x = tiny()] { chain(x); })}; }),
-      // and its values
+      // Builds and evaluates the graph.
       per_call("chain_eager", "1000x[16]",
                [] { return Prepared{timed([x = tiny()] { chain(x).eval(); })}; }),
       per_call("chain_each", "1000x[16]",
-               [] {  // one by one
+               [] {  // evaluates each op
                  return Prepared{timed([x = tiny()] {
                    auto y = x;
                    for (int i = 0; i < kTimes; ++i) y = (y + 1.).eval();

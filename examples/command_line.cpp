@@ -46,7 +46,7 @@ Option& Option::excludes(const Option& other) {
 }
 
 struct CommandLine::Impl {
-  std::unique_ptr<CLI::App> own;  // nothing: a command of another
+  std::unique_ptr<CLI::App> own;  // empty for a subcommand
   CLI::App* app;
   std::list<CommandLine> commands;
 };

@@ -1,5 +1,5 @@
-// The command lines of the examples, the tools and the benches. CLI11, which costs each file that
-// includes it seconds to compile, stands behind it, in command_line.cpp.
+// Command lines of the examples, tools and benchmarks. CLI11 is included only in command_line.cpp,
+// since it adds seconds to the compile time of each file.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,33 +9,33 @@
 
 namespace examples {
 
-// What may be said about an option; CommandLine has it.
+// Constraints of an option that CommandLine returned.
 class Option {
  public:
-  Option& range(double least, double most);  // both may be given
+  Option& range(double least, double most);  // inclusive range
   Option& positive();
   Option& not_negative();
   Option& one_of(std::vector<std::string> words);
   Option& required();
-  Option& needs(const Option& other);  // only beside that one
+  Option& needs(const Option& other);  // allowed only with the other option
   Option& excludes(const Option& other);
 
  private:
   friend class CommandLine;
   Option(void* known, bool real) : known_(known), real_(real) {}
   void* known_;
-  bool real_;  // takes numbers with a fraction
+  bool real_;  // accepts fractions
 };
 
-// Options and what they are written to, whose values stay where an option is not given; --help
-// prints both.
+// Options and the variables that receive them. An option that is not given leaves its variable
+// unchanged. --help prints both.
 class CommandLine {
  public:
   explicit CommandLine(const std::string& about);
   ~CommandLine();
   CommandLine(CommandLine&&) noexcept;
 
-  // "--name", or "name" for a word without one.
+  // Adds "--name", or a positional "name".
   Option option(const std::string& name, std::string& value, const std::string& help = "");
   Option option(const std::string& name, int& value, const std::string& help = "");
   Option option(const std::string& name, std::int64_t& value, const std::string& help = "");
@@ -43,12 +43,12 @@ class CommandLine {
   Option option(const std::string& name, std::vector<std::string>& values,
                 const std::string& help = "");
   Option flag(const std::string& name, bool& value, const std::string& help = "");
-  // A word that comes first, with options of its own; of those that there are one has to be given.
+  // Adds a subcommand with its own options. One of the subcommands must be given.
   CommandLine& command(const std::string& name, const std::string& about);
-  bool given() const;  // whether this command was
+  bool given() const;  // true if this subcommand was given
 
-  // The exit status where the program ends here: after --help, or 2 and `program: what is wrong`
-  // for a mistake.
+  // Returns the exit status if the program ends here: after --help, or 2 after printing `program:
+  // message` for invalid arguments.
   std::optional<int> parse(int argc, char** argv);
 
  private:

@@ -1,4 +1,4 @@
-// Memory over time, drawn as SVG: a panel for each of several that are compared, on one scale.
+// Memory over time as SVG: one panel for each compared program, on one scale.
 #pragma once
 #include <fmt/format.h>
 
@@ -31,11 +31,12 @@ inline std::string svg_begin(double width, double height) {
 
 struct MemoryPanel {
   std::string name;
-  std::vector<double> curve = {};  // bytes, at even distances
-  double length = 1, line = 0;     // of the curve, as a part of the width; bytes of the dashed line
-  std::string above = {}, below = {};  // numbers beside it
+  std::vector<double> curve = {};  // bytes, equally spaced in time
+  double length = 1,
+         line = 0;  // fraction of the width that the curve spans; bytes of the dashed line
+  std::string above = {}, below = {};  // numbers to the right of the curve
 };
-// At height y; so many bytes fill it.
+// Draws a panel at height y; `bytes` is the top of its scale.
 inline std::string memory_panel(const MemoryPanel& p, double y, double bytes) {
   const double floor = y + kPanel, middle = y + kPanel / 2, length = kPlot * p.length;
   auto height = [&](double b) { return floor - (bytes > 0 ? kPanel * b / bytes : 0); };
@@ -53,8 +54,8 @@ inline std::string memory_panel(const MemoryPanel& p, double y, double bytes) {
   return out + svg_text(kNames + kPlot + 8, middle - 2, p.above) +
          svg_text(kNames + kPlot + 8, middle + 14, p.below);
 }
-// All panels below each other, as an SVG file; the highest dashed line fills one. Raises if it
-// cannot be written.
+// Writes all panels, one below the other, to an SVG file. The largest dashed line sets the scale.
+// Raises if the file cannot be written.
 inline void write_panels(const std::string& path, const std::string& title, const std::string& note,
                          const std::vector<MemoryPanel>& panels) {
   constexpr double top = 56, width = kNames + kPlot + kNumbers, each = kPanel + kPanelGap;

@@ -1,4 +1,4 @@
-// What --mesh says in the examples.
+// Parses the --mesh option of the examples.
 #pragma once
 #include <haliax/mesh.h>
 #include <haliax/ranks.h>
@@ -11,9 +11,9 @@
 
 namespace examples {
 
-// data=4,model=2; empty: one device. Makes so many devices, where this process is alone. Raises for
-// what is no mesh, for other names than data (examples) and model (heads, and the MLP), and where
-// there are other devices than the mesh has.
+// Parses data=4,model=2; an empty string means one device. Creates as many devices unless there are
+// several ranks. Raises for an invalid mesh, for axes other than data (examples) and model (heads,
+// and the MLP), and if ranks have another number of devices than the mesh.
 inline haliax::Mesh mesh_option(const std::string& program, const std::string& text) {
   using namespace haliax;
   const auto refuse = [&](const std::string& why) {

@@ -67,9 +67,6 @@ class Copier {
   std::int64_t blocks() const { return blocks_; }
   // Copies one block of the elements. Blocks touch disjoint elements.
   void run(const std::byte* from, std::byte* to, std::int64_t block) const;
-  void run_all(const std::byte* from, std::byte* to) const {
-    for (std::int64_t b = 0; b < blocks_; ++b) run(from, to, b);
-  }
 
  private:
   MergedDims<2> dims_merged_;

@@ -219,14 +219,5 @@ Launch SourceWriter::launch(std::int64_t points, bool waits, const char* bounds)
   out.waits = waits;
   return out;
 }
-bool needs_64_bits(const Dims& dims, const std::vector<const View*>& views) {
-  if (program::points(dims) >= kMax32BitPosition) return true;
-  return std::any_of(views.begin(), views.end(), [&](auto* v) {
-    std::int64_t reach = 0;
-    for (std::size_t d = 0; d < std::min(dims.size(), v->strides.size()); ++d)
-      reach += std::abs(v->strides[d]) * std::max<std::int64_t>(dims[d], 1);
-    return reach >= kMax32BitPosition;
-  });
-}
 
 }  // namespace haliax::cuda

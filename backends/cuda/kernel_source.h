@@ -119,7 +119,6 @@ class SourceWriter {
   std::vector<KernelArgument> arguments_;
   int depth_ = 1;
 };
-bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>&);
 
 // Returns the source of one instruction: its value, or its store. Operands are v0, v1, ..., by
 // their indices in the code. strides: of a load, a store or an iota.

@@ -1,6 +1,6 @@
-// attention: memory of causal attention and its gradients as a text grows: with all scores, as the
-// compiler walks them, and with the positions cut over devices. By plan, so nothing runs; a table,
-// and a picture.
+// attention: the memory of causal attention and its gradients over the sequence length: with all
+// scores, as compiled, and with positions sharded over devices. The values are planned, so nothing
+// runs. Prints a table and draws a picture.
 #include <fmt/format.h>
 
 #include <array>
@@ -28,11 +28,12 @@ struct Command {
 };
 struct Curve {
   std::string name;
-  std::vector<std::pair<double, double>> points;  // positions; MiB beside arguments and results
+  std::vector<std::pair<double, double>>
+      points;  // positions; MiB in addition to arguments and results
 };
 using Three = std::array<NamedArray, 3>;  // queries, keys, values (heads, pos, size)
 
-// MiB on a device, beside what it is given and gives back.
+// Returns the MiB on one device in addition to arguments and results.
 double planned(const Command& c, std::int64_t positions, const JitOptions& options) {
   const Axis Heads("heads", c.heads), Pos("pos", positions), KeyPos = Pos.alias("key_pos"),
                                                              Size("size", c.size);
@@ -66,7 +67,8 @@ std::vector<Curve> curves(const Command& c) {
   }
   return out;
 }
-// What others took, measured: lines {"peer": "PyTorch sdpa", "positions": 1024, "mib": 5.2}.
+// Reads measurements of other libraries: lines {"peer": "PyTorch sdpa", "positions": 1024, "mib":
+// 5.2}.
 void add_peers(std::vector<Curve>& all, const std::string& path) {
   std::ifstream in(path);
   if (!in) throw std::runtime_error("cannot read " + path);
@@ -85,7 +87,7 @@ void print(const std::vector<Curve>& all) {
       std::printf("%10.0f positions %12.1f MiB\n", positions, mib);
   }
 }
-// Both scales by powers of two.
+// Draws the curves, with logarithmic scales to base 2.
 void draw(const std::vector<Curve>& all, const Command& c) {
   const char* const colours[] = {"#aa3333", "#2266aa", "#338844", "#777777", "#b07a20", "#8844aa"};
   constexpr double left = 70, top = 56, width = 520, height = 320, names = 200;

@@ -1,7 +1,7 @@
-// A training step of GPT-2 124M, its planned memory over time: with all scores, and as it is
-// compiled. A picture.
+// Draws the planned memory over time of a training step of GPT-2 124M: with all scores, and as
+// compiled.
 #pragma once
 #include <string>
 
-// raises if it cannot be written
+// Raises if the file cannot be written.
 void draw_step(const std::string& path, const std::string& backend);

@@ -1,5 +1,5 @@
-// chunked_loss: one cross entropy in every way that the library has, its memory by plan and in
-// truth, its time, and a picture.
+// chunked_loss: computes one cross entropy by each method of the library. Reports planned and
+// resident memory and time, and draws a picture.
 #include <unistd.h>
 
 #include <cmath>
@@ -20,7 +20,7 @@ struct Command {
   std::string only, svg = "chunked_loss.svg";
 };
 
-// On a terminal one line that is overwritten, of what is being measured.
+// Overwrites one line on a terminal with the current measurement.
 void show_progress(const std::string& name, std::size_t done, std::size_t all) {
   if (!isatty(STDERR_FILENO)) return;
   constexpr std::size_t width = 30;
@@ -47,7 +47,7 @@ void print_row(const Row& r, double most) {
   std::fflush(stdout);
 }
 
-// All have to agree on the loss.
+// Checks that all methods agree on the loss.
 void check_losses(const std::vector<Row>& rows) {
   const Measured* first = nullptr;
   for (auto& r : rows) {
@@ -80,7 +80,7 @@ void run(const Command& c) {
   std::fflush(stdout);
 
   std::size_t done = 0;
-  double most = 0;  // the first that ran sets the scale
+  double most = 0;  // the first method that ran sets the scale
   auto measured = [&](const std::vector<Method>& list) {
     std::vector<Row> rows;
     for (auto& m : list) {

@@ -24,7 +24,7 @@ double resident() {
   return pages * double(sysconf(_SC_PAGESIZE));
 }
 
-// Looks at the memory of this process all the time, from a thread of its own.
+// Samples the memory of this process from a separate thread.
 class Watch {
  public:
   Watch()
@@ -43,8 +43,8 @@ class Watch {
     samples_.push_back({now() - start_, resident()});
   }
   double span() const { return samples_.back().first; }
-  // The most held in each of the equal parts of the time; in a part without a sample as much as
-  // before.
+  // Returns the peak in each of the equal intervals of time. An interval without a sample repeats
+  // the previous one.
   std::vector<double> curve(double baseline) const {
     std::vector<double> most(curve_points, -1);
     for (auto& [t, bytes] : samples_) {
@@ -98,7 +98,7 @@ Measured run(const Method& method, const Sizes& sizes, int threads, int runs) {
   return m;
 }
 
-// As text through a pipe: the error ends a line, then numbers.
+// Serializes the result for a pipe: the error on the first line, then numbers.
 void put(std::ostream& out, const Measured& m) {
   out.precision(17);
   out << m.error << '\n'

@@ -1,5 +1,5 @@
-// Ways to compute one cross entropy, and the gradients of hidden states and head, a part of the
-// tokens (or of the vocabulary) at a time.
+// Methods to compute one cross entropy and the gradients of hidden states and head, over part of
+// the tokens (or of the vocabulary) at a time.
 #pragma once
 #include <functional>
 #include <string>
@@ -14,31 +14,32 @@ using namespace haliax;
 struct Sizes {
   std::int64_t tokens = 2048, embed = 256, vocab = 16384;
   std::int64_t chunk = 256;   // tokens
-  std::int64_t memory = 0;    // bytes; 0: chosen by the library
-  std::string dtype = "f32";  // of hidden states and head; logits are f32
+  std::int64_t memory = 0;    // bytes; 0: the default of the library
+  std::string dtype = "f32";  // dtype of hidden states and head; logits are f32
 };
 struct Parameters {
   NamedArray x, w;  // (tokens, embed), (vocab, embed)
 };
-// The mean loss; ids (tokens)
+// Returns the mean loss; ids (tokens).
 using Loss = std::function<NamedArray(const Parameters&, const NamedArray& ids)>;
 struct Method {
   std::string name;
   Loss loss;
 };
 
-// What every method computes, of the tokens at hand: x (tokens, embed), ids (tokens) -> ()
+// The sum of the losses of some tokens, which every method computes: x (tokens, embed), ids
+// (tokens) -> ()
 inline NamedArray sum_of_losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
   auto logits = astype(dot(x, w, "embed"), DType::f32);
   return nn::cross_entropy_loss(logits, "vocab", ids, {.reduction = nn::Reduction::sum});
 }
 
-// `tokens` is a multiple of `chunk`.
+// Returns all methods. `tokens` must be a multiple of `chunk`.
 inline std::vector<Method> methods(const Sizes& s) {
   const Axis Blocks{"block", s.tokens / s.chunk}, Chunk{"tokens_of_block", s.chunk};
   const auto n = double(s.tokens);
   auto blocks = [=](const NamedArray& a) { return unflatten_axis(a, "tokens", {Blocks, Chunk}); };
-  // A loop over blocks that carries the sum; `step` also gives each block's loss, as a metric.
+  // A scan over blocks that carries the sum. `step` also returns each block's loss, as a metric.
   auto scanned = [=](ScanCheckpoint checkpoint) {
     return [=](const Parameters& p, const NamedArray& ids) {
       auto step = [w = p.w](const NamedArray& sum, const NamedArray& x, const NamedArray& i) {
@@ -56,7 +57,7 @@ inline std::vector<Method> methods(const Sizes& s) {
     };
     return fold(step, Blocks)(zeros({}), blocks(p.x), blocks(ids)) / n;
   };
-  // Of each block by itself: one after the other, or all at once.
+  // Applies a transform to the loss of a block: one block after the other, or all at once.
   auto of_each = [=](auto transform) {
     return [=](const Parameters& p, const NamedArray& ids) {
       auto loss = [w = p.w](const NamedArray& x, const NamedArray& i) {
@@ -72,7 +73,7 @@ inline std::vector<Method> methods(const Sizes& s) {
           .loss;
     };
   };
-  // as many logits a turn
+  // The same number of logits per chunk.
   const auto columns = std::max<std::int64_t>(1, s.vocab * s.chunk / s.tokens);
   return {
       {"as is", [=](const Parameters& p,
@@ -89,7 +90,7 @@ inline std::vector<Method> methods(const Sizes& s) {
   };
 }
 
-// chunked_reduce by 64, 128, ... 8192 tokens.
+// Returns chunked_reduce with 64, 128, ... 8192 tokens per chunk.
 inline std::vector<Method> sweep(const Sizes& s) {
   std::vector<Method> out;
   for (std::int64_t chunk = 64; chunk <= std::min<std::int64_t>(8192, s.tokens); chunk *= 2)

@@ -23,7 +23,7 @@ double most_of(const std::vector<Row>& rows, double Measured::*what) {
   for (auto& r : rows) most = std::max(most, r.measured.*what);
   return most;
 }
-// Memory over time of one method; `bytes` and `span` fill the panel.
+// Draws the memory over time of one method. `bytes` and `span` are the limits of the panel.
 std::string panel_of(const Row& row, double y, double bytes, double span) {
   auto& m = row.measured;
   if (!m.error.empty())
@@ -36,7 +36,7 @@ std::string panel_of(const Row& row, double y, double bytes, double span) {
       y, bytes);
 }
 
-// One curve over the chunks, on a scale of its own.
+// Draws one curve over the chunk sizes, on its own scale.
 std::string curve_of(const std::vector<Row>& chunks, double Measured::*what, double unit,
                      double floor, const char* colour, const std::string& label, double label_y) {
   const double most = most_of(chunks, what), step = plot / double(chunks.size());

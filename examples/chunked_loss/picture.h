@@ -1,4 +1,4 @@
-// What was measured, drawn: in a line of text, and as an SVG file.
+// Draws measurements: as a line of text, and as an SVG file.
 #pragma once
 #include "measure.h"
 
@@ -8,10 +8,10 @@ struct Row {
   std::string name;
   Measured measured;
 };
-// `width` characters, from ' ' for nothing to '@' for `most`.
+// Returns `width` characters, from ' ' for zero to '@' for `most`.
 std::string sparkline(const std::vector<double>& curve, double most, std::size_t width);
-// Memory over time of every method, on one scale; planned peak and time of every chunk. Raises if
-// it cannot be written.
+// Draws the memory over time of every method on one scale, and the planned peak and time of every
+// chunk size. Raises if the file cannot be written.
 void write_picture(const std::string& path, const std::string& title,
                    const std::vector<Row>& methods, const std::vector<Row>& chunks);
 

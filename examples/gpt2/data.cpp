@@ -54,7 +54,7 @@ std::string read_text(const std::vector<std::string>& paths) {
         continue;
       }
       for (auto& file : files_below(path))
-        // others are no text
+        // Files with a zero byte are not text.
         if (auto text = read_file(file); text.find('\0') == text.npos) all += text;
     } catch (const fs::filesystem_error& e) {
       throw std::runtime_error("cannot read " + path + ": " + e.code().message());

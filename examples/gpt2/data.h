@@ -1,4 +1,4 @@
-// Text as tokens: its bytes.
+// Text as tokens: one token per byte.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace gpt2 {
 
-// The text of files, and of all text files below folders, in the order of their names. Raises for
-// what cannot be read and for no text.
+// Returns the text of files, and of all text files in folders, ordered by name. Raises if a file
+// cannot be read or if there is no text.
 std::string read_text(const std::vector<std::string>& paths);
 
-// Windows of the text, each byte of it the first of one, in random order: all of them once before
-// any comes again.
+// Windows of the text in random order. A window starts at each byte; every window occurs once
+// before any is repeated.
 class Batches {
  public:
   Batches(std::string text, std::int64_t batch, std::int64_t seq_len,

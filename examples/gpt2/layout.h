@@ -1,5 +1,5 @@
-// How a GPT-2 lies on a mesh: examples along `data`, along which each weight is cut, too (FSDP);
-// heads and the MLP along `model`. A mesh without one of the two goes without that.
+// The sharding of a GPT-2 on a mesh: examples and weights (FSDP) along `data`; heads and the MLP
+// along `model`. Either axis may be absent.
 #pragma once
 #include <haliax/mesh.h>
 
@@ -8,11 +8,12 @@
 namespace gpt2 {
 
 struct Layout {
-  haliax::Mesh mesh;                   // of one device: nothing is cut
-  haliax::Mapping parameters, inside;  // inside: of what the loss computes
+  haliax::Mesh mesh;                   // one device: nothing is sharded
+  haliax::Mapping parameters, inside;  // inside: the mapping of the loss computation
 };
-// data=4,model=2; empty: one device. Makes so many devices, where this process is alone. Raises for
-// what is no mesh, for other names, and where there are other devices than the mesh has.
+// Parses data=4,model=2; an empty string means one device. Creates as many devices unless there are
+// several ranks. Raises for an invalid mesh, for other axis names, and if ranks have another number
+// of devices than the mesh.
 Layout layout_of(const std::string& mesh);
 
 }  // namespace gpt2

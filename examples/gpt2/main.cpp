@@ -1,5 +1,5 @@
 // gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample.
-// gpt2 sample --weights FILE: only samples.
+// gpt2 sample --weights FILE: prints samples only.
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -25,8 +25,9 @@ struct Command {
   bool resume = false;
 };
 
-// Ctrl-C, or a scheduler's warning: SIGTERM, or SIGUSR1, which alone has mpirun wait for the ranks.
-// The step that is running is finished and saved. A second one ends the program at once.
+// Handles Ctrl-C and a scheduler's warning: SIGTERM, or SIGUSR1, the only signal for which mpirun
+// waits for its ranks. The current step is finished and saved. A second signal ends the program at
+// once.
 volatile std::sig_atomic_t stopped_by = 0;
 void stop_at(int signal) {
   struct sigaction action {};
@@ -35,7 +36,7 @@ void stop_at(int signal) {
   sigaction(signal, &action, nullptr);
 }
 
-// A tenth of the way up (20 steps), then down along half a cosine.
+// Returns the learning rate: a linear warm-up over 20 steps, then half a cosine down to a tenth.
 double rate(double peak, double done, std::size_t step) {
   double up = std::min(1.0, double(step + 1) / 20);
   return peak * up * (0.1 + 0.9 * 0.5 * (1 + std::cos(std::numbers::pi * done)));
@@ -73,12 +74,12 @@ void print_losses(const std::vector<double>& losses, std::int64_t before) {
   std::printf("\n");
 }
 
-// The losses of the steps that are left.
+// Returns the losses of the remaining steps.
 std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gpt2::RunOptions& o,
                                 const Command& c, std::int64_t before) {
   const bool saves = !c.checkpoint.empty();
   gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
-  auto stops = [] {  // all ranks at the same step, though one alone was told
+  auto stops = [] {  // all ranks stop at the same step, even if only one received the signal
     if (!haliax::on_any_rank(stopped_by != 0)) return false;
     if (!stopped_by) stopped_by = SIGTERM;
     return true;
@@ -105,7 +106,8 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
   return progress.losses();
 }
 
-// Of several ranks the first speaks; the others into files of their own, if that is asked for.
+// Only rank 0 prints to stdout. Other ranks write to their own files if `logs` names a folder, or
+// nothing.
 void speak_alone(const std::string& logs) {
   const int rank = haliax::this_rank();
   if (rank == 0) return;

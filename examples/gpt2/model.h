@@ -1,5 +1,5 @@
-// GPT-2, as the Levanter introduction writes it. No batch axis anywhere: it is added by vmap, or
-// simply by giving arrays that have it.
+// GPT-2, as in the Levanter introduction. The model has no batch axis: vmap adds it, or arrays
+// simply have it.
 #pragma once
 #include <cmath>
 #include <string>
@@ -13,14 +13,14 @@ using namespace haliax;
 struct Gpt2Config {
   static constexpr bool is_static = true;
   std::int64_t seq_len = 1024, hidden_dim = 768, num_layers = 12, num_heads = 12, mlp_scale = 4;
-  double initializer_range = 0.02;  // the standard deviation of all weights at first
+  double initializer_range = 0.02;  // standard deviation of the initial weights
   double embed_pdrop = 0.1, attn_pdrop = 0.1, resid_pdrop = 0.1;
   double layer_norm_epsilon = 1e-5;
-  // with tanh, as GPT-2 has it; nn::activation("relu") and so on
+  // With tanh, as GPT-2 has it; nn::activation("relu") and others work too.
   nn::Activation activation = nn::gelu;
-  bool tied = true;  // logits by the token embeddings, or by a matrix of their own
+  bool tied = true;  // logits use the token embeddings, otherwise a matrix of their own
   bool scale_by_inverse_layer_idx = false;  // divides the scores of layer i by i + 1
-  bool upcast_attention = false;            // scores and softmax in f32
+  bool upcast_attention = false;            // computes scores and softmax in f32
   ScanCheckpoint gradient_checkpointing = {};
 
   Axis Pos() const { return {"position", seq_len}; }
@@ -29,14 +29,14 @@ struct Gpt2Config {
   Axis Heads() const { return {"heads", num_heads}; }
   Axis HeadSize() const { return {"head_size", hidden_dim / num_heads}; }
   Axis Mlp() const { return {"mlp", hidden_dim * mlp_scale}; }
-  // A projection with `inputs` inputs. What adds to the residual stream starts smaller, the more
-  // layers there are.
+  // Returns the options of a projection with `inputs` inputs. Projections into the residual stream
+  // are initialized smaller for more layers.
   nn::LinearOptions linear(std::int64_t inputs, bool to_residual) const {
     double scale = initializer_range * std::sqrt(double(inputs));
     return {.out_first = false,
             .init_scale = to_residual ? scale / std::sqrt(2. * double(num_layers)) : scale};
   }
-  void check() const;  // raises for sizes that make no model
+  void check() const;  // raises for invalid sizes
   friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
 };
 
@@ -79,8 +79,8 @@ struct Gpt2Attention {
     auto k = rename(qkv[1], Pos, KeyPos), v = rename(qkv[2], Pos, KeyPos);
     return attend(qkv[0], k, v, nn::causal_mask(Pos, KeyPos), layer_idx, key, inference);
   }
-  // The same for positions behind those in the cache, of which `count` count; and the cache with
-  // them.
+  // The same for positions after the cached ones, of which the first `count` are valid; returns the
+  // extended cache too.
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& hidden_states,
                                                 const NamedArray& layer_idx,
                                                 const nn::KVCache& cache,
@@ -92,13 +92,13 @@ struct Gpt2Attention {
   }
 
  private:
-  // q (position, ...), k, v (key_position, ...), where mask (position, key_position) is true ->
-  // (position, embed)
+  // Attends where mask (position, key_position) is true: q (position, ...), k, v (key_position,
+  // ...) -> (position, embed)
   NamedArray attend(NamedArray q, NamedArray k, const NamedArray& v, const NamedArray& mask,
                     const NamedArray& layer_idx, const Key& key, bool inference) const {
     auto HeadSize = config.HeadSize();
     auto dtype = q.dtype();
-    // Scaled first, so that the products stay small.
+    // Scales the queries first, so that the scores stay small.
     double scale = 1 / std::sqrt(double(HeadSize.size));
     q = config.scale_by_inverse_layer_idx ? q * astype(scale / (layer_idx + 1.), dtype) : q * scale;
     if (config.upcast_attention) {
@@ -176,7 +176,7 @@ struct Gpt2Transformer {
     auto Layers = blocks.Layers;
     return ln_f(blocks.fold(x, arange(Layers), random::split(key, Layers), inference));
   }
-  // The cache has the layers' axis first.
+  // The cache has the axis of the layers first.
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
     auto [y, next] = blocks.scan(x, arange(blocks.Layers), cache, count);
@@ -207,7 +207,7 @@ struct Gpt2Embeddings {
         token_embeddings(input_ids) + slice(position_embeddings.weight, "position", 0, Pos.size);
     return dropout(x, key, inference);
   }
-  // At these positions (position), for inference.
+  // Embeds tokens at the given positions (position), for inference.
   NamedArray operator()(const NamedArray& input_ids, const NamedArray& positions) const {
     return token_embeddings(input_ids) + position_embeddings.weight.take("position", positions);
   }
@@ -239,25 +239,25 @@ struct Gpt2LMHeadModel {
     return lm_head ? lm_head->weight : embeddings.token_embeddings.weight;
   }
 
-  // input_ids (position) -> (position, embed), what the head makes logits of; a loss in chunks
-  // starts from here.
+  // Returns the hidden states from which the head computes logits, for a chunked loss: input_ids
+  // (position) -> (position, embed)
   NamedArray hidden_states(const NamedArray& input_ids, const Key& key = {},
                            bool inference = true) const {
     auto [k_embeddings, k_transformer] = random::split<2>(key);
     return transformer(embeddings(input_ids, k_embeddings, inference), k_transformer, inference);
   }
-  // For a text that grows: all that its next tokens need of those before.
+  // Returns an empty cache of the keys and values of all layers, for generation.
   nn::KVCache cache(DType dtype) const {
     auto& c = config();
     return nn::KVCache::init(c.Pos().alias("key_position"), {c.Heads(), c.HeadSize()}, c.Layers(),
                              dtype);
   }
-  // The same for input_ids (position) behind what is in the cache, of which `count` count; and the
-  // cache with them.
+  // The same for input_ids (position) after the cached tokens, of which the first `count` are
+  // valid; returns the extended cache too.
   std::pair<NamedArray, nn::KVCache> hidden_states(const NamedArray& input_ids,
                                                    const nn::KVCache& cache,
                                                    const NamedArray& count) const {
-    auto first = at(cache.lengths, "layers", 0);  // all layers have seen as much
+    auto first = at(cache.lengths, "layers", 0);  // all layers have the same length
     return transformer(embeddings(input_ids, first + arange(input_ids.resolve_axis("position"))),
                        cache, count);
   }

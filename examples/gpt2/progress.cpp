@@ -45,7 +45,7 @@ double Progress::done() const {
 
 void Progress::add(double loss) {
   losses_.push_back(loss);
-  if (losses_.size() == 1) first_ = elapsed();  // it also traced and compiled
+  if (losses_.size() == 1) first_ = elapsed();  // the first step includes tracing and compiling
   smooth_ = losses_.size() == 1
                 ? loss
                 : smooth_ + (loss - smooth_) * std::max(0.05, 1.0 / double(losses_.size()));

@@ -9,7 +9,8 @@
 namespace gpt2 {
 namespace {
 
-// The rate comes from outside, since how long the training lasts may be a matter of seconds.
+// The learning rate is an argument of each step, since the length of the run may be limited in
+// seconds.
 struct RateFromState {
   template <class T> NamedArray init(const T&) const { return zeros({}); }
   template <class T>
@@ -17,7 +18,7 @@ struct RateFromState {
     return {tree_map([&](const NamedArray& u) { return u * -rate; }, updates), rate};
   }
 };
-// Matrices, but neither norms nor biases.
+// Returns true for matrices, false for norms and biases.
 bool decays(std::string_view path, const NamedArray&) {
   return path.ends_with("weight") && path.find("ln_") == path.npos;
 }
@@ -52,7 +53,7 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
   return array(std::span<const std::int32_t>(values), axes);
 }
 
-// Weights, wherever they come in or out, lie as the layout says.
+// Shards weights as the layout specifies, as arguments and as results.
 JitOptions on(const Layout& layout, JitOptions o) {
   if (layout.mesh.devices() > 1) {
     o.mesh = layout.mesh;
@@ -63,8 +64,7 @@ JitOptions on(const Layout& layout, JitOptions o) {
   return o;
 }
 
-// (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state,
-// loss
+// (model, state, ids (batch, position), key, steps so far, learning rate) -> model, state, loss
 using Step =
     Jitted<Stepped<Optimizer>(const Gpt2LMHeadModel&, const OptState<Optimizer>&, const NamedArray&,
                               const Key&, const NamedArray&, const NamedArray&)>;
@@ -83,7 +83,7 @@ Step jitted_step(const RunOptions& o, const Layout& layout) {
       },
       on(layout, {.donate = {0, 1}, .backend = o.backend}));
 }
-// How a token is drawn: the text's key, tokens drawn so far, temperature.
+// The parameters of a draw: the key of the sample, the number of drawn tokens, the temperature.
 struct Draw {
   Key key;
   NamedArray count, temperature;
@@ -92,7 +92,7 @@ struct Continued {
   NamedArray id;
   nn::KVCache cache;
 };
-// The token behind those ids (position), of which `count` count, and what is in the cache.
+// Draws the token after the first `count` of ids (position) and the cached tokens.
 Continued next_token(const Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count,
                      const nn::KVCache& cache, const Draw& d) {
   auto [hidden, next] = m.hidden_states(ids, cache, count);
@@ -101,8 +101,8 @@ Continued next_token(const Gpt2LMHeadModel& m, const NamedArray& ids, const Name
                                    logits / maximum(d.temperature, 1e-6), "vocab");
   return {where(d.temperature > 0., drawn, argmax(logits, "vocab")), next};
 }
-// (model, ids (position), how many of them count, draw): a text that is new, in any length up to
-// the window.
+// (model, ids (position), count of valid ids, draw): processes a new prompt of any length up to the
+// window.
 using Prefill =
     Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Draw&)>;
 Prefill jitted_prefill(const RunOptions& o, const Layout& layout) {
@@ -113,7 +113,7 @@ Prefill jitted_prefill(const RunOptions& o, const Layout& layout) {
       },
       on(layout, {.backend = o.backend}));
 }
-// (model, the last id, cache, draw): a token more.
+// (model, the last id, cache, draw): generates one more token.
 using Decode =
     Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const nn::KVCache&, const Draw&)>;
 Decode jitted_decode(const RunOptions& o, const Layout& layout) {
@@ -125,7 +125,7 @@ Decode jitted_decode(const RunOptions& o, const Layout& layout) {
       },
       on(layout, {.donate = {2}, .backend = o.backend}));
 }
-// The model in the dtype that it computes in: cast once, not for each token.
+// Casts the model to its compute dtype, once per sample and not for each token.
 using Cast = Jitted<Gpt2LMHeadModel(const Gpt2LMHeadModel&)>;
 Cast jitted_cast(const RunOptions& o, const Layout& layout) {
   return jit([policy = Policy(o.policy)](
@@ -137,7 +137,7 @@ Gpt2LMHeadModel new_model(const RunOptions& o, const Layout& layout, const Key& 
                  const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
              on(layout, {.backend = o.backend}))(key);
 }
-// What a checkpoint holds. The arrays of the model are model.h.0.attn.c_attn.weight, ...
+// The contents of a checkpoint. The arrays of the model are named model.h.0.attn.c_attn.weight, ...
 struct Trained {
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
@@ -168,7 +168,7 @@ struct Run::Impl {
 
   RunOptions options;
   Axis Batch, Pos;
-  std::array<Key, 3> keys;  // of the weights, of training, of samples
+  std::array<Key, 3> keys;  // for weights, training and samples
   Layout layout;
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
@@ -248,10 +248,10 @@ std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int coun
     const Draw draw{key, integers({i}, {}), heat};
     if (i > 0 && prompt.size() <= window) {
       last = r.decode(model, last.id, last.cache, draw);
-    } else {  // beyond the window each position moves, and what was known of it is void
+    } else {  // beyond the window each position shifts, which invalidates the cache
       auto seen = std::min(window, prompt.size());
       std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
-      ids.resize(window);  // what is behind the last one is masked by causality
+      ids.resize(window);  // causality masks the positions after the last token
       last = r.prefill(model, integers(ids, r.Pos), integers({std::int32_t(seen)}, {}), draw);
     }
     prompt.push_back(std::int32_t(last.id.item()));
@@ -264,7 +264,7 @@ void Run::save(const std::string& path) const {
   auto file = to_hugging_face(impl_->model);
   file.metadata.push_back({"heads", std::to_string(impl_->options.heads)});
   file.metadata.push_back({"activation", impl_->options.activation});
-  if (this_rank() == 0) write_safetensors(path, file);  // all have read it
+  if (this_rank() == 0) write_safetensors(path, file);  // all ranks have gathered the weights
 }
 
 std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool resume,

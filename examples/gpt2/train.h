@@ -1,5 +1,5 @@
 // The training code of the Levanter introduction: the loss of one example, its mean over a batch by
-// vmap, and a step of an optimiser.
+// vmap, and an optimizer step.
 #pragma once
 #include "model.h"
 
@@ -8,13 +8,13 @@ namespace gpt2 {
 struct LossOptions {
   static constexpr bool is_static = true;
   Policy policy = {};
-  bool full_logits = false;  // hold the logits of all positions at once
-  ChunkOptions chunks = {};  // else: how many at a time
+  bool full_logits = false;  // materialize the logits of all positions
+  ChunkOptions chunks = {};  // otherwise: the chunks of positions
   friend bool operator==(const LossOptions&, const LossOptions&) = default;
 };
-// The loss of one example: input_ids (position) -> a 0-d array. The model is cast to the policy's
-// compute dtype, its logits to its output dtype. Unless asked for, they are never held: the head is
-// part of the loss, which walks the positions in chunks.
+// Returns the loss of one example: input_ids (position) -> (). The model is cast to the policy's
+// compute dtype, and its logits to the output dtype. Unless `full_logits` is set, logits are not
+// materialized: the head is part of the loss, which iterates over chunks of positions.
 inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids,
                                const Key& key, const LossOptions& options = {},
                                bool inference = false) {
@@ -30,7 +30,7 @@ inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& i
              {.chunks = options.chunks, .logit_dtype = options.policy.output})
       .loss;
 }
-// The mean over a batch: input_ids (batch, position), one key for each example.
+// Returns the mean over a batch: input_ids (batch, position), one key for each example.
 inline NamedArray train_batch_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids,
                                    const Key& keys, const LossOptions& options = {}) {
   auto one = [&](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& key) {
@@ -45,7 +45,8 @@ template <class Optimizer> struct Stepped {
   OptState<Optimizer> opt_state;
   NamedArray loss;
 };
-// step(model, opt_state, input_ids, keys) -> what comes after it. Model and state are donated.
+// step(model, opt_state, input_ids, keys) -> the updated model and state, and the loss. Model and
+// state are donated.
 template <class Optimizer>
 auto make_train_step(const Optimizer& optimizer, LossOptions loss_options = {}) {
   auto loss = [=](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& keys) {

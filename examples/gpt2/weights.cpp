@@ -16,7 +16,7 @@ TensorFile to_hugging_face(const Gpt2LMHeadModel& model, const std::string& pref
 
 Gpt2LMHeadModel from_hugging_face(TensorFile file, const Gpt2LMHeadModel& like) {
   std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-  // what the model has no place for: masks, and the embedding again
+  // Tensors that the model does not have: masks, and a copy of the embedding.
   std::erase_if(file.tensors, [&](const Tensor& t) {
     return t.name.ends_with(".attn.bias") || t.name.ends_with(".attn.masked_bias") ||
            (t.name == "lm_head.weight" && !like.lm_head);

@@ -1,5 +1,5 @@
-// llama: a Llama trained on numbers that follow a rule, on one device or a mesh; `--modes` compares
-// ways to lie there.
+// llama: trains a Llama on sequences that follow a rule, on one device or a mesh. `--modes`
+// compares layouts of the hidden states.
 #include <cstdio>
 
 #include "examples/command_line.h"

@@ -1,4 +1,4 @@
-// A Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU.
+// A Llama: rotary positions, grouped heads that share keys, RmsNorm, SwiGLU.
 #pragma once
 #include <cmath>
 
@@ -8,14 +8,15 @@ namespace llama {
 
 using namespace haliax;
 
-// Where layers are cut along heads and the MLP's axis: how the hidden states lie between attention
-// and MLP. Whole, so that what a layer adds is summed for all devices (all-reduce); or cut along an
-// axis of their own (reduce-scatter), and put together for each layer.
+// The sharding of the hidden states between attention and MLP, if layers are sharded along heads
+// and the MLP axis. They are either replicated, so that each layer ends with an all-reduce, or
+// sharded along an axis of their own: then each layer ends with a reduce-scatter and starts with an
+// all-gather.
 struct Stream {
   static constexpr bool is_static = true;
   std::optional<Mapping> cut = {};
-  // layers are written out: what was put together waits for the gradient. In a loop it is so again
-  // there
+  // Layers are written out, so that gathered hidden states stay resident until the backward pass.
+  // In a loop they are gathered again.
   bool saves_activations = false;
   bool operator==(const Stream&) const = default;
 
@@ -27,15 +28,15 @@ struct Config {
   static constexpr bool is_static = true;
   Axis Vocab{"vocab", 64}, Batch{"batch", 16}, Pos{"pos", 32};
   Axis Layers{"layers", 2}, Embed{"embed", 64}, Mlp{"mlp", 128};
-  // a group of heads shares keys and values
+  // A group of heads shares keys and values.
   Axis KvHeads{"kv_heads", 4}, Group{"group", 2}, HeadSize{"head_size", 8};
   double rotary_base = 10000;
   Stream stream = {};
   bool operator==(const Config&) const = default;
 };
 
-// Turns each pair of features by an angle that grows with the position. x (..., pos, head_size) ->
-// the same
+// Rotates each pair of features by an angle proportional to the position. x (..., pos, head_size)
+// -> the same axes
 inline NamedArray rotary(const Config& c, const NamedArray& x) {
   Axis Half("half", c.HeadSize.size / 2);
   auto speed = exp(arange(Half) * (-std::log(c.rotary_base) / double(Half.size)));
@@ -79,7 +80,8 @@ struct SwiGlu {
             .up = nn::Linear::init(c.Embed, c.Mlp, k_up, plain),
             .down = nn::Linear::init(c.Mlp, c.Embed, k_down, plain)};
   }
-  // For the gradient gate and up are kept; their product, as large as one of them, is made again.
+  // Saves gate and up for the gradient, and recomputes their elementwise product, which is as large
+  // as one of them.
   NamedArray operator()(const NamedArray& x) const {
     auto gated = [this](const NamedArray& g, const NamedArray& u) { return down(nn::silu(g) * u); };
     return checkpoint(gated)(gate(x), up(x));
@@ -136,8 +138,8 @@ inline NamedArray loss(const Llama& model, const NamedArray& ids) {
   return nn::next_token_loss("pos", "vocab", model(ids).astype(DType::f32), ids);
 }
 
-// Each row starts anywhere and goes on by a step of its own: the step is to be seen in the row.
-// (batch, pos)
+// Returns arithmetic sequences (batch, pos). Each row has a random start and a random step, which
+// the model infers from the row.
 inline NamedArray rows(const Config& c, const Key& key) {
   auto [k_start, k_step] = random::split<2>(key);
   auto start = random::randint(k_start, c.Batch, 0, c.Vocab.size),

@@ -20,12 +20,12 @@ struct Row {
   double bytes() const { return double(trained.report.argument_bytes + trained.report.peak_bytes); }
 };
 
-// The largest relative difference of a loss.
+// Returns the largest relative difference of a loss.
 double difference(const std::vector<double>& a, const std::vector<double>& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double d = std::abs(a[i] - b[i]) / std::abs(b[i]);
-    worst = d <= worst ? worst : d;  // and NaN stays
+    worst = d <= worst ? worst : d;  // NaN is not less, so it stays
   }
   return worst;
 }

@@ -1,5 +1,5 @@
-// A Llama trained on numbers that follow a rule, on one device or a mesh; and the ways to lay out
-// its hidden states there.
+// Trains a Llama on sequences that follow a rule, on one device or a mesh, with several layouts of
+// its hidden states.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -12,8 +12,8 @@
 
 namespace llama {
 
-// How a mesh is used: its axis `data` cuts the batch, and along it each weight; `model` the heads,
-// the MLP and the vocabulary, and between layers nothing (all-reduce) or the positions
+// The use of a mesh: `data` shards the batch and each weight; `model` shards the heads, the MLP and
+// the vocabulary. Between layers, `model` shards nothing (all-reduce) or the positions
 // (reduce-scatter).
 struct Mode {
   std::string name;
@@ -26,13 +26,13 @@ struct Run {
   int steps = 100;
   double learning_rate = 3e-3;
   std::string policy = "f32";
-  std::optional<Mesh> mesh = {};  // none: one device, and the mode is nothing
+  std::optional<Mesh> mesh = {};  // none: one device, and the mode is ignored
   Mode mode = {};
-  bool verbose = false;  // the loss, now and then
+  bool verbose = false;  // prints the loss occasionally
 };
 struct Trained {
-  std::vector<double> losses;  // of each step
-  double seconds = 0;          // of a step, the fastest
+  std::vector<double> losses;  // one for each step
+  double seconds = 0;          // the fastest step
   JitReport report;
 };
 using State = optim::State<optim::AdamW, Llama>;
@@ -135,7 +135,7 @@ inline Trained train(const Run& run) {
   out.report = step.report();
   return out;
 }
-// Of a step that does not run.
+// Returns the plan of a step without running it.
 inline JitReport planned(const Run& run) {
   const auto config = config_of(run);
   const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});

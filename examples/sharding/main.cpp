@@ -1,5 +1,5 @@
-// sharding: the story of the introduction to Levanter, on virtual devices. One model and one
-// training script; what changes is two mappings.
+// sharding: the steps of the Levanter introduction, on virtual devices. One model and one training
+// script; only two mappings differ.
 #include <cmath>
 #include <cstdio>
 
@@ -73,8 +73,8 @@ void compare(const std::vector<Row>& rows) {
   }
 }
 
-// 1.5 billion parameters: 16 bytes for each of a parameter, its gradient and two moments. Planned,
-// not run.
+// Plans a model of 1.5 billion parameters without running it: 16 bytes each, for the parameter, its
+// gradient and two moments.
 void largest(const Command& c) {
   const Sizes xl{{.seq_len = 1024,
                   .hidden_dim = 1600,

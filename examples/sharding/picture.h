@@ -1,4 +1,4 @@
-// Several pictures of visualize_sharding in one, each with a line above it.
+// Combines several pictures of visualize_sharding into one, each with a title.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ struct Panel {
   haliax::Mapping mapping;
   haliax::Mesh mesh;
 };
-// Two beside each other; raises if it cannot be written.
+// Draws two pictures per row. Raises if the file cannot be written.
 void write_picture(const std::string& path, const std::vector<Panel>&);
 
 }  // namespace sharding

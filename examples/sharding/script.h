@@ -1,5 +1,5 @@
-// The training script of the introduction to Levanter: one model, one loss, and five ways to lay
-// them out on devices.
+// The training script of the Levanter introduction: one model, one loss, and five layouts on
+// devices.
 #pragma once
 #include <optional>
 #include <string>
@@ -13,14 +13,14 @@ namespace sharding {
 using namespace haliax;
 using Model = gpt2::Gpt2LMHeadModel;
 
-// ---- layouts: what differs ----
+// ---- layouts ----
 struct Layout {
   std::string name;
   std::optional<Mesh> mesh = {};  // none: one device
-  // how parameters and the optimiser's state lie; none: whole
+  // Sharding of parameters and optimizer state; none: replicated.
   std::optional<Mapping> params = {};
   std::optional<Mapping> compute = {};        // entered inside the loss
-  std::optional<Mappings> in = {}, out = {};  // of a step, where they are not as the parameters
+  std::optional<Mappings> in = {}, out = {};  // mappings of a step, if they differ from `params`
   Policy policy = {};
 
   JitOptions options() const { return {.mesh = mesh, .axis_resources = params}; }
@@ -34,7 +34,7 @@ struct Layout {
   }
 };
 inline Layout one_device() { return {.name = "one device"}; }
-// For all devices that there are; -1 stands for as many.
+// Uses all devices; the size -1 means as many as there are.
 inline Layout data_parallel() {
   const Mapping whole, by_batch{{"batch", "data"}};
   return {.name = "data parallel",
@@ -54,7 +54,7 @@ inline Layout mixed_precision(const char* policy = "compute=bfloat16,parameter=f
   layout.policy = Policy(policy);
   return layout;
 }
-inline Layout wider_sums() {  // gradients are summed in f32
+inline Layout wider_sums() {  // gradients are reduced in f32
   auto layout = mixed_precision("compute=bfloat16,parameter=f32,output=f32,reduce=f32");
   layout.name = "mixed, sums in f32";
   return layout;
@@ -66,8 +66,8 @@ inline Layout tensor_parallel(int model_axis_size = 2) {
           .compute = Mapping{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}}};
 }
 
-// ---- the script: what is the same ----
-// The loss of one example: input_ids (position) -> a 0-d array.
+// ---- the script: equal for all layouts ----
+// Returns the loss of one example: input_ids (position) -> ().
 inline NamedArray compute_loss(const Layout& layout, const Model& model,
                                const NamedArray& input_ids, const Key& key) {
   std::optional<axis_mapping> scope;
@@ -76,7 +76,7 @@ inline NamedArray compute_loss(const Layout& layout, const Model& model,
   auto pred_y = layout.policy.cast_to_output(m(input_ids, key, false));
   return nn::next_token_loss("position", model.Vocab(), pred_y, input_ids);
 }
-// The mean over a batch: input_ids (batch, position), a key for each example.
+// Returns the mean over a batch: input_ids (batch, position), a key for each example.
 inline NamedArray train_batch_loss(const Layout& layout, const Model& model,
                                    const NamedArray& input_ids, const Key& keys) {
   auto one = [&](const Model& m, const NamedArray& ids, const Key& key) {
@@ -117,7 +117,7 @@ inline auto jitted_step(const Layout& layout, BatchLoss batch_loss) {
   return named_jit(train_step, layout.step_options());
 }
 
-// A few steps on one batch, and what was planned for them.
+// A few steps on one batch, with the reports of their plans.
 struct RunResult {
   std::vector<double> losses;
   Model model;
@@ -126,7 +126,8 @@ struct RunResult {
 inline RunResult run(const Layout& layout, const Sizes& sizes, int steps,
                      BatchLoss batch_loss = train_batch_loss) {
   auto [model_key, training_key] = random::split<2>(random::key(0));
-  // Both are born sharded: each device makes its own part.
+  // Parameters and optimizer state are initialized sharded: each device initializes only its own
+  // shard.
   auto init_model =
       named_jit([=](const Key& k) { return sizes.init_model(layout.policy, k); }, layout.options());
   auto init_state = named_jit([](const Model& m) { return optimizer().init(m); }, layout.options());
@@ -150,7 +151,7 @@ inline RunResult run(const Layout& layout, const Sizes& sizes, int steps,
   out.step = step.report();
   return out;
 }
-// The same step for arrays that do not exist, on a mesh of any size.
+// Plans the same step with shapes instead of arrays, on a mesh of any size.
 inline JitReport plan(const Layout& layout, const Sizes& sizes) {
   auto [model, opt_state, ids, keys] = eval_shape([&] {
     auto m = sizes.init_model(layout.policy, random::key(0));

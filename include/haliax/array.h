@@ -1,5 +1,4 @@
-// NamedArray: an array whose dimensions have names. A handle on a frozen node of the graph; values
-// are made when they are read.
+// NamedArray, an array whose dimensions have names, and `Arr`, the parameter type of ops.
 #pragma once
 #include <cstdint>
 #include <iosfwd>
@@ -17,172 +16,296 @@
 namespace [[gnu::visibility("default")]] haliax {
 
 class Node;
+/// A shared handle to an immutable node of the graph. The type is opaque to users.
 using NodePtr = std::shared_ptr<const Node>;
 class Arr;
-class Picks;  // of haliax/ops.h, as these
+class Picks;  // defined in haliax/ops.h, like the next three
 class PickedPart;
 struct ReduceOptions;
 struct VarOptions;
 
+/// An array whose dimensions are axes with names.
+///
+/// A `NamedArray` is a handle to an immutable node of the graph. Copies are cheap and share the
+/// value. Ops build nodes and return at once; reading an array (`item`, `floats`, `eval`, printing,
+/// conversion to `bool`) computes the value and caches it. A default-constructed array is empty: it
+/// has no axes, no dtype and no value, and most functions raise for it.
+///
+///     Axis Batch{"batch", 2}, Embed{"embed", 3};
+///     auto x = array({1, 2, 3, 4, 5, 6}, {Batch, Embed});
+///     auto y = mean(x * 2., "embed");   // (batch=2), nothing is computed yet
+///     y.floats();                       // computes {4, 10}
+///
+/// Several threads may read one array. Assignment to a shared handle needs a lock, as with other
+/// C++ objects.
 class NamedArray {
  public:
-  NamedArray() noexcept;  // empty: no array at all, e.g. the gradient of an integer
+  /// Creates an empty array, for example the gradient of an integer parameter.
+  NamedArray() noexcept;
+  /// Creates a handle to a node. For implementations of ops.
   explicit NamedArray(NodePtr node);
   NamedArray(const NamedArray&);
   NamedArray(NamedArray&&) noexcept;
   NamedArray& operator=(const NamedArray&) &;
   NamedArray& operator=(NamedArray&&) & noexcept;
-  template <class T> void operator=(const T&) && {  // x[{"n", 3}] = 1. would change nothing
+  /// Rejects assignment to a temporary, such as `x[{"n", 3}] = 1.`, at compile time.
+  template <class T> void operator=(const T&) && {
     static_assert(sizeof(T) == 0,
                   "haliax: what is assigned to is a new array, which nobody holds; x = "
                   "x.at({\"n\", 3}).set(y) "
                   "changes a part of x.");
   }
   ~NamedArray();
-  // A scalar of dtype f32, so that numbers can be fields, results and what a scan starts from.
-  NamedArray(double value, SourceLocation = SourceLocation::current());
+  /// Creates a scalar array of dtype `f32`, for fields, results and the initial carry of a loop.
+  ///
+  /// Unlike a C++ scalar, it is not weakly typed: it promotes as an `f32` array.
+  NamedArray(double value, SourceLocation at = SourceLocation::current());
 
+  /// Returns true if the handle refers to no array.
   bool empty() const { return node_ == nullptr; }
-  // The truth of a single element that is known: it is not 0. Raises for more elements (say all or
-  // any), inside jit, scan and vmap (say where), and for an empty array.
+  /// Returns true if the single element of the array is not 0. Computes the array.
+  ///
+  /// @throws haliax::Error if the array is empty, has several elements (use `all` or `any`), or has
+  /// no value yet inside `jit`, `scan` and `vmap` (use `where` or `cond`)
   explicit operator bool() const;
+  /// Returns the node of the graph, or null if the array is empty.
   const NodePtr& node() const { return node_; }
 
-  // These raise for an empty array.
-  // without those that an enclosing vmap hides
-  Axes axes(SourceLocation = SourceLocation::current()) const;
-  DType dtype(SourceLocation = SourceLocation::current()) const;
-  std::int64_t ndim(SourceLocation = SourceLocation::current()) const;
-  std::int64_t size(SourceLocation = SourceLocation::current()) const;
-  std::int64_t nbytes(SourceLocation = SourceLocation::current()) const;
-  // all of them
-  bool has_axis(const AxisSelection&, SourceLocation = SourceLocation::current()) const;
-  // Raise for an axis that is missing, naming the nearest, or of another size.
-  std::int64_t axis_size(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  Axis resolve_axis(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  /// @name Properties
+  /// These functions compute nothing. They raise for an empty array.
+  /// @{
 
-  // Reading evaluates (and remembers) the value. Raises inside jit, grad of jit, scan and vmap,
-  // where there is no value yet.
-  double item(SourceLocation = SourceLocation::current()) const;  // of an array with one element
-  // Row-major in the order of axes(), converted; what does not fit an integer becomes the nearest
-  // that does, NaN 0.
-  std::vector<float> floats(SourceLocation = SourceLocation::current()) const;
-  std::vector<double> doubles(SourceLocation = SourceLocation::current()) const;
-  std::vector<std::int64_t> integers(SourceLocation = SourceLocation::current()) const;
-  // row-major, as stored
-  std::vector<std::byte> bytes(SourceLocation = SourceLocation::current()) const;
-  const NamedArray& eval(SourceLocation = SourceLocation::current()) const;  // computes now
-  // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]]). Of more than 1000 elements the
-  // first and the last three along each axis. What has no value says so: while it is traced, or
-  // donated. Else it reads, and raises what reading raises.
+  /// Returns the axes, in order. Inside `vmap`, the mapped axis is not listed.
+  Axes axes(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the dtype.
+  DType dtype(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the number of axes.
+  std::int64_t ndim(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the number of elements.
+  std::int64_t size(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the size of the elements in bytes.
+  std::int64_t nbytes(SourceLocation at = SourceLocation::current()) const;
+  /// Returns true if the array has all of the selected axes, in their sizes where given.
+  bool has_axis(const AxisSelection& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Returns the size of an axis.
+  ///
+  /// @throws haliax::Error if the array lacks the axis, or it has another size
+  std::int64_t axis_size(const AxisSelector& axis,
+                         SourceLocation at = SourceLocation::current()) const;
+  /// Returns an axis with its size.
+  ///
+  /// @throws haliax::Error if the array lacks the axis, or it has another size
+  Axis resolve_axis(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+
+  /// @}
+
+  /// @name Reading values
+  /// Reading computes the array and caches the value. It raises for an empty or donated array, and
+  /// inside `jit`, `scan` and `vmap`, where arrays have no values. Vectors are row-major in the
+  /// order of `axes()`. A value that the element type of the vector cannot hold becomes the nearest
+  /// value that it holds; NaN becomes 0 in `integers`.
+  /// @{
+
+  /// Returns the value of an array with one element. Raises for any other number of elements.
+  double item(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the elements as `float`.
+  std::vector<float> floats(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the elements as `double`.
+  std::vector<double> doubles(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the elements as `std::int64_t`.
+  std::vector<std::int64_t> integers(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the elements as they are stored, in the dtype of the array.
+  std::vector<std::byte> bytes(SourceLocation at = SourceLocation::current()) const;
+  /// Computes the array and returns it.
+  const NamedArray& eval(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the dtype, the axes and the values:
+  /// `NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]])`.
+  ///
+  /// Arrays of more than 1,000 elements show the first and the last three along each axis. An array
+  /// without a value shows the reason: it is traced, or donated.
   std::string to_string() const;
-  // itself if it is 0-d, else raises
-  const NamedArray& scalar(SourceLocation = SourceLocation::current()) const;
+  /// Returns the array itself, which must have no axes.
+  ///
+  /// @throws haliax::Error if the array has axes
+  const NamedArray& scalar(SourceLocation at = SourceLocation::current()) const;
 
-  // x += y is x = x + y: this handle holds the sum from then on, with its axes and dtype; others
-  // keep what they hold.
-  NamedArray& operator+=(const Arr&) &;
-  NamedArray& operator-=(const Arr&) &;
-  NamedArray& operator*=(const Arr&) &;
-  NamedArray& operator/=(const Arr&) &;
-  NamedArray& operator%=(const Arr&) &;
-  NamedArray& operator&=(const Arr&) &;
-  NamedArray& operator|=(const Arr&) &;
-  NamedArray& operator^=(const Arr&) &;
-  NamedArray& operator<<=(const Arr&) &;
-  NamedArray& operator>>=(const Arr&) &;
+  /// @}
 
-  // x[{"batch", 3}], x[{Pos, Slice{0, 4}}], x[{"vocab", ids}], x[{{"batch", 3}, {"pos", ds(i,
-  // 4)}}]: index of haliax/ops.h.
-  NamedArray operator[](const Picks&) const;
-  // x.at({"batch", 3}).set(y), .add(y), ...: x with that part changed
-  PickedPart at(const Picks&) const;
+  /// @name Compound assignment
+  /// `x += y` is `x = x + y`: it rebinds the handle to a new array. Other handles are unchanged.
+  /// @{
+  NamedArray& operator+=(const Arr& y) &;
+  NamedArray& operator-=(const Arr& y) &;
+  NamedArray& operator*=(const Arr& y) &;
+  NamedArray& operator/=(const Arr& y) &;
+  NamedArray& operator%=(const Arr& y) &;
+  NamedArray& operator&=(const Arr& y) &;
+  NamedArray& operator|=(const Arr& y) &;
+  NamedArray& operator^=(const Arr& y) &;
+  NamedArray& operator<<=(const Arr& y) &;
+  NamedArray& operator>>=(const Arr& y) &;
+  /// @}
 
-  // ---- ops of haliax/ops.h as methods: x.sum("embed") is sum(x, "embed") ----
-  NamedArray sum(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray sum(const AxisSelection&, const ReduceOptions&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray mean(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray mean(const AxisSelection&, const ReduceOptions&,
-                  SourceLocation = SourceLocation::current()) const;
-  NamedArray prod(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray prod(const AxisSelection&, const ReduceOptions&,
-                  SourceLocation = SourceLocation::current()) const;
-  NamedArray max(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray max(const AxisSelection&, const ReduceOptions&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray min(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray min(const AxisSelection&, const ReduceOptions&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray any(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray any(const AxisSelection&, const ReduceOptions&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray all(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray all(const AxisSelection&, const ReduceOptions&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray var(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray var(const AxisSelection&, const VarOptions&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray std_dev(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
-  NamedArray std_dev(const AxisSelection&, const VarOptions&,
-                     SourceLocation = SourceLocation::current()) const;
-  NamedArray argmax(SourceLocation = SourceLocation::current()) const;
-  NamedArray argmax(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray argmin(SourceLocation = SourceLocation::current()) const;
-  NamedArray argmin(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray cumsum(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray cumprod(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray sort(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray argsort(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray astype(DType, SourceLocation = SourceLocation::current()) const;
-  NamedArray clip(const Arr& min, const Arr& max, SourceLocation = SourceLocation::current()) const;
-  NamedArray round(int decimals = 0, SourceLocation = SourceLocation::current()) const;
-  NamedArray trace(const AxisSelector&, const AxisSelector&, int offset = 0,
-                   SourceLocation = SourceLocation::current()) const;
-  NamedArray dot(const NamedArray& other, const AxisSelection&,
-                 SourceLocation = SourceLocation::current()) const;
-  NamedArray rename(std::initializer_list<std::pair<Name, Name>>,
-                    SourceLocation = SourceLocation::current()) const;
+  /// @name Indexing
+  /// @{
+
+  /// Returns the indexed part, as `index` of haliax/ops.h.
+  ///
+  ///     x[{"batch", 3}]                                  // a position: removes the axis
+  ///     x[{Pos, Slice{0, 4}}]                            // a range
+  ///     x[{"vocab", ids}]                                // the axes of ids replace the axis
+  ///     x[{{"batch", 3}, {"pos", ds(i, Window)}}]        // several axes
+  NamedArray operator[](const Picks& picks) const;
+  /// Refers to a part, to create a changed copy: `x.at({"batch", 3}).set(y)`, `.add(y)`, ...
+  PickedPart at(const Picks& picks) const;
+
+  /// @}
+
+  /// @name Ops as methods
+  /// Each method is the function of its name in haliax/ops.h: `x.sum("embed")` is
+  /// `sum(x, "embed")`.
+  /// @{
+
+  /// Computes `haliax::sum`.
+  NamedArray sum(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray sum(const AxisSelection& axis, const ReduceOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::mean`.
+  NamedArray mean(const AxisSelection& axis = {},
+                  SourceLocation at = SourceLocation::current()) const;
+  NamedArray mean(const AxisSelection& axis, const ReduceOptions& options,
+                  SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::prod`.
+  NamedArray prod(const AxisSelection& axis = {},
+                  SourceLocation at = SourceLocation::current()) const;
+  NamedArray prod(const AxisSelection& axis, const ReduceOptions& options,
+                  SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::max`.
+  NamedArray max(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray max(const AxisSelection& axis, const ReduceOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::min`.
+  NamedArray min(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray min(const AxisSelection& axis, const ReduceOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::any`.
+  NamedArray any(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray any(const AxisSelection& axis, const ReduceOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::all`.
+  NamedArray all(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray all(const AxisSelection& axis, const ReduceOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::var`.
+  NamedArray var(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray var(const AxisSelection& axis, const VarOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::std_dev`.
+  NamedArray std_dev(const AxisSelection& axis = {},
+                     SourceLocation at = SourceLocation::current()) const;
+  NamedArray std_dev(const AxisSelection& axis, const VarOptions& options,
+                     SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::argmax`: the flat position without `axis`.
+  NamedArray argmax(SourceLocation at = SourceLocation::current()) const;
+  NamedArray argmax(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::argmin`: the flat position without `axis`.
+  NamedArray argmin(SourceLocation at = SourceLocation::current()) const;
+  NamedArray argmin(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::cumsum`.
+  NamedArray cumsum(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::cumprod`.
+  NamedArray cumprod(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::sort`.
+  NamedArray sort(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::argsort`.
+  NamedArray argsort(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::astype`.
+  NamedArray astype(DType dtype, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::clip` with both bounds.
+  NamedArray clip(const Arr& min, const Arr& max,
+                  SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::round`.
+  NamedArray round(int decimals = 0, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::trace`.
+  NamedArray trace(const AxisSelector& row, const AxisSelector& column, int offset = 0,
+                   SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::dot` with another array.
+  NamedArray dot(const NamedArray& other, const AxisSelection& axis,
+                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::rename`.
+  NamedArray rename(std::initializer_list<std::pair<Name, Name>> renames,
+                    SourceLocation at = SourceLocation::current()) const;
   NamedArray rename(const AxisSelector& from, const AxisSelector& to,
-                    SourceLocation = SourceLocation::current()) const;
+                    SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::rearrange`.
   NamedArray rearrange(std::initializer_list<AxisSelector> order,
-                       SourceLocation = SourceLocation::current()) const;
-  NamedArray rearrange(const Names& order, SourceLocation = SourceLocation::current()) const;
-  NamedArray rearrange(const Axes& order, SourceLocation = SourceLocation::current()) const;
-  NamedArray rearrange(std::string_view spec, SourceLocation = SourceLocation::current()) const;
-  NamedArray broadcast_axis(const AxisSpec&, SourceLocation = SourceLocation::current()) const;
-  NamedArray broadcast_to(const AxisSpec&, SourceLocation = SourceLocation::current()) const;
+                       SourceLocation at = SourceLocation::current()) const;
+  NamedArray rearrange(const Names& order, SourceLocation at = SourceLocation::current()) const;
+  NamedArray rearrange(const Axes& order, SourceLocation at = SourceLocation::current()) const;
+  NamedArray rearrange(std::string_view spec, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::broadcast_axis`.
+  NamedArray broadcast_axis(const AxisSpec& axes,
+                            SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::broadcast_to`.
+  NamedArray broadcast_to(const AxisSpec& axes,
+                          SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::flatten_axes`.
   NamedArray flatten_axes(const AxisSelection& old_axes, const AxisSelector& new_axis,
-                          SourceLocation = SourceLocation::current()) const;
-  NamedArray unflatten_axis(const AxisSelector&, const AxisSpec& new_axes,
-                            SourceLocation = SourceLocation::current()) const;
-  NamedArray ravel(const AxisSelector& new_axis, SourceLocation = SourceLocation::current()) const;
-  NamedArray take(const AxisSelector&, const Arr& index,
-                  SourceLocation = SourceLocation::current()) const;
-  NamedArray slice(const AxisSelector&, const Arr& start, std::int64_t length,
-                   SourceLocation = SourceLocation::current()) const;
+                          SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::unflatten_axis`.
+  NamedArray unflatten_axis(const AxisSelector& axis, const AxisSpec& new_axes,
+                            SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::ravel`.
+  NamedArray ravel(const AxisSelector& new_axis,
+                   SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::take`.
+  NamedArray take(const AxisSelector& axis, const Arr& index,
+                  SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::slice`.
+  NamedArray slice(const AxisSelector& axis, const Arr& start, std::int64_t length,
+                   SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::updated_slice`.
   NamedArray updated_slice(const std::vector<std::pair<Name, NamedArray>>& start, const Arr& update,
-                           SourceLocation = SourceLocation::current()) const;
-  std::vector<NamedArray> unbind(const AxisSelector&,
-                                 SourceLocation = SourceLocation::current()) const;
-  std::vector<NamedArray> split(const AxisSelector&, const AxisSpec& pieces,
-                                SourceLocation = SourceLocation::current()) const;
+                           SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::unbind`.
+  std::vector<NamedArray> unbind(const AxisSelector& axis,
+                                 SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::split`.
+  std::vector<NamedArray> split(const AxisSelector& axis, const AxisSpec& pieces,
+                                SourceLocation at = SourceLocation::current()) const;
+
+  /// @}
 
  private:
   NodePtr node_;
 };
 
-std::ostream& operator<<(std::ostream&, const NamedArray&);  // as to_string
+/// Writes `x.to_string()`.
+std::ostream& operator<<(std::ostream& out, const NamedArray& x);
 
-// all at once, as one program
-void eval(std::span<const NamedArray> arrays, SourceLocation = SourceLocation::current());
+/// Computes several arrays in one program, which shares their common subexpressions. Empty arrays
+/// are skipped.
+///
+/// Call it in a loop that updates an array without reading it: an array that is never read retains
+/// its graph.
+void eval(std::span<const NamedArray> arrays, SourceLocation at = SourceLocation::current());
 
-// The parameter type of every op: a NamedArray or a plain number, and the place in the code where
-// it was passed. Numbers are weakly typed: they take the dtype of what they meet (bf16 + 1.0 is
-// bf16).
+/// The parameter type of ops: a `NamedArray` or a C++ scalar, with the source location of the
+/// caller.
+///
+/// C++ scalars are weakly typed: they adopt the dtype of the arrays they meet (`bf16 + 1.0` is
+/// `bf16`). Use `Arr` as the parameter type of a layer, so that errors name the line of its caller.
 class Arr {
  public:
+  /// Converts an array.
   Arr(const NamedArray& a, SourceLocation at = SourceLocation::current()) : array_(a), at_(at) {}
+  /// Converts a C++ scalar. A `std::size_t` that `std::int64_t` cannot hold raises.
   Arr(double v, SourceLocation at = SourceLocation::current())
       : number_(v), kind_(Kind::real), at_(at) {}
   Arr(float v, SourceLocation at = SourceLocation::current()) : Arr(double(v), at) {}
@@ -191,29 +314,41 @@ class Arr {
   Arr(int v, SourceLocation at = SourceLocation::current()) : Arr(long(v), at) {}
   Arr(long long v, SourceLocation at = SourceLocation::current()) : Arr(long(v), at) {}
   Arr(unsigned v, SourceLocation at = SourceLocation::current()) : Arr(long(v), at) {}
-  // std::size_t; raises for what i64 does not hold
-  Arr(unsigned long v, SourceLocation = SourceLocation::current());
+  Arr(unsigned long v, SourceLocation at = SourceLocation::current());
   Arr(unsigned long long v, SourceLocation at = SourceLocation::current())
       : Arr(static_cast<unsigned long>(v), at) {}
   Arr(bool v, SourceLocation at = SourceLocation::current())
       : number_(v), integer_(v), kind_(Kind::boolean), at_(at) {}
   Arr(const void*, SourceLocation = SourceLocation::current()) = delete;
 
+  /// Returns true if the argument is a C++ scalar.
   bool is_number() const { return kind_ != Kind::array; }
-  const NamedArray& array() const;  // a number becomes a scalar array: f32, i32 (or i64) or bool
+  /// Returns the array. A C++ scalar becomes a scalar array: `f32`, `i32` (or `i64`) or `bool`.
+  const NamedArray& array() const;
   operator const NamedArray&() const { return array(); }
+  /// Returns the source location of the caller.
   SourceLocation at() const { return at_; }
+  /// Returns the value of a C++ scalar.
   double number() const { return number_; }
+  /// Returns the value of a C++ integer or bool.
   std::int64_t integer() const { return integer_; }
+  /// Returns true if the argument is a C++ floating-point value.
   bool is_real() const { return kind_ == Kind::real; }
+  /// Returns true if the argument is a C++ bool.
   bool is_boolean() const { return kind_ == Kind::boolean; }
 
+  /// Returns the axes of the array.
   Axes axes() const { return array().axes(at_); }
+  /// Returns the dtype of the array.
   DType dtype() const { return array().dtype(at_); }
+  /// Returns true if the array has all of the selected axes.
   bool has_axis(const AxisSelection& a) const { return array().has_axis(a, at_); }
+  /// Returns an axis of the array with its size. Raises if the axis is missing.
   Axis resolve_axis(const AxisSelector& a) const { return array().resolve_axis(a, at_); }
+  /// Returns the node of the array.
   const NodePtr& node() const { return array().node(); }
-  friend std::ostream& operator<<(std::ostream&, const Arr&);  // a number as it is
+  /// Writes a C++ scalar as a number, and an array as `NamedArray::to_string`.
+  friend std::ostream& operator<<(std::ostream& out, const Arr& a);
 
  private:
   enum class Kind : std::uint8_t { array, real, integer, boolean };
@@ -224,30 +359,49 @@ class Arr {
   SourceLocation at_;
 };
 
-// ---- arrays from host memory: row-major in the order of the axes; raises if the number of values
-// does not fit ---- f32
-NamedArray array(std::span<const float>, const AxisSpec&,
-                 SourceLocation = SourceLocation::current());
-// f64, also from a std::vector<double>; f64 makes f64 of all that it meets. astype(DType::f32) if
-// the parameters are f32.
-NamedArray array(std::span<const double>, const AxisSpec&,
-                 SourceLocation = SourceLocation::current());
-// i32
-NamedArray array(std::span<const std::int32_t>, const AxisSpec&,
-                 SourceLocation = SourceLocation::current());
-// i64
-NamedArray array(std::span<const std::int64_t>, const AxisSpec&,
-                 SourceLocation = SourceLocation::current());
-// u32
-NamedArray array(std::span<const std::uint32_t>, const AxisSpec&,
-                 SourceLocation = SourceLocation::current());
-// f32
-NamedArray array(std::initializer_list<double>, const AxisSpec&,
-                 SourceLocation = SourceLocation::current());
-NamedArray from_bytes(std::span<const std::byte>, DType, const AxisSpec&,
-                      SourceLocation = SourceLocation::current());
-// The same values, other names.
+/// @name Arrays from host memory
+/// @{
+
+/// Copies values into an array, row-major in the order of `axes`.
+///
+/// The dtype is the dtype of the elements: `f32` for `float`, `f64` for `double`, `i32`, `i64` or
+/// `u32` for integers. A list in braces is `f32`.
+///
+/// @throws haliax::Error if the number of values is not the size of `axes`
+///
+/// `f64` is contagious: every result that depends on a `std::vector<double>` is `f64`. Convert with
+/// `astype(DType::f32)` if the parameters are `f32`.
+///
+///     array({1, 2, 3, 4}, {Batch, Embed});             // f32
+///     array(std::vector<std::int32_t>{2, 0}, Batch);   // i32
+/// @see from_span, from_bytes
+NamedArray array(std::span<const float> values, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray array(std::span<const double> values, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray array(std::span<const std::int32_t> values, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray array(std::span<const std::int64_t> values, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray array(std::span<const std::uint32_t> values, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray array(std::initializer_list<double> values, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+
+/// Copies elements of any dtype from their bytes, row-major in the order of `axes`.
+///
+/// A bool is one byte; any nonzero byte is true.
+///
+/// @throws haliax::Error if the number of bytes does not match
+NamedArray from_bytes(std::span<const std::byte> values, DType dtype, const AxisSpec& axes,
+                      SourceLocation at = SourceLocation::current());
+
+/// Returns `a` with all axes renamed, in order. The sizes must match.
+///
+/// @throws haliax::Error if the number of axes or a size differs
 NamedArray named(const NamedArray& a, const AxisSpec& axes,
-                 SourceLocation = SourceLocation::current());
+                 SourceLocation at = SourceLocation::current());
+
+/// @}
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// Choices by a value that is known only when the program runs: one side runs. Arguments and results
-// are trees.
+// Control flow by values that are known only when the program runs: cond, switch_ and while_loop.
+// Arguments and results are trees.
 #pragma once
 #include <array>
 #include <optional>
@@ -13,14 +13,15 @@
 namespace [[gnu::visibility("default")]] haliax {
 namespace detail {
 
-struct Sides {  // functions of nothing; where their choice was written, and by which word
+// The branches of a choice, as functions without arguments, and the call that error messages name.
+struct Sides {
   const LeafFunction* each;
   std::size_t count;
   const char* word;
   SourceLocation at;
 };
-// What side `which` gives, the first or the last where there is no such side; of a bool the first
-// where it is true.
+// Returns the result of branch `which`, clamped to the valid range. For a bool: the first branch if
+// it is true.
 Leaves chosen(const NamedArray& which, const Sides&);
 
 template <class R, class... A> struct Side {  // f(args...), as a function of leaves
@@ -62,22 +63,56 @@ template <class... F> struct Chooser {
 
 }  // namespace detail
 
-// cond(flag, f, g)(args...): f(args...) where the flag (bool, no axes) is true, else g(args...).
-// Both are traced, one of them runs. They give the same type, with the same axes and dtypes. Under
-// vmap, where the flag has the mapped axis, both run, and `where` picks; so it is for gradients
-// there, too: keep the side that is not picked finite.
+/// Returns a function of `args...` that runs `f` if the flag is true, and `g` otherwise.
+///
+/// Both branches are traced, and one of them runs. They must return the same type, with the same
+/// axes and dtypes. On a mesh, all devices run the same branch.
+///
+/// Under `vmap` with a mapped flag, both branches run and `where` selects, gradients included. A
+/// NaN in the gradient of the other branch then reaches the result, so both should be finite.
+///
+/// @param flag  scalar bool array
+/// @param f     branch for true
+/// @param g     branch for false
+/// @return a function of `args...`
+/// @throws haliax::Error (when called) if the flag has axes (use `where` to select elementwise) or
+/// is not bool, or the results differ in axes or dtypes
+///
+///     auto y = cond(sum(x) > 10., [](const NamedArray& x) { return sqrt(x); },
+///                   [](const NamedArray& x) { return x * 2.; })(x);
+/// @see where, switch_
 template <class F, class G> auto cond(const Arr& flag, F f, G g) {
   return detail::Chooser<F, G>{flag.array(), {std::move(f), std::move(g)}, "cond", flag.at()};
 }
-// switch_(which, f, g, ...)(args...): the side of that number (an integer, no axes), the first or
-// the last if there is none.
+
+/// Returns a function of `args...` that runs the branch with the index `which`.
+///
+/// An index out of range is clamped to the first or the last branch. The rules of `cond` apply.
+///
+/// @param which  scalar integer array
+/// @param sides  the branches
+/// @return a function of `args...`
 template <class... F> auto switch_(const Arr& which, F... sides) {
   return detail::Chooser<F...>{which.array(), {std::move(sides)...}, "switch_", which.at()};
 }
-// while_loop(goes_on, f, most)(init): f again and again while goes_on(state) (bool, no axes) is
-// true, at most as often as `most` has positions. The state keeps its type, axes and dtypes. A turn
-// that is not needed costs next to nothing. Its gradient keeps one block for each turn that there
-// may be (ScanOptions say what is kept instead).
+
+/// Returns a function of an initial state that applies `f` while `goes_on(state)` is true.
+///
+/// The loop runs at most as often as `most` has positions, so that memory is planned before the
+/// program runs, and the loop has a gradient. Iterations after the condition fails cost almost
+/// nothing. The gradient saves residuals for each possible iteration unless `options.checkpoint`
+/// selects another policy.
+///
+/// @param goes_on  `goes_on(state)` -> scalar bool array
+/// @param f        `f(state)` -> the next state, with the same type, axes and dtypes
+/// @param most     an axis with the largest number of iterations as its size
+/// @param options  policy for the gradient, and unrolling
+/// @return a function of the initial state, with the last state as its result. Start from a
+/// `NamedArray`, not from a C++ scalar.
+///
+///     auto root = while_loop([](const NamedArray& r) { return abs(r * r - 2.) > 1e-6; },
+///                            [](const NamedArray& r) { return (r + 2. / r) * 0.5; },
+///                            Axis("iteration", 20))(NamedArray(1.));
 template <class P, class F>
 auto while_loop(P goes_on, F f, const Axis& most, ScanOptions options = {}) {
   return [goes_on, f, most, options](const auto& init) {

@@ -1,5 +1,5 @@
-// Arrays to and from other libraries without a copy: the structs of DLPack (version 0.8), which
-// NumPy, PyTorch and JAX speak. haliax.h does not include this.
+// Arrays from and to other libraries without a copy: the structs of DLPack 0.8, which NumPy,
+// PyTorch and JAX support. See docs/how-to/interchange.md. haliax.h does not include this header.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 extern "C" {
 
-#ifndef DLPACK_VERSION  // the caller may have included dlpack.h: these are the same structs
+#ifndef DLPACK_VERSION  // dlpack.h defines the same structs; the caller may have included it
 #define DLPACK_VERSION 80
 typedef enum : std::int32_t { kDLCPU = 1 } DLDeviceType;
 typedef struct {
@@ -44,16 +44,26 @@ typedef struct DLManagedTensor {
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// The array's own memory, row-major in the order of its axes, computed if need be. Whoever takes it
-// calls its deleter once, on any thread; until then the memory stays, also when the array is gone.
-// Nobody may write to it. Raises where there is no value (inside jit, scan and vmap; donated).
-DLManagedTensor* to_dlpack(const NamedArray&, SourceLocation = SourceLocation::current());
-// The tensor's memory as an array, its dimensions named in order; the library calls the deleter
-// when the last reader is gone. No copy, unless it is not row-major, or not aligned to its
-// elements. Raises, and leaves the tensor to the caller, for other sizes than those of the axes, a
-// dtype that is not ours, and memory that is not the host's. What is written to the memory later
-// shows in the array; the library never writes to it, whether the array is donated or not.
-NamedArray from_dlpack(DLManagedTensor*, const AxisSpec& axes,
-                       SourceLocation = SourceLocation::current());
+/// Returns the memory of an array as a DLPack tensor, row-major in the order of the axes. Evaluates
+/// the array if necessary.
+///
+/// The receiver calls the deleter once, on any thread. The memory stays valid until then, also if
+/// the array is destroyed. The memory is read-only.
+///
+/// @throws haliax::Error if the array has no value: inside `jit`, `scan` and `vmap`, or after a
+///     donation
+DLManagedTensor* to_dlpack(const NamedArray& array, SourceLocation at = SourceLocation::current());
+/// Returns the memory of a DLPack tensor as an array.
+///
+/// The library calls the deleter after the last reader is destroyed. The memory is copied only if
+/// it is not row-major, or not aligned to its elements. Later writes to the memory are visible in
+/// the array. The library never writes to it, also if the array is donated.
+///
+/// @param tensor  tensor in host memory
+/// @param axes    names for the dimensions, in order
+/// @throws haliax::Error if the shape differs from the sizes of `axes`, if the dtype is unknown, or
+///     if the tensor is not in host memory; the caller still owns the tensor then
+NamedArray from_dlpack(DLManagedTensor* tensor, const AxisSpec& axes,
+                       SourceLocation at = SourceLocation::current());
 
 }  // namespace haliax

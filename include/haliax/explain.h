@@ -1,4 +1,5 @@
-// What a compiled function takes: memory, traffic, time. For tests, and in a table for people.
+// Reports of a compiled function: collectives, memory by purpose, and the speed of a machine for
+// estimates. See docs/how-to/debugging.md.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,40 +7,53 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// How fast a device and its links are. 0: not known, and then it takes no time.
+/// The speed of the links along a mesh axis.
 struct LinkSpeed {
-  std::string axis = {};   // a mesh axis, or the call raises; empty: all that are not named
-  double bytes_per_s = 0;  // that a device sends
-  double latency_s = 0;    // of one step around a ring
+  std::string axis = {};  ///< Mesh axis. Empty: all mesh axes without an entry.
+  /// Bytes per second that a device sends. 0: unknown; no time is estimated.
+  double bytes_per_s = 0;
+  double latency_s = 0;  ///< Seconds per step of a ring.
 };
+/// The speed of a machine, for `JitOptions::speed`. A value of 0 is unknown, and counts as no time.
 struct MachineSpeed {
-  double flops = 0;  // of a device, per second
+  double flops = 0;  ///< Floating-point operations per second of a device.
+  /// Links, by mesh axis. A mesh axis that the mesh lacks raises.
   std::vector<LinkSpeed> links = {};
 };
 
-// A call of a collective.
+/// A collective of a compiled function.
 struct CollectiveReport {
-  // all-gather, reduce-scatter, all-reduce, all-to-all, permute or ring; mesh axes: data+model
-  std::string kind, over;
-  // What moves: a parameter, "gradient of" some, "new" (updated), "part of" an op, or the op that
-  // made it.
+  /// `all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `permute` or `ring`.
+  std::string kind;
+  std::string over;  ///< Mesh axes: `data+model`.
+  /// The communicated array: a parameter, `gradient of` a parameter, `new` (updated) and a
+  /// parameter, `part of` an op, or the op that computes it.
   std::string array;
-  std::string axes;  // of the whole array; where arrays share a call, of each
-  int arrays = 1;
-  double bytes = 0, turns = 1;  // sent per device on a ring, each time; how often
-  // blocks of keys that a mask hides from a device are not sent to it; known when it runs
+  /// Axes of the full array. A collective of several arrays lists the axes of each.
+  std::string axes;
+  int arrays = 1;    ///< Number of arrays that share the collective.
+  double bytes = 0;  ///< Bytes sent per device and execution, with a ring.
+  double turns = 1;  ///< Executions per call of the function.
+  /// True if `bytes` is an upper bound: blocks of keys that a mask hides from a device are not
+  /// sent.
   bool at_most = false;
-  std::string loop;          // axes walked around it, outermost first; of a ring then its mesh axis
-  std::string cause, where;  // the op that wants it, or "result"; file:line, in module
-  std::string asked;         // of a gather or a ring: by what it was asked for; empty: by nobody
-  double seconds = 0;        // estimated, all turns
+  /// Axes of the loops that contain the collective, outermost first. For a ring, also its mesh
+  /// axis.
+  std::string loop;
+  std::string cause;  ///< The op that requires the collective, or `result`.
+  std::string where;  ///< Source location and module of that op: `model.cpp:41, in blocks.mlp`.
+  /// The reason of an all-gather or ring: `parameter`, `constraint`, `result`, `gradient` or
+  /// `blocks`. Empty: none; the option `strict` raises for it.
+  std::string asked;
+  double seconds = 0;  ///< Estimated time of all executions.
 };
-// Planned bytes on one device when most are in use. All of them make argument_bytes + peak_bytes.
+/// Bytes of one purpose on one device at the memory peak. The sum over all purposes is
+/// `JitReport::argument_bytes + JitReport::peak_bytes`.
 struct MemoryReport {
-  // parameters, optimiser, inputs, gradients, activations, results, gathered, scratch (of steps),
-  // gaps
+  /// `parameters`, `optimiser` (optimizer state), `inputs`, `gradients`, `activations`, `results`,
+  /// `gathered` (weights), `scratch` (of steps) or `gaps` (unused bytes of the arena).
   std::string purpose;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0;  ///< Planned bytes.
 };
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// Formatting with {fmt}: fmt::print("{} {:>12}", array, axis). haliax.h does not include this.
+// Formatting of arrays, axes, meshes, keys and modules with {fmt}: `fmt::print("{} {:>12}", array,
+// axis)`. Formatting evaluates arrays. haliax.h does not include this header.
 #pragma once
 #include <fmt/format.h>
 
@@ -8,11 +9,11 @@
 #include "haliax/tree.h"
 
 namespace haliax::detail {
-// As text, with the width and alignment that text may have.
+// Formats a value as text, with the width and alignment options of strings.
 template <class T> struct TextFormatter : fmt::formatter<fmt::string_view> {
   template <class Context> auto format(const T& value, Context& context) const {
     std::string text;
-    // computed, if it is not
+    // evaluates the array if necessary
     if constexpr (std::is_same_v<T, NamedArray>)
       text = value.to_string();
     else if constexpr (std::is_same_v<T, Name>)
@@ -26,7 +27,7 @@ template <class T> struct TextFormatter : fmt::formatter<fmt::string_view> {
     return fmt::formatter<fmt::string_view>::format(text, context);
   }
 };
-// Modules and states: structs, as ranges and tuples are formatted by fmt/ranges.h.
+// Modules and states, which are structs. fmt/ranges.h formats ranges and tuples.
 template <class T>
 concept Module = ArrayTree<T> &&
     (reflect::kind<T> == reflect::Kind::fields || reflect::kind<T> == reflect::Kind::listed);

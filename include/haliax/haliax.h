@@ -1,6 +1,7 @@
-// Everything a model needs. `haliax/fmt.h` and `haliax/eigen.h` are separate.
+// Includes the library, except for the headers that a program includes by name: checkpoint.h,
+// data.h, dlpack.h, eigen.h, fmt.h, profile.h, state_dict.h and view.h.
 #pragma once
-// first: most compile errors are about it, and name each header on the way to it
+// First: most compile errors are about tree.h, and compilers list each header that leads to it.
 #include "haliax/tree.h"
 
 #include "haliax/array.h"

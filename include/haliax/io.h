@@ -1,5 +1,5 @@
-// Tensors in files: the safetensors format, as Hugging Face stores checkpoints, and NumPy's .npy
-// and .npz.
+// Tensors in files: safetensors, the format of Hugging Face, and the .npy and .npz files of NumPy.
+// See docs/how-to/checkpoints.md and docs/how-to/interchange.md.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,49 +14,74 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// A tensor as a file holds it: row-major, little-endian, its dimensions without names.
+/// @name Tensors and safetensors
+/// @{
+
+/// A tensor in a file: row-major, little-endian, with unnamed dimensions.
 struct Tensor {
-  std::string name;
-  DType dtype = DType::f32;
-  std::vector<std::int64_t> shape;
-  std::vector<std::byte> data;
+  std::string name;                 ///< Name in the file.
+  DType dtype = DType::f32;         ///< Element type.
+  std::vector<std::int64_t> shape;  ///< Sizes of the dimensions.
+  std::vector<std::byte> data;      ///< The elements.
 };
 
+/// The content of a file of tensors.
 struct TensorFile {
-  std::vector<Tensor> tensors;  // sorted by name when read
-  std::vector<std::pair<std::string, std::string>> metadata;
+  std::vector<Tensor> tensors;  ///< The tensors; sorted by name if read from a file.
+  std::vector<std::pair<std::string, std::string>> metadata;  ///< Keys and values of the header.
 
-  const Tensor* find(std::string_view name) const;  // null if there is none
-  // Raises if there is none.
-  const Tensor& at(std::string_view name, SourceLocation = SourceLocation::current()) const;
+  /// Returns the tensor with this name, or null.
+  const Tensor* find(std::string_view name) const;
+  /// Returns the tensor with this name.
+  /// @throws haliax::Error if there is none
+  const Tensor& at(std::string_view name, SourceLocation at = SourceLocation::current()) const;
 };
 
-// Raises, naming the tensor, for a file that is truncated or corrupt or has a dtype that is not
-// ours.
-TensorFile read_safetensors(const std::string& path, SourceLocation = SourceLocation::current());
+/// Reads a safetensors file.
+/// @throws haliax::Error if the file is truncated or corrupt, or if a tensor has an unknown dtype;
+///     the error names the tensor
+TensorFile read_safetensors(const std::string& path, SourceLocation at = SourceLocation::current());
 
-// All or nothing: the file appears under its name when it is complete and on the disk; until then
-// an older one stays.
+/// Writes a safetensors file. The file appears under its name when it is complete and on the disk;
+/// until then, an existing file stays unchanged.
+/// @throws haliax::Error if the file cannot be written
 void write_safetensors(const std::string& path, const TensorFile& file,
-                       SourceLocation = SourceLocation::current());
+                       SourceLocation at = SourceLocation::current());
 
-// ---- NumPy: np.save, np.savez and np.savez_compressed ----
-// Any order of axes and of bytes; row-major and little-endian when read. Raise, naming the file and
-// what is in it, for one that is truncated or corrupt and for dtypes that are not ours (objects,
-// text, complex numbers, structs). without a name
-Tensor read_npy(const std::string& path, SourceLocation = SourceLocation::current());
-// names without .npy
-TensorFile read_npz(const std::string& path, SourceLocation = SourceLocation::current());
-// All or nothing, as write_safetensors. Raise for bf16, which NumPy has not.
-void write_npy(const std::string& path, const Tensor&, SourceLocation = SourceLocation::current());
-// Not compressed; metadata is not written.
-void write_npz(const std::string& path, const TensorFile&,
-               SourceLocation = SourceLocation::current());
+/// @}
 
-// The values with names for the dimensions, in order, and back. Copies. Raises if the sizes differ.
-NamedArray from_tensor(const Tensor&, const AxisSpec& axes,
-                       SourceLocation = SourceLocation::current());
-Tensor to_tensor(const NamedArray&, std::string name = {},
-                 SourceLocation = SourceLocation::current());
+/// @name NumPy files
+/// @{
+
+/// Reads a file of `np.save`, with any order of axes and bytes. The tensor has no name.
+/// @throws haliax::Error if the file is truncated or corrupt, or has an unknown dtype (objects,
+///     strings, complex numbers, structs)
+Tensor read_npy(const std::string& path, SourceLocation at = SourceLocation::current());
+/// Reads a file of `np.savez` or `np.savez_compressed`. The names have no `.npy`. Raises as
+/// `read_npy` does.
+TensorFile read_npz(const std::string& path, SourceLocation at = SourceLocation::current());
+/// Writes a file for `np.load`. The file appears when it is complete, as in `write_safetensors`.
+/// @throws haliax::Error if the dtype is `bf16`, which NumPy lacks, or if the file cannot be
+///     written
+void write_npy(const std::string& path, const Tensor& tensor,
+               SourceLocation at = SourceLocation::current());
+/// Writes an uncompressed `.npz` file, without metadata. Raises as `write_npy` does.
+void write_npz(const std::string& path, const TensorFile& file,
+               SourceLocation at = SourceLocation::current());
+
+/// @}
+
+/// @name Tensors and arrays
+/// @{
+
+/// Returns a copy of a tensor as an array whose dimensions are named in order.
+/// @throws haliax::Error if the shape differs from the sizes of `axes`
+NamedArray from_tensor(const Tensor& tensor, const AxisSpec& axes,
+                       SourceLocation at = SourceLocation::current());
+/// Returns a copy of an array as a tensor, with the dimensions in the order of the axes.
+Tensor to_tensor(const NamedArray& array, std::string name = {},
+                 SourceLocation at = SourceLocation::current());
+
+/// @}
 
 }  // namespace haliax

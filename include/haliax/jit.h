@@ -1,4 +1,6 @@
-// jit: a function traced once for each kind of argument, compiled as one Program, and replayed.
+// Compilation: functions that are traced once for each signature of their arguments, compiled into
+// a Program, and run. `jit` compiles for one device, `named_jit` for a mesh. See
+// docs/concepts/tracing-and-jit.md.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,111 +13,168 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
+/// @name Options
+/// @{
+
+/// A budget that no array exceeds: `JitOptions::scores_budget = most_bytes` materializes all
+/// scores.
 inline constexpr std::int64_t most_bytes = std::int64_t(1) << 62;
+
+/// Options of `jit`, `named_jit`, `fsdp` and `shard_map`.
+///
+/// Inside another traced function, the mappings of the inner function hold. `donate`, `backend`,
+/// `regather`, `ring`, `overlap`, `scores_budget`, `reduce_dtype` and `strict` are those of the
+/// outermost function.
+///
+///     auto step = jit(train_step, {.donate = {0}});
+///     auto sharded = named_jit(train_step, {.mesh = mesh, .axis_resources = params});
 struct JitOptions {
-  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
+  /// Positions (from 0) of the arguments whose memory results may reuse. A donated argument cannot
+  /// be read after the call. `JitReport::not_donated` lists the arguments that no result can reuse.
   std::vector<int> donate = {};
-  std::string backend = {};  // "cpu" (the default) or "reference"
-  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring,
-  // overlap, scores_budget, reduce_dtype and strict are those of the outermost. named_jit: the mesh
-  // in scope where it is called, if none is given. The mapping inside f, of its results, and of
-  // arguments that lie nowhere yet (see placement): the mapping in scope there, if none is given.
+  /// Name of the backend: `"cpu"`, `"cuda"` (a plugin) or `"reference"`. Empty:
+  /// `default_backend()`.
+  std::string backend = {};
+  /// Mesh of a `named_jit`. Not set: the mesh in scope at the call.
   std::optional<Mesh> mesh = {};
+  /// Mapping inside the function. It is the default for results, and for arguments without a
+  /// placement on the mesh. Not set: the mapping in scope at the call.
   std::optional<Mapping> axis_resources = {};
-  // of arguments, of results (of each part of a pair or tuple), where they differ; raises where
-  // there are not as many as of those
-  std::optional<Mappings> in = {}, out = {};
-  // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one
-  // layer is whole at a time; of weights read outside of loops up to 32 MiB wait for the backward
-  // pass, and others are gathered again. Off: all are gathered once, for less traffic and more
-  // memory.
+  /// Mappings of the arguments: one for all, or one for each argument. They override the placement
+  /// of an argument. The call raises if the number of mappings is not the number of arguments.
+  std::optional<Mappings> in = {};
+  /// Mappings of the results: one for all, or one for each part of a pair or tuple. The call raises
+  /// if the number of mappings is not the number of parts.
+  std::optional<Mappings> out = {};
+  /// All-gathers sharded weights again for the backward pass instead of retaining the gathered
+  /// copies.
+  ///
+  /// - `true` (ZeRO-3): in a loop over layers, at most one layer is unsharded at a time. Outside of
+  ///   loops, up to 32 MiB of gathered weights stay resident for the backward pass.
+  /// - `false` (ZeRO-2): each weight is gathered once per call and stays resident: less
+  ///   communication, more memory.
   bool regather = true;
-  // A gathered weight that one contraction alone reads is never made whole: its blocks go round the
-  // ring of devices, and each is contracted with its part of the other operand as it comes. As many
-  // bytes in devices - 1 calls; two blocks of memory in place of all. Sums along the gathered axis
-  // are taken block by block. See docs/sharding.md for what is gathered as ever. Keys and values of
-  // attention over scores_budget that are cut as its queries are go round with this, and without it
-  // where that sends less.
+  /// Rotates the blocks of gathered operands around the ring of devices.
+  ///
+  /// - A gathered weight that only one contraction reads is never materialized. Each device
+  ///   contracts one block at a time: the bytes of the all-gather in `devices - 1` calls, and two
+  ///   blocks of memory. Sums along the gathered axis are computed block by block.
+  /// - In attention over `scores_budget`, keys and values that are sharded along the mesh axis of
+  ///   the queries always rotate (ring attention). With `false`, they rotate only if that
+  ///   communicates fewer bytes.
   bool ring = false;
-  // Collectives go on beside the work: gathers in a loop over layers are asked for a turn ahead,
-  // sums of gradients are waited for a turn later. As many bytes; the memory that they read and
-  // write is their own for the length of the loop, and planned. It gains where ranks speak to each
-  // other; threads of one process do not wait less for it. Where a block of any array is uneven,
-  // all calls stay where they are.
+  /// Runs collectives concurrently with computation. In a loop over layers, all-gathers are
+  /// prefetched one iteration ahead, and gradient reductions may complete one iteration later. The
+  /// bytes do not change. The arrays in flight have memory of their own during the loop, which the
+  /// plan includes. Several ranks benefit; threads of one process do not. If the blocks of any
+  /// array are uneven, all collectives block.
   bool overlap = false;
-  // Scores (a product of queries and keys that only a softmax, or another function of each query,
-  // and a sum over the keys read) of more bytes than this, counted in f32, are never whole: queries
-  // are walked in chunks, as chunked_reduce would, in the gradient too. None: than HALIAX_SCORES
-  // says, or else than the queries and keys themselves and 7 MiB in their own dtype; of at most 256
-  // queries or keys, or on a mesh that cuts them, 32 MiB in f32, of all devices together. 0: all
-  // scores, those of at most 32 MiB in thirds of the queries; -1: and of the keys within each;
-  // most_bytes: none.
+  /// Bytes, counted in `f32`, that the scores of an attention may occupy. Larger scores are
+  /// computed in chunks of queries, in the forward pass and in the backward pass.
+  ///
+  /// - Not set: `HALIAX_SCORES`. Without the variable, the limit is the larger one of 7 MiB in the
+  ///   dtype of the scores and the bytes of queries and keys. With at most 256 queries or keys, or
+  ///   on a mesh that shards the scores, the limit is 32 MiB in `f32`, for all devices together.
+  /// - 0: all scores are computed in chunks. Scores of at most 32 MiB have three chunks.
+  /// - -1: the keys are split as well.
+  /// - `most_bytes`: all scores are materialized.
+  ///
+  /// Scores are a matmul of queries and keys that only functions of each query (such as a softmax
+  /// over the keys) and sums over the keys read.
   std::optional<std::int64_t> scores_budget = {};
-  // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made,
-  // sent and added up in f32, and rounded once, for twice the bytes. Else each device rounds its
-  // own part first.
+  /// Dtype of partial sums of `bf16` and `f16` over the mesh (`dot`, `sum` and `at_add` along a
+  /// sharded axis). With `DType::f32`, they are computed, communicated and added in `f32` and
+  /// rounded once, for twice the bytes. Not set: each device rounds its partial sum first.
   std::optional<DType> reduce_dtype = {};
-  // Raises for a gather that nobody asked for (and chooses none for its bytes), a mapped axis that
-  // no array has, and a mapping that cuts where there is no mesh.
+  /// Raises for unexpected communication: an all-gather that no parameter, constraint, result or
+  /// gradient requires, a mapped axis that no array has, and a mapping without a mesh. The compiler
+  /// first tries plans that send more bytes.
   bool strict = false;
-  // A function that is traced for the 8th time because static values differ (numbers, strings,
-  // functions that are arguments or fields) says which, once, on stderr. Set: that call raises
-  // instead. See docs/jit.md.
+  /// Raises when the function is traced for the eighth time because static values differ. By
+  /// default, a warning on stderr names these values, once.
   bool refuse_retraces = false;
-  MachineSpeed speed = {};  // for estimates of time
-  bool passes = false;      // `explain` lists the passes of the compiler
-  bool partition = false;   // set by named_jit
-  SourceLocation at = SourceLocation::current();
+  MachineSpeed speed = {};  ///< Speed of devices and links, for the estimated times of the report.
+  bool passes = false;      ///< Adds the passes of the compiler to `JitReport::explain`.
+  bool partition = false;   ///< Set by `named_jit`: compiles for the mesh.
+  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
 };
 
-// What was decided about a region of chunked_reduce.
+/// @}
+
+/// @name Reports
+/// @{
+
+/// How the compiler computes a chunked region: a `chunked_reduce`, or attention scores.
 struct ChunkReport {
-  std::string axis, form;  // walked; "forward", "sweep" or "recompute" (chunked.h)
-  std::int64_t chunk = 0;  // positions a turn
-  std::string why;         // for people
+  std::string axis;  ///< The chunked axis.
+  /// `"forward"` (no gradient), `"sweep"` (values and gradients in one pass), `"recompute"` (two
+  /// passes) or `"whole"` (materialized). See chunked.h.
+  std::string form;
+  std::int64_t chunk = 0;  ///< Positions per iteration.
+  std::string why;         ///< The reason, as text.
 };
-// What a pass of the compiler did: nodes of the graph, or steps, before and after it.
+
+/// The effect of a compiler pass.
 struct PassReport {
-  std::string name;
-  std::int64_t before = 0, after = 0;
-  double seconds = 0;
+  std::string name;         ///< Name of the pass, as in `build/tools/passes`.
+  std::int64_t before = 0;  ///< Nodes of the graph, or steps of the Program, before the pass.
+  std::int64_t after = 0;   ///< The same after the pass.
+  double seconds = 0;       ///< Time of the pass.
 };
-// What a compiled function is made of: for tests and reports.
+
+/// The memory, communication and cost of a compiled function. All values are exact and known before
+/// the function runs, except for `split_bytes` and the estimates. On a mesh they are those of the
+/// device that needs the most memory.
 struct JitReport {
-  int traces = 0;   // how often f was traced
-  std::string why;  // why it was traced the last time: what differed from the call before
-  // Donated arguments that no result could take, and why. Empty where they are less than a
-  // hundredth of all bytes donated.
+  int traces = 0;   ///< How often the function was traced.
+  std::string why;  ///< The reason for the last trace: the difference to the signature before.
+  /// The donated arguments that no result can reuse, each with the reason. Empty if they hold less
+  /// than 1 % of the donated bytes.
   std::vector<std::string> not_donated;
-  // Steps of the Program, those of a loop's body once. A smaller last chunk is a loop of its own,
-  // and so is each part of a loop that `reuse_matmuls` divides: they count again.
-  int contractions = 0, loops = 0;
-  // Planned, per device: all but arguments and results; with results that alias nothing.
-  std::int64_t arena_bytes = 0, peak_bytes = 0;
-  double sent_bytes = 0, calls = 0;           // by collectives, per device on a ring
-  std::vector<CollectiveReport> collectives;  // in order
-  std::int64_t argument_bytes = 0;            // per device
-  std::vector<MemoryReport> memory;           // at the peak, arguments included
-  double flops = 0;                           // of contractions, per device
-  double compute_s = 0, sending_s = 0;        // estimated, by JitOptions::speed
-  std::int64_t split_bytes = 0;  // that the last call copied to cut arguments for the devices
-  double trace_s = 0, compile_s = 0;
-  // In order; on a mesh those of the device that needs most memory, after those of the whole.
+  /// Contraction steps of the Program. The body of a loop counts once. A smaller last chunk, and
+  /// each part of a loop that the pass `reuse_matmuls` splits, are loops of their own.
+  int contractions = 0;
+  int loops = 0;  ///< Loops of the Program, counted in the same way.
+  /// Bytes of the arena: everything except arguments and results.
+  std::int64_t arena_bytes = 0;
+  /// Bytes of the arena and of the results that alias no argument. The memory of a call is
+  /// `argument_bytes + peak_bytes`.
+  std::int64_t peak_bytes = 0;
+  /// Bytes sent in one call, per device, with ring collectives.
+  double sent_bytes = 0;
+  double calls = 0;                           ///< Collectives in one call.
+  std::vector<CollectiveReport> collectives;  ///< The collectives, in order.
+  std::int64_t argument_bytes = 0;            ///< Bytes of the arguments, per device.
+  std::vector<MemoryReport> memory;           ///< Bytes by purpose at the peak, arguments included.
+  /// Floating-point operations of contractions, per device.
+  double flops = 0;
+  /// Estimated seconds of computation, by `JitOptions::speed`.
+  double compute_s = 0;
+  /// Estimated seconds of communication, by `JitOptions::speed`.
+  double sending_s = 0;
+  /// Bytes that the last call copied to split arguments among the devices.
+  std::int64_t split_bytes = 0;
+  double trace_s = 0;    ///< Seconds of the last trace.
+  double compile_s = 0;  ///< Seconds of the last compilation.
+  /// The passes, in order. On a mesh: first the passes over the unsharded graph, then those of one
+  /// device.
   std::vector<PassReport> passes;
-  std::vector<ChunkReport> chunked;  // outermost first
-  std::string program;               // printed
-  std::string explain;  // what was decided about loops, memory and collectives, for people
-  // Planned bytes while each step of the Program runs, arguments included, in order: loops turn by
-  // turn, or, where that were more than 4096 steps, one turn of each. The most is argument_bytes +
-  // peak_bytes less the gaps.
+  std::vector<ChunkReport> chunked;  ///< The chunked regions, outermost first.
+  std::string program;               ///< The Program as text.
+  std::string explain;               ///< Loops, memory and collectives as text, with the reasons.
+  /// Planned bytes during each step of the Program, arguments included, in order. Loops are listed
+  /// iteration by iteration, or with one iteration each if that would exceed 4096 steps. The
+  /// maximum is `argument_bytes + peak_bytes` without the gaps.
   std::vector<std::int64_t> memory_over_time;
 };
+
+/// @}
 
 namespace detail {
 bool is_tracing();  // inside grad, vmap, scan or jit
 
-// Does f take a NamedArray (or an optional one) as its argument I? False where it cannot be seen:
-// of a template (a lambda with auto), of overloads.
+// True if parameter I of f is a NamedArray, or an optional one. False for templates (lambdas with
+// auto) and overloads, whose parameters are not visible.
 template <std::size_t I, class... P> constexpr bool is_array_at() {
   if constexpr (I < sizeof...(P)) {
     using A = std::remove_cvref_t<std::tuple_element_t<I, std::tuple<P...>>>;
@@ -138,7 +197,8 @@ template <class F, std::size_t I> constexpr bool takes_array() {
   else
     return false;
 }
-// A plain number that f takes as an array is one: its value is no part of the trace.
+// A C++ arithmetic value for a NamedArray parameter becomes a scalar array, so that its value is
+// not static.
 NamedArray number_argument(double);
 template <class F, std::size_t I, class A> decltype(auto) argument(const A& a) {
   if constexpr (std::is_arithmetic_v<A> && takes_array<F, I>())
@@ -149,11 +209,11 @@ template <class F, std::size_t I, class A> decltype(auto) argument(const A& a) {
 template <class F, std::size_t I, class A>
 using Argument = std::decay_t<decltype(argument<F, I>(std::declval<const A&>()))>;
 
-// Arguments, or the parts of a result: how many, and to which each leaf belongs.
+// The arguments, or the parts of a result: their count, and the part that each leaf belongs to.
 struct Parts {
   int count = 0;
   std::vector<int> of_leaf = {};
-  void end(const Walk&);  // of the part that was walked last
+  void end(const Walk&);  // ends the part that was visited last
 };
 template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
   Walk w;
@@ -175,7 +235,7 @@ class JitCore {
   explicit JitCore(JitOptions);
   ~JitCore();
   struct Cached;
-  // One thread traces at a time, and compiles; programs that are there run meanwhile.
+  // Held while a thread traces and compiles. Compiled programs may run concurrently.
   class Turn {
    public:
     explicit Turn(JitCore&);
@@ -185,19 +245,19 @@ class JitCore {
    private:
     JitCore& core_;
   };
-  // The entry for these arguments, or null: then, when it is this thread's turn and it is still
-  // null, begin, trace f on what it gives, end.
+  // Returns the entry for these arguments, or null. If it is still null after the thread holds a
+  // `Turn`, the caller traces f on the tracers that begin returns, and then calls end.
   Cached* find(const Walk& in, const Parts& arguments) const;
   Leaves begin(const Walk& in, const Parts& arguments);
   Cached* end(const Leaves& results, const Parts&, std::shared_ptr<void> like,
               const std::vector<std::string>& paths);
-  // instead of end: compiled for a report, and forgotten
+  // Replaces end: compiles for a report and discards the program.
   void plan(const Leaves& results, const Parts&);
-  void abandon();  // the trace raised
+  void abandon();  // ends a trace that raised
   Leaves run(Cached*, const Walk& in);
-  // arguments or results, in another trace
+  // Applies the mappings of arguments or results inside another trace.
   Leaves placed_inside(const Walk&, const Parts&, bool results) const;
-  // the mapping of the options holds as long as this does
+  // The mapping of the options is in scope until the returned object is destroyed.
   std::shared_ptr<const void> mapping_inside() const;
   static void* like(Cached*);
   JitReport report() const;
@@ -208,8 +268,8 @@ class JitCore {
   std::shared_ptr<Impl> impl_;
 };
 
-// A call of a function that is jitted. Who calls is told apart by the types of arguments and result
-// alone: functions of one kind share what is compiled here, each adds only how it is called.
+// A call of a jitted function. The template depends on the types of arguments and result alone, so
+// that functions of one signature share this code; `call` is specific to the function.
 template <class R, class... A> struct JitCall {
   JitCore& core;
   const void* f;
@@ -244,8 +304,8 @@ template <class R, class... A> struct JitCall {
     traced(parts, args...,
            [&](const R& out, const Leaves& leaves) { core.plan(leaves, parts_of(out)); });
   }
-  // In another trace f is part of that graph, under its own mapping, between arguments and results
-  // that are cut as said.
+  // Adds f to the graph of another trace, under its own mapping, with the mappings of arguments and
+  // results as constraints.
   R inside(const A&... args) const {
     Parts parts;
     walk_parts(parts, args...);
@@ -264,7 +324,7 @@ template <class R, class... A> struct JitCall {
   void place(Walk w, const Parts& parts, bool results) const {
     w.assign(core.placed_inside(w, parts, results));
   }
-  // done(result, leaves) when f has been traced on arguments like these.
+  // Traces f on arguments like these, then calls done(result, leaves).
   template <class Done> void traced(const Parts& parts, const A&... args, const Done& done) const {
     std::tuple<A...> mine(args...);
     Walk t = walk_of(mine, {.paths = true, .statics = true});
@@ -282,14 +342,29 @@ template <class R, class... A> struct JitCall {
 };
 }  // namespace detail
 
+/// @name Compiled functions
+/// @{
+
+/// A jitted function: the result of `jit`, `named_jit`, `fsdp` or `shard_map`.
+///
+/// Copies share the compiled Programs. All members may be called from several threads at once; one
+/// thread traces at a time. The cache of traces has no size limit.
 template <class F> class Jitted {
  public:
-  using TransformedFunction = F;
+  using TransformedFunction = F;  ///< The function, for the inspection of its parameters.
+  /// Wraps `f`. Nothing is traced before the first call.
   Jitted(F f, JitOptions options)
       : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
-  // A plain number is traced as a scalar array where f takes a NamedArray (and f is one function:
-  // no lambda with auto, no overloads). All that is no array is static: f is traced anew for
-  // another value.
+  /// Runs the function. Traces and compiles it first if no trace has the signature of `args`.
+  ///
+  /// Arrays in `args` are inputs; their axes, dtypes and placements belong to the signature. All
+  /// other values are static: another value causes a retrace. A C++ arithmetic value is an input if
+  /// `f` has one signature, and the parameter is a `NamedArray`. Inside another traced function,
+  /// `f` becomes part of that graph.
+  ///
+  /// @param args  trees: arrays, modules, and vectors, pairs, tuples and maps of them
+  /// @return the result of `f`
+  /// @throws haliax::Error if an argument was donated before, or if `f` raises while it is traced
   template <class... A> auto operator()(const A&... args) const {
     using R = detail::CallResult<const F&, A...>;
     if constexpr (!std::is_void_v<R>) {
@@ -297,20 +372,22 @@ template <class F> class Jitted {
       return run<R>(std::index_sequence_for<A...>(), args...);
     }
   }
-  // Traces and compiles for arguments like these without running anything: the report says what a
-  // call takes.
+  /// Traces and compiles the function for arguments like `args`, and runs nothing. A later call
+  /// with this signature reuses the Program.
   template <class... A> JitReport compile(const A&... args) const {
     using R = detail::CallResult<const F&, A...>;
     compiled<R>(std::index_sequence_for<A...>(), args...);
     return report();
   }
-  // The same for one device, which stands for all: a mesh may be of any size, and the arguments
-  // shapes alone (see eval_shape).
+  /// Compiles the function for one device of its mesh, and returns the report. Nothing runs, and
+  /// the Program is discarded. The mesh may have any size, and `args` may be shapes from
+  /// `eval_shape`.
   template <class... A> JitReport plan(const A&... args) const {
     using R = detail::CallResult<const F&, A...>;
     plan<R>(std::index_sequence_for<A...>(), args...);
     return report();
   }
+  /// Returns the report of the last trace.
   JitReport report() const { return core_->report(); }
 
  private:
@@ -334,27 +411,36 @@ template <class F> class Jitted {
   std::shared_ptr<detail::JitCore> core_;
 };
 
-// A jitted function by its signature, as a member of a class has to spell it; what `jit` and
-// `named_jit` give becomes one:
-//   Jitted<Stepped(const Model&, const State&, const NamedArray&)> step = jit(train_step);
+/// A jitted function with a declared signature, for members of classes. A `Jitted` of any function
+/// with this signature converts to it.
+///
+///     Jitted<Stepped(const Model&, const State&, const NamedArray&)> step = jit(train_step);
 template <class R, class... A> class Jitted<R(A...)> {
  public:
-  Jitted() = default;  // empty; calling it raises
+  /// Creates an empty function. A call of it raises.
+  Jitted() = default;
+  /// Converts from the result of `jit` or `named_jit`.
   template <class F>
   requires(std::is_invocable_r_v<R, const F&, A...>) Jitted(Jitted<F> f)
       : f_(std::make_shared<const Jitted<F>>(std::move(f))), calls_(&calls<F>) {}
+  /// Runs the function; see the call operator of `Jitted<F>`.
+  /// @throws haliax::Error if the function is empty
   R operator()(A... args, SourceLocation at = SourceLocation::current()) const {
     return there(at).run(f_.get(), args...);
   }
+  /// Compiles the function for arguments like `args`, and runs nothing.
   JitReport compile(A... args, SourceLocation at = SourceLocation::current()) const {
     return there(at).compile(f_.get(), args...);
   }
+  /// Compiles the function for one device of its mesh, and returns the report.
   JitReport plan(A... args, SourceLocation at = SourceLocation::current()) const {
     return there(at).plan(f_.get(), args...);
   }
+  /// Returns the report of the last trace.
   JitReport report(SourceLocation at = SourceLocation::current()) const {
     return there(at).report(f_.get());
   }
+  /// Returns true if the function is not empty.
   explicit operator bool() const { return f_ != nullptr; }
 
  private:
@@ -383,27 +469,70 @@ template <class R, class... A> class Jitted<R(A...)> {
   const Calls* calls_ = nullptr;
 };
 
+/// Returns `f`, compiled for one device.
+///
+/// The first call traces `f` and compiles the graph. Later calls with the same signature run the
+/// Program and skip the C++ code of `f`.
+///
+///     auto f = jit([](const NamedArray& x) { return sum(x * x); });
+///     f(ones(Axis("n", 4)));  // traces, compiles and runs
+///     f(ones(Axis("n", 4)));  // runs
+///
+/// @param f        function of trees that returns a tree
+/// @param options  see `JitOptions`; the mesh and the mappings have no effect
+/// @see named_jit, Jitted::compile, debug::print
 template <class F> Jitted<F> jit(F f, JitOptions options = {}) {
   return {std::move(f), std::move(options)};
 }
-// jit on a mesh: arguments, results and the inside of f are cut by the mappings; collectives are
-// placed by the library. Of a function that makes a model: each device makes only its part. Traced
-// anew for another mesh, mapping, or placement of an argument.
+/// Returns `f`, compiled for a mesh.
+///
+/// Mappings shard the arguments, the results and the intermediates of `f`, and the compiler inserts
+/// the collectives. A function that initializes a model computes only the shard of each device on
+/// that device. The mesh, the mapping in scope and the placements of arguments belong to the
+/// signature.
+///
+/// The sharding of a value is the first entry that is set:
+/// - arguments: `in`, the placement of the argument on this mesh, the mapping inside `f`
+/// - inside `f`: `axis_resources`, the mapping in scope at the call
+/// - results: `out`, the mapping inside `f`
+///
+///     auto init = named_jit(Model::init, {.mesh = mesh, .axis_resources = {{"embed", "data"}}});
+///     auto model = init(random::key(0));  // each device initializes its own shards
+///
+/// @throws haliax::Error (from a call) if a mapping names a mesh axis that the mesh lacks, if two
+///     axes of an array are on one mesh axis, or if the mesh has more devices than there are
+/// @see fsdp, shard_map, use_mesh, axis_mapping, Jitted::plan
 template <class F> Jitted<F> named_jit(F f, JitOptions options = {}) {
   options.partition = true;
   return {std::move(f), std::move(options)};
 }
 
-// What a call of it takes, in tables: collectives and what causes them, memory by purpose,
-// estimated time. Of the last trace.
+/// Returns the report of the last trace of `f` as tables: collectives with their causes, memory by
+/// purpose, and estimated time.
 template <class F> std::string explain(const Jitted<F>& f) { return f.report().explain; }
 
-// Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of
-// the tests. raises for any other
-void set_default_backend(const std::string& name, SourceLocation = SourceLocation::current());
+/// @}
+
+/// @name Backend and threads
+/// @{
+
+/// Sets the backend that evaluates arrays outside of `jit`, and that `JitOptions::backend` defaults
+/// to.
+///
+/// @param name  `"cpu"`, `"reference"` (slow; the tests compare the others with it), or the name of
+///     a plugin such as `"cuda"`
+/// @throws haliax::Error if there is no such backend
+void set_default_backend(const std::string& name, SourceLocation at = SourceLocation::current());
+/// Returns the name of the default backend: `HALIAX_BACKEND`, or `"cpu"`, unless
+/// `set_default_backend` sets another.
 std::string default_backend();
-// Of the cpu backend; results do not depend on it. 0: as many as HALIAX_THREADS says, or all cores.
-// Raises for a number that cannot be, and in a kernel of your own.
-void set_threads(int, SourceLocation = SourceLocation::current());
+/// Sets the number of threads of the `cpu` backend. Results do not depend on it.
+///
+/// @param count  1 to 1024; 0 restores the default: `HALIAX_THREADS`, or all cores of the process
+/// @throws haliax::Error if `count` is out of range, or if a kernel of a custom op calls this
+///     function
+void set_threads(int count, SourceLocation at = SourceLocation::current());
+
+/// @}
 
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// Losses: cross entropies of logits, and that of a linear head whose logits are never held.
+// Losses: cross entropies of logits, and the cross entropy of a linear head without materialized
+// logits. See docs/how-to/large-vocabularies.md.
 #pragma once
 #include <memory>
 #include <optional>
@@ -12,45 +13,87 @@
 namespace [[gnu::visibility("default")]] haliax {
 namespace nn {
 
-enum class Reduction : std::uint8_t { none, sum, mean };
-struct LossOptions {
-  Reduction reduction = Reduction::mean;
-  AxisSelection reduction_axis = {};     // all of them unless given
-  std::optional<NamedArray> where = {};  // what counts; unreduced losses are 0 elsewhere
+/// @name Losses of logits
+/// @{
+
+/// How a loss is reduced over its axes.
+enum class Reduction : std::uint8_t {
+  none,  ///< Not reduced: one loss per element.
+  sum,   ///< Sum.
+  mean,  ///< Mean.
 };
-// Targets: integers, the positions along Label (outside it: a loss of 0), or floats with the axis
-// Label, their probabilities.
-NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets, LossOptions = {});
+/// Options of the losses of logits.
+struct LossOptions {
+  Reduction reduction = Reduction::mean;  ///< Reduction over `reduction_axis`.
+  AxisSelection reduction_axis = {};      ///< Reduced axes. Default: all.
+  /// Boolean array: the elements that count. Without a reduction, the loss of other elements is 0.
+  std::optional<NamedArray> where = {};
+};
+/// Computes the cross entropy of logits: `logsumexp(logits, Label) - sum(target * logits, Label)`.
+///
+/// @param logits   `(..., Label)`
+/// @param Label    axis of the classes
+/// @param targets  integers without `Label`: the class, where an id outside of `Label` has a loss
+///     of 0; or floats with `Label`: probabilities
+/// @param options  reduction
+/// @return a scalar, or the axes that are not reduced, in the dtype of the logits
+/// @throws haliax::Error if `targets` are ids with the axis `Label`, or floats without it
+NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets,
+                              LossOptions options = {});
+/// Computes the cross entropies without a reduction, and `logsumexp(logits, Label)`. The parameters
+/// are those of `cross_entropy_loss`.
 std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr logits,
                                                                          const AxisSelector& Label,
-                                                                         // not reduced
                                                                          Arr targets);
-NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions = {});
-// The mean over the first size - 1 positions (and all other axes) of the cross entropy of the id
-// that comes next.
+/// Computes the binary cross entropy of logits: `targets * softplus(-logits) + (1 - targets) *
+/// softplus(logits)`.
+///
+/// @param logits   logits of one class, with any axes
+/// @param targets  0, 1 or probabilities; cast to the dtype of the logits
+/// @param options  reduction
+NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions options = {});
+/// Computes the mean cross entropy of the next id along `Pos`, over all axes and over all positions
+/// except the last one.
+///
+/// @param Pos     axis of the positions
+/// @param Vocab   axis of the vocabulary
+/// @param logits  `(..., Pos, Vocab)`
+/// @param ids     integers `(..., Pos)`
+/// @throws haliax::Error if `Pos` has fewer than two positions
+/// @see linear_next_token_loss, which does not materialize the logits
 NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, Arr logits, Arr ids);
 
-// ---- the cross entropy of a linear head ----
+/// @}
 
-// A weighted mean in two parts. Parts add up, over chunks, heads, steps and devices, where means of
-// means would not: the perplexity of several batches is exp of the mean of their sum.
+/// @name Cross entropy of a linear head
+/// @{
+
+/// A weighted mean as a sum and a weight. Parts add up over chunks, heads, steps and devices. For
+/// example, the perplexity of several batches is `exp` of the mean of their sum.
 struct WeightedMean {
-  NamedArray sum, weight;
-  NamedArray mean(SourceLocation = SourceLocation::current()) const;  // 0 if nothing weighs
+  NamedArray sum;     ///< Weighted sum, a scalar.
+  NamedArray weight;  ///< Sum of the weights, a scalar.
+  /// Returns `sum / weight`, or 0 if the weight is 0.
+  NamedArray mean(SourceLocation at = SourceLocation::current()) const;
 };
-WeightedMean operator+(const WeightedMean&, const WeightedMean&);
+/// Adds sums and weights.
+WeightedMean operator+(const WeightedMean& a, const WeightedMean& b);
 
-// A function of one array: a layer or a lambda, kept with what it captured.
+/// A function from an array to an array: a layer, or a lambda with its captures.
 class ArrayFunction {
  public:
+  /// Creates an empty function.
   ArrayFunction() = default;
+  /// Wraps a layer or a function.
   template <class F>
   requires(!std::is_same_v<F, ArrayFunction>) ArrayFunction(F f)
       : self_(std::make_shared<const F>(std::move(f))),
         call_([](const void* self, const NamedArray& x) -> NamedArray {
           return (*static_cast<const F*>(self))(x);
         }) {}
+  /// Returns true if the function is not empty.
   explicit operator bool() const { return call_ != nullptr; }
+  /// Calls the function.
   NamedArray operator()(const NamedArray& x) const { return call_(self_.get(), x); }
 
  private:
@@ -58,98 +101,150 @@ class ArrayFunction {
   NamedArray (*call_)(const void*, const NamedArray&) = nullptr;
 };
 
-// Another head over the same vocabulary.
+/// A second head over the same vocabulary, such as the teacher of a distillation.
 struct LinearHead {
-  NamedArray x, weight;  // (tokens..., Embed...), (Vocab, Embed...)
-  AxisSelection Embed;
-  std::optional<NamedArray> bias = {};  // (Vocab)
-  double soft_cap = 0;
+  NamedArray x;                         ///< `(tokens..., Embed...)`.
+  NamedArray weight;                    ///< `(Vocab, Embed...)`, in any order.
+  AxisSelection Embed;                  ///< Contracted axes.
+  std::optional<NamedArray> bias = {};  ///< `(Vocab)`.
+  double soft_cap = 0;                  ///< Cap of the logits; 0: none.
 };
 
-// What to give beside the loss.
+/// The results of `linear_cross_entropy` that are returned in addition to the loss.
 struct TokenOutputs {
-  bool losses = false, logsumexp = false, log_prob = false, ids = false, entropy = false,
-       nll = false, accuracy = false;
-  std::int64_t top_k = 0;  // so many of the likeliest
-  Key sample = {};         // an id drawn with this key
+  bool losses = false;     ///< The loss of each token.
+  bool logsumexp = false;  ///< The log normalizer of each token.
+  bool log_prob = false;   ///< The log-probability of each target.
+  bool ids = false;        ///< The most likely id of each token.
+  bool entropy = false;    ///< The entropy of the prediction of each token.
+  bool nll = false;        ///< The mean negative log-likelihood, for the perplexity.
+  bool accuracy = false;   ///< The share of tokens whose most likely id is the target.
+  std::int64_t top_k = 0;  ///< Number of most likely ids per token; 0: none.
+  Key sample = {};         ///< Key for one random id per token; empty: none.
 };
 
+/// Options of `linear_cross_entropy` and `linear_next_token_loss`.
+///
+/// The loss of a token is
+///
+///     l     = soft_cap * tanh((dot(norm(x), weight, Embed) + bias) / soft_cap) / temperature
+///     log p = l - logsumexp(l)
+///     q     = (1 - label_smoothing) * target + label_smoothing / size of Vocab
+///     loss  = sum over Vocab of -q * class_weights * log p  +  z_loss * logsumexp(l)^2
 struct LinearCrossEntropyOptions {
-  // What is walked: `chunks.chunk` positions of these axes a turn, or as many as `chunks.memory`
-  // holds.
-  AxisSelection walked = {};  // all axes of the tokens unless given; may name Vocab
-  ChunkOptions chunks = {};
-  // positions of Vocab a turn, inside each chunk of tokens: tiles; 0: all of them
+  /// Chunked axes: axes of the tokens, or `Vocab`. Default: all axes of the tokens.
+  AxisSelection walked = {};
+  ChunkOptions chunks = {};  ///< Chunk size, or memory budget.
+  /// Positions of `Vocab` per tile, inside each chunk of tokens. 0: no tiles.
   std::int64_t vocab_chunk = 0;
 
-  // Which tokens count, and how much. An id outside the vocabulary does not count.
-  std::optional<NamedArray> mask = {};            // bool (tokens...), or some of these axes
-  std::optional<NamedArray> weights = {};         // floats, likewise
-  std::optional<std::int64_t> ignore_index = {};  // targets that do not count
-  // other ids outside the vocabulary raise, or make the loss NaN where targets have no value yet
+  /// Bool, with some or all axes of the tokens: the tokens that count.
+  std::optional<NamedArray> mask = {};
+  /// Floats, with some or all axes of the tokens: the weights of the tokens.
+  std::optional<NamedArray> weights = {};
+  /// Target of tokens that do not count. Ids outside of the vocabulary do not count either.
+  std::optional<std::int64_t> ignore_index = {};
+  /// Rejects ids outside of the vocabulary, except for `ignore_index`: the call raises, or the loss
+  /// is NaN if targets have no value yet (inside `jit`).
   bool checked = false;
-  // the mean is over the weights of what counts, those of classes included
+  /// Reduction over the tokens that count. A mean divides by their weights, class weights included.
   Reduction reduction = Reduction::mean;
 
-  // The logits: soft_cap * tanh(l / soft_cap) / temperature, where l = dot(norm(x), weight, Embed)
-  // + bias.
-  ArrayFunction norm = {};  // x -> x, computed in each chunk again: a final norm, a projection
-  std::optional<NamedArray> bias = {};   // (Vocab)
-  double soft_cap = 0, temperature = 1;  // 0: no cap
-  // What the product is cast to, and the dtype of results; if not given at least f32, summed in it.
+  /// A layer or function that is applied to each chunk of `x`, such as a final norm. It is
+  /// recomputed in the backward pass.
+  ArrayFunction norm = {};
+  std::optional<NamedArray> bias = {};  ///< `(Vocab)`.
+  double soft_cap = 0;                  ///< Cap of the logits; 0: none.
+  double temperature = 1;               ///< Divides the logits.
+  /// Dtype that the result of the matmul is cast to, and dtype of the results. Default: at least
+  /// `f32`, in which the matmul accumulates.
   std::optional<DType> logit_dtype = {};
 
-  // The loss of a token: the sum over Vocab of -q * class_weights * log p, and z_loss *
-  // logsumexp^2.
-  std::optional<NamedArray> class_weights = {};  // (Vocab)
-  double label_smoothing = 0;                    // e: q = (1 - e) * target + e / size of Vocab
-  double z_loss = 0;
-  // asks for `kl`; the teacher's logits have the same temperature
+  std::optional<NamedArray> class_weights = {};  ///< `(Vocab)`.
+  double label_smoothing = 0;                    ///< From 0 to 1.
+  double z_loss = 0;                             ///< Factor of the squared log normalizer.
+  /// Second head for `LinearCrossEntropy::kl`. Its logits have the same temperature.
   std::optional<LinearHead> teacher = {};
 
-  TokenOutputs outputs = {};
+  TokenOutputs outputs = {};  ///< Results in addition to the loss.
 };
 
-// Empty where it was not asked for. All but ids are differentiable, by x, weight and every array of
-// the options, for any cotangents.
+/// The results of `linear_cross_entropy`. A result that was not requested is empty. All results
+/// except for ids are differentiable by `x`, `weight` and the arrays of the options, any number of
+/// times.
 struct LinearCrossEntropy {
-  NamedArray loss;     // reduced; (tokens...) for Reduction::none
-  WeightedMean total;  // loss, in parts
-  NamedArray losses;   // (tokens...): weighted, 0 where nothing counts
-  // (tokens...): of the logits; of the target, sum of target * log p (0 for an id outside)
-  NamedArray logsumexp, log_prob;
-  NamedArray entropy, kl;  // (tokens...): of p; KL(teacher || p)
-  // (tokens...) i32: the likeliest; one drawn by p, the same for all chunks and shards
-  NamedArray ids, sample;
-  NamedArray top_logits, top_ids;  // (tokens..., top)
-  WeightedMean nll, accuracy;      // of -log_prob, whose exp is the perplexity; of ids == target
+  NamedArray loss;       ///< The reduced loss; `(tokens...)` for `Reduction::none`.
+  WeightedMean total;    ///< The loss as sum and weight.
+  NamedArray losses;     ///< `(tokens...)`: weighted; 0 for tokens that do not count.
+  NamedArray logsumexp;  ///< `(tokens...)`: the log normalizer.
+  /// `(tokens...)`: the sum of `target * log p`, or 0 for an id outside of the vocabulary.
+  NamedArray log_prob;
+  NamedArray entropy;  ///< `(tokens...)`: the entropy of p.
+  NamedArray kl;       ///< `(tokens...)`: KL(teacher || p).
+  NamedArray ids;      ///< `i32 (tokens...)`: the most likely id.
+  /// `i32 (tokens...)`: an id drawn from p, independent of chunks and shards.
+  NamedArray sample;
+  NamedArray top_logits;  ///< `(tokens..., top)`: the largest logits, descending.
+  NamedArray top_ids;     ///< `(tokens..., top)`: their ids.
+  WeightedMean nll;       ///< Negative log-likelihood. Its exponential is the perplexity.
+  WeightedMean accuracy;  ///< Share of tokens whose most likely id is the target.
 };
 
-// The cross entropy of a linear head, by way of chunked_reduce: neither forward nor backward holds
-// more logits than one chunk. x (tokens..., Embed...), weight (Vocab, Embed...) in any order: an
-// embedding's table is its own head. Targets: ids (tokens...), integers, or probabilities, floats
-// (tokens..., Vocab); fewer axes than the tokens have are broadcast. Calls with the same x,
-// `walked` and `chunks` share one loop: several heads in one walk.
+/// Computes the cross entropy of a linear head in chunks. Neither the forward pass nor the backward
+/// pass materializes more than one chunk of logits.
+///
+/// Calls with the same `x`, `walked` and `chunks` share one loop.
+///
+///     auto r = nn::linear_cross_entropy(x, head, ids, Embed, Vocab);
+///     auto loss = r.loss;
+///
+/// @param x        `(tokens..., Embed...)`
+/// @param weight   `(Vocab, Embed...)`, in any order; the table of an embedding is a tied head
+/// @param targets  integers `(tokens...)`: ids; or floats `(tokens..., Vocab)`: probabilities.
+///     Missing axes of the tokens are broadcast.
+/// @param Embed    contracted axes
+/// @param Vocab    axis of the vocabulary
+/// @param options  masks, weights, parts of the loss, chunks, outputs
+/// @throws haliax::Error if axes, dtypes or options are invalid, for example if `x` has the axis
+///     `Vocab`
+/// @see chunked_reduce, JitReport::chunked
 LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed,
                                         const AxisSelector& Vocab,
-                                        const LinearCrossEntropyOptions& = {});
-// The same for the id that comes next along Pos; the last position does not count. ids (tokens...)
+                                        const LinearCrossEntropyOptions& options = {});
+/// Computes `linear_cross_entropy` for the next id along `Pos`. The last position does not count.
+///
+/// @param Pos  axis of the positions
+/// @param ids  integers `(tokens...)`, with `Pos`
+/// @throws haliax::Error if `Pos` has fewer than two positions, or `ids` are not integers
 LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr weight, Arr ids,
                                           const AxisSelection& Embed, const AxisSelector& Vocab,
-                                          const LinearCrossEntropyOptions& = {});
+                                          const LinearCrossEntropyOptions& options = {});
 
+/// Options of `chunked_cross_entropy`; see `LinearCrossEntropyOptions`.
 struct LinearLossOptions {
-  ChunkOptions chunks = {};
-  std::optional<DType> logit_dtype = {};  // to cast the logits to
-  // z_loss * logsumexp^2; soft_cap * tanh(logits / soft_cap)
-  double z_loss = 0, label_smoothing = 0, soft_cap = 0;
+  ChunkOptions chunks = {};               ///< Chunk size, or memory budget.
+  std::optional<DType> logit_dtype = {};  ///< Dtype of the logits.
+  double z_loss = 0;                      ///< Factor of the squared log normalizer.
+  double label_smoothing = 0;             ///< From 0 to 1.
+  double soft_cap = 0;                    ///< Cap of the logits; 0: none.
 };
-// The cross entropy of dot(x, weight, Embed) for each token, without ever holding all logits:
-// `walked`, an axis of x, is walked in chunks. x (..., Embed), weight (Vocab, Embed), targets (...)
-// integers -> (...).
+/// Computes the cross entropy of each token for the logits `dot(x, weight, Embed)`, in chunks of
+/// `walked`.
+///
+/// @param x        `(tokens..., Embed...)`
+/// @param weight   `(Vocab, Embed...)`
+/// @param targets  integers `(tokens...)`
+/// @param Embed    contracted axes
+/// @param Vocab    axis of the vocabulary
+/// @param walked   chunked axis of `x`
+/// @param options  chunks and parts of the loss
+/// @return `(tokens...)`
+/// @see linear_cross_entropy
 NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed,
                                  const AxisSelector& Vocab, const AxisSelector& walked,
-                                 LinearLossOptions = {});
+                                 LinearLossOptions options = {});
+
+/// @}
 
 }  // namespace nn
 }  // namespace haliax

@@ -1,4 +1,5 @@
-// Meshes and mappings: which axis of the model is cut along which axis of the mesh.
+// Meshes of devices, mappings from axis names to mesh axes, and sharding constraints. See
+// docs/concepts/meshes-and-mappings.md.
 #pragma once
 #include <optional>
 #include <string>
@@ -9,129 +10,212 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// ---- devices ----
-// The virtual devices of a process are threads. A mesh that runs may have at most so many; where
-// several processes run the program together (haliax/ranks.h) it has exactly those of all. One that
-// is only planned (Jitted::plan) may have any number. of this process; raises for less than 1
-void set_devices(int, SourceLocation = SourceLocation::current());
-// Of all processes. Each has as many as were set; else as HALIAX_DEVICES says, or it raises; else
-// 8, and a rank 1.
-int devices(SourceLocation = SourceLocation::current());
+/// @name Devices
+/// @{
 
-// A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
+/// Sets the number of devices of this process.
+///
+/// By default, devices are threads of the process. A mesh that runs may have at most as many
+/// devices as there are. In a program of several ranks (ranks.h), it has exactly the devices of all
+/// ranks. A mesh that is only planned (`Jitted::plan`) may have any number of devices.
+///
+/// @throws haliax::Error if `count` is less than 1
+void set_devices(int count, SourceLocation at = SourceLocation::current());
+/// Returns the number of devices of all ranks. The number of each process is that of `set_devices`,
+/// or else `HALIAX_DEVICES`, or else 8 (1 in a program of several ranks).
+/// @throws haliax::Error if `HALIAX_DEVICES` is invalid
+int devices(SourceLocation at = SourceLocation::current());
+
+/// @}
+
+/// @name Meshes and mappings
+/// @{
+
+/// A grid of devices with named axes. Devices are numbered row-major: the last mesh axis runs
+/// fastest, as in JAX.
+///
+///     Mesh mesh{{{"data", -1}, {"model", 2}}};  // data=4, model=2 on 8 devices
 class Mesh {
  public:
-  static constexpr bool is_static = true;
-  Mesh() = default;  // one device
-  // Mesh{{{"data", -1}, {"model", 2}}}. One size may be -1: as many as there are devices for.
-  // Raises for other sizes below 1, for a name that is empty or there twice, and where -1 does not
-  // come out even.
-  Mesh(std::vector<std::pair<std::string, int>> axes, SourceLocation = SourceLocation::current());
-  // names and sizes
+  static constexpr bool is_static = true;  ///< A mesh is a static value in a tree.
+  /// Creates a mesh of one device, without axes.
+  Mesh() = default;
+  /// Creates a mesh of these axes.
+  ///
+  /// @param axes  names and sizes, the outermost first. One size may be -1: as many as there are
+  ///     devices for.
+  /// @throws haliax::Error if another size is less than 1, if a name is empty or occurs twice, or
+  ///     if -1 does not divide evenly
+  Mesh(std::vector<std::pair<std::string, int>> axes,
+       SourceLocation at = SourceLocation::current());
+  /// Returns the names and sizes of the axes.
   const std::vector<std::pair<std::string, int>>& axes() const { return axes_; }
+  /// Returns the number of devices: the product of the sizes.
   int devices() const;
-  // Raises for an unknown axis, naming the mesh.
-  int size(std::string_view axis, SourceLocation = SourceLocation::current()) const;
+  /// Returns the size of a mesh axis.
+  /// @throws haliax::Error if the mesh has no such axis
+  int size(std::string_view axis, SourceLocation at = SourceLocation::current()) const;
+  /// Compares names and sizes.
   friend bool operator==(const Mesh&, const Mesh&) = default;
 
  private:
   std::vector<std::pair<std::string, int>> axes_;
 };
-std::string to_string(const Mesh&);                    // data=4, model=2
-std::ostream& operator<<(std::ostream&, const Mesh&);  // Mesh(data=4, model=2)
+/// Returns the axes as text: `data=4, model=2`.
+std::string to_string(const Mesh& mesh);
+/// Prints `Mesh(data=4, model=2)`.
+std::ostream& operator<<(std::ostream& out, const Mesh& mesh);
 
-// Axis name -> mesh axes, major to minor: ("data", "model") puts the first piece on the first
-// device of a row-major mesh and the second on the next, ("model", "data") does not. An axis that
-// is not named, or has nullopt, is whole on every device, and a name that no array has is fine. An
-// empty mapping says that all is whole everywhere; no mapping says nothing. A mesh axis that the
-// mesh does not have raises as soon as both are known: in axis_mapping with a mesh in scope, in
-// named_jit, in shard. Without a mesh a mapping cuts nothing.
+/// A table from axis names to mesh axes. One mapping shards all arrays that have these axes.
+///
+/// - An axis with an entry is sharded along the mesh axes of the entry. An axis without one, or
+///   with `std::nullopt`, is replicated.
+/// - Several mesh axes may shard one axis. The first one is the outermost: on a mesh of `data` and
+///   `model`, `{"data", "model"}` places shard k on device k.
+/// - An entry for an axis that no array has is ignored.
+/// - An empty mapping replicates all axes. No mapping at all is no constraint.
+/// - A mesh axis that the mesh lacks raises where mapping and mesh meet: in `axis_mapping` with a
+///   mesh in scope, `named_jit` and `shard`.
+/// - A mapping without a mesh has no effect.
+///
+///     Mapping compute{{"batch", "data"}, {"mlp", "model"}};
+///     Mapping both{{"batch", {"replica", "data"}}, {"embed", std::nullopt}};
 class Mapping {
  public:
-  static constexpr bool is_static = true;
+  static constexpr bool is_static = true;  ///< A mapping is a static value in a tree.
+  /// An axis with the mesh axes that shard it, the outermost first.
   struct Entry {
-    Name axis;
-    std::vector<std::string> mesh_axes;
-    Entry(Name, const char* mesh_axis);
-    Entry(const char*, const char* mesh_axis);
-    Entry(const Axis&, const char* mesh_axis);
-    Entry(Name, std::vector<std::string> mesh_axes);
-    Entry(const Axis&, std::vector<std::string> mesh_axes);
-    Entry(Name, std::nullopt_t);
+    Name axis;                           ///< Name of the axis.
+    std::vector<std::string> mesh_axes;  ///< The mesh axes. Empty: replicated.
+    /// Shards an axis along one mesh axis.
+    Entry(Name axis, const char* mesh_axis);
+    /// Shards an axis along one mesh axis.
+    Entry(const char* axis, const char* mesh_axis);
+    /// Shards an axis along one mesh axis. The size of the axis has no effect.
+    Entry(const Axis& axis, const char* mesh_axis);
+    /// Shards an axis along several mesh axes, the outermost first.
+    Entry(Name axis, std::vector<std::string> mesh_axes);
+    /// Shards an axis along several mesh axes. The size of the axis has no effect.
+    Entry(const Axis& axis, std::vector<std::string> mesh_axes);
+    /// Replicates an axis.
+    Entry(Name axis, std::nullopt_t);
+    /// Compares names.
     friend bool operator==(const Entry&, const Entry&) = default;
   };
+  /// Creates an empty mapping, which replicates all axes.
   Mapping() = default;
-  // Raises for an axis that is named twice, a mesh axis that is there twice for one axis, and names
-  // that are empty.
-  Mapping(std::initializer_list<Entry>, SourceLocation = SourceLocation::current());
-  static Mapping of(std::vector<Entry>, SourceLocation = SourceLocation::current());
+  /// Creates a mapping.
+  /// @throws haliax::Error if an axis occurs twice, if a mesh axis occurs twice in one entry, or if
+  ///     a name is empty
+  Mapping(std::initializer_list<Entry> entries, SourceLocation at = SourceLocation::current());
+  /// Creates a mapping from a vector of entries. Raises as the constructor does.
+  static Mapping of(std::vector<Entry> entries, SourceLocation at = SourceLocation::current());
+  /// Returns the entries, in order.
   const std::vector<Entry>& entries() const { return entries_; }
-  const std::vector<std::string>* find(Name) const;  // null: not mapped
+  /// Returns the mesh axes of an axis, or null if the mapping has no entry for it.
+  const std::vector<std::string>* find(Name axis) const;
+  /// Compares entries, in order.
   friend bool operator==(const Mapping&, const Mapping&) = default;
 
  private:
   std::vector<Entry> entries_;
 };
-std::string to_string(const Mapping&);  // {batch: data, embed: data+model}
-std::ostream& operator<<(std::ostream&, const Mapping&);
+/// Returns the mapping as text: `{batch: data, embed: data+model}`.
+std::string to_string(const Mapping& mapping);
+/// Prints the text of `to_string`.
+std::ostream& operator<<(std::ostream& out, const Mapping& mapping);
 
-// One mapping for all arguments (or results) of a function, or one for each; an empty optional says
-// nothing about its argument.
+/// One mapping for all arguments or results of a function, or one for each of them. An empty
+/// optional is no constraint.
+///
+///     named_jit(f, {.in = Mappings::of_each({params, compute, std::nullopt})})
 class Mappings {
  public:
+  /// Creates a mapping for all arguments or results.
   Mappings(Mapping all);
-  Mappings(std::vector<std::optional<Mapping>>);
-  static Mappings of_each(std::vector<std::optional<Mapping>>);
+  /// Creates one mapping for each argument or result.
+  Mappings(std::vector<std::optional<Mapping>> each);
+  /// Creates one mapping for each argument or result.
+  static Mappings of_each(std::vector<std::optional<Mapping>> each);
+  /// Returns the mappings: a vector of one if it is for all.
   const std::vector<std::optional<Mapping>>& each() const { return each_; }
-  bool one() const { return one_; }               // for all
-  const Mapping* of(std::size_t argument) const;  // null: nothing is said
+  /// Returns true if one mapping is for all.
+  bool one() const { return one_; }
+  /// Returns the mapping of an argument or result (from 0), or null if it has none.
+  const Mapping* of(std::size_t argument) const;
 
  private:
   std::vector<std::optional<Mapping>> each_;
   bool one_ = false;
 };
-// the mapping; [{batch: data}, none] of each
-std::ostream& operator<<(std::ostream&, const Mappings&);
+/// Prints the mapping for all, or a list such as `[{batch: data}, none]`.
+std::ostream& operator<<(std::ostream& out, const Mappings& mappings);
 
-// ---- scopes: thread-local; the innermost holds. `axis_mapping` replaces the one around it ----
+/// @}
+
+/// @name Scopes
+/// Objects that set the mesh or the mapping of a thread until they are destroyed. The innermost one
+/// holds.
+/// @{
+
+/// Sets the mesh of this thread until the object is destroyed.
+///
+///     use_mesh on(mesh);
+///     axis_mapping by(compute);
 class [[nodiscard("the mesh holds as long as this object lives: give it a name")]] use_mesh {
  public:
-  explicit use_mesh(Mesh);
+  /// Sets the mesh.
+  explicit use_mesh(Mesh mesh);
+  /// Restores the outer mesh.
   ~use_mesh();
   use_mesh(const use_mesh&) = delete;
 
  private:
   std::shared_ptr<const Mesh> outer_;
 };
+/// Sets the mapping of this thread until the object is destroyed. It replaces the outer mapping.
+///
+/// Inside a traced function, the results of contractions, lookups (`take`), `rearrange`, `unbind`,
+/// random draws and the layers that use them are constrained by the mapping in scope. The compiler
+/// chooses the sharding of all other values. See docs/concepts/meshes-and-mappings.md.
 class [[nodiscard("the mapping holds as long as this object lives: give it a name")]] axis_mapping {
  public:
-  // Raises for an axis that the mesh in scope lacks.
-  explicit axis_mapping(Mapping, SourceLocation = SourceLocation::current());
+  /// Sets the mapping.
+  /// @throws haliax::Error if there is a mesh in scope that lacks a mesh axis of the mapping
+  explicit axis_mapping(Mapping mapping, SourceLocation at = SourceLocation::current());
+  /// Restores the outer mapping.
   ~axis_mapping();
   axis_mapping(const axis_mapping&) = delete;
 
  private:
   std::shared_ptr<const Mapping> outer_;
 };
-std::shared_ptr<const Mesh> current_mesh();  // null: none
+/// Returns the mesh in scope, or null.
+std::shared_ptr<const Mesh> current_mesh();
+/// Returns the mapping in scope, or null.
 std::shared_ptr<const Mapping> current_mapping();
 
-// Both scopes as they are on this thread, to hold on another: a new thread starts without. The
-// library's own threads have those of the thread that called it. `std::thread
-// worker(in_scopes(f));`
+/// The mesh and the mapping in scope of the thread that creates the object. A new thread starts
+/// without scopes; threads of the library have the scopes of their caller.
 struct Scopes {
-  std::shared_ptr<const Mesh> mesh = current_mesh();
-  std::shared_ptr<const Mapping> mapping = current_mapping();
+  std::shared_ptr<const Mesh> mesh = current_mesh();           ///< The mesh, or null.
+  std::shared_ptr<const Mapping> mapping = current_mapping();  ///< The mapping, or null.
 };
+/// Sets both scopes of this thread until the object is destroyed.
 class [[nodiscard("the scopes hold as long as this object lives: give it a name")]] use_scopes {
  public:
-  explicit use_scopes(const Scopes&);
+  /// Sets the scopes.
+  explicit use_scopes(const Scopes& scopes);
+  /// Restores the outer scopes.
   ~use_scopes();
   use_scopes(const use_scopes&) = delete;
 
  private:
   Scopes outer_;
 };
+/// Returns `f` with the scopes of the thread that calls `in_scopes`.
+///
+///     std::thread worker(in_scopes([&] { train(); }));
 template <class F> auto in_scopes(F f) {
   return [f = std::move(f), scopes = Scopes()](auto&&... args) {
     use_scopes here(scopes);
@@ -139,53 +223,90 @@ template <class F> auto in_scopes(F f) {
   };
 }
 
-// ---- where axes are: by the mapping given, or the one in scope; without one nothing is cut ----
-// For each axis the mesh axes that cut it, major to minor; none: whole.
+/// @}
+
+/// @name Axes on a mesh
+/// Look-ups in a mapping, or in the mapping in scope. Without a mapping, no axis is sharded. All
+/// functions raise if the mapping names a mesh axis that the mesh in scope lacks.
+/// @{
+
+/// The mesh axes of each axis of an array, the outermost first. An empty list: replicated.
 struct PartitionSpec {
-  std::vector<std::vector<std::string>> axes;
+  std::vector<std::vector<std::string>> axes;  ///< The mesh axes of each axis.
+  /// Compares names.
   friend bool operator==(const PartitionSpec&, const PartitionSpec&) = default;
 };
-std::string to_string(const PartitionSpec&);  // P(data, None, data+model)
-std::ostream& operator<<(std::ostream&, const PartitionSpec&);
-// Says what the mapping says: whether one array may be cut so (two axes by one mesh axis) is seen
-// where one is. A mesh axis that the mesh in scope does not have raises, in all four.
-PartitionSpec pspec_for_axis(const AxisSelection&, SourceLocation = SourceLocation::current());
-PartitionSpec pspec_for_axis(const AxisSelection&, const Mapping&,
-                             SourceLocation = SourceLocation::current());
-// Empty: not mapped.
-std::vector<std::string> physical_axis_name(const AxisSelector&,
-                                            SourceLocation = SourceLocation::current());
-std::vector<std::string> physical_axis_name(const AxisSelector&, const Mapping&,
-                                            SourceLocation = SourceLocation::current());
-// Into how many pieces the mesh in scope cuts the axis; empty: not mapped. Raises without a mesh.
-std::optional<std::int64_t> physical_axis_size(const AxisSelector&,
-                                               SourceLocation = SourceLocation::current());
-std::optional<std::int64_t> physical_axis_size(const AxisSelector&, const Mapping&,
-                                               SourceLocation = SourceLocation::current());
-// The axis, its size rounded up to a multiple of that: a vocabulary of which all devices hold as
-// much. (Sizes need not divide.)
-Axis round_axis_for_partitioning(const Axis&, SourceLocation = SourceLocation::current());
-Axis round_axis_for_partitioning(const Axis&, const Mapping&,
-                                 SourceLocation = SourceLocation::current());
+/// Returns the specification as text: `P(data, None, data+model)`.
+std::string to_string(const PartitionSpec& spec);
+/// Prints the text of `to_string`.
+std::ostream& operator<<(std::ostream& out, const PartitionSpec& spec);
+/// Returns the mesh axes of each of `axes`, by `mapping` or the mapping in scope. Two axes of one
+/// array on one mesh axis do not raise here; they raise where an array is sharded.
+PartitionSpec pspec_for_axis(const AxisSelection& axes,
+                             SourceLocation at = SourceLocation::current());
+PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& mapping,
+                             SourceLocation at = SourceLocation::current());
+/// Returns the mesh axes that shard an axis, the outermost first. Empty: replicated.
+std::vector<std::string> physical_axis_name(const AxisSelector& axis,
+                                            SourceLocation at = SourceLocation::current());
+std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& mapping,
+                                            SourceLocation at = SourceLocation::current());
+/// Returns the number of shards of an axis on the mesh in scope, or nothing if the axis is
+/// replicated.
+/// @throws haliax::Error if there is no mesh in scope
+std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis,
+                                               SourceLocation at = SourceLocation::current());
+std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& mapping,
+                                               SourceLocation at = SourceLocation::current());
+/// Returns the axis with its size rounded up to a multiple of its number of shards, so that all
+/// shards have equal sizes. Sharding itself does not require a divisible size.
+/// @throws haliax::Error if there is no mesh in scope
+///
+///     auto Padded = round_axis_for_partitioning(Axis("vocab", 50257));  // vocab=50264 on 8
+///     devices
+Axis round_axis_for_partitioning(const Axis& axis, SourceLocation at = SourceLocation::current());
+Axis round_axis_for_partitioning(const Axis& axis, const Mapping& mapping,
+                                 SourceLocation at = SourceLocation::current());
 
-// ---- constraints by hand ----
-// This value is cut as the mapping says, and whole along what it does not name. Inside a traced
-// function it is a constraint; outside it places the array (see placement): on the mesh in scope,
-// or else on whatever mesh it comes to. Raises if two axes are on one mesh axis; for a mesh axis
-// that the mesh does not have, once there is one; outside for more devices than there are.
-NamedArray shard(Arr, const Mapping&);
-NamedArray shard(Arr);         // by the mapping in scope; without one, the array itself
-NamedArray auto_sharded(Arr);  // the same, as library code calls it: outside it places nothing
+/// @}
 
-// How an array lies that a function on a mesh has made, or `shard` has placed. named_jit takes it
-// so, if not told otherwise.
+/// @name Sharding constraints
+/// @{
+
+/// Returns `x` with a sharding constraint: sharded along the axes that the mapping names, and
+/// replicated along all other mesh axes.
+///
+/// Inside a traced function, the result is a constrained intermediate. Outside of one, the array is
+/// placed on the mesh in scope; without a mesh in scope, it is placed on the mesh of the first
+/// function that it is an argument of.
+///
+/// @param x        array; `shard.h` has overloads for trees
+/// @param mapping  default: the mapping in scope. Without one, `x` is returned unchanged.
+/// @throws haliax::Error if two axes of `x` are on one mesh axis, if the mesh lacks a mesh axis of
+///     the mapping, or, outside of traced functions, if the mesh has more devices than there are
+///
+///     auto hidden = shard(x, {{"batch", "data"}});
+///     auto replicated = shard(x, Mapping{});
+NamedArray shard(Arr x, const Mapping& mapping);
+NamedArray shard(Arr x);
+/// Returns `x`, constrained by the mapping in scope inside a traced function. Outside of one, it
+/// returns `x` unchanged. For library code.
+NamedArray auto_sharded(Arr x);
+
+/// The sharding of an array that `named_jit` returned or `shard` placed. `named_jit` keeps it
+/// unless its options override it.
 struct Placement {
-  Mesh mesh;
-  Mapping mapping;
+  Mesh mesh;        ///< The mesh.
+  Mapping mapping;  ///< The mapping on the mesh.
+  /// Compares mesh and mapping.
   friend bool operator==(const Placement&, const Placement&) = default;
 };
-std::ostream& operator<<(std::ostream&, const Placement&);  // {batch: data} on Mesh(data=4)
-// null: whole, on no mesh, or waiting for one
-std::shared_ptr<const Placement> placement(const NamedArray&);
+/// Prints `{batch: data} on Mesh(data=4)`.
+std::ostream& operator<<(std::ostream& out, const Placement& placement);
+/// Returns the placement of an array. Returns null if the array is on no mesh, or is not yet placed
+/// and there is no mesh in scope.
+std::shared_ptr<const Placement> placement(const NamedArray& array);
+
+/// @}
 
 }  // namespace haliax

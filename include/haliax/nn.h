@@ -1,6 +1,7 @@
-// Layers, activations and attention. A layer is a plain struct: a tree of arrays (haliax/tree.h)
-// with a static `init` and a call operator. What it names axes by, its sizes and its options are
-// static fields; no layer keeps a key.
+// Layers, activations and attention. A layer is a plain struct: a tree of arrays (tree.h) with a
+// static function `init` and a call operator. Axes, sizes and options are static fields. Layers
+// store no random key. Layers are batch-agnostic: they pass axes that they do not name through
+// unchanged. See docs/concepts/modules.md.
 #pragma once
 #include <memory>
 #include <optional>
@@ -19,11 +20,15 @@ class CallSite;
 
 namespace nn {
 
-// Set for the length of a layer's call: what goes wrong inside is reported where the layer was
-// called, under the path of its weight.
+/// The scope of a layer's call. Until the object is destroyed, errors name the location of the call
+/// and the path of the weight. Create one at the start of the call operator of a layer.
 class LayerScope {
  public:
+  /// Opens the scope.
+  /// @param input   argument of the layer, which holds the location of the call
+  /// @param weight  array whose path names the layer; empty: none
   explicit LayerScope(const Arr& input, const NamedArray& weight = {});
+  /// Closes the scope.
   ~LayerScope();
   LayerScope(const LayerScope&) = delete;
 
@@ -31,146 +36,269 @@ class LayerScope {
   std::shared_ptr<CallSite> here_;
 };
 
-// ---- activations ----
-NamedArray relu(Arr), relu6(Arr), relu_squared(Arr), leaky_relu(Arr), elu(Arr), celu(Arr),
-    selu(Arr);
-// approximate (the default): with tanh; else with erf
-NamedArray gelu(Arr), gelu(Arr, bool approximate);
-NamedArray gelu_exact(Arr), quick_gelu(Arr);  // gelu(x, false); x * sigmoid(1.702 x)
-NamedArray sigmoid(Arr), log_sigmoid(Arr), silu(Arr), softplus(Arr), soft_sign(Arr),
-    hard_sigmoid(Arr), hard_silu(Arr), hard_tanh(Arr);
-// one half times the sigmoid of the other; the axis halves
-NamedArray glu(Arr, const AxisSelector&);
+/// @name Activations
+/// Elementwise functions. The result has the axes of `x`. Its dtype is that of `x` if `x` is an
+/// array of floats. `gelu`, `quick_gelu`, `silu` and `sigmoid` compute 16-bit floats in `f32` and
+/// round once.
+/// @{
 
+/// Computes `max(x, 0)`. The derivative at 0 is 0, and NaN propagates.
+NamedArray relu(Arr x);
+/// Computes `min(max(x, 0), 6)`.
+NamedArray relu6(Arr x);
+/// Computes `relu(x)^2`.
+NamedArray relu_squared(Arr x);
+/// Computes `x` if `x >= 0`, otherwise `0.01 x`.
+NamedArray leaky_relu(Arr x);
+/// Computes `x` if `x > 0`, otherwise `exp(x) - 1`.
+NamedArray elu(Arr x);
+/// Computes `elu(x)`: CELU with `alpha = 1`.
+NamedArray celu(Arr x);
+/// Computes `scale * x` if `x > 0`, otherwise `scale * alpha * (exp(x) - 1)`, with `scale` = 1.0507
+/// and `alpha` = 1.6733 (Klambauer et al. 2017).
+NamedArray selu(Arr x);
+/// Computes `x * Phi(x)`, where `Phi` is the distribution function of the normal distribution
+/// (Hendrycks and Gimpel 2016). By default, or if `approximate` is true, with `tanh`; otherwise
+/// with `erf`.
+NamedArray gelu(Arr x);
+NamedArray gelu(Arr x, bool approximate);
+/// Computes `gelu(x, false)`.
+NamedArray gelu_exact(Arr x);
+/// Computes `x * sigmoid(1.702 x)`.
+NamedArray quick_gelu(Arr x);
+/// Computes `1 / (1 + exp(-x))`. Integers give `f32`.
+NamedArray sigmoid(Arr x);
+/// Computes `log(sigmoid(x))`, also for large negative `x`.
+NamedArray log_sigmoid(Arr x);
+/// Computes `x * sigmoid(x)`, also called swish.
+NamedArray silu(Arr x);
+/// Computes `log(1 + exp(x))`, without overflow.
+NamedArray softplus(Arr x);
+/// Computes `x / (1 + abs(x))`.
+NamedArray soft_sign(Arr x);
+/// Computes `relu6(x + 3) / 6`.
+NamedArray hard_sigmoid(Arr x);
+/// Computes `x * hard_sigmoid(x)`.
+NamedArray hard_silu(Arr x);
+/// Computes `min(max(x, -1), 1)`.
+NamedArray hard_tanh(Arr x);
+/// Computes a gated linear unit: the first half of `x` along `axis` times the sigmoid of the second
+/// half.
+/// @return array whose `axis` has half the size
+/// @throws haliax::Error if `x` lacks `axis`, or if the size is odd
+NamedArray glu(Arr x, const AxisSelector& axis);
+
+/// An elementwise function, such as `nn::relu`.
 using Activation = NamedArray (*)(Arr);
-// By the names of Haliax and of Hugging Face's configs; there "gelu" is the exact one and
-// "gelu_new" the one with tanh. Raises.
-Activation activation(std::string_view name, SourceLocation = SourceLocation::current());
+/// Returns the activation with this name, as in Haliax and in the configurations of Hugging Face.
+/// `"gelu"` is `gelu_exact`; `"gelu_new"`, `"gelu_pytorch_tanh"` and `"gelu_tanh"` are `gelu`.
+/// `"swish"` and `"tanh"` are names as well.
+/// @throws haliax::Error if there is no such activation
+Activation activation(std::string_view name, SourceLocation at = SourceLocation::current());
 
-// ---- layers ----
+/// @}
+
+/// @name Layers
+/// @{
+
+/// Options of `Linear::init`.
 struct LinearOptions {
-  bool use_bias = true, out_first = true;
-  double init_scale = 1;
+  bool use_bias = true;  ///< Adds a bias.
+  /// Order of the weight: `(Out..., In...)`, or `(In..., Out...)` if false.
+  bool out_first = true;
+  double init_scale = 1;  ///< Factor of the initial weight.
 };
+/// A linear layer: `dot(x, weight, In) + bias`.
+///
+///     auto up = nn::Linear::init(Embed, Mlp, key);
+///     auto y = up(x);  // (batch, embed) -> (batch, mlp)
 struct Linear {
-  NamedArray weight;               // (Out..., In...), or (In..., Out...) if not out_first
-  std::optional<NamedArray> bias;  // (Out...)
-  AxisSpec In, Out;
+  NamedArray weight;               ///< `(Out..., In...)`, or `(In..., Out...)`.
+  std::optional<NamedArray> bias;  ///< `(Out...)`.
+  AxisSpec In;                     ///< Input axes.
+  AxisSpec Out;                    ///< Output axes.
 
-  // The weight: normal, cut at 3 standard deviations, times init_scale / sqrt(size of In). The
-  // bias: zeros.
-  static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key&, LinearOptions = {},
-                     SourceLocation = SourceLocation::current());
-  NamedArray operator()(Arr x) const;  // (..., In in any places) -> (..., Out...)
+  /// Initializes a layer in `f32`. The weight is normal, truncated at 3 standard deviations, times
+  /// `init_scale / sqrt(size of In)`. The bias is 0.
+  /// @throws haliax::Error if `In` and `Out` have a name in common
+  static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key& key,
+                     LinearOptions options = {}, SourceLocation at = SourceLocation::current());
+  /// Applies the layer. The result is constrained by the mapping in scope.
+  /// @param x  `(..., In...)`, with the axes of `In` at any positions
+  /// @return `(..., Out...)`, in the promoted dtype
+  /// @throws haliax::Error if `x` lacks an axis of `In`, has it with another size, or has an axis
+  ///     of `Out`
+  NamedArray operator()(Arr x) const;
 };
 
+/// Options of `LayerNorm::init` and `RmsNorm::init`.
 struct NormOptions {
-  double eps = 1e-5;
-  bool use_weight = true, use_bias = true;
+  double eps = 1e-5;       ///< Added to the variance, or to the mean square.
+  bool use_weight = true;  ///< Multiplies by a weight, initially 1.
+  bool use_bias = true;    ///< Adds a bias, initially 0.
 };
+/// Layer normalization: `weight * (x - mean) / sqrt(var + eps) + bias`, with mean and variance over
+/// `axis`.
 struct LayerNorm {
-  AxisSpec axis;
-  std::optional<NamedArray> weight, bias;  // (axis...)
-  double eps = 1e-5;
+  AxisSpec axis;                     ///< Normalized axes.
+  std::optional<NamedArray> weight;  ///< `(axis...)`.
+  std::optional<NamedArray> bias;    ///< `(axis...)`.
+  double eps = 1e-5;                 ///< Added to the variance.
 
-  static LayerNorm init(const AxisSpec& axis, NormOptions = {},
-                        SourceLocation = SourceLocation::current());
-  NamedArray operator()(Arr x) const;  // weight * (x - mean) / sqrt(var + eps) + bias
+  /// Initializes a layer in `f32`.
+  static LayerNorm init(const AxisSpec& axis, NormOptions options = {},
+                        SourceLocation at = SourceLocation::current());
+  /// Applies the layer. The result has the axes of `x`.
+  /// @throws haliax::Error if `x` lacks an axis, or has it with another size
+  NamedArray operator()(Arr x) const;
 };
+/// RMS normalization: `weight * x / sqrt(mean(x * x) + eps) + bias`, with the mean over `axis`.
 struct RmsNorm {
-  AxisSpec axis;
-  std::optional<NamedArray> weight, bias;
-  double eps = 1e-5;
-  DType dtype = DType::f32;  // to compute in
+  AxisSpec axis;                     ///< Normalized axes.
+  std::optional<NamedArray> weight;  ///< `(axis...)`.
+  std::optional<NamedArray> bias;    ///< `(axis...)`.
+  double eps = 1e-5;                 ///< Added to the mean square.
+  /// Dtype of the normalization. It is rounded to the dtype of `x` before weight and bias.
+  DType dtype = DType::f32;
 
-  static RmsNorm init(const AxisSpec& axis, NormOptions = {},
-                      SourceLocation = SourceLocation::current());
-  NamedArray operator()(Arr x) const;  // weight * x / sqrt(mean(x * x) + eps) + bias
+  /// Initializes a layer in `f32`.
+  static RmsNorm init(const AxisSpec& axis, NormOptions options = {},
+                      SourceLocation at = SourceLocation::current());
+  /// Applies the layer. The result has the axes of `x`.
+  /// @throws haliax::Error if `x` lacks an axis, or has it with another size
+  NamedArray operator()(Arr x) const;
 };
 
+/// Dropout: sets elements to 0 at random, and multiplies the others by `1 / (1 - pdrop)`.
 struct Dropout {
-  double pdrop = 0.5;
-  Names broadcast_axes = {};  // along these, all share one mask
-  bool inference = false;
+  double pdrop = 0.5;         ///< Probability of 0, from 0 to 1.
+  Names broadcast_axes = {};  ///< Axes along which all positions share one mask.
+  bool inference = false;     ///< Returns `x` unchanged.
 
-  // x / (1 - pdrop) or 0; x itself in inference. Needs a key otherwise. `inference`, if given, wins
-  // over the field.
+  /// Applies dropout.
+  /// @param x          array
+  /// @param key        random key; required unless in inference, or `pdrop` is 0 or 1
+  /// @param inference  overrides the field `inference`
+  /// @throws haliax::Error if the key is missing, if `pdrop` is not a probability, or if `x` lacks
+  ///     an axis of `broadcast_axes`
   NamedArray operator()(Arr x, const Key& key = {}, std::optional<bool> inference = {}) const;
 };
 
+/// Options of `Embedding::init`.
 struct EmbeddingOptions {
-  double init_scale = 1;  // the standard deviation, times the size of Embed
+  double init_scale = 1;  ///< Standard deviation of the initial weight, times the size of `Embed`.
 };
+/// A table of vectors, one for each id of a vocabulary.
 struct Embedding {
-  NamedArray weight;  // (Vocab, Embed...)
-  Axis Vocab;
-  AxisSpec Embed;
+  NamedArray weight;  ///< `(Vocab, Embed...)`.
+  Axis Vocab;         ///< Axis of the ids.
+  AxisSpec Embed;     ///< Axes of a vector.
 
-  static Embedding init(const Axis& Vocab, const AxisSpec& Embed, const Key&, EmbeddingOptions = {},
-                        SourceLocation = SourceLocation::current());
-  NamedArray embed(Arr ids) const;  // integers (...) -> (..., Embed...); outside: NaN
-  NamedArray unembed(Arr x) const;  // (..., Embed...) -> (..., Vocab)
+  /// Initializes a table in `f32`: normal, truncated at 3 standard deviations, times `init_scale /
+  /// size of Embed`.
+  static Embedding init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
+                        EmbeddingOptions options = {},
+                        SourceLocation at = SourceLocation::current());
+  /// Looks up vectors: `(...)` -> `(..., Embed...)`. An id outside of the vocabulary yields NaN.
+  /// @throws haliax::Error if `ids` is not an array of integers
+  NamedArray embed(Arr ids) const;
+  /// Computes the logits of a tied head: `(..., Embed...)` -> `(..., Vocab)`.
+  /// @see linear_cross_entropy for a loss that does not materialize logits
+  NamedArray unembed(Arr x) const;
+  /// Looks up vectors; see `embed`.
   NamedArray operator()(Arr ids) const { return embed(ids); }
 };
 
+/// Options of `Mlp::init`.
 struct MlpOptions {
-  Activation activation = relu;
-  bool use_bias = true, use_final_bias = true, out_first = true;
-  double init_scale = 1;
+  Activation activation = relu;  ///< Activation after each hidden layer.
+  bool use_bias = true;          ///< Adds a bias to the hidden layers.
+  bool use_final_bias = true;    ///< Adds a bias to the last layer.
+  bool out_first = true;         ///< Order of the weights; see `LinearOptions`.
+  double init_scale = 1;         ///< Factor of the initial weights.
 };
+/// A multilayer perceptron: linear layers with activations between them.
 struct Mlp {
-  std::vector<Linear> layers;
-  Activation activation = relu;
+  std::vector<Linear> layers;    ///< The hidden layers and the last layer.
+  Activation activation = relu;  ///< Activation after each hidden layer.
 
-  // `depth` hidden layers, their axes called mlp and mlp2 in turn; none: one Linear.
+  /// Initializes `depth` hidden layers and a last layer. The hidden axes are `mlp` and `mlp2`,
+  /// alternately.
+  /// @param width  size of the hidden axes
+  /// @param depth  number of hidden layers; 0: one `Linear`
+  /// @throws haliax::Error if `depth` is negative
   static Mlp init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
-                  const Key&, MlpOptions = {}, SourceLocation = SourceLocation::current());
+                  const Key& key, MlpOptions options = {},
+                  SourceLocation at = SourceLocation::current());
+  /// Applies the layers: `(..., In...)` -> `(..., Out...)`.
   NamedArray operator()(Arr x) const;
 };
+
+/// @}
 
 namespace detail {
 NamedArray layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation);
 template <class C> inline constexpr bool is_array = std::is_convertible_v<const C&, const Arr&>;
-struct LayersAt {  // the axis of layers, and the place in the code where it was passed
+struct LayersAt {  // the layer axis, and the source location of the call
   Axis axis;
   SourceLocation at;
   LayersAt(const Axis& a, SourceLocation where = SourceLocation::current()) : axis(a), at(where) {}
 };
 }  // namespace detail
 
-// Equal blocks one after the other, their arrays in one with the layer axis first: one loop in the
-// program, however many layers.
+/// @name Stacked layers
+/// @{
+
+/// Blocks of equal structure that run one after the other. Each array of `stacked` holds all
+/// layers, with the layer axis first, and the program has one loop for any number of layers.
+///
+///     auto blocks = nn::Stacked<Block>::init(Layers, Block::init, random::split(key, Layers));
+///     auto y = blocks.fold(x);
+///     blocks.gradient_checkpointing = true;  // rematerializes each layer in the backward pass
 template <class Block> struct Stacked {
-  Block stacked;
-  Axis Layers;
+  Block stacked;  ///< The blocks; their arrays have the axis `Layers`.
+  Axis Layers;    ///< Layer axis.
+  /// Residuals of the loop: saved by default, or rematerialized.
   ScanCheckpoint gradient_checkpointing = {};
 
-  // make(args...) -> Block, once for each layer: of args, arrays (and keys) with the layer axis are
-  // cut into layers, others shared.
+  /// Initializes one block per layer.
+  /// @param Layers  layer axis
+  /// @param make    function `make(args...)` that returns a `Block`
+  /// @param args    arrays and keys with the axis `Layers` are split into layers; all layers share
+  ///     the others
   template <class Make, class... Args>
   static Stacked init(detail::LayersAt Layers, Make make, const Args&... args) {
     return {vmap(make, Layers.axis, Layers.at)(args...), Layers.axis, {}};
   }
-  // x -> block(x, args...) for each layer in turn; args as in init.
+  /// Returns `block(x, args...)`, applied for each layer in order. Each layer receives the result
+  /// of the layer before.
+  /// @param x     array
+  /// @param args  as in `init`
   template <class... Args> NamedArray fold(Arr x, const Args&... args) const {
     return fold_from<NamedArray>(x, x.at(), args...);
   }
+  /// Applies the blocks to a tree, such as a pair of arrays.
   template <class Carry, class... Args>
   requires(!detail::is_array<Carry>) Carry fold(const Carry& x, const Args&... args)
   const { return fold_from<Carry>(x, SourceLocation::current(), args...); }
-  // block(x, args...) -> (x, out): the last x, and what came out, with the layer axis first.
+  /// Applies `block(x, args...)`, which returns a pair `(x, out)`, for each layer in order. Returns
+  /// the last `x`, and the stack of all `out` with the layer axis first.
   template <class... Args> auto scan(Arr x, const Args&... args) const {
     return scan_from<NamedArray>(x, x.at(), args...);
   }
+  /// Applies the blocks to a tree, such as a pair of arrays.
   template <class Carry, class... Args>
   requires(!detail::is_array<Carry>) auto scan(const Carry& x, const Args&... args) const {
     return scan_from<Carry>(x, SourceLocation::current(), args...);
   }
 
+  /// Returns layer `i`, from 0, as a block.
+  /// @throws haliax::Error if there is no such layer
   Block get_layer(std::int64_t i, SourceLocation at = SourceLocation::current()) const {
     return tree_map([&](const NamedArray& a) { return detail::layer_of(a, Layers, i, at); },
                     stacked);
   }
+  /// Returns all layers as blocks.
   std::vector<Block> unstacked(SourceLocation at = SourceLocation::current()) const {
     std::vector<Block> blocks;
     for (std::int64_t i = 0; i < Layers.size; ++i) blocks.push_back(get_layer(i, at));
@@ -210,67 +338,149 @@ template <class Block> struct Stacked {
   }
 };
 
-// ---- attention: masks are true where a query may look ----
-// (QPos, KPos)
+/// @}
+
+/// @name Attention
+/// Masks are boolean arrays that are true where a query may attend to a key. `&` and `|` combine
+/// masks.
+/// @{
+
+/// Returns a causal mask: true where the position of the query is not before the position of the
+/// key.
+///
+/// @param QPos     axis of the queries
+/// @param KPos     axis of the keys, with another name
+/// @param q_start  position of the first query
+/// @param k_start  position of the first key
+/// @return bool `(QPos, KPos)`
 NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start = 0, Arr k_start = 0);
+/// Returns a causal mask in which all queries also see the first `prefix_len` keys. The other
+/// parameters are those of `causal_mask`.
+/// @return bool `(QPos, KPos)`
 NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start = 0,
-                          Arr k_start = 0);  // and all of the prefix
-NamedArray forgetful_causal_mask(const Key&, const Axis& KPos, double mask_prob,
+                          Arr k_start = 0);
+/// Returns a mask that hides keys at random (forgetful causal masking, Liu et al. 2022). The first
+/// key is always visible. Combine it with `causal_mask`.
+///
+/// @param mask_prob    probability that a key is hidden
+/// @param sample_prob  draws the probability uniformly from 0 to `mask_prob`
+/// @return bool `(KPos)`
+NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob,
                                  bool sample_prob = true,
-                                 // (KPos): the first one, some others
-                                 SourceLocation = SourceLocation::current());
-// An order of positions in which `devices` that share them have as much to do under a causal mask:
-// of twice as many parts each has an early one and a late one, the first device the first and the
-// last. (Pos), i32 (i64 past 2^31). Raises unless Pos divides by 2 * devices. The mask is then by
-// positions: broadcast_axis(order, KPos) >= rename(order, Pos, KPos).
-NamedArray zigzag(const Axis& Pos, int devices, SourceLocation = SourceLocation::current());
-// The axes of the first, then what the second adds. An empty array stands for no mask.
-NamedArray combine_masks_and(Arr, Arr), combine_masks_or(Arr, Arr);
-NamedArray mask_to_bias(Arr mask, double value = -1e9);  // f32: `value` where the mask is true
+                                 SourceLocation at = SourceLocation::current());
+/// Returns an order of positions that balances the work of a causal mask among devices (context
+/// parallelism). The sequence has `2 * devices` parts. The first device has the first part and the
+/// last part, the second device the second part and the last but one, and so on.
+///
+///     auto order = nn::zigzag(Pos, 4);  // (pos): 0, 1, 14, 15, 2, 3, ... of 16
+///     auto tokens = take(ids, "pos", order);
+///     auto mask = broadcast_axis(order, KPos) >= rename(order, Pos, KPos);
+///
+/// @return `i32 (Pos)`; `i64` from 2^31 positions
+/// @throws haliax::Error if the size of `Pos` is not divisible by `2 * devices`
+NamedArray zigzag(const Axis& Pos, int devices, SourceLocation at = SourceLocation::current());
+/// Returns `a & b`. The result has the axes of `a`, then those that only `b` has. An empty array
+/// stands for no mask.
+NamedArray combine_masks_and(Arr a, Arr b);
+/// Returns `a | b`, in the same way.
+NamedArray combine_masks_or(Arr a, Arr b);
+/// Returns an `f32` array that is `value` where `mask` is true, and 0 elsewhere. For masks of this
+/// header, pass the inverse: `mask_to_bias(~mask)`.
+NamedArray mask_to_bias(Arr mask, double value = -1e9);
+/// Returns the ALiBi bias (Press et al. 2021): for each head, a slope times the position of the
+/// key. The slopes of `n` heads are `2^(-bias_max * i / n)` for `i` from 1 to `n`, if `n` is a
+/// power of two.
+/// @return `(Heads, KPos)` in `dtype`
 NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max = 8,
-                                DType = DType::f32,
-                                SourceLocation = SourceLocation::current());  // (Heads, KPos)
+                                DType dtype = DType::f32,
+                                SourceLocation at = SourceLocation::current());
 
+/// Options of `dot_product_attention` and `dot_product_attention_weights`.
 struct AttentionOptions {
-  std::optional<NamedArray> mask = {}, bias = {};  // axes of the scores
-  std::optional<DType> attention_dtype = {};       // of scores and softmax
+  std::optional<NamedArray> mask = {};  ///< Axes of the scores; false: the score is -1e9.
+  std::optional<NamedArray> bias = {};  ///< Axes of the scores; added before the mask.
+  /// Dtype of scores and softmax. Default: of the query.
+  std::optional<DType> attention_dtype = {};
 };
-// query (..., QPos, Key), key (..., KPos, Key) -> weights (..., QPos, KPos): a softmax over KPos,
-// in the query's dtype.
+/// Computes attention weights: a softmax over `KPos` of `dot(query, key, Key) / sqrt(size of Key)`.
+///
+/// Axes that query and key both have, such as batch and heads, are batch axes. Large scores are not
+/// materialized; see `JitOptions::scores_budget`. A query without a visible key weighs all keys
+/// equally.
+///
+/// @param KPos     position axes of the keys; the query must not have them
+/// @param Key      contracted axis, such as the head size
+/// @param query    `(..., QPos, Key)`
+/// @param key      `(..., KPos, Key)`
+/// @param options  mask, bias and dtype
+/// @return `(..., QPos, KPos)`, in the dtype of the query
+/// @throws haliax::Error if `query` has an axis of `KPos`, or if an axis is missing
 NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key,
-                                         Arr query, Arr key, AttentionOptions = {});
+                                         Arr query, Arr key, AttentionOptions options = {});
+/// Computes attention: `dot(weights, value, KPos)` with the weights of
+/// `dot_product_attention_weights`.
+///
+///     auto y = nn::dot_product_attention("key_pos", "head_size", q, k, v,
+///                                        {.mask = nn::causal_mask(Pos, KeyPos)});
+///
+/// @param value  `(..., KPos, ...)`
+/// @return the axes of the query without `Key`, then the other axes of `value`
 NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query,
-                                 Arr key, Arr value, AttentionOptions = {});
+                                 Arr key, Arr value, AttentionOptions options = {});
 
-// The keys and values of a text so far, so that a token more costs its own row of scores. Give it
-// to jit as a donated argument: then rows are written where the cache lies. One for many layers has
-// the layer axis among Batch, and goes through Stacked::scan.
+/// A cache of the keys and values of a sequence. A new token then costs one row of scores.
+///
+/// Donate the cache to the jitted function that appends to it. The new rows are then written in
+/// place. A cache for all layers has the layer axis in `Batch`, and is an argument of
+/// `Stacked::scan`.
+///
+///     auto next = cache.append(key, value, Pos);  // key, value (pos, heads, head_size)
+///     auto y = nn::dot_product_attention("key_pos", "head_size", query, next.keys, next.values,
+///                                        {.mask = cache.mask(Pos)});
 struct KVCache {
-  NamedArray keys, values;  // (Batch..., Heads..., Pos, HeadSize): of each head in one piece
-  // (Batch...) i32: how many positions are filled, from the first; at most Pos.size
+  NamedArray keys;    ///< `(Batch..., Heads..., Pos, HeadSize)`.
+  NamedArray values;  ///< `(Batch..., Heads..., Pos, HeadSize)`.
+  /// Number of filled positions, from the first one: `i32 (Batch...)`, at most the size of `Pos`.
   NamedArray lengths;
-  Axis Pos;
+  Axis Pos;  ///< Axis of the positions.
 
-  // Empty, and zero. `each`: what keys and values have at a position, (Heads..., HeadSize). Raises
-  // where it has no axis, and for bools.
+  /// Returns an empty cache.
+  ///
+  /// @param Pos    positions that the cache has room for
+  /// @param each   axes of the keys and values of one position: `(Heads..., HeadSize)`
+  /// @param Batch  batch axes, each with a length of its own
+  /// @param dtype  dtype of keys and values
+  /// @throws haliax::Error if `each` has no axis, or if `dtype` is bool
   static KVCache init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch = {},
-                      DType = DType::f32, SourceLocation = SourceLocation::current());
-  // With the keys and values (..., New, ...) of the positions that come next, cast to the cache's
-  // dtype; New has another name. `count` (0-d, or some of Batch; integers): that of them only so
-  // many count, all if it is not given; the next ones are written over the others. Below 0 it is 0,
-  // above New.size that. What finds no room is not written, and lengths stay at Pos.size;
-  // debug::check(cache.lengths + count <= cache.Pos.size, "the cache is full") before it raises
-  // instead. Raises for axes that are not the cache's, for floats where it holds integers, for a
-  // count that is no integer, and for numbers known before anything runs: a count outside of 0 to
-  // New.size, and more positions than there is room for.
+                      DType dtype = DType::f32, SourceLocation at = SourceLocation::current());
+  /// Returns the cache with the keys and values of new positions.
+  ///
+  /// Positions without room are not written, and `lengths` stays at the size of `Pos`. To raise in
+  /// this case, call `debug::check(cache.lengths + count <= cache.Pos.size, "the cache is full")`
+  /// first.
+  ///
+  /// @param key    `(Batch..., Heads..., New, HeadSize)`, in any order; cast to the dtype of the
+  ///     cache
+  /// @param value  as `key`
+  /// @param New    axis of the new positions, with another name than `Pos`
+  /// @param count  integers, a scalar or some axes of `Batch`: how many of the new positions are
+  ///     valid. The next call overwrites the others. Values are clipped to the range from 0 to the
+  ///     size of `New`. Default: all.
+  /// @throws haliax::Error if axes do not match the cache, if `key` holds floats and the cache
+  ///     holds integers, or if `count` is not an integer. If the values are known while the graph
+  ///     is built, the call also raises for a count out of range and for a full cache.
   KVCache append(Arr key, Arr value, const AxisSelector& New,
                  std::optional<NamedArray> count = {}) const;
-  // (Batch..., New): where the positions that come next lie, from 0.
-  NamedArray positions(const Axis& New, SourceLocation = SourceLocation::current()) const;
-  // (Batch..., New, Pos): true where a query at one of those may look, once its own key is
-  // appended.
-  NamedArray mask(const Axis& New, SourceLocation = SourceLocation::current()) const;
+  /// Returns the positions, from 0, that the next `append` fills, for position embeddings.
+  /// @return `i32 (Batch..., New)`
+  NamedArray positions(const Axis& New, SourceLocation at = SourceLocation::current()) const;
+  /// Returns a causal mask for the queries of the new positions. Call it on the cache before
+  /// `append`.
+  /// @return bool `(Batch..., New, Pos)`
+  NamedArray mask(const Axis& New, SourceLocation at = SourceLocation::current()) const;
 };
+
+/// @}
 
 }  // namespace nn
 }  // namespace haliax

@@ -1,8 +1,12 @@
-// Optimisers as chains of gradient transformations. Each has init(params) -> state and
-// update(grads, state, params) -> {updates, state}; a state holds trees of the model's own type, so
-// that it shards, saves and prints as the model does. All is elementwise: one pass per array. Each
-// transformation of bf16 and f16 is made in f32, and what it gives is rounded once. Leaves without
-// a gradient (frozen ones, integers) have empty updates and empty states.
+// Optimizers as chains of gradient transformations, as in Optax. See docs/how-to/training.md.
+//
+// A transformation has two functions: `init(params)` returns its state, and `update(grads, state,
+// params)` returns a pair of updates and the next state. A state holds trees of the type of the
+// model. It is therefore sharded, saved and printed like the model.
+//
+// - All transformations are elementwise, except for the global norm.
+// - Each transformation of `bf16` or `f16` computes in `f32` and rounds its result once.
+// - Leaves without a gradient (frozen leaves, integers) have empty updates and empty states.
 #pragma once
 #include <memory>
 #include <tuple>
@@ -22,10 +26,10 @@ namespace detail {
 struct Updated {
   Leaves updates, mu, nu;
 };
-class UpdateScope {  // what goes wrong inside is reported where the update was called
+class UpdateScope {  // errors inside name the location of the call of init or update
  public:
   explicit UpdateScope(SourceLocation);
-  // from here on messages name the fields of the params; the walk has paths
+  // Errors also name the fields of the params. The `Walk` must have paths.
   UpdateScope(const Walk& params, SourceLocation);
   ~UpdateScope();
   UpdateScope(const UpdateScope&) = delete;
@@ -43,47 +47,74 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
 Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask);
 Leaves applied(Leaves params, const Leaves& updates);
 NamedArray first_step();  // 0, i32
-// mine where chosen, else the others
+// mine where chosen, otherwise others
 Leaves chosen_or(const Leaves& mine, const std::vector<bool>& chosen, Leaves others);
-// For each array the first of the filters that chooses it, or -1. Raises for a text that is in no
-// path.
+// For each array, the index of the first filter that selects it, or -1. Raises for a string that is
+// in no path.
 std::vector<int> group_of(const Walk& params, std::initializer_list<LeafFilter>);
 Leaves of_group(Leaves, const std::vector<int>& group, int which);  // the others are empty
 
 }  // namespace detail
 
-struct Empty {};  // the state of what has none
+/// @name Trees of gradients
+/// @{
 
-// sqrt of the sum of the squares of all elements of all leaves, in f32.
+/// The state of a transformation without state.
+struct Empty {};
+
+/// Returns the square root of the sum of the squares of all elements of all leaves, as an `f32`
+/// scalar.
 template <class T> NamedArray global_norm(const T& tree) { return detail::norm(flatten(tree)); }
-// params + updates, in the dtypes of the params.
+/// Returns `params + updates`, in the dtypes of the params. Leaves without an update stay
+/// unchanged.
+///
+///     auto [updates, next] = optimizer.update(grads, state, model);
+///     model = optim::apply_updates(model, updates);
+///
+/// @throws haliax::Error if the trees have different structures, or two arrays have different axes
 template <class T>
 T apply_updates(const T& params, const T& updates, SourceLocation at = SourceLocation::current()) {
   detail::UpdateScope scope(at);
   return unflatten(params, detail::applied(flatten(params), flatten(updates)));
 }
 
-// Scales all down together, so that their global norm is at most this.
+/// @}
+
+/// @name Transformations
+/// @{
+
+/// Clips gradients by their global norm: multiplies all leaves by `max_norm / norm` if the global
+/// norm exceeds `max_norm`.
 struct ClipByGlobalNorm {
-  double max_norm;
+  double max_norm;  ///< Largest global norm.
+  /// Returns the state.
   template <class T> Empty init(const T&) const { return {}; }
+  /// Returns the clipped gradients.
   template <class T> std::pair<T, Empty> update(const T& grads, const Empty&, const T&) const {
     return {unflatten(grads, detail::clipped(flatten(grads), max_norm)), {}};
   }
 };
 
+/// The state of `ScaleByAdam`.
 template <class T> struct AdamState {
-  NamedArray count;
-  T mu, nu;
+  NamedArray count;  ///< Number of updates, an `i32` scalar.
+  T mu;              ///< First moments.
+  T nu;              ///< Second moments.
 };
-// m / (sqrt(v) + eps), with m and v corrected for having started from zero.
+/// Adam (Kingma and Ba 2015): `m / (sqrt(v) + eps)`, where `m` and `v` are running means of the
+/// gradient and of its square, with bias correction.
 struct ScaleByAdam {
-  double b1 = 0.9, b2 = 0.999, eps = 1e-8;
+  double b1 = 0.9;    ///< Decay rate of the first moment.
+  double b2 = 0.999;  ///< Decay rate of the second moment.
+  double eps = 1e-8;  ///< Added to the square root.
+  /// Returns zero moments for each trainable leaf.
   template <class T> AdamState<T> init(const T& params) const {
     Walk w = walk_of(params);
     auto zeros = unflatten(params, detail::trainable_zeros(w.leaves(), w.frozen));
     return {detail::first_step(), zeros, zeros};
   }
+  /// Returns the scaled gradients and the next state.
+  /// @throws haliax::Error if a leaf has a gradient and no moments
   template <class T>
   std::pair<T, AdamState<T>> update(const T& grads, const AdamState<T>& s, const T&) const {
     auto count = s.count + 1;
@@ -92,26 +123,30 @@ struct ScaleByAdam {
   }
 };
 
-// trace = g + decay * trace; updates by the trace, or one step ahead of it.
+/// Momentum: `trace = g + decay * trace`. The update is the trace, or `g + decay * trace` with
+/// Nesterov momentum.
 struct Momentum {
-  double decay = 0.9;
-  bool nesterov = false;
+  double decay = 0.9;     ///< Decay rate of the trace.
+  bool nesterov = false;  ///< Applies Nesterov momentum.
+  /// Returns a zero trace for each trainable leaf.
   template <class T> T init(const T& params) const {
     Walk w = walk_of(params);
     return unflatten(params, detail::trainable_zeros(w.leaves(), w.frozen));
   }
+  /// Returns the updates and the next trace.
   template <class T> std::pair<T, T> update(const T& grads, const T& trace, const T&) const {
     auto [updates, next] = detail::momentum(flatten(grads), flatten(trace), decay, nesterov);
     return {unflatten(grads, updates), unflatten(trace, next)};
   }
 };
 
-// updates + weight_decay * params, where the mask says so by the leaf's path and array; everywhere,
-// if there is none.
+/// Weight decay: `updates + weight_decay * params`.
 struct AddDecayedWeights {
-  double weight_decay = 0;
-  LeafFilter mask = {};
+  double weight_decay = 0;  ///< Factor of the params.
+  LeafFilter mask = {};     ///< Leaves that decay. Default: all.
+  /// Returns the state.
   template <class T> Empty init(const T&) const { return {}; }
+  /// Returns the updates with the decay added.
   template <class T>
   std::pair<T, Empty> update(const T& updates, const Empty&, const T& params) const {
     Walk w = walk_of(params, {.paths = !mask.all()});
@@ -119,46 +154,61 @@ struct AddDecayedWeights {
   }
 };
 
+/// Multiplies updates by a constant. Gradient descent has a negative factor.
 struct Scale {
-  double factor = 1;
+  double factor = 1;  ///< The constant.
+  /// Returns the state.
   template <class T> Empty init(const T&) const { return {}; }
+  /// Returns the scaled updates.
   template <class T> std::pair<T, Empty> update(const T& updates, const Empty&, const T&) const {
     return {unflatten(updates, detail::scaled(flatten(updates), factor)), {}};
   }
 };
 
-// A schedule: a function of the number of steps made (i32) and giving a factor.
+/// Multiplies updates by a schedule: a function of the number of previous updates (an `i32` scalar)
+/// that returns a factor. The state is this number.
 template <class Schedule> struct ScaleBySchedule {
-  Schedule schedule;
+  Schedule schedule;  ///< The function.
+  /// Returns 0.
   template <class T> NamedArray init(const T&) const { return detail::first_step(); }
+  /// Returns the scaled updates and the next count.
   template <class T>
   std::pair<T, NamedArray> update(const T& updates, const NamedArray& count, const T&) const {
     return {unflatten(updates, detail::scaled(flatten(updates), schedule(count))), count + 1};
   }
 };
-// From 0 to the peak in `warmup` steps, then down to `final` along half a cosine, until step
-// `total`.
+/// A schedule that increases linearly from 0 to `peak` in `warmup` steps, and then decays to
+/// `final` along half a cosine until step `total`.
+///
+///     auto optimizer = optim::adamw(optim::WarmupCosine{3e-4, 100, 1000}, {});
 struct WarmupCosine {
-  double peak;
-  std::int64_t warmup, total;
-  double final = 0;
+  double peak;          ///< Maximum.
+  std::int64_t warmup;  ///< Steps of the linear increase.
+  std::int64_t total;   ///< Steps until `final`, warmup included.
+  double final = 0;     ///< Value from step `total` on.
+  /// Returns the value at step `count`, an `f32` scalar.
   NamedArray operator()(const NamedArray& count) const;
 };
+/// The negative of a schedule.
 template <class Schedule> struct Negative {
-  Schedule schedule;
+  Schedule schedule;  ///< The schedule.
+  /// Returns `-schedule(count)`.
   NamedArray operator()(const NamedArray& count) const { return -schedule(count); }
 };
 
-// One after the other: each transforms the updates of the one before. The state is the tuple of
-// their states.
+/// A sequence of transformations, each applied to the updates of the one before. The state is the
+/// tuple of their states.
 template <class... Steps> struct Chain {
-  std::tuple<Steps...> steps;
+  std::tuple<Steps...> steps;  ///< The transformations, in order.
 
+  /// Returns the initial state for `params`.
   template <class T>
   auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
     detail::UpdateScope scope(walk_of(params, {.paths = true}), at);
     return std::apply([&](const auto&... s) { return std::tuple(s.init(params)...); }, steps);
   }
+  /// Returns the updates and the next state.
+  /// @throws haliax::Error if `grads`, `state` and `params` do not match
   template <class T, class State>
   std::pair<T, State> update(const T& grads, const State& state, const T& params,
                              SourceLocation at = SourceLocation::current()) const {
@@ -173,20 +223,30 @@ template <class... Steps> struct Chain {
     return r;
   }
 };
+/// Returns the sequence of these transformations.
+///
+///     auto optimizer = optim::chain(optim::clip_by_global_norm(1), optim::adamw());
 template <class... Steps> Chain<Steps...> chain(Steps... steps) { return {{std::move(steps)...}}; }
 
-// ---- parts of a model ----
-// A transformation of some updates alone; the others pass as they are, and have no state. As
-// Optax's.
-template <class Inner> struct Masked {
-  LeafFilter which;
-  Inner inner;
+/// @}
 
+/// @name Parts of a model
+/// @{
+
+/// A transformation of the leaves that a filter selects. The other updates pass through unchanged
+/// and have no state, as in Optax.
+template <class Inner> struct Masked {
+  LeafFilter which;  ///< The transformed leaves.
+  Inner inner;       ///< The transformation.
+
+  /// Returns the initial state of the selected leaves.
+  /// @throws haliax::Error if the filter is a string that no path contains
   template <class T>
   auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
     detail::UpdateScope scope(at);
     return inner.init(filter(params, which));
   }
+  /// Returns the updates and the next state.
   template <class T, class State>
   std::pair<T, State> update(const T& updates, const State& state, const T& params,
                              SourceLocation at = SourceLocation::current()) const {
@@ -200,24 +260,27 @@ template <class Inner> struct Masked {
     return {unflatten(updates, detail::chosen_or(flatten(next), chosen, flatten(updates))), after};
   }
 };
+/// Returns `inner`, applied to the leaves that `which` selects.
 template <class Inner> Masked<Inner> masked(Inner inner, LeafFilter which) {
   return {std::move(which), std::move(inner)};
 }
 
-// Rates, decay and rules by path: each array is updated by the first group that its path is of, and
-// stays as it is if there is none. A group has states of its own arrays alone.
-//   optim::groups(optim::group("lora", optim::adamw({.learning_rate = 1e-3})), optim::group("norm",
-//   optim::sgd()))
+/// A filter with the optimizer of the leaves that it selects.
 template <class Optimizer> struct Group {
-  LeafFilter which;
-  Optimizer optimizer;
+  LeafFilter which;     ///< The leaves.
+  Optimizer optimizer;  ///< Their optimizer.
 };
+/// Returns a group for `groups`.
 template <class Optimizer> Group<Optimizer> group(LeafFilter which, Optimizer optimizer) {
   return {std::move(which), std::move(optimizer)};
 }
+/// Optimizers by path. The first group that selects a leaf updates it. A leaf without a group has
+/// no update. Each group has states for its own leaves.
 template <class... Optimizers> struct Groups {
-  std::tuple<Group<Optimizers>...> all;
+  std::tuple<Group<Optimizers>...> all;  ///< The groups, in order.
 
+  /// Returns the initial state: the tuple of the states of the groups.
+  /// @throws haliax::Error if a filter is a string that no path contains
   template <class T>
   auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
     detail::UpdateScope scope(at);
@@ -225,6 +288,7 @@ template <class... Optimizers> struct Groups {
     return each(
         [&](auto i, const auto& g) { return g.optimizer.init(part(params, group, int(i))); });
   }
+  /// Returns the updates and the next state.
   template <class T, class State>
   std::pair<T, State> update(const T& grads, const State& state, const T& params,
                              SourceLocation at = SourceLocation::current()) const {
@@ -258,49 +322,90 @@ template <class... Optimizers> struct Groups {
     return unflatten(tree, detail::of_group(flatten(tree), group, which));
   }
 };
+/// Returns an optimizer with one optimizer per group.
+///
+///     optim::groups(optim::group("lora", optim::adamw({.learning_rate = 1e-3})),
+///                   optim::group("norm", optim::sgd()));
 template <class... Optimizers> Groups<Optimizers...> groups(Group<Optimizers>... all) {
   return {{std::move(all)...}};
 }
 
-// ---- types, for members of classes ----
-// What an optimiser keeps of a model: State<AdamW, Model>.
+/// @}
+
+/// @name Types for members of classes
+/// @{
+
+/// The state of an optimizer for a model: `optim::State<optim::AdamW, Model>`.
 template <class Optimizer, class Model>
 using State = decltype(std::declval<const Optimizer&>().init(std::declval<const Model&>()));
+/// The result of `sgd`.
 using Sgd = Chain<Momentum, Scale>;
+/// The result of `adam`.
 using Adam = Chain<ScaleByAdam, Scale>;
+/// The result of `adamw` with a constant learning rate.
 using AdamW = Chain<ScaleByAdam, AddDecayedWeights, Scale>;
+/// The result of `adamw` with a schedule.
 template <class Schedule>
 using ScheduledAdamW = Chain<ScaleByAdam, AddDecayedWeights, ScaleBySchedule<Negative<Schedule>>>;
 
-// ---- by their usual names ----
+/// @}
+
+/// @name Optimizers
+/// @{
+
+/// Returns a transformation that clips gradients to a global norm of at most `max_norm`.
 ClipByGlobalNorm clip_by_global_norm(double max_norm);
+/// Returns the scaling of Adam; see `ScaleByAdam`.
 ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8);
+/// Returns weight decay of the leaves that `mask` selects, by default of all leaves.
 AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask = {});
+/// Returns a multiplication by `factor`.
 Scale scale(double factor);
+/// Returns a multiplication by a schedule; see `ScaleBySchedule`.
 template <class S> ScaleBySchedule<S> scale_by_schedule(S schedule) {
   return {std::move(schedule)};
 }
 
+/// Options of `adam`.
 struct AdamOptions {
-  double learning_rate = 1e-3, b1 = 0.9, b2 = 0.999, eps = 1e-8;
+  double learning_rate = 1e-3;  ///< Learning rate.
+  double b1 = 0.9;              ///< Decay rate of the first moment.
+  double b2 = 0.999;            ///< Decay rate of the second moment.
+  double eps = 1e-8;            ///< Added to the square root.
 };
+/// Options of `adamw`.
 struct AdamWOptions {
-  double learning_rate = 1e-3, b1 = 0.9, b2 = 0.999, eps = 1e-8, weight_decay = 1e-4;
-  LeafFilter mask = {};  // what decays
+  double learning_rate = 1e-3;  ///< Learning rate. Not used with a schedule.
+  double b1 = 0.9;              ///< Decay rate of the first moment.
+  double b2 = 0.999;            ///< Decay rate of the second moment.
+  double eps = 1e-8;            ///< Added to the square root.
+  double weight_decay = 1e-4;   ///< Weight decay, times the learning rate.
+  LeafFilter mask = {};         ///< Leaves that decay. Default: all.
 };
+/// Options of `sgd`.
 struct SgdOptions {
-  double learning_rate = 1e-2, momentum = 0;
-  bool nesterov = false;
+  double learning_rate = 1e-2;  ///< Learning rate.
+  double momentum = 0;          ///< Decay rate of the momentum.
+  bool nesterov = false;        ///< Applies Nesterov momentum.
 };
-Sgd sgd(SgdOptions = {});
-Adam adam(AdamOptions = {});
-// p - learning_rate * (m / (sqrt(v) + eps) + weight_decay * p)
-AdamW adamw(AdamWOptions = {});
-// The same with a schedule in place of the learning rate.
+/// Returns stochastic gradient descent: `p - learning_rate * trace`, with the trace of `Momentum`.
+Sgd sgd(SgdOptions options = {});
+/// Returns Adam: `p - learning_rate * m / (sqrt(v) + eps)`.
+Adam adam(AdamOptions options = {});
+/// Returns AdamW (Loshchilov and Hutter 2019): `p - learning_rate * (m / (sqrt(v) + eps) +
+/// weight_decay * p)`.
+///
+///     auto optimizer = optim::adamw({.learning_rate = 3e-4, .weight_decay = 0.1});
+///     auto state = optimizer.init(model);
+///     auto [updates, next] = optimizer.update(grads, state, model);
+AdamW adamw(AdamWOptions options = {});
+/// Returns AdamW with a schedule in place of the learning rate.
 template <class S> ScheduledAdamW<S> adamw(S schedule, AdamWOptions o) {
   return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask},
                ScaleBySchedule<Negative<S>>{{std::move(schedule)}});
 }
+
+/// @}
 
 }  // namespace optim
 }  // namespace haliax

@@ -1,6 +1,5 @@
-// How long each step of a function takes, and what of that time the machine needs for it:
-// profile(step, args...). HALIAX_PROFILE=FILE is the same for a whole process. See
-// docs/performance.md.
+// Profiles: the time of each step of a function, and the time that this machine needs for it at its
+// best rate. `HALIAX_PROFILE=FILE` profiles a process. See docs/how-to/performance.md.
 #pragma once
 #include <iosfwd>
 #include <string>
@@ -12,63 +11,79 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// In one call of the function, over all devices.
+/// The cost of a step, or of several steps, in one call of the function, over all devices.
 struct ProfileCost {
-  double calls = 0;              // how often a step ran
-  double seconds = 0;            // of a loop: without the steps of its body
-  double read = 0, written = 0;  // bytes: what the step's views hold, each element once
-  double flops = 0;              // of contractions: a multiplication and an addition are two
-  // what this machine needs to move those bytes, or to compute those products
+  double calls = 0;    ///< Executions.
+  double seconds = 0;  ///< Time. The time of a loop excludes the steps of its body.
+  double read = 0;     ///< Bytes that the steps read; each element counts once.
+  double written = 0;  ///< Bytes that the steps write.
+  double flops = 0;    ///< Floating-point operations of contractions; a multiply-add counts as two.
+  /// Time that this machine needs for these bytes or operations at its best rate.
   double bound_s = 0;
-  // above 1: what it read lay in caches
+  /// Returns `bound_s / seconds`. Values above 1 occur if the arrays are in the caches.
   double share() const { return seconds > 0 ? bound_s / seconds : 0; }
+  /// Returns the bytes read and written per second.
   double bytes_per_s() const { return seconds > 0 ? (read + written) / seconds : 0; }
+  /// Returns the floating-point operations per second.
   double flops_per_s() const { return seconds > 0 ? flops / seconds : 0; }
 };
-// All steps that do the same at one line.
+/// The profile of all equal steps at one line.
 struct StepProfile : ProfileCost {
-  std::string kind;           // fused, contract, gather, loop, collective, ...
-  std::string op;             // the op that the step ends in: dot
-  std::string holds;          // of a fused step, what it computes, in order: sub exp reduce_sum
-  std::string shape;          // its points: 8 256 384; of a contraction [batch] m x n x k
-  std::string where, module;  // model.cpp:41; blocks.mlp.up
-  std::string called;         // what ran it: jit at train.cpp:12
-  int loops = 0;              // around it
-  // Turns of a loop around it that run at a time, each on a thread; `seconds` are those of all
-  // threads, over how many they are.
+  std::string kind;    ///< Kind of step: `fused`, `contract`, `gather`, `loop`, `collective`, ...
+  std::string op;      ///< The last op of the step: `dot`.
+  std::string holds;   ///< For a fused step, its ops in order: `sub exp reduce_sum`.
+  std::string shape;   ///< Iteration space: `8 256 384`; for a contraction: `[batch] m x n x k`.
+  std::string where;   ///< Source location: `model.cpp:41`.
+  std::string module;  ///< Path of the module: `blocks.mlp.up`.
+  std::string called;  ///< The call that runs the step: `jit at train.cpp:12`.
+  int loops = 0;       ///< Number of loops around the step.
+  /// Number of iterations that run in parallel, each on a thread. `seconds` is the time of all
+  /// threads, divided by this number.
   int side_by_side = 1;
 };
+/// The cost of all steps of one kind or module.
 struct ProfileSum : ProfileCost {
-  std::string name;
+  std::string name;  ///< Kind, or path of the module.
 };
-// Measured once in a process, by the library's own steps on large arrays, with all threads. 0: not
-// known, and then no bound is.
+/// The best rates of this machine, with all threads. They are measured once per process with steps
+/// of the library. 0: unknown; no bound is known then.
 struct MachineRates {
-  double read = 0;  // bytes per second, of a sum, or of a vector times a matrix
-  double copy = 0;  // bytes per second, read and written, of a copy
-  // per second, of a square product, by dtype
+  double read = 0;  ///< Bytes per second of a sum, or of a vector times a matrix.
+  double copy = 0;  ///< Bytes read and written per second of a copy.
+  /// Floating-point operations per second of a square matmul, by dtype.
   std::vector<std::pair<std::string, double>> flops = {};
 };
+/// The profile of a function.
 struct Profile {
-  int runs = 0;                    // timed; what stands here is of one of them, on average
-  double wall_s = 0;               // of a call
-  double steps_s = 0;              // of all steps; on a mesh of all devices together
-  std::vector<StepProfile> steps;  // in order
-  // dearest first; what a module takes is in those around it too
-  std::vector<ProfileSum> by_kind, by_module;
-  MachineRates machine;
+  int runs = 0;                     ///< Timed calls. All values are means over them.
+  double wall_s = 0;                ///< Time of a call.
+  double steps_s = 0;               ///< Time of all steps; on a mesh, the sum over all devices.
+  std::vector<StepProfile> steps;   ///< The steps, in order.
+  std::vector<ProfileSum> by_kind;  ///< Sums by kind of step, the most expensive first.
+  /// Sums by module, the most expensive first. A module includes its submodules.
+  std::vector<ProfileSum> by_module;
+  MachineRates machine;  ///< The rates that the bounds derive from.
 };
-std::string to_string(const Profile&);  // tables
-std::ostream& operator<<(std::ostream&, const Profile&);
+/// Returns the profile as tables: by kind, by module, and by step.
+std::string to_string(const Profile& profile);
+/// Prints the tables.
+std::ostream& operator<<(std::ostream& out, const Profile& profile);
 
 namespace detail {
 Profile profiled(void (*call)(const void*), const void* f);
 }
 
-// Calls f(args...) once to warm it, then three times, and says what each step took. f is what jit
-// or named_jit gave, or a function that runs such ones, or reads arrays itself; its results are
-// read, and thrown away. What it would donate is copied, and stays. Steps are told apart on the
-// cpu; of other backends wall_s is all. Raises inside of a trace, and what f raises.
+/// Profiles a function: calls `f(args...)` once to warm up, and then three times.
+///
+/// Arguments that `f` would donate are copied and stay valid. Results are computed and discarded.
+/// Steps are timed on the `cpu` backend; on other backends only `wall_s` is set.
+///
+///     std::cout << profile(step, model, x);
+///
+/// @param f     a result of `jit` or `named_jit`, or a function that calls such functions or reads
+///     arrays
+/// @param args  arguments of `f`
+/// @throws haliax::Error inside a traced function, or if `f` raises
 template <class F, class... A> Profile profile(const F& f, const A&... args) {
   auto call = [&] {
     using R = std::invoke_result_t<const F&, const A&...>;

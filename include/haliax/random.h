@@ -1,6 +1,8 @@
-// Random numbers: Threefry-2x32 with JAX's partitionable layout, bit for bit. A draw is a pure
-// function of (key, position), so that the numbers are the same on every mesh and in every chunk.
-// The position is row-major in the order of the axes asked for.
+// Random numbers: Threefry-2x32 with the partitionable layout of JAX, and the same values.
+//
+// A draw is a pure function of the key and of the position in the array. The position is row-major
+// in the order of the requested axes. The values therefore do not depend on the mesh, on chunks or
+// on `vmap`.
 #pragma once
 #include <array>
 #include <optional>
@@ -10,62 +12,151 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// A key: two u32 words along the axis `key_word`, which comes last; other axes make it an array of
-// keys, mapped by name in vmap, scan and Stacked. An empty key stands for "no randomness"
-// (inference): it splits into empty keys.
+/// @name Keys
+/// @{
+
+/// A key of the random number generator.
+///
+/// A key is two `u32` words along the axis `key_word`, which is last. With other axes it is an
+/// array of keys, which `vmap`, `scan` and `nn::Stacked` map over by name. An empty key means no
+/// randomness, for example for inference: it splits into empty keys, and draws raise.
 struct Key {
-  NamedArray words;
+  NamedArray words;  ///< the words: `u32`, (..., key_word=2)
+  /// Returns true if the key is not empty.
   explicit operator bool() const { return !words.empty(); }
 };
+
+/// The name of the axis of the two words of a key.
 inline const char* const key_word = "key_word";
-std::string to_string(const Key&);  // Key(0, 42): its words; of an array of keys Key((layers=4))
-std::ostream& operator<<(std::ostream&, const Key&);
+
+/// Returns the words, as in `Key(0, 42)`; for an array of keys its axes, as in `Key((layers=4))`.
+std::string to_string(const Key& key);
+/// Writes `to_string(key)`.
+std::ostream& operator<<(std::ostream& out, const Key& key);
+
+/// @}
 
 namespace random {
 
-Key key(std::int64_t seed);  // (0, seed mod 2^32), as JAX
+/// @name Creating keys
+/// @{
+
+/// Returns the key of a seed: the words (0, seed mod 2^32), as in JAX.
+Key key(std::int64_t seed);
+/// Returns the key with two given words.
 Key key(std::uint32_t word0, std::uint32_t word1);
-Key key(const NamedArray& words,
-        // raw words: u32, with an axis of size 2 called key_word or word
-        SourceLocation = SourceLocation::current());
-std::vector<Key> split(const Key&, int n, SourceLocation = SourceLocation::current());
-// keys along that axis
-Key split(const Key&, const Axis&, SourceLocation = SourceLocation::current());
+/// Returns the key, or the array of keys, with words from an array.
+///
+/// @param words  `u32` array with an axis `key_word` or `word` of size 2
+/// @param at     the line that error messages name
+/// @throws haliax::Error if the dtype or the axis differs
+Key key(const NamedArray& words, SourceLocation at = SourceLocation::current());
+
+/// Returns `n` independent keys. Use each key for one draw.
+///
+///     auto keys = random::split(key, 3);
+///     auto [k1, k2] = random::split<2>(key);
+///     auto layers = random::split(key, Layers);   // an array of keys, for nn::Stacked
+std::vector<Key> split(const Key& key, int n, SourceLocation at = SourceLocation::current());
+/// Returns an array of independent keys along `axis`.
+Key split(const Key& key, const Axis& axis, SourceLocation at = SourceLocation::current());
+/// Returns `N` independent keys as a `std::array`, for structured bindings.
 template <std::size_t N>
-std::array<Key, N> split(const Key& k, SourceLocation at = SourceLocation::current()) {
-  auto keys = split(k, int(N), at);
+std::array<Key, N> split(const Key& key, SourceLocation at = SourceLocation::current()) {
+  auto keys = split(key, int(N), at);
   std::array<Key, N> out;
   for (std::size_t i = 0; i < N; ++i) out[i] = keys[i];
   return out;
 }
-Key fold_in(const Key&, Arr data);
 
-// dtype of bits: u8, u16, u32 or u64. Floats: f32, f64, bf16, f16.
-NamedArray bits(const Key&, const AxisSpec&, DType = DType::u32,
-                SourceLocation = SourceLocation::current());
-NamedArray uniform(const Key&, const AxisSpec&, Arr minval = 0., Arr maxval = 1.,
-                   DType = DType::f32, SourceLocation = SourceLocation::current());
-NamedArray normal(const Key&, const AxisSpec&, DType = DType::f32,
-                  SourceLocation = SourceLocation::current());
-NamedArray truncated_normal(const Key&, const AxisSpec&, Arr lower, Arr upper, DType = DType::f32,
-                            SourceLocation = SourceLocation::current());
-NamedArray bernoulli(const Key&, const AxisSpec&, Arr p = 0.5,
-                     SourceLocation = SourceLocation::current());
-NamedArray randint(const Key&, const AxisSpec&, Arr minval, Arr maxval, DType = DType::i32,
-                   SourceLocation = SourceLocation::current());
-NamedArray gumbel(const Key&, const AxisSpec&, DType = DType::f32,
-                  SourceLocation = SourceLocation::current());
-NamedArray exponential(const Key&, const AxisSpec&, DType = DType::f32,
-                       SourceLocation = SourceLocation::current());
-NamedArray categorical(const Key&, Arr logits, const AxisSelector& axis,
+/// Returns a key that depends on `key` and on `data`, for example a step count.
+///
+/// @param key   the key
+/// @param data  C++ integer, or integer array; the axes of an array make an array of keys
+Key fold_in(const Key& key, Arr data);
+
+/// @}
+
+/// @name Distributions
+/// Each draw has the requested axes, in order. A key must be one key: map over an array of keys
+/// with `vmap` or `scan`. Float draws are `f32`, `f64`, `bf16` or `f16`. Bounds are C++ scalars, or
+/// arrays whose axes are a subset of the requested axes. All draws raise for an empty key and for
+/// another dtype. `bits`, `uniform`, `randint`, `bernoulli`, `permutation` and `categorical` return
+/// the values of JAX exactly.
+/// @{
+
+/// Draws random bits, as `u8`, `u16`, `u32` or `u64`.
+NamedArray bits(const Key& key, const AxisSpec& axes, DType dtype = DType::u32,
+                SourceLocation at = SourceLocation::current());
+
+/// Draws floats uniformly from [`minval`, `maxval`).
+NamedArray uniform(const Key& key, const AxisSpec& axes, Arr minval = 0., Arr maxval = 1.,
+                   DType dtype = DType::f32, SourceLocation at = SourceLocation::current());
+
+/// Draws from the standard normal distribution.
+///
+///     auto x = random::normal(random::key(0), {Batch, Embed});
+NamedArray normal(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                  SourceLocation at = SourceLocation::current());
+
+/// Draws from the standard normal distribution, limited to (`lower`, `upper`).
+NamedArray truncated_normal(const Key& key, const AxisSpec& axes, Arr lower, Arr upper,
+                            DType dtype = DType::f32,
+                            SourceLocation at = SourceLocation::current());
+
+/// Draws bools that are true with probability `p`.
+///
+/// @throws haliax::Error if `p` is a C++ scalar outside of [0, 1]
+NamedArray bernoulli(const Key& key, const AxisSpec& axes, Arr p = 0.5,
+                     SourceLocation at = SourceLocation::current());
+
+/// Draws integers uniformly from [`minval`, `maxval`).
+///
+/// @throws haliax::Error if the dtype or a bound is not an integer, or a bound does not fit
+NamedArray randint(const Key& key, const AxisSpec& axes, Arr minval, Arr maxval,
+                   DType dtype = DType::i32, SourceLocation at = SourceLocation::current());
+
+/// Draws from the standard Gumbel distribution.
+NamedArray gumbel(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                  SourceLocation at = SourceLocation::current());
+
+/// Draws from the exponential distribution with rate 1.
+NamedArray exponential(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                       SourceLocation at = SourceLocation::current());
+
+/// Draws positions along `axis` with probabilities `softmax(logits, axis)`.
+///
+/// @param key     the key
+/// @param logits  float array that has `axis`
+/// @param axis    the axis of classes
+/// @param shape   axes of the result; default: the other axes of `logits`, which it must contain
+/// @return `i32` array
+/// @throws haliax::Error if `axis` has size 0, or is in `shape`
+///
+///     auto ids = random::categorical(key, logits, "vocab");   // (batch, vocab) -> (batch)
+NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape = {});
-NamedArray permutation(const Key&, Arr x, const AxisSelector& axis, bool independent = false);
-// of 0 ... size - 1
-NamedArray permutation(const Key&, const Axis&, SourceLocation = SourceLocation::current());
 
-// generate_sharded(draw, axis)(key, axes), with draw(key, axes): each position of `axis`, one of
-// the axes, from a key of its own, so that a device makes only its part. Every draw here is made so
-// anyway; this one gives the numbers of Haliax's function of that name.
+/// Shuffles `x` along `axis`.
+///
+/// @param key          the key
+/// @param x            array that has `axis`
+/// @param axis         axis to shuffle
+/// @param independent  true: each position along the other axes has its own order
+NamedArray permutation(const Key& key, Arr x, const AxisSelector& axis, bool independent = false);
+
+/// Returns the positions of `axis`, from 0 to `axis.size` - 1, in random order.
+NamedArray permutation(const Key& key, const Axis& axis,
+                       SourceLocation at = SourceLocation::current());
+
+/// Returns a function `(key, axes) -> array` that draws each position of `axis` from its own key.
+///
+/// The values are those of the function of the same name in Haliax. With the other draws, too, each
+/// device computes only its own shard.
+///
+/// @param draw  `draw(key, axes) -> array`
+/// @param axis  one of the axes
+/// @param at    the line that error messages name
 template <class Draw>
 auto generate_sharded(Draw draw, const AxisSelector& axis,
                       SourceLocation at = SourceLocation::current()) {
@@ -76,6 +167,8 @@ auto generate_sharded(Draw draw, const AxisSelector& axis,
     return broadcast_to(Arr(vmap(own, mine, at)(split(key, mine, at)), at), axes);
   };
 }
+
+/// @}
 
 }  // namespace random
 }  // namespace haliax

@@ -1,6 +1,6 @@
-// Several processes that run one program together, as mpirun starts them: ranks. Each has some of
-// the devices of every mesh, and of an array on a mesh the blocks of those. Outside of meshes each
-// computes for itself, and all compute the same.
+// Ranks: several processes that run one program together, for example under mpirun. Each rank owns
+// some devices of a mesh, and the shards on these devices. Outside of meshes, each rank computes
+// the same values independently. See docs/how-to/clusters.md.
 #pragma once
 #include <vector>
 
@@ -8,23 +8,30 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-int this_rank();   // 0 where there is one
-int rank_count();  // 1 where a process runs by itself
+/// Returns the number of this rank, from 0. A program of one process has rank 0.
+int this_rank();
+/// Returns the number of ranks. A program of one process has 1.
+int rank_count();
 
-// True on all ranks where it is true on one: that a training ends, say. All ranks ask, in the same
-// place.
-bool on_any_rank(bool mine, SourceLocation = SourceLocation::current());
+/// Returns true on all ranks if `mine` is true on at least one rank, for example to end training on
+/// all ranks. All ranks must call it, at the same place of the program.
+bool on_any_rank(bool mine, SourceLocation at = SourceLocation::current());
 
-// A device's block of an array.
+/// The block of an array on one device.
 struct LocalShard {
-  int device = 0;                   // of the mesh
-  std::vector<std::int64_t> start;  // of its first element in the whole array, by axis
-  NamedArray value;                 // the block; its axes are as long as it is
-  bool first = true;                // of the devices that have the same block, it is the first
+  int device = 0;                   ///< Device of the mesh.
+  std::vector<std::int64_t> start;  ///< Position of the first element in the full array, by axis.
+  NamedArray value;                 ///< The block; its axes have local sizes.
+  bool first = true;                ///< True on the first one of the devices that hold this block.
 };
-// The blocks of this rank's devices, without a word to the others. An array that does not lie on a
-// mesh is one block. (To read an array whole, all ranks must ask for it, unless each has all of it:
-// a loss may be printed by one.) Raises for an empty array.
-std::vector<LocalShard> local_shards(const NamedArray&, SourceLocation = SourceLocation::current());
+/// Returns the blocks of an array on the devices of this rank, without communication. An array that
+/// is on no mesh is one block.
+///
+/// Reading a sharded array, for example with `NamedArray::floats`, is a collective: all ranks must
+/// read it. Reading a replicated array, such as a loss, is local.
+///
+/// @throws haliax::Error if the array is empty
+std::vector<LocalShard> local_shards(const NamedArray& array,
+                                     SourceLocation at = SourceLocation::current());
 
 }  // namespace haliax

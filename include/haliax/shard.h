@@ -1,4 +1,5 @@
-// Sharding whole trees, functions of local shards, and pictures of which device holds what.
+// Sharding of trees, fully sharded data parallelism, functions of local shards, and tables of the
+// shards of an array. See docs/how-to/parallelism.md.
 #pragma once
 #include <string>
 #include <tuple>
@@ -12,40 +13,64 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// ---- trees ----
-// Every array of a tree by one mapping; see `shard` of an array.
+/// @name Trees
+/// @{
+
+/// Returns the tree with each array sharded by one mapping; see `shard` for an array.
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T
     shard(const T& tree, const Mapping& m, SourceLocation at = SourceLocation::current()) {
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m); }, tree);
 }
+/// Returns the tree with each array constrained by the mapping in scope; see `auto_sharded` for an
+/// array.
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T
     auto_sharded(const T& tree, SourceLocation at = SourceLocation::current()) {
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : auto_sharded(Arr(a, at)); },
                   tree);
 }
+/// Returns the tree with each array sharded by the mapping in scope. Without one, the tree is
+/// returned unchanged.
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T
     shard(const T& tree, SourceLocation at = SourceLocation::current()) {
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at)); }, tree);
 }
 
-// ---- two mappings ----
-// Fully sharded data parallelism: arguments and results lie as `params` says, what is computed as
-// `compute` says. The same as named_jit(f, {.axis_resources = compute, .in = params, .out =
-// params}).
+/// @}
+
 namespace detail {
 JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions);
 }
+
+/// @name Two mappings
+/// @{
+
+/// Returns `f`, compiled for fully sharded data parallelism (FSDP, ZeRO): `params` shards arguments
+/// and results, and `compute` shards the intermediates of `f`.
+///
+/// The compiler all-gathers a weight where a layer reads it, and reduce-scatters its gradient. The
+/// call is `named_jit(f, {.axis_resources = compute, .in = params, .out = params})`.
+///
+///     auto step = fsdp(train_step, {{"embed", "data"}}, {{"batch", "data"}},
+///                      {.donate = {0}, .mesh = mesh});
+///
+/// @param f        function of trees
+/// @param params   mapping of arguments and results
+/// @param compute  mapping inside `f`
+/// @param options  other options; `in`, `out` and `axis_resources` are overwritten
+/// @see JitOptions::regather
 template <class F> Jitted<F> fsdp(F f, Mapping params, Mapping compute, JitOptions options = {}) {
   return named_jit(std::move(f),
                    detail::fsdp_options(std::move(params), std::move(compute), std::move(options)));
 }
 
-// ---- functions of local shards ----
+/// @}
+
 namespace detail {
-// mesh axes hidden from what f sees, each the outer part of the axes that it cuts
+// The mesh axes are hidden axes of the arrays inside f. Each one is the outer part of the axes that
+// it shards.
 class ShardMap {
  public:
   explicit ShardMap(const JitOptions&);
@@ -60,12 +85,32 @@ class ShardMap {
 };
 }  // namespace detail
 
-// f sees the shard of one device: arrays whose axes have their local sizes, which have to divide
-// evenly. Arguments are cut by `in`, results put together by `out`; else by `axis_resources`, or
-// the mapping in scope. What f draws and computes, each device does by itself, and psum and the
-// like are all that passes between them; a result that is another on devices for which the mapping
-// does not cut it raises. Called by itself it is a named_jit; inside another it is part of that
-// one's graph, and it can be differentiated, inside and outside. Other options as for named_jit.
+/// @name Functions of local shards
+/// @{
+
+/// Returns a function that runs `f` on the shards of one device, for code with explicit
+/// collectives.
+///
+/// Inside `f`, arrays have local axis sizes. `f` computes and draws random numbers on each device
+/// separately; `psum` and the other functions below communicate. The returned function is a
+/// `named_jit`. Inside another traced function it becomes part of that graph. `grad` works inside
+/// of `f` and around the returned function.
+///
+/// - `in` shards the arguments and `out` the results; the default of both is `axis_resources`, or
+///   the mapping in scope.
+/// - A result that differs between the devices along a mesh axis must be sharded along that mesh
+///   axis.
+///
+///     auto normalized = shard_map(
+///         [](const NamedArray& part) {  // (batch / 4, embed)
+///           return part / sqrt(psum(sum(part * part), "data"));
+///         },
+///         {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"batch", "data"}}});
+///
+/// @param f        function of trees that returns a tree
+/// @param options  options, as for `named_jit`
+/// @throws haliax::Error (from a call) if there is no mesh, if the devices do not divide a sharded
+///     axis evenly, or if a result differs along a mesh axis that does not shard it
 template <class F> auto shard_map(F f, JitOptions options = {}) {
   auto whole = detail::transform_of<F>([f = std::move(f), options](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
@@ -86,43 +131,69 @@ template <class F> auto shard_map(F f, JitOptions options = {}) {
   });
   return named_jit(std::move(whole), options);
 }
-// Inside shard_map, over one or more mesh axes. Sums, means and extremes of what the devices along
-// them have; all have the result.
-NamedArray psum(Arr, const AxisSelection& mesh_axes);
-NamedArray pmean(Arr, const AxisSelection& mesh_axes);
-NamedArray pmax(Arr, const AxisSelection& mesh_axes);
-NamedArray pmin(Arr, const AxisSelection& mesh_axes);
-// The parts of all devices, one after the other along `axis`, in the order of the mesh axes, the
-// first slowest.
-NamedArray all_gather(Arr, const AxisSelector& axis, const AxisSelection& mesh_axes);
-// psum, of which each device keeps its part along `axis`, whose size has to divide.
-NamedArray psum_scatter(Arr, const AxisSelector& axis, const AxisSelection& mesh_axes);
-// The place of this device along a mesh axis: i32.
-NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation = SourceLocation::current());
+/// Returns the sum of `x` over the devices along one or more mesh axes (all-reduce). Inside
+/// `shard_map` only, like all functions of this section. All devices have the result. A sum of
+/// bools is `i32`.
+/// @throws haliax::Error if there is no `shard_map` around the call, or if the mesh lacks a mesh
+///     axis
+NamedArray psum(Arr x, const AxisSelection& mesh_axes);
+/// Returns the mean of `x` over the devices along one or more mesh axes.
+NamedArray pmean(Arr x, const AxisSelection& mesh_axes);
+/// Returns the elementwise maximum of `x` over the devices along one or more mesh axes.
+NamedArray pmax(Arr x, const AxisSelection& mesh_axes);
+/// Returns the elementwise minimum of `x` over the devices along one or more mesh axes.
+NamedArray pmin(Arr x, const AxisSelection& mesh_axes);
+/// Returns the arrays of all devices, concatenated along `axis` in the order of the mesh axes, the
+/// first one slowest.
+/// @return `x` with `axis` of size `devices * size`
+NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes);
+/// Returns one part along `axis` of `psum(x, mesh_axes)` on each device (reduce-scatter).
+/// @throws haliax::Error if the devices do not divide the size of `axis`
+NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes);
+/// Returns the position of the device along a mesh axis, an `i32` scalar.
+NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation at = SourceLocation::current());
 
-// ---- who holds what ----
-// Which devices hold which positions, as a table: rows and columns are the blocks of two axes that
-// are cut (of further ones it tells how). `svg`: the file to draw it in as well. Raises as `shard`
-// does, and for a file that cannot be written.
-std::string visualize_sharding(const AxisSpec&, const Mapping&, const Mesh&,
+/// @}
+
+/// @name Pictures of shardings
+/// @{
+
+/// Returns a table of the devices that hold each block of an array. Rows and columns are the blocks
+/// of the sharded axes.
+///
+/// @param axes     axes of the array
+/// @param mapping  mapping
+/// @param mesh     mesh of any size
+/// @param svg      file for a picture of the table; empty: none
+/// @throws haliax::Error if two axes are on one mesh axis, if the mesh lacks a mesh axis, or if the
+///     file cannot be written
+std::string visualize_sharding(const AxisSpec& axes, const Mapping& mapping, const Mesh& mesh,
                                const std::string& svg = {},
-                               SourceLocation = SourceLocation::current());
-// As the array is placed; without a placement by the mapping and mesh in scope, or whole on one
-// device.
-std::string visualize_sharding(const NamedArray&, const std::string& svg = {},
-                               SourceLocation = SourceLocation::current());
+                               SourceLocation at = SourceLocation::current());
+/// Returns the table for the placement of an array. The default is the mapping and the mesh in
+/// scope, or one device.
+std::string visualize_sharding(const NamedArray& array, const std::string& svg = {},
+                               SourceLocation at = SourceLocation::current());
+
+/// @}
 
 namespace detail {
 std::string sharding_table(const Leaves&, const std::vector<std::string>& paths, const Mapping&,
                            const Mesh&, SourceLocation);
 }
-// Of each array of a tree one line: its axes, how they are cut, its size, and what one device holds
-// of it. Then their sums.
+
+/// @name Tables of trees
+/// @{
+
+/// Returns one line for each array of a tree: its axes, their sharding, its bytes, and the bytes on
+/// one device. The last line has the sums.
 template <class T>
 std::string visualize_shardings(const T& tree, const Mapping& m, const Mesh& mesh,
                                 SourceLocation at = SourceLocation::current()) {
   Walk w = walk_of(tree, {.paths = true});
   return detail::sharding_table(w.leaves(), w.paths, m, mesh, at);
 }
+
+/// @}
 
 }  // namespace haliax

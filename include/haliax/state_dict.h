@@ -1,5 +1,5 @@
-// The arrays of a model under the names and shapes that checkpoints of PyTorch and Hugging Face
-// have, and back.
+// State dicts: the arrays of a model as named tensors, with the names and shapes of PyTorch and
+// Hugging Face checkpoints. See docs/how-to/checkpoints.md. haliax.h does not include this header.
 #pragma once
 #include <concepts>
 #include <string>
@@ -11,31 +11,39 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// An array of a model, as a checkpoint stores it: Stacked ones layer by layer (`{}` in the path is
-// the number), Linear's as a matrix, those of norms as a vector, others as they are.
+/// An array of a model, as a checkpoint stores it. The weight of a `Linear` is a matrix, the arrays
+/// of a norm are vectors, the arrays of a `Stacked` are one tensor per layer, and other arrays have
+/// their own axes.
 struct StateEntry {
-  std::string path;  // transformer.blocks.{}.attn.c_attn.weight
-  NamedArray* array;
-  std::vector<std::int64_t> shape;  // of one layer
-  std::int64_t layers = -1;         // -1: not stacked
+  /// Name of the tensor. Braces stand for the number of the layer: `blocks.{}.mlp.weight`.
+  std::string path;
+  NamedArray* array;                ///< The array in the model.
+  std::vector<std::int64_t> shape;  ///< Shape of the tensor of one layer.
+  std::int64_t layers = -1;         ///< Number of layers; -1: not stacked.
 };
 
-// A field's name -> what stands for it in a checkpoint; "" is no level at all.
+/// Pairs of a field name and its name in a checkpoint. The empty name removes the level. A pair
+/// applies to all fields of that name.
+///
+///     StateNames names{{"blocks", "h"}, {"body", ""}};
 using StateNames = std::vector<std::pair<std::string, std::string>>;
 
-// What of a file does not fit a model, by the names in the file.
+/// The differences between a file and a model, by tensor name.
 struct StateMismatch {
-  // the file lacks it; the model has no place for it
-  std::vector<std::string> missing = {}, unused = {};
-  std::vector<std::string> other_shape = {}, other_dtype = {};  // than in the model
+  std::vector<std::string> missing = {};      ///< Tensors that the file lacks.
+  std::vector<std::string> unused = {};       ///< Tensors that the model lacks.
+  std::vector<std::string> other_shape = {};  ///< Tensors whose shape differs from the model.
+  std::vector<std::string> other_dtype = {};  ///< Tensors whose dtype differs from the model.
+  /// Returns true if there is no difference.
   bool empty() const {
     return missing.empty() && unused.empty() && other_shape.empty() && other_dtype.empty();
   }
 };
+/// Options of `from_state_dict`.
 struct StateOptions {
-  bool strict = true;                 // raise where anything does not fit
-  StateMismatch* mismatch = nullptr;  // if not strict: gets what did not
-  SourceLocation at = SourceLocation::current();
+  bool strict = true;                 ///< Raises if the file and the model differ.
+  StateMismatch* mismatch = nullptr;  ///< If not null and not strict: receives the differences.
+  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
 };
 
 namespace detail {
@@ -49,9 +57,9 @@ struct StateWalk {
 
   using Visit = void (*)(StateWalk&, void*);
   void named(std::string_view field, Visit visit, void* node);
-  void check_no_layers() const;  // around: raises
-  void add(NamedArray& a);       // as stored
-  // without row axes: a vector
+  void check_no_layers() const;  // raises inside of layers
+  void add(NamedArray& a);       // with its own axes
+  // A vector if there are no row axes.
   void add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes);
   void add(nn::Linear&);
   void add_norm(std::optional<NamedArray>& weight, std::optional<NamedArray>& bias);
@@ -110,7 +118,8 @@ void load_state(const std::vector<StateEntry>&, const TensorFile&, const StateOp
 
 }  // namespace detail
 
-// The entries point into the model.
+/// Returns the arrays of a model with their names and shapes. The entries point into the model.
+/// @throws haliax::Error if a `Stacked` contains a `Stacked`
 template <class T>
 std::vector<StateEntry> state_entries(T& model, const StateNames& names = {},
                                       SourceLocation at = SourceLocation::current()) {
@@ -118,15 +127,30 @@ std::vector<StateEntry> state_entries(T& model, const StateNames& names = {},
   detail::collect_state<T>(w, &model);
   return std::move(w.entries);
 }
+/// Returns the arrays of a model as named tensors, sorted by name. Reads all values.
+///
+///     write_safetensors("model.safetensors", to_state_dict(model));
+///
+/// @param model  model, or any tree of named fields
+/// @param names  other names for fields
+/// @throws haliax::Error if two arrays have the same name
 template <class T>
 TensorFile to_state_dict(T model, const StateNames& names = {},
                          SourceLocation at = SourceLocation::current()) {
   return detail::save_state(state_entries(model, names, at), at);
 }
-// `like` with the arrays of the file. Raises for tensors that are missing, left over, of another
-// shape or dtype, and lists the first ten. With {.strict = false} what is missing or has another
-// shape stays as it is in `like` (layer by layer), and another dtype is cast.
-template <class T, std::same_as<StateNames> N>  // never deduced from braces: those are options
+/// Returns `like` with the values of a file.
+///
+///     auto model = from_state_dict(read_safetensors(path), Model::init(key), names);
+///
+/// @param file     tensors
+/// @param like     model with the expected axes and dtypes
+/// @param names    other names for fields, as in `to_state_dict`
+/// @param options  with `{.strict = false}`, a tensor that is missing or has another shape leaves
+///     its array (or layer) unchanged, and a tensor of another dtype is cast
+/// @throws haliax::Error if strict, and tensors are missing, unused, or have another shape or
+///     dtype; the error lists the first ten
+template <class T, std::same_as<StateNames> N>  // not deduced from braces, which are options
 T from_state_dict(const TensorFile& file, T like, const N& names,
                   const StateOptions& options = {}) {
   detail::load_state(state_entries(like, names, options.at), file, options);

@@ -1,6 +1,9 @@
-// Functions of functions. Each traces f once on the arrays it is given and builds more graph;
-// nothing runs here. Arguments and results are trees: arrays, modules, vectors, pairs and tuples of
-// them.
+// Transformations of functions: gradients, vectorization, loops, activation checkpointing.
+//
+// A transformation returns a function. When it is called, it traces the original function on its
+// arguments and builds graph nodes; it computes nothing. Arguments and results are trees: arrays,
+// modules, and vectors, pairs, tuples and maps of them. Functions return their results: they must
+// not assign to captured variables. Arguments are passed as `const`.
 #pragma once
 #include <optional>
 #include <memory>
@@ -14,37 +17,59 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
-// What a loop keeps for its gradient, or makes again in the backward pass.
+/// @name Loop options
+/// @{
+
+/// The policy for the residuals of a loop: save them, or recompute (rematerialize) them in the
+/// backward pass.
+///
+/// | policy | saved | recomputed |
+/// |---|---|---|
+/// | `none` (default) | the residuals of each iteration | nothing |
+/// | `carries` | the carry of each iteration | the body once |
+/// | `nested` | about every sqrt(n)-th carry of n iterations | the body twice |
+///
+/// It converts from a name, or from a bool: `true` is `carries`.
 struct ScanCheckpoint {
+  /// The policies.
   enum class Policy : std::uint8_t {
-    none,     // keep what the gradient reads (the fastest)
-    carries,  // keep the carries, make the body again
-    // keep every sqrt(n)-th carry: least memory, the body is made again twice, its sums over
-    // devices once
+    none,     ///< saves the residuals; the fastest
+    carries,  ///< saves the carries, and recomputes the body
+    /// Saves about every sqrt(n)-th carry and recomputes the body twice, but its sums over devices
+    /// once. The least memory.
     nested,
   };
-  static constexpr bool is_static = true;
-  Policy policy = Policy::none;
+  static constexpr bool is_static = true;  ///< a field of a module is static
+  Policy policy = Policy::none;            ///< the policy
+  /// Creates the policy `none`.
   ScanCheckpoint() = default;
+  /// Converts a policy, or a bool: `true` is `carries`, `false` is `none`.
   ScanCheckpoint(Policy p) : policy(p) {}
   ScanCheckpoint(bool on) : policy(on ? Policy::carries : Policy::none) {}
-  // "none", "carries" ("full", "recompute"), "nested"; raises otherwise.
-  ScanCheckpoint(const char* name, SourceLocation = SourceLocation::current());
+  /// Converts a name: `"none"` (`"save_all"`), `"carries"` (`"full"`, `"recompute"`) or `"nested"`.
+  ///
+  /// @throws haliax::Error for any other name
+  ScanCheckpoint(const char* name, SourceLocation at = SourceLocation::current());
   friend bool operator==(const ScanCheckpoint&, const ScanCheckpoint&) = default;
 };
+
+/// Options of `scan`, `fold`, `map` and `while_loop`.
 struct ScanOptions {
-  ScanCheckpoint checkpoint = {};
-  bool reverse = false;  // the last position first; stacked results stay in their places
-  // the body is traced for this many positions a turn; the size of the axis or more: no loop at all
+  ScanCheckpoint checkpoint = {};  ///< policy for residuals
+  bool reverse = false;            ///< starts at the last position; stacked results stay in place
+  /// Positions per iteration: the body is traced for each of them. If it is at least the size of
+  /// the axis, there is no loop.
   std::int64_t unroll = 1;
-  SourceLocation at = SourceLocation::current();
+  SourceLocation at = SourceLocation::current();  ///< the line that error messages name
 };
+
+/// @}
 
 struct Context;
 
 namespace detail {
 
-// A function of trees, seen as a function of leaves.
+// A function of trees, as a function of leaves.
 struct LeafFunction {
   void* self;
   Leaves (*call)(void* self, const Leaves& in);
@@ -54,7 +79,8 @@ struct BodyFunction {
   void* self;
   void (*call)(void* self, const Leaves& carry, const Leaves& xs, Leaves& next, Leaves& out);
 };
-class Tracing {  // something is being traced, as long as this lives; then all is as before
+// Marks a trace for its lifetime. The destructor restores the context, also after an exception.
+class Tracing {
  public:
   Tracing();
   ~Tracing();
@@ -63,19 +89,20 @@ class Tracing {  // something is being traced, as long as this lives; then all i
  private:
   std::shared_ptr<Context> before_;
 };
-// Leaves that no other array equals, with the same values: what a gradient is taken by. Others than
-// floats, and frozen ones, stay.
+// Returns unique tracers with the values of the float leaves, to differentiate with respect to.
+// Other leaves, and frozen ones, are returned unchanged.
 Leaves tracers(const Leaves&, const std::vector<bool>& frozen,
                const std::vector<std::string>& paths);
-// Cotangents of wrt (empty: none); wrt that are no tracers give empty ones.
+// Return the cotangents of `wrt`. Leaves of `wrt` that are not tracers have empty cotangents.
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation);
 Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation);
 std::pair<Leaves, Leaves> jvp(LeafFunction, const Leaves& primals, const Leaves& tangents,
                               SourceLocation);
-struct Vmap {  // one axis hidden from what f sees
+// Hides one axis from the mapped function.
+struct Vmap {
   Vmap(const AxisSelector&, SourceLocation);
-  Leaves hide(const Leaves&);  // leaves that have the axis; learns its size
-  Leaves show(const Leaves&);  // the axis, first, in each
+  Leaves hide(const Leaves&);  // hides the axis of the arguments, and stores its size
+  Leaves show(const Leaves&);  // adds the axis to the results, in front
   AxisSelector axis;
   SourceLocation at;
   Name hidden;
@@ -89,13 +116,13 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
                   Leaves (*call)(void*, const Leaves& in, const Leaves& out,
                                  const Leaves& cotangents));
 Leaves eval_shape(LeafFunction, const Leaves& in);
+// Returns the first position along the axis, and the others.
 std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray&, const AxisSelector&,
-                                                 // the first position; the others
                                                  SourceLocation);
 Leaves associative_scan_leaves(const AxisSelector&, const Leaves& xs, BodyFunction, bool reverse,
                                SourceLocation);
 
-// `tree` with tracers in place of its float arrays, or of those of them that are chosen.
+// Replaces the float arrays of `tree`, or the ones that `wrt` selects, by tracers.
 template <class T> Walk traced(T& tree, const LeafFilter& wrt = {}, SourceLocation at = {}) {
   Walk w = walk_of(tree, {.paths = true});
   auto left_out = w.frozen;
@@ -107,7 +134,8 @@ template <class T> Walk traced(T& tree, const LeafFilter& wrt = {}, SourceLocati
   w.assign(tracers(w.leaves(), left_out, w.paths));
   return w;
 }
-// What f gives for such arguments; void, and one sentence, where it cannot be called so.
+// The result type of f for these arguments. If f cannot be called with them, it is void, and an
+// assertion fails.
 template <class F, class... A> constexpr auto call_result() {
   constexpr bool takes = std::is_invocable_v<F, const A&...>;
   static_assert(takes,
@@ -115,7 +143,7 @@ template <class F, class... A> constexpr auto call_result() {
                 "passed as const.");
   if constexpr (takes) {
     using R = std::decay_t<std::invoke_result_t<F, const A&...>>;
-    // a transform that gives nothing
+    // a transformation whose call has failed already
     constexpr bool told = requires { typename std::remove_cvref_t<F>::TransformedFunction; };
     static_assert(
         !std::is_void_v<R> || told,
@@ -127,7 +155,8 @@ template <class F, class... A> constexpr auto call_result() {
   }
 }
 template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
-// f on what a tuple holds: std::apply, which is four functions for each f, in two.
+// Calls f with the elements of a tuple. It instantiates two functions for each f; std::apply does
+// four.
 template <class F, class... A> decltype(auto) spread(const F& f, const std::tuple<A...>& args) {
   return [&]<std::size_t... I>(std::index_sequence<I...>)->decltype(auto) {
     if constexpr (std::is_member_pointer_v<F>)
@@ -137,8 +166,8 @@ template <class F, class... A> decltype(auto) spread(const F& f, const std::tupl
   }
   (std::index_sequence_for<A...>());
 }
-// A call of f, whose arguments are the tuple `like`, as a function of leaves. What it gave is kept,
-// for its structure.
+// A call of f with the arguments `like`, as a function of leaves. The result is stored for its
+// structure.
 template <class F, class A, class R> struct LeafCall {
   const F* f;
   A like;
@@ -151,18 +180,18 @@ template <class F, class A, class R> struct LeafCall {
             }};
   }
 };
-// What a transform makes of f: it takes what f takes, and jit, which asks for that, finds f here.
+// The result of a transformation of f. It accepts the arguments of f; jit finds f by this type.
 template <class F, class Call> struct TransformOf : Call { using TransformedFunction = F; };
 template <class F, class Call> TransformOf<F, Call> transform_of(Call call) {
   return {std::move(call)};
 }
-// A gradient by a plain number is one by the scalar that it becomes.
+// The type to differentiate with respect to: a C++ scalar becomes a scalar array.
 template <class T>
 using Differentiable = std::conditional_t<std::is_arithmetic_v<T>, NamedArray, T>;
 template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
 
-// Does a turn of a scan take and give what it must? One sentence if not.
+// True if the function of a scan has valid parameters and results; otherwise an assertion fails.
 template <class R, class C> struct is_turn : std::false_type {};
 template <class C, class Y> struct is_turn<std::pair<C, Y>, C> : std::true_type {};
 template <class F, class C, class... X> constexpr bool check_turn() {
@@ -200,10 +229,29 @@ template <class F, class C, class... X> constexpr bool check_fold() {
 
 }  // namespace detail
 
-// ---- gradients: with respect to the first argument, a tree ----
-// f(model, args...) -> a 0-d array, or a pair of it and anything else. The gradient has the type of
-// the model; leaves that are no floats (and Frozen ones) have empty gradients, and with `wrt` all
-// others that it does not choose: value_and_grad(loss, "lora").
+/// @name Gradients
+/// @{
+
+/// Returns a function that computes `f` and its gradient with respect to the first argument.
+///
+/// `f(model, args...)` returns a loss, which is a scalar float array, or a pair of the loss and any
+/// auxiliary results. The model is an array, a module or another tree. The new function returns a
+/// pair of the result of `f` and the gradient, which has the type of the model. Gradients nest to
+/// any order.
+///
+/// - Leaves that are not floats, and leaves in `Frozen`, have empty gradients.
+/// - With `wrt`, leaves that it does not select have empty gradients.
+/// - To differentiate with respect to several arguments, pass them as a pair or a tuple.
+/// - Inside the traced function arrays have values, unless `jit` traces it, too.
+///
+/// @param f    `f(model, args...)` -> loss, or `std::pair(loss, aux)`
+/// @param wrt  selects leaves by path, for example `"lora"`; default: all float leaves
+/// @param at   the line that error messages name
+/// @return a function `(model, args...)` -> `std::pair(result of f, gradient)`
+/// @throws haliax::Error (when called) if the loss has axes or is not a float
+///
+///     auto [loss, grads] = value_and_grad(loss_fn)(model, inputs, targets);
+/// @see grad, vjp, trainable
 template <class F>
 auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
   return detail::transform_of<F>([f, wrt, at](const auto& model, const auto&... args) {
@@ -231,6 +279,14 @@ auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocati
 template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
   return value_and_grad(std::move(f), LeafFilter(), at);
 }
+
+/// Returns a function that computes the gradient of `f` with respect to the first argument.
+///
+/// The rules of `value_and_grad` apply. If `f` returns a pair, the result is a pair of the gradient
+/// and the auxiliary results.
+///
+///     auto grads = grad(loss_fn)(model, inputs, targets);
+///     auto second = grad([&](const NamedArray& x) { return sum(grad(f)(x)); })(x);
 template <class F>
 auto grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
   return detail::transform_of<F>(
@@ -247,8 +303,19 @@ auto grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::curren
 template <class F> auto grad(F f, SourceLocation at = SourceLocation::current()) {
   return grad(std::move(f), LeafFilter(), at);
 }
-// f(x) and its pullback: a function from cotangents of the result, which have its axes, to the
-// cotangent of x.
+
+/// Computes `f(x)` and its pullback.
+///
+/// The pullback is a function from a cotangent of the result, which has the axes of the result, to
+/// the cotangent of `x`. It may be called several times.
+///
+/// @param f   `f(x)` -> any tree
+/// @param x   array or tree
+/// @param at  the line that error messages name
+/// @return `std::pair(f(x), pullback)`
+///
+///     auto [y, pullback] = vjp(f, x);
+///     auto dx = pullback(ones_like(y));
 template <class F, class T>
 auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
   using X = detail::Differentiable<T>;
@@ -259,14 +326,19 @@ auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
                at](const decltype(y)& cotangent) {
     return unflatten(like, detail::pullback(ys, flatten(cotangent), wrt, at));
   };
-  // What the caller reads forgets how it was made; the pullback keeps the other one.
+  // The caller receives a copy without its graph; the pullback retains the graph.
   Walk out = walk_of(y);
   out.assign(detail::tracers(out.leaves(), std::vector<bool>(out.arrays.size()),
                              std::vector<std::string>(out.arrays.size())));
   return std::pair{std::move(y), std::move(pull)};
 }
-// f(x) and its derivative along the tangent, which has the axes of x: the gradient of the gradient,
-// so that every op has one.
+
+/// Computes `f(primal)` and its derivative along `tangent`.
+///
+/// `tangent` has the structure and the axes of `primal`. The derivative is a gradient of a
+/// gradient, so every op that has a gradient supports it.
+///
+/// @return `std::pair(f(primal), derivative)`
 template <class F, class T>
 auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocation::current()) {
   using X = detail::Differentiable<T>;
@@ -288,9 +360,26 @@ auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocat
   }
 }
 
-// ---- vmap: f written for one, run for all positions of an axis ----
-// Arrays that have the axis are seen without it; others are passed whole. Results have it first. An
-// Axis that no argument has is fine.
+/// @}
+
+/// @name Vectorization
+/// @{
+
+/// Returns a function that maps `f` over an axis: `f` is written for one position, and the new
+/// function computes all of them at once.
+///
+/// `f` receives arrays without the axis. Arguments that lack the axis are shared by all positions.
+/// Results have the axis first. An `Axis` with a size may be absent from all arguments. Random
+/// draws inside differ by position only if their keys do: map over an array of keys.
+///
+/// @param f     function of trees
+/// @param axis  axis to map over
+/// @param at    the line that error messages name
+/// @return a function with the parameters of `f`
+/// @throws haliax::Error (when called) if no argument has `axis` and it has no size, or a result
+/// already has it
+///
+///     auto per_example = vmap(grad(loss_fn), "batch")(model, inputs);   // a gradient for each
 template <class F>
 auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
   return detail::transform_of<F>([f, axis, at](const auto&... args) {
@@ -308,10 +397,33 @@ auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::cur
   });
 }
 
-// ---- loops ----
-// scan(f, axis)(init, xs...): f(carry, xs at one position...) -> (carry, y). Arrays of xs that have
-// the axis are sliced, others (and the carry) passed whole. The carry keeps its axes, their order
-// and its dtypes. Result: the last carry, and the y with the axis first.
+/// @}
+
+/// @name Loops
+/// A loop calls its function once for each position of an axis, in order. It is traced once, so
+/// compile time does not depend on the size. Loop-invariant values are computed once.
+/// @{
+
+/// Returns a function `(init, xs...)` that runs `f` over an axis with a carry, and stacks results.
+///
+/// `f(carry, x...)` returns a pair of the next carry and a result. Arrays of `xs` that have the
+/// axis are sliced at the position; other arrays are passed in full. The carry has the same type,
+/// axes, axis order and dtypes in each iteration.
+///
+/// @param f        `f(carry, x...)` -> `std::pair(carry, y)`
+/// @param axis     axis of the loop
+/// @param options  order, policy for residuals, and unrolling
+/// @return a function `(init, xs...)` -> `std::pair(last carry, stacked y)`; stacks have the axis
+/// first. Start from a `NamedArray`, not from a C++ scalar.
+/// @throws haliax::Error (when called) if no argument has `axis` and it has no size, or the carry
+/// changes its axes or dtypes
+///
+///     auto step = [](const NamedArray& state, const NamedArray& x) {
+///       auto next = tanh(state + x);
+///       return std::pair(next, next);
+///     };
+///     auto [last, states] = scan(step, "time")(zeros(Embed), xs);   // xs (time, embed)
+/// @see fold, map, associative_scan
 template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return [f, axis, options](const auto& init, const auto&... xs) {
     using C = std::decay_t<decltype(init)>;
@@ -343,8 +455,20 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
     }
   };
 }
-struct Nothing {};  // a tree without leaves
-// f(carry, xs...) -> carry. Result: the last carry.
+
+/// A tree without leaves.
+struct Nothing {};
+
+/// Returns a function `(init, xs...)` that runs `f` over an axis with a carry: a `scan` without
+/// stacked results.
+///
+/// @param f        `f(carry, x...)` -> carry
+/// @param axis     axis of the loop
+/// @param options  order, policy for residuals, and unrolling
+/// @return a function `(init, xs...)` -> last carry
+///
+///     auto add = [](const NamedArray& total, const NamedArray& x) { return total + x; };
+///     auto total = fold(add, "time")(zeros(Embed), xs);   // (time, embed) -> (embed)
 template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return [f, axis, options](const auto& init, const auto&... xs) {
     auto g = [&f](const auto& carry, const auto&... x) {
@@ -357,7 +481,15 @@ template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options 
       return init;
   };
 }
-// f(xs...) -> y at each position by itself, one after the other. Result: y with the axis first.
+
+/// Returns a function `(xs...)` that calls `f` for each position of an axis, one after the other.
+///
+/// The results are stacked, with the axis first. `vmap` computes the same values for all positions
+/// at once, with more memory.
+///
+/// @param f        `f(x...)` -> y
+/// @param axis     axis of the loop
+/// @param options  order, policy for residuals, and unrolling
 template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return detail::transform_of<F>([f, axis, options](const auto&... xs) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(xs)>...>>) {
@@ -366,13 +498,26 @@ template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options =
     }
   });
 }
-// fold; without an init it starts from the first position.
-struct AxisHere {  // an axis, and where the caller has named it
-  AxisSelector axis;
-  SourceLocation at;
+
+/// An axis, with the source location of the caller. Names and axes convert to it.
+struct AxisHere {
+  AxisSelector axis;  ///< the axis
+  SourceLocation at;  ///< the line of the caller
+  /// Converts a name or an axis.
   template <class A>
   AxisHere(const A& a, SourceLocation l = SourceLocation::current()) : axis(a), at(l) {}
 };
+
+/// Reduces an axis with a function of your own: `fold(f, axis)(init, xs...)`.
+///
+/// Without `init`, it reduces one array and starts at its first position.
+///
+/// @param f     `f(carry, x...)` -> carry
+/// @param axis  axis to reduce
+/// @param init  initial carry
+/// @param xs    arrays or trees
+/// @return the last carry
+/// @throws haliax::Error if there is no `init` and the axis has size 0
 template <class F, class C, class... X>
 auto reduce(F f, AxisHere axis, const C& init, const X&... xs) {
   return fold(f, axis.axis, {.at = axis.at})(init, xs...);
@@ -381,8 +526,16 @@ template <class F> NamedArray reduce(F f, AxisHere axis, const NamedArray& xs) {
   auto [first, rest] = detail::first_and_rest(xs, axis.axis, axis.at);
   return fold(f, axis.axis.name, {.at = axis.at})(first, rest);
 }
-// All running results of an associative f(a, b) in log2(size) steps. xs: an array or a tree of
-// arrays that all have the axis.
+
+/// Computes all running results of an associative function in log2(size) parallel steps.
+///
+/// @param f        `f(a, b)`, associative; it receives slices along the axis, and not single
+///                 positions
+/// @param axis     axis to scan
+/// @param xs       array, or tree of arrays that all have the axis
+/// @param reverse  starts at the last position
+/// @param at       the line that error messages name
+/// @return tree like `xs`: at each position, the combination of all positions up to it
 template <class F, class T>
 T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false,
                    SourceLocation at = SourceLocation::current()) {
@@ -398,8 +551,18 @@ T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = fa
       xs, detail::associative_scan_leaves(axis, flatten(xs), {&call, combine}, reverse, at));
 }
 
-// ---- what is kept for the gradient, and gradients by hand ----
-// f, whose inside is made again in the backward pass instead of being kept.
+/// @}
+
+/// @name Rematerialization and custom gradients
+/// @{
+
+/// Returns `f` with activation checkpointing: the backward pass recomputes the intermediates of `f`
+/// instead of saving them.
+///
+/// The values are those of `f`. The arguments of `f` and the arrays that it captures are saved.
+///
+///     auto y = checkpoint(block)(x);
+/// @see ScanCheckpoint
 template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::current()) {
   return detail::transform_of<F>([f, at](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
@@ -411,10 +574,23 @@ template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::curr
     }
   });
 }
-// forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of
-// args, as a tuple: empty, or with the axes of the argument. What a backward captures has no
-// gradient; what it captures of the body of a loop is refused where that body is made again, as for
-// a second derivative.
+
+/// Returns `forward` with a gradient of your own.
+///
+/// An array that `backward` captures has no gradient. It must not capture an array from the body of
+/// a loop that is recomputed, for example for a second derivative: pass such an array as an
+/// argument.
+///
+/// @param forward   `forward(args...)` -> out
+/// @param backward  `backward(std::tuple(args...), out, cotangent of out)` -> a tuple of cotangents
+///                  of `args`, which are empty or have the axes of the argument
+/// @return a function of `args...`
+///
+///     auto clipped = custom_vjp(
+///         [](const NamedArray& x) { return x * 1.; },
+///         [](const std::tuple<NamedArray>&, const NamedArray&, const NamedArray& g) {
+///           return std::tuple(clip(g, -1., 1.));
+///         });
 template <class F, class B> auto custom_vjp(F forward, B backward) {
   return detail::transform_of<F>([forward, backward](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
@@ -439,7 +615,7 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
       };
       auto out = detail::custom_vjp(call.function(), flatten(call.like), back, pull);
       back->out = *call.out;
-      // their structure is all that is kept
+      // only their structure is retained
       Walk given = walk_of(back->like), made = walk_of(*back->out);
       given.assign(Leaves(given.arrays.size()));
       made.assign(Leaves(made.arrays.size()));
@@ -447,7 +623,12 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
     }
   });
 }
-// The axes and dtypes of f's result, computed without values: its arrays cannot be read.
+
+/// Returns the result of `f` with axes and dtypes but without values: reading its arrays raises.
+///
+/// Use it for the shapes of a model that does not fit in memory.
+///
+///     auto shapes = eval_shape(Model::init, random::key(0));
 template <class F, class... A> auto eval_shape(F f, const A&... args) {
   using R = detail::CallResult<F&, A...>;
   if constexpr (!std::is_void_v<R>) {
@@ -456,5 +637,7 @@ template <class F, class... A> auto eval_shape(F f, const A&... args) {
     return unflatten(std::move(*call.out), out);
   }
 }
+
+/// @}
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// The memory of an array, read in place, and arrays from spans of any element. haliax.h does not
-// include this.
+// Access to the memory of an array in place, and arrays from spans of any element type. Include it
+// in addition to haliax.h.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -10,15 +10,22 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
+/// The memory of an array, with sizes and strides.
 struct HostView {
-  const void* data = nullptr;                // valid while the array lives and is not donated
-  std::vector<std::int64_t> sizes, strides;  // of the axes asked for, in elements
+  const void* data = nullptr;         ///< valid while the array exists and is not donated
+  std::vector<std::int64_t> sizes;    ///< sizes of the requested axes
+  std::vector<std::int64_t> strides;  ///< strides of the requested axes, in elements
 };
 
-// Computes the array if need be. `axes` names all of its axes, in the order wanted. Raises for
-// another dtype or a missing axis.
-HostView host_view(const NamedArray&, DType, const std::vector<AxisSelector>& axes,
-                   SourceLocation = SourceLocation::current());
+/// Returns a view of the memory of an array, without a copy. Computes the array if it has no value.
+///
+/// @param a      array
+/// @param dtype  expected dtype
+/// @param axes   all axes of the array, in the order of the sizes and strides
+/// @param at     the line that error messages name
+/// @throws haliax::Error if the dtype differs, or `axes` are not all axes of the array
+HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelector>& axes,
+                   SourceLocation at = SourceLocation::current());
 
 namespace detail {
 template <class T> constexpr DType element_dtype() {
@@ -40,8 +47,13 @@ template <class T> constexpr DType element_dtype() {
 }
 }  // namespace detail
 
-// All values, row-major in the order of the array's axes. No copy: good while the array lives and
-// is not donated. Raises if T is not its dtype: as_span<float>(x).
+/// Returns the elements of an array in place, row-major in the order of its axes.
+///
+/// The span is valid while the array exists and is not donated.
+///
+/// @throws haliax::Error if `T` is not the element type of the dtype
+///
+///     for (float v : as_span<float>(x)) total += v;
 template <class T>
 std::span<const T> as_span(const NamedArray& a, SourceLocation at = SourceLocation::current()) {
   std::vector<AxisSelector> axes;
@@ -49,8 +61,12 @@ std::span<const T> as_span(const NamedArray& a, SourceLocation at = SourceLocati
   auto v = host_view(a, detail::element_dtype<T>(), axes, at);
   return {static_cast<const T*>(v.data), std::size_t(a.size())};
 }
-// A copy of row-major values, of any dtype that C++ has: from_span<std::int8_t>(values, {Batch,
-// Embed}).
+
+/// Copies values into an array, row-major in the order of `axes`. `T` is `float`, `double`, `bool`
+/// or an integer type.
+///
+///     from_span<std::int8_t>(values, {Batch, Embed});   // i8
+/// @see array
 template <class T>
 NamedArray from_span(std::span<const T> values, const AxisSpec& axes,
                      SourceLocation at = SourceLocation::current()) {

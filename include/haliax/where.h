@@ -1,15 +1,19 @@
-// Where in the user's code an array was made: file, line, and the path of the module that made it.
+// SourceLocation: the line of user code that error messages and reports name.
 #pragma once
 #include <cstdint>
 
-// Headers open the namespace with this attribute: what they declare, and nothing else, the shared
-// library exports.
+// Headers open the namespace with this attribute, so that the shared library exports exactly the
+// names that they declare.
 namespace [[gnu::visibility("default")]] haliax {
 
-// std::source_location as each compiler has it: one type for all, so that what one compiler built
-// another one can link.
+/// A line of source code: file, function and line.
+///
+/// Functions have a default argument `SourceLocation::current()`, which is the line of the caller.
+/// It corresponds to `std::source_location`, but has the same layout for all compilers, so that
+/// code of different compilers links.
 class SourceLocation {
  public:
+  /// Returns the line at which it is called, or, as a default argument, the line of the caller.
   static constexpr SourceLocation current(const char* file = __builtin_FILE(),
                                           const char* function = __builtin_FUNCTION(),
                                           std::uint_least32_t line = __builtin_LINE()) {
@@ -19,8 +23,11 @@ class SourceLocation {
     here.line_ = line;
     return here;
   }
+  /// Returns the name of the file; empty if unknown.
   constexpr const char* file_name() const { return file_; }
+  /// Returns the name of the function.
   constexpr const char* function_name() const { return function_; }
+  /// Returns the line number, from 1; 0 if unknown.
   constexpr std::uint_least32_t line() const { return line_; }
 
  private:

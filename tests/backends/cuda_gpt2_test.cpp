@@ -27,8 +27,8 @@ namespace {
 
 struct Counts {
   std::set<std::string> texts;
-  // packings: kernels that pack operands before a matmul; behind: kernels that copy the result of a
-  // matmul into place (sequence.h); own: kernels in place of a matmul
+  // `packings`: kernels that pack operands before a matmul. `behind`: kernels that copy the result
+  // of a matmul into place (sequence.h). `own`: kernels in place of a matmul.
   std::int64_t kernels = 0, products = 0, packings = 0, behind = 0, own = 0;
   std::int64_t nests = 0, copies = 0;  // kernels of loops with parallel slots; copy kernels
 };

@@ -1,5 +1,5 @@
-// Batched products that read each other's results are loops over the batch: the same values, on
-// devices and threads of any number.
+// Batched matmuls that read each other's results run as loops over the batch, with equal values for
+// any number of devices and threads.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -37,7 +37,7 @@ struct Parts {
   HALIAX_FIELDS(query, key, value, bias)
 };
 
-// Attention, drawn from a seed, and its gradients.
+// Random attention from a seed, and its gradients.
 class Drawn {
  public:
   explicit Drawn(unsigned seed) : random_(seed) {
@@ -83,14 +83,14 @@ class Drawn {
   NamedArray weights(const Parts& p) const {
     auto s = dot(p.query, p.key, D);
     if (mask == 1) s = where(nn::causal_mask(Q, K), s, -1e9f);
-    // of numbers and positions, and the batch
+    // a mask of constants, positions and the batch
     if (mask == 2)
       s = where(broadcast_axis(broadcast_axis(arange(batch[0]) * 3, Q), K) <
                     broadcast_axis(arange(Q), K) + arange(K),
                 s, -1e9f);
     if (mask == 3) s = where(p.bias > 0.f, s, -1e9f);
     if (change == 1) s = s + p.bias;
-    if (change == 2) s = s + dot(sin(p.query), p.key, D);  // a second product
+    if (change == 2) s = s + dot(sin(p.query), p.key, D);  // a second matmul
     auto w = softmax(s, K);
     if (change == 3) w = where(random::bernoulli(random::key(3), {Q, K}, 0.8), w, 0.f) / 0.8f;
     if (change == 4) w = w * w;
@@ -110,7 +110,7 @@ class Drawn {
 
 }  // namespace
 
-TEST_CASE("batch_loops: random attention is what it is in three walks") {
+TEST_CASE("batch_loops: random attention in loops matches attention without loops") {
   int walked = 0;
   for (unsigned seed = 1; seed <= 120; ++seed) {
     CAPTURE(seed);
@@ -127,15 +127,16 @@ TEST_CASE("batch_loops: random attention is what it is in three walks") {
   CHECK(walked > 80);
 }
 TEST_CASE(
-    "batch_loops: as few axes as it takes, and no turns that do not fit, are few, or are small") {
+    "batch_loops: loops cover as few axes as needed, and only iterations that fit, are many and "
+    "are large") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8);
   auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
-  auto y = dot(softmax(dot(q, k, D), K), v, K);  // 4 KiB and 8,192 multiplications a head
+  auto y = dot(softmax(dot(q, k, D), K), v, K);  // 4 KiB and 8,192 multiplications per head
   auto loops = [&](double max_parallel_slot_bytes, std::int64_t turns = 1, double product = 1) {
     return loops_in(batch_loops(nodes_of({y}), {max_parallel_slot_bytes, turns, product}));
   };
-  CHECK(loops(24 * 4096) == 0);  // all of it fits
-  CHECK(loops(12 * 4096) == 1);  // over b: 4 heads are a third of that
+  CHECK(loops(24 * 4096) == 0);  // everything fits
+  CHECK(loops(12 * 4096) == 1);  // over b: 4 heads fit into a third of the limit
   CHECK(loops(6 * 4096) == 2);   // over b and heads
   CHECK(loops(2048) == 2);
   CHECK(loops(2047) == 0);
@@ -144,10 +145,11 @@ TEST_CASE(
   CHECK(loops(6 * 4096, 24, 8192) == 2);
   CHECK(loops(6 * 4096, 24, 8193) == 0);
   auto scores = dot(q, k, D);
-  // nothing folds them
+  // no matmul reduces them
   CHECK(loops_in(batch_loops(nodes_of({softmax(scores, K)}), {4096, 1, 1})) == 0);
 }
-TEST_CASE("batch_loops: what is kept, or joined, is written where it will lie") {
+TEST_CASE(
+    "batch_loops: saved and concatenated values are written directly into their final memory") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), E("e", 16),
       Three("three", 3), Layers("layers", 3);
   auto wqkv = draw(1, {Layers, E, Three, H, D}), wo = draw(2, {Layers, H, D, E}),
@@ -170,7 +172,7 @@ TEST_CASE("batch_loops: what is kept, or joined, is written where it will lie") 
   const int copies = count(steps_of(whole), program::Kind::copy);
   CHECK(count(steps_of(turns), program::Kind::copy) <= copies + 1);
 }
-TEST_CASE("batch_loops: a loop that others start from is made once") {
+TEST_CASE("batch_loops: a loop whose results start other loops runs once") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), Layers("layers", 3);
   auto layer = [=](const NamedArray& x, const NamedArray& w) {
     auto q = x * w;
@@ -188,15 +190,17 @@ TEST_CASE("batch_loops: a loop that others start from is made once") {
   }
   CHECK(made.size() > 6);
 }
-TEST_CASE("batch_loops: devices make their calls in one order, though only some of them walk") {
-  // 12 and 11 turns
+TEST_CASE(
+    "batch_loops: devices issue their collectives in one order, though only some of them have "
+    "loops") {
+  // 12 and 11 iterations
   const Axis B("b", 23), Q("q", 256), K("k", 256), D("d", 16), From("from", 256);
   auto q = draw(1, {B, Q, D}), k = draw(2, {B, K, D}), v = draw(3, {B, K, D}),
        u = draw(4, {From, D});
   auto f = [=](const NamedArray& q, const NamedArray& u) {
     auto w = softmax(dot(q, k, D), K), y = dot(w, v, K);
     auto first = tanh(dot(y, y, {"b", "q"}));  // a sum over devices
-    // of w and of u, which is gathered later
+    // the gradients of w and of u, which is gathered later
     return std::pair{first, sum(dot(w, rename(u, From, K), K) * first, {"b", "q"})};
   };
   auto [want, more] = jit(f)(q, u);
@@ -207,7 +211,7 @@ TEST_CASE("batch_loops: devices make their calls in one order, though only some 
   CHECK(max(abs(got - want)).item() <= 1e-5);
   CHECK(max(abs(rest - more)).item() <= 1e-5 * max(abs(more)).item());
 }
-TEST_CASE("batch_loops: results are those of any number of threads") {
+TEST_CASE("batch_loops: results do not depend on the number of threads") {
   const Axis B("b", 2), H("heads", 12), Q("q", 256), K("k", 256), D("d", 32);
   auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
   auto loss = [=](const NamedArray& q) { return sum(sin(dot(softmax(dot(q, k, D), K), v, K))); };

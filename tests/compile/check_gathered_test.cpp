@@ -1,5 +1,5 @@
-// What a gather brings is read at once: refused where it would be kept, and poisoned after its last
-// reader.
+// A gathered value is read at once: the check refuses plans that retain it, and poison overwrites
+// it after its last reader.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ using program::Step;
 
 namespace {
 
-// Slots: 0 an argument, 1 gathered, 2 a result, 3 a value that is kept; all of four floats.
+// Slots of four floats each: 0 an argument, 1 gathered, 2 a result, 3 a saved value.
 Program start() {
   Program p;
   p.arguments = p.results = 1;
@@ -62,22 +62,22 @@ std::string refused(const Program& p) {
   return "";
 }
 
-struct Poison {  // for the length of a scope
-  // usual in a debug build
+struct Poison {  // for the duration of a scope
+  // set by default in a debug build
   explicit Poison(bool on = true) { setenv("HALIAX_POISON", on ? "1" : "0", 1); }
   ~Poison() { unsetenv("HALIAX_POISON"); }
 };
 
 }  // namespace
 
-TEST_CASE("gathered: what is read in its turn is legal") {
+TEST_CASE("gathered: a value that is read in its own iteration is legal") {
   auto p = start();
   p.steps = {gathered(0, 1), loop({copied(1, 3)}), copied(3, 2)};
   CHECK(refused(p) == "");
   p.steps = {loop({gathered(0, 1), copied(1, 3)}), copied(3, 2)};
   CHECK(refused(p) == "");
 }
-TEST_CASE("gathered: no output, carry or residual") {
+TEST_CASE("gathered: an output, a carry or a residual raises") {
   auto p = start();
   p.steps = {gathered(0, 2)};
   p.slots[2].gathered = true;
@@ -98,7 +98,8 @@ TEST_CASE("gathered: no output, carry or residual") {
   CHECK(refused(p).find("a result shares memory with what is gathered") != std::string::npos);
 
   p = start();
-  p.steps = {loop({copied(1, 2), gathered(0, 1)})};  // the next turn reads what this one gathers
+  p.steps = {loop(
+      {copied(1, 2), gathered(0, 1)})};  // the next iteration reads a value that this one gathers
   CHECK(refused(p).find("a carry of a loop is gathered") != std::string::npos);
 
   p = start();
@@ -111,10 +112,11 @@ TEST_CASE("gathered: no output, carry or residual") {
   CHECK(refused(p).find("a value that is kept shares memory with what is gathered") !=
         std::string::npos);
 }
-TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after the last reader") {
+TEST_CASE(
+    "gathered: the plan retains nothing in gathered memory, and poisons it after the last reader") {
   for (bool poisoned : {false, true}) {
     auto p = start();
-    // a copy of all of it could take over its memory
+    // a copy of all elements could reuse its memory
     p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};
     {
       plan_memory(p, {false}, true, true);

@@ -1,4 +1,5 @@
-// Loops and running totals in chunks: what a deeper walk, or a later sweep, makes again of them.
+// Loops and cumulative ops in chunks: which of them a nested loop, or a later pass over the data,
+// recomputes.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -14,7 +15,7 @@ const Axis M{"m", 3}, N{"n", 5};
 using F = std::function<NamedArray(const NamedArray&)>;
 
 NamedArray input() { return sin(arange({M, N}, {.dtype = DType::f64}) * 1.3).eval(); }
-// f on chunks gives what f gives, and so does its gradient.
+// Checks that f on chunks and its gradient match f.
 void same(const char* what, const Names& axes, const std::vector<std::int64_t>& chunks,
           const F& f) {
   CAPTURE(std::string(what));
@@ -28,7 +29,7 @@ void same(const char* what, const Names& axes, const std::vector<std::int64_t>& 
   };
   CHECK(max(abs(jit(gradient(chunked))(x) - gradient(f)(x))).item() < 1e-12);
 }
-// Over the axis: a state that what it keeps for the gradient depends on.
+// Folds over the axis, with a state whose residuals depend on it.
 F folded(const char* axis) {
   return [=](const NamedArray& x) {
     return fold([](const NamedArray& c, const NamedArray& p) { return tanh(c + p); }, axis)(
@@ -38,7 +39,7 @@ F folded(const char* axis) {
 
 }  // namespace
 
-TEST_CASE("chunks of two axes: a loop along the outer one has a state with the inner one") {
+TEST_CASE("chunks of two axes: a loop along the outer axis has a state with the inner axis") {
   same("chunks of one position", {"m", "n"}, {1, 2}, folded("m"));
   same("chunks of several", {"m", "n"}, {2, 2}, folded("m"));
   same("and the other way round", {"n", "m"}, {2, 2}, folded("m"));
@@ -46,15 +47,15 @@ TEST_CASE("chunks of two axes: a loop along the outer one has a state with the i
        [](const NamedArray& x) { return folded("m")(x) * 2.; });
 }
 
-TEST_CASE("chunks: a later sweep makes a loop again that reads a running total") {
+TEST_CASE("chunks: a later pass over the data recomputes a loop that reads a cumulative sum") {
   auto f = [](const NamedArray& x) { return folded("m")(cumsum(x, "n")); };
   for (int chunk : {1, 2, 3}) same("a fold", {"n"}, {chunk}, f);
-  // What of it is a result, and a slice, is no slice of what lies outside.
+  // A slice of a recomputed result is not a slice of an outside array.
   same("flipped", {"n"}, {2}, [](const NamedArray& x) { return flip(cumsum(x, "n"), "m"); });
   same("a slice", {"n"}, {2}, [](const NamedArray& x) { return slice(cumsum(x, "n"), "m", 1, 2); });
 }
 
-TEST_CASE("chunks: a loop whose state is made of what lies outside of the region") {
+TEST_CASE("chunks: the state of a loop may depend on values outside of the region") {
   auto f = [](const NamedArray& x) {
     auto turn = [](const NamedArray& c, const NamedArray& p, const NamedArray& q) {
       auto next = c * 0.5 + p;
@@ -66,7 +67,7 @@ TEST_CASE("chunks: a loop whose state is made of what lies outside of the region
   same("of positions", {"n"}, {2}, f);
 }
 
-TEST_CASE("loops: a concatenation that two loops make lies in the turns of each") {
+TEST_CASE("loops: a concatenation that two loops compute is inside the iterations of each") {
   auto f = [](const NamedArray& x) {
     auto turn = [](const NamedArray& s) {
       auto y = concatenate("n", {s, s * 2.});
@@ -78,7 +79,7 @@ TEST_CASE("loops: a concatenation that two loops make lies in the turns of each"
   CHECK(max(abs(jit(grad(f))(input()) - grad(f)(input()))).item() < 1e-12);
 }
 
-TEST_CASE("chunks: the softmax of a row without a finite maximum is that of the whole row") {
+TEST_CASE("chunks: the softmax of a row without a finite maximum matches the full row") {
   const Axis N("n", 5), V("v", 8), D("d", 1);
   const float inf = std::numeric_limits<float>::infinity(),
               nan = std::numeric_limits<float>::quiet_NaN();
@@ -91,7 +92,7 @@ TEST_CASE("chunks: the softmax of a row without a finite maximum is that of the 
   auto alike = [](const NamedArray& a, const NamedArray& b) {
     return all(isnan(a) == isnan(b) && (isnan(a) || a == b || abs(a - b) < 1e-6)).item() != 0;
   };
-  auto scores = [&](const NamedArray& x) { return dot(x, ones, "d"); };  // made in each chunk
+  auto scores = [&](const NamedArray& x) { return dot(x, ones, "d"); };  // computed in each chunk
   auto f = [&](const NamedArray& x) {
     return std::pair{softmax(scores(x), "v"), logsumexp(scores(x), "v")};
   };

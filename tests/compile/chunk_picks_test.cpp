@@ -1,4 +1,4 @@
-// Picking and placing by ids along the axis that chunked_reduce walks, and axes that f renames:
+// Gathers and scatters by ids along the axis that chunked_reduce tiles, and axes that f renames:
 // right, or refused by name.
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@ const Axis N{"n", 6}, B{"b", 2}, I{"i", 3};
 using F = std::function<NamedArray(const NamedArray&)>;
 
 NamedArray ints(std::vector<std::int32_t> v, const Axis& a) { return array(v, {a}).eval(); }
-// f on chunks of n gives what f gives; or "" and the text of the error.
+// Checks that f on chunks of n matches f.
 void same(const char* what, const F& f, const NamedArray& x, const Name& axis = "n") {
   CAPTURE(std::string(what));
   auto want = f(x).doubles();
@@ -41,7 +41,7 @@ void refused(const char* what, const F& f, const NamedArray& x, const std::strin
 
 }  // namespace
 
-TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever they come from") {
+TEST_CASE("chunks: ids along the tiled axis need the full table, whatever computes it") {
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
   auto ids = ints({5, 4, 3, 2, 1, 0}, N), start = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
   const std::string all = "take needs all positions at once";
@@ -65,7 +65,7 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
         return at_add(x, {{"n", Index(ids)}}, x * 100.);
       },
       x, "scatter needs all positions at once");
-  // A table that only lies outside is read whole, and updates along the axis are summed into one.
+  // A table from outside is read in full, and updates along the axis are summed into one array.
   auto table = ints({3, 1, 4, 1, 5, 9}, N);
   same(
       "ids that are walked",
@@ -81,7 +81,7 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
       x);
 }
 
-TEST_CASE("chunks: what is looked up, or put together, from positions alone") {
+TEST_CASE("chunks: lookups and concatenations of positions alone are tiled") {
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
   auto table = ints({3, 1, 4}, Axis("entry", 3));
   auto looked_up = [&](const NamedArray& x) {
@@ -100,7 +100,7 @@ TEST_CASE("chunks: what is looked up, or put together, from positions alone") {
 }
 
 TEST_CASE(
-    "chunks: updates go on from chunk to chunk, by whatever monoid, from what they are made onto") {
+    "chunks: updates continue from chunk to chunk, for every monoid, from their initial array") {
   const Axis V("v", 3);
   auto x = array({3, -1, 4, 1, -5, 9}, {N}).eval(), base = array({2, 0, -7}, {V}).eval();
   auto ids = [](const NamedArray& x) { return Index((abs(x) % 2.).astype(DType::i32)); };
@@ -155,7 +155,7 @@ TEST_CASE(
       x, "scatter needs all positions at once");
 }
 
-TEST_CASE("chunks: what is picked where an argument has its extreme") {
+TEST_CASE("chunks: an argmax may index its own argument and other arrays") {
   auto x = array({3, 1, 4, 1, 5, 9}, {N}).eval(),
        table = array({10, 11, 12, 13, 14, 15}, {N}).eval();
   same(
@@ -166,7 +166,7 @@ TEST_CASE("chunks: what is picked where an argument has its extreme") {
       "and used again", [](const NamedArray& x) { return x * take(x, "n", argmax(x, "n")); }, x);
 }
 
-TEST_CASE("chunks: ids that are the walked axis under another name pair positions") {
+TEST_CASE("chunks: ids along the tiled axis under another name pair positions") {
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(),
        table = arange(N, {.start = 1, .dtype = DType::f32}).eval();
   auto ids = [](const NamedArray& x) { return rename((x % 6.).astype(DType::i32), {{"n", "m"}}); };
@@ -190,7 +190,7 @@ TEST_CASE("chunks: ids that are the walked axis under another name pair position
       x, pairs);
 }
 
-TEST_CASE("chunks: several index arrays, one of them along the walked axis") {
+TEST_CASE("chunks: several index arrays, one of them along the tiled axis, match") {
   auto x = arange({N, B}, {.start = 10, .dtype = DType::f32}).eval();
   auto ids = ints({5, 1, -4}, I), b = ints({0, 1, -1}, I), far = ints({5, 7, 2}, I),
        wide = ints({0, 1, 2}, I);
@@ -227,7 +227,7 @@ TEST_CASE("chunks: several index arrays, one of them along the walked axis") {
       x);
 }
 
-TEST_CASE("chunks: f may rename the walked axis, and the caller goes on with it") {
+TEST_CASE("chunks: f may rename the tiled axis, and the caller uses the new name") {
   const Axis D{"d", 4};
   auto x = arange(D, {.start = 1, .dtype = DType::f64}).eval(),
        xb = arange({D, B}, {.start = 1, .dtype = DType::f64}).eval();
@@ -277,7 +277,7 @@ TEST_CASE("chunks: f may rename the walked axis, and the caller goes on with it"
   then("sorted", [](const NamedArray& y) { return sort(y, "u"); });
 }
 
-TEST_CASE("chunks: in the body of a loop nothing is known of the chunks before") {
+TEST_CASE("chunks: in the body of a loop, ops that need earlier chunks are refused") {
   auto x = random::normal(random::key(3), {B, N}).eval();
   auto each = [](const F& f) {
     return [=](const NamedArray& x) {

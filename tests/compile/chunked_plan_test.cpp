@@ -1,5 +1,5 @@
-// What a chunked loss holds, exactly; which form is chosen, and why; what is added where; the same
-// bits from run to run.
+// The exact memory of a chunked loss, the selected form and its reason, where gradients accumulate,
+// and deterministic results.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -33,7 +33,7 @@ nn::LinearCrossEntropy losses(const Parameters& p, const nn::LinearCrossEntropyO
 }
 
 constexpr std::int64_t line = 64;
-// The arena of a program without what a backend asks for on top (scratch of matrix products).
+// Returns the arena of a program in bytes, without the scratch of a backend's matmuls.
 template <class F> std::int64_t planned(F f, const Parameters& p) {
   Nodes roots;
   for (auto& r : flatten(f(p)))
@@ -42,7 +42,8 @@ template <class F> std::int64_t planned(F f, const Parameters& p) {
   run(c);
   return c.program->arena_bytes;
 }
-// Likewise, with the results, but those that take the memory of `given`, which is given away.
+// Returns the arena and the results in bytes, without results that reuse the memory of the donated
+// `given`.
 std::int64_t peak_of(const NamedArray& result, const NamedArray& given = {}) {
   Nodes inputs;
   if (!given.empty()) inputs.push_back(given.node());
@@ -70,15 +71,16 @@ template <class F> JitReport report_of(F f, const Parameters& p = parameters()) 
 }  // namespace
 
 TEST_CASE(
-    "chunked plan: what every form holds, to the byte, and how often it multiplies by the head") {
+    "chunked plan: every form holds the expected bytes, and contracts with the head the expected "
+    "number of times") {
   struct Form {
     const char* name;
     nn::LinearCrossEntropyOptions options;
-    std::int64_t positions, ids;   // of the largest value
-    std::int64_t loss, gradients;  // bytes beside it
+    std::int64_t positions, ids;   // size of the largest value
+    std::int64_t loss, gradients;  // bytes in addition to it
     int both, by_x, by_head;       // contractions
   };
-  // a number for each token, for each of a chunk
+  // a scalar for each token, and for each token of a chunk
   const std::int64_t tokens = Tokens.size * 4, row = 64 * 4;
   const Form forms[] = {
       {"sweep",
@@ -137,7 +139,7 @@ TEST_CASE(
   CHECK(report_of(with_gradients(late)).contractions == 4);
 }
 
-TEST_CASE("chunked plan: explain says which form it was, and why") {
+TEST_CASE("chunked plan: explain names the form and its reason") {
   auto explained = [](auto f, nn::LinearCrossEntropyOptions o, bool gradients = true) {
     auto loss = [=](const Parameters& q) { return f(losses(q, o).loss); };
     auto text = gradients ? report_of(with_gradients(loss)).explain : report_of(loss).explain;
@@ -171,11 +173,11 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
         "recompute over vocab: chunks are made again, since what follows waits for the end of a "
         "sweep; chunks of 128 along "
         "vocab=512, as asked for\n");
-  // From a budget: what it takes of it, and what the other way would have cost.
+  // With a budget: its use, and the cost of the other form.
   auto planned = explained(sum_of, {.chunks = {.memory = 160 << 10}});
   CAPTURE(planned);
   CHECK(planned.starts_with("sweep over tokens: "));
-  // with each token, whatever is left over
+  // per token, also with a partial last chunk
   CHECK(planned.find(": 3 contractions, ") != std::string::npos);
   CHECK(planned.find(" would take 4 contractions ") != std::string::npos);
   CHECK(planned.find(" KiB of 160.0 KiB") != std::string::npos);
@@ -183,7 +185,7 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
   planned = explained(sum_of, {.chunks = {.memory = 160 << 10, .form = ChunkForm::sweep}});
   CAPTURE(planned);
   CHECK(planned.find("the form was asked for") != std::string::npos);
-  // What is not cut.
+  // Without chunks.
   planned = explained(sum_of, {});
   CAPTURE(planned);
   CHECK(planned.starts_with("whole over tokens: all of it fits: 3 contractions, "));
@@ -194,25 +196,25 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
             .starts_with("whole over tokens: a chunk holds all of it, as asked for\n"));
 }
 
-// ---- narrow floats ----
+// ---- 16-bit floats ----
 
-TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
+TEST_CASE("chunked plan: bf16 operands are multiplied as bf16, and summed in f32") {
   const auto p = parameters(DType::bf16);
   const std::int64_t chunk = 64, wide = chunk * Vocab.size * 4, narrow = chunk * Vocab.size * 2,
                      head = Vocab.size * Embed.size * 4;
   auto loss = [=](const Parameters& q) { return losses(q, {.chunks = {.chunk = chunk}}).loss; };
-  // A chunk of logits, their gradient to be multiplied, the head's gradient in f32. No copy of the
-  // head, nor of x.
+  // A chunk of logits, their gradient as a matmul operand, the head's gradient in f32. No copy of
+  // the head or of x.
   CHECK(planned(with_gradients(loss), p) <= wide + narrow + head + 8 * chunk * 4);
   CHECK(planned(with_gradients(loss), p) >= wide + narrow + head);
   CHECK(planned(by_x(loss), p) <= wide + narrow + 8 * chunk * 4);
   CHECK(planned(loss, p) <= wide + 8 * chunk * 4);
-  // Every product of a chunk reads bf16: the head itself, x itself, and the gradient of the logits.
+  // Every matmul of a chunk reads bf16: the head itself, x itself, and the gradient of the logits.
   auto program = report_of(with_gradients(loss), p).program;
   CHECK(program.find("cast f32 arg") == std::string::npos);
 
-  // Against f64 of the same numbers: one rounding of the logits' gradient and one of the result,
-  // however many chunks.
+  // Compared with f64 of the same values: one rounding of the logits' gradient and one of the
+  // result, for any number of chunks.
   const Parameters exact{p.x.astype(DType::f64), p.w.astype(DType::f64)};
   auto by_the_book = [](const Parameters& q) {
     return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids());
@@ -234,7 +236,7 @@ TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
       CHECK(got[1].dtype() == DType::bf16);
       CHECK(relative(got[1], want[1]) < 3e-3);
       CHECK(relative(got[2], want[2]) < 3e-3);
-      // A gradient that is read as f32 never was bf16.
+      // A gradient that is read as f32 is never rounded to bf16.
       auto master = jit([=](const NamedArray& w) {
         return grad([=](const NamedArray& v) { return chunked({p.x, v.astype(DType::bf16)}); })(w);
       })(p.w.astype(DType::f32).eval());
@@ -243,11 +245,11 @@ TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
     }
 }
 
-TEST_CASE("chunked plan: sums that are scaled with a running max are f32 as well") {
+TEST_CASE("chunked plan: sums that are scaled with a running maximum are f32, too") {
   const Axis Keys{"keys", 1024}, Queries{"queries", 4};
   const auto q = normal(1, {Queries, Embed}, DType::bf16),
              k = normal(2, {Keys, Embed}, DType::bf16), v = normal(3, {Keys, Embed}, DType::bf16);
-  // attention over its keys
+  // attention over the keys
   auto attend = [](const NamedArray& a, const NamedArray& b, const NamedArray& c) {
     auto scores = dot(a, b, Embed, {.preferred_element_type = DType::f32});
     auto e = exp(scores * 0.1 - max(scores * 0.1, "keys"));
@@ -268,10 +270,9 @@ TEST_CASE("chunked plan: sums that are scaled with a running max are f32 as well
   }
 }
 
-// ---- gradients that exist already
-// ----------------------------------------
+// ---- gradients that exist already ----
 
-TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its place") {
+TEST_CASE("chunked plan: the head's gradient is added to an existing one, in place") {
   const std::int64_t chunk = 64, logits = chunk * Vocab.size * 4, row = chunk * 4,
                      head = Vocab.size * Embed.size * 4, x = Tokens.size * Embed.size * 4;
   auto loss = [=](const Parameters& q) { return losses(q, {.chunks = {.chunk = chunk}}).loss; };
@@ -282,9 +283,9 @@ TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its
     CAPTURE(name_of(d));
     const auto p = parameters(d);
     const std::int64_t buffer =
-        // bf16: and the gradient of the logits, to be multiplied
+        // bf16: also the gradient of the logits, as a matmul operand
         d == DType::f32 ? logits : logits + logits / 2;
-    // A sum of gradients that is given away and comes back: nothing of the head's size is planned.
+    // A sum of gradients that is donated and returned: no memory of the head's size is planned.
     auto add = [=](const NamedArray& so_far, const Parameters& q) {
       return so_far + head_gradient(q.x, q.w).astype(DType::f32);
     };
@@ -293,7 +294,7 @@ TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its
     auto want = (first + head_gradient(p.x.astype(DType::f32), p.w.astype(DType::f32))).eval();
     CHECK(peak_of(add(first, p), first) <= buffer + 8 * row);
     CHECK(max(abs(added(first, p) - want)).item() < (d == DType::f32 ? 1e-6 : 1e-3));
-    // Microbatches: the sum that the loop carries, which is the result.
+    // Microbatches: the carry of the loop is the sum, and the result.
     const Axis Micro{"micro", 4};
     auto batches = normal(7, {Micro, Tokens, Embed}, d);
     auto step = [=](const NamedArray& so_far, const NamedArray& one) {
@@ -301,13 +302,14 @@ TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its
     };
     CHECK(peak_of(fold(step, Micro)(zeros({Vocab, Embed}), batches)) <= head + buffer + 8 * row);
   }
-  // A table that embeds as well: the rows that were taken are added to the head's gradient, which
+  // A tied table: the gradients of the rows that were read are added to the head's gradient, which
   // is the result.
   auto tied = [=](const NamedArray& w) { return loss({tanh(take(w, Vocab, ids())), w}); };
   CHECK(peak_of(grad(tied)(parameters().w)) <= head + logits + 2 * x + 8 * row);
 }
 
-TEST_CASE("chunked plan: the same bits from run to run, for any number of threads") {
+TEST_CASE(
+    "chunked plan: results are bitwise identical from run to run, for any number of threads") {
   const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
   const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
   using Options = nn::LinearCrossEntropyOptions;
@@ -342,7 +344,7 @@ TEST_CASE("chunked plan: the same bits from run to run, for any number of thread
   set_threads(0);
 }
 
-TEST_CASE("chunked plan: what is chosen for a budget does not depend on the number of threads") {
+TEST_CASE("chunked plan: the choice for a budget does not depend on the number of threads") {
   struct Sizes {
     std::int64_t tokens, embed, vocab, memory;
   };
@@ -376,7 +378,7 @@ TEST_CASE("chunked plan: what is chosen for a budget does not depend on the numb
   set_threads(0);
 }
 
-TEST_CASE("chunked plan: what one position is said to need is enough, and a byte less is not") {
+TEST_CASE("chunked plan: the reported need of one position is enough, and a byte less is not") {
   const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
   const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
   for (DType d : {DType::f32, DType::bf16})
@@ -397,7 +399,8 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
           return e.what();
         }
       };
-      // The loss alone may need less than with its gradients: what is said last is what both need.
+      // The loss alone may need less than the loss with gradients; the last reported need suffices
+      // for both.
       std::int64_t needs = 1;
       for (int k = 0; k < 3; ++k) {
         auto said = planned(needs);
@@ -410,11 +413,12 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
     }
 }
 
-// Whatever a loop around leaves the same in each turn: the head, what goes in, the targets.
-TEST_CASE("chunked plan: what follows reads of a call counts in its budget, its gradients do not") {
+// Every subset of the values that a surrounding loop leaves unchanged: the head, the inputs, the
+// targets.
+TEST_CASE("chunked plan: the reads of later ops count in a call's budget, their gradients do not") {
   const Axis Out{"out", 64};
   auto v = normal(7, {Vocab, Out});
-  // what `sum` reads; the largest value of a position
+  // memory that `sum` reads; the largest value of a position
   const std::int64_t read = 256 * 64 * 4, of_position = 512 * 4;
   for (std::int64_t memory : {2 * read, 3 * read}) {
     auto loss = [&](const Parameters& p) {
@@ -426,19 +430,19 @@ TEST_CASE("chunked plan: what follows reads of a call counts in its budget, its 
     };
     auto bytes = planned(loss, parameters());
     CHECK(bytes <= memory);
-    CHECK(bytes > memory - 2 * of_position);  // and no less is walked than fits
-    // the cotangent of what was read
+    CHECK(bytes > memory - 2 * of_position);  // chunks are as large as the budget allows
+    // the cotangent of the value that was read
     CHECK(planned(with_gradients(loss), parameters()) <= memory + read);
   }
 }
 
-TEST_CASE("chunked plan: inside a loop a call holds what it would hold alone") {
+TEST_CASE("chunked plan: a call inside a loop holds as much as the call alone") {
   const Axis Turns{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16},
       Many{"vocab", 4096};
   const auto xs = normal(1, {Turns, Batch, Long, Wide}) * 0.3, w = normal(2, {Many, Wide}) * 0.3;
   const auto targets = random::randint(random::key(3), {Turns, Batch, Long}, 0, Many.size).eval();
   const double logits = 2. * 512 * 4096 * 4;
-  // x, ids, w; of 0 the call lies outside of the loop that it was traced in
+  // x, ids, w; with 0 the call is outside of the loop that it was traced in
   for (int moving = 0; moving < 8; ++moving)
     for (bool ignores : {false, true})
       for (bool remade : {false, true}) {
@@ -478,7 +482,7 @@ TEST_CASE("chunked plan: inside a loop a call holds what it would hold alone") {
       }
 }
 
-TEST_CASE("chunked plan: a loop may read a part of what its call made outside of it") {
+TEST_CASE("chunked plan: a loop may read a part of a result that its call computed outside of it") {
   const Axis Q{"q", 16}, D{"d", 4};
   const auto x = normal(1, {Q, D}), w = normal(2, {D});
   auto second = [&](bool chunks) {
@@ -510,8 +514,8 @@ TEST_CASE("chunked plan: a loop may read a part of what its call made outside of
 }
 
 TEST_CASE(
-    "chunked plan: a call whose function is a loop along the axis, in a loop, has second "
-    "derivatives") {
+    "chunked plan: a call whose function loops along the axis has second derivatives inside a "
+    "loop") {
   for (std::int64_t size : {1, 5})
     for (std::int64_t chunk : {2, 5}) {
       const Axis T{"time", size}, E{"embed", 2};
@@ -536,7 +540,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "chunked plan: a call may read what an earlier loop along its axis has made, in a later one") {
+    "chunked plan: a call may read the results of an earlier loop along its axis inside a later "
+    "loop") {
   const Axis T{"time", 6}, E{"embed", 2};
   const auto x = normal(1, {T, E}), c = normal(2, {E});
   auto run = [&](bool chunks) {
@@ -553,13 +558,14 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "chunked plan: an axis of many devices is walked in chunks of any size that the search tries") {
+    "chunked plan: an axis sharded over many devices is tiled in chunks of any size that the "
+    "search tries") {
   const Axis Rows("rows", 8 * 17), Wide("wide", 1024);
   auto x = normal(1, {Rows, Embed}), w = normal(2, {Embed, Wide});
   auto of_rows = [](const NamedArray& x, const NamedArray& w) {
     return sum(square(dot(x, w, Embed)));
   };
-  // of 4 KiB for each row: more rows than four devices have fit
+  // 4 KiB per row: more rows than four devices have fit
   for (int kib : {150, 300, 500}) {
     auto chunked = [&](const NamedArray& x, const NamedArray& w) {
       return chunked_reduce(Rows, {.memory = kib << 10},

@@ -1,4 +1,4 @@
-// What steps cost follows from the machine.
+// The cost of steps follows from the machine.
 #include <doctest/doctest.h>
 
 #include "compile/chunk/cost.h"
@@ -8,7 +8,7 @@ using namespace haliax::program;
 
 namespace {
 
-// A product whose operands come from far away, twice, and a kernel on few elements.
+// A matmul whose operands are far in memory, twice, and a kernel on few elements.
 std::vector<Step> steps(DType dtype) {
   const std::int64_t n = 4096;
   Step product, kernel, loop;
@@ -28,7 +28,7 @@ std::vector<Step> steps(DType dtype) {
 
 }  // namespace
 
-TEST_CASE("cost: bytes, narrow floats and steps cost what the machine says") {
+TEST_CASE("cost: bytes, 16-bit floats and steps cost as the machine specifies") {
   const Machine usual;
   const double cost = cost_of(steps(DType::f32), usual);
   CHECK(cost > 0);
@@ -36,7 +36,7 @@ TEST_CASE("cost: bytes, narrow floats and steps cost what the machine says") {
   m.multiplications_per_byte *= 4;
   CHECK(cost_of(steps(DType::f32), m) > 2 * cost);
   m = usual;
-  m.cache = 1 << 30;  // then it is only far
+  m.cache = 1 << 30;  // then far memory alone costs
   CHECK(cost_of(steps(DType::f32), m) < cost);
   m.core_cache = 1 << 30;
   CHECK(cost_of(steps(DType::f32), m) < cost_of(steps(DType::f32), {.cache = 1 << 30}));
@@ -45,6 +45,6 @@ TEST_CASE("cost: bytes, narrow floats and steps cost what the machine says") {
   CHECK(cost_of(steps(DType::f32), m) == cost);
   CHECK(cost_of(steps(DType::bf16), m) > cost_of(steps(DType::bf16), usual));
   m = usual;
-  m.step_cost = 100;  // three are run; the loop is none
+  m.step_cost = 100;  // three steps run; the loop is none
   CHECK(cost_of(steps(DType::f32), m) == cost + 300);
 }

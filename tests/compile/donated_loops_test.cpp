@@ -1,5 +1,6 @@
-// A donated array that a loop slices, and makes anew slice by slice, is one array; what is returned
-// as it is, is given back; why another is copied.
+// A donated array that a loop slices, and recomputes slice by slice, is updated in place. A donated
+// array that is returned unchanged is returned without a copy. Reports name the reason for other
+// copies.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ Run run(Turn turn, JitOptions options, bool reverse = false) {
       f(cache, w, random::normal(random::key(3), {B, D}).eval(), sum(arange(Axis("n", 3))).eval());
   return {f.report(), h.doubles(), next.doubles()};
 }
-// Donated, in how many bytes, with the values of the reference.
+// Returns the planned bytes with a donated array. Checks the values against the reference.
 std::int64_t planned(Turn turn, bool reverse = false) {
   auto want = run(turn, {.backend = "reference"}, reverse),
        given = run(turn, {.donate = {0}, .backend = "cpu"}, reverse);
@@ -65,14 +66,14 @@ constexpr std::int64_t cache_bytes = 4 * 2 * 64 * 16 * 4;
 
 }  // namespace
 
-TEST_CASE("donated loops: a cache that a scan slices and stacks is changed in its place") {
+TEST_CASE("donated loops: a cache that a scan slices and stacks is updated in place") {
   Turn after = [](In h, In c, In w, In pos) {
     auto next = written(c, h * w, pos);
     return std::pair(h + attended(h, next), next);
   };
   CHECK(planned(after) < cache_bytes / 8);
   CHECK(planned(after, true) < cache_bytes / 8);
-  Turn before = [](In h, In c, In w, In pos) {  // what is read is there as long as it is read
+  Turn before = [](In h, In c, In w, In pos) {  // the old values stay until their last read
     auto o = attended(h, c);
     return std::pair(h + o, written(c, o * w, pos));
   };
@@ -83,20 +84,21 @@ TEST_CASE("donated loops: a cache that a scan slices and stacks is changed in it
     return std::pair(h, at_add(c, {{"position", pos}}, h * w));
   };
   CHECK(planned(placed) < cache_bytes / 8);
-  // each turn reads its block at other places than it writes: through a copy of the block
+  // each iteration reads its block at other places than it writes: through a copy of the block
   Turn rolled = [](In h, In c, In w, In) {
     auto next = roll(c, 1, P);
     return std::pair(h + attended(h, next) * w, next);
   };
   CHECK(planned(rolled) > 0);
-  Turn both = [](In h, In c, In w, In pos) {  // the old block after the new one is there
+  Turn both = [](In h, In c, In w, In pos) {  // the old block is read after the new one is written
     auto next = written(c, h * w, pos);
     return std::pair(h + attended(attended(h, next), c), next);
   };
   CHECK(planned(both) > 0);
 }
 
-TEST_CASE("donated loops: two caches through Stacked::scan, and one loop behind another") {
+TEST_CASE(
+    "donated loops: two caches through Stacked::scan, and successive loops, are updated in place") {
   struct Layer {
     NamedArray w;
     std::pair<NamedArray, std::pair<NamedArray, NamedArray>> operator()(In h, In k, In v,
@@ -143,9 +145,9 @@ TEST_CASE("donated loops: two caches through Stacked::scan, and one loop behind 
 }
 
 TEST_CASE(
-    "donated loops: a turn that reads more than its own block keeps the array, and the report says "
-    "where") {
-  auto whole = [](In cache, In x) {  // captured, so each turn reads all of it
+    "donated loops: an iteration that reads more than its own block retains the array, and the "
+    "report states the line") {
+  auto whole = [](In cache, In x) {  // captured, so each iteration reads all of it
     return scan([&](In h, In c) { return std::pair(h + sum(cache), c * 2. + h); }, L)(x, cache);
   };
   auto made = [] { return random::normal(random::key(1), {L, P, D}).eval(); };
@@ -160,7 +162,7 @@ TEST_CASE(
         return std::pair(b, sum(b) * sum(b * a));
       },
       {.donate = {0}, .backend = "cpu"});
-  const int line = __LINE__ - 4;  // of the cumsum
+  const int line = __LINE__ - 4;  // line of the cumsum
   late(made());
   REQUIRE(late.report().not_donated.size() == 1);
   auto why = late.report().not_donated[0];
@@ -188,15 +190,14 @@ TEST_CASE(
         "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
 }
 
-TEST_CASE(
-    "donated loops: steps that carry a cache through a loop over layers change it in its place") {
+TEST_CASE("donated loops: steps that carry a cache through a loop over layers update it in place") {
   const Axis Steps("steps", 3);
-  // of a step: h (batch, d), the cache (layers, batch, position, d)
+  // state of a step: h (batch, d), the cache (layers, batch, position, d)
   using State = std::pair<NamedArray, NamedArray>;
   struct Case {
     const char* name;
     Turn turn;
-    bool late;  // the step reads the old cache when the new one is made
+    bool late;  // the step reads the old cache after the new one is written
     bool in_place;
   } cases[] = {
       {"written, then read",
@@ -246,8 +247,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "loops: a carry that two residual branches are added to, one after the other, is not copied") {
+TEST_CASE("loops: a carry with two successive residual branches is not copied") {
   const Axis H("hidden", 24);
   auto body = [&](In h, In v, In w) {  // (batch, position, d)
     auto middle = h + tanh(dot(h, v, "d")).rename({{"hidden", "d"}});
@@ -265,12 +265,10 @@ TEST_CASE(
                    In w) { return grad([&](In v, In w) { return sum(layers(x, v, w)); })(v, w); },
                {.backend = "cpu"});
   g.compile(x, v, w);
-  CHECK(copies(g.report()) == 2);  // and the carry of each turn, kept for the gradient
+  CHECK(copies(g.report()) == 2);  // and the carry of each iteration, saved for the gradient
 }
 
-TEST_CASE(
-    "loops: what is as large as an array that is walked, but of wider elements, is not written "
-    "over it") {
+TEST_CASE("loops: a result with wider elements does not overwrite a scanned array of equal size") {
   const Axis n("n", 6);
   auto x = array({3., -1, 4, -1, 5, -9, 2, 6, -5, 3, -5, 8, 9, -7, 9, -3, 2, 3, -8, 4, 6, -2, 6, 4},
                  {Axis("rows", 4), n})
@@ -287,7 +285,7 @@ TEST_CASE(
   CHECK(got.second.floats() == std::vector<float>{3, 6, 10, 15, 21, 28});
 }
 
-TEST_CASE("donated: what is returned as it is, is given back without a copy") {
+TEST_CASE("donated: an array that is returned unchanged is returned without a copy") {
   using Results = std::vector<NamedArray>;
   using Function = Results (*)(In x, In w);
   const std::int64_t one = P.size * D.size * 4;
@@ -295,7 +293,7 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   struct Case {
     const char* name;
     Function f;
-    std::int64_t most;  // bytes beside the arguments
+    std::int64_t most;  // bytes in addition to the arguments
     int copied = 0;
   } cases[] = {
       {"alone", [](In x, In) { return Results{x}; }, 0},
@@ -334,13 +332,13 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
     auto kept = jit(c.f, {.backend = "cpu"});
     auto x = made(1), w = made(2);
     auto want = plain(made(1), w), same = kept(x, w);
-    CHECK(difference(x, made(1), 0) == "");  // not donated: still there, and as it was
+    CHECK(difference(x, made(1), 0) == "");  // not donated: unchanged
     for (int turn = 0; turn < 3; ++turn) {
       auto got = f(x, w);
       for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-3) == "");
       for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], same[k], 0) == "");
       CHECK_THROWS_AS(x.floats(), Error);
-      // what it was
+      // the unchanged array
       x = *std::find_if(got.begin(), got.end(), [](In r) { return r.ndim() == 2; });
     }
     CHECK(f.report().not_donated.empty());
@@ -348,7 +346,7 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
     CAPTURE(f.report().program);
     CHECK(copies(f.report()) == c.copied);
   }
-  // One array for two arguments, and its places changed: neither is written over.
+  // One array for two arguments, and swapped results: neither array is overwritten.
   auto swap =
       jit([](In a, In b) { return std::tuple(b, a, a + b); }, {.donate = {0, 1}, .backend = "cpu"});
   auto x = made(1);
@@ -356,7 +354,7 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   CHECK(difference(a, made(1), 0) == "");
   CHECK(difference(b, made(1), 0) == "");
   CHECK(difference(total, made(1) * 2., 0) == "");
-  // On a mesh each device gives its block back.
+  // On a mesh each device returns its block.
   auto later = [](In v, In w) { return std::pair(v, sum(cumsum(v * w, "position"))); };
   auto on_mesh = named_jit(
       later,

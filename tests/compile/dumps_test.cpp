@@ -1,5 +1,5 @@
-// What the compiler makes of five programs, as text, after sharding and after lowering. A change of
-// these files is to be read like code: `build/tests/compile --update` writes them anew.
+// Plans and Programs of five functions, as text, after sharding and after lowering. Review a change
+// of these files as you review code: `build/tests/compile --update` writes them again.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,7 +30,8 @@ struct Argument {
   DType dtype = DType::f32;
 };
 
-// A function of arrays, compiled for the first device of a mesh; the results lie by `out`.
+// A function of arrays, compiled for the first device of a mesh. `out` is the mapping of the
+// results.
 struct Program {
   std::string name;
   Mesh mesh;
@@ -39,7 +40,7 @@ struct Program {
   Leaves (*f)(const Leaves&);
   PartitionOptions options = {};
 
-  // After sharding, and after lowering.
+  // Returns the text after sharding, and after lowering.
   std::pair<std::string, std::string> text() const {
     use_mesh on(mesh);
     axis_mapping by(compute);
@@ -58,7 +59,7 @@ struct Program {
     run(c, Stage::graph, Stage::sharding);
     auto first = on_device(c, 0);
     run(first, Stage::device, Stage::program);
-    // bytes and lines of code are asserted elsewhere
+    // removes bytes and lines of code, which other tests check
     static const std::regex place("    # .*"), bytes("arena .*|slot .*\n");
     auto without = [](const std::string& text, const std::regex& what) {
       return std::regex_replace(text, what, "");
@@ -161,8 +162,8 @@ void compare(const std::string& file, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("dumps: plans and programs are those that are kept") {
-  setenv("HALIAX_POISON", "0", 1);  // which in a debug build has steps of its own
+TEST_CASE("dumps: plans and Programs match the stored ones") {
+  setenv("HALIAX_POISON", "0", 1);  // because poison adds steps in a debug build
   for (auto& p : programs) {
     auto [plan, program] = p.text();
     compare(p.name + ".plan", plan);

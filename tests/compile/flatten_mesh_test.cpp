@@ -1,5 +1,5 @@
-// flatten_axes and unflatten_axis on meshes: all small sizes, by all ways to cut the parts and the
-// whole by up to two mesh axes.
+// flatten_axes and unflatten_axis on meshes: all small sizes, with every sharding of the parts and
+// the full axis over up to two mesh axes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ std::vector<Sizes> all_sizes() {
   return out;
 }
 
-// One program for each mapping: of every size the parts, flattened, and the whole, unflattened.
+// Returns, in one program per mapping, the flattened parts and the unflattened axis of every size.
 Leaves both_ways(const Leaves& x) {
   Leaves out;
   auto sizes = all_sizes();
@@ -49,7 +49,7 @@ Leaves both_ways(const Leaves& x) {
   return out;
 }
 
-// How many of them are wrong under this mapping; the first is told.
+// Returns the number of wrong results under this mapping; prints the first.
 int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& want) {
   auto got =
       named_jit(both_ways, {.mesh = mesh, .axis_resources = Mapping{}, .in = m, .out = m})(x);
@@ -65,7 +65,9 @@ int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& wan
 
 }  // namespace
 
-TEST_CASE("flatten_axes and unflatten_axis on meshes: every way to cut small arrays") {
+TEST_CASE(
+    "flatten_axes and unflatten_axis on meshes: every sharding of small arrays matches one "
+    "device") {
   Devices twelve(12);
   Leaves x;
   for (auto& s : all_sizes()) {

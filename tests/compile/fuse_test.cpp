@@ -1,4 +1,4 @@
-// Which nodes become one kernel: random programs are what the reference makes of them node by node.
+// Fusion of nodes into kernels: random programs match the reference, which runs node by node.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -13,7 +13,7 @@ using namespace haliax;
 
 namespace {
 
-// Some outputs of a random program over (n, m), (n) and (n, m), of the same size both.
+// Some outputs of a random program over (n, m), (n) and (n, m), where n and m have one size.
 class Drawn {
  public:
   explicit Drawn(unsigned seed) : random_(seed), N("n", 3 + below(5)), M("m", N.size) {
@@ -21,7 +21,7 @@ class Drawn {
     for (auto& axes : {Axes{N, M}, Axes{N}, Axes{N, M}})
       inputs.push_back(random::normal(random::key(7 * seed + k++), axes).eval());
   }
-  // The same each time.
+  // Deterministic: each call builds the same program.
   std::vector<NamedArray> operator()(const std::vector<NamedArray>& in) const {
     Drawn d = *this;
     auto values = in;
@@ -82,8 +82,8 @@ class Drawn {
 
 }  // namespace
 
-// HALIAX_TRIALS=5000 runs as many.
-TEST_CASE("fuse: random programs") {
+// HALIAX_TRIALS=5000 runs 5,000 trials.
+TEST_CASE("fuse: random programs match the reference") {
   const char* asked = std::getenv("HALIAX_TRIALS");
   for (int seed = 0, trials = asked ? std::atoi(asked) : 200; seed < trials; ++seed) {
     CAPTURE(seed);
@@ -99,7 +99,8 @@ TEST_CASE("fuse: random programs") {
 }
 
 TEST_CASE(
-    "fuse: what is read by its own names and by others, or at another place, lies in memory") {
+    "fuse: a value that is read under its own names and under others, or at another position, is "
+    "stored in memory") {
   const Axis N("n", 3), M("m", 3);
   auto x = random::normal(random::key(1), {N, M}).eval();
   auto both = [](const NamedArray& x) {
@@ -117,7 +118,7 @@ TEST_CASE(
   near(jit(shifted)(x).second, jit(shifted, {.backend = "reference"})(x).second);
 }
 
-TEST_CASE("fuse: an optimiser's moments and its parameter are one walk") {
+TEST_CASE("fuse: an optimizer's moments and its parameter are one loop") {
   const Axis N("n", 64);
   auto step = [](const std::array<NamedArray, 3>& s, const NamedArray& g) {
     auto m = 0.9f * s[1] + 0.1f * g, v = 0.999f * s[2] + 0.001f * g * g;

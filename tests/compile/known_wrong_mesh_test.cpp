@@ -1,5 +1,5 @@
-// What was once wrong on meshes: plans that gave other numbers, could not run, or were refused
-// without a reason.
+// Regression tests for meshes: plans with wrong values, plans that could not run, or plans that
+// were refused without a reason.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ bool same_bits(const NamedArray& a, const NamedArray& b) {
   auto x = a.bytes(), y = b.bytes();
   return a.axes() == b.axes() && std::equal(x.begin(), x.end(), y.begin(), y.end());
 }
-// All ways to cut an axis by at most two axes of the mesh, in order.
+// Returns all ways to shard an axis over at most two mesh axes, in order.
 std::vector<Cuts> cuts_of(const Mesh& mesh) {
   std::vector<Cuts> out{{}};
   for (auto& [a, n] : mesh.axes()) out.push_back({a});
@@ -38,7 +38,7 @@ Mapping mapping_of(std::initializer_list<std::pair<const char*, Cuts>> by) {
 
 }  // namespace
 
-TEST_CASE("partition regroup: an axis and its parts, in any blocks, on any mesh") {
+TEST_CASE("partition regroup: an axis and its parts match, in any blocks, on any mesh") {
   const Devices many(12);
   int wrong = 0, tried = 0;
   auto check = [&](const Mesh& mesh, const Axis& a, const Axis& b, const Mapping& parts,
@@ -82,7 +82,7 @@ TEST_CASE("partition regroup: an axis and its parts, in any blocks, on any mesh"
   CHECK(tried == 22120);
 }
 
-TEST_CASE("fit: an axis of another size, or one that is lost, is refused") {
+TEST_CASE("fit: an axis with another size, and a missing axis, raise") {
   auto x = prim::filled(1, DType::f32, {Axis("a", 3), Axis("b", 2)});
   auto y = prim::exp(x);
   CHECK(prim::fit(y, {Axis("c", 4), Axis("b", 2), Axis("a", 3)})->axes.size() == 3);
@@ -95,7 +95,8 @@ TEST_CASE("fit: an axis of another size, or one that is lost, is refused") {
 }
 
 TEST_CASE(
-    "partition loops: what only the last of uneven chunks makes of a carry is made in its turn") {
+    "partition loops: a value that only the last of uneven chunks computes from a carry is "
+    "computed in its iteration") {
   const Axis Batch("batch", 4), Pos("pos", 6), Embed("embed", 4), Vocab("vocab", 257);
   auto x = random::normal(random::key(0), {Batch, Pos, Embed}),
        w = random::normal(random::key(1), {Vocab, Embed});
@@ -122,7 +123,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition loops: all devices make one order of calls, where some have nothing of a result") {
+    "partition loops: all devices issue their collectives in one order, even if some have no part "
+    "of a result") {
   const Devices many(12);
   const Axis Batch("batch", 2), Pos("pos", 7), Embed("embed", 16), Vocab("vocab", 53);
   auto x = random::normal(random::key(0), {Batch, Pos, Embed}),
@@ -157,7 +159,7 @@ TEST_CASE(
   CHECK(difference(dw, d.second, 1e-5) == "");
 }
 
-TEST_CASE("partition picks: what lies outside is what it is on one device") {
+TEST_CASE("partition picks: ids out of range match one device") {
   const Axis A("a", 4), B("b", 3), K("k", 16);
   const Mesh mesh{{{"data", 2}}};
   auto x = arange({A, B}, {.start = 1, .dtype = DType::f32}).eval();
@@ -196,7 +198,7 @@ TEST_CASE("partition picks: what lies outside is what it is on one device") {
       [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); }, none, two);
 }
 
-TEST_CASE("partition strict: what an op sends of its own blocks is asked for by it") {
+TEST_CASE("partition strict: communication of an op between its own blocks is allowed") {
   const Axis B("b", 8), N("n", 8192);
   const Mapping cut{{"n", "data"}};
   for (int devices : {2, 4, 8})
@@ -207,7 +209,7 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
               .plan(zeros({B, N}));
       REQUIRE(r.collectives.size() == 1);
       CHECK(r.collectives[0].asked == "blocks");
-      CHECK(r.sent_bytes == (devices - 1) * B.size * 4);  // a sum of each block
+      CHECK(r.sent_bytes == (devices - 1) * B.size * 4);  // one sum per block
     }
   auto order = named_jit([](const NamedArray& x) { return sort(x, "n"); },
                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
@@ -218,8 +220,8 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
 }
 
 TEST_CASE(
-    "partition strict: a constraint asks for what it says, and its readers for what they need "
-    "otherwise") {
+    "partition strict: a constraint allows its own gather, and its readers must request other "
+    "ones") {
   const Axis B("batch", 8), E("embed", 64), H("mlp", 256);
   auto refused = [&](auto f) {
     JitOptions o{.mesh = Mesh{{{"data", 2}, {"model", 2}}},
@@ -228,7 +230,7 @@ TEST_CASE(
     return message_of([&] { named_jit(f, o).plan(zeros({B, E}), zeros({E, H})); });
   };
   using In = const NamedArray&;
-  // dot is cut by a constraint
+  // a constraint shards dot
   auto sorted = refused([](In x, In w) { return sort(dot(x, w, "embed"), "mlp"); });
   CHECK(sorted.find("[strict] sort gathers dot") != sorted.npos);
   CHECK(refused([](In x, In w) { return sort(shard(dot(x, w, "embed"), Mapping{}), "mlp"); }) ==
@@ -236,8 +238,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition strict: ids and rows that a cut table is picked by are asked for, a table that is "
-    "gathered is not") {
+    "partition strict: gathers of ids and rows for a sharded table are allowed, a gather of the "
+    "table is not") {
   const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400);
   const Mapping cut{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};
   auto table = zeros({T, M}), x = zeros({N});
@@ -261,17 +263,17 @@ TEST_CASE(
     const auto o = options(cut, devices);
     const double others = double(devices - 1) / devices;
     asks(named_jit(pick, o).plan(table, few), int(others * 400 * 4));
-    // the cut moves to m
+    // the sharding moves to m
     if (devices > 2) asks(named_jit(pick, o).plan(table, ids), int(others * 4000 * 4));
     asks(named_jit(add, o).plan(table, few, zeros({Few, M})), int(others * 400 * 9 * 4));
-    // as large
+    // equally large
     raises(
         [&] {
           named_jit(add, o).plan(table, ids, zeros({B, M}));
         },
         {"[strict]", "gathers input (b=4000, m=8)"});
   }
-  // The table itself; and the op is called as users call it.
+  // A gather of the table itself raises, and the error has the name of the op in the user's code.
   auto turned = [](const NamedArray& x, const NamedArray& i) { return roll(x, i, "n"); };
   auto shuffled = [](const NamedArray& x) { return random::permutation(random::key(3), x, "n"); };
   raises([&] { named_jit(pick, options(cut, 2)).plan(table, ids); },
@@ -287,8 +289,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds "
-    "once") {
+    "partition sums: reduce_dtype = f32 computes, communicates and adds 16-bit sums in f32, and "
+    "rounds once") {
   const Axis B("b", 256), N("n", 256), M("m", 4);
   struct Case {
     const char* what;
@@ -316,8 +318,8 @@ TEST_CASE(
        n,
        {}}};
   for (DType d : {DType::bf16, DType::f16}) {
-    // Whole numbers: sums in f32 are exact in any order, and parts of them do not fit into the
-    // narrow dtype.
+    // Integers: sums in f32 are exact in any order, and partial sums do not fit into the 16-bit
+    // dtype.
     auto x = random::randint(random::key(1), {B, N}, 0, 120).astype(d).eval();
     auto w = random::randint(random::key(2), {N, M}, 0, 4).astype(d).eval();
     for (auto& c : cases) {
@@ -335,7 +337,7 @@ TEST_CASE(
       auto [y, wide] = on_mesh(DType::f32);
       CHECK(same_bits(y, exact));
       auto [rounded, narrow] = on_mesh({});
-      CHECK_FALSE(same_bits(rounded, exact));  // so was each part
+      CHECK_FALSE(same_bits(rounded, exact));  // each part was rounded, too
       CHECK(wide.sent_bytes == 2 * narrow.sent_bytes);
       CHECK(wide.calls == narrow.calls);
       auto [as_ever, same] = on_mesh(d);
@@ -347,7 +349,7 @@ TEST_CASE(
   auto wider = named_jit(sums, {.mesh = Mesh{{{"data", 4}}},
                                 .axis_resources = n,
                                 .reduce_dtype = Policy("p=f32,c=bf16,r=f32").reduce});
-  // of f32: as ever
+  // f32 sums do not change
   CHECK(wider.plan(zeros({B, N}, DType::f32)).sent_bytes == 256 * 4 * 2 * 3 / 4);
   raises(
       [&] {
@@ -358,8 +360,7 @@ TEST_CASE(
       {"[named_jit]", "reduce_dtype is f32", "f64"});
 }
 
-TEST_CASE(
-    "partition scatter: the array that ids of its own axis' name are added into counts once") {
+TEST_CASE("partition scatter: the target of updates by ids with the name of its axis counts once") {
   const Axis N("n", 6), B("b", 4);
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(),
        u = arange({B, N}, {.start = 1, .dtype = DType::f32}).eval();
@@ -377,9 +378,9 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition loops: a device that has nothing makes the calls of all loops around, as often as "
-    "the others") {
-  const Axis M("m", 4), N("n", 4), B("b", 4);  // of b the third device has nothing
+    "partition loops: a device without elements issues the collectives of all surrounding loops as "
+    "often as the others") {
+  const Axis M("m", 4), N("n", 4), B("b", 4);  // the third device has no element of b
   auto x = sin(arange({M, N, B}, {.dtype = DType::f64}) * 1.3).eval();
   auto running = [](const NamedArray& x) { return cumsum(x, "b"); };
   auto chunked = [&](const NamedArray& x) {
@@ -391,8 +392,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition: a device that has nothing of what a side of cond sends makes the call, if the side "
-    "is taken") {
+    "partition: a device without elements takes part in the collectives of a cond branch that "
+    "runs") {
   const Devices four(4);
   const Axis n("n", 6);  // blocks of 2, 2, 2 and 0
   auto x = array({3., 1, 4, 1, 5, 9}, n).eval();
@@ -406,8 +407,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition: what is written into counts once, also where it is made again of what is sent in "
-    "its place") {
+    "partition: the target of updates counts once, even if it is recomputed from a communicated "
+    "value") {
   const Devices four(4);
   const Axis d("d", 1), n("n", 3), k("k", 2);
   auto flags = array({1., 0, 1}, {d, n}).astype(DType::boolean).eval();
@@ -416,7 +417,7 @@ TEST_CASE(
     auto y = at_add(flags.astype(DType::f32), {{"n", Index(ids)}}, 1.);
     auto z = tile(rename(y, {{"d", "e"}}), {{"e", 2}});
     auto sums = map([](const NamedArray& v) { return cumsum(v, "e"); }, "n")(z);
-    return std::tuple(y, sums, flags);  // who reads the flags too
+    return std::tuple(y, sums, flags);  // keeps a second reader of the flags
   };
   auto step = named_jit(f, {.mesh = Mesh{{{"model", 2}, {"replica", 2}}},
                             .axis_resources = Mapping{{"k", "model"}},
@@ -428,11 +429,9 @@ TEST_CASE(
   CHECK(difference(std::get<1>(got), std::get<1>(want), 0) == "");
 }
 
-TEST_CASE(
-    "partition: arrays without elements, and blocks that are numbers alone, are what the plan "
-    "says") {
+TEST_CASE("partition: arrays without elements, and blocks of constants alone, match the plan") {
   const Devices four(4);
-  // A block that padding alone fills is numbers, in parts or not.
+  // A block of padding alone is a constant, in parts or not.
   auto parts = [](const NamedArray& v) {
     return unflatten_axis(pad(v, {{"c", {1, 0}}}), "c", {Axis("p", 2), Axis("q", 1)});
   };
@@ -440,7 +439,7 @@ TEST_CASE(
     JitOptions o{.mesh = Mesh{{{"data", devices}}}, .in = Mappings(Mapping{{"c", "data"}})};
     CHECK(difference(named_jit(parts, o)(ones(Axis("c", 1))), parts(ones(Axis("c", 1))), 0) == "");
   }
-  // Loops that make no turn, and their gradients.
+  // Loops without iterations, and their gradients.
   const Axis none("a", 0), b("b", 3);
   auto x = zeros(Axes{none, b});
   auto turn = [](const NamedArray& c, const NamedArray& row) { return c * 0.9 + tanh(row); };
@@ -454,7 +453,7 @@ TEST_CASE(
           return map([](const NamedArray& row) { return tanh(row); }, AxisSelector("a"))(x);
         })(x)
             .size() == 0);
-  // In one call with others, and mapped otherwise where it comes in.
+  // In one collective with other arrays, and with another mapping as an argument.
   const Axis c("c", 80);
   auto both = [](const NamedArray& a, const NamedArray& b) { return std::pair(a * 2., b * 2.); };
   JitOptions joined{.mesh = Mesh{{{"data", 2}}},

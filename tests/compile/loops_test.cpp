@@ -1,5 +1,5 @@
-// chunked_reduce and the merge pass: how often the head is contracted, how many loops are left,
-// what is planned, and the numbers.
+// chunked_reduce and the merge pass: the number of contractions with the head, the number of loops,
+// the planned memory, and the values.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ struct Parameters {
   NamedArray x, w;
 };  // x (tokens, embed), w (vocab, embed)
 
-// Every program below is of logits = x w^T, one chunk of tokens at a time.
+// Every program below consists of logits = x w^T, one chunk of tokens at a time.
 NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids,
                   std::int64_t chunk, ChunkForm form = ChunkForm::automatic) {
   return nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Tokens,
@@ -52,8 +52,8 @@ std::ostream& operator<<(std::ostream& os, const Counts& c) {
   return os << c.contractions << " contractions, " << c.loops << " loops";
 }
 
-// Runs f jitted: what its Program is made of; the results must be those of `whole`, evaluated
-// without chunks.
+// Runs f jitted and counts parts of its Program. The results must match `whole`, which runs without
+// chunks.
 template <class F, class G, class... A> Counts counts(F f, G whole, const A&... args) {
   auto jitted = jit(f);
   auto got = flatten(jitted(args...)), want = flatten(whole(args...));
@@ -62,7 +62,7 @@ template <class F, class G, class... A> Counts counts(F f, G whole, const A&... 
   return {jitted.report().contractions, jitted.report().loops};
 }
 
-// The table: a loss of (parameters, ids, given), made of the losses of single tokens.
+// The table: a loss of (parameters, ids, given), computed from the losses of single tokens.
 using Losses = NamedArray (*)(const NamedArray& x, const NamedArray& w, const NamedArray& ids,
                               std::int64_t chunk);
 NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray& ids,
@@ -87,7 +87,7 @@ template <class Loss> Counts gradient_counts(Loss loss, std::int64_t chunk = 4) 
 
 }  // namespace
 
-TEST_CASE("loops: contractions with the head, forward only: 1") {
+TEST_CASE("loops: the forward pass has 1 contraction with the head") {
   Data d;
   auto with = [](Losses how) {
     return
@@ -96,16 +96,16 @@ TEST_CASE("loops: contractions with the head, forward only: 1") {
   CHECK(counts(with(in_chunks), with(at_once), Parameters{d.x, d.w}, d.ids) == Counts{1, 1});
 }
 
-TEST_CASE("loops: loss and gradients: 3, in one loop") {
+TEST_CASE("loops: loss and gradients have 3 contractions, in one loop") {
   auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&,
                  std::int64_t chunk) { return mean(how(p.x, p.w, ids, chunk)); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
-  // the partial last chunk is a body of its own, of one turn
+  // the partial last chunk is a separate body, with one iteration
   CHECK(gradient_counts(loss, 5) == Counts{6, 2});
-  CHECK(gradient_counts(loss, 12) == Counts{3, 0});  // all at once
+  CHECK(gradient_counts(loss, 12) == Counts{3, 0});  // one chunk
 }
 
-TEST_CASE("loops: frozen head: 2") {
+TEST_CASE("loops: a frozen head has 2 contractions") {
   Data d;
   auto with = [](Losses how) {
     return [how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
@@ -117,37 +117,38 @@ TEST_CASE("loops: frozen head: 2") {
   CHECK(counts(with(in_chunks), with(at_once), d.x, d.w, d.ids) == Counts{2, 1});
 }
 
-TEST_CASE("loops: cotangents given for each token: 3") {
+TEST_CASE("loops: cotangents that are given for each token have 3 contractions") {
   auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given,
                  std::int64_t c) { return sum(given * how(p.x, p.w, ids, c)); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
-TEST_CASE("loops: cotangents computed from that token's own loss: 3") {
+TEST_CASE("loops: cotangents computed from that token's own loss have 3 contractions") {
   auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&,
                  std::int64_t c) { return mean(exp(-how(p.x, p.w, ids, c))); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
-TEST_CASE("loops: cotangents that need all losses: made again, 4 in two loops") {
+TEST_CASE("loops: cotangents that need all losses recompute: 4 contractions in two loops") {
   auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&,
                  std::int64_t c) { return logsumexp(how(p.x, p.w, ids, c)); };
   CHECK(gradient_counts(loss) == Counts{4, 2});
 }
 
-TEST_CASE("loops: tied table: 3, and one carry for both uses") {
+TEST_CASE("loops: a tied table has 3 contractions, and one carry for both uses") {
   Data d;
   auto with = [](Losses how) {
-    return [how](const NamedArray& w, const NamedArray& ids) {  // x is made of the table itself
-      return value_and_grad([how](const NamedArray& w, const NamedArray& ids) {
-        return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4));
-      })(w, ids);
-    };
+    return
+        [how](const NamedArray& w, const NamedArray& ids) {  // x is computed from the table itself
+          return value_and_grad([how](const NamedArray& w, const NamedArray& ids) {
+            return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4));
+          })(w, ids);
+        };
   };
   CHECK(counts(with(in_chunks), with(at_once), d.w, d.ids) == Counts{3, 1});
 }
 
-TEST_CASE("loops: a second loss term in a loop of its own: 3") {
+TEST_CASE("loops: a second loss term in a separate loop has 3 contractions") {
   auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given,
                  std::int64_t c) {
     return mean(how(p.x, p.w, ids, c)) + sum(given * how(p.x, p.w, (ids + 1) % int(Vocab.size), c));
@@ -155,7 +156,7 @@ TEST_CASE("loops: a second loss term in a loop of its own: 3") {
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
-TEST_CASE("loops: a metric in a loop of its own: 3") {
+TEST_CASE("loops: a metric in a separate loop has 3 contractions") {
   Data d;
   auto right = [](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
     return sum(astype(argmax(dot(x, w, Embed), Vocab) == ids, DType::f64));
@@ -174,7 +175,7 @@ TEST_CASE("loops: a metric in a loop of its own: 3") {
         Counts{3, 1});
 }
 
-TEST_CASE("loops: the numbers do not depend on the chunk, or on the backend") {
+TEST_CASE("loops: values do not depend on the chunk size or on the backend") {
   Data d;
   auto N = Tokens.size;
   auto step = [](const Parameters& p, const NamedArray& ids, const NamedArray& given, Losses how,
@@ -198,7 +199,7 @@ TEST_CASE("loops: the numbers do not depend on the chunk, or on the backend") {
     }
 }
 
-TEST_CASE("loops: second derivatives go through the chunks") {
+TEST_CASE("loops: second derivatives pass through chunks") {
   Data d;
   auto of = [&](Losses how) {
     auto g = [how](const Parameters& p, const NamedArray& ids) {
@@ -214,8 +215,7 @@ TEST_CASE("loops: second derivatives go through the chunks") {
 }
 
 TEST_CASE(
-    "loops: many of them, each reading what the one before has made, take time that grows with "
-    "their number") {
+    "loops: many loops, each reading the result of the previous one, compile in linear time") {
   auto f = [](NamedArray x) {  // x (tokens)
     for (int k = 0; k < 40; ++k)
       x = map([y = sum(x)](const NamedArray& v) { return v * 0.5 + y * 0.01; }, Tokens)(x);
@@ -224,14 +224,13 @@ TEST_CASE(
   auto x = arange(Tokens).astype(DType::f64);
   auto report = jit(f).compile(x);
   CHECK(report.loops == 40);
-  // a walk into each from each later one would take forever
+  // a traversal from each later loop to each earlier one would not finish
   CHECK(report.trace_s + report.compile_s < 20);
   same(jit(f)(x), jit(f, {.backend = "reference"})(x));
 }
 
 TEST_CASE(
-    "chunked: a sum over turns that is given out itself, too, does not start from what it is added "
-    "to") {
+    "chunked: a sum over iterations that is also a result does not start from its later addend") {
   auto sums = chunked_reduce(Tokens, {.chunk = 4},
                              [](const NamedArray& x) { return sum(square(x), Tokens); });
   auto f = jit([&](const NamedArray& x, const NamedArray& more) {

@@ -1,4 +1,4 @@
-// Blocks of attention that a mask makes nothing of are left out, and nothing else changes.
+// Blocks of attention that a mask hides are skipped, and all values stay equal.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -31,7 +31,7 @@ NamedArray scores(const Parts& p) { return dot(p[0], p[1], "d") / 3.f; }
 NamedArray attend(const Parts& p, const NamedArray& mask, float fill = -1e9f) {
   return dot(softmax(where(mask, scores(p), fill), "k"), p[2], "k");
 }
-// The value, a number that all of it is in, and gradients.
+// Returns the value, a scalar that depends on all of it, and the gradients.
 Leaves all_of(const Attention& f, const Parts& p) {
   auto loss = [&](const Parts& p) {
     auto y = f(p);
@@ -43,8 +43,8 @@ Leaves all_of(const Attention& f, const Parts& p) {
 auto compiled(const Attention& f, std::int64_t budget) {
   return jit([f](const Parts& p) { return all_of(f, p); }, {.scores_budget = budget});
 }
-// What products really take of their work, in blocks and in lanes; and that all is as it is as a
-// whole.
+// Returns the share of its flops that the tiled plan runs, in blocks and in parallel slots. Checks
+// that all results match the materialized plan.
 double share_made(const Attention& f, const Parts& p = parts()) {
   auto whole = compiled(f, most_bytes), tiled = compiled(f, 0);
   auto want = whole(p), got = tiled(p);
@@ -65,9 +65,9 @@ NamedArray along_q(const NamedArray& x) { return broadcast_axis(x, K); }
 
 }  // namespace
 
-TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
+TEST_CASE("masked: blocks that a positional mask hides are not computed") {
   auto causal = nn::causal_mask(Q, K);
-  const double of_causal = 780. / 900;  // 100 queries a turn see 192, 288 and 300 keys
+  const double of_causal = 780. / 900;  // 100 queries per iteration see 192, 288 and 300 keys
   CHECK(share_made([&](const Parts& p) { return attend(p, causal); }) ==
         doctest::Approx(of_causal));
   CHECK(share_made([&](const Parts& p) {
@@ -82,7 +82,7 @@ TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
   CHECK(share_made([&](const Parts& p) {
           return attend(p, ~(position(K) > along_q(position(Q))));
         }) == doctest::Approx(of_causal));
-  // Of positions in groups, or apart by so many.
+  // Positions in groups, or at a fixed distance.
   auto group = [](const NamedArray& at) { return floor_divide(at, 100); };
   auto texts = share_made(
       [&](const Parts& p) { return attend(p, along_q(group(position(Q))) == group(position(K))); });
@@ -90,7 +90,7 @@ TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
   CHECK(share_made([&](const Parts& p) {
           return attend(p, causal & (abs(along_q(position(Q)) - position(K)) * 3 < 60));
         }) == doctest::Approx(684. / 900));
-  // One choice in another.
+  // A `where` inside another one.
   CHECK(share_made([&](const Parts& p) {
           auto s = where(position(K) >= 100, scores(p), -1e9f);
           return dot(softmax(where(causal, s, -1e9f), "k"), p[2], "k");
@@ -100,9 +100,9 @@ TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
         }) == doctest::Approx(of_causal));
 }
 
-// Of a mask that is added, the scores of the value alone are made whole: whether a row sees
-// anything is not known before.
-TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number, made of numbers") {
+// With an added mask, only the scores of the value are computed in full: the compiler cannot prove
+// that a row sees a key.
+TEST_CASE("masked: masks of all forms skip blocks: hidden, added, scaled, computed from scalars") {
   const float least = -std::numeric_limits<float>::infinity();
   auto causal = nn::causal_mask(Q, K);
   auto numbers = tril(ones({Q, K}), Q, K);
@@ -119,7 +119,7 @@ TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number,
   CHECK(made([&](auto s) { return where(0.f < numbers, s, -1e9f); }) == doctest::Approx(of_causal));
   CHECK(made([&](auto s) { return where(causal.astype(DType::i32) != 1, -1e9f, s); }) ==
         doctest::Approx(of_causal));
-  const double of_added = (1 + 5 * of_causal) / 6;  // of six products one is whole
+  const double of_added = (1 + 5 * of_causal) / 6;  // one of six matmuls is full
   CHECK(made([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_added));
   CHECK(made([&](auto s) { return s + where(causal, 0.f, least); }) == doctest::Approx(of_added));
   CHECK(made([&](auto s) { return s - 1e9f * (1.f - causal.astype(DType::f32)); }) ==
@@ -138,19 +138,19 @@ TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number,
   CHECK(by_sigmoid([&](auto s) { return where(causal, s, least); }) == doctest::Approx(of_causal));
   CHECK(by_sigmoid([&](auto s) { return s + where(causal, 0.f, -1e9f); }) ==
         doctest::Approx(of_added));
-  // Not low enough, or not known to be: all is made.
+  // The fill is not low enough, or not known to be: everything is computed.
   CHECK(made([&](auto s) { return s + where(causal, 0.f, -20.f); }) == doctest::Approx(1));
   CHECK(made([&](auto s) { return s * 1e9f + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));
   CHECK(made([&](auto s) { return s * s * s + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));
 }
-TEST_CASE("masked: rows that see nothing under a mask that is added are what they are without it") {
+TEST_CASE("masked: rows that see nothing under an added mask match the unmasked rows") {
   auto late = nn::causal_mask(Q, K) & along_q(position(Q) >= 120);
   for (float low : {-1e9f, -1e30f})
     share_made([&](const Parts& p) {
       return dot(softmax(scores(p) + where(late, 0.f, low), "k"), p[2], "k");
     });
 }
-TEST_CASE("masked: walked keys end where a mask that is added does") {
+TEST_CASE("masked: the loop over keys ends where an added mask does") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, Size}).eval();
@@ -179,7 +179,7 @@ TEST_CASE("masked: walked keys end where a mask that is added does") {
   CHECK(flops(false) <= 0.68);
   CHECK(flops(true) <= 0.76);
 }
-TEST_CASE("masked: a device without queries has turns whose masks are slices of others") {
+TEST_CASE("masked: a device without queries runs iterations whose masks are slices of others") {
   const Axis Q7("q", 7), K7("k", 7);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, H, D}).eval();
@@ -205,10 +205,9 @@ TEST_CASE("masked: a device without queries has turns whose masks are slices of 
     CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
 }
 
-// Products that are large enough leave out blocks of 32 keys themselves, on machines whose products
-// do: the same of a text in parts, whose blocks lie apart, of a sliding window, and of masks in
-// data.
-TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
+// Large matmuls skip blocks of 32 keys themselves, on machines whose kernels check flags. Cases: a
+// sequence in parts, whose blocks are not contiguous; a sliding window; masks in data.
+TEST_CASE("masked: a matmul of one iteration skips blocks itself") {
   const Axis Size("d", 32);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {B, H, pos, Size}).eval();
@@ -219,7 +218,7 @@ TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
   auto made = [&](const NamedArray& mask) {
     return share_made([&](const Parts& p) { return attend(p, mask); }, p);
   };
-  // keys that 100 queries a turn see
+  // keys that 100 queries of an iteration see
   CHECK(made(causal) == doctest::Approx((asks ? 128 + 224 + 300 : 192 + 288 + 300) / 900.));
   CHECK(made(near) == doctest::Approx((asks ? 128 + 160 + 140 : 684) / 900.));
   CHECK(made((floor_divide(arange(K), 50) == broadcast_axis(floor_divide(arange(Q), 100) * 2, K))
@@ -228,9 +227,9 @@ TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
   CHECK(made(broadcast_axis(apart, Q)) < (asks ? 0.5 : 0.8));
 }
 
-// A large product of a turn leaves out blocks itself, a small one by a loop over larger blocks:
-// together they say whether the turn ends.
-TEST_CASE("masked: products of one turn have blocks of two sizes") {
+// A large matmul of an iteration skips blocks itself, a small one runs in a loop over larger
+// blocks. Together they decide whether the iteration ends.
+TEST_CASE("masked: matmuls of one iteration have blocks of two sizes") {
   const Axis Pos("q", 256), Keys("k", 640), Copies("b", 3);
   for (auto [size, out] : {std::pair{80, 24}, {24, 80}}) {
     const Axis Size("d", size), Out("e", out);
@@ -254,7 +253,8 @@ TEST_CASE("masked: products of one turn have blocks of two sizes") {
   }
 }
 
-TEST_CASE("masked: a causal text of 4,096 positions takes little more than half of the products") {
+TEST_CASE(
+    "masked: a causal sequence of 4,096 positions runs little more than half of the matmuls") {
   const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
   auto attend = [=](const Parts& p) {
     return nn::dot_product_attention("k", "d", p[0], p[1], p[2],
@@ -268,7 +268,7 @@ TEST_CASE("masked: a causal text of 4,096 positions takes little more than half 
     auto loss = jit([=](const Parts& p) {
       return grad([=](const Parts& p) { return sum(sin(attend(p))); })(p);
     });
-    // gradients by the result itself, which is made on the way
+    // gradients by the result itself, which is an intermediate
     auto both = jit([=](const Parts& p) {
       auto [y, pull] = vjp(attend, p);
       return std::pair(y, pull(y));
@@ -285,8 +285,8 @@ TEST_CASE("masked: a causal text of 4,096 positions takes little more than half 
   }
 }
 
-TEST_CASE("masked: what is known only when running: texts in one row, lengths") {
-  auto segments = floor_divide(arange(K), 100);  // three texts
+TEST_CASE("masked: masks in data skip blocks at run time: several sequences in a row, lengths") {
+  auto segments = floor_divide(arange(K), 100);  // three sequences
   auto mine = rename(segments, {{"k", "q"}});
   auto same_text = [&](const NamedArray& of_q, const NamedArray& of_k) {
     return along_q(of_q) == of_k;
@@ -301,8 +301,8 @@ TEST_CASE("masked: what is known only when running: texts in one row, lengths") 
   CHECK(share_made([&](const Parts& p) { return attend(p, position(K) < length); }) < 0.5);
 }
 
-// As a text is written: one query, and a cache of keys and values of which some are there.
-TEST_CASE("masked: products of one query leave out keys that are not there") {
+// As in text generation: one query, and a cache of keys and values, of which some are valid.
+TEST_CASE("masked: matmuls of one query skip keys that are not valid") {
   const Axis Heads{"heads", 8}, Keys{"k", 1000}, Size{"d", 32};
   for (auto type : {DType::f32, DType::bf16})
     for (bool keys_first : {false, true}) {
@@ -333,7 +333,7 @@ TEST_CASE("masked: products of one query leave out keys that are not there") {
           CHECK(max(far).item() < (type == DType::f32 ? 1e-5 : 1e-2));
           double made = 0;
           for (auto& s : profile(f, q, keys, values, n).steps) made += s.flops;
-          // of none: all alike
+          // without keys, all have equal weight
           const int seen = std::min(1000, (length + 63) / 64 * 64),
                     weighed = length == 0 ? 1000 : seen;
           CHECK(made / f.report().flops == doctest::Approx((seen + weighed) / 2000.));
@@ -341,7 +341,7 @@ TEST_CASE("masked: products of one query leave out keys that are not there") {
     }
 }
 
-TEST_CASE("masked: what is not sure to be nothing is made") {
+TEST_CASE("masked: blocks that may matter are computed") {
   auto causal = nn::causal_mask(Q, K);
   auto near_one = [&](const Attention& f) { CHECK(share_made(f) > 0.9); };
   near_one([&](const Parts& p) { return attend(p, causal, -3.f); });  // weights that count
@@ -353,7 +353,7 @@ TEST_CASE("masked: what is not sure to be nothing is made") {
   share_made([&](const Parts& p) { return attend(p, none); });
   auto last = causal & along_q(position(Q) < 299);
   share_made([&](const Parts& p) { return attend(p, last); });
-  // Scores that are as low as what stands for a mask.
+  // Scores that are as low as the fill of the mask.
   share_made([&](const Parts& p) {
     auto low = where(along_q(position(Q) % 7 == 0), -1e9f, scores(p));
     return dot(softmax(where(causal, low, -1e9f), "k"), p[2], "k");
@@ -375,7 +375,7 @@ TEST_CASE("masked: NaN and inf in masked scores do not leak") {
     }
 }
 
-TEST_CASE("masked: sums of narrow floats are rounded once") {
+TEST_CASE("masked: sums of 16-bit floats are rounded once") {
   auto p = parts();
   for (auto& x : p) x = x.astype(DType::bf16).eval();
   auto wide = [](const NamedArray& x) { return x.astype(DType::f32); };
@@ -387,7 +387,7 @@ TEST_CASE("masked: sums of narrow floats are rounded once") {
   CHECK(error(0) <= 1.02 * error(most_bytes));
 }
 
-TEST_CASE("masked: bits do not depend on threads") {
+TEST_CASE("masked: results are bitwise identical for any number of threads") {
   auto p = parts();
   auto f = [&](const Parts& p) { return attend(p, nn::causal_mask(Q, K)); };
   std::vector<std::vector<float>> all;
@@ -405,16 +405,16 @@ TEST_CASE("masked: bits do not depend on threads") {
   CHECK(all[0] == all[2]);
 }
 
-// Of three tiles of keys that a third of the queries walks, those behind it are left out as a
-// whole: of the gradient, whose sums they add nothing to, and of the value, whose maximum and sums
-// so far they leave as they are.
-TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
+// A third of the queries iterates over three tiles of keys. Later tiles are skipped entirely: in
+// the gradient they add nothing to any sum, and in the value they leave the running maximum and
+// sums unchanged.
+TEST_CASE("masked: an iteration that sees nothing ends before its elementwise steps") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, Size}).eval();
   };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
-  auto bytes = [&](bool causal, bool gradient) {  // of point-wise steps
+  auto bytes = [&](bool causal, bool gradient) {  // bytes of elementwise steps
     auto late = (arange(Pos) * (causal ? 1 : 0) + (causal ? 0 : 1200)).eval();
     auto step = jit(
         [=](const Parts& p, const NamedArray& late) {
@@ -434,9 +434,9 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
   for (bool gradient : {false, true}) CHECK(bytes(true, gradient) < 0.78 * bytes(false, gradient));
 }
 
-// Until a key is seen, keys that are hidden weigh as much as any: so those that a turn's queries
-// see come first. What comes behind counts where a query sees nothing.
-TEST_CASE("masked: keys that lie before all that a query sees are not weighed") {
+// Hidden keys have weight until the first visible key. Visible keys of an iteration's queries
+// therefore run first. Later keys count only if a query sees nothing.
+TEST_CASE("masked: keys before all keys that a query sees are not computed") {
   const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, Size}).eval();
@@ -463,16 +463,15 @@ TEST_CASE("masked: keys that lie before all that a query sees are not weighed") 
              texts = (q >= k) & (broadcast_axis(text_q, Keys) == text);
   CHECK(share(window) < 0.17);
   CHECK(share(texts) < 0.12);
-  CHECK(share(window & (q != 1000)) < 0.4);  // its turn takes all keys
+  CHECK(share(window & (q != 1000)) < 0.4);  // its iteration computes all keys
 }
 
-// Of scores that are whole, too: queries and keys go in blocks of the products themselves, on
-// machines whose products ask. Weights that are not 0 are found when the program runs, and all is
-// made.
-TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {
+// With materialized scores, too, matmuls skip blocks of queries and keys, on machines whose kernels
+// check flags. Nonzero weights are found at run time, and everything is computed.
+TEST_CASE("masked: matmuls of full arrays skip blocks, forward and backward") {
   std::int64_t keys = 230;
-  SUBCASE("the last block of keys is a part of one") {}
-  SUBCASE("whole blocks of keys") { keys = 256; }
+  SUBCASE("the last block of keys is partial") {}
+  SUBCASE("all blocks of keys are full") { keys = 256; }
   const Axis Pos("q", 200), Keys("k", keys), Groups("group", 2), Size("d", 32);
   auto draw = [&](int seed, const Axes& axes) {
     return random::normal(random::key(seed), axes).eval();
@@ -516,16 +515,16 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
       CAPTURE(k);
       auto none = isnan(want[k]);
       CHECK(all(none == isnan(got[k])).item() == 1);
-      // The loss is a sum of thousands of values of both signs: what is right of it is right in the
-      // sum of their magnitudes.
+      // The loss is a sum of thousands of values of both signs, so its error is relative to the sum
+      // of their magnitudes.
       const auto size = [](const NamedArray& x) { return where(isnan(x), 0.f, abs(x)); };
       const auto scale =
           max(size(want[k])).item() + (k == 0 ? 1e-3 * sum(size(want[1])).item() : 0);
       CHECK(max(size(got[k] - want[k])).item() <= 1e-5 * (1 + scale));
     }
   }
-  // Of bf16, where the machine's products of it are made by the kernel that asks: as far from f32
-  // as the whole, or nearly.
+  // bf16, on machines whose kernel with flags computes bf16 matmuls: about as far from f32 as the
+  // full computation.
   Parts wide, narrow;
   for (int k = 0; k < 3; ++k) {
     narrow[k] = draw(k + 1, {B, H, k ? Keys : Pos, Size}).astype(DType::bf16).eval();
@@ -543,15 +542,15 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
     };
     CHECK(error(got) <= 1.1 * error(whole));
   }
-  // Queries in groups lie along two axes, which no flags go along.
+  // Grouped queries have two axes, which no flags follow.
   Parts grouped{draw(1, {B, H, Groups, Pos, Size}), draw(2, {B, H, Keys, Size}),
                 draw(3, {B, H, Keys, Size})};
   CHECK(flags_of(f(grouped, nn::causal_mask(Pos, Keys), -1e9f)) == 0);
 }
 
-// Whether a query sees anything is known only with its scores: the turn goes on, and makes exp of
-// them once.
-TEST_CASE("masked: a walk over whole rows of scores makes their softmax in one step") {
+// Only the scores show whether a query sees a key, so the iteration continues, and computes exp of
+// the scores once.
+TEST_CASE("masked: a loop over full rows of scores computes their softmax in one step") {
   const Axis Pos("q", 1152), Keys("k", 1152), Heads("heads", 8), Size("d", 64);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {Heads, pos, Size}).eval();
@@ -561,7 +560,7 @@ TEST_CASE("masked: a walk over whole rows of scores makes their softmax in one s
     return nn::dot_product_attention("k", "d", p[0], p[1], p[2],
                                      {.mask = nn::causal_mask(Pos, Keys)});
   });
-  double steps = 0;  // that make exp of scores
+  double steps = 0;  // steps that compute exp of scores
   for (auto& s : profile(step, p).steps) {
     if (s.loops == 0 || s.holds.find("exp") == std::string::npos ||
         s.shape.find("1152") == std::string::npos)
@@ -569,19 +568,19 @@ TEST_CASE("masked: a walk over whole rows of scores makes their softmax in one s
     steps += s.calls;
   }
   REQUIRE(step.report().chunked.size() > 0);
-  CHECK(steps == 8 * 1152 / 64);  // one for each head and 64 queries
+  CHECK(steps == 8 * 1152 / 64);  // one per head and 64 queries
 }
 
-// Rows that have seen nothing so far are not left as they are by a turn in which nothing is seen
-// either: each score counts alike, or is NaN, which a choice behind the softmax may drop again.
-TEST_CASE("masked: a turn that sees nothing is made where it changes what is carried") {
+// An iteration without visible keys changes rows that have seen nothing so far: all scores have
+// equal weight, or are NaN, and a `where` after the softmax may discard them.
+TEST_CASE("masked: an iteration that sees nothing runs if it changes the carry") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, Size}).eval();
   };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
   using Mask = std::function<NamedArray(const NamedArray& query, const NamedArray& key)>;
-  // no keys for some; late ones
+  // no keys for some queries; late keys
   const std::vector<Mask> masks{
       [](auto& q, auto& k) { return q < 400 && k <= q; }, [](auto& q, auto& k) { return k > q; },
       [](auto& q, auto& k) { return q - k > 600; }, [](auto&, auto& k) { return k == 800; }};
@@ -607,7 +606,7 @@ TEST_CASE("masked: a turn that sees nothing is made where it changes what is car
         }
       }
 }
-TEST_CASE("masked: a choice behind the softmax leaves out the same turns") {
+TEST_CASE("masked: a `where` after the softmax skips the same iterations") {
   const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) {
     return random::normal(random::key(seed), {pos, Size}).eval();

@@ -1,5 +1,5 @@
-// Loops in the turns of a loop that devices share: what they carry is each device's own, as are the
-// turns that a flag decides about.
+// Loops inside the iterations of a loop that devices share: each device has its own carry, and its
+// own flags for skipped iterations.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -76,7 +76,7 @@ F gradient(const F& f) {
 
 }  // namespace
 
-TEST_CASE("nested loops: a loop in shared turns carries what is each device's own") {
+TEST_CASE("nested loops: a loop in shared iterations carries each device's own values") {
   const auto x = random::normal(random::key(0), {A, C}).eval();
   const Mapping turns{{"a", "data"}}, result{{"c", "data"}};
   for (auto& row : rows()) {
@@ -98,7 +98,7 @@ TEST_CASE("nested loops: a loop in shared turns carries what is each device's ow
   }
 }
 
-TEST_CASE("nested loops: devices with other turns make other calls") {
+TEST_CASE("nested loops: devices with different iterations issue different collectives") {
   const Axis layer("layer", 3), to("to", 4);
   const auto x = random::normal(random::key(0), {A, C}).eval(),
              w = random::normal(random::key(1), {layer, C, to}).eval();
@@ -150,7 +150,7 @@ TEST_CASE("nested loops: devices with other turns make other calls") {
   checked(ends);
 }
 
-TEST_CASE("verify finds a plan's faults: loops in shared turns") {
+TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
   using namespace partitioning;
   using Kind = Version::Kind;
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
@@ -168,7 +168,7 @@ TEST_CASE("verify finds a plan's faults: loops in shared turns") {
       zeros(C), NamedArray(x));
   text = with(sums, Kind::loop, [&](Version& v, Plan& p) {
     auto& of = p.loop(v.loop);
-    for (auto& other : p.versions)  // what is added is read again beside
+    for (auto& other : p.versions)  // adds a second reader to the carry of the sum
       if (other.live && other.node != p.version(of.value[0][0]).node &&
           other.body == of.bodies[0] && !other.in.empty())
         other.in.push_back(of.carry[0][0]);

@@ -1,5 +1,5 @@
-// Collectives that go on beside the work: where they start and end, what that costs, and that no
-// value depends on it.
+// Collectives that run concurrently with computation: where they start and finish, their memory,
+// and values that do not depend on it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ NamedArray loss(const Layer& layers, const NamedArray& x) {
   auto y = fold(layer, Layers, {.checkpoint = "full"})(x, layers);
   return mean(square(y));
 }
-// The step of a model of which each device has a part, gathered layer by layer.
+// The step of a model whose weights are sharded, and gathered layer by layer.
 auto step(bool overlap, const char* backend, const Axis& embed = Embed) {
   JitOptions o{.backend = backend,
                .mesh = four,
@@ -56,8 +56,8 @@ int count(const std::string& text, const std::string& what) {
 }  // namespace
 
 TEST_CASE(
-    "overlap: gathers are asked for a turn ahead, sums are waited for a turn later; the same bits, "
-    "bytes and order of calls") {
+    "overlap: gathers start an iteration ahead and sums finish one later, with identical bits, "
+    "bytes and order") {
   std::string backend;
   SUBCASE("cpu") { backend = "cpu"; }
   SUBCASE("cuda-sim") { backend = "cuda-sim"; }
@@ -70,7 +70,7 @@ TEST_CASE(
   CHECK(g.scale.doubles() == g2.scale.doubles());
   CHECK(beside.sent_bytes == plain.sent_bytes);
   CHECK(count(plain.program, "start|finish") == 0);
-  // In each of both loops one call gathers a layer: before the loop, and for the turn that follows.
+  // In both loops one collective gathers a layer: before the loop, and for the next iteration.
   auto& text = beside.program;
   for (auto* loop : {"0", "1"}) {
     CAPTURE(loop);
@@ -80,8 +80,8 @@ TEST_CASE(
     CHECK(count(text, "\n *finish " + std::string(loop)) == 1);
   }
   CHECK(count(text, "start 2: reduce_scatter") == 1);
-  CHECK(count(text, "\n  finish 2") == 1);  // before the next turn makes another one,
-  CHECK(count(text, "\nfinish 2") == 1);    // and behind the last
+  CHECK(count(text, "\n  finish 2") == 1);  // before the next iteration computes another one
+  CHECK(count(text, "\nfinish 2") == 1);    // and after the last iteration
   CHECK(plain.explain.find("beside the work") == plain.explain.npos);
   CHECK(count(beside.explain,
               "all-gather of 3 arrays.*, asked for a turn ahead, finished before mul") == 1);
@@ -89,14 +89,14 @@ TEST_CASE(
               "all-gather of 3 arrays.*, asked for a turn ahead, finished before dot") == 1);
   CHECK(count(beside.explain,
               "reduce-scatter of 3 arrays.*, finished before .* of the next turn") == 1);
-  // What is gathered and what is summed have places of their own. (What the cpu's products take
-  // beside depends on the machine.)
+  // Gathered values and sums have separate memory. (The scratch of the cpu's matmuls depends on the
+  // machine.)
   if (backend == "cpu") return;
   CHECK(plain.peak_bytes == 197380);
   CHECK(beside.peak_bytes == 246788);
 }
 
-TEST_CASE("overlap: where blocks are not even, calls stay where they are") {
+TEST_CASE("overlap: uneven blocks leave collectives in place") {
   auto [y, g, plain] = step(false, "cpu", Axis("embed", 66));
   auto [y2, g2, beside] = step(true, "cpu", Axis("embed", 66));
   CHECK(beside.program == plain.program);
@@ -108,7 +108,7 @@ TEST_CASE("overlap: where blocks are not even, calls stay where they are") {
   CHECK(!says(plain));
 }
 
-TEST_CASE("overlap: a call starts behind what computes where its operand begins") {
+TEST_CASE("overlap: a collective starts after the step that computes the offset of its operand") {
   const Axis Row("row", 64), Column("column", 64);
   auto x = arange({Row, Column}).eval();
   auto cut = [](const NamedArray& x, const NamedArray& i) { return slice(x, "row", i + 3, 8); };
@@ -121,7 +121,7 @@ TEST_CASE("overlap: a call starts behind what computes where its operand begins"
   CHECK(step(x, i).bytes() == cut(x, i).bytes());
 }
 
-TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
+TEST_CASE("verify: no step touches the arrays of an in-flight collective") {
   using namespace program;
   auto view = [](int slot) { return View{slot, DType::f32, 0, {1}, {}}; };
   auto made = [&](bool writes_x, bool reads_out) {

@@ -1,5 +1,5 @@
-// What the library sends, rule by rule: bytes on a ring per device, and calls. Nothing runs here;
-// values are for the other tests.
+// Communication of the library, rule by rule: bytes per device on a ring, and the number of
+// collectives. Nothing runs here; other tests check values.
 #include <doctest/doctest.h>
 
 #include "haliax/jit.h"
@@ -44,7 +44,7 @@ void sends(const JitReport& r, double bytes, double calls) {
 
 }  // namespace
 
-TEST_CASE("partition moves: a sum stays pending through what is linear, and meets others") {
+TEST_CASE("partition moves: a partial sum passes through linear ops, and merges with others") {
   auto f = [](const NamedArray& x, const NamedArray& y) {
     return mean(x * 2.) + sum(y) / 3. - mean(tanh(y));
   };
@@ -54,7 +54,9 @@ TEST_CASE("partition moves: a sum stays pending through what is linear, and meet
   auto ends = [](const NamedArray& x) { return square(sum(x, Batch)) + sum(x, Batch); };
   sends(planned({{batch}, batch, none}, ends, shape({Batch, Embed})), all_reduce(Embed.size * 4),
         1);
-  auto lands = [](const NamedArray& x) { return tanh(sum(x, Batch)); };  // on what is wanted
+  auto lands = [](const NamedArray& x) {
+    return tanh(sum(x, Batch));
+  };  // on a result that requires it
   sends(planned({{batch}, batch, embed}, lands, shape({Batch, Embed})),
         reduce_scatter(Embed.size * 4), 1);
 }
@@ -68,9 +70,7 @@ TEST_CASE("partition moves: a weight is cast before it is gathered") {
         all_gather(double(Embed.size * Mlp.size * 2)), 1);
 }
 
-TEST_CASE(
-    "partition moves: what does not change from turn to turn is gathered once, and sums are "
-    "reduced once") {
+TEST_CASE("partition moves: loop-invariant values are gathered once, and sums are reduced once") {
   const Axis Many("batch", 1024), Micro("micro", 8);
   auto loss = [](const NamedArray& w, const NamedArray& x) {
     axis_mapping inside(batch);
@@ -83,14 +83,15 @@ TEST_CASE(
   const double bytes = double(Embed.size * Mlp.size * 4);
   auto w = shape({Embed, Mlp}), x = shape({Micro, Many, Embed});
   sends(planned({{none, batch}, none, none}, f, w, x), all_reduce(bytes), 1);
-  // A whole gradient on every device is the price: or else its part, and a reduction each turn.
+  // The price is a full gradient on every device. Otherwise each device has a part, and reduces in
+  // each iteration.
   sends(planned({{embed, batch}, embed, embed, false}, f, w, x),
         all_gather(bytes) + reduce_scatter(bytes), 2);
   sends(planned({{embed, batch}, embed, embed}, f, w, x),
         all_gather(bytes) + 8 * reduce_scatter(bytes), 9);
 }
 
-TEST_CASE("partition moves: a layer that is made again repeats no sum over devices") {
+TEST_CASE("partition moves: a rematerialized layer repeats no sum over devices") {
   const Axis Layers("layers", 3);
   for (const char* policy : {"none", "carries"}) {
     CAPTURE(std::string(policy));
@@ -105,8 +106,8 @@ TEST_CASE("partition moves: a layer that is made again repeats no sum over devic
     };
     auto w = std::pair{shape({Layers, Embed, Mlp}), shape({Layers, Mlp, Embed})};
     const double stream = double(Batch.size * Embed.size * 4);
-    // One forward and one backward for each layer, but for what the first layer is given: nobody
-    // asks for its gradient.
+    // One sum forward and one backward per layer, except the first layer, whose input needs no
+    // gradient.
     auto r = planned({{mlp, none}, mlp, mlp}, f, w, shape({Batch, Embed}));
     CAPTURE(r.explain);
     CHECK(r.sent_bytes <= Layers.size * 2 * all_reduce(stream));
@@ -115,8 +116,7 @@ TEST_CASE("partition moves: a layer that is made again repeats no sum over devic
 }
 
 TEST_CASE(
-    "partition moves: a chunk that is made again repeats no sum over devices, but keeps no "
-    "logits") {
+    "partition moves: a rematerialized chunk repeats no sum over devices, and saves no logits") {
   const Axis Chunk("chunk", 5), Tokens("tokens", 8), Vocab("vocab", 16);
   const Mapping vocab{{"vocab", "data"}};
   auto gradient = [=](const NamedArray& w, const NamedArray& x) {
@@ -124,21 +124,21 @@ TEST_CASE(
       auto turn = [=](const NamedArray& all, const NamedArray& x) {
         return all + sum(logsumexp(dot(x, w, Embed), Vocab));
       };
-      // the backward pass waits for the end
+      // the backward pass starts after the end
       return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));
     })(w);
   };
   const auto w = shape({Embed, Vocab}), x = shape({Chunk, Tokens, Embed});
-  const double turns = 5;  // a maximum and a sum of each token
+  const double turns = 5;  // a maximum and a sum for each token
   sends(planned({{vocab, none}, vocab, vocab}, gradient, w, x),
         turns * 2 * all_reduce(Tokens.size * 4), turns * 2);
-  // logits are sums, of twice the size of what is walked
+  // logits are sums, with twice the size of the tiled values
   auto again = planned({{embed, embed}, embed, embed}, gradient, w, x);
   sends(again, turns * 2 * all_reduce(Tokens.size * Vocab.size * 4), turns * 2);
 }
 
-TEST_CASE("partition moves: weights are not kept where that sends more") {
-  // Four tokens meet large weights: it is the tokens that move.
+TEST_CASE("partition moves: gathered weights are not retained if that communicates more") {
+  // Four tokens use large weights: the tokens move.
   const Axis Layers("layers", 3), Wide("mlp", 512), Few("batch", 4);
   struct Layer {
     NamedArray up, down;
@@ -157,13 +157,15 @@ TEST_CASE("partition moves: weights are not kept where that sends more") {
   CHECK(planned(keeps, gradient, l, x).sent_bytes == planned(again, gradient, l, x).sent_bytes);
   CHECK(planned(keeps, gradient, l, x).peak_bytes == planned(again, gradient, l, x).peak_bytes);
   const double weights = 3. * 2 * Embed.size * Wide.size * 4;
-  // and here the weights
+  // here the weights move
   sends(planned(keeps, gradient, l, more), all_gather(weights) + reduce_scatter(weights), 2);
   CHECK(planned(again, gradient, l, more).sent_bytes ==
         2 * all_gather(weights) + reduce_scatter(weights));
 }
 
-TEST_CASE("partition moves: what two ops read moves for both, where it pays for neither alone") {
+TEST_CASE(
+    "partition moves: a value that two ops read moves for both, even if neither op justifies it "
+    "alone") {
   const Axis Vocab("vocab", 16);
   auto loss = [](const NamedArray& w, const NamedArray& ids) {
     return mean(square(take(w, "vocab", ids)));
@@ -181,13 +183,14 @@ TEST_CASE("partition moves: what two ops read moves for both, where it pays for 
   }
 }
 
-TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
+TEST_CASE(
+    "partition moves: along a sharded axis, only positions that cross block boundaries move") {
   const double row = double(Embed.size * 4), all = double(Pos.size) * row;
   auto one = [&](auto f, const How& how = {{position}, position, position}) {
     return planned(how, f, shape({Pos, Embed}));
   };
   sends(one([](const NamedArray& x) { return roll(x, 1, Pos); }), row, 1);
-  // every device's part is another's
+  // each device needs the part of another one
   sends(one([](const NamedArray& x) { return flip(x, Pos) * 2.; }), all / 4, 1);
   sends(one([](const NamedArray& x) { return cumsum(x, Pos); }), all_gather(4 * row), 1);
   sends(one([](const NamedArray& x) { return argmax(x, Pos); }, {{position}, position, none}),
@@ -196,7 +199,7 @@ TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
         all_to_all(all), 1);
   sends(one([](const NamedArray& x) { return sort(x, Embed); }), 0, 0);
   sends(one([](const NamedArray& x) { return softmax(x, Pos); }), 2 * all_reduce(row), 2);
-  // 24 positions become 32: blocks of 6 become blocks of 8, and the last device has but padding.
+  // 24 positions become 32: blocks of 6 become blocks of 8, and the last device has only padding.
   auto padded = one([](const NamedArray& x) { return pad(x, {{"position", {0, 8}}}); });
   CHECK(padded.calls == 1);
   CHECK(padded.sent_bytes == (2 + 4 + 6) * row / 4);
@@ -204,21 +207,21 @@ TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
     return concatenate("position", {slice(x, Pos, 1, 23), slice(x, Pos, 0, 1)});
   });
   sends(shifted, row, 1);
-  // There and back, as in the gradient of a roll: no piece is gathered to be put beside the others.
+  // Forward and back, as in the gradient of a roll: no part is gathered for a concatenation.
   sends(one([](const NamedArray& x) { return roll(tanh(roll(x, 1, Pos)), -1, Pos); }), 2 * row, 2);
 }
 
-TEST_CASE("partition moves: the first of a cut axis, by the way that sends least") {
+TEST_CASE("partition moves: top_k of a sharded axis communicates the fewest bytes") {
   const Axis Rows("rows", 64);
   const Mapping vocab{{"vocab", "data"}};
   auto greatest = [](const NamedArray& x) { return top_k(x, "vocab", 4).first; };
-  auto both = [](const NamedArray& x) { return top_k(x * 2., "vocab", 4); };  // its positions too
-  // long blocks, a short last one, blocks of no more than is taken
+  auto both = [](const NamedArray& x) { return top_k(x * 2., "vocab", 4); };  // the positions, too
+  // long blocks, a short last block, blocks with at most k elements
   for (int size : {64, 30, 18, 8, 6}) {
     CAPTURE(size);
     auto x = shape({Rows, Axis("vocab", size)});
-    // Each row goes to one device, or what each device finds in its block; then what is found goes
-    // to all.
+    // Each row moves to one device, or each device selects within its block. Then the selected
+    // values move to all devices.
     const double row = double(std::min(size, 4 * 4) * 4), found = double(Rows.size * 4 * 4);
     sends(planned({{vocab}, vocab, none}, greatest, x),
           all_to_all(double(Rows.size) * row) + all_gather(found), 2);
@@ -226,7 +229,7 @@ TEST_CASE("partition moves: the first of a cut axis, by the way that sends least
     CAPTURE(pair.explain);
     CHECK(pair.sent_bytes <= 2 * (all_to_all(double(Rows.size) * row) + all_gather(found)));
   }
-  for (int size : {64, 8}) {  // two reductions, or rows shared among the devices
+  for (int size : {64, 8}) {  // two reductions, or rows distributed among the devices
     const double rows = double(Rows.size), reductions = all_reduce(rows * 8);
     auto r = planned(
         {{vocab}, vocab, none}, [](const NamedArray& x) { return argmax(x, "vocab"); },
@@ -236,7 +239,7 @@ TEST_CASE("partition moves: the first of a cut axis, by the way that sends least
   }
 }
 
-TEST_CASE("partition moves: of all of a cut axis in order, it is gathered once") {
+TEST_CASE("partition moves: top_k of all positions of a sharded axis gathers it once") {
   const Axis Few("vocab", 4);
   const Mapping vocab{{"vocab", "data"}};
   auto all = [](const NamedArray& x) { return top_k(x, "vocab", 4).first; };
@@ -244,10 +247,12 @@ TEST_CASE("partition moves: of all of a cut axis in order, it is gathered once")
         all_gather(double(Batch.size * Few.size * 4)), 1);
 }
 
-TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the whole move once") {
+TEST_CASE(
+    "partition moves: the parts of an axis move once if their blocks are no blocks of the full "
+    "axis") {
   const Mapping whole{{"rows", "data"}};
-  // Of rows, those that each of four devices wants and has not, on average: `had` says whose part a
-  // row is.
+  // Returns the number of rows that a device needs and lacks, averaged over four devices. `had`
+  // returns the owner of a row.
   auto lacking = [](std::int64_t rows, auto had, auto wanted) {
     double n = 0;
     for (std::int64_t i = 0; i < rows; ++i) n += had(i) != wanted(i);
@@ -278,7 +283,7 @@ TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the w
     check(planned({{whole}, position, position}, parts, at_once),
           row * lacking(rows, by_row, by_position));
   }
-  // Uneven, and yet nothing moves; nor is anything gathered where nobody says how to cut the parts.
+  // Uneven blocks, but nothing moves. Nothing is gathered if no mapping shards the parts.
   auto micro = [](const NamedArray& x) {
     return tanh(unflatten_axis(x, "batch", {Axis("batch", 3), Axis("micro", 2)}));
   };
@@ -290,7 +295,7 @@ TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the w
         10 * Embed.size * 4 / 2);
 }
 
-TEST_CASE("partition moves: a part of what is gathered is not gathered again") {
+TEST_CASE("partition moves: a part of a gathered value is not gathered again") {
   auto f = [](const NamedArray& w, const NamedArray& x) {
     return std::pair{dot(x, w, Embed), dot(tanh(x), slice(w, Mlp, 2, 5), Embed)};
   };
@@ -322,7 +327,7 @@ TEST_CASE("partition moves: an axis that vmap hides keeps its name for the mappi
 }
 
 TEST_CASE(
-    "partition moves: random numbers, positions and constants are made where they are wanted") {
+    "partition moves: random draws, positions and constants are computed where they are needed") {
   auto f = [](const NamedArray& x) {
     auto key = random::key(1);
     return x + random::normal(key, {Batch, Embed}) * arange(Batch).astype(DType::f32) +
@@ -331,7 +336,7 @@ TEST_CASE(
   sends(planned({{batch}, batch, batch}, f, shape({Batch, Embed})), 0, 0);
 }
 
-TEST_CASE("partition moves: chunks of what is cut need no weight that the mapping cuts") {
+TEST_CASE("partition moves: chunks of a sharded axis need no weight that the mapping shards") {
   const Axis Vocab("vocab", 4096);
   auto loss = [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
     axis_mapping inside(Mapping{{"vocab", "data"}});
@@ -350,8 +355,8 @@ TEST_CASE("partition moves: chunks of what is cut need no weight that the mappin
 }
 
 TEST_CASE(
-    "moves: a weight that a checkpoint's backward reads again is the weight, and not gathered "
-    "where it is whole") {
+    "moves: a weight that the backward pass of a checkpoint reads again is not gathered if it is "
+    "replicated") {
   const Axis Micro{"micro", 3};
   struct Layers {
     std::vector<NamedArray> up, down;
@@ -408,8 +413,8 @@ TEST_CASE(
   struct Stack {
     NamedArray up, down;
   };
-  // micro comes first, so the cut of the batch lands on it: as many microbatches as devices, one
-  // for each, would do without a call.
+  // micro is the outer axis, so the sharding of the batch could move to it. With as many
+  // microbatches as devices, one per device, no collective would be needed.
   for (bool layers : {true, false})
     for (std::int64_t count : {3, 4}) {
       CAPTURE(layers);
@@ -442,7 +447,7 @@ TEST_CASE(
                                .axis_resources = batch,
                                .in = Mappings::of_each({Mapping{}, batch})})
                    .plan(p, flat);
-      // What a device keeps of a microbatch's hidden layer is its quarter of the rows.
+      // A device saves its quarter of the rows of a microbatch's hidden layer.
       const std::int64_t hidden = 64 / 4 * Deep.size * 4 * (layers ? Layer.size : 1),
                          weights = 2 * 32 * 128 * 4 * (layers ? 2 : 1);
       CHECK(r.peak_bytes < 3 * weights + 3 * hidden + 64 * count * 32 * 4);
@@ -450,8 +455,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition moves: of an array without elements nothing is sent, however it lies before and "
-    "after") {
+    "partition moves: an array without elements is never communicated, whatever its shardings") {
   const Axis Rows("rows", 0), Columns("columns", 8);
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
   const Mapping before{{"columns", std::vector<std::string>{"model", "data"}}},

@@ -1,5 +1,5 @@
-// Sharded = unsharded: small programs on a mesh of two virtual devices, values and gradients, even
-// and uneven sizes.
+// Sharded equals unsharded: small programs on a mesh of two virtual devices, values and gradients,
+// even and uneven sizes.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,7 +18,8 @@ const Mesh two{{{"data", 2}}};
 void close(const NamedArray& got, const NamedArray& want) {
   REQUIRE(got.axes() == want.axes());
   auto a = got.doubles(), b = want.doubles();
-  double most = 1;  // sums are taken in another order: an element is as exact as the largest
+  double most =
+      1;  // sums have another order: the error of an element is relative to the largest element
   for (double x : b) most = std::max(most, std::abs(x));
   for (std::size_t i = 0; i < a.size(); ++i) {
     CAPTURE(i);
@@ -26,7 +27,8 @@ void close(const NamedArray& got, const NamedArray& want) {
   }
 }
 
-// f on one device, and on two with the axes cut one by one, and all that can be at once.
+// Compares f on one device with f on two, with the axes sharded one by one, and as many as possible
+// at once.
 template <class F, class... A>
 void agrees(F f, const std::vector<std::string>& cut, const A&... args) {
   auto want = flatten(jit(f)(args...));
@@ -52,7 +54,7 @@ struct Layer {
 
 }  // namespace
 
-TEST_CASE("partition: an MLP with a layer norm, its loss and gradients") {
+TEST_CASE("partition: an MLP with a layer norm, its loss and gradients, match one device") {
   struct Sizes {
     int batch, embed, mlp;
   };
@@ -70,7 +72,7 @@ TEST_CASE("partition: an MLP with a layer norm, its loss and gradients") {
   }
 }
 
-TEST_CASE("partition: embedding, head and cross entropy with the vocabulary cut") {
+TEST_CASE("partition: embedding, head and cross entropy match with a sharded vocabulary") {
   struct Sizes {
     int vocab, tokens;
   };
@@ -88,7 +90,7 @@ TEST_CASE("partition: embedding, head and cross entropy with the vocabulary cut"
   }
 }
 
-TEST_CASE("partition: attention, with heads, positions or the batch cut") {
+TEST_CASE("partition: attention matches with sharded heads, positions or batch") {
   Axis Batch{"batch", 3}, Pos{"pos", 5}, KPos{"kpos", 5}, Heads{"heads", 3}, Size{"size", 4};
   auto loss = [=](const std::vector<NamedArray>& qkv) {
     auto y = nn::dot_product_attention("kpos", Size, qkv[0], qkv[1], qkv[2],
@@ -102,7 +104,7 @@ TEST_CASE("partition: attention, with heads, positions or the batch cut") {
          {"heads", "pos", "kpos", "batch", "size"}, qkv);
 }
 
-TEST_CASE("partition: ops that need the whole axis, and ops that do not") {
+TEST_CASE("partition: ops that need the full axis, and ops that do not, match") {
   for (int size : {4, 5}) {
     CAPTURE(size);
     Axis A{"a", size}, B{"b", 3};
@@ -129,7 +131,7 @@ TEST_CASE("partition: ops that need the whole axis, and ops that do not") {
   }
 }
 
-TEST_CASE("partition: positions move along an axis, and its mesh axis goes to another one") {
+TEST_CASE("partition: positions move along an axis, and its mesh axis moves to another axis") {
   Axis A{"a", 8}, D{"d", 8};
   const Mesh eight{{{"x", 4}, {"y", 2}}};
   auto x = normal(1, {A, Axis("b", 3), D});
@@ -143,7 +145,8 @@ TEST_CASE("partition: positions move along an axis, and its mesh axis goes to an
   }
 }
 
-TEST_CASE("partition: devices whose blocks are empty make their calls in the order of the others") {
+TEST_CASE(
+    "partition: devices with empty blocks issue their collectives in the order of the others") {
   Axis D{"d", 1};
   auto loss = [=](const NamedArray& x) {
     auto moved = slice(concatenate("d", {slice(x, D, 0, 1), x * 2.}), D.resize(2), 1, 1);
@@ -166,7 +169,9 @@ TEST_CASE("partition: devices whose blocks are empty make their calls in the ord
   close(got.second, want.second);
 }
 
-TEST_CASE("partition: a stack of layers in a loop, weights and activations cut differently") {
+TEST_CASE(
+    "partition: a stack of layers in a loop matches, with different shardings of weights and "
+    "activations") {
   for (int embed : {4, 5}) {
     CAPTURE(embed);
     Axis Layers{"layers", 3}, Embed{"embed", embed}, Batch{"batch", 6};
@@ -185,7 +190,7 @@ TEST_CASE("partition: a stack of layers in a loop, weights and activations cut d
   }
 }
 
-TEST_CASE("partition: chunks that are made again, of what they have summed") {
+TEST_CASE("partition: rematerialized chunks match, from their partial sums") {
   struct Sizes {
     int chunks, tokens, vocab;
   };
@@ -209,7 +214,7 @@ TEST_CASE("partition: chunks that are made again, of what they have summed") {
   }
 }
 
-TEST_CASE("partition: a loop over what is cut walks each device's own part") {
+TEST_CASE("partition: a loop over a sharded axis runs over each device's own part") {
   Axis A{"a", 6}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
     auto each = map([=](const NamedArray& row) { return softmax(row, B); }, A)(x);
@@ -221,11 +226,11 @@ TEST_CASE("partition: a loop over what is cut walks each device's own part") {
   agrees(f, {"a", "b"}, normal(1, {A, B}));
   auto sharded = named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}}});
   sharded(normal(1, {A, B}));
-  // the sum, once: an all-reduce over two devices
+  // one sum: an all-reduce over two devices
   CHECK(sharded.report().sent_bytes == B.size * 4);
 }
 
-TEST_CASE("partition: a part of an axis may have the name of the whole") {
+TEST_CASE("partition: a part of an axis may have the name of the full axis") {
   Axis A{"a", 6}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
     auto y = unflatten_axis(x, "a", {Axis("a", 3), Axis("inner", 2)});
@@ -234,7 +239,7 @@ TEST_CASE("partition: a part of an axis may have the name of the whole") {
   agrees(f, {"a", "inner", "b"}, normal(1, {A, B}));
 }
 
-TEST_CASE("partition: parts of an axis and the whole, however the blocks lie") {
+TEST_CASE("partition: parts of an axis and the full axis match, for all blocks") {
   const Mesh four{{{"data", 4}}}, grid{{{"data", 3}, {"model", 2}}};
   Axis A{"a", 5}, B{"b", 6}, C{"c", 3};
   auto x = normal(1, {A, B, C}), y = normal(2, {Axis("ab", 30), C});
@@ -242,7 +247,7 @@ TEST_CASE("partition: parts of an axis and the whole, however the blocks lie") {
     auto loss = [=](const std::pair<NamedArray, NamedArray>& v) {
       auto flat = auto_sharded(flatten_axes(v.first, {"a", "b"}, "ab")),
            parts = auto_sharded(unflatten_axis(v.second, "ab", {A, B}));
-      // a part with the name of the whole
+      // a part with the name of the full axis
       auto other = unflatten_axis(flat * 2., "ab", {Axis("ab", 2), Axis("inner", 15)});
       return sum(square(flat * v.second)) + sum(tanh(parts * v.first)) + sum(sin(other));
     };
@@ -270,7 +275,7 @@ TEST_CASE("partition: parts of an axis and the whole, however the blocks lie") {
     }
 }
 
-TEST_CASE("partition: the first of a cut axis, of uneven blocks, with equal values and NaN") {
+TEST_CASE("partition: top_k of a sharded axis handles uneven blocks, equal values and NaN") {
   const Mesh four{{{"data", 4}}};
   for (int size : {16, 13, 9, 5, 3})
     for (int k : {1, 2, 3}) {
@@ -279,7 +284,7 @@ TEST_CASE("partition: the first of a cut axis, of uneven blocks, with equal valu
       Axis A{"a", size}, B{"b", 3};
       auto x = round(normal(size, {B, A}));  // many are equal
       x = where(arange(A) == 2, std::numeric_limits<double>::quiet_NaN(), x);
-      // Less than what a short block is filled with, which is none of the greatest.
+      // Values below the fill of a short block, which must not be among the largest.
       auto ids = (round(normal(size, {A, B}) * 3.) - 100.).astype(DType::i32);
       auto f = [=](const NamedArray& x, const NamedArray& i) {
         auto [v, at] = top_k(x, "a", k);
@@ -305,10 +310,10 @@ TEST_CASE("partition: the first of a cut axis, of uneven blocks, with equal valu
   auto f = [](const NamedArray& i) { return top_k(i, "a", 4).first; };
   auto g = named_jit(f, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{{"a", "data"}}});
   CHECK(g(ids).doubles() == jit(f)(ids).doubles());
-  CHECK(g.report().sent_bytes < double(ids.nbytes()) / 8);  // less than rows would be
+  CHECK(g.report().sent_bytes < double(ids.nbytes()) / 8);  // less than the rows
 }
 
-TEST_CASE("partition: positions under another name of their axis") {
+TEST_CASE("partition: positions under another name of their axis match") {
   Axis A{"a", 8}, B{"b", 6}, C{"c", 8};
   auto x = normal(1, {A, B}), y = normal(2, {A, C});
   agrees([=](const NamedArray& x) { return x * rename(arange(C), "c", "a"); }, {"a", "b"}, x);
@@ -337,7 +342,7 @@ TEST_CASE("partition: positions under another name of their axis") {
       {"a", "b"}, x);
 }
 
-TEST_CASE("partition: random numbers do not depend on the mesh") {
+TEST_CASE("partition: random draws do not depend on the mesh") {
   Axis A{"a", 7}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
     return std::pair{random::normal(random::key(3), {A, B}) + x,
@@ -346,7 +351,7 @@ TEST_CASE("partition: random numbers do not depend on the mesh") {
   agrees(f, {"a", "b"}, normal(1, {A, B}));
 }
 
-TEST_CASE("partition: the chunked loss on a mesh") {
+TEST_CASE("partition: the chunked loss matches on a mesh") {
   Axis Tokens{"tokens", 12}, Embed{"embed", 4}, Vocab{"vocab", 7}, Batch{"batch", 3};
   auto ids = random::randint(random::key(5), {Batch, Tokens}, 0, 7);
   auto loss = [=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) {
@@ -359,13 +364,13 @@ TEST_CASE("partition: the chunked loss on a mesh") {
          std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
 }
 
-TEST_CASE("partition: mistakes are named") {
+TEST_CASE("partition: mistakes raise") {
   Axis A{"a", 4}, B{"b", 4};
   auto x = normal(1, {A, B});
   auto f = [](const NamedArray& v) { return v + 1.; };
   CHECK_THROWS_AS(
       named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}, {"b", "data"}}})(x),
-      Error);  // one mesh axis, twice
-  // no such mesh axis
+      Error);  // one mesh axis twice
+  // an unknown mesh axis
   CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "dta"}}})(x), Error);
 }

@@ -1,4 +1,4 @@
-// What HALIAX_PRINT prints.
+// The output of HALIAX_PRINT.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -14,8 +14,8 @@ using namespace haliax;
 
 namespace {
 
-// What the test case with that name says on stderr, in a process of its own; and where it fails all
-// that it says.
+// Returns the stderr of the test case with that name in a separate process. If it fails, returns
+// all of its output.
 std::string printed(const std::string& name, const std::string& wanted, bool fails = false) {
   auto self = std::filesystem::read_symlink("/proc/self/exe").string();
   auto command = "HALIAX_PRINT=" + wanted + " " + self + " --no-skip -tc='" + name + "' 2>&1" +
@@ -38,7 +38,7 @@ const char* const kHeads = "print: products of heads";
 
 }  // namespace
 
-// run by the one below: (b, n, h, d) lies head by head
+// run by the next test case; x is stored head by head
 TEST_CASE("print: products of heads" * doctest::skip()) {
   Axis b("b", 2), n("n", 3), h("h", 4), d("d", 5), m("m", 3);
   auto x = random::normal(random::key(1), {b, n, h, d}),
@@ -52,14 +52,14 @@ TEST_CASE("print: products of heads" * doctest::skip()) {
 }
 
 TEST_CASE(
-    "print: what a pass left, how values lie in memory, and a word about a name that is none") {
+    "print: shows the result of a pass, the layout of values, and an error for an unknown name") {
   CHECK(printed(kHeads, "''") == "");
   auto layout = printed(kHeads, "layout"), before = printed(kHeads, "accumulate_updates");
   CHECK(times(layout, "---- after ") == 2);
   CHECK(times(layout, "---- after layout\n") == 2);
-  CHECK(times(layout, "  in memory (b=2, h=4, ") >= 4);  // of both
+  CHECK(times(layout, "  in memory (b=2, h=4, ") >= 4);  // both operands
   CHECK(times(before, "  in memory ") == 0);
-  // all but those of a mesh, emit aside
+  // all passes but the passes of a mesh; emit prints separately
   CHECK(times(printed(kHeads, "all"), "---- after ") == 2 * (passes().size() - 5));
   auto wrong = printed(kHeads, "layuot", true);
   CHECK(times(wrong,
@@ -67,8 +67,7 @@ TEST_CASE(
   for (auto& p : passes()) CHECK(times(wrong, std::string(" ") + p.name) > 0);
 }
 
-TEST_CASE(
-    "print: a Program says where its slots lie, once they lie somewhere, and in whose memory") {
+TEST_CASE("print: a Program shows the offset of its slots, once they have one, and their memory") {
   program::Program p;
   p.arguments = p.results = 1;
   p.argument_slots = {0};
@@ -86,7 +85,7 @@ TEST_CASE(
   CHECK(to_string(p) ==
         "1 arguments, 1 results, arena 0 bytes, peak 0 bytes\ncopy [4] arg0[1] to %2[1]\ncopy [4] "
         "%2[1] to out0[1]\n");
-  // nothing touches the last one
+  // no step touches the last slot
   p.slots[1].alias = 0;
   p.slots[2].offset = 64;
   p.slots[2].gathered = true;
@@ -97,7 +96,8 @@ TEST_CASE(
         "slot 1: out0, in arg0, results\n"
         "slot 2: 16 bytes at 64, activations, gathered, live 1..2\n"
         "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
-  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations, live ") >= 2);  // of both
+  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations, live ") >=
+        2);  // both calls
   CHECK(times(printed(kHeads, "reuse_matmuls"), "slot ") == 0);
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("print: slots are verified as placed from plan_memory on") {
   CHECK(c.placed);
 }
 
-TEST_CASE("print: a plan names arguments by their paths, and says what asked for a gather") {
+TEST_CASE("print: a plan names arguments by their paths, and the reason of a gather") {
   const Axis Batch("batch", 64), Layers("layers", 3), Embed("embed", 16);
   const Mesh mesh{{{"data", 2}}};
   const Mapping batch{{"batch", "data"}}, embed{{"embed", "data"}};

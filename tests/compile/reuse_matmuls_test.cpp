@@ -1,5 +1,5 @@
-// Products that a loop makes and a later loop makes again are kept in memory that lies idle between
-// them.
+// Matmuls that a loop computes and a later loop repeats are stored in memory that is idle between
+// the loops.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -27,9 +27,9 @@ using program::View;
 
 namespace {
 
-// s[i] = sum over v of (x w^T)[i, v];  g[v, k] = sum over i of s[i] (x w^T)[i, v] x[i, k], both by
-// turns over v. Slots: 0 x (rows, depth), 1 w (turns * width, depth), 2 g, 3 s (rows), 4 and 5 the
-// product of a turn, 6 that times s.
+// s[i] = sum over v of (x w^T)[i, v];  g[v, k] = sum over i of s[i] (x w^T)[i, v] x[i, k]
+// Both run in iterations over v. Slots: 0 x (rows, depth), 1 w (`turns` * width, depth), 2 g, 3 s
+// (rows), 4 and 5 the matmul of an iteration, 6 the matmul times s.
 struct Example {
   std::int64_t rows = 32, depth = 128, width = 16, turns = 8;
 
@@ -126,15 +126,16 @@ std::vector<float> run(Program p, program::Device& device) {
 }  // namespace
 
 TEST_CASE(
-    "stash: as many turns as fit are kept, the bits are the same, and not one byte more is "
-    "needed") {
+    "reuse matmuls: stores as many iterations as fit, bitwise identical, without a byte more "
+    "memory") {
   struct {
     std::int64_t rows, width, turns, kept;
   } cases[] = {
-      // a turn writes more than it keeps: the writes may not run into what the last kept turn reads
-      {32, 16, 8, 7},  {256, 16, 8, 3},   // it keeps more than it writes: room for three
-      {128, 16, 8, 7},                    // as much
-      {8, 16, 40, 39}, {1024, 16, 8, 0},  // not even one turn fits
+      // an iteration writes more than it stores: the writes must not reach memory that the last
+      // stored iteration reads
+      {32, 16, 8, 7},  {256, 16, 8, 3},   // it stores more than it writes: memory for three
+      {128, 16, 8, 7},                    // equal sizes
+      {8, 16, 40, 39}, {1024, 16, 8, 0},  // not even one iteration fits
   };
   for (auto& c : cases) {
     CAPTURE(c.rows);
@@ -162,7 +163,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("stash: only where memory lies idle, and the product is the same") {
+TEST_CASE("reuse matmuls: requires idle memory, and equal matmuls") {
   auto kept = [](const std::function<void(Program&)>& change, Example e = {}) {
     auto p = e.make();
     change(p);
@@ -171,20 +172,21 @@ TEST_CASE("stash: only where memory lies idle, and the product is the same") {
   auto again = [](Program& p) -> program::Contract& { return p.steps[2].loop.body[0].contract; };
   auto back = [](Program& p) -> program::Contract& { return p.steps[2].loop.body[2].contract; };
   CHECK(kept([](Program&) {}));
-  CHECK(!kept([&](Program& p) { back(p).accumulate = true; }));  // the gradient is there already
-  CHECK(!kept([&](Program& p) { back(p).out.terms.clear(); }));  // all turns write all of it
-  // it is in use before
+  CHECK(
+      !kept([&](Program& p) { back(p).accumulate = true; }));  // the gradient has an initial value
+  CHECK(!kept([&](Program& p) { back(p).out.terms.clear(); }));  // each iteration writes all of it
+  // the memory is in use before the loops
   CHECK(!kept([](Program& p) { p.steps.insert(p.steps.begin(), Example().product(-1, 2)); }));
-  // ... between the loops
+  // ... and between them
   CHECK(!kept([](Program& p) { p.steps.insert(p.steps.begin() + 2, Example().product(-1, 2)); }));
   // an operand changes between them
   CHECK(!kept([](Program& p) { p.steps.insert(p.steps.begin() + 2, Example().product(-1, 1)); }));
-  // the product changes after it is made
+  // the matmul is modified after its computation
   CHECK(!kept([](Program& p) { p.steps[1].loop.body.push_back(Example().product(0, 4)); }));
-  CHECK(!kept([&](Program& p) { again(p).b.offset = 1; }));          // another product
-  CHECK(!kept([](Program& p) { p.steps[1].loop.reverse = true; }));  // turns in another order
+  CHECK(!kept([&](Program& p) { again(p).b.offset = 1; }));          // another matmul
+  CHECK(!kept([](Program& p) { p.steps[1].loop.reverse = true; }));  // another order of iterations
   CHECK(!kept([](Program& p) { p.steps[1].loop.trips = 7; }));
-  CHECK(!kept([](Program& p) {  // turns that may end before
+  CHECK(!kept([](Program& p) {  // iterations that may end early
     Step skip;
     skip.kind = program::Kind::skip;
     skip.skip.unless = {3, DType::boolean, 0, {}, {}};
@@ -193,10 +195,10 @@ TEST_CASE("stash: only where memory lies idle, and the product is the same") {
   // it is read after the loop
   CHECK(!kept([](Program& p) { p.steps.push_back(Example().product(-1, 5)); }));
   CHECK(kept([](Program&) {}, Example{.depth = 96}));
-  CHECK(!kept([](Program&) {}, Example{.depth = 95}));  // made again as fast as it is read
+  CHECK(!kept([](Program&) {}, Example{.depth = 95}));  // recomputation is as fast as a read
 }
 
-TEST_CASE("stash: the gradient of a head hosts its logits") {
+TEST_CASE("reuse matmuls: the gradient of a head stores its logits") {
   Axis Tokens("tokens", 64), Embed("embed", 128), Vocab("vocab", 2048);
   auto x = random::normal(random::key(1), {Tokens, Embed}).eval(),
        w = random::normal(random::key(2), {Vocab, Embed}).eval();
@@ -215,7 +217,7 @@ TEST_CASE("stash: the gradient of a head hosts its logits") {
   run(low);
   auto each = double(Tokens.size * Embed.size * Vocab.size),
        made = multiplications(low.program->steps);
-  CHECK(made > 2 * each);  // 3 by tiles without: logits, again, and the gradient
+  CHECK(made > 2 * each);  // 3 per tile without reuse: logits, the same again, and the gradient
   CHECK(made < 2.25 * each);
   CHECK(low.saved_work == doctest::Approx(1 - made / (3 * each)));
   CHECK(difference(loss, whole.first, 1e-6) == "");

@@ -1,5 +1,5 @@
-// A gathered weight that one contraction reads goes round in blocks. What is planned is asserted to
-// the byte.
+// A gathered weight that one contraction reads rotates around the ring in blocks. Plans are checked
+// to the byte.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -63,7 +63,7 @@ auto contraction(const Case& c) {
 PartitionInput input(const Axes& axes, const Mapping& at, const Mesh& mesh) {
   return {prim::input(axes, DType::f32), sharding_for(axes, at, mesh, "an argument")};
 }
-// The program of a device, without what a backend wants for its products.
+// Returns the Program of a device, without the scratch of a backend's matmuls.
 program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& results,
                             const std::vector<PartitionInput>& inputs, const Mesh& mesh,
                             bool ring) {
@@ -98,7 +98,8 @@ struct Poison {
 
 }  // namespace
 
-TEST_CASE("ring: a sharded weight takes two blocks of memory, and sends what a gather sends") {
+TEST_CASE(
+    "ring: a sharded weight uses two blocks of memory, and communicates as much as a gather") {
   for (int n : {2, 4, 8})
     for (auto& c : cases) {
       CAPTURE(n);
@@ -123,7 +124,7 @@ TEST_CASE("ring: a sharded weight takes two blocks of memory, and sends what a g
     }
 }
 
-TEST_CASE("ring: a sharded contraction gives the same, block by block") {
+TEST_CASE("ring: a sharded contraction matches, block by block") {
   Poison scratch;
   for (int n : {2, 4, 8})
     for (auto& c : cases) {
@@ -137,7 +138,7 @@ TEST_CASE("ring: a sharded contraction gives the same, block by block") {
     }
 }
 
-TEST_CASE("ring: a sharded batch whose last device has nothing") {
+TEST_CASE("ring: a sharded batch whose last device is empty matches") {
   Poison scratch;
   const Axis Odd{"batch", 49}, Pos{"position", 16};
   auto w = draw(1, {Embed, Mlp});
@@ -150,7 +151,7 @@ TEST_CASE("ring: a sharded batch whose last device has nothing") {
   }
 }
 
-TEST_CASE("ring: layers of a sharded model, forward and backward") {
+TEST_CASE("ring: layers of a sharded model match, forward and backward") {
   Poison scratch;
   using Weights = std::pair<NamedArray, NamedArray>;
   auto loss = [](const Weights& w, const NamedArray& x) {
@@ -183,7 +184,7 @@ TEST_CASE("ring: layers of a sharded model, forward and backward") {
     CHECK(rings(a) == 0);
     CHECK(rings(b) == 4);  // up and down, forward and backward
     CHECK(b.calls == a.calls + Layers.size * 4 * (n - 2));
-    auto received = [&](bool ring) {  // the largest value that comes from other devices, in bytes
+    auto received = [&](bool ring) {  // the largest value received from other devices, in bytes
       auto up = input({Layers, Embed, Mlp}, embed, of(n)),
            down = input({Layers, Mlp, Embed}, embed, of(n)),
            in = input({Batch, Embed}, batch, of(n));
@@ -206,7 +207,7 @@ TEST_CASE("ring: layers of a sharded model, forward and backward") {
   }
 }
 
-TEST_CASE("ring: what else is gathered stays whole") {
+TEST_CASE("ring: other gathers stay gathers") {
   auto same = [](auto f, const Mesh& mesh, const Mapping& weights, const NamedArray& w,
                  const NamedArray& x) {
     auto plain = named_jit(f, on(mesh, false, weights, batch)).plan(w, x),
@@ -230,7 +231,7 @@ TEST_CASE("ring: what else is gathered stays whole") {
     same([](const NamedArray& w, const NamedArray& x) { return x * sum(square(w), Mlp); }, of(4),
          embed, w, x);
   }
-  SUBCASE("sums that all devices have, to the same bits") {
+  SUBCASE("sums that must be bitwise identical on all devices") {
     auto all = [](const NamedArray& w, const NamedArray& x) {
       return dot(x, shard(w, none), Embed);
     };
@@ -244,16 +245,16 @@ TEST_CASE("ring: what else is gathered stays whole") {
   SUBCASE("two mesh axes") {
     same(f, Mesh{{{"replica", 2}, {"data", 2}}}, Mapping{{"embed", {"replica", "data"}}}, w, x);
   }
-  SUBCASE("small ones, which go together") {
+  SUBCASE("small gathers, which merge") {
     const Axis Few = Mlp.resize(16);
     same(f, of(4), embed, shape({Embed, Few}), x);
   }
-  SUBCASE("sums of half floats that in f32 would take more than is saved") {
+  SUBCASE("sums of half floats whose f32 form would exceed the saving") {
     same(f, of(4), embed, shape({Embed, Mlp}, DType::bf16), shape({Many, Embed}, DType::bf16));
   }
 }
 
-TEST_CASE("ring: strict refuses one that nobody asked for") {
+TEST_CASE("ring: strict refuses a ring that no code requested") {
   auto o = on(of(4), true, embed, batch);
   o.strict = true;
   raises(
@@ -261,7 +262,7 @@ TEST_CASE("ring: strict refuses one that nobody asked for") {
       {"[strict] dot gathers", "in each of 3 turns over data"});
 }
 
-TEST_CASE("ring: half floats are added up in f32") {
+TEST_CASE("ring: half floats are summed in f32") {
   Poison scratch;
   const Axis Few{"batch", 16}, Wide{"mlp", 512};
   for (int n : {4, 8})

@@ -1,4 +1,4 @@
-// Products of row with row are point-wise steps that sum.
+// Dot products of matching rows are elementwise steps with a sum.
 #include <doctest/doctest.h>
 
 #include "compile/pipeline.h"
@@ -24,17 +24,19 @@ NamedArray draw(int seed, const Axes& axes, DType d = DType::f32) {
 
 }  // namespace
 
-TEST_CASE("row products: of rows alone, in any order of axes") {
+TEST_CASE("row dots: match rows alone, in any order of axes") {
   auto x = draw(1, {B, N, K}), y = draw(2, {K, B, N});
   CHECK(contractions(dot(x, y, "k")) == 0);
   CHECK(contractions(dot(x, y, {"k", "n"})) == 0);
-  CHECK(contractions(dot(x, y, {"k", "n", "b"})) == 1);  // one number
+  CHECK(contractions(dot(x, y, {"k", "n", "b"})) == 1);  // a scalar
   CHECK(contractions(dot(x, draw(2, {K, B, N, M}), "k")) == 1);
   CHECK(contractions(dot(x, draw(2, {K, N}), "k")) == 1);
 }
-// The other way: far more products than factors, which are summed, are a contraction.
+// The reverse: elementwise products that outnumber their factors by far, and are summed, are a
+// contraction.
 TEST_CASE(
-    "row products: a sum of products of two matrices is a contraction, if no product is rounded") {
+    "row dots: a sum of products of two matrices is a contraction, if the products are not "
+    "rounded") {
   const Axis few = M, M("m", 64);
   // (b, n, k), (b, k, m)
   auto f = [=](const NamedArray& x, const NamedArray& y) {
@@ -54,8 +56,9 @@ TEST_CASE(
   auto x = draw(1, {B, N, K}), y = draw(2, {B, K, M});
   CHECK(contractions(mean(broadcast_axis(x, M) * y, "k")) == 1);
   CHECK(contractions(sum(broadcast_axis(x, M) * y, {"b", "k"})) == 1);
-  CHECK(contractions(sum(broadcast_axis(x, M) * y, "n")) == 0);  // one factor alone has it
-  CHECK(contractions(sum(x * draw(2, {K}), "k")) == 0);  // no more products than there are of x
+  CHECK(contractions(sum(broadcast_axis(x, M) * y, "n")) == 0);  // only one factor has it
+  CHECK(contractions(sum(x * draw(2, {K}), "k")) ==
+        0);  // x has as many elements as there are products
   CHECK(contractions(sum(square(broadcast_axis(x, M) - y), "k")) == 0);
   auto slope = [&](auto g) {
     return grad([&](const NamedArray& x) { return sum(sin(g(x, y))); })(x);
@@ -63,7 +66,7 @@ TEST_CASE(
   auto by_dot = slope([](const NamedArray& x, const NamedArray& y) { return dot(x, y, "k"); });
   CHECK(slope(f).floats() == by_dot.floats());
 }
-TEST_CASE("row products: are what the reference makes of them") {
+TEST_CASE("row dots: match the reference") {
   for (auto d : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::u8}) {
     CAPTURE(std::string(name_of(d)));
     auto x = draw(3, {B, N, K}, d), y = draw(4, {K, B, N}, d);

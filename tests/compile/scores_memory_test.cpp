@@ -1,5 +1,5 @@
-// Attention whose scores are never materialized: planned memory, checkpoints, layers, and what
-// explain reports.
+// Attention whose scores are never materialized: planned memory, checkpoints, layers, and the
+// reasons in explain.
 #include <doctest/doctest.h>
 
 #include "compile/scores_model.h"
@@ -7,7 +7,7 @@
 using namespace haliax;
 using namespace haliax::scores_model;
 
-TEST_CASE("scores: memory does not grow with the text") {
+TEST_CASE("attention scores: memory does not grow with the sequence length") {
   auto arena = [](std::int64_t positions, DType dtype) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 4), Head("head", 64);
     using Three = std::array<NamedArray, 3>;
@@ -19,20 +19,20 @@ TEST_CASE("scores: memory does not grow with the text") {
     auto x = zeros({Heads, Pos, Head}, dtype);
     return jit([=](const Three& p) { return grad(loss)(p); }).plan(Three{x, x, x}).arena_bytes;
   };
-  // Four heads at 8,192 positions: a matrix of scores is 1 GiB. Rows are too long for a cache from
-  // 4,096 on, and keys are walked.
+  // Four heads at 8,192 positions: a matrix of scores is 1 GiB. From 4,096 positions on, rows
+  // exceed the cache, and keys are tiled.
   CHECK(arena(8192, DType::f32) < (std::int64_t(20) << 20));
   CHECK(arena(4096, DType::f32) == arena(8192, DType::f32));
   CHECK(arena(16384, DType::f32) == arena(8192, DType::f32));
   CHECK(arena(65536, DType::f32) == arena(8192, DType::f32));
 }
 
-// The gradient of a query is summed in f32 while that is not too large. Beyond that only what a
-// query has in one number is carried, for each head that is made beside others.
-TEST_CASE("scores: of loops that devices walk together what has no block is made again") {
+// Small gradients of queries are summed in f32. For larger ones, only the scalars of a query are
+// carried, for each of the parallel heads.
+TEST_CASE("attention scores: in loops that devices share, values without a block are recomputed") {
   const Axis Queries{"q", 4}, Keys{"k", 4};
   const Parts p{draw(1, {B, Queries, D}), draw(2, {Keys, D}), draw(3, {Keys, D}), zeros({})};
-  auto all = [](const Parts& p) {  // head by head, of keys that are cut
+  auto all = [](const Parts& p) {  // head by head, with sharded keys
     auto loss = [](const Parts& p) {
       return sum(sin(map(
           [&](const NamedArray& q) { return dot(softmax(dot(q, p.key, "d"), "k"), p.value, "k"); },
@@ -46,7 +46,7 @@ TEST_CASE("scores: of loops that devices walk together what has no block is made
   o.axis_resources = Mapping{{"k", "x"}, {"b", "y"}};
   same(named_jit(all, o)(p), jit(all, {.scores_budget = most_bytes})(p), 2e-6);
 }
-TEST_CASE("scores: second derivatives of checkpointed layers whose keys go round") {
+TEST_CASE("attention scores: checkpointed layers in ring attention have second derivatives") {
   const Axis Queries{"q", 8}, Keys{"k", 8};
   const Parts p{draw(1, {B, Queries, D}), draw(2, {B, Keys, D}), draw(3, {B, Keys, D}), zeros({})};
   auto all = [](bool cuts) {
@@ -73,7 +73,7 @@ TEST_CASE("scores: second derivatives of checkpointed layers whose keys go round
   same(named_jit(all(true), o)(p), jit(all(false), {.scores_budget = most_bytes})(p), 4e-6);
 }
 
-TEST_CASE("scores: what a checkpoint makes again is walked, too") {
+TEST_CASE("attention scores: recomputed values of a checkpoint are tiled, too") {
   const Axis Q{"q", 2048}, K{"k", 2048}, D{"d", 16};
   auto loss = [&](In q, In k, In v) {
     auto attention = [&](In q, In k, In v) {
@@ -92,8 +92,7 @@ TEST_CASE("scores: what a checkpoint makes again is walked, too") {
   CHECK(tiled.report().arena_bytes < 4 << 20);
 }
 
-TEST_CASE(
-    "scores: a budget of 0 cuts small scores in thirds, and long ones as they are cut anyway") {
+TEST_CASE("attention scores: a budget of 0 splits small scores in thirds, and long ones as usual") {
   auto arena = [](std::int64_t positions, std::optional<std::int64_t> budget) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 4), Head("head", 64);
     auto x = zeros({Heads, Pos, Head});
@@ -109,7 +108,7 @@ TEST_CASE(
   CHECK(arena(300, 0) < arena(300, most_bytes));
 }
 
-TEST_CASE("scores: memory stays below 16 MiB at any length") {
+TEST_CASE("attention scores: memory stays below 16 MiB at any length") {
   auto arena = [](std::int64_t positions, DType dtype = DType::bf16, int texts = 1) {
     const Axis Texts("texts", texts), Pos("pos", positions), KPos("kpos", positions),
         Heads("heads", 12), Head("head", 64);
@@ -127,13 +126,14 @@ TEST_CASE("scores: memory stays below 16 MiB at any length") {
       return std::pair(y, pull(cotangent));
     };
     const auto bytes = jit(gradients).plan(Three{q, k, k}, q).arena_bytes;
-    // The result is made with what gradients need of rows: short texts have little else.
+    // The result is computed together with the row values for the gradients; short sequences have
+    // little else.
     CHECK(jit(all).plan(Three{q, k, k}, q).arena_bytes <=
           bytes + (positions < 1024 ? 98304 : 65536));
     return bytes;
   };
-  const Threads two(2);  // each has tiles of its own
-  // The longest texts whose scores stay whole have 391 positions in f32, 553 in bf16.
+  const Threads two(2);  // each thread has its own tiles
+  // The longest sequences with materialized scores have 391 positions in f32, 553 in bf16.
   for (std::int64_t positions :
        {256, 391, 392, 553, 554, 836, 837, 1024, 4096, 16384, 32768, 65536}) {
     CAPTURE(positions);
@@ -146,8 +146,8 @@ TEST_CASE("scores: memory stays below 16 MiB at any length") {
   CHECK(arena(65536) - arena(32768) <= 2 * 32768 * 6 * std::int64_t(sizeof(float)));
 }
 
-// Of 8 MiB each: walked where there are many queries and many keys, and no mesh cuts them.
-TEST_CASE("scores: what is walked if nobody says a budget") {
+// Scores of 8 MiB each: tiled if there are many queries and many keys, and no mesh shards them.
+TEST_CASE("attention scores: the default budget tiles large scores") {
   auto walks = [](const Axes& queries, const Axes& keys, const JitOptions& options = {}) {
     auto f = [](const NamedArray& q, const NamedArray& k) {
       return dot(softmax(dot(q, k, "d"), "key"), k, "key");
@@ -162,14 +162,16 @@ TEST_CASE("scores: what is walked if nobody says a budget") {
   const Devices two(2);
   CHECK(!walks({H, Q, D}, {H, K, D},
                {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"heads", "x"}}}));
-  // not cut
+  // not sharded
   CHECK(walks({H, Q, D}, {H, K, D},
               {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"batch", "x"}}}));
 }
 
-// Keys go outermost in the gradient of narrow arrays; with queries that are this wide their sums
-// are too large to be carried, too.
-TEST_CASE("scores: gradients of narrow arrays, keys outermost, and each side by itself") {
+// In the gradient of 16-bit arrays, keys are the outermost loop. With queries of this width, their
+// sums are too large for a carry, too.
+TEST_CASE(
+    "attention scores: gradients of 16-bit arrays match with keys outermost, and with each side "
+    "alone") {
   auto check = [](std::int64_t positions, std::int64_t heads, std::int64_t size, auto mask) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", heads),
         Head("head", size);
@@ -213,7 +215,8 @@ TEST_CASE("scores: gradients of narrow arrays, keys outermost, and each side by 
   check(1200, 1, 2048, causal);
 }
 
-TEST_CASE("scores: a scan over layers makes them once for the value and what the gradient keeps") {
+TEST_CASE(
+    "attention scores: a scan over layers computes them once for the value and the residuals") {
   const Axis Layers("layers", 3), Pos("pos", 512), Embed("embed", 32);
   const auto w = draw(1, {Layers, Embed, D}), x = draw(2, {Pos, Embed});
   auto loss = [=](const NamedArray& w) {
@@ -234,12 +237,13 @@ TEST_CASE("scores: a scan over layers makes them once for the value and what the
   CHECK(both.flops == alone.flops);
   CHECK(both.peak_bytes <= alone.peak_bytes + 64);
   auto whole = jit(value_and_grad(loss), {.scores_budget = most_bytes}).plan(w);
-  // the scores are made again, and what they multiply, but no layer is
+  // scores and their matmuls are recomputed, layers are not
   CHECK(both.flops < 1.45 * whole.flops);
 }
 
-// Of weights that nothing folds over the keys, more than a layer has hidden values are walked.
-TEST_CASE("scores: attention by a sigmoid, and kernels of distances") {
+// Weights that are not normalized over the keys are tiled if they outnumber the hidden values of a
+// layer.
+TEST_CASE("attention scores: attention by a sigmoid, and kernels of distances, are tiled") {
   const Axis Queries{"q", 200}, Keys{"k", 300};
   Parts p{draw(1, {H, Queries, D}), draw(2, {H, Keys, D}), draw(3, {H, Keys, D}),
           zeros({H, Queries, Keys})};
@@ -275,7 +279,7 @@ TEST_CASE("scores: attention by a sigmoid, and kernels of distances") {
         std::int64_t(16) << 20);
 }
 
-TEST_CASE("scores: explain says why some stay whole") {
+TEST_CASE("attention scores: explain states why some are materialized") {
   auto p = parts();
   auto said = [&](auto f) {
     auto g = jit(f, {.scores_budget = 0});
@@ -312,12 +316,12 @@ TEST_CASE("scores: explain says why some stay whole") {
   CHECK(both.find(" goes over ") != both.npos);
   auto walked = said([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
   CHECK(walked.find("stay whole") == walked.npos);
-  // no weights
+  // without weights
   auto hidden =
       said([=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });
   CHECK(hidden.find("stay whole") == hidden.npos);
-  // Nor those of a layer whose bias has a gradient: a sum over positions, of which nothing is made
-  // that has them.
+  // A layer whose bias has a gradient is no attention: a sum over positions, and no value with
+  // positions depends on it.
   auto layer = said([=](const NamedArray& x) {
     using Two = std::pair<NamedArray, NamedArray>;
     auto f = [=](const Two& in) {
@@ -329,7 +333,7 @@ TEST_CASE("scores: explain says why some stay whole") {
 }
 
 TEST_CASE(
-    "scores: what turns over heads leave of a result is not written over, where a turn's own "
+    "attention scores: iterations over heads keep earlier parts of a result, even if their own "
     "memory is as large") {
   const Axis Query("q", 12), Key("k", 48), Depth("d", 12), Heads("heads", 2);
   auto normal = [](int seed, const Axes& axes) {
@@ -349,7 +353,7 @@ TEST_CASE(
   same({jit(grad(loss), {.scores_budget = 0})(q)}, {whole}, 3e-2);
 }
 
-TEST_CASE("scores: less a mean of theirs") {
+TEST_CASE("attention scores: minus their mean") {
   const Axis Query("q", 20), Key("k", 30), Depth("d", 4);
   auto normal = [](int seed, const Axes& axes) {
     return random::normal(random::key(seed), axes).eval();
@@ -368,11 +372,12 @@ TEST_CASE("scores: less a mean of theirs") {
   }
 }
 
-// Borders of scores say how many loops are around them: those of the innermost one lie in it alone.
-TEST_CASE("scores: attention in a loop in a loop") {
+// Region boundaries of scores store the number of surrounding loops. The scores of the innermost
+// loop are inside it alone.
+TEST_CASE("attention scores: attention in a loop in a loop") {
   const Axis L("l", 2), M("m", 3), N("n", 2);
   const auto y = draw(2, {K, D});
-  auto step = [=](In x, In turn) {  // with a mask of the turns of all loops around
+  auto step = [=](In x, In turn) {  // with a mask of the iterations of all surrounding loops
     auto q = broadcast_axis(arange(Q), K), k = broadcast_axis(arange(K), Q);
     auto s = where((k <= q) | (k < (turn + 1) * 3), dot(x, y, "d"), -1e9f);
     return x + dot(softmax(s, "k"), y, "k");
@@ -413,8 +418,8 @@ TEST_CASE("scores: attention in a loop in a loop") {
   check(three);
 }
 
-// A layer's loops are cut once, and the layers behind it are not made again for each of them.
-TEST_CASE("scores: loops grow with the layers, where those are written one after another") {
+// The loops of a layer are tiled once, and later layers are not recomputed for each of them.
+TEST_CASE("attention scores: loops grow linearly with layers that are written one after another") {
   const Axis Heads("heads", 12), Pos("position", 1024), D("d", 16), Embed("embed", 4),
       Short("position", 16);
   auto layer = [](const NamedArray& y, const std::string& over) {
@@ -445,11 +450,9 @@ TEST_CASE("scores: loops grow with the layers, where those are written one after
   CHECK(2 * loops(6, {Short, Embed}, true) < 5 * loops(3, {Short, Embed}, true));
 }
 
-// Between the scores of a layer and their gradient lie those of all layers behind it: each is
-// planned once, not once for each plan of a layer below (4 layers took over a minute).
-TEST_CASE(
-    "scores: layers one after another, not in a loop, are planned in a time that grows with their "
-    "number") {
+// The scores of all later layers are between the scores of a layer and their gradient. Each is
+// planned once, not once for each plan of an earlier layer (which took over a minute for 4 layers).
+TEST_CASE("attention scores: successive layers without a loop are planned in linear time") {
   const Axis Heads{"heads", 12}, Pos{"position", 2048}, Key = Pos.alias("key"), D{"d", 64};
   auto loss = [=](const NamedArray& x) {
     auto y = x;
@@ -460,7 +463,7 @@ TEST_CASE(
   };
   auto report =
       jit([=](const NamedArray& x) { return grad(loss)(x); }).plan(zeros({Heads, Pos, D}));
-  CHECK(report.compile_s < 20);  // about 0.4
-  // of no layer the scores are whole
+  CHECK(report.compile_s < 20);  // about 0.4 s
+  // no layer materializes its scores
   CHECK(report.arena_bytes < Heads.size * Pos.size * Pos.size * 4);
 }

@@ -24,7 +24,7 @@ inline Parts parts(DType dtype = DType::f32) {
   return {draw(1, {B, H, Q, D}, dtype), draw(2, {B, H, K, D}, dtype), draw(3, {B, H, K, D}, dtype),
           draw(4, {H, Q, K}, dtype)};
 }
-// Loss, what is returned beside it, and gradients.
+// Returns the loss, the auxiliary result, and the gradients.
 inline Leaves all_of(const Attention& f, const Parts& p) {
   auto loss = [&](const Parts& p) {
     auto y = f(p).astype(DType::f32);
@@ -41,7 +41,8 @@ inline void same(const Leaves& got, const Leaves& want, double tolerance) {
     CHECK(max(abs(x - y)).item() <= tolerance * (1 + max(abs(y)).item()));
   }
 }
-// Tiled it is what it is as a whole, and no array of the size of the scores is planned.
+// Checks that tiled attention matches materialized attention, and that no array of the size of the
+// scores is planned.
 inline void walked(const char* what, const Attention& f, const Parts& p = parts(),
                    double tolerance = 2e-6) {
   CAPTURE(std::string(what));

@@ -1,5 +1,5 @@
-// Scores that are never whole: attention of many kinds, walked by its queries, is what it is as a
-// whole, with its gradients.
+// Scores that are never materialized: attention of many kinds, tiled by queries, matches
+// materialized attention, with its gradients.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -9,7 +9,7 @@
 using namespace haliax;
 using namespace haliax::scores_model;
 
-TEST_CASE("scores: attention of many kinds") {
+TEST_CASE("attention scores: attention of many kinds matches") {
   walked("plain", [](const Parts& p) {
     return nn::dot_product_attention("k", "d", p.query, p.key, p.value);
   });
@@ -81,8 +81,8 @@ TEST_CASE("scores: attention of many kinds") {
       parts(DType::bf16), 2e-2);
 }
 
-// Scores that are no dot, and values that no dot sums.
-TEST_CASE("scores: attention written point by point") {
+// Scores that are no matmul, and values that no matmul sums.
+TEST_CASE("attention scores: elementwise attention matches") {
   // (b, heads, q, k, d)
   auto each = [](const Parts& p) { return broadcast_axis(p.query, K) * p.key; };
   auto summed = [](In w, In v) { return sum(broadcast_axis(w, D) * broadcast_axis(v, Q), "k"); };
@@ -117,7 +117,8 @@ TEST_CASE("scores: attention written point by point") {
   walked("the largest value",
          [=](const Parts& p) { return max(broadcast_axis(by_dot(p), D) * p.value, "k"); });
 }
-TEST_CASE("scores: in f64 gradients of walked scores are as exact as those of whole ones") {
+TEST_CASE(
+    "attention scores: in f64, gradients of tiled scores are as exact as of materialized ones") {
   const auto p = parts(DType::f64);
   auto g = grad([&](const Parts& p) {
     auto y = dot(softmax(scores(p), "k"), p.value * 1e40, "k");  // beyond the range of f32
@@ -131,8 +132,8 @@ TEST_CASE("scores: in f64 gradients of walked scores are as exact as those of wh
   }
 }
 TEST_CASE(
-    "scores: sums of which something asks which is the same stay whole, as made again they may not "
-    "be") {
+    "attention scores: sums that an equality test reads stay materialized, because recomputed sums "
+    "may differ") {
   const auto p = parts();
   auto near = [](const Parts& p) {
     return softmax(-sum(square(broadcast_axis(p.query, K) - p.key), "d"), "k");
@@ -148,7 +149,7 @@ TEST_CASE(
   CHECK(tiled.report().explain.find("asks which of them is the same") != std::string::npos);
 }
 TEST_CASE(
-    "scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, "
+    "attention scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, "
     "checkpoint") {
   const Axis G{"group", 3};
   walked("one key and value for all heads", [](const Parts& p) {
@@ -192,9 +193,9 @@ TEST_CASE(
   walked("checkpoint", [=](const Parts& p) { return checkpoint(layer)(p.query); });
 }
 
-// What is as large as the scores, and has a gradient, is made where they are: its array would grow
-// with the square of the text.
-TEST_CASE("scores: what is made beside them is never whole") {
+// A value of the size of the scores that has a gradient is computed with the scores: its array
+// would grow with the square of the sequence length.
+TEST_CASE("attention scores: values computed with them are never materialized") {
   using Kind = std::pair<const char*, std::function<NamedArray(In scores, In other, In table)>>;
   const Axis Offset{"offset", 16};
   auto distance = [](In s) {
@@ -258,20 +259,21 @@ TEST_CASE("scores: what is made beside them is never whole") {
     auto want = flatten(jit(gradients, {.scores_budget = most_bytes})(small));
     for (std::int64_t budget : {0, -1})
       same(flatten(jit(gradients, {.scores_budget = budget})(small)), want, 2e-6);
-    // 6 MiB, more than they may take
+    // 6 MiB, more than the budget
     CHECK(jit(gradients, {.scores_budget = 1 << 20}).plan(of(512)).chunked.size() > 0);
     auto large = of(2048);
-    // a matrix of scores, of which there are 6
+    // one of 6 matrices of scores
     CHECK(jit(gradients).plan(large).arena_bytes < std::int64_t(4) * 2048 * 2048);
     CHECK(jit(gradients, {.scores_budget = most_bytes}).plan(large).arena_bytes >
           std::int64_t(12) * 4 * 2048 * 2048);
   }
 }
 
-// Of two that are walked head by head, the second reads the first, and what lies between them is
-// read by the gradients of both.
+// Two calls are tiled head by head, and the second one reads the first. The gradients of both read
+// the value between them.
 TEST_CASE(
-    "scores: attention behind attention, divided afterwards, with what is left of the first") {
+    "attention scores: attention after attention, divided afterwards, with the residuals of the "
+    "first") {
   auto attend = [](const NamedArray& q, const Parts& p, bool sums) {
     auto s = dot(q, p.key, "d") / 2.f;
     if (sums) return dot(softmax(s, "k"), p.value, "k") + logsumexp(s, "k");
@@ -284,7 +286,7 @@ TEST_CASE(
       return attend(sin(once), p, sums) + once;
     });
 }
-TEST_CASE("scores: several checkpointed layers, one behind the other, are each walked") {
+TEST_CASE("attention scores: successive checkpointed layers are each tiled") {
   const Axis Q{"q", 1024}, K{"k", 1024}, D{"d", 16}, Heads{"heads", 9};
   auto layer = [=](const NamedArray& x) {
     auto k = rename(x, {{"q", "k"}});
@@ -303,7 +305,8 @@ TEST_CASE("scores: several checkpointed layers, one behind the other, are each w
   CHECK(tiled.report().arena_bytes < 8 << 20);
 }
 
-TEST_CASE("scores: weights that are summed over heads or batches as well, or mixed between heads") {
+TEST_CASE(
+    "attention scores: weights may also be summed over heads or batches, or mixed between heads") {
   const Axis To{"to", 3};
   auto mixed = draw(5, {H, To});
   const std::pair<const char*, Attention> cases[] = {
@@ -346,7 +349,9 @@ TEST_CASE("scores: weights that are summed over heads or batches as well, or mix
   }
 }
 
-TEST_CASE("scores: what is no attention stays whole, and the scores themselves may be a result") {
+TEST_CASE(
+    "attention scores: ops other than attention stay materialized, and the scores may be a "
+    "result") {
   auto whole = [](const Attention& f) {
     auto g = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = 0});
     auto want =
@@ -356,17 +361,16 @@ TEST_CASE("scores: what is no attention stays whole, and the scores themselves m
   };
   // a layer's hidden values
   whole([](const Parts& p) { return dot(square(scores(p)), p.value, "k"); });
-  whole([](const Parts& p) { return softmax(scores(p), "k"); });  // given out
-  // goes along the queries
+  whole([](const Parts& p) { return softmax(scores(p), "k"); });  // a result
+  // along the queries
   whole([](const Parts& p) { return dot(cumsum(softmax(scores(p), "k"), "q"), p.value, "k"); });
   whole([](const Parts& p) { return logsumexp(scores(p), "k"); });  // a loss
   // a sum over both
   whole([](const Parts& p) { return dot(scores(p) / sum(scores(p), {"q", "k"}), p.value, "k"); });
 }
 
-// All that such a query gets is the value of that key: whatever is asked of it, the scores do not
-// matter.
-TEST_CASE("scores: in bf16, too, a query that sees one key has no gradient") {
+// The result of such a query is the value of that key, so no gradient depends on the scores.
+TEST_CASE("attention scores: in bf16, too, a query that sees one key has no gradient") {
   const Axis Q{"q", 128}, K{"k", 128}, D{"d", 64};
   auto f = [=](const Parts& p) {
     auto mask = broadcast_axis(arange(Q), K) == arange(K);
@@ -377,7 +381,7 @@ TEST_CASE("scores: in bf16, too, a query that sees one key has no gradient") {
     return Leaves{g.query, g.key};
   };
   auto nearly_none = [&](const Leaves& gradients) {
-    for (auto& g : gradients) CHECK(max(abs(g)).item() < 1e-4);  // 1e-2 is what bf16 rounds
+    for (auto& g : gradients) CHECK(max(abs(g)).item() < 1e-4);  // bf16 rounding would cause 1e-2
   };
   auto of = [](int seed, const Axis& pos, const Axis& size) {
     return draw(seed, {pos, size}, DType::bf16);
@@ -391,7 +395,7 @@ TEST_CASE("scores: in bf16, too, a query that sees one key has no gradient") {
   nearly_none(named_jit(f, ring)(p));
 }
 
-TEST_CASE("scores: second derivatives, and on meshes") {
+TEST_CASE("attention scores: second derivatives match, and meshes do") {
   auto f = [](const NamedArray& q) {
     auto k = rename(q, {{"q", "k"}});
     return sum(square(nn::dot_product_attention("k", "d", q, k, k)));
@@ -417,9 +421,9 @@ TEST_CASE("scores: second derivatives, and on meshes") {
   }
 }
 
-// Each device walks its own heads, or examples: of queries, keys and values that are arguments
-// nothing is sent.
-TEST_CASE("scores: heads or examples that the mesh cuts send nothing") {
+// Each device tiles its own heads, or examples. Queries, keys and values that are arguments are not
+// communicated.
+TEST_CASE("attention scores: sharded heads or examples communicate nothing") {
   const Axis Batch{"b", 4}, Heads{"heads", 4}, Pos{"pos", 2048}, Size{"d", 16};
   const auto x = zeros({Batch, Heads, Pos, Size});
   auto attend = [](const Parts& p) {
@@ -440,8 +444,8 @@ TEST_CASE("scores: heads or examples that the mesh cuts send nothing") {
     CHECK(report.sent_bytes == 0);
   }
 }
-// Keys are cut by the mapping, too, along another mesh axis than the one that they go round on.
-TEST_CASE("scores: keys go round that the mapping cuts otherwise") {
+// The mapping shards the keys along another mesh axis than the axis of the ring.
+TEST_CASE("attention scores: keys with another sharding rotate around the ring") {
   for (std::int64_t size : {4, 96}) {
     const Axis Queries{"q", size}, Keys{"k", size};
     const Parts p{draw(1, {H, Queries, D}), draw(2, {H, Keys, D}), draw(3, {H, Keys, D}),
@@ -467,7 +471,7 @@ TEST_CASE("scores: keys go round that the mapping cuts otherwise") {
   }
 }
 
-TEST_CASE("scores: what lies below the arguments of a gradient stays as it is") {
+TEST_CASE("attention scores: values before the arguments of a gradient stay unchanged") {
   auto attend = [](const NamedArray& x) {
     auto k = rename(x, {{"q", "k"}});
     return x + nn::dot_product_attention("k", "d", x, k, k);
@@ -478,7 +482,7 @@ TEST_CASE("scores: what lies below the arguments of a gradient stays as it is") 
         x, arange(L, {.start = 1, .dtype = DType::f32}));
   };
   auto both = [=](const NamedArray& x) {
-    auto w = looped(attend(x));  // made by attention, and an argument
+    auto w = looped(attend(x));  // computed by attention, and an argument
     return std::pair(w,
                      grad([=](const NamedArray& w) { return sum(square(looped(attend(w)))); })(w));
   };

@@ -1,5 +1,5 @@
-// Products of a softmax and of its gradients are made of what it divides: exp(x - max x), written
-// once, while its rows are summed.
+// Matmuls of a softmax and of its gradients read the numerators exp(x - max x), which are written
+// once, while their rows are summed.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ Parameters gradients(const Loss& loss, const Parameters& p, const char* backend)
   return jit([=](const Parameters& q) { return grad(loss)(q); }, {.backend = backend})(p);
 }
 struct Steps {
-  int scatters = 0, products = 0, exps = 0;  // exps: where one is stored at each point as it is
+  int scatters = 0, products = 0, exps = 0;  // exps: steps that store an exp for each element
   std::int64_t arena = 0;
   void count(const std::vector<Step>& steps) {
     for (auto& s : steps) {
@@ -68,8 +68,8 @@ bool is_taken(const Steps& s) { return s.scatters > 0 && s.products == 3 && s.ex
 }  // namespace
 
 TEST_CASE(
-    "factors: the gradients of a cross entropy are products of exp(x - max x), whatever weighs its "
-    "tokens") {
+    "softmax matmuls: cross entropy gradients are matmuls of exp(x - max x), for all weights of "
+    "its tokens") {
   const auto p = parameters();
   const auto mask = less(ids(), 512);
   const auto weights = test::normal(4, {Batch, Pos}, DType::f32),
@@ -107,7 +107,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("factors: a turn of a loop holds its chunk of exps and one of x beside it") {
+TEST_CASE("softmax matmuls: an iteration of a loop holds its chunk of exps and one of x") {
   const auto p = parameters();
   Loss loss = [](const Parameters& q) {
     return nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab,
@@ -117,14 +117,15 @@ TEST_CASE("factors: a turn of a loop holds its chunk of exps and one of x beside
   auto s = steps_of(loss, p);
   CHECK(is_taken(s));
   const std::int64_t tokens = Batch.size * 4;
-  // and what there is for each token
+  // and the scalars of each token
   CHECK(s.arena == tokens * Vocab.size * 4 + tokens * Embed.size * 4 + 2 * 64);
   auto got = gradients(loss, p, "cpu"), want = gradients(loss, p, "reference");
   CHECK(difference(got.x, want.x, 2e-6) == "");
   CHECK(difference(got.w, want.w, 2e-6) == "");
 }
 
-TEST_CASE("factors: a token that is sure of its label has no gradient, not one of rounding") {
+TEST_CASE(
+    "softmax matmuls: a token with a certain label has no gradient, not even a rounding error") {
   // logits: 100 at the label, 0 elsewhere, so that its probability is 1
   const auto same = zeros({Batch, Pos}, DType::i32);
   const Parameters sure{full({Batch, Pos, Embed}, 1.f) * arange(Pos).astype(DType::f32),
@@ -140,7 +141,7 @@ TEST_CASE("factors: a token that is sure of its label has no gradient, not one o
   for (double v : g.w.doubles()) CHECK(std::abs(v) < 1e-30);
 }
 
-TEST_CASE("factors: attention to many keys divides its results, not its weights") {
+TEST_CASE("softmax matmuls: attention to many keys divides its results, not its weights") {
   const Axis Query{"query", 4}, Key{"key", 512}, Head{"head", 16};
   auto q = test::normal(1, {Batch, Query, Head}, DType::f32),
        k = test::normal(2, {Batch, Key, Head}, DType::f32),
@@ -155,7 +156,9 @@ TEST_CASE("factors: attention to many keys divides its results, not its weights"
   CHECK(difference(alone("cpu"), alone("reference"), 2e-6) == "");
 }
 
-TEST_CASE("factors: what others read is made as it is; what may be out of range is left alone") {
+TEST_CASE(
+    "softmax matmuls: values with other readers are computed in full, and values that may overflow "
+    "stay unchanged") {
   const auto p = parameters();
   const auto bias = test::normal(6, Vocab, DType::f32);
   struct WithBias {
@@ -166,26 +169,27 @@ TEST_CASE("factors: what others read is made as it is; what may be out of range 
     return nn::linear_cross_entropy(q.p.x, q.p.w, ids(), Embed, Vocab, {.bias = q.bias}).loss;
   };
   auto g = grad(loss)(WithBias{p, bias});
-  // the sum of the logits' gradients is that of the bias
+  // the gradient of the bias is the sum of the logits' gradients
   CHECK(steps_of({g.p.x, g.p.w, g.bias}).exps == 0);
 
   Loss z = [](const Parameters& q) {
     return nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab, {.z_loss = 0.1}).loss;
   };
-  CHECK(!is_taken(steps_of(z, p)));  // what weighs the sums is not what weighs the labels
+  CHECK(
+      !is_taken(steps_of(z, p)));  // the weights of the sums differ from the weights of the labels
   auto by_z = gradients(z, p, "cpu"), by_the_book = gradients(z, p, "reference");
   CHECK(difference(by_z.w, by_the_book.w, 2e-6) == "");
 
   const Axis Row{"row", 64};
   auto x = full({Row, Vocab}, 90.f), w = test::normal(7, {Vocab, Embed}, DType::f32);
-  // exp(90) is more than a float holds
+  // exp(90) exceeds the range of f32
   auto large = [=](const NamedArray& y) { return dot(exp(y) * full(Row, 1e-38f), w, Vocab); };
   auto safe = dot(exp(minimum(x, 80.f)) * full(Row, 1e-30f), w * 1e8f, Vocab);
   CHECK(steps_of({large(x)}).exps == 0);
   for (double y : safe.doubles()) CHECK(std::isfinite(y));
 
   const auto inf = std::numeric_limits<float>::infinity();
-  // with none to choose from
+  // rows without a finite element
   auto rows = where(less(arange(Row), 3), -inf, test::normal(8, {Row, Vocab}, DType::f32));
   auto weighed = [=](const NamedArray& y) { return dot(softmax(y, Vocab), w, Vocab); };
   CHECK(difference(jit(weighed, {.backend = "cpu"})(rows),

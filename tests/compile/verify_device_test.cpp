@@ -1,4 +1,4 @@
-// Calls of a device, and what it has of a pending sum, against what the plan says.
+// Checks the collectives of a device, and its part of a partial sum, against the plan.
 #include "support/planned.h"
 
 #include "ops/collective.h"
@@ -11,8 +11,8 @@ namespace {
 const Axis A{"a", 4};
 const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
-// Of x, which the devices have as `has`, device 1 makes `made` from its own `mine`; the plan says
-// that hop.
+// Verifies device 1, which computes `made` from its own `mine`. The plan reshards x from `has` to
+// `is` by the step `hop`.
 std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is,
                       const ReshardStep& hop, const NodePtr& mine, const NodePtr& made) {
   GlobalGraph whole({x}, {{}}, mesh);
@@ -32,7 +32,7 @@ bool found(const std::string& text, const char* part) { return text.find(part) !
 
 }  // namespace
 
-TEST_CASE("verify finds calls that are not those of the plan") {
+TEST_CASE("verify finds collectives that differ from the plan") {
   using program::CollectiveKind;
   auto x = array({A}), mine = array({A});
   Sharding pending;
@@ -77,7 +77,7 @@ TEST_CASE("verify finds calls that are not those of the plan") {
   CHECK(found(on_device(x, pending, {}, hop, mine, mine), "it is sent in no call"));
 }
 
-TEST_CASE("verify finds a pending value that not the first device has") {
+TEST_CASE("verify finds a partial value on another device than the first") {
   auto x = array({A}), mine = array({A});
   auto nothing = prim::barrier(prim::filled(0, DType::f32, {A}), mine);
   // device 1 is the first along axis 0, and the second along axis 1
@@ -92,7 +92,7 @@ TEST_CASE("verify finds a pending value that not the first device has") {
   CHECK(found(pended(1, mine), "it is not the first, and has a value"));
 }
 
-TEST_CASE("verify finds an op that is not that of the plan") {
+TEST_CASE("verify finds an op that differs from the plan") {
   auto x = array({A}), y = array({A}), n = prim::sub(x, y);
   GlobalGraph whole({n}, {{}}, mesh);
   Plan p;
@@ -113,7 +113,7 @@ TEST_CASE("verify finds an op that is not that of the plan") {
     CHECK(found(made(is), "on device 1: it is not sub of what it is made of"));
 }
 
-TEST_CASE("verify finds a call of what is made of one another") {
+TEST_CASE("verify finds a merged collective of values that depend on each other") {
   auto x = array({A});
   Sharding pending;
   pending.add_partial(0, Monoid::sum);

@@ -1,5 +1,5 @@
-// The verifier is asked: behind each pass, of what the pass has left, whatever that is, and of all
-// devices of a mesh.
+// The verifier runs after each pass, on the graph, the plan and the Programs, and for all devices
+// of a mesh.
 #include <doctest/doctest.h>
 
 #include "base/verify_error.h"
@@ -16,8 +16,8 @@ namespace {
 const Axis A{"a", 4}, B{"b", 3};
 const Mesh mesh{{{"data", 2}}};
 
-// What the verifier says of it behind the passes from `from` on, of one stage. Other errors go on
-// to the caller.
+// Returns the verifier's message about the passes from `from` on, in one stage. Other errors
+// propagate to the caller.
 std::string behind(Compilation c, Stage stage, std::string_view from) {
   c.options.from = from;
   try {
@@ -32,7 +32,7 @@ Sharding cut(Name a) {
   s.set(a, {0});
   return s;
 }
-// A copy of so many elements of an argument, which has four, to the result.
+// Copies `elements` elements of an argument, which has four, to the result.
 program::Program copies(std::int64_t elements) {
   program::Program p;
   p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
@@ -47,7 +47,7 @@ program::Program copies(std::int64_t elements) {
   return p;
 }
 
-// A leaf that is made anywhere, as positions are: it says what a device makes for its block.
+// A leaf that is computed in place, as positions are: `on_block` computes the block of a device.
 Op made_in_blocks(decltype(Op::on_block) on_block) {
   Op op{.name = "blocks", .kind = Kind::leaf};
   op.on_block = on_block;
@@ -60,7 +60,7 @@ Compilation for_devices(const NodePtr& root) {
 
 }  // namespace
 
-TEST_CASE("verify is asked behind each pass, and before the first") {
+TEST_CASE("verify runs after each pass, and before the first one") {
   auto x = prim::input({A, B}, DType::f32);
   auto wrong = make(prim::kSum, {x}, {B}, DType::f64);
   CHECK(behind({{prim::sum(x, {A})}, {x}}, Stage::graph, "merge_loops") == "");
@@ -70,7 +70,7 @@ TEST_CASE("verify is asked behind each pass, and before the first") {
             "sum after row_dots: the result is f64"));
   Compilation traced{{wrong}, {x}};
   CHECK(has(message_of([&] { run(traced); }), "sum after tracing: the result is f64"));
-  // A plan: the input is cut along an axis that it lacks.
+  // A plan: the input is sharded along an axis that it lacks.
   auto planned = [&](const Sharding& in) {
     Compilation c{{prim::exp(x)}, {x}, {.mesh = &mesh, .in = {in}, .out = {{}}}};
     return behind(c, Stage::sharding, "plan");
@@ -79,7 +79,7 @@ TEST_CASE("verify is asked behind each pass, and before the first") {
   CHECK(has(planned(cut("c")), "after plan: axis c, which is cut, is not in (a=4, b=3)"));
 }
 
-TEST_CASE("verify is asked of both Programs, as long as there are two") {
+TEST_CASE("verify checks both Programs while there are two") {
   auto of = [](std::int64_t elements, std::int64_t of_alternative, std::string_view from) {
     Compilation c;
     c.program = std::make_shared<program::Program>(copies(elements));
@@ -96,14 +96,14 @@ TEST_CASE("verify is asked of both Programs, as long as there are two") {
   }
 }
 
-TEST_CASE("verify is asked of what each device makes") {
+TEST_CASE("verify checks the block of each device") {
   static const Op right =
       made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>&) {
         return prim::filled(1, n.dtype, axes);
       });
   static const Op wrong =
       made_in_blocks([](const Node& n, Nodes, const Axes&, const std::vector<Block>&) {
-        return prim::filled(1, n.dtype, n.axes);  // all of it
+        return prim::filled(1, n.dtype, n.axes);  // the full array
       });
   auto emitted = [&](const Op& op) {
     auto whole = for_devices(make(op, {}, {A}, DType::f32));
@@ -114,12 +114,12 @@ TEST_CASE("verify is asked of what each device makes") {
   CHECK(has(emitted(wrong), "blocks after emit on device 1: it is (a=4), and its block is (a=2)"));
 }
 
-TEST_CASE("verify is asked of the calls of all devices") {
+TEST_CASE("verify checks the collectives of all devices") {
   static const Op wrong =
       made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
         auto mine = prim::filled(1, n.dtype, axes);
         if (blocks[0].start->attr.number == 0) return mine;
-        CollectiveSpec w;  // which nobody else takes part in
+        CollectiveSpec w;  // no other device takes part
         w.number = 1;
         w.collective.over = {0};
         w.collective.ranks = 2;

@@ -1,5 +1,5 @@
-// Planted faults of single nodes, and of borders in borders: what is legal passes, and the fault is
-// found and named.
+// Planted faults of single nodes, and of nested region boundaries: legal graphs pass, and each
+// fault is found and named.
 #include <doctest/doctest.h>
 
 #include "ops/attr.h"
@@ -15,7 +15,7 @@ const Axis A{"a", 4}, B{"b", 3};
 
 }  // namespace
 
-TEST_CASE("verify finds a graph's faults: leaves, and dtypes that an op has no values of") {
+TEST_CASE("verify finds a graph's faults: leaves, and dtypes that an op does not support") {
   auto x = array({A, B});
   auto of = [](const Op& op, const NodePtr& x) {
     return in_graph(make(op, {x}, x->axes, x->dtype));
@@ -36,7 +36,7 @@ TEST_CASE("verify finds a graph's faults: leaves, and dtypes that an op has no v
              "it reads position 1 of (a=4, b=3) over and over"));
 }
 
-TEST_CASE("verify finds a graph's faults: positions, and axes that are picked from") {
+TEST_CASE("verify finds a graph's faults: positions, and axes that are indexed") {
   auto x = array({A, B}), ids = array({A}, DType::i32);
   CHECK(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32, {.names = {"a"}})) == "");
   CHECK(says(in_graph(make(prim::kArgmax, {x}, {B}, DType::i32, {.names = {"b"}})),
@@ -52,10 +52,10 @@ TEST_CASE("verify finds a graph's faults: positions, and axes that are picked fr
              "it has 1 operands, and picks from 1 axes"));
 }
 
-TEST_CASE("verify finds a graph's faults: borders in borders") {
+TEST_CASE("verify finds a graph's faults: nested region boundaries") {
   auto x = array({A, B});
   Attr outer{.names = {"a", "a"}, .ints = {4, 0, 0, 0, 0, 0, 0, 1, 0, 0}}, inner = outer;
-  inner.ints[5] = 1;  // of a call inside of the other one
+  inner.ints[5] = 1;  // a call inside of the other one
   auto border = [&](const Op& op, const NodePtr& y, const Attr& of) {
     return make(op, {y}, y->axes, DType::f32, of);
   };

@@ -31,7 +31,7 @@ using namespace partitioning;
 
 const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
-// Operands, cut so, go into n, which is said to be made so.
+// Verifies a plan in which n reads operands with these shardings and has the sharding `made`.
 std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
                        const Sharding& made) {
   GlobalGraph whole({n}, {{}}, mesh);
@@ -62,7 +62,7 @@ Sharding pending(int x, Monoid m = Monoid::sum) {
   return s;
 }
 
-// x, cut so, is sent, and is said to arrive so.
+// Verifies a plan that reshards x from `from` by the step `hop`, and claims the sharding `arrives`.
 std::string in_hop(const Sharding& from, const ReshardStep& hop, const Sharding& arrives) {
   auto x = array({A, B});
   GlobalGraph whole({x}, {{}}, mesh);
@@ -78,8 +78,8 @@ std::string in_hop(const Sharding& from, const ReshardStep& hop, const Sharding&
   p.roots = {1};
   return message_of([&] { verify(p, whole, "a pass"); });
 }
-// A loop over a that carries a row of x, started and left as said, and said to be `inside` and
-// `at`.
+// Verifies a loop over a that carries a row of x. The carry starts as `start` and leaves as `left`;
+// the plan claims `inside` and `at`.
 std::string in_loop(const Sharding& start, const Sharding& left, const Sharding& inside,
                     const Sharding& at) {
   auto row = array({B}), carry = prim::carry(loop_index(), {B}, DType::f32);
@@ -114,8 +114,9 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   return message_of([&] { verify(p, whole, "a pass"); });
 }
 
-// A loop over two blocks of a, which go round: what it reads visits. sent: what is made of it is
-// cut along b, and gathered again.
+// Verifies a loop over two blocks of a that rotate around a ring. `lies`: the sharding of the
+// array; `visits`: the claimed sharding in the loop; `sent`: a value of the body is sharded along
+// b, and gathered again.
 std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = false) {
   using Kind = Version::Kind;
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
@@ -187,7 +188,7 @@ TEST_CASE("verify finds a plan's faults") {
   CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never made"));
 }
 
-TEST_CASE("verify finds a plan's faults: operands that do not fit the result") {
+TEST_CASE("verify finds a plan's faults: operands that do not match the result") {
   auto x = array({A, B}), y = array({A, B}), v = array({A});
   auto a = cut("a", {0});
   CHECK(in_plan_of(prim::add(x, v), {a, a}, a) == "");
@@ -212,7 +213,7 @@ TEST_CASE("verify finds a plan's faults: operands that do not fit the result") {
   CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a), "it makes all of axis a, which is cut"));
 }
 
-TEST_CASE("verify finds a plan's faults: what is pending") {
+TEST_CASE("verify finds a plan's faults: partial sums") {
   const Axis I{"i", 2};
   auto x = array({A, B}), y = array({A, B}), ids = array({I}, DType::i32);
   auto one = pending(0), max = pending(0, Monoid::max);
@@ -242,7 +243,7 @@ TEST_CASE("verify finds a plan's faults: what is pending") {
              "what it writes into does not count once"));
 }
 
-TEST_CASE("verify finds a plan's faults: positions that move, and what is made in place") {
+TEST_CASE("verify finds a plan's faults: positions that move, and values computed in place") {
   using Kind = Version::Kind;
   auto x = array({A, B});
   auto a = cut("a", {0});
@@ -273,9 +274,9 @@ TEST_CASE("verify finds a plan's faults: positions that move, and what is made i
   CHECK(says(made, "it is not made of numbers and positions alone"));
 }
 
-// Of x, which device 1 of four has as `has`, it makes n, said to be as `is`: a slice of its own, or
-// positions that move.
-TEST_CASE("verify finds what one device slices otherwise than the plan says") {
+// Device 1 of four computes n from x, whose sharding is `has`: a slice of its own, or positions
+// that move.
+TEST_CASE("verify finds a slice of one device that differs from the plan") {
   using Kind = Version::Kind;
   auto x = array({A, B});
   auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine,
@@ -309,7 +310,7 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   auto swapped = prim::concat({block(3, 1), block(2, 1)}, Axis("a", 2));
   CHECK(found(on_device({}, sliced, x, x, swapped),
               "position 0 of a is 3 of what it is made of, and should be 2"));
-  // round by one
+  // rotated by one
   auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
   Version round{.kind = Kind::shift, .at = {}};
   round.reshard_step.axis = "a";
@@ -328,7 +329,7 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
 }
 
-TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than its block is") {
+TEST_CASE("verify finds a part of an axis on one device that differs from its block") {
   using Kind = Version::Kind;
   const Axis C("c", 4), D("d", 2), Flat("p", 8);
   auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has,
@@ -360,7 +361,7 @@ TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than
               "on device 2: position 0 of p is 0 of all, and should be 4"));
   auto line = array({Flat});
   auto apart = prim::unflatten(line, "p", {C, D});
-  auto unflattened = [&](const NodePtr& kept) {  // of which each device has every second position
+  auto unflattened = [&](const NodePtr& kept) {  // each device has every second position
     return on_device(1, line, apart, {}, cut("d", {1}), {}, {{C, D}, {{}, {1}}}, line,
                      prim::unflatten(kept, "p", {C, Axis("d", 1)}));
   };
@@ -375,7 +376,7 @@ TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than
               "position 1 of p is 2 of all, and should be 3"));
 }
 
-TEST_CASE("verify finds a plan's faults: turns that devices share") {
+TEST_CASE("verify finds a plan's faults: shared iterations") {
   using Kind = Version::Kind;
   auto x = array({A, B});
   auto a = cut("a", {0});
@@ -397,7 +398,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
              "mesh axis data is used twice"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
              "an operand is made in another body"));
-  // Chunks of two, of an array that does not vary: cut, it would not be whole chunks.
+  // Chunks of two, of an array that does not vary: sharded, it would not consist of full chunks.
   auto chunk = array({Axis("a", 2), B});
   Loop l;
   l.axis = A;
@@ -419,7 +420,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   CHECK(says(message_of([&] { verify(p, whole, "a pass"); }), "it stacks what is cut along a=4"));
 }
 
-TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
+TEST_CASE("verify finds a plan's faults: reshard steps, and loops") {
   using Way = ReshardStep::Kind;
   auto a = cut("a", {0});
   CHECK(in_hop(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
@@ -451,7 +452,7 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
 }
 
-TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
+TEST_CASE("verify finds a plan's faults: one collective for arrays that differ") {
   using Way = ReshardStep::Kind;
   using Kind = Version::Kind;
   auto x = array({A, B}), y = array({A, B});
@@ -490,7 +491,7 @@ TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
     CHECK(says(together(sum, unlike), "it is sent in one call with what is sent otherwise"));
 }
 
-TEST_CASE("verify finds results that do not lie as they are wanted") {
+TEST_CASE("verify finds results without the required sharding") {
   auto x = array({A, B});
   auto n = prim::exp(x);
   GlobalGraph whole({n}, {{}}, mesh);
@@ -510,7 +511,7 @@ TEST_CASE("verify finds results that do not lie as they are wanted") {
   CHECK(says(of({}, {{}, {}}), "it has 1 results, and should have 2"));
 }
 
-TEST_CASE("verify finds a plan's faults: loops that go round") {
+TEST_CASE("verify finds a plan's faults: ring loops") {
   auto a = cut("a", {0});
   CHECK(in_round(a, {}) == "");
   CHECK(says(in_round({}, {}), "it goes round as {}, and was {}"));

@@ -1,4 +1,4 @@
-// Planted faults of Programs, one for each rule of the verifier: what is legal passes, and the
+// Planted faults of Programs, one for each rule of the verifier: legal Programs pass, and each
 // fault is found and named.
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using program::Program;
 
-// copy of so many elements from the argument to the result
+// Copies `elements` elements from the argument to the result.
 Program copies(std::int64_t elements, std::int64_t offset = 0) {
   Program p;
   p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
@@ -38,7 +38,7 @@ program::Step all_reduce(std::vector<int> over) {
   return s;
 }
 
-// The same, with two slots more, side by side in the arena.
+// The same Program with two more slots, adjacent in the arena.
 Program with_arena(std::int64_t bytes) {
   auto p = copies(4);
   p.slots.push_back({16});
@@ -106,7 +106,7 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(says(in_program(p, true), "its scratch lies at 32, which is not aligned"));
 }
 
-TEST_CASE("verify finds memory that is written over before it is read") {
+TEST_CASE("verify finds memory that is overwritten before it is read") {
   auto p = with_arena(128);
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
   CHECK(in_program(p, true) == "");
@@ -127,10 +127,10 @@ TEST_CASE("verify finds memory that is written over before it is read") {
   CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
 }
 
-TEST_CASE("verify finds a value that another of the same memory was written over") {
+TEST_CASE("verify finds a value that another value in the same memory overwrote") {
   auto p = with_arena(128);
   p.slots[3].offset = -1;
-  p.slots[3].alias = 2;  // 3 lies in the memory of 2
+  p.slots[3].alias = 2;  // 3 shares the memory of 2
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
   CHECK(in_program(p, true) == "");
   p.steps = {copy(0, 2), copy(0, 3), copy(3, 1)};
@@ -138,7 +138,7 @@ TEST_CASE("verify finds a value that another of the same memory was written over
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
   CHECK(says(in_program(p, true),
              "slot 2 is read, and slot 3 of the same memory was written after it"));
-  p.slots[1].alias = 0;  // the result takes the place of an argument that is read behind it
+  p.slots[1].alias = 0;  // the result has the memory of an argument that is read later
   p.slots[3].alias = -1;
   p.slots[3].offset = 64;
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
@@ -146,13 +146,13 @@ TEST_CASE("verify finds a value that another of the same memory was written over
              "slot 0 is read, and slot 1 of the same memory was written after it"));
 }
 
-TEST_CASE("verify finds two points of a step that are one element of what it writes") {
+TEST_CASE("verify finds two elements of a step that write to one address") {
   auto p = copies(4);
   p.steps[0].copy.dims = {2, 2};
-  // in another order, each once
+  // another order, each once
   for (auto* v : {&p.steps[0].copy.x, &p.steps[0].copy.out}) v->strides = {1, 2};
   CHECK(in_program(p) == "");
-  p.steps[0].copy.x.strides = {1, 1};  // to read one twice is legal
+  p.steps[0].copy.x.strides = {1, 1};  // reading one address twice is legal
   CHECK(in_program(p) == "");
   p.steps[0].copy.out.strides = {1, 1};
   CHECK(says(in_program(p), "two points of it are one element of slot 1"));
@@ -167,9 +167,9 @@ TEST_CASE("verify finds a result that is written in part") {
         std::string::npos);
 }
 
-TEST_CASE("verify finds what is read and was written in part") {
+TEST_CASE("verify finds reads of memory that is written in part") {
   auto p = with_arena(128);
-  auto part = [](std::int64_t size, std::int64_t at) {  // of the argument, into slot 2
+  auto part = [](std::int64_t size, std::int64_t at) {  // a part of the argument, into slot 2
     auto s = copies(size).steps[0];
     s.copy.out = {2, DType::f32, at, {1}, {}};
     return s;
@@ -197,7 +197,7 @@ TEST_CASE("verify finds what is read and was written in part") {
       "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
 }
 
-TEST_CASE("verify finds memory that two slots share, and that is read when the other one has it") {
+TEST_CASE("verify finds reads from memory that another slot occupies") {
   auto shared = [](std::vector<program::Step> steps) {
     auto p = with_arena(128);
     p.slots[3].alias = 2;
@@ -210,7 +210,7 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
   auto bad = with_arena(128);
   bad.slots[3].alias = 2;
   bad.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
-  // which nobody takes for a reason to try another way
+  // a `VerifyError`, which no search catches
   CHECK_THROWS_AS(verify_shared(bad), VerifyError);
   CHECK(shared({copy(0, 2), copy(0, 3), copy(2, 1)}) == fault);
   auto turns = [](std::vector<program::Step> body) {
@@ -220,10 +220,10 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
     s.loop.body = std::move(body);
     return s;
   };
-  // A carry, and its next value: the copy says that one is the other.
+  // A carry and its next value: the copy shows that both are equal.
   CHECK(shared({copy(0, 2), turns({copy(2, 1), copy(0, 3), copy(3, 2)}), copy(2, 1)}) == "");
   CHECK(shared({copy(0, 2), turns({copy(2, 1), copy(0, 3)})}) == fault);
-  // Stripe by stripe: each turn reads its own before it writes there.
+  // Stripe by stripe: each iteration reads its own stripe before it writes there.
   auto stripe = [](int from, int to, std::int64_t step = 1) {
     auto s = copies(1).steps[0];
     s.copy.x = {from, DType::f32, step < 0 ? 3 : 0, {1}, {{.loop = 0, .stride = step}}};
@@ -235,12 +235,12 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
   CHECK(shared({copy(0, 2), turns({stripe(0, 3), stripe(2, 1)})}) == fault);
   CHECK(shared({copy(0, 2), turns({stripe(2, 1, -1), stripe(0, 3)})}) == fault);
   CHECK(shared({copy(0, 2), turns({stripe(2, 1), stripe(0, 3)}), copy(2, 1)}) == fault);
-  // What turns make part by part is not written over by later turns.
+  // Later iterations must not overwrite a result that iterations compute part by part.
   CHECK(shared({turns({copy(0, 2), stripe(2, 1), stripe(0, 3)}), copy(3, 1)}) ==
         "[verify] copy after plan_memory: slot 2 is written over what other turns made of slot 3");
 }
 
-TEST_CASE("verify finds slots that do not fit, and arguments that are written over") {
+TEST_CASE("verify finds slots that do not fit, and overwritten arguments") {
   auto p = copies(4);
   p.slots.push_back({.bytes = 16});
   p.slots[2].alias = 1;
@@ -259,7 +259,7 @@ TEST_CASE("verify finds slots that do not fit, and arguments that are written ov
   CHECK(in_program(p, true) == "");
   p.arena_bytes = 64;
   CHECK(says(in_program(p, true), "a slot of 16 bytes at 64 lies outside of the arena"));
-  // The result takes the place of the argument, if that was donated.
+  // The result may have the memory of a donated argument.
   p = copies(4);
   p.slots[1].alias = 0;
   CHECK(message_of([&] { verify(p, "a pass", true, {true}); }) == "");
@@ -268,7 +268,7 @@ TEST_CASE("verify finds slots that do not fit, and arguments that are written ov
   CHECK(says(in_program(p, true), "it writes over argument 0, which was not donated"));
 }
 
-TEST_CASE("verify finds ids that reach beyond their table, and what no turn writes") {
+TEST_CASE("verify finds ids that exceed their table, and elements that no iteration writes") {
   using program::Kind;
   // out (2) of a table (4) at ids (2)
   auto picks = [](std::int64_t size, std::int64_t offset) {
@@ -295,7 +295,7 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
   CHECK(says(in_program(picks(5, 0)), "elements 0 to 4 of slot 0, which has 16 bytes"));
   CHECK(says(in_program(picks(4, 1)), "elements 1 to 4 of slot 0, which has 16 bytes"));
   auto p = picks(4, 0);
-  p.slots[2].bytes = 16;  // the result is what is written into
+  p.slots[2].bytes = 16;  // the result is the target of the updates
   auto& s = p.steps[0];
   s.kind = Kind::scatter;
   s.scatter = {{2},
@@ -319,7 +319,7 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
   CHECK(says(in_program(p), "a result is never written"));
 }
 
-TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
+TEST_CASE("verify finds scratch over the arrays of an in-flight collective") {
   auto p = with_arena(192);
   p.mesh = {2};
   auto start = all_reduce({0});
@@ -352,7 +352,7 @@ TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
              "slot 3 is written, and call 0 is not finished"));
 }
 
-TEST_CASE("verify finds devices that make other calls") {
+TEST_CASE("verify finds devices that issue different collectives") {
   Program a, b, c;
   a.steps = b.steps = {all_reduce({0}), all_reduce({1})};
   c.steps = {all_reduce({1}), all_reduce({0})};
@@ -368,7 +368,7 @@ TEST_CASE("verify finds devices that make other calls") {
   CHECK(message_of([&] {
           verify_collectives({&a, &b});
         }).find("call 1 of device 1 is nothing") != std::string::npos);
-  // In the turns of a loop, or behind them.
+  // In the iterations of a loop, or after them.
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;
     s.kind = program::Kind::loop;
@@ -387,8 +387,8 @@ TEST_CASE("verify finds devices that make other calls") {
         }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
 }
 
-// Two devices of data=2, and what each of them says to the other.
-TEST_CASE("verify finds devices whose calls do not fit each other") {
+// Two devices of data=2, and the messages that they send to each other.
+TEST_CASE("verify finds collectives of devices that do not match") {
   using program::CollectiveKind;
   auto call = [](CollectiveKind wire, program::Dims x, program::Dims out, std::int64_t size,
                  DType dtype = DType::f32) {
@@ -419,8 +419,8 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
   CHECK(has(say(sum({4, 3}), sum({3, 4})), "call 0 of device 1 is"));
   CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)),
             "call 0 of device 1 is all-reduce of bf16 (4, 3)"));
-  // Of a mesh of 2 by 2 devices 0 and 1 differ along the second axis: a call over the first is none
-  // of each other's.
+  // On a mesh of 2 by 2, devices 0 and 1 differ along the second axis. They are in different groups
+  // of a collective over the first axis.
   CHECK(say(sum({4, 3}), sum({4, 2}), {2, 2}) == "");
   // Blocks of five are three and two.
   CHECK(say(call(CollectiveKind::all_gather, {3, 2}, {5, 2}, 5),
@@ -448,6 +448,6 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
             "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
   auto skip_flag = exchange(1, {2, 3}, {1, 3});
   skip_flag.collective.skip_flag = program::SkipFlag::zeros;
-  // who does not say so would wait for a flag
+  // a device without the flag would wait for it
   CHECK(has(say(skip_flag, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));
 }

@@ -1,4 +1,4 @@
-// Planted faults of single steps, one for each rule of the verifier: what is legal passes, and the
+// Planted faults of single steps, one for each rule of the verifier: legal steps pass, and each
 // fault is found and named.
 #include <doctest/doctest.h>
 
@@ -38,7 +38,7 @@ std::string in_fused(std::vector<Instr> code) {
   return fault(s);
 }
 Operand operand(program::Dims dims, DType d = DType::f32) { return {std::move(dims), view(d)}; }
-// Over the first mesh axis, of two devices.
+// A collective over the first mesh axis, which has two devices.
 Step sends(CollectiveKind wire, Operand x, Operand out, std::int64_t size = 0) {
   Step s;
   s.kind = program::Kind::collective;
@@ -82,7 +82,7 @@ TEST_CASE("verify finds a step's faults: instructions") {
   CHECK(in_fused({load(f), store}) == "instruction 1 is bf16, and should be f32");
 }
 
-TEST_CASE("verify finds a step's faults: dtypes of what is moved, picked, and asked") {
+TEST_CASE("verify finds a step's faults: dtypes of copies, indices, and flags") {
   Step s;
   s.kind = program::Kind::copy;
   s.copy = {{4}, view(DType::f32), view(DType::f32)};

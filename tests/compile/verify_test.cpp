@@ -1,5 +1,5 @@
-// Planted faults, one for each rule of the verifier: what is legal passes, and the fault is found
-// and named.
+// Planted faults, one for each rule of the verifier: legal graphs pass, and each fault is found and
+// named.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -55,7 +55,7 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
              "it has 3 operands, and takes 2"));
 }
 
-TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
+TEST_CASE("verify finds a graph's faults: matmuls that skip blocks") {
   auto x = array({A, B}), y = array({B});
   auto masked = [&](const Axis& block, std::int64_t size, DType d, const char* axis) {
     return make(kMaskedMatmul, {x, y, array({block}, d)}, {A}, DType::f32,
@@ -73,7 +73,8 @@ TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
              "it has no flags"));
 }
 
-TEST_CASE("verify finds parts of turns that do not make their loop, and layouts that do not fit") {
+TEST_CASE(
+    "verify finds parts of iterations that do not cover their loop, and layouts that do not fit") {
   auto x = array({A, B});
   auto row = prim::slice(x, "a", 0, 1, 1, true, loop_index());
   auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, loop_index()),
@@ -104,7 +105,7 @@ TEST_CASE("verify finds parts of turns that do not make their loop, and layouts 
   CHECK(says(laid({B, A, A}), "it is laid out as"));
 }
 
-TEST_CASE("verify finds a graph's faults: what moves") {
+TEST_CASE("verify finds a graph's faults: ops that move elements") {
   auto x = array({A, B}), y = array({A});
   auto slice = [&](SliceAttr c, const Axes& axes) {
     return in_graph(make(prim::kSlice, {x}, axes, DType::f32, c.attr()));
@@ -140,13 +141,13 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(says(in_graph(entered), "it lies in a region that it never leaves"));
   CHECK(says(in_graph(prim::add(entered, border_of(prim::kLeave, entered))),
              "it lies in a region that it never leaves"));
-  // f may return what it was not given: that has never entered.
+  // f may return a captured array, which never entered the region.
   CHECK(chunked_reduce("a", {.chunk = 2},
                        [&](const NamedArray&) { return NamedArray(x); })(NamedArray(y))
             .node() == x);
 }
 
-TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
+TEST_CASE("verify finds a graph's faults: axes that break the op's rule") {
   const Axis I{"i", 2};
   auto x = array({A, B}), ids = array({I}, DType::i32);
   auto says_of = [&](const NodePtr& n, const char* what) { return says(in_graph(n), what); };
@@ -231,8 +232,8 @@ TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
                 "it maps axis b of (a=4, b=3), and makes ()"));
 }
 
-// An op of our own whose positions move as its attribute says.
-TEST_CASE("verify finds stretches that overlap, or reach outside") {
+// A custom op that moves positions as its attribute specifies.
+TEST_CASE("verify finds segments that overlap, or exceed the axis") {
   auto x = array({A});
   Op op{.name = "mover", .kind = Kind::step, .linear = Linear::moves};
   op.along = [](const Node&, std::size_t, Name a) { return Along{Along::Way::shift, a}; };
@@ -247,14 +248,14 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
   CHECK(says(moved({3, 2, 2}), "it reaches outside of (a=4)"));
   CHECK(says(moved({2, 1, 2}), "it writes position 1 of (a=4) twice"));
   CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
-  op.linear = Linear::one;  // so it computes, too
+  op.linear = Linear::one;  // so it computes values, too
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does more than move values"));
   op.linear = Linear::moves;
   op.segments = nullptr;
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does not say how"));
 }
 
-TEST_CASE("verify: a slice of nothing reaches nowhere") {
+TEST_CASE("verify: an empty slice has no bounds to exceed") {
   auto x = array({Axis("z", 0), A});
   CHECK(in_graph(make(prim::kSlice, {x}, {Axis("z", 0), Axis("a", 2)}, DType::f32,
                       SliceAttr{"a", 3, 2}.attr())) == "");
@@ -380,12 +381,12 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   CHECK(says(decides(prim::logical_not(flag)), "what decides about turns is no flag"));
 }
 
-TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies") {
+TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {
   auto x = array({A, B}), start = array({B});
   const Nodes index{prim::index(A, 0, 3, 0), prim::index(A, 3, 1, 0)};
   auto carry = prim::carry(index[0], {B}, DType::f32);
   auto block = [&](const NodePtr& i) { return prim::sum(prim::slice_at(x, i, false), {A}); };
-  // Bodies that read blocks, each by the index that it is told.
+  // Bodies that read blocks, each by the given index.
   auto reads = [&](const NodePtr& first, const NodePtr& second) {
     Loop l;
     l.axis = A;
@@ -397,7 +398,7 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
   CHECK(reads(index[0], index[1]) == "");
   CHECK(says(reads(index[0], index[0]), "it is read outside of its loop"));
   CHECK(says(reads(index[1], index[1]), "it is read outside of its loop"));
-  // Of a loop in the second body: what it reads of the loop around.
+  // A loop inside the second body, which reads the block of an index of the outer loop.
   auto nested = [&](const NodePtr& by) {
     const Axis C{"c", 2};
     auto turn = prim::index(C, 0, 1, 1);
@@ -416,12 +417,12 @@ TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies")
   };
   CHECK(nested(index[1]) == "");
   CHECK(says(nested(index[0]), "it is read outside of its loop"));
-  // What a body makes is checked as all else is.
+  // Values of a body are checked like all other values.
   auto row = prim::slice_at(x, loop_index(), true);
   auto wrong = make(prim::kNeg, {row}, {B}, DType::i32);
   CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, loop_index())),
              "an operand is f32, the result i32"));
-  // A region that is entered in a turn is left, in it or behind the loop.
+  // A region that is entered in an iteration must be left in it, or after the loop.
   Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0, 0}};
   auto border = [&](const Op& op, const NodePtr& y) {
     return make(op, {y}, y->axes, DType::f32, region);
@@ -572,4 +573,4 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
              "its custom_vjp has no result 1"));
 }
 
-// ---- plans of shardings ----
+// ---- sharding plans ----

@@ -1,5 +1,5 @@
-// What ids pick from tables and write into them, with everything cut in ways that are drawn: as on
-// one device, to the bit.
+// Gathers and scatters by ids, with random shardings of everything, are bitwise identical to one
+// device.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,8 +19,7 @@ struct Dice {
     return low + std::int64_t(bits() % std::uint64_t(high - low + 1));
   }
   bool chance() { return between(0, 1) == 1; }
-  // Each name by an axis of the mesh that is left; n and b, which no array has both of, perhaps by
-  // the same.
+  // Each name has one of the remaining mesh axes. No array has both n and b, so they may share one.
   Mapping mapping(const Mesh& mesh, const std::vector<const char*>& names) {
     std::vector<Mapping::Entry> entries;
     std::vector<std::string> left;
@@ -63,7 +62,7 @@ const Three ops[] = {
 
 }  // namespace
 
-TEST_CASE("ways: tables and ids of any size, cut in any way") {
+TEST_CASE("blockwise: tables and ids of any size match, with any sharding") {
   const Devices many(12);
   Dice dice{std::mt19937_64(1)};
   int sent = 0;

@@ -1,5 +1,5 @@
-// Ways by blocks along an axis that is cut: values, gradients, and the bytes that are sent for
-// them.
+// Ops that run block by block along a sharded axis: values, gradients, and the bytes that they
+// communicate.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -10,12 +10,12 @@ using namespace haliax;
 
 namespace {
 
-// What is sent, per device.
+// Bytes communicated per device.
 struct Sent {
   double value = 0, gradient = 0;
 };
-// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many
-// devices, and others by `theirs`.
+// Checks that f(x, others...) and its gradient by x match one device, with n sharded over `devices`
+// devices. `theirs` shards the other arguments.
 template <class F, class... A>
 Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const NamedArray& x,
           const A&... others) {
@@ -40,7 +40,7 @@ Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const Nam
   CHECK(difference(gradient(x, others...), jit(slope)(x, others...), 0) == "");
   return {value.report().sent_bytes, gradient.report().sent_bytes};
 }
-// Many are equal, and some are NaN.
+// Many values are equal, and some are NaN.
 NamedArray disorder(const Axis& n) {
   auto i = arange({n}, {.dtype = DType::i32}) * 7919 % 1000;
   return where(i == 13, std::nan(""), i.astype(DType::f32)).eval();
@@ -51,7 +51,7 @@ NamedArray table(const Axis& n, const Axis& m) {
 
 }  // namespace
 
-TEST_CASE("ways: one position of a cut axis comes from the device that holds it") {
+TEST_CASE("blockwise: one position of a sharded axis is read from its device") {
   const Axis M("m", 6);
   for (int devices : {2, 4})
     for (int size : {8, 9, 5})
@@ -61,14 +61,14 @@ TEST_CASE("ways: one position of a cut axis comes from the device that holds it"
         CAPTURE(position);
         auto f = [=](const NamedArray& x) { return at(x, "n", position); };
         auto s = sent(devices, f, Mapping{}, Mapping{}, table(Axis("n", size), M));
-        CHECK(s.value == M.size * 4 * 2. * (devices - 1) / devices);  // a row that all have
+        CHECK(s.value == M.size * 4 * 2. * (devices - 1) / devices);  // one row to all devices
         CHECK(s.gradient == 0);
       }
 }
 
 TEST_CASE(
-    "ways: a slice from a start that is not known is picked from the blocks, and its gradient is "
-    "placed in them") {
+    "blockwise: a slice with a dynamic start is read from the blocks, and its gradient is written "
+    "to them") {
   const Axis M("m", 6);
   for (int devices : {2, 4})
     for (int size : {64, 65, 61})
@@ -76,7 +76,7 @@ TEST_CASE(
         CAPTURE(devices);
         CAPTURE(size);
         CAPTURE(start);
-        const double row = M.size * 4 * 2. * (devices - 1) / devices;  // that all have
+        const double row = M.size * 4 * 2. * (devices - 1) / devices;  // one row to all devices
         auto from = full({}, start, DType::i32).eval();
         auto x = table(Axis("n", size), M);
         auto f = [](const NamedArray& x, const NamedArray& start) {
@@ -93,7 +93,7 @@ TEST_CASE(
       }
 }
 
-TEST_CASE("ways: the gradient at one position of a cut axis is made block by block") {
+TEST_CASE("blockwise: the gradient at one position of a sharded axis is computed by blocks") {
   const Axis N("n", 1000), M("m", 64);
   const Mapping cut{{"n", "data"}};
   auto x = table(N, M);
@@ -105,10 +105,10 @@ TEST_CASE("ways: the gradient at one position of a cut axis is made block by blo
                                        .in = Mappings(cut),
                                        .out = Mappings(cut)});
   CHECK(difference(f(x), jit(slope)(x), 0) == "");
-  CHECK(f.report().arena_bytes < 1000);  // beside the result, a row
+  CHECK(f.report().arena_bytes < 1000);  // a row in addition to the result
 }
 
-TEST_CASE("ways: an axis is rolled by a number that is not known by moving parts of blocks") {
+TEST_CASE("blockwise: a roll by a dynamic amount moves parts of blocks") {
   const Axis M("m", 3);
   const Mapping cut{{"n", "data"}};
   auto f = [](const NamedArray& x, const NamedArray& by) { return roll(x, by, "n"); };
@@ -130,14 +130,14 @@ TEST_CASE("ways: an axis is rolled by a number that is not known by moving parts
       if (devices < 8) continue;
       auto s = sent(devices, f, cut, Mapping{}, table(Axis("n", size), M),
                     full({}, 777, DType::i32).eval());
-      // uneven: the cut moves to m and back
+      // uneven: the sharding moves to m and back
       CHECK(s.value == doctest::Approx(2 * M.size * part).epsilon(0.001));
     }
   auto s = sent(4, f, cut, Mapping{}, table(Axis("n", 1000), M), full({}, 777, DType::i32).eval());
-  CHECK(s.value == 9000);  // little, at once
+  CHECK(s.value == 9000);  // few bytes, in one collective
 }
 
-TEST_CASE("ways: an axis is sorted by blocks where that sends less than all of it") {
+TEST_CASE("blockwise: an axis is sorted by blocks if that communicates less than the full axis") {
   const Mapping cut{{"n", "data"}};
   auto f = [](const NamedArray& x) { return sort(x, "n"); };
   auto g = [](const NamedArray& x) { return argsort(x, "n"); };
@@ -165,7 +165,7 @@ TEST_CASE("ways: an axis is sorted by blocks where that sends less than all of i
             .value < 144006);
 }
 
-TEST_CASE("ways: what is shuffled goes by way of a third device") {
+TEST_CASE("blockwise: a permutation moves elements through a third device") {
   const Mapping cut{{"n", "data"}};
   struct Case {
     int devices, size;
@@ -181,7 +181,7 @@ TEST_CASE("ways: what is shuffled goes by way of a third device") {
       CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.bytes));
     }
   }
-  for (int size : {20000, 24001}) {  // by an order of the values; a shorter one, too
+  for (int size : {20000, 24001}) {  // an order of the values; a shorter one, too
     auto f = [=](const NamedArray& x) {
       return take(x, "n", argsort(slice(x, "n", 0, size), "n"));
     };
@@ -191,8 +191,8 @@ TEST_CASE("ways: what is shuffled goes by way of a third device") {
 }
 
 TEST_CASE(
-    "ways: by ids that are cut, each device picks for all from its block, if that is less than the "
-    "table") {
+    "blockwise: with sharded ids, each device reads its block for all devices, if that is less "
+    "than the table") {
   const Axis M("m", 6);
   auto f = [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); };
   for (const char* name : {"b", "n"})  // ids may have the name of the axis
@@ -202,7 +202,7 @@ TEST_CASE(
         CAPTURE(devices);
         CAPTURE(picked);
         auto x = table(Axis("n", 1001), M);
-        // some lie outside
+        // some are out of range
         auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 1003).eval();
         auto s = sent(devices, f, Mapping{{name, "data"}}, Mapping{{name, "data"}}, x, ids);
         const double others = double(devices - 1) / devices,
@@ -213,7 +213,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "ways: the gradient of top_k is written where it lies, and sends no more than top_k and its "
+    "blockwise: the gradient of top_k is written in place, and communicates only top_k and its "
     "positions") {
   const Axis N("n", 2403);
   const Mapping cut{{"n", "data"}};
@@ -226,13 +226,14 @@ TEST_CASE(
     auto f = named_jit(slope,
                        {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true});
     CHECK(difference(f(x), jit(slope)(x), 0) == "");
-    // each one's first, and where they stand
+    // the largest values of each device, and their positions
     CHECK(f.report().sent_bytes == (devices - 1) * 100 * (4 + 4));
   }
 }
 
 TEST_CASE(
-    "ways: where ids and their table are cut alike, the rows are cut instead, if that is less") {
+    "blockwise: if ids and their table have one sharding, the rows are sharded instead, if that is "
+    "less") {
   const Axis N("n", 4001), B("b", 4003);
   auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) {
     return take(x, "n", ids);
@@ -243,11 +244,11 @@ TEST_CASE(
   auto write = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
     return at_set(x, {{Name("n"), Index(ids)}}, u);
   };
-  // twice most, and some from the end
+  // most ids occur twice, and some count from the end
   auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();
   const Mapping cut{{"b", "data"}};
   for (int devices : {2, 3, 4, 8})
-    for (int width : {1, 8}) {  // one cannot be cut
+    for (int width : {1, 8}) {  // width 1 cannot be sharded
       CAPTURE(devices);
       CAPTURE(width);
       const Axis M("m", width);
@@ -260,18 +261,18 @@ TEST_CASE(
         return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value;
       };
       CHECK(bytes(pick) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
-      // what each of them has asked for
+      // the elements that each device requested
       auto all_have = sent(devices, pick, Mapping{}, Mapping{}, x, ids, u).value;
       CHECK(all_have == doctest::Approx(all - asked + std::min(all - asked, moved)).epsilon(0.01));
-      // what it is added to stays
+      // the target of the updates does not move
       CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
       CHECK(bytes(write) == doctest::Approx(std::min(all, asked + 3 * moved)).epsilon(0.01));
     }
 }
 
 TEST_CASE(
-    "ways: ids with the name of the axis that they pick from send what ids with another name "
-    "send") {
+    "blockwise: ids with the name of the indexed axis communicate as much as ids with another "
+    "name") {
   const Axis N("n", 4001);
   const Mapping cut{{"n", "data"}, {"b", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
@@ -279,8 +280,8 @@ TEST_CASE(
       [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); },
       [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", (ids + 7) % 4001); }};
   for (int devices : {2, 3, 4, 8})
-    for (int width : {1, 8})                 // one cannot be cut
-      for (int picked : {4001, 4003, 9000})  // as much as there is, and more
+    for (int width : {1, 8})                 // width 1 cannot be sharded
+      for (int picked : {4001, 4003, 9000})  // as many as positions, and more
         for (bool lie_cut : {true, false})
           for (auto pick : picks) {
             CAPTURE(devices);
@@ -289,19 +290,20 @@ TEST_CASE(
             CAPTURE(lie_cut);
             auto x = (table(N, Axis("m", width)) % 1024.f).eval();
             auto bytes = [&](const char* name, const Mapping& out) {
-              // some lie outside
+              // some are out of range
               auto ids =
                   (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 4009 - 4).eval();
               return sent(devices, pick, out, lie_cut ? cut : Mapping{}, x, ids).value;
             };
             for (auto& out : {cut, Mapping{}}) CHECK(bytes("n", out) <= bytes("b", out) + 1);
-            // of 0.75 if all of the table were gathered
+            // instead of 0.75 for a gather of the full table
             if (devices == 4 && width == 8 && picked < 4100 && lie_cut)
               CHECK(bytes("n", cut) == doctest::Approx(0.469 * 4 * x.size()).epsilon(0.01));
           }
 }
 
-TEST_CASE("ways: a take by ids with the name of the axis sends no more for its gradient, too") {
+TEST_CASE(
+    "blockwise: a take by ids with the name of the axis communicates no more in its gradient") {
   const Axis N("n", 4001), M("m", 8);
   const Mapping cut{{"n", "data"}, {"b", "data"}};
   auto x = (table(N, M) % 7.f - 3.f).eval();
@@ -316,7 +318,7 @@ TEST_CASE("ways: a take by ids with the name of the axis sends no more for its g
   for (int devices : {2, 4, 8}) CHECK(bytes(devices, "n") <= bytes(devices, "b"));
 }
 
-TEST_CASE("ways: what is folded into a table by ids that are cut is what one device makes of it") {
+TEST_CASE("blockwise: updates of a table by sharded ids match one device") {
   const Axis N("n", 4001), B("b", 4003), M("m", 8);
   auto x = (table(N, M) % 7.f - 3.f).eval(),
        u = (arange({B, M}, {.dtype = DType::f32}) % 5.f - 2.f).eval();
@@ -338,16 +340,16 @@ TEST_CASE("ways: what is folded into a table by ids that are cut is what one dev
     auto f = named_jit(
         fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{}, .in = cut, .out = cut});
     CHECK(difference(f(x, ids, u), jit(fold)(x, ids, u), 0) == "");
-    CHECK(f.report().sent_bytes < 60000);  // of 126,000 if all rows were gathered
-    // by which b stays cut
+    CHECK(f.report().sent_bytes < 60000);  // instead of 126,000 for a gather of all rows
+    // a mapping that keeps b sharded
     auto g = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = cut});
     CHECK(difference(g(x, ids, u), jit(fold)(x, ids, u), 0) == "");
-    // the table stays where it lies, and parts of its sum land there
+    // The table stays in place, and parts of its sum are reduced into it.
     CHECK(g.report().sent_bytes < 120000);
   }
 }
 
-TEST_CASE("ways: a chunk clamps what is placed outside of the walked axis, as the whole does") {
+TEST_CASE("blockwise: a chunk clamps ids outside of the tiled axis as the full array does") {
   auto x = arange({Axis("n", 10), Axis("m", 3)}, {.start = 1, .dtype = DType::f32}).eval();
   // -31, -11, 9, 29, 49
   auto ids = (arange({Axis("i", 5)}, {.dtype = DType::i32}) * 20 - 31).eval();
@@ -362,7 +364,7 @@ TEST_CASE("ways: a chunk clamps what is placed outside of the walked axis, as th
   }
 }
 
-TEST_CASE("ways: what is written into a cut axis is written where it lies") {
+TEST_CASE("blockwise: updates of a sharded axis are written in place") {
   const Axis M("m", 6);
   const Mapping cut{{"n", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);

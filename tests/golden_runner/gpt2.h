@@ -41,7 +41,7 @@ struct Gpt2Run {
 Gpt2Run run_gpt2(const Group&, const Value& c, const Variant&, const std::string& backend);
 
 // Runs the layouts of docs/how-to/parallelism.md on a mesh of all ranks. Checks the values of the
-// case, and that results are bitwise identical to those of the same mesh with threads.
+// case, and that results are bitwise identical to the results of the same mesh with threads.
 Problems run_gpt2_on_ranks(const Group&, const Value& c, const std::string& backend);
 
 }  // namespace golden

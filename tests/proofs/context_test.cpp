@@ -1,5 +1,5 @@
 // Context parallelism: positions are sharded, and blocks of keys and values rotate around the ring.
-// Values equal these of one device; bytes communicated and memory are asserted.
+// Values equal the results of one device; bytes communicated and memory are asserted.
 #include <doctest/doctest.h>
 
 #include <algorithm>

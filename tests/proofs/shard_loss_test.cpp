@@ -1,5 +1,5 @@
 // A chunked language-model loss on meshes: the loss and the gradients of the embedding and the head
-// equal these of full logits on one device, with tied and untied heads.
+// equal the results with full logits on one device, with tied and untied heads.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -85,7 +85,7 @@ struct Checked {
   std::int64_t mine;  // bytes of the parameters on one device
 };
 Checked check(const Layout& layout, double tolerance) {
-  // With dropout and one key per example, the losses equal these of one device.
+  // With dropout and one key per example, the losses equal the losses of one device.
   static const auto one = on_mesh(sharding::one_device(), 0.1, 3);
   const auto sharded = on_mesh(layout, 0.1, 3);
   for (std::size_t i = 0; i < one.losses.size(); ++i)

@@ -28,8 +28,7 @@ using namespace haliax;
 using namespace haliax::testing;
 namespace fs = std::filesystem;
 
-// ---- injected faults: full disks and killed processes, in this program's write, fsync, mkdir and
-// rename ----
+// ---- injected faults of write, fsync, mkdir and rename: full disks and killed processes ----
 namespace {
 
 struct DiskFault {

@@ -219,7 +219,7 @@ TEST_CASE("eager: nodes retain their operands while a gradient may need them") {
   CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
 }
 
-TEST_CASE("docs/eager.md") {
+TEST_CASE("eager: intermediates are cached and memory is reused") {
   auto x = arange(In, {.dtype = DType::f32}).eval();
   auto y = exp(x * 2.);     // nothing runs
   auto z = sum(y * y);      // nothing runs

@@ -146,7 +146,7 @@ TEST_CASE("jit: other scalars are static, and `why` names the argument and the f
   CHECK(lengths.report().why == "the static argument 1 is n=5, not n=4");
 }
 
-TEST_CASE("the code of docs/jit.md") {
+TEST_CASE("jit: retraces, static values and donation are reported") {
   auto x = arange(N).astype(DType::f32);
   auto scale = jit([](const NamedArray& x, const NamedArray& by) { return x * by; });
   for (int step = 0; step < 100; ++step) scale(x, 0.01 * step);  // one trace

@@ -1,3 +1,4 @@
+// Counts calls of operator new and makes single ones fail.
 #include "allocations.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// The --update flag of the test programs.
 #pragma once
 
 namespace haliax::test {

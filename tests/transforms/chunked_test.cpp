@@ -486,7 +486,7 @@ TEST_CASE(
   }
   const auto v = normal(11, {Tokens}), b = normal(12, {Tokens});
   using Two = std::pair<NamedArray, NamedArray>;
-  // a captured array, whose gradient comes from the loss alone
+  // a captured array, whose gradient is that of the loss alone
   auto shifted = [&](bool walks) {
     return grad([=](const Two& in) {
       auto add = [&](const NamedArray& q) { return q + in.second; };
