@@ -12,6 +12,7 @@
 #include "compile/memory/memory.h"
 #include "runtime/mesh_run.h"
 #include "compile/sharding/collective_names.h"
+#include "program/peak.h"
 
 namespace haliax {
 namespace {
@@ -78,6 +79,13 @@ std::string seconds_of(double s) {
   return s >= 1 ? fmt::format("{:.2f} s", s) : fmt::format("{:.3g} ms", s * 1e3);
 }
 
+// Returns the text, without its middle if it has more than `most` characters.
+std::string shortened(const std::string& text, std::size_t most) {
+  if (text.size() <= most) return text;
+  const auto tail = most / 3, head = most - tail - 3;
+  return text.substr(0, head) + "..." + text.substr(text.size() - tail);
+}
+
 void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   r.sent_bytes = m.sent_bytes;
   r.calls = m.calls;
@@ -98,7 +106,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto asked = move.gathers() ? name_of(move.reason) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
-                    array_of(move), cause, asked});
+                    shortened(array_of(move), 40), shortened(cause, 36), asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns;
     bytes += c.turns * c.bytes;
@@ -152,6 +160,28 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
         seconds_of(r.compute_s), r.flops, seconds_of(r.sending_s));
 }
 
+// Appends the slots that fill the arena at its peak: the largest ones, and the rest as one row.
+void add_peak(JitReport& r, const program::Program& p) {
+  constexpr std::size_t most = 8;
+  const auto peak = peak_of(p);
+  if (peak.slots.empty()) return;
+  std::vector<std::vector<std::string>> rows{{"bytes", "purpose", "written by", "last used by"}};
+  std::int64_t rest = 0;
+  for (std::size_t k = 0; k < peak.slots.size(); ++k) {
+    auto& s = peak.slots[k];
+    if (k >= most) {
+      rest += s.bytes;
+      continue;
+    }
+    rows.push_back({size_of(double(s.bytes)), s.purpose, shortened(s.first_write, 40),
+                    shortened(s.last_use, 40)});
+  }
+  if (rest > 0)
+    rows.push_back({size_of(double(rest)), fmt::format("{} others", peak.slots.size() - most)});
+  r.explain +=
+      fmt::format("\nslots of the arena at the peak, during {}:\n{}", peak.step, table(rows));
+}
+
 }  // namespace
 
 std::string table(const std::vector<std::vector<std::string>>& rows) {
@@ -191,6 +221,7 @@ void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const Ma
   else
     r.explain += "on one device, no collectives\n\n";
   add_memory(r, p, c.inputs, m ? m->mesh.devices() : 1);
+  add_peak(r, p);
 }
 
 }  // namespace haliax

@@ -25,6 +25,7 @@ Layer layer() {
   return {random::normal(random::key(1), {Embed, Mlp}),
           random::normal(random::key(2), {Mlp, Embed})};
 }
+const int dot_line = __LINE__ + 2;
 NamedArray ran(const Layer& l, const NamedArray& x) {
   return dot(tanh(dot(x, l.in, Embed)), l.out, Mlp);
 }
@@ -289,6 +290,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
   auto l = layer();
   auto x = tokens();
   auto run = [&](JitOptions o) { return named_jit(ran, std::move(o))(l, x); };
+  const auto dot_at = "sharding_test.cpp:" + std::to_string(dot_line);
   // In an argument, a result, and inside.
   raises([&] { return run({.mesh = grid, .axis_resources = both}); },
          {"axes batch and embed of argument 1 (batch=8, embed=12)", "mesh axis data",
@@ -300,7 +302,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
         return run({.mesh = grid, .axis_resources = both, .in = Mapping{}, .out = Mapping{}});
       },
       {"axes batch and embed of dot (batch=8, embed=12)",
-       "by the mapping {batch: data, embed: data}", "sharding_test.cpp:25"});
+       "by the mapping {batch: data, embed: data}", dot_at.c_str()});
   const Mapping square{{"embed", "data"}, {"mlp", "data"}};
   raises([&] { return run({.mesh = grid, .in = square}); },
          {"argument 0: in (embed=12, mlp=6)", "embed and mlp"});
