@@ -313,7 +313,7 @@ Row graph() {  // dependent iterations of a tiny kernel: one graph node each
     return fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x,
                                                                                               by);
   };
-  return {"graph", fmt::format("{} turns", Turns.size), double(Turns.size), "us",
+  return {"graph", fmt::format("{} iterations", Turns.size), double(Turns.size), "us",
           call(f, draw(N), draw(Turns, 1))};
 }
 Row head() {
@@ -534,30 +534,29 @@ int compare_bits() {
           out << line << "\n";
         else if (++all; !std::getline(known, want) || want != line) {
           ++wrong;
-          fmt::print("got {}, want {}\n", line, want);
+          fmt::print("got {}, expected {}\n", line, want);
         }
       }
-  if (!o.write) fmt::print("{} of {} have the same bits\n", all - wrong, all);
+  if (!o.write) fmt::print("{} of {} are bitwise identical\n", all - wrong, all);
   return wrong > 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::CommandLine line("what tools/gpu runs on a card");
-  auto& times = line.command("table", "times, a line of JSON each, each twice");
-  times.option("--case", o.cases, "only cases that this regular expression matches");
-  times.flag("--small", o.small, "arrays of next to nothing, to see that all runs");
-  auto& bits = line.command("bits", "compares results with those in a file, bit for bit");
+  examples::CommandLine line("Measurements and checks that tools/gpu runs on a GPU.");
+  auto& times = line.command("table", "print times, one JSON object per line, each case twice");
+  times.option("--case", o.cases, "run only cases that this regular expression matches");
+  times.flag("--small", o.small, "use tiny arrays, as a smoke test");
+  auto& bits = line.command("bits", "compare results bitwise with those in a file");
   bits.option("file", o.file).required();
-  bits.flag("--write", o.write, "writes the file");
+  bits.flag("--write", o.write, "write the file");
   auto& losses = line.command(
-      "losses", "trains a small GPT-2 on the device and on the cpu: how far losses differ");
-  losses.flag("--small", o.small, "a few steps of less");
+      "losses", "train a small GPT-2 on the device and on the cpu, and compare losses");
+  losses.flag("--small", o.small, "use a smaller model and fewer steps");
   auto& steps = line.command(
-      "steps",
-      "so many steps of GPT-2 124M as a line of its input says, and their time, again and again");
-  steps.flag("--small", o.small, "of next to nothing");
+      "steps", "for each input line, run that number of GPT-2 124M steps and print their time");
+  steps.flag("--small", o.small, "use a tiny model");
   for (auto* command : {&times, &bits, &losses, &steps}) command->option("--backend", o.backend);
   if (auto status = line.parse(argc, argv)) return *status;
   try {

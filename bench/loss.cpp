@@ -102,7 +102,7 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
       return Results{f(h.x, h.w, ids)};
     });
   throw Error("[loss] there is no mode " + name +
-              "; there are product, gemm, full, chunked, head, masked, vocabulary, tile, forward");
+              "; expected product, gemm, full, chunked, head, masked, vocabulary, tile, forward");
 }
 
 // ---- measuring ----
@@ -218,23 +218,22 @@ int main(int argc, char** argv) {
   line.option("--mode", o.mode,
               "product, gemm, full, chunked, head, masked, vocabulary, tile or forward");
   line.option("--against", o.against,
-              "another mode, run in turn with the first; prints the median of the ratios of pairs");
+              "second mode; runs alternate, and the median ratio of pairs is printed");
   line.option("--n", o.n, "tokens").range(1, most);
   line.option("--e", o.e, "embed").range(1, most);
   line.option("--v", o.v, "vocab").range(1, most);
-  line.option("--dtype", o.dtype, "f32 or bf16: of x and w").one_of({"f32", "bf16"});
+  line.option("--dtype", o.dtype, "dtype of x and w: f32 or bf16").one_of({"f32", "bf16"});
   const auto memory =
-      line.option("--memory", o.memory, "MiB beside the results; 0: the library's choice")
+      line.option("--memory", o.memory, "MiB in addition to the results; 0: chosen by the library")
           .range(0., 1e9);
-  line.option("--masked", o.masked,
-              "share of the tokens whose ids are -1: mode masked does not count them")
+  line.option("--masked", o.masked, "share of tokens with id -1, which mode masked skips")
       .range(0., 1.);
-  line.option("--chunk", o.chunk, "positions of the walked axes; not given: from the memory")
+  line.option("--chunk", o.chunk, "positions per chunk; default: from --memory")
       .range(1, most)
       .excludes(memory);
   line.option("--reps", o.reps, "timed runs").range(1, 1000000);
   line.option("--pairs", o.pairs, "pairs of timed runs with --against").range(1, 1000000);
-  line.option("--threads", o.threads, "0: one for each core").range(0, 1024);
+  line.option("--threads", o.threads, "number of threads; 0: one per core").range(0, 1024);
   line.option("--seed", o.seed).not_negative();
   if (auto status = line.parse(argc, argv)) return *status;
   try {

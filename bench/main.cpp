@@ -53,7 +53,7 @@ void print(const json& r, bool as_json) {
   else {
     auto text = [&](const char* key) { return r[key].get<std::string>(); };
     auto number = [&](const char* key) { return r[key].get<double>(); };
-    auto share = r.contains("share") ? fmt::format("  {:.3f} ms of products, share {:.2f}",
+    auto share = r.contains("share") ? fmt::format("  {:.3f} ms of matmuls, share {:.2f}",
                                                    number("bound_s") * 1e3, number("share"))
                                      : "";
     fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6.0f} MiB{}\n",
@@ -98,7 +98,7 @@ int run(const Options& o) {
   haliax::set_default_backend(o.backend);
   haliax::set_threads(o.threads);
   auto dtype = haliax::dtype_of(o.dtype);
-  if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is no float dtype");
+  if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is not a float dtype");
   std::regex pattern(o.pattern);
   std::vector<Case> cases;
   for (auto& kind : {op_cases(dtype), gemm_cases(dtype), overhead_cases(), gpt2_cases(dtype),
@@ -106,7 +106,7 @@ int run(const Options& o) {
     for (auto& c : kind)
       if (std::regex_search(c.name, pattern)) cases.push_back(c);
   if (cases.empty())
-    throw haliax::Error("[bench] no case is called " + o.pattern + "; --list names them");
+    throw haliax::Error("[bench] there is no case " + o.pattern + "; --list prints all");
 
   int failed = 0;
   for (auto& c : cases) {
@@ -131,21 +131,21 @@ int run(const Options& o) {
 int main(int argc, char** argv) {
   Options o;
   examples::CommandLine line("Times the library: GPT-2 steps, ops, contractions, calls.");
-  line.option("--case", o.pattern, "a regular expression; all cases if not given");
-  line.option("--dtype", o.dtype, "of the arrays; what a GPT-2 computes in");
+  line.option("--case", o.pattern, "regular expression of case names; default: all cases");
+  line.option("--dtype", o.dtype, "dtype of the arrays; compute dtype of GPT-2");
   line.option("--backend", o.backend, "cpu or reference");
-  line.option("--threads", o.threads, "0: one for each core").range(0, 1024);
-  line.option("--runs", o.runs, "at least so many timed runs; 0: 5, or 3 for the longest")
+  line.option("--threads", o.threads, "number of threads; 0: one per core").range(0, 1024);
+  line.option("--runs", o.runs, "least number of timed runs; 0: 5, or 3 for the longest cases")
       .range(0, 1000000);
-  line.option("--seconds", o.seconds, "short cases run so long").not_negative();
-  line.flag("--json", o.as_json, "one JSON object a line");
-  line.flag("--list", o.list, "only names the cases");
-  line.flag("--serve", o.serve, "waits for a line `run` before each run; for tools/compare");
+  line.option("--seconds", o.seconds, "least time of short cases in seconds").not_negative();
+  line.flag("--json", o.as_json, "print one JSON object per line");
+  line.flag("--list", o.list, "print only the names of the cases");
+  line.flag("--serve", o.serve, "wait for a line `run` before each run, as tools/compare requires");
   if (auto status = line.parse(argc, argv)) return *status;
   try {
     return run(o);
   } catch (const std::regex_error&) {
-    fmt::print(stderr, "bench: --case {} is no regular expression\n", o.pattern);
+    fmt::print(stderr, "bench: --case {} is not a regular expression\n", o.pattern);
   } catch (const std::exception& e) {
     fmt::print(stderr, "bench: {}\n", e.what());
   }

@@ -39,7 +39,7 @@ inline haliax::Mesh mesh_option(const std::string& program, const std::string& t
   if (rank_count() == 1)
     set_devices(wanted);
   else if (wanted != devices())
-    refuse(", " + std::to_string(wanted) + " devices, and " + std::to_string(rank_count()) +
+    refuse(", " + std::to_string(wanted) + " devices, but " + std::to_string(rank_count()) +
            " ranks have " + std::to_string(devices()) + ", each as many as rank " +
            std::to_string(this_rank()) +
            ", by HALIAX_DEVICES; --mesh data=" + std::to_string(devices()) + " has as many");

@@ -48,7 +48,7 @@ class Soak(unittest.TestCase):
                 self.assertIn(f"resumed after step {step}", out)
                 self.assertIn(f"(step {step})", out)
                 with self.train("--steps", "3", "--checkpoint", folder + "/run") as run:
-                    self.assertIn(f"has a checkpoint of step {step + 3}; go on from it with --resume", run.communicate()[1])
+                    self.assertIn(f"has a checkpoint of step {step + 3}; continue from it with --resume", run.communicate()[1])
                 with self.train("--steps", "9", "--untied", *options) as run:
                     self.assertIn("3 arrays do not fit:\n  model.lm_head.weight is missing", run.communicate()[1])
 

@@ -162,16 +162,16 @@ class Ranks(unittest.TestCase):
         return said
 
     def test_a_rank_that_raises_ends_or_does_something_else(self):
-        for how, says in (("raises", "rank 1 has ended, and rank 0 waits"), ("ends", "rank 1 has ended, and rank 0 waits"),
-                          ("reads", "another call than rank|wait for each other"),
-                          ("opens", "another call than rank|wait for each other"), ("calls", "another call than rank|wait for each other")):
+        for how, says in (("raises", "rank 1 has ended, but rank 0 waits"), ("ends", "rank 1 has ended, but rank 0 waits"),
+                          ("reads", "different call than rank|wait for each other"),
+                          ("opens", "different call than rank|wait for each other"), ("calls", "different call than rank|wait for each other")):
             with self.subTest(how):
                 said = self.faulty(how, names=[says])
                 self.assertGreaterEqual(len(re.findall(r"^rank [0-3]: \[ranks\]", said, re.M)), 3, said)
 
     def test_a_rank_that_is_killed_or_stands_still(self):
-        self.faulty("killed", names=["rank 1 with PID .* signal 9|rank 1 has said nothing"])
-        self.faulty("stopped", names=["rank 0: .*rank 1 has said nothing for 4", "rank 2: .*rank 1 has said", "rank 3: .*rank 1 has said"],
+        self.faulty("killed", names=["rank 1 with PID .* signal 9|rank 1 has not responded"])
+        self.faulty("stopped", names=["rank 0: .*rank 1 has not responded for 4", "rank 2: .*rank 1 has not responded", "rank 3: .*rank 1 has not responded"],
                     HALIAX_PATIENCE="4")
 
     def test_a_rank_with_a_card_that_fails(self):
@@ -180,22 +180,22 @@ class Ranks(unittest.TestCase):
         _, said, took = run(4, "fault", "killed", OMPI_MCA_orte_enable_recovery="1", **CARDS)   # mpirun ends nobody
         self.assertLess(took, 30, said)
         for other in others:
-            self.assertRegex(said, other + "has gone")
-        for how, says in (("stopped", "has said nothing for 4"), ("ends", "has ended, and rank")):
+            self.assertRegex(said, other + "has exited")
+        for how, says in (("stopped", "has not responded for 4"), ("ends", "has ended, but rank")):
             with self.subTest(how):
                 self.faulty(how, names=[other + says for other in others], HALIAX_PATIENCE="4", **CARDS)
         for how in "reads", "calls":
             with self.subTest(how):
-                self.faulty(how, names=[rf"(?m)^rank {r}: .*rank \d makes another call than rank \d: one is at " for r in range(4)], **CARDS)
+                self.faulty(how, names=[rf"(?m)^rank {r}: .*rank \d makes a different call than rank \d: one is at " for r in range(4)], **CARDS)
 
     def test_a_card_that_fails_ends_the_work_of_all(self):
         said = self.faulty("card", names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"], HALIAX_PATIENCE="10", **CARDS)
         self.assertEqual(len(re.findall(r"^rank [023]: .*rank 1 has failed: .*a planted fault", said, re.M)), 3, said)
 
     def test_ranks_that_do_not_mean_the_same(self):
-        for what, says in (("mesh", "rank 1 has another mesh than rank 0: model=2, and not data=2"), ("mapping", "another arguments"),
-                           ("dtype", "another arguments"), ("program", "another plan"),
-                           ("environment", "another environment than rank 0: HALIAX_SCORES=1000 .*, and not HALIAX_VERIFY=0;")):
+        for what, says in (("mesh", "rank 1 differs in mesh from rank 0: model=2, not data=2"), ("mapping", "differs in arguments"),
+                           ("dtype", "differs in arguments"), ("program", "differs in plan"),
+                           ("environment", "differs in environment from rank 0: HALIAX_SCORES=1000 .*, not HALIAX_VERIFY=0;")):
             with self.subTest(what):
                 status, said, took = run(2, "differs", what, HALIAX_VERIFY="0")
                 self.assertNotEqual(status, 0, said)

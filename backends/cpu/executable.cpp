@@ -81,7 +81,7 @@ namespace {
 int root_of(const Program& program, int slot) {
   for (std::size_t links = 0; program.slots.at(static_cast<std::size_t>(slot)).alias >= 0;
        slot = program.slots[static_cast<std::size_t>(slot)].alias)
-    if (++links > program.slots.size()) throw Error("[compile] slots alias each other in a circle");
+    if (++links > program.slots.size()) throw Error("[compile] slots alias each other in a cycle");
   return slot;
 }
 
@@ -115,7 +115,8 @@ class CollectiveStep final : public CompiledStep {
   void run(Frame& frame) override {
     if (!frame.communicator)
       throw Error(
-          "[collective] the program talks to other devices, but there is no communicator; run it "
+          "[collective] the program communicates with other devices, but there is no communicator; "
+          "run it "
           "on a mesh");
     for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
@@ -171,7 +172,7 @@ class LoopStep final : public CompiledStep {
       : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse),
         body_(loop.body, context) {
     if (variable_ < -1 || variable_ >= context.program.loops)
-      throw Error("[loop] an unknown loop variable");
+      throw Error("[loop] unknown loop variable");
   }
   void run(Frame& frame) override {
     for (std::int64_t turn = 0; turn < trips_; ++turn) {
@@ -318,7 +319,7 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
         return std::make_unique<ParallelLoopStep>(step.loop, context);
       return std::make_unique<LoopStep>(step.loop, context);
   }
-  throw Error("[compile] an unknown kind of step");
+  throw Error("[compile] unknown kind of step");
 }
 Steps::Steps(const std::vector<Step>& steps, const Context& context) : steps_(steps) {
   compiled_.reserve(steps.size());
@@ -396,8 +397,8 @@ class CpuExecutable final : public program::Executable, public program::Recordab
              program::Communicator* communicator, program::Recorder* recorder) {
     if (static_cast<int>(arguments.size()) != program_->arguments ||
         static_cast<int>(results.size()) != program_->results)
-      throw Error("[run] the program takes " + std::to_string(program_->arguments) +
-                  " arguments and gives " + std::to_string(program_->results) + " results; got " +
+      throw Error("[run] the program has " + std::to_string(program_->arguments) +
+                  " arguments and " + std::to_string(program_->results) + " results; got " +
                   std::to_string(arguments.size()) + " and " + std::to_string(results.size()));
     auto mine = runs_.take();
     if (!mine) mine = std::make_unique<Run>(*program_);

@@ -449,7 +449,7 @@ FusedPlan plan_fused(const Fused& fused, const Context* context) {
   };
   for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2)
     plan = Planner(fused, context, tile, false, false).make();
-  if (!fits()) throw Error("[fused] too many values live at once");
+  if (!fits()) throw Error("[fused] too many values are live at once");
   return plan;
 }
 

@@ -85,7 +85,7 @@ Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
           block_mask};
 }
 void check(dnnl_status_t status) {
-  if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
+  if (status != dnnl_success) throw Error("[dot] oneDNN failed to run a matmul");
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ class Gemm {
     dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, out), attributes, engine());
 #endif
     if (std::string_view(description.impl_info_str()).find("ref") != std::string_view::npos)
-      throw Error("[dot] no fast matrix product");
+      throw Error("[dot] no optimized matmul");
     scratch = description.scratchpad_desc();
     described = std::move(description);
   }

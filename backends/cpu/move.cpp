@@ -109,7 +109,8 @@ class CopyStep final : public CompiledStep {
   CopyStep(const program::Copy& copy, const Context& context)
       : x_(copy.x), out_(copy.out),
         copier_(copy.dims, copy.x.strides, copy.out.strides, haliax::bytes_of(copy.x.dtype)) {
-    if (copy.x.dtype != copy.out.dtype) throw Error("[copy] from one dtype to another");
+    if (copy.x.dtype != copy.out.dtype)
+      throw Error("[copy] the dtypes of source and target differ");
     itself_ = copy.x == copy.out && context.overlap(copy.x.slot, copy.out.slot);
   }
   void run(Frame& frame) override {

@@ -17,7 +17,7 @@ struct Lines {
   std::int64_t count = 1, length = 1;
 
   Lines(const Dims& all, const char* op) : dims(all) {
-    if (all.empty()) throw Error(std::string("[") + op + "] needs a dimension to go along");
+    if (all.empty()) throw Error(std::string("[") + op + "] requires a dimension");
     length = all.back();
     dims.pop_back();
     count = product(dims);

@@ -117,7 +117,7 @@ class CollectiveMaker {
     View v{kArenaSlot, d, at_ / bytes_of(d), {}, {}};
     at_ += bytes(elements, d);
     if (at_ > step_.scratch + step_.scratch_bytes)
-      throw Error("[collective] a collective needs more scratch than is planned for it");
+      throw Error("[collective] a collective requires more scratch memory than planned");
     return v;
   }
   static View laid(View v, const Dims& dims) {

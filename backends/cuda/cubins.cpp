@@ -52,7 +52,8 @@ std::filesystem::path cache_folder() {
   std::error_code failed;
   std::filesystem::create_directories(asked, failed);
   if (failed)
-    fail_env("HALIAX_CACHE", asked, "a folder, or one that can be made (" + failed.message() + ")");
+    fail_env("HALIAX_CACHE", asked,
+             "a folder that exists or can be created (" + failed.message() + ")");
   return asked;
 }
 std::int64_t cubins_made() { return made; }

@@ -83,7 +83,7 @@ const Cublas& cublas() {
 }
 
 void must(int status, const char* what) {
-  if (status != 0) throw Error(fmt::format("[cuda] cuBLASLt refuses {} (status {})", what, status));
+  if (status != 0) throw Error(fmt::format("[cuda] cuBLASLt error ({}, status {})", what, status));
 }
 int type_of(DType d) {
   return d == DType::f32 ? kF32 : d == DType::f64 ? kF64 : d == DType::f16 ? kF16 : kBf16;
@@ -120,22 +120,21 @@ struct CublasProduct::Impl {
     must(lib.make_layout(&h, type_of(m.dtype), std::uint64_t(m.rows), std::uint64_t(m.cols), m.ld),
          "a matrix");
     set(lib.set_layout, h, kBatch, std::int32_t(batch), "a batch");
-    set(lib.set_layout, h, kStep, m.step, "the step of a batch");
+    set(lib.set_layout, h, kStep, m.step, "batch stride");
   }
   Matrix laid(Cublas::Handle h, int alignment, bool transposed) const {
     auto number = [&](int field) {
-      return get<std::int64_t>(lib.get_layout, h, field, "to say what a matrix is");
+      return get<std::int64_t>(lib.get_layout, h, field, "matrix layout");
     };
-    auto type = get<std::int32_t>(lib.get_layout, h, kType, "to say a dtype");
+    auto type = get<std::int32_t>(lib.get_layout, h, kType, "matrix dtype");
     return {dtype_of(type), number(kRowCount), number(kColCount), number(kLd),
             number(kStep),  alignment,         transposed};
   }
   bool transposed(int field) const {
-    return get<std::int32_t>(lib.get_descriptor, descriptor, field, "to say what is transposed") !=
-           0;
+    return get<std::int32_t>(lib.get_descriptor, descriptor, field, "transposition") != 0;
   }
   int alignment(int field) const {
-    return int(get<std::uint32_t>(lib.get_preference, preference, field, "to say an alignment"));
+    return int(get<std::uint32_t>(lib.get_preference, preference, field, "alignment"));
   }
 };
 
@@ -143,14 +142,14 @@ CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_uniq
   auto& i = *impl_;
   if (!i.lib.there)
     throw Error(
-        "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in "
-        "the loader's path?");
+        "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; add it to "
+        "the loader's path");
   i.wide = p.out.dtype == DType::f64;
   i.accumulate = p.accumulate;
   const auto compute = i.wide                            ? kComputeF64
                        : tf32 && p.a.dtype == DType::f32 ? kComputeTf32
                                                          : kComputeF32;
-  must(i.lib.make_descriptor(&i.descriptor, compute, i.wide ? kF64 : kF32), "a product");
+  must(i.lib.make_descriptor(&i.descriptor, compute, i.wide ? kF64 : kF32), "a matmul");
   i.set(i.lib.set_descriptor, i.descriptor, kTransposeA, std::int32_t(p.a.transposed),
         "a transpose");
   i.set(i.lib.set_descriptor, i.descriptor, kTransposeB, std::int32_t(p.b.transposed),
@@ -164,7 +163,7 @@ CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_uniq
   i.set(i.lib.set_preference, i.preference, kWorkspace, std::uint64_t(kCublasWorkspace),
         "a workspace");
   i.set(i.lib.set_preference, i.preference, kReductions, kNone | kInComputeType,
-        "how partial sums are put together");
+        "reduction scheme");
   for (auto [field, m] :
        {std::pair{kAlignA, &p.a}, {kAlignB, &p.b}, {kAlignC, &p.out}, {kAlignD, &p.out}})
     i.set(i.lib.set_preference, i.preference, field, std::uint32_t(m->alignment), "an alignment");
@@ -184,18 +183,18 @@ Product CublasProduct::told() const {
   p.a = i.laid(i.a, i.alignment(kAlignA), i.transposed(kTransposeA));
   p.b = i.laid(i.b, i.alignment(kAlignB), i.transposed(kTransposeB));
   p.out = i.laid(i.out, i.alignment(kAlignD), false);
-  p.batch = i.get<std::int32_t>(i.lib.get_layout, i.out, kBatch, "to say a batch");
+  p.batch = i.get<std::int32_t>(i.lib.get_layout, i.out, kBatch, "batch size");
   return p;
 }
 unsigned CublasProduct::reduction_schemes() const {
   return impl_->get<std::uint32_t>(impl_->lib.get_preference, impl_->preference, kReductions,
-                                   "to say how sums are put together");
+                                   "reduction scheme");
 }
 
 bool CublasProduct::in_tf32() const {
   auto& i = *impl_;
-  return i.get<std::int32_t>(i.lib.get_descriptor, i.descriptor, kCompute,
-                             "to say what it computes in") == kComputeTf32;
+  return i.get<std::int32_t>(i.lib.get_descriptor, i.descriptor, kCompute, "compute type") ==
+         kComputeTf32;
 }
 std::vector<CublasProduct::Algorithm> CublasProduct::algorithms(void* library, int most) const {
   auto& i = *impl_;
@@ -203,11 +202,11 @@ std::vector<CublasProduct::Algorithm> CublasProduct::algorithms(void* library, i
   int found = 0;
   must(i.lib.guess(library, i.descriptor, i.a, i.b, i.out, i.out, i.preference, most,
                    guesses.data(), &found),
-       "every algorithm");
+       "algorithm search");
   std::vector<Algorithm> out;
   for (int k = 0; k < found; ++k)
     if (guesses[std::size_t(k)].state == 0) out.push_back(guesses[std::size_t(k)].algorithm);
-  if (out.empty()) throw Error("[cuda] cuBLASLt has no algorithm for a product");
+  if (out.empty()) throw Error("[cuda] cuBLASLt has no algorithm for a matmul");
   return out;
 }
 void CublasProduct::run(void* library, void* stream, const Algorithm& how, const void* a,
@@ -223,15 +222,15 @@ void CublasProduct::run(void* library, void* stream, const Algorithm& how, const
 
   must(i.lib.multiply(library, i.descriptor, scale[0], a, i.a, b, i.b, scale[1], out, i.out, out,
                       i.out, &how, workspace, std::size_t(kCublasWorkspace), stream),
-       "to multiply");
+       "matmul");
 }
 void* make_cublas() {
   if (!cublas().there)
     throw Error(
-        "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in "
-        "the loader's path?");
+        "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; add it to "
+        "the loader's path");
   void* library = nullptr;
-  must(cublas().make(&library), "to begin");
+  must(cublas().make(&library), "handle");
   return library;
 }
 

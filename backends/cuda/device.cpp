@@ -40,7 +40,7 @@ void Rank::exchange(Handle stream, const std::vector<Transfer>& t) {
            : context_->api.exchange(communicator_, stream, t);
 }
 void Rank::run(const Collective&, const void* const*, void* const*, void*, std::int64_t) {
-  throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others",
+  throw Error(fmt::format("[{}] collectives of this backend run only in its own programs",
                           context_->api.name));
 }
 void Rank::fail(const char* why) {
@@ -209,7 +209,7 @@ class CudaDevice final : public Device, public Measured {
     const auto count = int(all.size()), mine = count == 1 ? 0 : d;
     if (mine >= count)
       throw Error(
-          fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
+          fmt::format("[{}] device {} is requested, but there are {}", api_.name, d, count));
     return context = std::make_shared<DeviceContext>(api_, mine, all[std::size_t(mine)].sm,
                                                      options_.sync);
   }

@@ -82,8 +82,8 @@ void DeviceContext::fail(const std::string& why) {
   const auto run = done() + 1;
   auto& program = last_[std::size_t(run) % last_.size()];
   const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
-  end(fmt::format("[{}] device {} has failed{}: {}; it runs nothing more{}", api.name, device,
-                  known ? " in the call of " + program->called : "", why,
+  end(fmt::format("[{}] device {} has failed{}: {}; it cannot run any more programs{}", api.name,
+                  device, known ? " in the call of " + program->called : "", why,
                   sync_ ? "" : "; HALIAX_CUDA=sync finds the step"));
 }
 void DeviceContext::end(const std::string& error) {
@@ -123,8 +123,8 @@ Memory DeviceContext::allocate(std::int64_t bytes) {
 void* DeviceContext::allocate_bytes(std::int64_t bytes) {
   auto* got = checked_call([&] { return api.allocate(stream, std::max<std::int64_t>(bytes, 1)); });
   if (!got)
-    throw Error(fmt::format("[memory] {} bytes are wanted, and device {} of {} has {} free", bytes,
-                            device, api.name, api.free_bytes(device)));
+    throw Error(fmt::format("[memory] {} bytes are requested, but device {} of {} has {} free",
+                            bytes, device, api.name, api.free_bytes(device)));
   return got;
 }
 void* DeviceContext::workspace() {

@@ -62,10 +62,10 @@ class CudaExecutable final : public Executable {
            Communicator* comm) override {
     auto* rank = dynamic_cast<Rank*>(comm);
     if (sequence_.communicates && !rank)
-      throw Error(
-          fmt::format("[{}] the program speaks to other devices, and has no communicator that can; "
-                      "run it on a mesh",
-                      api_.name));
+      throw Error(fmt::format(
+          "[{}] the program communicates with other devices, but has no communicator for them; "
+          "run it on a mesh",
+          api_.name));
     std::lock_guard hold(context_.running);
     context_.checked_call([&] {
       DeviceContext::Run mine(context_, program_);
@@ -95,14 +95,14 @@ class CudaExecutable final : public Executable {
     auto& p = *program_;
     if (p.peak_bytes + left_out <= free) return;
     auto uses = p.at_peak;
-    if (left_out > 0) uses.push_back({"products of turns that are left out", left_out});
+    if (left_out > 0) uses.push_back({"matmuls of skipped iterations", left_out});
     std::stable_sort(uses.begin(), uses.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::string largest;
     for (std::size_t k = 0; k < std::min<std::size_t>(uses.size(), 3); ++k)
-      largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ",
-                             uses[k].purpose, uses[k].bytes);
+      largest += fmt::format("{}{} {}", k ? ", " : "; at its peak these are ", uses[k].purpose,
+                             uses[k].bytes);
     throw Error(
-        fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of "
+        fmt::format("[memory] {} requires {} bytes in addition to its arguments, but device {} of "
                     "{} has {} free{}",
                     p.called, p.peak_bytes + left_out, context_.device, api_.name, free, largest));
   }

@@ -16,7 +16,7 @@ constexpr int kOldest = 80;  // compute capability
 
 std::string version(int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); }
 [[noreturn]] void refuse(const std::string& what) {
-  throw Error("[cuda] " + what + "; plan() needs no card, and backend cpu runs everywhere");
+  throw Error("[cuda] " + what + "; plan() requires no GPU, and backend cpu runs everywhere");
 }
 
 struct KnownWord {
@@ -32,16 +32,17 @@ constexpr KnownWord known[] = {{"sync", &CudaOptions::sync}, {"eager", &CudaOpti
 void require_gpus(const Gpus& c) {
   if (c.driver == 0) refuse("there is no NVIDIA driver (libcuda.so.1) on this machine");
   if (c.driver / 1000 < c.needed / 1000)  // versions with the same major number are compatible
-    refuse(fmt::format("the driver is too old: it is for CUDA {}, and CUDA {} is needed",
+    refuse(fmt::format("the driver is too old: it is for CUDA {}, but CUDA {} is required",
                        version(c.driver), version(c.needed)));
-  if (!c.says.empty()) refuse("the cards cannot be asked for: " + c.says);
+  if (!c.says.empty()) refuse("the GPUs cannot be queried: " + c.says);
   if (c.gpus.empty())
     refuse("no GPU is visible; CUDA_VISIBLE_DEVICES and the container may hide them");
   for (std::size_t k = 0; k < c.gpus.size(); ++k)
     if (auto& gpu = c.gpus[k]; gpu.sm < kOldest)
-      refuse(fmt::format(
-          "GPU {} ({}) is of sm_{}, and sm_{} or newer is needed; CUDA_VISIBLE_DEVICES can hide it",
-          k, gpu.name, gpu.sm, kOldest));
+      refuse(
+          fmt::format("GPU {} ({}) is of sm_{}, but sm_{} or newer is required; "
+                      "CUDA_VISIBLE_DEVICES can hide it",
+                      k, gpu.name, gpu.sm, kOldest));
 }
 
 CudaOptions cuda_options(const char* text) {
@@ -56,7 +57,7 @@ CudaOptions cuda_options(const char* text) {
     if (found == std::end(known)) {
       std::vector<std::string> names;
       for (auto& k : known) names.push_back(k.text);
-      throw Error(fmt::format("[cuda] HALIAX_CUDA has the word {}, which is none of {}", word,
+      throw Error(fmt::format("[cuda] HALIAX_CUDA has the word {}; expected {}", word,
                               fmt::join(names, ", ")));
     }
     out.*found->flag = true;

@@ -48,7 +48,7 @@ std::string says(CUresult r) {
 void must(CUresult r, const char* what) {
   if (r == CUDA_SUCCESS) return;
   if (ends_device(r)) throw Fault(says(r));
-  throw Error(fmt::format("[cuda] the driver refuses {}: {}", what, says(r)));
+  throw Error(fmt::format("[cuda] driver error ({}): {}", what, says(r)));
 }
 
 // ---- devices ----
@@ -70,9 +70,9 @@ struct Event {
 int sm_of(CUdevice id) {
   int major = 0, minor = 0;
   must(driver().attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, id),
-       "what a card can do");
+       "compute capability");
   must(driver().attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, id),
-       "what a card can do");
+       "compute capability");
   return 10 * major + minor;
 }
 std::mutex lock;  // guards objects that are created once
@@ -82,12 +82,12 @@ Device& device(int d) {
   std::lock_guard hold(lock);
   auto& found = (*all)[d];
   if (!found.context) {
-    must(driver().device(&found.id, d), "a card");
+    must(driver().device(&found.id, d), "a device");
     found.sm = sm_of(found.id);
-    must(driver().pool(&found.pool, found.id), "a card's memory");
+    must(driver().pool(&found.pool, found.id), "memory pool of a device");
     cuuint64_t all_of_it = ~cuuint64_t(0);  // released memory stays in the pool
     must(driver().set_pool(found.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all_of_it),
-         "to keep memory");
+         "threshold of the memory pool");
     must(driver().context(&found.context, found.id), "a context");
   }
   must(driver().set_context(found.context), "a context");
@@ -122,14 +122,14 @@ Gpus gpus() {
       c.says = d.missing ? std::string("the driver has no ") + d.missing : says(r);
     return c;
   }
-  must(d.count(&count), "to count cards");
+  must(d.count(&count), "device count");
   for (int k = 0; k < count; ++k) {
     CUdevice id = 0;
     char name[256] = "";
     CUuuid uuid{};
-    must(d.device(&id, k), "a card");
-    must(d.device_name(name, sizeof name, id), "a card's name");
-    must(d.device_id(&uuid, id), "a card's name");
+    must(d.device(&id, k), "a device");
+    must(d.device_name(name, sizeof name, id), "device name");
+    must(d.device_id(&uuid, id), "device name");
     std::string told_apart;
     for (unsigned char byte : uuid.bytes) told_apart += fmt::format("{:02x}", byte);
     c.gpus.push_back({name, sm_of(id), std::move(told_apart)});
@@ -140,11 +140,10 @@ std::int64_t free_bytes(int d) {
   auto& gpu = device(d);
   std::size_t free = 0, all = 0;
   cuuint64_t reserved = 0, used = 0;  // unused memory of the pool is free for this process
-  must(driver().memory(&free, &all), "to say how much memory is free");
+  must(driver().memory(&free, &all), "free memory");
   must(driver().get_pool(gpu.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved),
-       "to say how much memory is kept");
-  must(driver().get_pool(gpu.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used),
-       "to say how much memory is in use");
+       "reserved memory");
+  must(driver().get_pool(gpu.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used), "used memory");
   return std::int64_t(free + reserved - used);
 }
 
@@ -206,12 +205,12 @@ template <class F> void wait_for(const Device& mine, const F& is_done) {
 void wait(Handle s) {
   auto& at = on(s);
   wait_for(*at.device, [&] { return driver().is_done(at.stream); });
-  must(driver().wait(at.stream), "to wait");
+  must(driver().wait(at.stream), "wait for a stream");
 }
 void wait_event(Handle h) {
   auto& e = event(h);
   wait_for(*e.device, [&] { return driver().has_come(e.event); });
-  must(driver().wait_event(e.event), "to wait for an event");
+  must(driver().wait_event(e.event), "wait for an event");
 }
 Handle join(const std::string& id, int ranks, int rank, int d, const Check& check) {
   auto& gpu = device(d);
@@ -254,7 +253,7 @@ void* allocate_host(std::int64_t bytes) {
   void* got = nullptr;
   must(driver().allocate_host(&got, std::size_t(bytes),
                               CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-       "memory of the host");
+       "host memory");
   return got;
 }
 
@@ -346,7 +345,7 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
       must(drv.record(from, stream), "an event");
       told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
       must(drv.record(to, stream), "an event");
-      must(drv.wait(stream), "to wait");
+      must(drv.wait(stream), "wait for a stream");
       must(drv.elapsed(&ms, from, to), "a time");
       mine.push_back(ms);
     }
@@ -378,7 +377,7 @@ void multiply(Handle s, Handle product, const void* a, const void* b, void* out,
 // ---- graphs ----
 Handle end_graph(Handle s) {
   CUgraph graph = nullptr;
-  must(driver().end_graph(on(s).stream, &graph), "to end a graph");
+  must(driver().end_graph(on(s).stream, &graph), "end of a graph");
   return graph;
 }
 Handle instantiate(Handle graph) {
@@ -436,9 +435,9 @@ Captured captured(const Stream& s) {
   const CUgraphEdgeData* edges = nullptr;
   std::size_t count = 0;
   must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count),
-       "what a graph has so far");
+       "state of a graph capture");
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
-    throw Error("[cuda] a part of a graph begins, and no graph is written down");
+    throw Error("[cuda] a part of a graph begins outside of a graph capture");
   c.behind.assign(nodes, nodes + count);
   return c;
 }
@@ -470,7 +469,7 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
 }
 void end_if(Handle inside) {
   CUgraph same = nullptr;  // the graph of the part
-  must(driver().end_graph(on(inside).stream, &same), "to end a part of a graph");
+  must(driver().end_graph(on(inside).stream, &same), "end of a part of a graph");
   keep_ready(inside);
 }
 #else
@@ -528,7 +527,7 @@ Api table() {
   };
   a.follow = [](Handle s, Handle e) {
     must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT),
-         "to wait for an event");
+         "wait for an event");
   };
   a.wait_event = wait_event;
   a.seconds = [](Handle from, Handle to) {
@@ -552,7 +551,7 @@ Api table() {
   a.instantiate = instantiate;
   a.update = update;
   a.run_graph = [](Handle s, Handle i) {
-    must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph");
+    must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "graph launch");
   };
   a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
   a.has_ifs = has_ifs;

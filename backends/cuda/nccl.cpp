@@ -42,13 +42,13 @@ const Nccl& nccl() {
   static const Nccl one;
   if (!one.there)
     throw Error(
-        "[cuda] libnccl.so.2 is not found: several GPUs speak to each other by NCCL; is it in the "
-        "loader's path?");
+        "[cuda] libnccl.so.2 is not found: GPUs communicate with each other by NCCL; add it to the "
+        "loader's path");
   return one;
 }
 void must(int status, const char* what) {
   if (status != 0)
-    throw Error(fmt::format("[cuda] NCCL refuses {}: {}", what, nccl().says(status)));
+    throw Error(fmt::format("[cuda] NCCL error ({}): {}", what, nccl().says(status)));
 }
 struct Member {
   Nccl::Comm comm = nullptr;

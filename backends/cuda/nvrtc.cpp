@@ -83,9 +83,10 @@ std::string linked(const std::string& cubin, int sm) {
   auto& api = linker();
   if (!can_link())
     throw Error(
-        "[cuda] libnvJitLink.so.13 (or .12), with libcudadevrt.a beside it, is not found: they are "
+        "[cuda] libnvJitLink.so.13 (or .12), with libcudadevrt.a next to it, is not found: they "
+        "are "
         "parts of the CUDA "
-        "toolkit; are they in the loader's path?");
+        "toolkit; add them to the loader's path");
   const auto arch = fmt::format("-arch=sm_{}", sm);
   const char* options[] = {arch.c_str()};
   Linker::Link link = nullptr;
@@ -104,7 +105,7 @@ std::string linked(const std::string& cubin, int sm) {
   api.log_size(link, &size);
   std::string log(size, '\0');
   api.log(link, log.data());
-  throw Error("[cuda] nvJitLink refuses a kernel:\n" + log);
+  throw Error("[cuda] nvJitLink failed to link a kernel:\n" + log);
 }
 
 }  // namespace
@@ -129,7 +130,8 @@ Cubin compile_for_gpu(const std::string& source, int sm, bool exact) {
   auto& api = nvrtc();
   if (!api.there)
     throw Error(
-        "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the "
+        "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; add it to "
+        "the "
         "loader's path?");
   Nvrtc::Program program = nullptr;
   api.create(&program, source.c_str(), "kernels.cu", 0, nullptr, nullptr);
@@ -148,7 +150,7 @@ Cubin compile_for_gpu(const std::string& source, int sm, bool exact) {
     return out;
   };
   auto log = text_of(api.log_size, api.log);
-  if (status != 0) throw Error("[cuda] NVRTC refuses a kernel:\n" + log);
+  if (status != 0) throw Error("[cuda] NVRTC failed to compile a kernel:\n" + log);
   auto bytes = text_of(api.cubin_size, api.cubin);
   return {links ? linked(bytes, sm) : std::move(bytes), std::move(log),
           text_of(api.ptx_size, api.ptx)};

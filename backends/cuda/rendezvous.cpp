@@ -65,11 +65,13 @@ void refuse_shared_gpus(const Api& api, const std::vector<ProcessGpus>& all) {
     const auto of_each =
         one.used.size() > 1 ? fmt::format(" with {} devices each", one.used.size()) : "";
     throw Error(fmt::format(
-        "[{}] host {} has {}{}, and {}: each device of a mesh of several processes takes a GPU of "
+        "[{}] host {} has {}{}, but {}: each device of a mesh of several processes requires a GPU "
+        "of "
         "its own; "
-        "start fewer ranks there (mpirun --map-by ppr:{}:node), or let CUDA_VISIBLE_DEVICES show "
+        "start fewer ranks there (mpirun --map-by ppr:{}:node), or set CUDA_VISIBLE_DEVICES so "
+        "that "
         "each "
-        "its own",
+        "has its own",
         api.name, one.host, counted(ranks, "rank"), of_each, counted(visible.size(), "GPU"),
         std::max<std::size_t>(visible.size() / one.used.size(), 1)));
   }

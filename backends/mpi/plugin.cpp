@@ -34,7 +34,7 @@ class MpiRanks final : public program::Ranks {
       require(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
     if (provided < MPI_THREAD_SERIALIZED)
       throw Error(
-          "[ranks] MPI was started for one thread alone; call MPI_Init_thread with "
+          "[ranks] MPI was started for one thread only; call MPI_Init_thread with "
           "MPI_THREAD_SERIALIZED, or leave it to "
           "haliax");
     ours_ = !there;

@@ -49,7 +49,7 @@ void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f
 // Returns the dims [first, end) of a step, or the strides of a view along these dims.
 Dims part(const Dims& dims, std::size_t first, std::size_t end) {
   require(first <= end && end <= dims.size(),
-          "a step has fewer dims than it goes along, or a view has fewer strides");
+          "a step has fewer dims than it iterates over, or a view has fewer strides");
   return Dims(dims.begin() + std::ptrdiff_t(first), dims.begin() + std::ptrdiff_t(end));
 }
 // Returns the offset of the index along the first dims, in elements.
@@ -67,7 +67,7 @@ class Run {
     for (auto& s : p.slots) {
       auto* root = &s;
       for (std::size_t links = 0; root->alias >= 0; root = &p.slots.at(std::size_t(root->alias)))
-        require(++links <= p.slots.size(), "slots alias each other in a circle");
+        require(++links <= p.slots.size(), "slots alias each other in a cycle");
       auto index = std::size_t(root->index);
       auto* at = root->home == Home::argument ? arguments.at(index)
                  : root->home == Home::result ? results.at(index)
@@ -137,7 +137,7 @@ class Run {
   }
   // Returns the address of one element. Raises if the element is outside of its slot.
   std::byte* at(int slot, DType dtype, std::int64_t offset) const {
-    require(inside(std::size_t(slot), dtype, offset), "an element lies outside of its slot");
+    require(inside(std::size_t(slot), dtype, offset), "an element is outside of its slot");
     return memory_[std::size_t(slot)] + offset * bytes_per(dtype);
   }
   // Returns the offset of element (0, 0, ...) for the current loop variables and the current
@@ -203,7 +203,7 @@ class Run {
                        {}});
       require(i.args[0] >= 0 || i.code < Code::reduce_sum, "a reduction or a store has no operand");
       for (int a = 0; a < 4 && i.args[a] >= 0; ++a) {
-        require(i.args[a] < int(lines.size()) - 1, "an operand is no earlier instruction");
+        require(i.args[a] < int(lines.size()) - 1, "an operand is not an earlier instruction");
         lines.back().args.push_back(&lines[std::size_t(i.args[a])]);
       }
     }
@@ -423,7 +423,8 @@ class Run {
   }
   void run(const Collective& c) const {
     require(comm_,
-            "the program talks to other devices, but there is no communicator; run it on a mesh");
+            "the program communicates with other devices, but there is no communicator; run it on "
+            "a mesh");
     // the reference backend requests no scratch
     comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);
   }
@@ -440,9 +441,8 @@ class Reference : public Executable {
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
            Communicator* comm) override {
     require(int(arguments.size()) == program_->arguments,
-            "the program takes another number of arguments");
-    require(int(results.size()) == program_->results,
-            "the program gives another number of results");
+            "the program has another number of arguments");
+    require(int(results.size()) == program_->results, "the program has another number of results");
     Run(*program_, arguments, results, arena, comm);
   }
 

@@ -69,7 +69,7 @@ class Unit {
         std::lock_guard hold(lock_);
         failed_ = "[separate-memory] device " + std::to_string(number) +
                   " has failed in the call of " + called + ": " + e.what() +
-                  "; it runs nothing more";
+                  "; it cannot run any more programs";
       }
     }});
   }
@@ -84,7 +84,7 @@ class Unit {
     // after wait(), all memory that was released before is free
     if (!got)
       throw Error("[memory] " + std::to_string(bytes) +
-                  " bytes are wanted, and separate-memory has not as many on device " +
+                  " bytes are requested, but not available on separate-memory device " +
                   std::to_string(number));
     fill.front() = [got, size] { std::memset(got, 0xff, std::size_t(size)); };
     back.front() = [this, got] { memory_.give_back(got); };

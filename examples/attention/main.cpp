@@ -113,7 +113,7 @@ void draw(const std::vector<Curve>& all, const Command& c) {
              fmt::format("causal attention, {} heads of {}, f32, forward and backward", c.heads,
                          c.size),
              "font-size=\"14\"")
-      << examples::svg_text(16, 42, "MiB beside arguments and results, over positions");
+      << examples::svg_text(16, 42, "MiB in addition to arguments and results, over positions");
   for (double e = low; e <= high; e += 2)
     out << examples::svg_line(left, y(std::exp2(e)), left + width, y(std::exp2(e)),
                               "stroke=\"#eee\"")
@@ -141,18 +141,19 @@ void draw(const std::vector<Curve>& all, const Command& c) {
 
 int parse_and_run(int argc, char** argv) {
   Command c;
-  examples::CommandLine line("Memory of attention as a text grows: a table, and a picture.");
+  examples::CommandLine line(
+      "Memory of attention over the sequence length: a table and a picture.");
   line.option("--heads", c.heads).range(1, 1024);
-  line.option("--size", c.size, "of a head").range(1, 1024);
-  line.option("--from", c.from, "positions; twice as many each time").range(64, 1 << 24);
-  line.option("--to", c.to).range(64, 1 << 24);
-  line.option("--devices", c.devices, "that share the positions").range(2, 32);
-  line.option("--peers", c.peers,
-              "a file with what others took, a JSON object a line: peer, positions, mib");
-  line.option("--svg", c.svg, "write a picture here; \"\" for none");
-  line.option("--step", c.step,
-              "a picture of GPT-2 124M's training step goes here, and nothing else is done");
-  line.option("--backend", c.backend, "that it is planned for");
+  line.option("--size", c.size, "size of a head").range(1, 1024);
+  line.option("--from", c.from, "least number of positions; doubled up to --to").range(64, 1 << 24);
+  line.option("--to", c.to, "largest number of positions").range(64, 1 << 24);
+  line.option("--devices", c.devices, "devices over which positions are sharded").range(2, 32);
+  line.option(
+      "--peers", c.peers,
+      "file with measurements of other libraries, one JSON object per line: peer, positions, mib");
+  line.option("--svg", c.svg, "file for the picture; \"\": no picture");
+  line.option("--step", c.step, "only write a picture of a GPT-2 124M training step to this file");
+  line.option("--backend", c.backend, "backend that --step is planned for");
   if (auto status = line.parse(argc, argv)) return *status;
   if (!c.step.empty()) {
     draw_step(c.step, c.backend);

@@ -37,5 +37,5 @@ void draw_step(const std::string& path, const std::string& backend) {
       path,
       fmt::format("GPT-2 124M, a training step of {} x {} tokens in bf16, planned for {}",
                   Batch.size, config.seq_len, backend),
-      "bytes that are in use, step after step, arguments included; dashed: the most", panels);
+      "bytes in use over the steps of the program, arguments included; dashed: the peak", panels);
 }

@@ -107,20 +107,20 @@ int parse_and_run(int argc, char** argv) {
   Command c;
   auto& s = c.sizes;
   examples::CommandLine line(
-      "One cross entropy in every way: memory, time, and a picture of both.");
+      "Compares ways to compute a cross entropy: memory, time, and a picture of both.");
   const auto most = double(std::int64_t(1) << 31);
   line.option("--tokens", s.tokens).range(1, most);
   line.option("--embed", s.embed).range(1, most);
   line.option("--vocab", s.vocab).range(1, most);
-  line.option("--chunk", s.chunk, "tokens a turn; has to divide --tokens").range(1, most);
-  line.option("--memory", c.memory_mib, "MiB of the budget; 0: chosen by the library")
+  line.option("--chunk", s.chunk, "tokens per chunk; must divide --tokens").range(1, most);
+  line.option("--memory", c.memory_mib, "memory budget in MiB; 0: chosen by the library")
       .not_negative();
-  line.option("--dtype", s.dtype, "of hidden states and head").one_of({"f32", "bf16"});
-  line.option("--threads", c.threads, "0: one for each core").range(0, 1024);
-  line.option("--runs", c.runs, "timed runs; the median counts").range(1, 1000);
-  line.option("--only", c.only, "methods whose name contains this");
-  line.flag("--no-sweep", c.no_sweep, "without the chunks of 64 ... 8192 tokens");
-  line.option("--svg", c.svg, "write a picture here; \"\" for none");
+  line.option("--dtype", s.dtype, "dtype of hidden states and head").one_of({"f32", "bf16"});
+  line.option("--threads", c.threads, "number of threads; 0: one per core").range(0, 1024);
+  line.option("--runs", c.runs, "timed runs, of which the median is reported").range(1, 1000);
+  line.option("--only", c.only, "run only methods whose name contains this");
+  line.flag("--no-sweep", c.no_sweep, "skip the chunks of 64 ... 8192 tokens");
+  line.option("--svg", c.svg, "file for the picture; \"\": no picture");
   if (auto status = line.parse(argc, argv)) return *status;
   if (s.tokens % s.chunk) {
     std::fprintf(

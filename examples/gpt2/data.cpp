@@ -60,15 +60,15 @@ std::string read_text(const std::vector<std::string>& paths) {
       throw std::runtime_error("cannot read " + path + ": " + e.code().message());
     }
   }
-  if (all.empty()) throw std::runtime_error("there is no text to train on in what was given");
+  if (all.empty()) throw std::runtime_error("there is no text to train on in the given paths");
   return all;
 }
 
 static std::string checked(std::string text, std::int64_t seq_len) {
   if (std::int64_t(text.size()) < seq_len)
     throw std::runtime_error("the text has " + std::to_string(text.size()) +
-                             " bytes, but an example takes " + std::to_string(seq_len) +
-                             "; give more text or a smaller --seq");
+                             " bytes, but an example requires " + std::to_string(seq_len) +
+                             "; use more text or a smaller --seq");
   return text;
 }
 Batches::Batches(std::string text, std::int64_t batch, std::int64_t seq_len, std::int64_t seed)

@@ -60,7 +60,8 @@ void print_planned(const gpt2::Run& run, const gpt2::RunOptions& o) {
   auto mib = [](std::int64_t bytes) { return double(bytes) / (1 << 20); };
   auto logits = mib(o.batch * o.seq_len * o.vocab * 4);
   std::printf(
-      "a step plans %.1f MiB with the loss in chunks%s, %.1f MiB with all %.1f MiB of logits%s\n",
+      "planned memory of a step: %.1f MiB with a chunked loss%s, %.1f MiB with all %.1f MiB of "
+      "logits%s\n",
       mib(chunked), o.full_logits ? "" : " (this run)", mib(full), logits,
       o.full_logits ? " (this run)" : "");
 }
@@ -101,7 +102,8 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
   if (saves) run.finish_checkpoints();
   if (stopped_by)
     std::printf(
-        "stopped by signal %d after step %lld; the same command with --resume goes on from there\n",
+        "stopped by signal %d after step %lld; the same command with --resume continues from "
+        "there\n",
         int(stopped_by), static_cast<long long>(progress.step()));
   return progress.losses();
 }
@@ -119,7 +121,7 @@ void speak_alone(const std::string& logs) {
 int train(Command c) {
   const int ranks = haliax::rank_count();
   if (ranks > 1 && c.steps <= 0)
-    throw std::runtime_error("several ranks stop after so many --steps, as their clocks differ");
+    throw std::runtime_error("several ranks require --steps, as their clocks differ");
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
   if (ranks > 1) c.seconds = 0;
   speak_alone(c.rank_logs);
@@ -171,64 +173,63 @@ int train(Command c) {
 }
 
 void add_common(examples::CommandLine& line, Command& c) {
-  line.option("--prompt", c.prompt, "what a sample continues");
+  line.option("--prompt", c.prompt, "text that the sample continues");
   line.option("--tokens", c.tokens, "length of the sample in bytes").range(0, 1000000);
-  line.option("--temperature", c.temperature, "0 takes the likeliest byte").not_negative();
-  line.option("--sample-seed", c.sample_seed, "another number, another sample");
-  line.option("--threads", c.run.threads, "0: one for each core").range(0, 1024);
-  line.option("--backend", c.run.backend, "cpu, reference, cuda or cuda-sim");
+  line.option("--temperature", c.temperature, "sampling temperature; 0: the most likely byte")
+      .not_negative();
+  line.option("--sample-seed", c.sample_seed, "seed of the sample");
+  line.option("--threads", c.run.threads, "number of threads; 0: one per core").range(0, 1024);
+  line.option("--backend", c.run.backend, "backend: cpu, reference, cuda or cuda-sim");
 }
 
 int run(int argc, char** argv) {
   Command c;
-  examples::CommandLine line("A small GPT-2 on the bytes of text.");
+  examples::CommandLine line("Trains and samples a small GPT-2 on the bytes of text.");
   const auto most = double(std::int64_t(1) << 31);
   auto& t = line.command("train", "train on files and folders, then print a sample");
   t.option("paths", c.paths, "files, or folders of text files").required();
-  t.option("--steps", c.steps, "stop after so many steps").range(1, most);
-  t.option("--seconds", c.seconds, "stop after so many seconds (60, if --steps is not given)")
+  t.option("--steps", c.steps, "number of training steps").range(1, most);
+  t.option("--seconds", c.seconds, "training time in seconds (60, if --steps is not given)")
       .positive();
   t.option("--layers", c.run.layers).range(1, most);
   t.option("--heads", c.run.heads).range(1, most);
   t.option("--embed", c.run.embed, "size of the hidden states").range(1, most);
-  t.option("--vocab", c.run.vocab, "ids of the model, 256 of which are bytes").range(256, 1 << 24);
-  t.option("--seq", c.run.seq_len, "positions of an example").range(2, 1 << 20);
-  t.option("--batch", c.run.batch, "examples a step").range(1, most);
-  t.option("--lr", c.run.learning_rate, "the highest learning rate").positive();
+  t.option("--vocab", c.run.vocab, "vocabulary size; at least the 256 bytes").range(256, 1 << 24);
+  t.option("--seq", c.run.seq_len, "positions per example").range(2, 1 << 20);
+  t.option("--batch", c.run.batch, "examples per step").range(1, most);
+  t.option("--lr", c.run.learning_rate, "peak learning rate").positive();
   t.option("--weight-decay", c.run.weight_decay).not_negative();
   t.option("--dropout", c.run.dropout).range(0.0, 1.0);
   t.option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32");
   t.option("--activation", c.run.activation);
   t.option("--checkpointing", c.run.checkpointing,
-           "what is made again in the backward pass: none, carries, nested");
+           "activations that the backward pass recomputes: none, carries, nested");
   t.option("--mesh", c.run.mesh,
-           "devices, as data=4,model=2: threads, or the ranks that mpirun starts");
-  t.option("--rank-logs", c.rank_logs, "folder for what ranks after the first say");
-  t.flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
-  t.flag("--full-logits", c.run.full_logits, "hold all logits of a batch at once");
+           "mesh, as data=4,model=2, of threads or of the ranks that mpirun starts");
+  t.option("--rank-logs", c.rank_logs, "folder for the output of all ranks except the first");
+  t.flag("--untied", c.run.untied, "use a separate head instead of the token embeddings");
+  t.flag("--full-logits", c.run.full_logits, "materialize all logits of a batch");
   t.option("--loss-memory", c.loss_mib,
-           "MiB of logits in a chunk of the loss; 0: chosen by the library")
+           "MiB of logits per chunk of the loss; 0: chosen by the library")
       .not_negative();
   t.option("--seed", c.run.seed);
   t.option("--weights", c.weights,
-           "start from these weights (safetensors); sizes come from the file");
-  t.option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
+           "start from these weights (safetensors); the file sets the sizes");
+  t.option("--save", c.save, "file for the weights (safetensors, with Hugging Face's names)");
   const auto folder = t.option(
       "--checkpoint", c.checkpoint,
-      "save the state of the training here: now and then, on Ctrl-C and SIGTERM, and at the end");
-  t.option("--every", c.every, "steps from one checkpoint to the next")
-      .range(1, most)
-      .needs(folder);
-  t.option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all")
+      "folder for checkpoints: every --every steps, on Ctrl-C and SIGTERM, and at the end");
+  t.option("--every", c.every, "steps between checkpoints").range(1, most).needs(folder);
+  t.option("--keep", c.keep, "number of latest checkpoints to keep; 0: all")
       .range(0, 1000000)
       .needs(folder);
-  t.flag("--resume", c.resume, "go on from the last whole checkpoint, if there is one")
+  t.flag("--resume", c.resume, "continue from the last complete checkpoint, if there is one")
       .needs(folder);
-  t.option("--curve", c.curve, "write a drawing of the losses here; \"\" for none");
+  t.option("--curve", c.curve, "file for a plot of the losses; \"\": no plot");
   add_common(t, c);
 
-  auto& s = line.command("sample", "print what the model writes");
-  s.option("--weights", c.weights, "weights that train --save wrote").required();
+  auto& s = line.command("sample", "print text that the model generates");
+  s.option("--weights", c.weights, "weights file of train --save").required();
   add_common(s, c);
 
   if (auto status = line.parse(argc, argv)) return *status;

@@ -50,7 +50,7 @@ inline void Gpt2Config::check() const {
       throw Error("[gpt2] " + std::string(name) + " is " + std::to_string(size) +
                   "; it must be at least 1");
   if (hidden_dim % num_heads)
-    throw Error("[gpt2] hidden_dim " + std::to_string(hidden_dim) + " cannot be shared by " +
+    throw Error("[gpt2] hidden_dim " + std::to_string(hidden_dim) + " is not divisible by " +
                 std::to_string(num_heads) + " heads; it must be a multiple");
 }
 
@@ -202,7 +202,7 @@ struct Gpt2Embeddings {
     auto most = position_embeddings.Vocab.size;
     if (Pos.size > most)
       throw Error("[gpt2] the text has " + std::to_string(Pos.size) +
-                  " positions, but the model has been made for " + std::to_string(most));
+                  " positions, but the model has only " + std::to_string(most));
     auto x =
         token_embeddings(input_ids) + slice(position_embeddings.weight, "position", 0, Pos.size);
     return dropout(x, key, inference);

@@ -43,7 +43,8 @@ std::int64_t number_in(const TensorFile& file, const char* key, std::int64_t oth
   for (auto& [k, v] : file.metadata)
     if (k == key) {
       if (v.empty() || v.size() > 9 || v.find_first_not_of("0123456789") != v.npos)
-        throw Error("[gpt2] the file says that " + k + " is \"" + v + "\", which is no number");
+        throw Error("[gpt2] the metadata of the file: " + k + " is \"" + v +
+                    "\", expected a number");
       return std::stoll(v);
     }
   return otherwise;
@@ -185,7 +186,7 @@ RunOptions sizes_of(const std::string& weights, RunOptions o) {
   std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
   auto matrix = [&](const char* name) -> auto& {
     auto& t = file.at(prefix + name);
-    if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is no matrix");
+    if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is not a matrix");
     return t.shape;
   };
   o.vocab = matrix("wte.weight")[0];
@@ -273,7 +274,7 @@ std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool res
   r.checkpoints.emplace(folder, checkpoint_options(keep), SourceLocation::current());
   if (auto there = checkpoint_steps(folder); !there.empty() && !resume)
     throw Error("[gpt2] " + folder + " has a checkpoint of step " + std::to_string(there.back()) +
-                "; go on from it with --resume, or give another folder");
+                "; continue from it with --resume, or use another folder");
   auto found =
       latest_checkpoint(folder, Trained{r.model, r.opt_state, r.keys[1]}, checkpoint_options(keep));
   if (!found) return 0;

@@ -17,24 +17,24 @@ int main(int argc, char** argv) {
                embed = run.config.Embed.size, layers = run.config.Layers.size;
   bool all = false;
   examples::CommandLine line(
-      "a Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU");
+      "Trains a Llama: rotary positions, grouped-query attention, RmsNorm, SwiGLU.");
   line.option("--steps", run.steps, "training steps").range(1, 1000000);
   line.option("--lr", run.learning_rate, "learning rate").positive();
   line.option("--policy", run.policy, "dtypes, as p=f32,c=bf16,r=f32");
-  line.option("--batch", batch, "examples").range(1, 1 << 20);
-  line.option("--pos", pos, "positions of an example").range(2, 1 << 20);
+  line.option("--batch", batch, "examples per step").range(1, 1 << 20);
+  line.option("--pos", pos, "positions per example").range(2, 1 << 20);
   line.option("--embed", embed, "width of the model").range(1, 1 << 20);
   line.option("--layers", layers, "layers").range(1, 1 << 10);
   line.option("--mesh", mesh,
-              "devices, as data=2,model=4: threads, or the ranks that mpirun starts");
+              "mesh, as data=2,model=4, of threads or of the ranks that mpirun starts");
   line.flag("--scatters", run.mode.scatters,
-            "between layers positions are cut along model (reduce-scatter); else all is whole "
+            "shard positions along model between layers (reduce-scatter); default: replicated "
             "(all-reduce)");
   line.flag("--kept", run.mode.saves_activations,
-            "what is gathered for a layer waits for the backward pass; else it is gathered again");
-  line.flag("--overlap", run.mode.overlap, "collectives go on beside the work");
-  const auto modes = line.flag("--modes", all, "trains in all of these ways, and compares");
-  line.option("--svg", svg, "with --modes: a picture of memory over time").needs(modes);
+            "save gathered values of a layer for the backward pass; default: gather them again");
+  line.flag("--overlap", run.mode.overlap, "overlap collectives with computation");
+  const auto modes = line.flag("--modes", all, "train in all of these modes and compare them");
+  line.option("--svg", svg, "file for a picture of memory over time, with --modes").needs(modes);
   if (auto status = line.parse(argc, argv)) return *status;
   auto& c = run.config;
   c.Pos.size = pos;

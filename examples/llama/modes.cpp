@@ -37,10 +37,10 @@ void write_picture(const std::string& path, const std::string& title,
     panels.push_back({.name = row.mode.name, .line = row.bytes()});
     panels.back().curve.assign(r.memory_over_time.begin(), r.memory_over_time.end());
     panels.back().above = fmt::format("{:.2f} MiB", row.bytes() / kMib);
-    panels.back().below = fmt::format("{:.0f} kB sent", r.sent_bytes / 1e3);
+    panels.back().below = fmt::format("{:.0f} kB communicated", r.sent_bytes / 1e3);
   }
   examples::write_panels(
-      path, title, "planned memory of a device, step after step of the program; dashed: its peak",
+      path, title, "planned memory of a device over the steps of the program; dashed: its peak",
       panels);
 }
 
@@ -58,7 +58,7 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
                 to_string(mesh).c_str(),
                 double(one.report.argument_bytes + one.report.peak_bytes) / kMib, one.seconds * 1e3,
                 one.losses.back());
-    std::printf("%-36s %8s %8s %6s %8s   %s\n", "on each device", "MiB", "kB sent", "calls", "ms",
+    std::printf("%-36s %8s %8s %6s %8s   %s\n", "on each device", "MiB", "comm. kB", "calls", "ms",
                 "losses differ by");
   }
   std::vector<Row> rows;
@@ -75,7 +75,7 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
       std::fflush(stdout);
     }
     if (!(differs <= tolerance))
-      throw Error("[llama] " + mode.name + ": the losses are not those of one device");
+      throw Error("[llama] " + mode.name + ": the losses differ from those of one device");
   }
   if (svg.empty() || !tells) return;
   auto& c = run.config;

@@ -51,7 +51,7 @@ class NamedArray {
   /// Rejects assignment to a temporary, such as `x[{"n", 3}] = 1.`, at compile time.
   template <class T> void operator=(const T&) && {
     static_assert(sizeof(T) == 0,
-                  "haliax: what is assigned to is a new array, which nobody holds; x = "
+                  "haliax: indexing returns a new array, so this assignment has no effect; x = "
                   "x.at({\"n\", 3}).set(y) "
                   "changes a part of x.");
   }

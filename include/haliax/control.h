@@ -44,7 +44,8 @@ template <class... F> struct Chooser {
     using R = CallResult<const std::tuple_element_t<0, std::tuple<F...>>&, A...>;
     constexpr bool called = (!std::is_void_v<CallResult<const F&, A...>> && ...);
     constexpr bool same = (std::is_same_v<R, CallResult<const F&, A...>> && ...);
-    static_assert(same || !called, "haliax: all sides of cond and switch_ give the same type.");
+    static_assert(same || !called,
+                  "haliax: all branches of cond and switch_ must return the same type.");
     if constexpr (called && same) {
       std::tuple<const A&...> in(args...);
       return std::apply(
@@ -120,10 +121,11 @@ auto while_loop(P goes_on, F f, const Axis& most, ScanOptions options = {}) {
     using State = std::pair<T, NamedArray>;
     using Next = detail::CallResult<const F&, T>;
     constexpr bool keeps = std::is_void_v<Next> || std::is_convertible_v<Next, T>;
-    static_assert(keeps,
-                  "haliax: the function of a while_loop gives the next state, which has the type "
-                  "of the first one (start "
-                  "from a NamedArray, not from a number).");
+    static_assert(
+        keeps,
+        "haliax: the function of a while_loop must return the next state, which has the type "
+        "of the first one (start "
+        "from a NamedArray, not from a number).");
     if constexpr (!std::is_void_v<Next> && keeps) {
       auto turn = [&](const State& s) {
         return cond(

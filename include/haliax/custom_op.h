@@ -65,8 +65,8 @@ namespace detail {
 
 template <class T> constexpr DType dtype_of_kernel() {
   constexpr bool known = std::is_arithmetic_v<T> && sizeof(T) <= 8;
-  static_assert(known,
-                "a kernel takes float, double, bool and integers; others are cast before the call");
+  static_assert(
+      known, "a kernel accepts float, double, bool and integers; others are cast before the call");
   if constexpr (std::is_same_v<T, bool>)
     return DType::boolean;
   else if constexpr (std::is_floating_point_v<T>)
@@ -91,7 +91,7 @@ template <class F, class... T> struct KernelCall<void (F::*)(Strided<T>...) cons
     return ((std::is_const_v<T> == (++k < sizeof...(T))) && ...);
   }
   static_assert(sizeof...(T) > 1 && reads_then_writes(),
-                "a kernel takes Strided<const T> for each operand, then Strided<T>, the result");
+                "a kernel accepts Strided<const T> for each operand, then Strided<T>, the result");
   static std::vector<DType> dtypes() { return {dtype_of_kernel<std::remove_const_t<T>>()...}; }
   static void run(void* const* data, const std::int64_t* sizes,
                   const std::int64_t* const* strides) noexcept {

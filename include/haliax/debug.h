@@ -40,8 +40,9 @@ void print_all(const Text& text, const std::vector<NamedArray>& values);
 /// @see set_output
 template <class... A> void print(Text text, const A&... values) {
   constexpr bool printable = (std::is_constructible_v<Arr, const A&, SourceLocation> && ...);
-  static_assert(printable,
-                "haliax: debug::print takes arrays and numbers; all else belongs into its text.");
+  static_assert(
+      printable,
+      "haliax: debug::print accepts arrays and numbers; format other values into its text.");
   if constexpr (printable) print_all(text, {Arr(values, text.at).array()...});
 }
 

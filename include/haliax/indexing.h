@@ -182,19 +182,19 @@ class PickedPart {
   /// Refers to the part `picks` of `x`.
   PickedPart(NamedArray x, Picks picks) : x_(std::move(x)), picks_(std::move(picks)) {}
   /// Returns the array with the part replaced, as `at_set`.
-  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray set(
+  [[nodiscard("x is unchanged; x = x.at(...).set(y) stores the new array")]] NamedArray set(
       const Arr& update) const;
   /// Returns the array with `update` added to the part, as `at_add`.
-  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray add(
+  [[nodiscard("x is unchanged; x = x.at(...).set(y) stores the new array")]] NamedArray add(
       const Arr& update) const;
   /// Returns the array with the part multiplied by `update`, as `at_mul`.
-  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray mul(
+  [[nodiscard("x is unchanged; x = x.at(...).set(y) stores the new array")]] NamedArray mul(
       const Arr& update) const;
   /// Returns the array with the part limited to at most `update`, as `at_min`.
-  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray min(
+  [[nodiscard("x is unchanged; x = x.at(...).set(y) stores the new array")]] NamedArray min(
       const Arr& update) const;
   /// Returns the array with the part raised to at least `update`, as `at_max`.
-  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray max(
+  [[nodiscard("x is unchanged; x = x.at(...).set(y) stores the new array")]] NamedArray max(
       const Arr& update) const;
 
  private:

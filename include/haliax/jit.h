@@ -461,7 +461,7 @@ template <class R, class... A> class Jitted<R(A...)> {
       [](const void* f) { return of<F>(f).report(); }};
   const Calls& there(SourceLocation at) const {
     if (!f_)
-      detail::refuse_empty("jit", "this Jitted is empty: it was never given what jit returns", at);
+      detail::refuse_empty("jit", "this Jitted is empty; assign the result of jit to it first", at);
     return *calls_;
   }
 

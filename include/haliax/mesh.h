@@ -162,7 +162,7 @@ std::ostream& operator<<(std::ostream& out, const Mappings& mappings);
 ///
 ///     use_mesh on(mesh);
 ///     axis_mapping by(compute);
-class [[nodiscard("the mesh holds as long as this object lives: give it a name")]] use_mesh {
+class [[nodiscard("the mesh is in scope as long as this object lives: give it a name")]] use_mesh {
  public:
   /// Sets the mesh.
   explicit use_mesh(Mesh mesh);
@@ -178,7 +178,8 @@ class [[nodiscard("the mesh holds as long as this object lives: give it a name")
 /// Inside a traced function, the results of contractions, lookups (`take`), `rearrange`, `unbind`,
 /// random draws and the layers that use them are constrained by the mapping in scope. The compiler
 /// chooses the sharding of all other values. See docs/concepts/meshes-and-mappings.md.
-class [[nodiscard("the mapping holds as long as this object lives: give it a name")]] axis_mapping {
+class [[nodiscard(
+    "the mapping is in scope as long as this object lives: give it a name")]] axis_mapping {
  public:
   /// Sets the mapping.
   /// @throws haliax::Error if there is a mesh in scope that lacks a mesh axis of the mapping
@@ -202,7 +203,7 @@ struct Scopes {
   std::shared_ptr<const Mapping> mapping = current_mapping();  ///< The mapping, or null.
 };
 /// Sets both scopes of this thread until the object is destroyed.
-class [[nodiscard("the scopes hold as long as this object lives: give it a name")]] use_scopes {
+class [[nodiscard("the scopes last as long as this object lives: give it a name")]] use_scopes {
  public:
   /// Sets the scopes.
   explicit use_scopes(const Scopes& scopes);

@@ -308,8 +308,9 @@ template <class Block> struct Stacked {
  private:
   template <class Carry, class... Args> static constexpr bool takes() {
     constexpr bool called = std::is_invocable_v<const Block&, const Carry&, const Args&...>;
-    static_assert(called,
-                  "haliax: a Stacked calls its blocks: a block takes what fold or scan is given.");
+    static_assert(
+        called,
+        "haliax: a Stacked calls its blocks: a block must accept the arguments of fold or scan.");
     return called;
   }
   template <class Carry, class... Args>

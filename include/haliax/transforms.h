@@ -138,17 +138,17 @@ template <class T> Walk traced(T& tree, const LeafFilter& wrt = {}, SourceLocati
 // assertion fails.
 template <class F, class... A> constexpr auto call_result() {
   constexpr bool takes = std::is_invocable_v<F, const A&...>;
-  static_assert(takes,
-                "haliax: a function that is traced is called with what it takes; arguments are "
-                "passed as const.");
+  static_assert(
+      takes,
+      "haliax: a traced function is called with arguments of its parameter types; arguments are "
+      "passed as const.");
   if constexpr (takes) {
     using R = std::decay_t<std::invoke_result_t<F, const A&...>>;
     // a transformation whose call has failed already
     constexpr bool told = requires { typename std::remove_cvref_t<F>::TransformedFunction; };
-    static_assert(
-        !std::is_void_v<R> || told,
-        "haliax: a function that is traced gives its results; what it assigns to captures "
-        "has no value.");
+    static_assert(!std::is_void_v<R> || told,
+                  "haliax: a traced function must return its results; an assignment to a capture "
+                  "has no value.");
     return std::type_identity<R>();
   } else {
     return std::type_identity<void>();
@@ -196,16 +196,18 @@ template <class R, class C> struct is_turn : std::false_type {};
 template <class C, class Y> struct is_turn<std::pair<C, Y>, C> : std::true_type {};
 template <class F, class C, class... X> constexpr bool check_turn() {
   constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
-  static_assert(takes,
-                "haliax: the function of a scan takes the carry, and then a position of each of "
-                "the arrays scanned.");
+  static_assert(
+      takes,
+      "haliax: the function of a scan must accept the carry, and then a position of each of "
+      "the arrays scanned.");
   if constexpr (takes) {
     constexpr bool gives =
         is_turn<std::decay_t<std::invoke_result_t<const F&, const C&, const X&...>>, C>::value;
-    static_assert(gives,
-                  "haliax: the function of a scan gives a std::pair: the next carry, which has the "
-                  "type of the first one "
-                  "(start from a NamedArray, not from a number), and what is stacked.");
+    static_assert(
+        gives,
+        "haliax: the function of a scan must return a std::pair: the next carry, which has the "
+        "type of the first one "
+        "(start from a NamedArray, not from a number), and the stacked results.");
     return gives;
   }
   return false;
@@ -213,15 +215,16 @@ template <class F, class C, class... X> constexpr bool check_turn() {
 
 template <class F, class C, class... X> constexpr bool check_fold() {
   constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
-  static_assert(
-      takes,
-      "haliax: the function of a fold takes the carry, and then a position of each of the arrays.");
+  static_assert(takes,
+                "haliax: the function of a fold must accept the carry, and then a position of each "
+                "of the arrays.");
   if constexpr (takes) {
     constexpr bool keeps = std::is_same_v<std::invoke_result_t<const F&, const C&, const X&...>, C>;
-    static_assert(keeps,
-                  "haliax: the function of a fold gives the next carry, which has the type of the "
-                  "first one (start from "
-                  "a NamedArray, not from a number).");
+    static_assert(
+        keeps,
+        "haliax: the function of a fold must return the next carry, which has the type of the "
+        "first one (start from "
+        "a NamedArray, not from a number).");
     return keeps;
   }
   return false;
@@ -264,7 +267,7 @@ auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocati
       auto value = f(std::as_const(mine), args...);
       static_assert(
           std::is_same_v<decltype(value), NamedArray> || detail::with_aux<decltype(value)>::value,
-          "haliax: what a gradient is taken of gives a NamedArray, or a std::pair of it and "
+          "haliax: a differentiated function must return a NamedArray, or a std::pair of it and "
           "anything else.");
       const NamedArray* loss = nullptr;
       if constexpr (detail::with_aux<decltype(value)>::value)
@@ -596,10 +599,10 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     constexpr bool back_takes = std::is_void_v<R> || std::is_invocable_v<B&, A, R, R>;
-    static_assert(
-        back_takes,
-        "haliax: the backward of custom_vjp takes the arguments as a tuple, the result, and its "
-        "cotangent.");
+    static_assert(back_takes,
+                  "haliax: the backward of custom_vjp must accept the arguments as a tuple, the "
+                  "result, and its "
+                  "cotangent.");
     if constexpr (!std::is_void_v<R> && back_takes) {
       detail::LeafCall<F, A, R> call{&forward, A(args...)};
       struct Back {

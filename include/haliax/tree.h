@@ -106,7 +106,7 @@ template <class R, class... A> class StaticFunction<R(A...)> {
   /// Calls the function.
   R operator()(A... a, SourceLocation at = SourceLocation::current()) const {
     if (!f_)
-      detail::refuse_empty("StaticFunction", "it is empty: it was never given a function", at);
+      detail::refuse_empty("StaticFunction", "it is empty; assign a function to it first", at);
     return call_(f_.get(), std::forward<A>(a)...);
   }
   /// Returns true if the function is not empty.
@@ -275,7 +275,7 @@ template <class T> void visit(Walk& w, void* address) {
   if constexpr (kind == Kind::leaf) {
     static_assert(
         !std::is_const_v<T>,
-        "haliax: a field that holds arrays must not be const, or no new tree could be made.");
+        "haliax: a field that holds arrays must not be const, as no new tree could be built.");
     if constexpr (!std::is_const_v<T>) w.leaf(node);
   } else if constexpr (kind == Kind::frozen) {
     ++w.frozen_depth;

@@ -36,7 +36,7 @@ template <class T> constexpr DType element_dtype() {
   else if constexpr (std::is_same_v<T, double>)
     return DType::f64;
   else {
-    static_assert(std::is_integral_v<T>, "haliax: an array has no such elements");
+    static_assert(std::is_integral_v<T>, "haliax: an array cannot have elements of this type");
     constexpr DType types[2][4] = {{DType::u8, DType::u16, DType::u32, DType::u64},
                                    {DType::i8, DType::i16, DType::i32, DType::i64}};
     return types[std::is_signed_v<T>][sizeof(T) == 1   ? 0

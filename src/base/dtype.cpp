@@ -58,7 +58,7 @@ DType dtype_of(std::string_view name, SourceLocation at) {
   for (auto& r : kRows)
     if (name == r.name || name == r.long_name) return r.dtype;
   auto place = to_string(at);
-  throw Error("[dtype] no dtype is called " + std::string(name) +
+  throw Error("[dtype] there is no dtype " + std::string(name) +
               did_you_mean(name, kRows, &Facts::long_name) + (place.empty() ? "" : "; " + place));
 }
 

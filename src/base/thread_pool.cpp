@@ -186,10 +186,11 @@ void set_threads(int count, SourceLocation at) {
     auto place = to_string(at);
     throw Error("[set_threads] " + what + (place.empty() ? "" : "; " + place));
   };
-  if (in_block) refuse("is called by a function that runs on these threads; call it outside");
+  if (in_block)
+    refuse("must not be called by a function that runs on these threads; call it outside");
   if (count < 0 || count > kMost)
-    refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " +
-           std::to_string(kMost) + ", or 0: as many as usual");
+    refuse("count is " + std::to_string(count) + "; expected 1 to " + std::to_string(kMost) +
+           ", or 0 for the default");
   const int now = count > 0 ? count : default_threads(at);
   configured_threads = count;
   pool().resize(now);

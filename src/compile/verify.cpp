@@ -45,8 +45,8 @@ struct NodeCheck {
   void run() const {
     for (auto& a : n.axes) {
       auto same = [&](auto& b) { return a.name == b.name; };
-      must(std::count_if(n.axes.begin(), n.axes.end(), same) == 1, "axis {} twice in {}", a.name,
-           n.axes);
+      must(std::count_if(n.axes.begin(), n.axes.end(), same) == 1, "axis {} occurs twice in {}",
+           a.name, n.axes);
     }
     switch (n.op->kind) {
       case Kind::map:
@@ -65,7 +65,7 @@ struct NodeCheck {
       case Kind::wrap:
         if (n.op == &kCustomVjp) return custom();
         return must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype,
-                    "it is not like what it shows");
+                    "its axes or dtype differ from its operand");
       case Kind::loop:
         return loop();
       case Kind::result:
@@ -76,7 +76,7 @@ struct NodeCheck {
   }
   void leaf() const {
     if (n.op == &prim::kNumber || n.op == &prim::kIndex)
-      must(n.axes.empty(), "it is one number, and has {}", n.axes);
+      must(n.axes.empty(), "it is a scalar, but has {}", n.axes);
     if (n.op == &prim::kIndex) result_is(prim::position_dtype(IndexAttr::of(n).axis.size));
     bool counts = n.axes.size() == 1 && n.dtype != DType::boolean;
     if (n.op == &prim::kIota) must(counts, "positions of one axis are {} {}", n.dtype, n.axes);
@@ -110,16 +110,16 @@ struct NodeCheck {
                               [&](auto& p) { return p.name == rule.point; });
         if (p == points.end()) p = points.insert(p, {rule.point, a.size, false, true});
         bool fits = rule.way == Way::shift || rule.way == Way::regroup || p->size == a.size;
-        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name,
-             x.axes, n.axes);
+        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, but produces {}",
+             a.name, x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
         // On a mesh, CollectiveKind::exchange may replace the op.
         bool only_moves = n.op->linear == Linear::moves, shifts = rule.way == Way::shift;
         must(only_moves || rule.way != Way::regroup,
-             "it regroups axis {}, and does more than move values", a.name);
-        must(only_moves || !shifts, "it shifts axis {}, and does more than move values", a.name);
-        must(n.op->segments || !shifts, "it shifts axis {}, and does not say how", a.name);
-        must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name,
+             "it regroups axis {}, but does more than move values", a.name);
+        must(only_moves || !shifts, "it shifts axis {}, but does more than move values", a.name);
+        must(n.op->segments || !shifts, "it shifts axis {}, but has no segments", a.name);
+        must(rule.way != Way::fold || !p->kept, "it reduces axis {} of {}, but produces {}", a.name,
              x.axes, n.axes);
         p->made = true;
       }
@@ -134,50 +134,50 @@ struct NodeCheck {
   void map() const {
     auto c = n.op->code;
     const auto count = program::operands_of(c);
-    must(n.in.size() == std::size_t(count), "it has {} operands, and takes {}",
+    must(n.in.size() == std::size_t(count), "it has {} operands, expected {}",
          std::int64_t(n.in.size()), std::int64_t(count));
     bool asks =
         c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
     bool compares = c >= Code::less && c <= Code::not_equal;
-    must(c != Code::logical_not || n.in[0]->dtype == DType::boolean, "it turns round {}",
-         n.in[0]->dtype);
-    if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have other dtypes");
+    must(c != Code::logical_not || n.in[0]->dtype == DType::boolean,
+         "its operand is {}, expected bool", n.in[0]->dtype);
+    if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have different dtypes");
     if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
     bool is_function =
         (c >= Code::exp && c <= Code::digamma) || c == Code::atan2 || c == Code::nextafter;
-    must(!is_function || is_float(n.dtype), "a function of numbers that are {}", n.dtype);
+    must(!is_function || is_float(n.dtype), "a floating-point function of {}", n.dtype);
     must(c != Code::neg || n.dtype != DType::boolean, "the negative of {}", n.dtype);
     must(c < Code::threefry0 || c > Code::threefry_xor || n.dtype == DType::u32,
-         "random bits that are {}", n.dtype);
+         "random bits of dtype {}", n.dtype);
     bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
     must(!bits || !is_float(n.dtype), "bits of {}", n.dtype);
     if (c == Code::select)
       return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype &&
                       n.in[2]->dtype == n.dtype,
-                  "operands have other dtypes");
+                  "operands have different dtypes");
     if (c == Code::bitcast)
-      return must(bytes_of(n.in[0]->dtype) == bytes_of(n.dtype), "the bits of {} are none of {}",
-                  n.in[0]->dtype, n.dtype);
+      return must(bytes_of(n.in[0]->dtype) == bytes_of(n.dtype),
+                  "a bitcast from {} to {} changes the size", n.in[0]->dtype, n.dtype);
     if (c == Code::cast) return;
     for (auto& x : n.in)
-      must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
+      must(x->dtype == n.dtype, "an operand is {}, but the result is {}", x->dtype, n.dtype);
   }
   void reduce() const {
-    must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
+    must(n.in.size() == 1, "it has {} operands, expected 1", std::int64_t(n.in.size()));
     auto folded = names_of(without(n.in[0]->axes, n.axes));
     auto counted = ReduceAttr::of(n).over;  // reduced axes in this order
     bool counts = std::is_permutation(folded.begin(), folded.end(), counted.begin(), counted.end());
     must(counts || !finds_position(n.op->code),
-         "it counts positions along other axes than it folds");
+         "it counts positions along other axes than it reduces");
     result_is(!finds_position(n.op->code)
                   ? n.in[0]->dtype
                   : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
   void contract() const {  // operands may be of smaller or larger dtypes than the result
-    must(n.in.size() == 2 || n.op->fault, "it has {} operands, and takes 2",
+    must(n.in.size() == 2 || n.op->fault, "it has {} operands, expected 2",
          std::int64_t(n.in.size()));
     for (std::size_t k : {0u, 1u})  // a third operand is the block mask
-      must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, the result {}",
+      must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, but the result is {}",
            n.in[k]->dtype, n.dtype);
     faultless();
   }
@@ -198,7 +198,7 @@ struct NodeCheck {
     for (auto& x : n.in) must(find(*x, axis), "part {} does not fit {}", x->axes, n.axes);
     for (auto& s : n.op->segments(n)) {
       auto last = s.from + (s.size - 1) * s.step;
-      must(s.size < 2 || s.step != 0, "it reads position {} of {} over and over", s.from,
+      must(s.size < 2 || s.step != 0, "it reads position {} of {} repeatedly", s.from,
            n.in[s.operand]->axes);
       bool inside = std::min(s.from, last) >= 0 &&
                     std::max(s.from, last) < find(*n.in[s.operand], axis)->size;
@@ -210,7 +210,7 @@ struct NodeCheck {
       done = s.to + s.size;
     }
     auto size = find(n, axis)->size;
-    must(done <= size, "its parts have {} positions, it has {}", done, n.axes);
+    must(done <= size, "its parts have {} positions, but it has {}", done, n.axes);
   }
   void loop() const {
     auto& l = loop_of(n);
@@ -220,22 +220,24 @@ struct NodeCheck {
       must(prim::index_start(*l.index[b]) == walked, "a body does not start after {} positions",
            walked);
       auto chunk = prim::index_chunk(*l.index[b]);
-      must(!l.drop || chunk == 1, "its turns are of one position, and walk {}", chunk);
+      must(!l.drop || chunk == 1, "its iterations have one position each, but its chunk is {}",
+           chunk);
       walked += trips(l, b) * prim::index_chunk(*l.index[b]);
     }
-    must(walked == l.axis.size, "its bodies walk {} positions of {}", walked, l.axis);
+    must(walked == l.axis.size, "its bodies iterate over {} positions of {}", walked, l.axis);
     std::unordered_set<const Node*> carries;
     for (auto& r : l.results) {
-      must(!r.carry || carries.insert(r.carry.get()).second, "two results are carried as one");
-      must(r.carry || r.fold != Fold::carry, "what goes from turn to turn has no carry");
+      must(!r.carry || carries.insert(r.carry.get()).second, "two results have one carry");
+      must(r.carry || r.fold != Fold::carry, "a carried result has no carry");
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
       bool same = r.carry && behind_barriers(r.value[0]) == r.carry;
-      if (r.is_guard) must(same && r.carry->axes.empty(), "what decides about turns is no flag");
+      if (r.is_guard) must(same && r.carry->axes.empty(), "the guard of the loop is not a flag");
       if (r.carry)
-        must(r.start && same_set(r.start, r.carry), "a carry starts from another kind of array");
+        must(r.start && same_set(r.start, r.carry),
+             "the start of a carry has other axes or another dtype");
       else if (r.start)
-        must(same_set(r.start, r.value[0]), "a fold starts from another kind of array");
+        must(same_set(r.start, r.value[0]), "the start of a fold has other axes or another dtype");
     }
   }
   // Returns the value inside of barriers. A barrier only orders collectives that other devices run
@@ -246,15 +248,15 @@ struct NodeCheck {
   }
   void body(const Loop& l, const LoopResult& r, std::size_t b) const {
     auto& v = r.value[b];
-    must(v->dtype == r.value[0]->dtype, "bodies make values of different dtypes");
+    must(v->dtype == r.value[0]->dtype, "bodies return values of different dtypes");
     if (r.carry)
-      return must(same_set(v, r.carry), "a turn leaves {} where it carries {}", v->axes,
+      return must(same_set(v, r.carry), "an iteration returns {} for the carry {}", v->axes,
                   r.carry->axes);
-    if (r.fold == Fold::fold) return must(same_set(v, r.value[0]), "bodies fold different axes");
+    if (r.fold == Fold::fold) return must(same_set(v, r.value[0]), "bodies reduce different axes");
     auto* along = find(*v, l.axis.name);
-    if (l.drop) return must(!along, "a value of one position has the axis that is walked");
+    if (l.drop) return must(!along, "a value of one position has the loop axis");
     must(along && along->size == prim::index_chunk(*l.index[b]),
-         "a value that is stacked is no chunk of {}", l.axis);
+         "a stacked value is not a chunk of {}", l.axis);
     auto rest = [&](Axes axes) {
       std::erase_if(axes, [&](auto& a) { return a.name == l.axis.name; });
       return axes;
@@ -263,7 +265,7 @@ struct NodeCheck {
   }
   void custom() const {
     auto& c = custom_vjp_of(n);
-    must(c.results > 0 && c.results <= n.in.size(), "it has {} results, and {} operands",
+    must(c.results > 0 && c.results <= n.in.size(), "it has {} results, but {} operands",
          std::int64_t(c.results), std::int64_t(n.in.size()));
     auto wrong = c.fault(n.in);
     must(wrong.empty(), "{}", wrong);
@@ -279,7 +281,7 @@ struct NodeCheck {
                  : from->op == &kCollective ? collective_result(from, k)
                                             : from->in[k];
     result_is(whole->dtype);
-    must(same_set(n.axes, whole->axes), "it is {}, and its {} makes {}", n.axes,
+    must(same_set(n.axes, whole->axes), "it is {}, but its {} produces {}", n.axes,
          std::string(from->op->name), whole->axes);
   }
 };
@@ -299,25 +301,26 @@ void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>
                  const char* after) {
   NodeCheck check{loop, after};
   auto& l = loop_of(loop);
-  check.must(bodies.size() == l.index.size(), "parts of turns are of {} bodies, and it has {}",
+  check.must(bodies.size() == l.index.size(), "parts of iterations have {} bodies, but it has {}",
              std::int64_t(bodies.size()), std::int64_t(l.index.size()));
   for (std::size_t b = 0; b < bodies.size(); ++b) {
     std::vector<int> made(l.results.size());
     for (auto& p : bodies[b]) {
       for (auto& flag : {p.flag, p.deferred})
         check.must(!flag || (flag->axes.empty() && flag->dtype == DType::boolean),
-                   "what ends a part of a turn is no flag");
-      check.must(!p.deferred || (p.flag && l.any_order),
-                 "turns that have an order are walked twice");
+                   "the exit condition of a part of an iteration is not a flag");
+      check.must(!p.deferred || (p.flag && l.any_order), "ordered iterations are traversed twice");
       for (auto& [k, value] : p.values) {
         auto& r = l.results[k];
         bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
-        check.must(same_set(value, r.value[b]), "a part of a turn makes {} for a result",
+        check.must(same_set(value, r.value[b]), "a part of an iteration produces {} for a result",
                    value->axes);
-        check.must(made[k]++ == 0 || sums, "two parts of a turn make a result that is no sum");
+        check.must(made[k]++ == 0 || sums,
+                   "two parts of an iteration produce a result that is not a sum");
       }
     }
-    for (auto count : made) check.must(count > 0, "no part of a turn makes one of its results");
+    for (auto count : made)
+      check.must(count > 0, "no part of an iteration produces one of its results");
   }
 }
 
@@ -391,7 +394,7 @@ void check_boundaries(const Nodes& all, const Nodes& roots, const char* after) {
       auto outer = ChunkKey::of(n->attr), other = ChunkKey::of(*r);
       bool crossed = other.depth == outer.depth && other.inside > outer.inside && !other.scores &&
                      !outer.scores;
-      NodeCheck{*n, after}.must(!crossed, "it leaves a region before one inside of it");
+      NodeCheck{*n, after}.must(!crossed, "it leaves a region before a nested region");
     }
     std::erase_if(mine, [&](auto* r) {
       auto key = ChunkKey::of(*r);
@@ -401,7 +404,7 @@ void check_boundaries(const Nodes& all, const Nodes& roots, const char* after) {
     inside[n.get()] = std::move(mine);
   }
   for (auto& r : roots)
-    NodeCheck{*r, after}.must(inside[r.get()].empty(), "it lies in a region that it never leaves");
+    NodeCheck{*r, after}.must(inside[r.get()].empty(), "it is in a region that it never leaves");
 }
 
 }  // namespace
@@ -421,7 +424,7 @@ void verify(const Nodes& roots, const char* after, const IterationParts& iterati
     auto order = layouts.find(n.get());
     bool fits = order == layouts.end() ||
                 (same_set(order->second, n->axes) && order->second.size() == n->axes.size());
-    NodeCheck{*n, after}.must(fits, "it is laid out as {}, and is {}",
+    NodeCheck{*n, after}.must(fits, "its layout is {}, but its axes are {}",
                               fits ? n->axes : order->second, n->axes);
   }
   if (!parts.empty()) {
@@ -437,7 +440,7 @@ void verify(const Nodes& roots, const char* after, const IterationParts& iterati
     auto key = ChunkKey::of(n->attr);
     auto* walked = find(*n, key.axis);
     check.must(walked && walked->size == key.size,
-               "a border is around {}, which lacks the walked axis", n->axes);
+               "a region boundary is around {}, which lacks the tiled axis", n->axes);
   }
   if (regions) check_boundaries(all, roots, after);
   ScopeCheck{after, iteration_parts}.values(roots, nullptr);

@@ -33,15 +33,15 @@ const Linked linked[] = {
 Device& from_plugin(const std::string& name) {
   auto* found = plugin("backend", name);
   if (found && found->device) return *found->device();
-  if (found) fail("backend", fmt::format("the plugin {} brings no backend", name));
+  if (found) fail("backend", fmt::format("the plugin {} has no backend", name));
   std::vector<std::string> there;
   for (auto& l : linked)
     if (l.told) there.push_back(l.name);
   const char* asked = std::getenv("HALIAX_BACKEND");
   fail("backend",
-       fmt::format("there is no backend {}{}{}; there are {}, and {}; HALIAX_PLUGINS=FOLDER says "
-                   "where it lies",
-                   name, asked && asked == name ? " (as HALIAX_BACKEND says)" : "",
+       fmt::format("there is no backend {}{}{}; available are {}; {}; HALIAX_PLUGINS=FOLDER adds a "
+                   "folder of plugins",
+                   name, asked && asked == name ? " (from HALIAX_BACKEND)" : "",
                    did_you_mean(name, there), fmt::join(there, " and "), in_plugin_folders(name)));
 }
 

@@ -65,7 +65,7 @@ class Meeting {
   void arrive(Group& g, int device) {
     std::unique_lock hold(lock_);
     for (int d : g.devices)
-      if (left_[std::size_t(d)]) fail_all("another device has finished without this call");
+      if (left_[std::size_t(d)]) fail_all("another device finished without this collective");
     if (!why_.empty()) fail_here();
     at_[std::size_t(device)] = &g;
     if (is_last(g)) return go_on(g, hold);
@@ -92,7 +92,7 @@ class Meeting {
     left_[std::size_t(device)] = true;
     for (auto* g : at_)
       if (g && g->has(device))
-        fail_all("another device has finished while this one waits for a call");
+        fail_all("another device finished while this device waits in a collective");
   }
 
  private:
@@ -116,7 +116,7 @@ class Meeting {
     for (std::size_t d = 0; d < at_.size(); ++d)
       for (int other : at_[d] ? at_[d]->devices : std::vector<int>())
         if (auto* there = at_[std::size_t(other)]; there && there != at_[d])
-          return fail_all(fmt::format("device {} makes another call than device {}", other, d));
+          return fail_all(fmt::format("device {} makes a different call than device {}", other, d));
   }
   void fail_all(const std::string& why) {
     if (why_.empty()) why_ = why;
@@ -181,8 +181,8 @@ class ThreadCommunicator final : public program::Communicator {
     });
     if (differs == group_.end()) return;
     wait();  // other devices still read this call
-    throw Error("[mesh] device " + std::to_string(*differs) + " makes another call than device " +
-                std::to_string(device_));
+    throw Error("[mesh] device " + std::to_string(*differs) +
+                " makes a different call than device " + std::to_string(device_));
   }
   const Arrival& call_of(int device) const { return meeting_.given[std::size_t(device)]; }
   void gather(const Collective& c, void* const* out) const {
@@ -400,7 +400,7 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     } catch (const std::exception& e) {
       give_up(d, *mine, e.what());
     } catch (...) {
-      give_up(d, *mine, "for a reason that is not known");
+      give_up(d, *mine, "for an unknown reason");
     }
   });
   crews().put(std::move(crew));

@@ -20,7 +20,7 @@ template <class Make> auto made(std::int64_t bytes, Make make) {
   try {
     return make(bytes);
   } catch (const std::bad_alloc&) {
-    fail("memory", std::to_string(bytes) + " bytes are wanted, and there are not as many");
+    fail("memory", std::to_string(bytes) + " bytes are requested, but not available");
   }
 }
 

@@ -21,7 +21,8 @@ std::atomic<bool> said = false;        // set by set_devices or HALIAX_DEVICES, 
 
 void set_devices(int n, SourceLocation at) {
   CallSite here(at);
-  if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
+  if (n < 1 || n > kMostDevices)
+    fail("devices", "n is {}; expected 1 to {} devices", n, int(kMostDevices));
   in_this_process = n;
   said = true;
 }

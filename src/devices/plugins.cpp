@@ -47,8 +47,8 @@ std::string missing(const std::string& said, const std::string& file) {
   auto name = said.substr(0, colon);
   if (colon == said.npos || name == file) return said;
   return fmt::format(
-      "it needs {0}, which is not found; is the folder of {0} in the loader's path "
-      "(LD_LIBRARY_PATH, ldconfig)?",
+      "it requires {0}, which is not found; add the folder of {0} to the loader's path "
+      "(LD_LIBRARY_PATH, ldconfig)",
       name);
 }
 const program::Plugin& opened(const char* what, const std::string& name, const std::string& file) {
@@ -61,12 +61,12 @@ const program::Plugin& opened(const char* what, const std::string& name, const s
     refuse(missing(said ? said : "", file));
   }
   auto* entry = reinterpret_cast<decltype(&haliax_plugin)>(dlsym(library, "haliax_plugin"));
-  if (!entry) refuse("it is no plugin: it has no function haliax_plugin");
+  if (!entry) refuse("it is not a plugin: it has no function haliax_plugin");
   auto& plugin = *entry();
   const std::string version = plugin.version, abi = plugin.abi;
   if (version != program::library_version() || abi != program::abi_hash())
     refuse(fmt::format(
-        "it was built for haliax {} ({}), and this is {} ({}); build both from the same sources",
+        "it was built for haliax {} ({}), but this is {} ({}); build both from the same sources",
         version, abi, program::library_version(), program::abi_hash()));
   return plugin;
 }

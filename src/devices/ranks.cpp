@@ -21,7 +21,8 @@ using Channel = Ranks::Channel;
 using namespace std::chrono_literals;
 
 static const char* const kSame =
-    "all ranks make the same calls on a mesh, and read the same arrays that lie on it, in the same "
+    "all ranks must make the same calls on a mesh and read the same distributed arrays, in the "
+    "same "
     "order";
 
 // ---- failure detection ----
@@ -57,7 +58,7 @@ void Peers::monitor() {
       auto silent = Clock::now() - last_heartbeat_;
       if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
         fail_all(
-            fmt::format("rank {} has said nothing for {:.3g} s: it has died, or stands still, or "
+            fmt::format("rank {} has not responded for {:.3g} s: it has died, or hangs, or "
                         "cannot be reached; {} "
                         "waited for it",
                         before, std::chrono::duration<double>(silent).count(), named()));
@@ -102,7 +103,7 @@ void Peers::compare_call(std::uint64_t number) {
   auto mine = calls_of_this_rank_.find(number), theirs = calls_of_previous_rank_.find(number);
   if (mine == calls_of_this_rank_.end() || theirs == calls_of_previous_rank_.end()) return;
   if (mine->second != theirs->second)
-    fail_all(fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}",
+    fail_all(fmt::format("rank {} makes a different call than rank {}: one is at {}, one at {}; {}",
                          (me_ + count_ - 1) % count_, me_, theirs->second, mine->second, kSame));
   calls_of_this_rank_.erase(mine);
   calls_of_previous_rank_.erase(theirs);
@@ -145,7 +146,7 @@ void Peers::check(std::chrono::nanoseconds waited) const {
   std::lock_guard hold(lock_);
   for (int r = 0; r < count_; ++r)
     if (r != me_ && ended_[std::size_t(r)])
-      throw RemoteError(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
+      throw RemoteError(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
                                     r, me_, current_call_, kSame));
 }
 void Peers::leave() {
@@ -221,11 +222,12 @@ void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point s
     bool other_call = here && (here->tag / of_ends) % kinds_ != call_;
     bool other_key = here && here->tag % of_ends == p.tag % of_ends && here->tag != p.tag;
     if (other_call || other_key)
-      throw Error(fmt::format("[ranks] rank {} makes another call than rank {}, which is at {}; {}",
-                              p.other.rank, me_, current_call_, kSame));
+      throw Error(
+          fmt::format("[ranks] rank {} makes a different call than rank {}, which is at {}; {}",
+                      p.other.rank, me_, current_call_, kSame));
     std::unique_lock hold(lock_);
     if (ended_[std::size_t(p.other.rank)] && Clock::now() - since > 1s)
-      throw Error(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}",
+      throw Error(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
                               p.other.rank, me_, current_call_, kSame));
   }
   if (Clock::now() - since < 3s || all.empty()) return;
@@ -246,7 +248,8 @@ void Peers::wait_for(Ranks::Message m, int rank) {
     std::unique_lock hold(lock_);
     if (ended_[std::size_t(rank)] && Clock::now() - since > 2s)
       throw Error(fmt::format(
-          "[ranks] rank {} has ended, and rank {} waits for it; all ranks do the same", rank, me_));
+          "[ranks] rank {} has ended, but rank {} waits for it; all ranks must make the same calls",
+          rank, me_));
   }
 }
 void Peers::send_text(int control_channel, int to, const std::string& text) {
@@ -316,17 +319,17 @@ void Peers::agree(const std::vector<AgreedValue>& mine) {
     for (std::size_t k = 0; k < mine.size(); ++k) {
       if (k < theirs.size() && k < first.size() && theirs[k] == first[k]) continue;
       bool shown = mine[k].printed && k < theirs.size() && k < first.size();
-      haliax::fail("ranks",
-                   "rank {} has another {} than rank 0{}; all ranks run the same program, with the "
-                   "same arguments and "
-                   "environment",
-                   r, mine[k].name,
-                   shown ? fmt::format(": {}, and not {}", theirs[k], first[k]) : "");
+      haliax::fail(
+          "ranks",
+          "rank {} differs in {} from rank 0{}; all ranks must run the same program, with the "
+          "same arguments and "
+          "environment",
+          r, mine[k].name, shown ? fmt::format(": {}, not {}", theirs[k], first[k]) : "");
     }
   }
 }
 bool Peers::any(bool mine) {
-  JointCall call(*this, "a question to all ranks");
+  JointCall call(*this, "a reduction over all ranks");
   auto all = gather_from_all(kInCall, mine ? "1" : "0");
   return std::find(all.begin(), all.end(), "1") != all.end();
 }
@@ -356,11 +359,11 @@ Peers* opened() {
   auto* found = plugin("ranks", "mpi");
   if (!found || !found->ranks) {
     auto why = n > 1 ? fmt::format("this process is one of {} that were started together", n)
-                     : "HALIAX_RANKS asks for mpi";
+                     : "HALIAX_RANKS is mpi";
     fail("ranks",
-         "{}, and there is {}; it is built where MPI is installed, and HALIAX_PLUGINS=FOLDER says "
-         "where it lies; "
-         "HALIAX_RANKS=none lets each process run by itself",
+         "{}, but there is {}; it is built if MPI is installed; HALIAX_PLUGINS=FOLDER adds a "
+         "folder of plugins; "
+         "with HALIAX_RANKS=none each process runs alone",
          why, in_plugin_folders("mpi"));
   }
   const auto patience = std::chrono::seconds(
@@ -381,7 +384,7 @@ Peers* peers() {
   static Peers* const all = opened();
   if (all && getpid() != process)
     fail("ranks",
-         "this process was forked from rank {}, and is none; it computes by itself, and not on a "
+         "this process was forked from rank {} and is not a rank; it computes alone, and not on a "
          "mesh of ranks",
          all->rank());
   return all;

@@ -66,8 +66,8 @@ class SharedRead {
   }
   // Runs the transfer. Calls put(device, data) for each block that this rank receives.
   void run(const std::function<void(int, const std::byte*)>& put) {
-    Peers::JointCall call(
-        ranks_, "the reading of an array " + to_string(s_.axes) + " that lies on all of them");
+    Peers::JointCall call(ranks_, "the read of an array " + to_string(s_.axes) +
+                                      " that is distributed over all ranks");
     auto kept = std::make_unique<Kept>(), sent = std::make_unique<Kept>();
     std::vector<Peers::Transfer> sends;
     try {
@@ -156,7 +156,7 @@ void Shards::write(std::byte* whole) const {
       put(owner, [&](program::Box box) { read(*blocks[k], std::move(box)); });
   auto* ranks = local_devices(mesh).ranks;
   if (int(blocks.size()) == mesh.devices()) return;
-  if (!ranks) throw Error("[mesh] parts of this array lie in other processes");
+  if (!ranks) throw Error("[mesh] parts of this array are stored in other processes");
   SharedRead shared(*this, *ranks);
   if (shared.all_have_all()) return;
   shared.run([&](int device, const std::byte* block) {

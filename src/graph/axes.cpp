@@ -16,7 +16,7 @@ Axis::Axis(Name n, std::int64_t s, SourceLocation at) : name(n), size(s) {
 namespace {
 void check_size(const char* op, const AxisSelector& s, const Axes& in) {
   if (auto size = find_axis(in, s.name)->size; s.size >= 0 && size != s.size)
-    fail(op, "axis {} has size {} in {} and {} was given", s.name, size, in, s.size);
+    fail(op, "axis {} has size {} in {}, not {}", s.name, size, in, s.size);
 }
 void check_there(const char* op, Name n, const Axes& in) {
   if (!has(in, n)) fail(op, "axis {} is not in {}{}", n, in, did_you_mean(n, in));
@@ -78,7 +78,7 @@ Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& with, S
   out.insert(out.erase(place), with.begin(), with.end());
   for (auto& a : out)
     if (find_axis(out, a.name) != &a)
-      fail("replace_axis", "axis {} would be there twice: {}", a.name, out);
+      fail("replace_axis", "axis {} would occur twice in {}", a.name, out);
   return out;
 }
 Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceLocation at) {
@@ -95,8 +95,8 @@ Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceL
   for (auto& a : axes)
     if (!has_dots && !has(partial, a.name))
       fail("rearrange",
-           "{} is not a permutation of {}: axis {} is missing; add ... for what is not named",
-           shown(), axes, a.name);
+           "{} is not a permutation of {}: axis {} is missing; use ... for the other axes", shown(),
+           axes, a.name);
   // Greedy assignment of the unlisted axes to the "..." slots. They gather in one slot, initially
   // the first. A listed axis moves the current slot to the next empty "..." after it, if there is
   // one. The current slot never moves back.

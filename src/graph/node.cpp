@@ -352,7 +352,7 @@ std::string where_of(const Origin& o) {
   auto s = to_string(o.at);
   std::string in(o.module.text());
   if (in.empty() && o.weight_created)
-    in = "a layer whose weight was made at " + std::string(o.weight_created.text());
+    in = "a layer whose weight was created at " + std::string(o.weight_created.text());
   if (!in.empty()) s += (s.empty() ? "in " : ", in ") + in;
   return s;
 }

@@ -45,8 +45,8 @@ class FolderLock {
       auto n = ::pread(descriptor_, who, sizeof who - 1, 0);
       ::close(descriptor_);
       throw Error(fmt::format(
-          "[{}] {} is written by another job ({}); wait for it, or give this one another folder",
-          kOp, folder, n > 0 ? printable(who) : "unknown"));
+          "[{}] another job ({1}) is writing to {0}; wait for it, or use another folder", kOp,
+          folder, n > 0 ? printable(who) : "unknown"));
     }
     char host[64] = {};
     ::gethostname(host, sizeof host - 1);
@@ -112,7 +112,7 @@ void Checkpoints::Impl::open() {
     std::error_code why;
     fs::create_directories(folder, why);
     if (why || !fs::is_directory(folder))
-      cannot(folder, "made", why ? why : std::make_error_code(std::errc::not_a_directory));
+      cannot(folder, "created", why ? why : std::make_error_code(std::errc::not_a_directory));
     sync_folder(fs::path(folder).parent_path().empty() ? "."
                                                        : fs::path(folder).parent_path().string());
     lock = std::make_unique<FolderLock>(folder);
@@ -138,7 +138,7 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ArrayToSave>&& all,
     if (!first()) return;
     remove_all(hidden);
     std::error_code why;
-    if (!fs::create_directory(hidden, why)) cannot(hidden, "made", why);
+    if (!fs::create_directory(hidden, why)) cannot(hidden, "created", why);
   });
   try {
     auto parts = on_all_processes(*group, [&] {
@@ -172,7 +172,7 @@ void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& 
   sync_folder(hidden);
   std::error_code why;
   fs::rename(hidden, folder + "/" + name.name(), why);
-  if (why) cannot(folder + "/" + name.name(), "made", why);
+  if (why) cannot(folder + "/" + name.name(), "created", why);
   sync_folder(folder);
 }
 // Removes the steps before the last `keep`, and the folder that this one replaces.
@@ -229,7 +229,7 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
     std::set<std::string> seen;
     for (auto& e : entries) {
       if (!seen.insert(e.path).second)
-        fail(kOp, "two arrays are called {}; give their fields other names", e.path);
+        fail(kOp, "two arrays have the name {}; rename one of their fields", e.path);
       all.push_back({saved_array(e), first_copies(*e.array->node(), *m.group)});
       for (auto& p : all.back().parts)  // borrowed memory may change during the save
         if (m.options.background && p.data->is_borrowed()) p.data = DeviceMemory().copy(*p.data);

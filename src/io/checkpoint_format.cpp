@@ -28,7 +28,7 @@ std::uint64_t sum_in(std::string_view digits) {
   std::uint64_t sum = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), sum, 16);
   if (error != std::errc() || end != digits.data() + digits.size())
-    throw CorruptCheckpoint("has a checksum that is none");
+    throw CorruptCheckpoint("has an invalid checksum");
   return sum;
 }
 
@@ -79,14 +79,14 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
   for (std::size_t d = 0; inside && d < a.axes.size(); ++d)
     inside = b.part.start[d] >= 0 && b.part.sizes[d] >= 0 && b.part.sizes[d] <= a.axes[d].size &&
              b.part.start[d] <= a.axes[d].size - b.part.sizes[d];
-  if (!inside) throw CorruptCheckpoint(a.name + " has a block that is no part of it");
+  if (!inside) throw CorruptCheckpoint(a.name + " has a block outside of the array");
   const auto bytes = b.part.size() * bytes_of(a.dtype);
   if (b.file >= m.files.size() || b.begin < m.files[b.file].head_bytes ||
       bytes > m.files[b.file].bytes - b.begin)
-    throw CorruptCheckpoint(a.name + " has a block that lies in no file");
+    throw CorruptCheckpoint(a.name + " has a block outside of its file");
   if (std::int64_t(sums.size()) !=
       (bytes + kPieceBytes - 1) / kPieceBytes * std::int64_t(kSumDigits))
-    throw CorruptCheckpoint(a.name + " has a block with too few checksums, or too many");
+    throw CorruptCheckpoint(a.name + " has a block with a wrong number of checksums");
   for (std::string_view left = sums; !left.empty(); left.remove_prefix(kSumDigits))
     b.checksums.push_back(sum_in(left.substr(0, kSumDigits)));
   return b;
@@ -102,24 +102,26 @@ SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
   auto whole = a.shape;
   if (a.layers >= 0) whole.insert(whole.begin(), a.layers);
   if (a.layers >= 0 && (a.axes.empty() || a.axes[0].size != a.layers))
-    throw CorruptCheckpoint(a.name + " has other layers than its axes");
+    throw CorruptCheckpoint(a.name + " has a layer count that does not match its axes");
   const auto bytes = bytes_of_shape(sizes_of(a.axes), a.dtype);
   if (!bytes || bytes != bytes_of_shape(whole, a.dtype))
-    throw CorruptCheckpoint(a.name + " has a shape that is not that of its axes");
+    throw CorruptCheckpoint(a.name + " has a shape that does not match its axes");
   std::int64_t there = 0;
   for (auto& block : j.at("blocks")) {
     a.blocks.push_back(block_in(block, a, m));
     there += a.blocks.back().part.size();
   }
   if (whole_arrays == Complete::yes && there != axis_size(a.axes))
-    throw CorruptCheckpoint(a.name + " lacks blocks, or has some twice");
+    throw CorruptCheckpoint(a.name + " has missing or duplicate blocks");
   return a;
 }
 Manifest manifest_of(const Json& j, Complete whole) {
   Manifest m;
   if (j.at("format") != kFormatName)
-    throw CorruptCheckpoint("has another format: " + printable(j.at("format").get<std::string>()));
-  if (j.at("piece_bytes") != kPieceBytes) throw CorruptCheckpoint("has checksums of other pieces");
+    throw CorruptCheckpoint("has an unknown format: " +
+                            printable(j.at("format").get<std::string>()));
+  if (j.at("piece_bytes") != kPieceBytes)
+    throw CorruptCheckpoint("has checksums of another piece size");
   m.step = j.at("step").get<std::int64_t>();
   for (auto& n : j.at("numbers"))
     m.numbers.emplace_back(n.at(0).get<std::string>(), n.at(1).get<std::int64_t>());
@@ -128,7 +130,7 @@ Manifest manifest_of(const Json& j, Complete whole) {
                    sum_in(f.at("head_xxh64").get<std::string>())};
     if (file.name.empty() || file.name.find('/') != file.name.npos || file.head_bytes < 0 ||
         file.head_bytes > file.bytes)
-      throw CorruptCheckpoint("has a file that cannot be");
+      throw CorruptCheckpoint("has an invalid file entry");
     m.files.push_back(std::move(file));
   }
   for (auto& a : j.at("arrays")) m.arrays.push_back(array_in(a, m, whole));
@@ -175,12 +177,12 @@ Manifest parse_manifest(const std::string& text, Complete whole) {
   try {
     auto root = Json::parse(text);
     if (signed_text(root.at("checkpoint")) != text)
-      throw CorruptCheckpoint("is not as it was written (checksum)");
+      throw CorruptCheckpoint("is corrupt (checksum mismatch)");
     return manifest_of(root.at("checkpoint"), whole);
   } catch (const Json::exception&) {
-    throw CorruptCheckpoint("is not as it was written");
+    throw CorruptCheckpoint("is malformed");
   } catch (const Error& e) {  // an invalid dtype or axis
-    throw CorruptCheckpoint("says what cannot be: " + without_op(e.what()));
+    throw CorruptCheckpoint("has an invalid value: " + without_op(e.what()));
   }
 }
 void add(Manifest& to, const Manifest& from, int rank) {
@@ -197,8 +199,8 @@ void add(Manifest& to, const Manifest& from, int rank) {
     }
   }
   if (!same)
-    throw Error(
-        fmt::format("[Checkpoints] process {} saves another state or step than process 0", rank));
+    throw Error(fmt::format(
+        "[Checkpoints] process {} saves a different state or step than process 0", rank));
 }
 
 std::string file_name(int rank, int count) {

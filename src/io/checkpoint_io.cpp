@@ -114,12 +114,11 @@ std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
   if (::access(path.c_str(), F_OK) != 0) throw CorruptCheckpoint("there is no " + f.name);
   auto opened = std::make_shared<InputFile>(kLoading, path);
   if (auto bytes = opened->size(); bytes != f.bytes)
-    throw CorruptCheckpoint(
-        fmt::format("{} has {} bytes, and {} were written", f.name, bytes, f.bytes));
+    throw CorruptCheckpoint(fmt::format("{} has {} bytes, expected {}", f.name, bytes, f.bytes));
   std::vector<std::byte> head(std::size_t(f.head_bytes));
   opened->read_at(0, head.data(), f.head_bytes);
   if (xxh64(head) != f.head_checksum)
-    throw CorruptCheckpoint(f.name + ": its header is not as it was written (checksum)");
+    throw CorruptCheckpoint(f.name + ": its header is corrupt (checksum mismatch)");
   return files_[k] = std::move(opened);
 }
 
@@ -143,7 +142,7 @@ struct CheckpointReader::Source {
     reader.bytes_read_ += size;
     if (xxh64({to, std::size_t(size)}) == block.checksums[std::size_t(k)]) return;
     throw CorruptCheckpoint(
-        fmt::format("{}: bytes {} to {}, of {}, are not as they were written (checksum)",
+        fmt::format("{}: bytes {} to {}, of {}, are corrupt (checksum mismatch)",
                     reader.manifest_.files[block.file].name, from, from + size, array.name));
   }
   void copy(std::int64_t from, std::byte* to, std::int64_t size) {

@@ -54,8 +54,8 @@ class TokenFile {
     } else {
       if (bytes % bytes_of(raw) != 0)
         throw Error(
-            fmt::format("[Tokens] {} has {} bytes, which is no whole number of {} tokens; it is "
-                        "cut short, or of another "
+            fmt::format("[Tokens] {} has {} bytes, not a multiple of the size of {} tokens; it is "
+                        "truncated, or of another "
                         "dtype",
                         path, bytes, name_of(raw)));
       size_ = bytes / bytes_of(raw);
@@ -89,13 +89,13 @@ class TokenFile {
     const bool known = h.dtype == DType::u8 || h.dtype == DType::u16 || h.dtype == DType::u32 ||
                        h.dtype == DType::i32 || h.dtype == DType::i64;
     if (!known || h.swapped)
-      throw Error(fmt::format(
-          "[Tokens] {} holds {}{}, and tokens are u8, u16, u32, i32 or i64, little-endian", name_,
-          name_of(h.dtype), h.swapped ? ", big-endian" : ""));
+      throw Error(
+          fmt::format("[Tokens] {}: expected u8, u16, u32, i32 or i64, little-endian, got {}{}",
+                      name_, name_of(h.dtype), h.swapped ? ", big-endian" : ""));
     if (h.shape.size() != 1)
-      throw Error(fmt::format(
-          "[Tokens] {} has {} axes, and tokens lie along one; np.save(path, tokens.ravel())", name_,
-          h.shape.size()));
+      throw Error(
+          fmt::format("[Tokens] {} has {} axes, expected 1; use np.save(path, tokens.ravel())",
+                      name_, h.shape.size()));
     dtype_ = h.dtype;
     first_ += h.begin;
     size_ = h.shape[0];
@@ -139,8 +139,8 @@ struct Tokens::Data {
 Tokens::Tokens(const std::vector<std::string>& paths, DType raw, SourceLocation at) {
   with_location(kTokens, at, [&] {
     if (raw != DType::u8 && raw != DType::u16 && raw != DType::u32)
-      throw Error(fmt::format("[Tokens] raw tokens are u8, u16 or u32, not {}", name_of(raw)));
-    if (paths.empty()) throw Error("[Tokens] no file is given");
+      throw Error(fmt::format("[Tokens] raw: expected u8, u16 or u32, got {}", name_of(raw)));
+    if (paths.empty()) throw Error("[Tokens] there are no paths");
     auto data = std::make_shared<Data>();
     for (auto& path : paths) data->files.emplace_back(path, raw);
     data_ = std::move(data);
@@ -166,11 +166,11 @@ TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos,
     auto words = key.words.integers(at);
     CallSite here(at);
     if (words.size() != 2)
-      fail(kLoader, "the order has one key, not {}", to_string(key.words.axes()));
+      fail(kLoader, "expected one key for the order, got {}", to_string(key.words.axes()));
     key_ = std::uint64_t(words[0]) << 32 | std::uint64_t(words[1]);
   }
   CallSite here(at);
-  if (options_.stride < 0) fail(kLoader, "a stride of {} goes backwards", options_.stride);
+  if (options_.stride < 0) fail(kLoader, "stride is {}; it must not be negative", options_.stride);
   if (options_.stride == 0) options_.stride = std::max<std::int64_t>(1, pos_.size);
   examples_before_ = {0};
   std::int64_t longest = 0;
@@ -181,7 +181,7 @@ TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos,
   }
   if (examples() == 0)
     fail(kLoader,
-         "an example takes {} tokens, but the longest of {} files has {}; give more text or a "
+         "an example requires {} tokens, but the longest of {} files has {}; use more text or a "
          "shorter axis {}",
          pos_.size, tokens_.data_->files.size(), longest, pos_);
 }
@@ -208,7 +208,7 @@ void TokenLoader::read(std::int64_t number, std::int64_t first, std::int64_t cou
     const auto token = file.at(start + i);
     if (token < 0 || token >= most)
       throw Error(
-          fmt::format("[TokenLoader] token {} of {} is {}, and {} {}", start + i, file.name(),
+          fmt::format("[TokenLoader] token {} of {} is {}, but {} {}", start + i, file.name(),
                       token, options_.vocab > 0 ? "the vocabulary has" : "tokens are below", most));
     to[i] = std::int32_t(token);
   }

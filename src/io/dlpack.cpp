@@ -38,15 +38,14 @@ void check(const DLTensor& t, const Axes& axes, std::optional<DType> dtype) {
   auto device = int(t.device.device_type);
   if (device != kDLCPU)
     fail("from_dlpack",
-         "the tensor lies on a device of kind {}, and only the host's memory (1) can be read",
-         device);
+         "the tensor is on a device of kind {}; only host memory (kind 1) is supported", device);
   if (!dtype)
     fail("from_dlpack",
-         "the tensor has elements of kind {} with {} bits and {} lanes, which arrays here have not",
+         "the tensor has elements of kind {} with {} bits and {} lanes, which no dtype matches",
          int(t.dtype.code), int(t.dtype.bits), int(t.dtype.lanes));
   std::vector<std::int64_t> found(t.shape, t.shape + std::max(t.ndim, 0));
   if (found != sizes_of(axes))
-    fail("from_dlpack", "the tensor has shape ({}), and the axes are {}",
+    fail("from_dlpack", "the tensor has shape ({}), but the axes are {}",
          fmt::format("{}", fmt::join(found, ", ")), axes);
   if (!t.data && axis_size(axes) > 0) fail("from_dlpack", "the tensor has no data");
 }
@@ -76,7 +75,7 @@ DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
 
 NamedArray from_dlpack(DLManagedTensor* given, const AxisSpec& axes, SourceLocation at) {
   CallSite here(at);
-  if (!given) fail("from_dlpack", "there is no tensor: a null pointer");
+  if (!given) fail("from_dlpack", "the tensor is a null pointer");
   auto& t = given->dl_tensor;
   const auto dtype = from_code(t.dtype);
   check(t, axes, dtype);

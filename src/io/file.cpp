@@ -28,7 +28,7 @@ void read_all(const char* op, const std::string& path, void* data, std::int64_t 
     const ssize_t n = part(at, std::size_t(bytes));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_on(op, path, "cannot be read");
-    if (n == 0) haliax::fail(op, path + " became shorter while it was read");
+    if (n == 0) haliax::fail(op, path + " was truncated while it was read");
     at += n;
     bytes -= n;
   }

@@ -37,7 +37,7 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
     auto axes = e.array->axes();
     auto dtype = e.array->dtype();
     auto differs = [&](auto is, auto wanted) {
-      told.push_back(fmt::format("{} is {}, but the model wants {}", e.path, is, wanted));
+      told.push_back(fmt::format("{} is {}, but the model expects {}", e.path, is, wanted));
     };
     if (a.axes != axes)
       differs(to_string(a.axes), to_string(axes));
@@ -47,10 +47,10 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
     left.erase(found);
   }
   for (auto& a : m.arrays)
-    if (left.contains(a.name)) told.push_back(a.name + " is left over");
+    if (left.contains(a.name)) told.push_back(a.name + " is unexpected");
   if (told.empty()) return out;
   constexpr std::size_t most = 10;
-  auto text = fmt::format("{} is of another model; {} array{} not fit:", which, told.size(),
+  auto text = fmt::format("{} is of another model; {} array{} not match:", which, told.size(),
                           told.size() == 1 ? " does" : "s do");
   for (std::size_t i = 0; i < std::min(told.size(), most); ++i) text += "\n  " + told[i];
   if (told.size() > most) text += fmt::format("\n  and {} more", told.size() - most);
@@ -166,7 +166,7 @@ bool load(const std::string& folder, std::optional<std::int64_t> step,
   const auto all = candidates(folder, step, group);
   if (all.empty() && !step) return false;
   if (all.empty())
-    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; of steps it has {}", kReading,
+    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; it has steps {}", kReading,
                             folder, *step, listed(checkpoint_steps(folder))));
   std::string damaged;
   for (auto& candidate : all) {
@@ -179,10 +179,10 @@ bool load(const std::string& folder, std::optional<std::int64_t> step,
     }
     damaged += fmt::format("\n  {} is damaged: {}", path, got.damage);
     if (!step && group.rank == 0)
-      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and passed over: {}\n", kReading,
-                 path, got.damage);
+      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and skipped: {}\n", kReading, path,
+                 got.damage);
   }
-  throw Error(fmt::format("[{}] no checkpoint is whole:{}", kReading, damaged));
+  throw Error(fmt::format("[{}] all checkpoints are damaged:{}", kReading, damaged));
 }
 
 }  // namespace
@@ -224,7 +224,7 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       for (auto& a : reader.manifest().arrays)
         if (a.name.starts_with(prefix)) order.push_back(&a);
       if (order.empty())
-        throw Error(fmt::format("[{}] {} has no array that begins with {}", kReading, name,
+        throw Error(fmt::format("[{}] {} has no array with the prefix {}", kReading, name,
                                 printable(prefix)));
       std::stable_sort(order.begin(), order.end(),
                        [](auto* a, auto* b) { return bytes_of(a->dtype) > bytes_of(b->dtype); });

@@ -19,8 +19,7 @@
 namespace haliax {
 namespace {
 
-static_assert(std::endian::native == std::endian::little,
-              "values are stored as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "values are stored as in memory");
 using Bytes = std::span<const std::byte>;
 constexpr std::string_view kMagic = "\x93NUMPY";
 
@@ -71,7 +70,7 @@ class HeaderReader {
   [[noreturn]] void fail(const std::string& what) const {
     haliax::fail("read_npy", "{} {}", file_, what);
   }
-  [[noreturn]] void corrupt() const { fail("has a header that is corrupt: " + printable(text_)); }
+  [[noreturn]] void corrupt() const { fail("has a corrupt header: " + printable(text_)); }
   void space() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
   }
@@ -105,7 +104,7 @@ class HeaderReader {
   }
   void dtype() {
     space();
-    if (text_.substr(at_, 1) == "[") fail("holds structs, and arrays hold numbers");
+    if (text_.substr(at_, 1) == "[") fail("has a structured dtype, which is not supported");
     auto name = quoted();
     char order = name.empty() ? ' ' : name[0];
     bool known = order == '<' || order == '>' || order == '|' || order == '=';
@@ -114,7 +113,7 @@ class HeaderReader {
                               [&](auto& f) { return f.first == width; });
     if (!known || found == std::end(npy_names))
       fail(
-          fmt::format("holds elements of NumPy's dtype {}, which arrays here have not; cast it "
+          fmt::format("has the NumPy dtype {}, which is not supported; cast it "
                       "with astype before np.save",
                       printable(name)));
     out_.dtype = found->second;
@@ -164,23 +163,23 @@ NpyHeader npy_header(Bytes file, const std::string& name) {
   auto text = [&](std::size_t from, std::size_t n) {
     return std::string_view(reinterpret_cast<const char*>(file.data()) + from, n);
   };
-  if (file.size() < 10 || text(0, 6) != kMagic) fail("is truncated or no .npy file");
+  if (file.size() < 10 || text(0, 6) != kMagic) fail("is truncated or not a .npy file");
   const auto version = int(file[6]);
   if (version < 1 || version > 3)
-    fail(fmt::format("has version {} of the format, which is not known", version));
+    fail(fmt::format("has version {} of the format, which is not supported", version));
   const std::size_t start = version == 1 ? 10 : 12;
   std::size_t size = 0;
   if (file.size() < start) fail("is truncated");
   for (auto k = start; k-- > 8;) size = size << 8 | std::size_t(file[k]);
   if (const auto left = file.size() - start; size > left)
-    fail(fmt::format("is truncated: its header has {} bytes, and {} follow", size, left));
+    fail(fmt::format("is truncated: its header has {} bytes, but {} follow", size, left));
   auto header = HeaderReader(text(start, size), name).read();
   header.begin = start + size;
   const auto wanted = bytes_of_shape(header.shape, header.dtype);
   if (!wanted) fail("has a shape that is too large");
   const auto found = std::int64_t(file.size() - header.begin);
   if (*wanted > found)
-    fail(fmt::format("is truncated: its values need {} bytes, and {} follow", *wanted, found));
+    fail(fmt::format("is truncated: its values require {} bytes, but {} follow", *wanted, found));
   if (*wanted < found) fail(fmt::format("has {} bytes after its values", found - *wanted));
   return header;
 }
@@ -213,9 +212,9 @@ std::string head_of(const char* op, const Tensor& t) {
                             [&](auto& f) { return f.second == t.dtype; });
   auto what = t.name.empty() ? std::string("the tensor") : "tensor " + printable(t.name);
   if (known == std::end(npy_names))
-    fail(op, "{} is {}, which NumPy has not; cast it to f32", what, name_of(t.dtype));
+    fail(op, "{} is {}, which NumPy does not support; cast it to f32", what, name_of(t.dtype));
   if (bytes_of_shape(t.shape, t.dtype) != std::int64_t(t.data.size()))
-    fail(op, "{} has {} bytes of data, which is not what its shape and dtype need", what,
+    fail(op, "{} has {} bytes of data, which does not match its shape and dtype", what,
          t.data.size());
   std::string sizes;
   for (auto n : t.shape) sizes += std::to_string(n) + ", ";
@@ -250,7 +249,7 @@ TensorFile read_npz(const std::string& path, SourceLocation at) {
       reading = path + ": " + printable(e.name);
       auto t = tensor_in(zip::unpacked(e), reading);
       t.name = e.name.ends_with(".npy") ? e.name.substr(0, e.name.size() - 4) : e.name;
-      if (out.find(t.name)) throw zip::CorruptZip{"is there twice"};
+      if (out.find(t.name)) throw zip::CorruptZip{"occurs twice"};
       out.tensors.push_back(std::move(t));
     }
   } catch (const zip::CorruptZip& broken) {
@@ -276,7 +275,7 @@ void write_npz(const std::string& path, const TensorFile& file, SourceLocation a
     auto& t = file.tensors[k];
     if (t.name.empty() || file.find(t.name) != &t)
       fail("write_npz", t.name.empty() ? "a tensor has no name"
-                                       : "tensor " + printable(t.name) + " is there twice");
+                                       : "tensor " + printable(t.name) + " occurs twice");
     entries.push_back({t.name + ".npy", {std::as_bytes(std::span(heads[k])), t.data}});
   }
   const auto frame = zip::frame_of(entries);
@@ -292,7 +291,7 @@ void write_npz(const std::string& path, const TensorFile& file, SourceLocation a
 NamedArray from_tensor(const Tensor& t, const AxisSpec& axes, SourceLocation at) {
   CallSite here(at);
   if (sizes_of(axes) != t.shape)
-    fail("from_tensor", fmt::format("the tensor has shape ({}), and the axes are {}",
+    fail("from_tensor", fmt::format("the tensor has shape ({}), but the axes are {}",
                                     fmt::join(t.shape, ", "), to_string(axes.axes())));
   return from_bytes(t.data, t.dtype, axes, at);
 }

@@ -54,9 +54,10 @@ class Reader {
       fail(fmt::format("is too short to be a safetensors file: {} bytes", file_bytes));
     file_.read(&header_bytes, 8);
     if (header_bytes > std::uint64_t(max_header) || std::int64_t(header_bytes) > file_bytes - 8)
-      fail(fmt::format(
-          "is truncated or no safetensors file: it promises a header of {} bytes and has {} in all",
-          header_bytes, file_bytes));
+      fail(
+          fmt::format("is truncated or not a safetensors file: it specifies a header of {} bytes, "
+                      "but has {} in total",
+                      header_bytes, file_bytes));
     std::string header(header_bytes, '\0');
     file_.read(header.data(), std::int64_t(header_bytes));
     const json root = parse(header);
@@ -106,7 +107,7 @@ class Reader {
       json root = json::parse(header, check);
       if (root.is_object()) return root;
     } catch (const json::exception&) {}
-    fail("is corrupt or no safetensors file: its header is not a JSON object");
+    fail("is corrupt or not a safetensors file: its header is not a JSON object");
   }
 
   void read_metadata(const json& fields) {
@@ -121,7 +122,7 @@ class Reader {
     if (!fields.is_object() || fields.size() != 3 || !fields.contains("dtype") ||
         !fields["dtype"].is_string() || !fields.contains("shape") ||
         !fields.contains("data_offsets"))
-      fail(name, "is described by something else than dtype, shape and data_offsets");
+      fail(name, "must have exactly the fields dtype, shape and data_offsets");
     TensorEntry e;
     e.tensor.name = name;
     const std::string dtype = fields["dtype"];
@@ -139,7 +140,7 @@ class Reader {
     const auto wanted = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
     if (!wanted) fail(name, "has a shape that is too large");
     if (*wanted != e.end - e.begin)
-      fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} need {}",
+      fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} require {}",
                              e.end - e.begin, dtype, *wanted));
     return e;
   }
@@ -166,8 +167,7 @@ class Reader {
       if (e.begin < at)
         fail(e.tensor.name, "overlaps tensor " + printable(entries[i - 1].tensor.name));
       if (e.begin > at)
-        fail(e.tensor.name,
-             "leaves a hole of " + std::to_string(e.begin - at) + " bytes before it");
+        fail(e.tensor.name, "leaves a gap of " + std::to_string(e.begin - at) + " bytes before it");
       if (e.end > data_bytes)
         fail(
             e.tensor.name,
@@ -211,8 +211,8 @@ std::string safetensors_head(const std::vector<TensorHead>& order,
   for (const TensorHead& t : order) {
     const auto bytes = bytes_of_shape(t.shape, t.dtype);
     if (!bytes) fail_writing(t.name, "has a shape that is too large");
-    if (t.name == metadata_key) fail_writing(t.name, "has a name that the format keeps for itself");
-    if (root.contains(t.name)) fail_writing(t.name, "is there twice");
+    if (t.name == metadata_key) fail_writing(t.name, "has a name that the format reserves");
+    if (root.contains(t.name)) fail_writing(t.name, "occurs twice");
     const auto known = std::find_if(std::begin(safetensors_names), std::end(safetensors_names),
                                     [&](auto& n) { return n.first == t.dtype; });
     root[t.name] = {
@@ -258,7 +258,7 @@ void write_safetensors(const std::string& path, const TensorFile& file, SourceLo
     const auto wanted = bytes_of_shape(t->shape, t->dtype);
     if (!wanted || *wanted != std::int64_t(t->data.size()))
       fail_writing(t->name, "has " + std::to_string(t->data.size()) +
-                                " bytes of data, which is not what its shape and dtype need");
+                                " bytes of data, which does not match its shape and dtype");
     if (t->dtype == DType::boolean && !is_boolean_data(t->data))
       fail_writing(t->name, "holds a bool that is not 0 or 1");
     heads.push_back({t->name, t->dtype, t->shape});

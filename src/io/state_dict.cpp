@@ -34,8 +34,7 @@ void StateWalk::named(std::string_view field, Visit visit, void* node) {
 
 void StateWalk::check_no_layers() const {
   CallSite here(at);
-  if (layers >= 0)
-    fail("state_dict", "layers inside layers have no place in a checkpoint: " + path);
+  if (layers >= 0) fail("state_dict", "nested layers are not supported in a checkpoint: " + path);
 }
 
 void StateWalk::add(NamedArray& a) {
@@ -85,7 +84,7 @@ TensorFile save_state(const std::vector<StateEntry>& entries, SourceLocation at)
     for (std::int64_t i = 0; i < n; ++i) {
       auto name = name_of_layer(e.path, i);
       if (!seen.insert(name).second)
-        fail("state_dict", "two arrays are called " + name + "; give their fields other names");
+        fail("state_dict", "two arrays have the name " + name + "; rename one of their fields");
       auto from = bytes.begin() + std::ptrdiff_t(each) * i;
       file.tensors.push_back(
           {name, e.array->dtype(), e.shape, {from, from + std::ptrdiff_t(each)}});
@@ -113,12 +112,12 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
       told.push_back(name + " is missing" + did_you_mean(name, file.tensors, &Tensor::name));
     } else if (t->shape != e.shape) {
       wrong.other_shape.push_back(name);
-      told.push_back(fmt::format("{} has shape {}, but the model wants {}", name,
+      told.push_back(fmt::format("{} has shape {}, but the model expects {}", name,
                                  shape_text(t->shape), shape_text(e.shape)));
       t = nullptr;
     } else if (t->dtype != e.array->dtype()) {
       wrong.other_dtype.push_back(name);
-      told.push_back(fmt::format("{} is {}, but the model wants {}", name, name_of(t->dtype),
+      told.push_back(fmt::format("{} is {}, but the model expects {}", name, name_of(t->dtype),
                                  name_of(e.array->dtype())));
     }
     out.push_back(t);
@@ -167,7 +166,7 @@ std::vector<std::string> other_layers(const std::vector<StateEntry>& entries,
         numbers.insert(t.name.substr(hole, end - hole));
     }
     if (!numbers.empty() && std::int64_t(numbers.size()) != e.layers)
-      out.push_back(fmt::format("the file has {} layers {}, the model {}", numbers.size(),
+      out.push_back(fmt::format("the file has {} layers {}, but the model has {}", numbers.size(),
                                 e.path.substr(0, hole + 2), e.layers));
   }
   return out;
@@ -192,15 +191,16 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file,
   }
   std::vector<std::vector<const Tensor*>> taken;
   for (auto& e : entries) taken.push_back(taken_by(e, file, wrong, told, unused));
-  for (auto& name : unused) told.push_back(name + " is left over");
+  for (auto& name : unused) told.push_back(name + " is unexpected");
   wrong.unused.assign(unused.begin(), unused.end());
   if (options.strict && !wrong.empty()) {
     constexpr std::size_t most = 10;
     auto count = told.size() - about_layers;
-    auto text = fmt::format("{} tensor{} not fit:", count, count == 1 ? " does" : "s do");
+    auto text = fmt::format("{} tensor{} not match:", count, count == 1 ? " does" : "s do");
     for (std::size_t i = 0; i < about_layers + std::min(count, most); ++i) text += "\n  " + told[i];
     if (count > most) text += "\n  and " + std::to_string(count - most) + " more";
-    fail("from_state_dict", text + "\n{.strict = false} takes what fits and lists the rest");
+    fail("from_state_dict",
+         text + "\n{.strict = false} loads the matching tensors and lists the rest");
   }
   for (std::size_t k = 0; k < entries.size(); ++k) *entries[k].array = joined(entries[k], taken[k]);
   if (options.mismatch) *options.mismatch = std::move(wrong);

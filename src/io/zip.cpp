@@ -58,7 +58,7 @@ std::uint32_t crc_of(std::span<const Bytes> parts) {
 std::vector<std::byte> inflated(Bytes packed, std::size_t size) {
   std::vector<std::byte> out(size);
   z_stream stream{};
-  if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) fail("cannot be unpacked: zlib lacks memory");
+  if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) fail("cannot be unpacked: zlib is out of memory");
   const std::unique_ptr<z_stream, int (*)(z_stream*)> end(&stream, inflateEnd);
   std::size_t read = 0, written = 0;
   std::byte beyond{};  // one byte more than the archive specifies
@@ -103,7 +103,7 @@ Directory directory_of(Bytes archive) {
       if (Cursor l(archive, at - 20); l.u32() == kLocator64) {
         l.u32();
         Cursor e(archive, l.u64());
-        if (e.u32() != kEnd64) fail("has no list of its entries where it should be");
+        if (e.u32() != kEnd64) fail("has no central directory at the specified position");
         e.take(28);
         out.count = e.u64();
         e.u64();
@@ -111,17 +111,17 @@ Directory directory_of(Bytes archive) {
       }
     return out;
   }
-  fail("is truncated or no zip archive: it has no end of a list of entries");
+  fail("is truncated or not a zip archive: it has no end of central directory");
 }
 
 }  // namespace
 
 std::vector<Entry> entries_of(Bytes archive) {
   auto list = directory_of(archive);
-  Cursor c(archive, list.at, "has a list of entries that is truncated");
+  Cursor c(archive, list.at, "has a truncated central directory");
   std::vector<Entry> out;
   for (std::uint64_t k = 0; k < list.count; ++k) {
-    if (c.u32() != kCentral) fail("has a list of entries that is corrupt");
+    if (c.u32() != kCentral) fail("has a corrupt central directory");
     c.take(4);
     bool encrypted = c.u16() & 1;
     Entry e;
@@ -143,9 +143,9 @@ std::vector<Entry> entries_of(Bytes archive) {
         if (*v == kLarge) *v = large.u64();
     }
     c.take(comment);
-    if (encrypted) fail("has entries that are encrypted");
-    Cursor local(archive, at, "has an entry that is truncated");
-    if (local.u32() != kLocal) fail("has an entry that is not where the list says");
+    if (encrypted) fail("has encrypted entries");
+    Cursor local(archive, at, "has a truncated entry");
+    if (local.u32() != kLocal) fail("has no entry at the position in its central directory");
     local.take(22);
     std::uint64_t skip = local.u16();
     skip += local.u16();
@@ -160,18 +160,18 @@ std::vector<Entry> entries_of(Bytes archive) {
 std::vector<std::byte> unpacked(const Entry& e) {
   std::vector<std::byte> out;
   if (e.method == 0) {
-    if (e.packed.size() != e.size) fail("has a stored size that is not its size");
+    if (e.packed.size() != e.size) fail("has a stored size that differs from its size");
     out.assign(e.packed.begin(), e.packed.end());
   } else if (e.method == 8) {
     // deflate packs 1032 to 1
-    if (e.size / 1100 > e.packed.size()) fail("promises more bytes than can be packed so small");
+    if (e.size / 1100 > e.packed.size())
+      fail("specifies more bytes than its compressed size allows");
     out = inflated(e.packed, std::size_t(e.size));
   } else {
-    fail(
-        "is compressed in a way that is not known; np.savez and np.savez_compressed write what is");
+    fail("has an unsupported compression method; use np.savez or np.savez_compressed");
   }
   Bytes all(out);
-  if (crc_of({&all, 1}) != e.crc) fail("is corrupt: its sum is wrong");
+  if (crc_of({&all, 1}) != e.crc) fail("is corrupt: its checksum is wrong");
   return out;
 }
 

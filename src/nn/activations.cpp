@@ -102,7 +102,7 @@ NamedArray hard_tanh(Arr x) {
 NamedArray glu(Arr x, const AxisSelector& axis) {
   LayerScope scope(x);
   auto a = ops::axis_of("glu", ops::node_of("glu", x), axis);
-  if (a.size % 2) fail("glu", "axis {} has no two halves; its size must be even", a);
+  if (a.size % 2) fail("glu", "axis {} cannot be split in halves; its size must be even", a);
   auto half = a.size / 2;
   return slice(x, a, 0, half) * sigmoid(slice(x, a, half, half));
 }
@@ -139,7 +139,7 @@ Activation activation(std::string_view name, SourceLocation at) {
                                 {"tanh", static_cast<Activation>(haliax::tanh)}};
   for (auto& k : known)
     if (name == k.name) return k.function;
-  fail("activation", "none is called {}{}", name, did_you_mean(name, known, &Named::name));
+  fail("activation", "there is no activation {}{}", name, did_you_mean(name, known, &Named::name));
 }
 
 }  // namespace haliax::nn

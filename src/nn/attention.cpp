@@ -88,7 +88,7 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
     if (!has(axes, a.name))
       fail(op, "axis {} is not in the {} {}{}", a.name, whose, axes, did_you_mean(a.name, axes));
   };
-  if (KPos.all()) fail(op, "say which axes are attended to");
+  if (KPos.all()) fail(op, "KPos must name the axes to attend to");
   for (auto& a : KPos.items()) {
     if (has(q_axes, a.name))
       fail(op,

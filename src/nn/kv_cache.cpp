@@ -19,7 +19,7 @@ std::optional<double> known(const NamedArray& a) {
 }
 void check_lengths(const NamedArray& lengths) {
   if (!is_integer(lengths.dtype()))
-    fail(kCache, "the lengths are {}, not integers: they count positions", lengths.dtype());
+    fail(kCache, "lengths: expected integers, got {}", lengths.dtype());
 }
 // Returns the number of new positions that count, i32, from 0 to all.
 NamedArray counted(const NamedArray& count, const Axis& Next, const Axes& texts) {
@@ -27,10 +27,10 @@ NamedArray counted(const NamedArray& count, const Axis& Next, const Axes& texts)
   const auto number = known(count);  // a C++ integer that was converted to a NamedArray is f32
   bool whole = is_integer(dtype) || (number && is_float(dtype) && *number == std::floor(*number));
   if (!whole)
-    fail(kCache, "the count is {}, and not a whole number; it says how many of {} count", dtype,
+    fail(kCache, "count: expected an integer, the number of valid positions of {1}, got {0}", dtype,
          Next);
   if (number && (*number < 0 || *number > double(Next.size)))
-    fail(kCache, "a count of {} is not within the new positions {}; from 0 to {} of them count",
+    fail(kCache, "count is {}, which is out of range for the new positions {}; expected 0 to {}",
          *number, Next, Next.size);
   for (auto& a : count.axes())
     if (!has(texts, a.name))
@@ -43,8 +43,7 @@ NamedArray counted(const NamedArray& count, const Axis& Next, const Axes& texts)
 void check_room(const NamedArray& lengths, const NamedArray& more, const Axis& Pos) {
   const auto filled = known(lengths), next = known(more);
   if (next && filled.value_or(0) + *next > double(Pos.size))
-    fail(kCache,
-         "{} more positions are more than {} has room for; make the cache larger, or append fewer",
+    fail(kCache, "{} more positions exceed the capacity {}; use a larger cache, or append fewer",
          *next, Pos);
 }
 
@@ -54,8 +53,9 @@ KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Bat
                       SourceLocation at) {
   CallSite here(at, true);
   Axes axes = Batch, of_each = each;
-  if (dtype == DType::boolean) fail(kCache, "a cache of bools holds no keys; give it their dtype");
-  if (of_each.empty()) fail(kCache, "keys and values need an axis that queries share; say which");
+  if (dtype == DType::boolean)
+    fail(kCache, "the dtype of the cache is bool; use the dtype of the keys");
+  if (of_each.empty()) fail(kCache, "keys and values require an axis that queries share; name it");
   axes.insert(axes.end(), of_each.begin(), of_each.end() - 1);
   axes.push_back(Pos);
   axes.push_back(of_each.back());
@@ -76,18 +76,19 @@ KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New,
   LayerScope scope(key, keys);
   auto Next = key.resolve_axis(New);
   if (Next.name == Pos.name)
-    fail(kCache, "the new positions have the name {} of the cache's; rename them", Pos.name);
+    fail(kCache, "the new positions have the axis name {} of the cache; rename them", Pos.name);
   // Each example has its own positions, so its batch positions are indices as well.
   Indices where{{Pos, positions(Next)}};
   for (auto& a : lengths.axes()) where.push_back({a, arange(a)});
   auto written = [&](const char* whose, const NamedArray& all, const NamedArray& x) {
     auto wanted = replaced(all.axes(), Pos.name, {Next});
     if (!same_set(x.axes(), wanted))
-      fail(kCache, "the new {} have axes {}; those of the cache {} are to have {}", whose, x.axes(),
+      fail(kCache, "the new {} have axes {}; for the cache {}, expected {}", whose, x.axes(),
            all.axes(), wanted);
     if (is_float(x.dtype()) && !is_float(all.dtype()))
       fail(kCache,
-           "the new {} are {}, and a cache of {} would cut them to whole numbers; give it their "
+           "the new {} are {}, but a cache of {} would truncate them to integers; create it with "
+           "their "
            "dtype",
            whose, x.dtype(), all.dtype());
     return at_set(all, where, astype(x, all.dtype()));

@@ -16,7 +16,7 @@ void expect(const char* op, const Arr& x, const AxisSpec& axes) {
     if (!found)
       fail(op, "axis {} is not in the input {}{}", a.name, shown, did_you_mean(a.name, shown));
     if (found->size != a.size)
-      fail(op, "axis {} has size {} in the input {}, but the layer wants {}", a.name, found->size,
+      fail(op, "axis {} has size {} in the input {}, but the layer expects {}", a.name, found->size,
            shown, a);
   }
 }
@@ -43,7 +43,7 @@ Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, Lin
   CallSite here(at, true);
   for (auto& a : In)
     if (has(Out, a.name))
-      fail("linear", "axis {} is both in {} and in {}; alias one", a.name, In.axes(), Out.axes());
+      fail("linear", "axis {} is both in {} and in {}; rename one", a.name, In.axes(), Out.axes());
   auto axes = options.out_first ? concat_axes(Out, In) : concat_axes(In, Out);
   auto scale = options.init_scale / std::sqrt(double(axis_size(In)));
   Linear l{random::truncated_normal(key, axes, -3., 3.) * scale, {}, In, Out};
@@ -93,14 +93,15 @@ NamedArray RmsNorm::operator()(Arr x) const {
 
 NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> inference_now) const {
   LayerScope scope(x);
-  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {}, but it is a probability", pdrop);
+  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {}; it must be from 0 to 1", pdrop);
   auto shown = x.axes();
   for (Name n : broadcast_axes)
     if (!has(shown, n))
       fail("dropout", "the broadcast axis {} is not in {}{}", n, shown, did_you_mean(n, shown));
   if (inference_now.value_or(inference) || pdrop == 0) return x;
   if (pdrop == 1) return zeros_like(x);
-  if (!key) fail("dropout", "needs a key when not in inference; pass one, or inference = true");
+  if (!key)
+    fail("dropout", "a key is required outside of inference; pass a key, or inference = true");
   auto keep = random::bernoulli(key, without_axes(shown, broadcast_axes), 1 - pdrop);
   return where(keep, x / (1 - pdrop), 0.);
 }
@@ -114,8 +115,7 @@ Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& k
 }
 NamedArray Embedding::embed(Arr ids) const {
   LayerScope scope(ids, weight);
-  if (!is_integer(ids.dtype()))
-    fail("embedding", "ids are integers, but these are {}", ids.dtype());
+  if (!is_integer(ids.dtype())) fail("embedding", "ids: expected integers, got {}", ids.dtype());
   return take(weight, Vocab, ids);
 }
 NamedArray Embedding::unembed(Arr x) const {

@@ -68,7 +68,7 @@ struct Problem {
     for (auto& a : axes) {
       auto* found = find_axis(allowed, a.name);
       if (!found)
-        fail(op, "axis {} of the {} {} is none of {}{}", a.name, what, axes, allowed,
+        fail(op, "axis {} of the {} {} is not in {}{}", a.name, what, axes, allowed,
              did_you_mean(a.name, allowed));
       if (found->size != a.size)
         fail(op, "axis {} has size {} in the {} {} and {} in the logits {}", a.name, a.size, what,
@@ -87,7 +87,8 @@ struct Problem {
     auto t = a.targets.dtype();
     auto axes = a.targets.axes(), with_vocab = concat_axes(tokens, {Vocab});
     const bool soft = is_float(t), has_vocab = find_axis(axes, Vocab.name);
-    if (!soft && !is_integer(t)) fail(op, "targets are ids or probabilities, but these are {}", t);
+    if (!soft && !is_integer(t))
+      fail(op, "targets: expected integer ids or float probabilities, got {}", t);
     if (soft && !has_vocab)
       fail(op, "targets of {} are probabilities, but {} has no axis {}; ids must be integers", t,
            axes, Vocab.name);
@@ -96,9 +97,9 @@ struct Problem {
            Vocab.name);
     expect_tokens("targets", axes, soft ? with_vocab : tokens);
     if (!a.mask.empty() && a.mask.dtype() != DType::boolean)
-      fail(op, "the mask is {}; it must be bool (floats are `weights`)", a.mask.dtype());
+      fail(op, "mask: expected bool, got {}; use `weights` for floats", a.mask.dtype());
     if (!a.weights.empty() && !is_float(a.weights.dtype()))
-      fail(op, "weights are floats, but these are {}", a.weights.dtype());
+      fail(op, "weights: expected floats, got {}", a.weights.dtype());
     if (!a.mask.empty()) expect_tokens("mask", a.mask.axes(), tokens);
     if (!a.weights.empty()) expect_tokens("weights", a.weights.axes(), tokens);
     expect_vocab("the bias", a.bias);
@@ -114,9 +115,9 @@ struct Problem {
       const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));
       if (above != 0 && !(is_signed(t) && above == -1))
         fail(op,
-             "ignore_index is {}, which targets of {} never are; cast them to i32 before ids to be "
-             "ignored are put in, or "
-             "give a mask",
+             "ignore_index is {}, which {} cannot represent; cast targets to i32 before ids to be "
+             "ignored are set, or "
+             "use a mask",
              *options.ignore_index, t);
     }
     auto number = [](const char* name, double v, bool good, const char* rule) {
@@ -133,15 +134,15 @@ struct Problem {
     const bool tiles_vocab = is_named(options.walked, Vocab.name);
     if (k == Vocab.size && (tiles_vocab || options.vocab_chunk != 0))
       fail(op,
-           "top_k is all of {}, in order, which a walk over it does not hold; ask for fewer, or "
-           "walk the tokens alone",
+           "top_k is the size of {}, which is not supported if this axis is tiled; use fewer, or "
+           "tile only the tokens",
            Vocab);
     for (auto& w : options.walked.items())
       if (!has(with_vocab, w.name))
-        fail(op, "the walked axis {} is none of the logits' {}{}", w.name, with_vocab,
+        fail(op, "the tiled axis {} is not in the logits {}{}", w.name, with_vocab,
              did_you_mean(w.name, with_vocab));
     if (tiles_vocab && options.vocab_chunk != 0)
-      fail(op, "axis {} is walked already; vocab_chunk cuts it inside chunks of tokens",
+      fail(op, "axis {} is already in `walked`; vocab_chunk tiles it inside chunks of tokens",
            Vocab.name);
   }
 };
@@ -184,9 +185,8 @@ struct CountedTokens {
   void check(const Problem& p) const {
     if (wrong.empty() || !is_known(wrong)) return;
     if (auto n = std::int64_t(haliax::sum(wrong).item()))
-      fail(op, "{} of {} targets are no ids of {}{}", n, wrong.size(), p.Vocab,
-           p.options.ignore_index ? ", nor ignore_index"
-                                  : "; ignore_index says what does not count");
+      fail(op, "{} of {} targets are not ids of {}{}", n, wrong.size(), p.Vocab,
+           p.options.ignore_index ? " or ignore_index" : "; set ignore_index to skip targets");
   }
   // Weights a value per token. Tokens that do not count are exactly 0.
   NamedArray weighted(NamedArray v) const {
@@ -502,8 +502,8 @@ LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr we
   LayerScope scope(x, weight);
   constexpr auto op = "linear_next_token_loss";
   const auto pos = ops::axis_of(op, ops::node_of(op, ids), Pos);
-  if (!is_integer(ids.dtype())) fail(op, "ids are integers, but these are {}", ids.dtype());
-  if (pos.size < 2) fail(op, "axis {} has no next position; two are needed", pos);
+  if (!is_integer(ids.dtype())) fail(op, "ids: expected integers, got {}", ids.dtype());
+  if (pos.size < 2) fail(op, "axis {} has no next position; its size must be at least 2", pos);
   auto o = options;
   if (o.checked && !o.ignore_index) o.ignore_index = -1;
   const auto next = where(arange(pos) < pos.size - 1, roll(astype(ids, DType::i32), -1, pos),

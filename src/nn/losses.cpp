@@ -66,7 +66,8 @@ NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, A
                            Arr ids) {
   LayerScope scope(logits);
   auto pos = ops::axis_of("next_token_loss", ops::node_of("next_token_loss", ids), Pos);
-  if (pos.size < 2) fail("next_token_loss", "axis {} has no next position; two are needed", pos);
+  if (pos.size < 2)
+    fail("next_token_loss", "axis {} has no next position; its size must be at least 2", pos);
   return cross_entropy_loss(logits, Vocab, roll(ids, -1, pos),
                             {.where = arange(pos) < pos.size - 1});
 }

@@ -45,7 +45,8 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
     auto x = a[i].axes(), y = b[i].axes();
     auto same_name = [](const Axis& p, const Axis& q) { return p.name == q.name; };
     if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end(), same_name))
-      fail("optim", "array {} of the {} is {}, that of the {} {}; their axes must be the same", i,
+      fail("optim",
+           "array {} of the {} is {}, but that of the {} is {}; their axes must be the same", i,
            what, x, other, y);
   }
 }
@@ -54,9 +55,10 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
   for (std::size_t i = 0; i < grads.size(); ++i)
     if (!grads[i].empty() && state[i].empty())
       fail("optim",
-           "array {} {} has a gradient, but the state was made without it; take gradients by the "
+           "array {} {} has a gradient, but the state was created without it; compute gradients "
+           "for the "
            "same part of the "
-           "model, as value_and_grad(loss, \"lora\") does",
+           "model, as in value_and_grad(loss, \"lora\")",
            i, grads[i].axes());
 }
 // Returns the dtype to compute in. 16-bit results are then rounded once rather than at each op.

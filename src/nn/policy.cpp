@@ -54,9 +54,9 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     auto field =
         std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return name == f.name; });
     if (field == std::end(fields))
-      fail("policy", "\"{}\": no part is called {}{}; write it as p=f32,c=bf16,o=f32", spec, name,
+      fail("policy", "\"{}\": there is no part {}{}; write it as p=f32,c=bf16,o=f32", spec, name,
            did_you_mean(name, fields, [](auto& f) { return f.name; }));
-    if (field->dtype) fail("policy", "\"{}\": {} says again what was said before", spec, part);
+    if (field->dtype) fail("policy", "\"{}\": {} is specified twice", spec, part);
     field->dtype = float_called(trimmed(part.substr(equals + 1)), spec);
     if (rest.find(',') == rest.npos) break;
   }

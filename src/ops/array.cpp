@@ -12,15 +12,15 @@ namespace {
 using namespace ops;
 
 const NodePtr& held(const char* op, const NodePtr& n) {
-  if (!n) fail(op, "the NamedArray is empty: it was never given a value");
+  if (!n) fail(op, "the NamedArray is empty; assign a value to it first");
   return n;
 }
 NamedArray data(const char* op, std::span<const std::byte> values, DType dtype, const Axes& axes) {
   check_unique(op, axes);
   auto count = std::int64_t(values.size()) / bytes_of(dtype), wanted = axis_size(axes);
   if (count != wanted)
-    fail(op,
-         fmt::format("{} values were given for {}, which has {}", count, to_string(axes), wanted));
+    fail(op, fmt::format("{} values were given for {}, which has {} elements", count,
+                         to_string(axes), wanted));
   auto buffer = std::make_shared<Buffer>(std::int64_t(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return NamedArray(make_data(std::move(buffer), axes, dtype));
@@ -71,7 +71,7 @@ const NamedArray& NamedArray::scalar(SourceLocation at) const {
   CallSite here(at);
   if (auto mine = visible(*held("scalar", node_)); !mine.empty())
     fail("scalar", "the array has axes " + haliax::to_string(mine) +
-                       ", so it is no scalar; reduce them first");
+                       ", so it is not a scalar; reduce them first");
   return *this;
 }
 
@@ -110,7 +110,8 @@ NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec&
                       SourceLocation at) {
   CallSite here(at);
   if (v.size() % std::size_t(bytes_of(dtype)))
-    fail("from_bytes", fmt::format("{} bytes are no whole number of {}", v.size(), dtype));
+    fail("from_bytes",
+         fmt::format("{} bytes are not a multiple of the size of {}", v.size(), dtype));
   if (dtype != DType::boolean) return data("from_bytes", v, dtype, axes);
   std::vector<std::byte> bits(v.begin(), v.end());
   for (auto& b : bits) b = std::byte(b != std::byte(0));  // kernels require 0 or 1

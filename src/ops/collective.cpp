@@ -39,7 +39,7 @@ std::string fault_of_exchange(const program::Collective& how, const std::vector<
     for (auto& p : how.receives)
       if (p.array == int(k)) come += program::points(p.dims);
     if (come > axis_size(out[k]))
-      return fmt::format("{} elements come to {}", come, to_string(out[k]));
+      return fmt::format("{} elements are received into {}", come, to_string(out[k]));
   }
   return {};
 }
@@ -47,7 +47,7 @@ std::string fault_of_exchange(const program::Collective& how, const std::vector<
 // the contraction with the full second array.
 std::string fault_of_ring(const CollectiveSpec& w, const std::vector<Axes>& in) {
   if (in.size() != 2 || w.out.size() != 1 || w.along.size() != 1 || w.rank < 0 || w.rank >= w.ranks)
-    return "it is no ring";
+    return "it is not a ring";
   auto whole = in[1];
   auto round =
       std::find_if(whole.begin(), whole.end(), [&](auto& a) { return a.name == w.along[0]; });
@@ -74,7 +74,7 @@ std::string fault_of_array(const CollectiveSpec& w, std::size_t k, const Axes& x
   auto& out = w.out[k];
   const bool joins = w.collective.kind == CollectiveKind::all_gather,
              cuts = w.collective.kind == CollectiveKind::reduce_scatter;
-  auto wrong = [&] { return fmt::format("it makes {} of {}", to_string(out), to_string(x)); };
+  auto wrong = [&] { return fmt::format("it produces {} from {}", to_string(out), to_string(x)); };
   if (x.size() != out.size()) return wrong();
   bool met = !joins && !cuts;
   for (std::size_t d = 0; d < x.size(); ++d) {
@@ -88,19 +88,20 @@ std::string fault_of_array(const CollectiveSpec& w, std::size_t k, const Axes& x
     met |= mine;
   }
   return met ? ""
-             : fmt::format("{} lacks the axis that is {}", to_string(x), joins ? "joined" : "cut");
+             : fmt::format("{} lacks the axis that is {}", to_string(x),
+                           joins ? "gathered" : "scattered");
 }
 std::string collective_fault(const Node& n) {
   auto& w = collective_spec_of(n);
   std::vector<Axes> in;
   for (auto& x : n.in) in.push_back(x->axes);
-  if (w.number < 1) return "the call has no number";
+  if (w.number < 1) return "the collective has no number";
   if (w.ranks > 0) return fault_of_ring(w, in);
   if (w.collective.kind == CollectiveKind::exchange)
     return fault_of_exchange(w.collective, in, w.out);
   if (w.out.size() != in.size() || w.along.size() != in.size() ||
       w.collective.size.size() != in.size())
-    return fmt::format("it makes {} arrays of {}", w.out.size(), in.size());
+    return fmt::format("it produces {} arrays from {}", w.out.size(), in.size());
   for (std::size_t k = 0; k < in.size(); ++k)
     if (auto wrong = fault_of_array(w, k, in[k]); !wrong.empty()) return wrong;
   return {};

@@ -53,7 +53,7 @@ Linear linear_rule(const Node& n, std::size_t k) {
 Nodes gradient(const NodePtr& o, const NodePtr& g) {
   auto& user = user_op(*o->op);
   if (!user.grad)
-    fail(o->op->name, "has no gradient; give one to custom_op, or stop_gradient of its result");
+    fail(o->op->name, "has no gradient; pass one to custom_op, or use stop_gradient on its result");
   std::vector<NamedArray> in;
   for (auto& x : o->in) in.push_back(NamedArray(x));
   Axes along;
@@ -65,7 +65,7 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   }
   if (made.size() != in.size())
     fail(o->op->name,
-         fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
+         fmt::format("its gradient returns {} arrays for {} operands", made.size(), in.size()));
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
     // `vjp` sums over the axes that the operand lacks.
@@ -79,7 +79,7 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
                                       k, a.name, to_string(visible(*o))));
       if (its && its->size != a.size)
         fail(o->op->name,
-             fmt::format("axis {} has size {} in the gradient of operand {} and {} in the call",
+             fmt::format("axis {} has size {} in the gradient of operand {}, but {} in the call",
                          a.name, a.size, k, its->size));
     }
     out.push_back(made[k].node());
@@ -130,7 +130,7 @@ std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
   auto& kernels = user_op(op).cpu;
   auto count = kernels[0].dtypes.size() - 1;
   if (operands.size() != count)
-    fail(op.name, fmt::format("takes {} operand{}, and {} {} given", count, count == 1 ? "" : "s",
+    fail(op.name, fmt::format("expects {} operand{}, but {} {} given", count, count == 1 ? "" : "s",
                               operands.size(), operands.size() == 1 ? "is" : "are"));
   std::vector<DType> given;
   for (std::size_t k = 0; k < count; ++k)
@@ -144,7 +144,7 @@ std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
     if (fits) return i;
     takes += (i ? " or " : "") + list_of(kernels[i].dtypes, count);
   }
-  fail(op.name, "takes " + takes + ", not " + list_of(given, count) + "; cast with astype");
+  fail(op.name, "expected " + takes + ", got " + list_of(given, count) + "; cast with astype");
 }
 // Returns the axes that a call names. Each is an axis of the operands or a new one, as its rule
 // requires.
@@ -158,7 +158,7 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
   }
   if (selection.all()) named.assign(theirs.begin(), theirs.end());
   if (named.size() != rules.size())
-    fail(op.name, fmt::format("goes along {} {}, and the call names {}", rules.size(),
+    fail(op.name, fmt::format("requires {} {}, but the call names {}", rules.size(),
                               rules.size() == 1 ? "axis" : "axes", named.size()));
   for (std::size_t k = 0; k < rules.size(); ++k) {
     auto& s = named[k];
@@ -166,16 +166,16 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
     if (rules[k] == AxisRule::made) {
       if (has(theirs, s.name))
         fail(op.name,
-             fmt::format("makes axis {}, which an operand has: {}", s.name, to_string(theirs)));
+             fmt::format("creates axis {}, but an operand has it: {}", s.name, to_string(theirs)));
       if (s.size < 0)
         fail(op.name,
-             fmt::format("makes axis {}, and no operand says its size; give an Axis", s.name));
+             fmt::format("creates axis {}, but no operand has its size; pass an Axis", s.name));
       out.push_back(Axis(s.name, s.size));
       continue;
     }
     out.push_back(axis_of(op.name, theirs, s));
     if (rules[k] == AxisRule::gone && out.back().size == 0)
-      fail(op.name, fmt::format("axis {} has size 0, and it needs a position", s.name));
+      fail(op.name, fmt::format("axis {} has size 0; its size must be at least 1", s.name));
   }
   return out;
 }
@@ -220,18 +220,18 @@ void check(const CustomOp& user) {
   auto count = user.cpu[0].dtypes.size();
   std::set<AxisRule> monoids;
   std::copy_if(user.along.begin(), user.along.end(), std::inserter(monoids, monoids.end()), folds);
-  if (monoids.size() > 1) fail("custom_op", who + " folds by two monoids; let it be two ops");
+  if (monoids.size() > 1) fail("custom_op", who + " reduces by two monoids; use two ops");
   bool numbers = monoids.contains(AxisRule::reduce_sum) || monoids.contains(AxisRule::reduce_prod);
   for (auto& k : user.cpu) {
     if (k.dtypes.size() != count)
-      fail("custom_op", "kernels of " + who + " take different numbers of operands");
+      fail("custom_op", "kernels of " + who + " have different operand counts");
     if (numbers && k.dtypes.back() == DType::boolean)
-      fail("custom_op", who + " sums bools; reduce_max says whether any is true, reduce_min all");
+      fail("custom_op", who + " sums bools; use reduce_max for any, reduce_min for all");
   }
   for (int k : user.linear)
     if (k < 0 || k + 1 >= int(count))
       fail("custom_op",
-           fmt::format("{} is said to be linear in operand {}, and takes {}", who, k, count - 1));
+           fmt::format("{} is linear in operand {}, but has {} operands", who, k, count - 1));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ class Spec {
 
   [[noreturn]] void wrong(const Token& t, const std::string& why) const {
     auto carets = std::string(t.at, ' ') + std::string(std::max<std::size_t>(1, t.length), '^');
-    fail("einsum", "cannot read this:\n    " + spec_ + "\n    " + carets + "\n" + why);
+    fail("einsum", "cannot parse this string:\n    " + spec_ + "\n    " + carets + "\n" + why);
   }
 
  private:
@@ -82,15 +82,14 @@ class Spec {
     bool open = false, closed = false;
     for (Token t = next();; t = next()) {
       if (t.text == "{" && !t.label) {
-        if (open || closed || !o.items.empty())
-          wrong(t, "a brace stands only around a whole operand");
+        if (open || closed || !o.items.empty()) wrong(t, "braces must enclose a full operand");
         open = o.braces = true;
       } else if (t.text == "}" && !t.label) {
-        if (!open) wrong(t, "this brace was never opened");
+        if (!open) wrong(t, "this brace has no opening brace");
         open = false;
         closed = true;
       } else if (t.label || is_dots(t)) {
-        if (closed) wrong(t, "nothing may follow the brace but a comma or ->");
+        if (closed) wrong(t, "only a comma or -> may follow the brace");
         if (is_dots(t) && o.has_dots()) wrong(t, "only one ... is allowed in an operand");
         o.items.push_back(t);
       } else if (t.text == "," && open) {
@@ -112,11 +111,11 @@ class Spec {
       o = {};
       end = operand(o);
     }
-    if (end.text != "->") wrong(end, "there is no ->: the result is not said");
+    if (end.text != "->") wrong(end, "there is no ->, so the result is missing");
     if (!left.empty() || o.where.length) left.push_back(std::move(o));
     end = operand(right);
     if (end.length) wrong(end, end.text == "->" ? "there are two ->" : "there is only one result");
-    if (right.braces) wrong(right.where, "the result has an order: no braces here");
+    if (right.braces) wrong(right.where, "the result is ordered, so braces are not allowed");
   }
 };
 
@@ -132,9 +131,8 @@ class Einsum {
     bool braces =
         std::any_of(spec_.left.begin(), spec_.left.end(), [](auto& o) { return o.braces; });
     if (braces && spec_.left.size() > 1)
-      spec_.wrong(
-          spec_.left[1].where,
-          "axes in braces are those of all the arrays together: one pair of braces is enough");
+      spec_.wrong(spec_.left[1].where,
+                  "braces select axes of all arrays by name; use one pair of braces");
     auto out = spec_.left.empty() || braces ? by_name() : by_position();
     if (auto* label = aliases_.unused())
       fail("einsum", "the alias " + *label + " is not used in the string");
@@ -162,10 +160,10 @@ class Einsum {
     auto* s = aliases_.find(t.text);
     if (!s) return;
     if (s->name != a.name)
-      spec_.wrong(t, fmt::format("stands for axis {}, but the alias says {}", a.name, s->name));
+      spec_.wrong(t, fmt::format("stands for axis {}, but the alias is {}", a.name, s->name));
     if (s->size >= 0 && s->size != a.size)
-      spec_.wrong(
-          t, fmt::format("axis {} has size {}, but the alias says {}", a.name, a.size, s->size));
+      spec_.wrong(t, fmt::format("axis {} has size {}, but the alias has size {}", a.name, a.size,
+                                 s->size));
   }
 
   // Returns the result as specified: one axis per label, and `rest` in the place of "...".
@@ -239,11 +237,11 @@ class Einsum {
     for (auto& [label, axis] : bound)
       if (has(rest, axis.name))
         fail("einsum",
-             fmt::format("axis {} has the label {} in one array, and is among the ... of another",
+             fmt::format("axis {} has the label {} in one array, but is among the ... of another",
                          axis.name, label));
     bool any_dots = std::any_of(left.begin(), left.end(), [](auto& o) { return o.has_dots(); });
     for (auto& t : spec_.right.items)
-      if (is_dots(t) && !any_dots) spec_.wrong(t, "no array has a ... to stand for");
+      if (is_dots(t) && !any_dots) spec_.wrong(t, "the result has a ..., but no array has one");
     return written(
         [&](const Token& t) -> Axis {
           for (auto& [label, axis] : bound)

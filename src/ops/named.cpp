@@ -55,7 +55,7 @@ void check_unique(const char* op, const Axes& axes) {
   for (std::size_t i = 0; i < axes.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
       if (axes[i].name == axes[j].name)
-        fail(op, "axis " + text(axes[i].name) + " is there twice: " + to_string(visible(axes)) +
+        fail(op, "axis " + text(axes[i].name) + " occurs twice in " + to_string(visible(axes)) +
                      "; rename one of them");
 }
 void check_free(const char* op, Name name, const Axes& taken) {
@@ -89,8 +89,8 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
   if (is_float(d)) return prim::number(a.number(), d);
   if (d == DType::boolean) return prim::integer(a.number() != 0, d);
   if (a.is_real() && !(std::abs(a.number()) < 9e18 && a.number() == std::trunc(a.number())))
-    fail(op, "the number " + std::to_string(a.number()) + " is not a whole number, as " + text(d) +
-                 " wants");
+    fail(op, "the number " + std::to_string(a.number()) + " is not an integer, as " + text(d) +
+                 " requires");
   auto v = a.is_real() ? std::int64_t(a.number()) : a.integer();
   if (!holds(d, v))  // otherwise the value would wrap around
     fail(op, fmt::format("the number {} does not fit in {}", v, d));
@@ -100,7 +100,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
 }  // namespace
 
 const NodePtr& node_of(const char* op, const NamedArray& a) {
-  if (a.empty()) fail(op, "an operand is an empty NamedArray: it was never given a value");
+  if (a.empty()) fail(op, "an operand is an empty NamedArray; assign a value to it first");
   return a.node();
 }
 NodePtr node_of(const char* op, const Arr& a) {
@@ -120,9 +120,9 @@ void describe_mixed(const char* op, const Node& a, const Node& b) {
   static std::atomic_flag told;
   if (told.test_and_set()) return;
   fmt::print(stderr,
-             "haliax: warning: [{}] f64 {} meets f32 {}, and the result is f64; arrays of "
+             "haliax: warning: [{}] f64 {} and f32 {} promote to f64; arrays of "
              "std::vector<double> are f64, and "
-             "astype(DType::f32) narrows them; this is said once; {}\n",
+             "astype(DType::f32) narrows them; this warning is printed once; {}\n",
              op, to_string(visible(wide)), to_string(visible(narrow)), where_of(context().origin));
 }
 }  // namespace
@@ -160,7 +160,7 @@ NodePtr to_bool(const NodePtr& x) {
 NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x) {
   auto n = node_of(op, mask);
   if (n->dtype != DType::boolean)
-    fail(op, "the mask is " + text(n->dtype) + ", not bool; compare it with something");
+    fail(op, "mask: expected bool, got " + text(n->dtype) + "; use a comparison");
   check_sizes(op, n->axes, x.axes);
   for (auto& a : without(visible(*n), x.axes))
     fail(op, fmt::format("axis {} of the mask is not in {}; broadcast the array to it first",

@@ -62,7 +62,7 @@ NamedArray logical(const char* name, const Op& op, const Arr& a, const Arr& b) {
 NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool shift = false) {
   CallSite here(a.at());
   if (auto d = promoted(name, std::array{&a, &b}); is_float(d))
-    fail(name, fmt::format("wants integers{}, not {}", shift ? "" : " or bools", d));
+    fail(name, fmt::format("expected integers{}, got {}", shift ? "" : " or bools", d));
   return binary(name, op, a, b, shift ? no_bool : as_is);
 }
 
@@ -149,7 +149,7 @@ NamedArray power(Arr a, Arr b) {
     auto n = std::int64_t(b.number());
     if (n < 0 && !is_float(dtype))
       fail("power",
-           fmt::format("{} to the power {} is no integer; cast it to f32 first", dtype, n));
+           fmt::format("{} to the power {} is not an integer; cast it to f32 first", dtype, n));
     if (n == 0) return NamedArray(prim::filled(1, dtype, x->axes));
     auto p = whole_power(x, std::abs(n));
     return NamedArray(n < 0 ? prim::reciprocal(p) : p);

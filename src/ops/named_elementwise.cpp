@@ -59,7 +59,7 @@ NamedArray sign(Arr a) {
 NamedArray negative(Arr a) {
   return on("negative", a, [](G x) {
     if (x->dtype == DType::boolean)
-      fail("negative", "a bool has no negative; logical_not turns it round");
+      fail("negative", "negative is not defined for bool; use logical_not");
     return prim::neg(x);
   });
 }
@@ -108,7 +108,7 @@ NamedArray logical_not(Arr a) {
 NamedArray bitwise_not(Arr a) {
   return on("bitwise_not", a, [](G x) {
     if (is_float(x->dtype))
-      fail("bitwise_not", text(x->dtype) + " has no bits to turn round; use integers or bools");
+      fail("bitwise_not", "expected integers or bools, got " + text(x->dtype));
     return same(x->dtype == DType::boolean ? prim::kNot : prim::kBitNot, x);
   });
 }
@@ -129,7 +129,7 @@ NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
   check_unique("full", axes);
   auto v = dtype ? node_of("full", value, *dtype) : node_of("full", value);
   if (auto shown = visible(*v); !shown.empty())
-    fail("full", "the value has axes " + to_string(shown) + "; broadcast_to takes an array");
+    fail("full", "the value has axes " + to_string(shown) + "; use broadcast_to for arrays");
   return NamedArray(prim::fit(v, with_hidden({v}, axes)));
 }
 NamedArray zeros_like(Arr a, std::optional<DType> dtype) {
@@ -177,7 +177,7 @@ NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at
 }
 NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
   auto [here, x] = Call("one_hot", ids);
-  if (!is_integer(x->dtype)) fail("one_hot", "the ids are " + text(x->dtype) + ", not integers");
+  if (!is_integer(x->dtype)) fail("one_hot", "ids: expected integers, got " + text(x->dtype));
   auto shown = visible(*x);
   check_free("one_hot", Class.name, shown);
   shown.push_back(Class);

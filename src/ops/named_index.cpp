@@ -24,7 +24,7 @@ std::int64_t position_on(const char* op, const Axis& a, std::int64_t i) {
 }
 void check_integer(const char* op, G ids) {
   if (!is_integer(ids->dtype))
-    fail(op, fmt::format("an index is an integer, not {}{}", ids->dtype,
+    fail(op, fmt::format("expected an integer index, got {}{}", ids->dtype,
                          ids->dtype == DType::boolean ? "; use where with a mask" : ""));
 }
 // Returns the value of a scalar constant, such as a number that was converted to a NamedArray.
@@ -58,8 +58,7 @@ void check_length(const char* op, const Axis& a, std::int64_t length) {
 void check_start(const char* op, G start) {
   if (!known(op, start)) check_integer(op, start);
   if (auto axes = visible(*start); !axes.empty())
-    fail(op,
-         "the start of a slice is a number or a 0-d array, not one with axes " + to_string(axes));
+    fail(op, "the start of a slice must be a scalar, got an array with axes " + to_string(axes));
 }
 NodePtr window_of(G x, const Axis& a, G start, std::int64_t length) {
   if (start->axes.empty()) {
@@ -121,7 +120,7 @@ NamedArray at(Arr x, const AxisSelector& axis, Arr position) {
 }
 DSlice ds(Arr start, const AxisSelector& length) {
   if (length.size < 0)
-    fail("ds", "the length of axis " + text(length.name) + " is not known here; give an Axis");
+    fail("ds", "the length of axis " + text(length.name) + " is unknown; pass an Axis");
   return {start, length.size, length.name};
 }
 
@@ -137,10 +136,9 @@ Range range_of(const char* op, const Axis& a, const Slice& s) {
   std::int64_t least = s.step > 0 ? 0 : -1, most = s.step > 0 ? a.size : a.size - 1;
   auto limit = [&](std::int64_t i) {
     if (i < -a.size || i > a.size)
-      fail(op,
-           fmt::format(
-               "a slice from or to {} is outside of axis {}; leave a bound out to go to the end", i,
-               a));
+      fail(op, fmt::format(
+                   "a slice from or to {} is outside of axis {}; omit a bound to slice to the end",
+                   i, a));
     return std::clamp(from_start(i, a), least, most);
   };
   auto start = s.start      ? limit(*s.start)
@@ -208,9 +206,9 @@ Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
     if (p.picked()) indexed.push_back(&p);
   }
   for (auto& a : common(own, kept))
-    fail(op, fmt::format(
-                 "axis {} of the index is also one that the array keeps: {}; use take to pair them",
-                 a.name, to_string(visible(*x))));
+    fail(op, fmt::format("axis {} of the index is also an unindexed axis of the array: {}; use "
+                         "take to match them",
+                         a.name, to_string(visible(*x))));
   check_unique(op, kept);
   // The axes of the largest index come last, after axes that only the others have. Among indices of
   // equal size, the one given first counts as the larger.
@@ -255,8 +253,8 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
   if (!update.is_number() && is_float(update.dtype()) && !is_float(n->dtype))
-    fail(op, fmt::format("an update of {} does not go into an array of {}; use astype",
-                         update.dtype(), n->dtype));
+    fail(op, fmt::format("cannot update an array of {1} with {0}; use astype", update.dtype(),
+                         n->dtype));
   auto parts = parts_of(op, n, indices);
   auto where = ids_of(parts, true);
   auto shown = picked_axes(op, n, parts), given = visible(*u);
@@ -357,7 +355,7 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
       check_integer(op, s);
     }
     for (auto& v : without(visible(*s), without(whole, {a})))
-      fail(op, fmt::format("axis {} of the start is not one of the other axes of the array {}",
+      fail(op, fmt::format("axis {} of the start is not among the other axes of the array {}",
                            v.name, to_string(whole)));
     check_sizes(op, visible(*s), whole);
     part = replaced(part, a.name, {window});

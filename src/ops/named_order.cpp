@@ -42,7 +42,7 @@ std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::in
   constexpr auto op = "top_k";
   auto [here, n, a] = CallAlong(op, x, axis);
   if (k < 0 || k > a.size)
-    fail(op, fmt::format("the {} greatest of axis {} cannot be taken", k, a));
+    fail(op, fmt::format("k is {}; it must be from 0 to the size of {}", k, a));
   // (..., axis = k)
   auto first = prim::slice(prim::argsort(descending(n), a.name), a.name, 0, k);
   auto values = prim::gather(n, {{a.name, first}}, first->axes, program::Outside::clamp);

@@ -32,8 +32,7 @@ class Parser {
   explicit Parser(std::string_view spec) : spec_(spec) {}
 
   std::pair<Side, Side> run() {
-    if (spec_.find("->") == spec_.npos)
-      error("there is no -> between what the axes are and what they become");
+    if (spec_.find("->") == spec_.npos) error("there is no -> between the old and the new axes");
     Side left = side();
     if (!take("->")) error("-> is expected", at_);
     Side right = side();
@@ -237,7 +236,7 @@ class Rearrangement {
     Axes parts;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       Name name = fresh(item.parts[i], {a.name});
-      if (has(parts, name)) parser_.error("axis " + text(name) + " would be made twice");
+      if (has(parts, name)) parser_.error("axis " + text(name) + " would occur twice");
       parts.push_back({name, sizes[i] >= 0 ? sizes[i] : a.size / known});
       capture(item.parts[i], name);
     }
@@ -278,7 +277,7 @@ class Rearrangement {
       if (!c.used) parser_.error("label " + c.label + " of the left side is not on the right side");
     for (auto& a : visible(*x_))
       if (!dots && !has(order_, a.name))
-        parser_.error("axis " + to_string(a) + " has no place on the right side; add ... there");
+        parser_.error("axis " + to_string(a) + " is not on the right side; add ... there");
   }
   void merge() {
     for (auto& [label, old] : merges_) {

@@ -54,8 +54,8 @@ struct Reduced {
   NamedArray result(G v) const { return NamedArray(prim::cast(v, narrow)); }
   void check_not_empty() const {
     if (axis_size(over) == 0)
-      fail(op,
-           "there is nothing along " + to_string(over) + ", and nothing has no " + std::string(op));
+      fail(op, "there are no elements along " + to_string(over) +
+                   "; at least one is required for " + std::string(op));
   }
 };
 
@@ -106,9 +106,8 @@ NamedArray sum(Arr a, const AxisSelection& axis, ReduceOptions options) {
   if (dtype == DType::boolean) return any(a, axis, options);
   if (f.x->dtype == DType::boolean && !holds(dtype, count))
     fail(f.op,
-         fmt::format(
-             "{} bools of {} may be more than {} can count; leave the dtype out, or ask for i64",
-             count, to_string(f.over), dtype));
+         fmt::format("the count of {} bools of {} may overflow {}; omit the dtype, or use i64",
+                     count, to_string(f.over), dtype));
   return NamedArray(f.sum(prim::cast(f.x, dtype)));
 }
 NamedArray mean(Arr a, const AxisSelection& axis, ReduceOptions options) {

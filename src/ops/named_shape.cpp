@@ -24,7 +24,8 @@ NamedArray renamed(const Arr& array, const Renames& renames) {
     if (fresh.size >= 0 && fresh.size != a.size)
       fail(op, fmt::format("axis {} cannot become {}: the sizes differ", a,
                            Axis(fresh.name, fresh.size)));
-    if (fresh.name.text().empty()) fail(op, "axis " + text(a.name) + " is renamed to nothing");
+    if (fresh.name.text().empty())
+      fail(op, "axis " + text(a.name) + " is renamed to an empty name");
     r.from.push_back(a.name);
     r.to.push_back(fresh.name);
   }
@@ -211,7 +212,7 @@ NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays
   if (arrays.empty()) fail(op, "there is nothing to stack");
   Axis whole(axis.name, std::int64_t(arrays.size()));
   if (axis.size >= 0 && axis.size != whole.size)
-    fail(op, fmt::format("{} arrays do not make an axis {}", arrays.size(),
+    fail(op, fmt::format("{} arrays do not match the axis {}", arrays.size(),
                          Axis(axis.name, axis.size)));
   Nodes parts;
   for (auto& a : arrays) parts.push_back(node_of(op, a));
@@ -284,7 +285,7 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
   }
   auto s = node_of(op, shift);
   if (!visible(*s).empty() || !is_integer(s->dtype))
-    fail(op, fmt::format("the shift is a number or a 0-d integer array, not {} {}", s->dtype,
+    fail(op, fmt::format("shift: expected an integer scalar, got {} {}", s->dtype,
                          to_string(visible(*s))));
   const auto d = prim::position_dtype(a.size),
              in = s->dtype == DType::u64 ? DType::u64 : DType::i64;
@@ -301,8 +302,7 @@ NamedArray pad(Arr x,
   auto [here, n] = Call(op, x);
   auto fill = node_of(op, value, n->dtype);
   if (!visible(*fill).empty())
-    fail(op,
-         "the value is a number or a 0-d array, not one with axes " + to_string(visible(*fill)));
+    fail(op, "value: expected a scalar, got an array with axes " + to_string(visible(*fill)));
   n = prim::fit(n, with_hidden({fill, n}, visible(*n)));
   for (auto& [name, width] : widths) {
     auto a = axis_of(op, n, name);

@@ -147,7 +147,7 @@ void cumulative_lower(const Node& n, Emit& e) {
 std::string ids_fault(const Node& n, std::size_t first) {
   auto& picked = indexed_axes(n);
   if (n.in.size() != first + picked.size())
-    return fmt::format("it has {} operands, and picks from {} axes", n.in.size(), picked.size());
+    return fmt::format("it has {} operands, but indexes {} axes", n.in.size(), picked.size());
   for (auto a : picked)
     if (!has(n.in[0]->axes, a)) return fmt::format("{} has no axis {}", n.in[0]->axes, a);
   return fault_of_dtypes(n, first);
@@ -160,7 +160,7 @@ std::string scatter_fault(const Node& n) {
 // For ops along one axis: sort, argsort, running sums.
 std::string along_fault(const Node& n, DType dtype) {
   if (n.dtype != dtype)
-    return fmt::format("an operand is {}, the result {}", n.in[0]->dtype, n.dtype);
+    return fmt::format("an operand is {}, but the result is {}", n.in[0]->dtype, n.dtype);
   if (!same_set(n.axes, n.in[0]->axes)) return fault_of_sizes(n);
   auto axis = AlongAttr::of(n).axis;
   return has(n.axes, axis) ? "" : fmt::format("it has no axis {}", axis);

@@ -37,15 +37,15 @@ NodePtr word(const Key& k, int i) {
 void check_key(const char* op, const Key& k) {
   if (!k)
     fail(op,
-         "the key is empty: it stands for no randomness; pass a key, or call the layer in "
+         "the key is empty; pass a key, or call the layer in "
          "inference mode");
   auto* mine = find(*k.words.node(), key_word);
   if (!mine || mine->size != 2 || k.words.dtype() != DType::u32)
-    fail(op, fmt::format("the words of a key are two u32 along key_word, not {} {}",
+    fail(op, fmt::format("words of a key: expected two u32 along key_word, got {} {}",
                          k.words.dtype(), to_string(k.words.axes())));
   if (auto axes = without(k.words.axes(), {word_axis()}); !axes.empty())
-    fail(op, "this is an array of keys over " + to_string(axes) +
-                 "; use vmap or scan over it, to draw with each of them");
+    fail(op, "expected one key, got an array of keys over " + to_string(axes) +
+                 "; use vmap or scan to draw with each key");
 }
 
 // ---- bits ----
@@ -80,7 +80,8 @@ NamedArray drawn(G x, const Axes& requested) {
 
 void check_float(const char* op, DType d) {
   if (!is_float(d))
-    fail(op, "draws are floats, not " + text(d) + "; randint and bits give integers");
+    fail(op,
+         "dtype: expected a float dtype, got " + text(d) + "; use randint or bits for integers");
 }
 // The start of a draw: the call site for errors, as long as the object lives, and the checks.
 struct Draw {
@@ -120,7 +121,7 @@ NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
       fail(op, fmt::format("a bound has axis {}, which is not in {}{}", b.name, to_string(axes),
                            did_you_mean(b.name, axes)));
     if (mine->size != b.size)
-      fail(op, fmt::format("axis {} has size {} in a bound and {} in the draw", b.name, b.size,
+      fail(op, fmt::format("axis {} has size {} in a bound, but {} in the draw", b.name, b.size,
                            mine->size));
   }
   return prim::cast(a.node(), d);
@@ -186,7 +187,7 @@ Key key(const NamedArray& words, SourceLocation at) {
   if (words.empty()) return {};
   auto n = words.node();
   if (n->dtype != DType::u32)
-    fail("random.key", "the words of a key are u32, not " + text(n->dtype));
+    fail("random.key", "words of a key: expected u32, got " + text(n->dtype));
   if (!find(*n, key_word)) n = prim::rename(n, {"word"}, {key_word});
   auto* mine = find(*n, key_word);
   if (!mine || mine->size != 2)
@@ -198,7 +199,7 @@ Key key(const NamedArray& words, SourceLocation at) {
 
 std::vector<Key> split(const Key& k, int n, SourceLocation at) {
   CallSite here(at);
-  if (n < 0) fail("random.split", fmt::format("cannot make {} keys", n));
+  if (n < 0) fail("random.split", fmt::format("n is {}; it must not be negative", n));
   std::vector<Key> keys(static_cast<std::size_t>(n));
   if (!k) return keys;
   check_key("random.split", k);
@@ -210,7 +211,7 @@ Key split(const Key& k, const Axis& axis, SourceLocation at) {
   if (!k) return {};
   check_key("random.split", k);
   if (axis.name == Name(key_word))
-    fail("random.split", "axis key_word is the one of the words; choose another name");
+    fail("random.split", "the axis name key_word is reserved; use another name");
   return hashed(k, position({axis}));
 }
 Key fold_in(const Key& k, Arr data) {
@@ -220,16 +221,16 @@ Key fold_in(const Key& k, Arr data) {
   if (data.is_number())
     return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(whole("random.fold_in", data))))});
   if (!is_integer(data.dtype()))
-    fail("random.fold_in", "the data are integers, not " + text(data.dtype()));
+    fail("random.fold_in", "data: expected integers, got " + text(data.dtype()));
   if (data.has_axis(key_word))
-    fail("random.fold_in", "the data have axis key_word, which is the one of the words");
+    fail("random.fold_in", "data has the axis key_word, which is reserved");
   return hashed(k, {u32(0), prim::cast(data.node(), DType::u32)});
 }
 
 NamedArray bits(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
   Draw here("random.bits", k, spec, at);
   if (!is_integer(d) || is_signed(d))
-    fail("random.bits", "bits are u8, u16, u32 or u64, not " + text(d));
+    fail("random.bits", "dtype: expected u8, u16, u32 or u64, got " + text(d));
   return drawn(raw_bits(k, spec, d), spec);
 }
 NamedArray uniform(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d,
@@ -265,7 +266,7 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
   constexpr auto op = "random.bernoulli";
   Draw here(op, k, spec, at);
   if (p.is_number() && !(p.number() >= 0 && p.number() <= 1))
-    fail(op, "a probability of " + std::to_string(p.number()) + " is not in [0, 1]");
+    fail(op, "p is " + std::to_string(p.number()) + "; it must be from 0 to 1");
   return drawn(prim::less(unit(k, spec, DType::f32), bound(op, p, DType::f32, spec)), spec);
 }
 
@@ -275,10 +276,10 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
                    SourceLocation at) {
   constexpr auto op = "random.randint";
   Draw here(op, k, spec, at);
-  if (!is_integer(d)) fail(op, "draws are integers, not " + text(d));
+  if (!is_integer(d)) fail(op, "dtype: expected an integer dtype, got " + text(d));
   for (auto* b : {&minval, &maxval})
     if (!b->is_number() && !is_integer(b->dtype()))
-      fail(op, "a bound is " + text(b->dtype()) + ", not an integer");
+      fail(op, "bounds: expected integers, got " + text(b->dtype()));
   bool wide = bytes_of(d) == 8;
   auto word_type = wide ? DType::u64 : DType::u32;
   auto work = wide || d == DType::u32 ? d : DType::i32;
@@ -331,12 +332,12 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
   auto x = node_of(op, logits);
   auto along = axis_of(op, x, axis);
   check_float(op, x->dtype);
-  if (along.size == 0) fail(op, fmt::format("axis {} has nothing to choose from", along));
+  if (along.size == 0) fail(op, fmt::format("axis {} has no positions to choose from", along));
   auto given = visible(*x), rest = without(given, {along});
   Axes requested = shape ? shape->axes() : rest;
   check_unique(op, requested);
   if (has(requested, along.name))
-    fail(op, fmt::format("axis {} is chosen from; it cannot be in the shape {}", along.name,
+    fail(op, fmt::format("axis {} is sampled, so it must not be in the shape {}", along.name,
                          to_string(requested)));
   for (auto& a : rest)
     if (auto* mine = find_axis(requested, a.name); !mine || mine->size != a.size)

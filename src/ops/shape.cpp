@@ -160,9 +160,9 @@ std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
   if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
   auto c = SliceAttr::of(n);
   auto *all = find_axis(whole, c.axis), *mine = find_axis(part, c.axis);
-  if (!all) return fmt::format("{} is no part of {}", part, whole);
+  if (!all) return fmt::format("{} is not a slice of {}", part, whole);
   if (c.drop ? mine != nullptr : !mine || mine->size != c.size)
-    return fmt::format("the part has {}, and {} positions are taken", part, c.size);
+    return fmt::format("the slice has {}, but {} positions are sliced", part, c.size);
   auto first = c.start, last = c.start + (c.size - 1) * c.step;
   bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
   bool never = n.in.size() > 1 && all->size == 0;  // at the index of a loop without iterations
@@ -190,7 +190,7 @@ std::string concat_fault(const Node& n) {
   for (auto& x : n.in)
     if (auto* part = find(*x, axis)) done += part->size;
   auto size = find(n, axis)->size;
-  return done == size ? "" : fmt::format("its parts have {} positions, it has {}", done, size);
+  return done == size ? "" : fmt::format("its parts have {} positions, but it has {}", done, size);
 }
 }  // namespace
 

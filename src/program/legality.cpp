@@ -38,7 +38,7 @@ struct FusedCheck {
       if (i.args[k] < 0 || i.args[k] >= at)
         return fmt::format("instruction {} reads instruction {}", at, i.args[k]);
       if (!folds && !i.inner && operand(i, k).inner)
-        return fmt::format("instruction {} is made at outer points, and reads {} of inner ones", at,
+        return fmt::format("instruction {} is outer, but reads inner instruction {}", at,
                            i.args[k]);
     }
     return "";
@@ -51,15 +51,14 @@ struct FusedCheck {
     if (is_test) should = DType::boolean;
     if (i.code >= Code::threefry0 && i.code <= Code::threefry_xor) should = DType::u32;
     if (is != should)
-      return fmt::format("instruction {} is {}, and should be {}", at, name_of(is),
-                         name_of(should));
+      return fmt::format("instruction {} is {}, expected {}", at, name_of(is), name_of(should));
     for (int k = 0; k < operands_of(i.code) && !converts(i.code); ++k) {
       const bool decides = i.code == Code::select && k == 0;
       is = operand(i, k).dtype;
       should = decides ? DType::boolean : compares(i.code) ? operand(i, 0).dtype : i.dtype;
       if (is != should)
-        return fmt::format("operand {} of instruction {} is {}, and should be {}", k, at,
-                           name_of(is), name_of(should));
+        return fmt::format("operand {} of instruction {} is {}, expected {}", k, at, name_of(is),
+                           name_of(should));
     }
     return "";
   }
@@ -83,7 +82,7 @@ std::string flag_fault(DType d) {
 }
 std::string alike(const program::View& x, const program::View& out) {
   const bool same = out.slot < 0 || x.dtype == out.dtype;
-  return same ? "" : fmt::format("it makes {} of {}", name_of(out.dtype), name_of(x.dtype));
+  return same ? "" : fmt::format("it produces {} from {}", name_of(out.dtype), name_of(x.dtype));
 }
 
 struct CollectiveCheck {
@@ -94,19 +93,20 @@ struct CollectiveCheck {
     std::int64_t ranks = 1;
     for (std::size_t k = 0; k < c.over.size(); ++k) {
       const int m = c.over[k];
-      if (m < 0 || m >= int(p.mesh.size())) return fmt::format("the mesh has no axis number {}", m);
+      if (m < 0 || m >= int(p.mesh.size()))
+        return fmt::format("the mesh has no axis with index {}", m);
       if (std::count(c.over.begin(), c.over.end(), m) > 1)
         return fmt::format("mesh axis {} is used twice", m);
       ranks *= p.mesh[std::size_t(m)];
     }
     if (c.kind == CollectiveKind::exchange || ranks == c.ranks) return "";
-    return fmt::format("it is among {} devices, and its mesh axes have {}", c.ranks, ranks);
+    return fmt::format("it has {} devices, but its mesh axes have {}", c.ranks, ranks);
   }
   // Checks the dims of each result: those of the operand (all_reduce), one block of them
   // (reduce_scatter), or all blocks (all_gather).
   std::string sizes() const {
     if (c.x.size() != c.out.size())
-      return fmt::format("it makes {} arrays of {}", c.out.size(), c.x.size());
+      return fmt::format("it produces {} arrays from {}", c.out.size(), c.x.size());
     for (std::size_t k = 0; k < c.x.size(); ++k) {
       auto large = c.x[k].dims, small = c.out[k].dims;
       if (auto wrong = alike(c.x[k].view, c.out[k].view); !wrong.empty()) return wrong;
@@ -118,8 +118,8 @@ struct CollectiveCheck {
                          : large[d] == small[d];
       }
       if (!fits)
-        return fmt::format("array {} is ({}), and arrives ({})", k, fmt::join(c.x[k].dims, ", "),
-                           fmt::join(c.out[k].dims, ", "));
+        return fmt::format("array {} is ({}), but is received as ({})", k,
+                           fmt::join(c.x[k].dims, ", "), fmt::join(c.out[k].dims, ", "));
     }
     return "";
   }
@@ -136,7 +136,7 @@ struct CollectiveCheck {
                (std::min(b.start[d], last) >= 0 && std::max(b.start[d], last) < dims[d]);
       }
       if (program::points(b.dims) > 0 && !fits)
-        return fmt::format("a box at ({}) of ({}) reaches outside of {}, which is ({})",
+        return fmt::format("a box at ({}) of ({}) reaches outside of {} of shape ({})",
                            fmt::join(b.start, ", "), fmt::join(b.dims, ", "), of,
                            fmt::join(dims, ", "));
     }
@@ -146,14 +146,14 @@ struct CollectiveCheck {
     if (auto wrong = group(); !wrong.empty()) return wrong;
     if (auto wrong = skip_flag(); !wrong.empty()) return wrong;
     if (c.kind != CollectiveKind::exchange) return sizes();
-    auto wrong = outside(c.sends, c.x, "what is sent");
-    if (wrong.empty()) wrong = outside(c.receives, c.out, "what arrives");
+    auto wrong = outside(c.sends, c.x, "the sent arrays");
+    if (wrong.empty()) wrong = outside(c.receives, c.out, "the received arrays");
     return wrong.empty() ? twice() : wrong;
   }
   std::string skip_flag() const {
     if (c.skip_flag == program::SkipFlag::nothing) return "";
-    if (c.kind != CollectiveKind::exchange) return "it may leave something out, and is no exchange";
-    if (c.x.empty() || !c.x.back().dims.empty()) return "no flag stands behind its arrays";
+    if (c.kind != CollectiveKind::exchange) return "it may skip transfers, but is not an exchange";
+    if (c.x.empty() || !c.x.back().dims.empty()) return "no flag follows its arrays";
     if (auto wrong = flag_fault(c.x.back().view.dtype); !wrong.empty()) return wrong;
     auto flag = int(c.x.size()) - 1;
     bool sent =
@@ -172,8 +172,8 @@ struct CollectiveCheck {
     for (auto a = c.receives.begin(); a != c.receives.end(); ++a)
       for (auto b = a + 1; b != c.receives.end(); ++b)
         if (meet(*a, *b))
-          return fmt::format("boxes at ({}) and ({}) of what arrives overlap",
-                             fmt::join(a->start, ", "), fmt::join(b->start, ", "));
+          return fmt::format("received boxes at ({}) and ({}) overlap", fmt::join(a->start, ", "),
+                             fmt::join(b->start, ", "));
     return "";
   }
 };

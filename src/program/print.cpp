@@ -14,7 +14,7 @@ const char* const kKinds[] = {"fused",      "contract", "gather",     "scatter",
                               "skip",       "custom",   "host"};
 const char* const kCollectiveKindNames[] = {"all_reduce", "reduce_scatter", "all_gather",
                                             "exchange"};
-const char* const kSkipFlagNames[] = {"", " of what is read", " of what is not 0"};
+const char* const kSkipFlagNames[] = {"", " unless unread", " unless zero"};
 
 std::string text(const Dims& d) { return fmt::format("[{}]", fmt::join(d, " ")); }
 std::string name(const Program& p, int slot) {
@@ -99,11 +99,11 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
       break;
   }
   auto& l = s.loop;
-  auto parallel_slots =
-      l.parallel_slot_bytes > 0
-          ? fmt::format(" in {} lanes of {} bytes", l.parallel_slots, l.parallel_slot_bytes)
-      : l.parallel_slots > 0 ? " in lanes"
-                             : "";
+  auto parallel_slots = l.parallel_slot_bytes > 0
+                            ? fmt::format(" in {} parallel slots of {} bytes", l.parallel_slots,
+                                          l.parallel_slot_bytes)
+                        : l.parallel_slots > 0 ? " in parallel"
+                                               : "";
   return fmt::format("loop {}x{}{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable),
                      l.trips, l.reverse ? " reversed" : "", l.continues_previous ? " again" : "",
                      parallel_slots);

@@ -76,13 +76,13 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
   auto call = std::make_shared<PrintCall>();
   call->pieces = pieces_of(text.text);
   if (call->pieces.size() != values.size() + 1)
-    fail("print", "the text has {} places for values, {{}}, and there are {} values",
+    fail("print", "the format string has {} placeholders {{}}, but there are {} values",
          call->pieces.size() - 1, values.size());
   if (context().chunked_calls > 0)
-    fail("print", "inside chunked_reduce no value is ever whole; print what it gives");
+    fail("print", "values are not materialized inside chunked_reduce; print its result");
   Nodes nodes;
   for (auto& a : values) {
-    if (a.empty()) fail("print", "a NamedArray is empty: it was never given a value");
+    if (a.empty()) fail("print", "a NamedArray is empty; assign a value to it first");
     nodes.push_back(a.node());
     call->axes.push_back(shown(a.node()->axes));
   }
@@ -93,11 +93,11 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
 void check(const Arr& given, const Text& text) {
   CallSite here(text.at);
   auto& condition = given.array();
-  if (condition.empty()) fail("check", "the NamedArray is empty: it was never given a value");
+  if (condition.empty()) fail("check", "the NamedArray is empty; assign a value to it first");
   if (condition.dtype() != DType::boolean)
-    fail("check", "the condition is {}, not bool", condition.dtype());
+    fail("check", "condition: expected bool, got {}", condition.dtype());
   if (context().chunked_calls > 0)
-    fail("check", "inside chunked_reduce no value is ever whole; check what it gives");
+    fail("check", "values are not materialized inside chunked_reduce; check its result");
   auto call = std::make_shared<CheckCall>();
   call->origin = context().origin;
   call->text = text.text;

@@ -30,7 +30,7 @@ std::vector<MemoryReport> memory_of(const program::Program& p) {
     }
   for (auto& use : p.at_peak) bytes[use.purpose] += use.bytes;
   std::vector<MemoryReport> out;
-  for (const char* purpose : {"parameters", "optimiser", "inputs", "gradients", "activations",
+  for (const char* purpose : {"parameters", "optimizer", "inputs", "gradients", "activations",
                               "results", "gathered", "scratch", "gaps"})
     if (bytes[purpose] > 0) out.push_back({purpose, bytes[purpose]});
   return out;
@@ -90,7 +90,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   r.sent_bytes = m.sent_bytes;
   r.calls = m.calls;
   std::vector<std::vector<std::string>> rows{
-      {"collective", "over", "sends", "times", "what", "for", "asked by"}};
+      {"collective", "over", "bytes", "times", "array", "for", "requested by"}};
   std::map<std::string, std::pair<double, double>> by_kind;  // (collectives, bytes)
   for (auto& move : m.moves) {
     auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
@@ -114,13 +114,13 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   auto& out = r.explain;
   out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh),
                      m.mesh.devices());
-  out += m.moves.empty() ? "nothing is sent\n" : table(rows);
+  out += m.moves.empty() ? "no communication\n" : table(rows);
   for (auto& [kind, sum] : by_kind)
     out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
-  out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
+  out += fmt::format("total: {:.0f} calls, {} communicated\n\n", r.calls, size_of(r.sent_bytes));
   if (auto lines = overlap_report(*m.devices[m.largest_device].program); !lines.empty())
-    out += fmt::format("beside the work:\n  {}\n\n", fmt::join(lines, "\n  "));
-  if (m.uneven) out += "nothing is sent beside the work: the blocks of an axis are not even\n\n";
+    out += fmt::format("overlapped with computation:\n  {}\n\n", fmt::join(lines, "\n  "));
+  if (m.uneven) out += "no communication is overlapped: the blocks of an axis are uneven\n\n";
 }
 
 // Appends the memory of one of `devices` devices. inputs: the unsharded arguments.
@@ -132,7 +132,7 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
     rows.push_back({purpose, size_of(double(bytes))});
     trains |= purpose == "gradients";
   }
-  rows.push_back({"in all", size_of(double(r.argument_bytes + r.peak_bytes))});
+  rows.push_back({"total", size_of(double(r.argument_bytes + r.peak_bytes))});
   out += table(rows);
   // Training stores three things per parameter: its value, a gradient of equal size, and the state
   // of the optimizer.
@@ -141,7 +141,7 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
     auto& slot = p.slot(p.argument_slots[k]);
     std::string purpose = slot.purpose;
     double times = purpose == "parameters"  ? 2
-                   : purpose == "optimiser" ? 1
+                   : purpose == "optimizer" ? 1
                                             : 0,
            size = double(inputs[k]->size());
     if (purpose == "parameters") count += size;
@@ -150,13 +150,13 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
   }
   if (trains && count > 0)
     out += fmt::format(
-        "{} parameters x {:.3g} bytes (values, gradients, optimiser): {} on one device{}\n",
+        "{} parameters x {:.3g} bytes (values, gradients, optimizer): {} on one device{}\n",
         number_of(count), whole / count, size_of(whole),
         devices > 1 ? fmt::format(", {} on each of {}", size_of(mine), devices) : "");
   if (r.compute_s > 0 || r.sending_s > 0)
     out += fmt::format(
-        "\nestimated: {} for {:.3g} floating-point operations of matrix products, {} for what is "
-        "sent\n",
+        "\nestimated: {} for {:.3g} floating-point operations of matmuls, {} for "
+        "communication\n",
         seconds_of(r.compute_s), r.flops, seconds_of(r.sending_s));
 }
 

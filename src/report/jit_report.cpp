@@ -38,11 +38,10 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     auto& c = w.report;
     bool again = w.contractions > w.distinct.size();
     if (c.form == "sweep" && again) c.form = "recompute";
-    const char* why =
-        c.form == "forward" ? "no gradients"
-        : c.form == "sweep"
-            ? "values and gradients in one sweep, since no gradient waits for its end"
-            : "chunks are made again, since what follows waits for the end of a sweep";
+    const char* why = c.form == "forward" ? "no gradients"
+                      : c.form == "sweep"
+                          ? "values and gradients in one pass, since no gradient depends on its end"
+                          : "chunks are recomputed, since later values depend on the end of a pass";
     report.chunked.push_back(c);
     report.explain +=
         c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";

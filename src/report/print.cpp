@@ -113,9 +113,9 @@ std::string NamedArray::to_string() const {
     return s + "," + Values(*node_, *value).text(s.size() + 3) + ")";
   auto tracer = tracer_below(node_);
   if (!node_->donated.empty()) return s + ", donated)";
-  if (!tracer && needs_donated(node_)) return s + ", made of what was donated)";
+  if (!tracer && needs_donated(node_)) return s + ", computed from a donated array)";
   if (!tracer || tracer->shape) return s + ")";
-  return s + (tracer->left ? ", left behind by " : ", traced by ") + tracer->inside + ")";
+  return s + (tracer->left ? ", leaked from " : ", traced by ") + tracer->inside + ")";
 }
 std::ostream& operator<<(std::ostream& out, const NamedArray& a) { return out << a.to_string(); }
 // A friend that only its class declares is exported at its definition.
@@ -136,7 +136,7 @@ std::string to_string(const Key& k) {
   std::erase_if(axes, [](auto& a) { return a.name == Name(key_word); });
   auto tracer = tracer_below(n);
   auto traced = tracer && !tracer->shape
-                    ? (tracer->left ? "left behind by " : "traced by ") + tracer->inside
+                    ? (tracer->left ? "leaked from " : "traced by ") + tracer->inside
                     : "";
   if (axes.empty()) return "Key(" + traced + ")";
   return "Key(" + to_string(axes) + (traced.empty() ? "" : ", " + traced) + ")";

@@ -21,7 +21,7 @@ std::string cost_text(const ProfileCost& c, double all) {
                      rate_text(c.bytes_per_s()), rate_text(c.flops_per_s()),
                      percent_text(c.share()));
 }
-constexpr const char* kCostHead = "        ms  share    calls     GB/s  GFLOP/s  of best";
+constexpr const char* kCostHead = "        ms  share    calls     GB/s  GFLOP/s  of peak";
 
 std::string sums_text(const std::vector<ProfileSum>& sums, const char* what, double all) {
   constexpr std::size_t most = 24;
@@ -49,7 +49,7 @@ std::string to_string(const Profile& p) {
                                       p.wall_s * 1e3, p.runs)
                         : fmt::format("all calls take {:.3f} ms, their steps", p.wall_s * 1e3);
   out += fmt::format(" {:.3f} ms\n", p.steps_s * 1e3);
-  out += fmt::format("this machine, in GB/s: reads {}, copies {}; in GFLOP/s: products",
+  out += fmt::format("this machine, in GB/s: reads {}, copies {}; in GFLOP/s: matmuls",
                      rate_text(p.machine.read), rate_text(p.machine.copy));
   for (auto& [dtype, rate] : p.machine.flops) out += fmt::format(" {} {}", dtype, rate_text(rate));
   out += p.machine.flops.empty() ? " -\n" : "\n";

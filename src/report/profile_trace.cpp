@@ -59,7 +59,7 @@ std::string Profiler::trace(const std::string& process) const {
     }
 
     if (r.flops > 0) args["GFLOP/s"] = cost.flops_per_s() * 1e-9;
-    if (cost.bound_s > 0) args["of best"] = cost.share();
+    if (cost.bound_s > 0) args["of peak"] = cost.share();
     auto name = r.is_call                        ? r.called
                 : r.kind == r.op || r.op.empty() ? r.kind
                                                  : r.kind + " " + r.op;
@@ -75,7 +75,7 @@ std::string Profiler::trace(const std::string& process) const {
   if (events_dropped_ > 0)
     line({{"ph", "I"},
           {"s", "g"},
-          {"name", fmt::format("cut off: {} events are left out", events_dropped_)},
+          {"name", fmt::format("truncated: {} events are omitted", events_dropped_)},
           {"pid", 0},
           {"tid", 0},
           {"ts",

@@ -94,7 +94,7 @@ std::vector<std::size_t> shown(std::size_t n, std::size_t most) {
 }
 std::string share(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   auto mine = local_axes(axes, at, mesh, 0);
-  return "each device holds " + to_string(mine) + (mine == axes ? ", all of it" : "");
+  return "each device holds " + to_string(mine) + (mine == axes ? ", replicated" : "");
 }
 
 std::string table_of(const Grid& g) {
@@ -224,7 +224,7 @@ std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, con
 }
 std::string visualize_sharding(const NamedArray& a, const std::string& svg, SourceLocation at) {
   CallSite here(at);
-  if (a.empty()) fail("visualize_sharding", "the NamedArray is empty: it was never given a value");
+  if (a.empty()) fail("visualize_sharding", "the NamedArray is empty; assign a value to it first");
   if (auto p = placement(a)) return visualize_sharding(a.axes(), p->mapping, p->mesh, svg, at);
   auto mesh = current_mesh();
   auto mapping = current_mapping();
@@ -257,7 +257,7 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
       return double(axis_size(of)) * bytes_of(leaves[k].dtype());
     };
     auto all = bytes(axes), each = bytes(local_axes(axes, lies, mesh, 0));
-    add(paths[k], to_string(axes), spec.empty() ? "whole" : spec, all, each);
+    add(paths[k], to_string(axes), spec.empty() ? "replicated" : spec, all, each);
     whole += all;
     mine += each;
   }

@@ -19,7 +19,7 @@ std::string made_at(const NodePtr& compared) {
   while (in_library(*n) && !n->in.empty() && n->in[0]) n = n->in[0];
   return n == compared || in_library(*n)
              ? ""
-             : "; what is compared was made at " + to_string(n->origin.at);
+             : "; the compared array was created at " + to_string(n->origin.at);
 }
 
 }  // namespace
@@ -27,25 +27,24 @@ std::string made_at(const NodePtr& compared) {
 NamedArray::operator bool() const {
   if (!node_)
     fail("bool",
-         "an empty NamedArray is neither true nor false; x.empty() asks whether there is an array");
+         "an empty NamedArray has no truth value; use x.empty() to test whether there is an array");
   // A conversion has no source location of its own; an `if` usually contains the comparison.
   auto& origin = node_->origin;
   if (size() != 1)
     fail_at(origin, "bool",
             "an array of " + std::to_string(size()) + " elements " + haliax::to_string(axes()) +
-                " is neither true nor false; all(x) or any(x) says which is meant, where(x, a, b) "
-                "picks for each element" +
+                " has no truth value; use all(x) or any(x) for one value, or where(x, a, b) "
+                "to select elementwise" +
                 made_at(node_));
   try {
     return item(origin.at) != 0;
   } catch (const Error&) {
     auto tracer = tracer_below(node_);
     if (!tracer || tracer->left || tracer->shape) throw;
-    fail_at(
-        origin, "bool",
-        "C++ cannot decide by a value that is not computed until this function has been traced; "
-        "where(condition, a, b) picks between two values" +
-            made_at(node_));
+    fail_at(origin, "bool",
+            "an array has no truth value inside a traced function, since it is not computed yet; "
+            "use where(condition, a, b) to select, or cond to branch" +
+                made_at(node_));
   }
 }
 

@@ -136,8 +136,9 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
     impl_->check_call(parts.count);
   auto mesh = current_mesh();
   if (o.mesh && mesh && !(*o.mesh == *mesh))
-    fail("named_jit", "mesh (" + to_string(*o.mesh) + ") is not that of the function around (" +
-                          to_string(*mesh) + ")");
+    fail("named_jit", "mesh (" + to_string(*o.mesh) +
+                          ") differs from that of the enclosing function (" + to_string(*mesh) +
+                          ")");
   auto& each = results ? o.out : o.in;
   for (std::size_t k = 0; each && k < out.size(); ++k)
     if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && !out[k].empty())
@@ -180,18 +181,18 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
     auto dot = field.find('.');
     auto name = dot == field.npos ? "argument " + field : field.substr(dot + 1);
     if (!w.unequal.empty())
-      fail(
-          "jit",
-          "nobody can tell whether the std::function {} is the same in the next call; hold it as a "
-          "haliax::StaticFunction",
-          name);
-    fail("jit",
-         "{} is of a type with is_static = true and holds a NamedArray: static values are compared "
-         "to find the program "
-         "for a call, and the values of arrays are not known then; leave is_static out, and list "
-         "private fields with "
-         "HALIAX_FIELDS(...)",
-         name);
+      fail("jit",
+           "the std::function {} cannot be compared between calls; store it as a "
+           "haliax::StaticFunction",
+           name);
+    fail(
+        "jit",
+        "{} has a type with is_static = true and contains a NamedArray: static values are compared "
+        "to find the program "
+        "for a call, but the values of arrays are not known then; remove is_static, and list "
+        "private fields with "
+        "HALIAX_FIELDS(...)",
+        name);
   }
   m.report_retraces(w);
   auto& donate = m.options.donate;

@@ -57,7 +57,7 @@ std::string static_difference(const Signature& s, const Walk& w) {
     auto &was = s.told[k], &is = w.told[k];
     if (is.path != was.path) break;
     auto name = "the static " + argument_name(is.path);
-    return is.text == was.text ? name + " is another"
+    return is.text == was.text ? name + " differs"
                                : fmt::format("{} is {}, not {}", name, is.text, was.text);
   }
   return "a static argument or field (a number, string, axis or function) differs";
@@ -66,13 +66,13 @@ std::string static_difference(const Signature& s, const Walk& w) {
 }  // namespace
 
 std::string JitCore::Impl::array_difference(const Signature& s, const Walk& w) const {
-  if (!equal(s.mesh, current_mesh())) return "another mesh";
-  if (!equal(s.mapping, current_mapping())) return "another axis mapping";
+  if (!equal(s.mesh, current_mesh())) return "a different mesh";
+  if (!equal(s.mapping, current_mapping())) return "a different axis mapping";
   if (s.axes.size() != w.arrays.size()) {
     auto why = static_difference(s, w);  // a vector of another length, or an optional with a value
-    return why.empty()
-               ? fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size())
-               : why;
+    return why.empty() ? fmt::format("a different number of arrays: {}, not {}", w.arrays.size(),
+                                     s.axes.size())
+                       : why;
   }
   auto array = [&](std::size_t k) {
     return k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k);
@@ -101,7 +101,7 @@ std::string JitCore::Impl::difference(const Signature& s, const Walk& w,
     if (!n || argument_sharding(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])
       continue;
     return (k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k)) +
-           " is placed otherwise";
+           " has a different sharding";
   }
   return "";
 }
@@ -138,14 +138,14 @@ void JitCore::Impl::report_retraces(const Walk& w) {
   }
   if (which.empty()) return;
   auto text = fmt::format(
-      "traced {} times, each time for other static values: {}; a number is traced once where the "
+      "traced {} times for different static values: {}; a number is traced once if the "
       "function "
-      "takes a NamedArray (not auto, not a field of another type)",
+      "accepts a NamedArray (not auto, not a field of another type)",
       others.size() + 1, which);
   CallSite here(options.at);
   if (options.refuse_retraces) fail("jit", text);
   reported_retraces = true;
-  fmt::print(stderr, "haliax: warning: [jit] {}; this is said once; {}\n", text,
+  fmt::print(stderr, "haliax: warning: [jit] {}; this warning is printed once; {}\n", text,
              where_of(context().origin));
 }
 
@@ -165,8 +165,8 @@ void JitCore::Impl::check_call(int arguments) const {
   for (int d : options.donate)
     if (d < 0 || d >= arguments)
       fail("jit",
-           fmt::format("argument {} is to be donated, but the function has {}, counted from 0", d,
-                       arguments));
+           fmt::format("donate has argument {}, but the function has {} arguments, counted from 0",
+                       d, arguments));
   if (!options.partition) return;
   require_each("named_jit", "in", options.in, arguments, "arguments");
   auto mappings = given_mappings();
@@ -187,12 +187,11 @@ void JitCore::Impl::require_devices(const Mesh& mesh, program::Device& backend) 
   // On a backend with one device, all devices of the mesh share it if this was requested.
   if (wanted <= there || (there == 1 && has_requested(wanted))) return;
   const auto together =
-      there == 1
-          ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} puts them all there, ", wanted)
-          : "";
-  fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, and backend {} has {}; "
+      there == 1 ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} adds them there, ", wanted)
+                 : "";
+  fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, but backend {} has {}; "
                                 "{}JitOptions::backend or HALIAX_BACKEND "
-                                "sets another, and plan() takes a mesh of any size",
+                                "selects another; plan() accepts a mesh of any size",
                                 to_string(mesh), wanted, mine.ranks ? " on each rank" : "",
                                 backend.name(), there, together));
 }

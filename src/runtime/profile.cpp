@@ -43,7 +43,7 @@ std::string step_shape(const Step& s) {
     if (all.size() > 1) return fmt::format("{} arrays", all.size());
     return all.empty() ? "" : all[0];
   }
-  if (s.kind == program::Kind::loop) return fmt::format("{} turns", s.loop.trips);
+  if (s.kind == program::Kind::loop) return fmt::format("{} iterations", s.loop.trips);
   return s.kind == program::Kind::skip || s.kind == program::Kind::host
              ? ""
              : dims_text(program::dims_of(s));
@@ -311,7 +311,8 @@ namespace detail {
 Profile profiled(void (*call)(const void*), const void* f) {
   if (is_tracing())
     fail("profile",
-         "nothing runs inside of jit, grad, vmap or scan; profile the function that jit returned");
+         "programs do not run inside jit, grad, vmap or scan; profile the function that jit "
+         "returned");
   constexpr int runs = 3;
   Profiler mine;
   Profiling recording(&mine);

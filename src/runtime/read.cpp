@@ -13,7 +13,7 @@ struct KnownNode {
   BufferPtr value;
 };
 KnownNode with_value(const NamedArray& a) {
-  if (a.empty()) fail("eval", "the NamedArray is empty: it was never given a value");
+  if (a.empty()) fail("eval", "the NamedArray is empty; assign a value to it first");
   auto& n = *a.node();
   if (!n.donated.empty()) fail("eval", n.donated);
   if (!n.value) evaluate({a.node()});

@@ -17,13 +17,14 @@ void refuse_gathers(const std::vector<PlannedCollective>& moves, const Mesh& mes
   for (auto& m : moves) {
     if (!m.gathers() || m.reason != GatherReason::unrequested) continue;
     fail_at(m.origin, "strict",
-            fmt::format("{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked "
-                        "for it; cut it so that each device "
-                        "has what it needs, or ask for the gather by shard",
-                        cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes,
-                        m.iterations > 1 ? fmt::format(" in each of {:.0f} turns over {}",
-                                                       m.iterations, loops_of(m, mesh))
-                                         : ""));
+            fmt::format(
+                "{} gathers {} over {}, {:.0f} bytes communicated per device{}, without a request "
+                "for it; shard it so that each device "
+                "has the part that it reads, or request the gather with shard",
+                cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes,
+                m.iterations > 1 ? fmt::format(" in each of {:.0f} iterations over {}",
+                                               m.iterations, loops_of(m, mesh))
+                                 : ""));
   }
 }
 
@@ -32,7 +33,7 @@ void refuse_without_mesh(const Mapping& m) {
                   [](auto& e) { return e.mesh_axes.empty(); }))
     return;
   fail("strict", "there is no mesh for the mapping " + to_string(m) +
-                     " to cut by; give one as an option, or put it in scope with use_mesh");
+                     "; pass one as an option, or set one with use_mesh");
 }
 
 void refuse_mappings(const Nodes& roots, const Nodes& inputs,
@@ -60,7 +61,7 @@ void refuse_mappings(const Nodes& roots, const Nodes& inputs,
       auto name = std::string(e.axis.text());
       if (!std::binary_search(known.begin(), known.end(), name))
         fail("strict", "the mapping " + to_string(*m) + " names axis " + name +
-                           ", which no array has" + did_you_mean(name, known));
+                           ", which is not in any array" + did_you_mean(name, known));
     }
   }
 }

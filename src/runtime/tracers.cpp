@@ -17,7 +17,7 @@ std::string inside_of(const std::string& by, SourceLocation at) {
 bool is_input(const Node& n) { return n.op == &prim::kInput && !n.value && n.donated.empty(); }
 Tracer tracer_of(const Node& input) {
   auto* mine = prim::trace_of(input).get();
-  if (!mine) return {"a function that is traced", true};
+  if (!mine) return {"a traced function", true};
   auto* t = context().trace.get();
   while (t && t != mine) t = t->outer.get();
   return {inside_of(mine->by, mine->at), !t, mine->by == std::string_view("shape"), mine->last};
@@ -44,12 +44,12 @@ const Node& left_of(const NodePtr& root, const Tracer& t) {
   return *last;
 }
 [[noreturn]] void refuse(const NodePtr& n, const Tracer& t) {
-  if (t.shape)
-    fail("eval", "this array has axes and a dtype, but no value: eval_shape has made it");
+  if (t.shape) fail("eval", "this array is from eval_shape: it has axes and a dtype, but no value");
   if (!t.left)
-    fail("eval", "a value is asked for inside " + t.inside + ", where there is none yet");
+    fail("eval", "the value of a traced array is not available inside " + t.inside +
+                     "; return the array and read it outside");
   auto made = to_string(left_of(n, t).origin.at);
-  fail("eval", "this array is a tracer that has left its function: it was made " +
+  fail("eval", "this array is a leaked tracer: it was created " +
                    (made.empty() ? "" : "at " + made + " ") + "inside " + t.inside +
                    " and has a value only there; return it from that function");
 }

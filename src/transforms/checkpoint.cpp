@@ -70,11 +70,11 @@ struct Checkpointed : CustomVjp {
     auto traced = outs;
     append(traced, inputs);
     if (traced.size() != operands.size())
-      return fmt::format("it was traced with {} arrays, and has {}", traced.size(),
+      return fmt::format("it was traced with {} arrays, but has {}", traced.size(),
                          operands.size());
     for (std::size_t k = 0; k < traced.size(); ++k)
       if (auto& t = *traced[k], &o = *operands[k]; !same_set(t.axes, o.axes) || t.dtype != o.dtype)
-        return fmt::format("array {} was traced as {} {}, and is {} {}", k, name_of(t.dtype),
+        return fmt::format("array {} was traced as {} {}, but is {} {}", k, name_of(t.dtype),
                            to_string(t.axes), name_of(o.dtype), to_string(o.axes));
     return {};
   }
@@ -117,13 +117,13 @@ struct UserCustomVjp : CustomVjp {
           call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
     }
     if (back.size() != given_in.size())
-      fail("custom_vjp", "the backward gave {} arrays for {} arguments", back.size(),
+      fail("custom_vjp", "the backward returned {} arrays for {} arguments", back.size(),
            given_in.size());
     Nodes result;
     for (std::size_t k = 0; k < back.size(); ++k) {
       if (!given_in[k]) continue;
       if (!back[k].empty() && !same_axes(back[k], in[k]))
-        fail("custom_vjp", "the cotangent of argument array {} is {}, and the array is {}", k,
+        fail("custom_vjp", "the cotangent of argument array {} is {}, but the array is {}", k,
              back[k].axes(), in[k].axes());
       result.push_back(back[k].node());
     }
@@ -133,8 +133,8 @@ struct UserCustomVjp : CustomVjp {
     for (auto c : carries_below(result))
       if (carries.count(c) && !now.count(c))
         fail("custom_vjp",
-             "the backward reads an array that it captured from the body of a loop, and the loop "
-             "is made again, as "
+             "the backward reads an array that it captured from the body of a loop, but the loop "
+             "is rebuilt, as "
              "for a second derivative; pass that array as an argument");
     return result;
   }
@@ -144,8 +144,9 @@ struct UserCustomVjp : CustomVjp {
     };
     auto out = count(given_out), in = count(given_in);
     if (out == results && out + in == operands.size()) return {};
-    return fmt::format("its function took {} arrays and gave {}, and it has {} with {} results", in,
-                       out, operands.size(), results);
+    return fmt::format(
+        "its function has {} arguments and {} results, but it has {} operands, {} of them results",
+        in, out, operands.size(), results);
   }
 };
 

@@ -179,17 +179,17 @@ namespace {
 
 constexpr auto op = "chunked_reduce";
 void check_options(const AxisSelection& selection, const ChunkOptions& options) {
-  if (selection.all() || selection.items().empty()) fail(op, "name the axis to walk");
+  if (selection.all() || selection.items().empty()) fail(op, "name the axis to tile");
   auto positive = [](std::int64_t chunk) {
-    if (chunk <= 0) fail(op, "a chunk of {} positions; it must be positive", chunk);
+    if (chunk <= 0) fail(op, "a chunk has {} positions; it must be positive", chunk);
   };
   if (options.chunk) positive(*options.chunk);
-  if (options.memory < 0) fail(op, "a budget of {} bytes; it must be positive", options.memory);
+  if (options.memory < 0) fail(op, "memory is {} bytes; it must be positive", options.memory);
   if (options.chunk.has_value() + !options.chunks.empty() + (options.memory > 0) > 1)
-    fail(op, "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
+    fail(op, "`chunk`, `chunks` and `memory` each specify the chunk size; use only one of them");
   auto tiled = selection.items().size();
   if (!options.chunks.empty() && options.chunks.size() != tiled)
-    fail(op, "{} chunks for {} walked axes", options.chunks.size(), tiled);
+    fail(op, "{} chunks for {} tiled axes", options.chunks.size(), tiled);
   for (auto c : options.chunks) positive(c);
 }
 // Returns the key with the options of the call, and the size of each tiled axis in `sizes`.
@@ -207,7 +207,7 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
     for (auto& n : nodes_of(xs))
       if (has(n->axes, s.name)) size = ops::axis_of(op, n, s).size;
     if (size < 0)
-      fail(op, "no array has the walked axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
+      fail(op, "no array has the tiled axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
     if (has(call.tiled_axes, s.name)) fail(op, "axis {} is named twice", s.name);
     call.tiled_axes.push_back(s.name);
     sizes.push_back(size);

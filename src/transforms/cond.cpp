@@ -38,13 +38,13 @@ void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
   for (std::size_t s = 1; s < traced.size(); ++s) {
     auto& other = traced[s].values;
     if (first.size() != other.size())
-      fail(sides.word, "one side gives {} arrays, another {}", first.size(), other.size());
+      fail(sides.word, "one branch returns {} arrays, another {}", first.size(), other.size());
     for (std::size_t k = 0; k < first.size(); ++k) {
       auto &a = first[k], &b = other[k];
       bool alike = a.empty() ? b.empty() : !b.empty() && a.dtype() == b.dtype() && same_axes(a, b);
       if (!alike)
         fail(sides.word,
-             "one side gives {} where another gives {}; both give the same axes and dtypes",
+             "one branch returns {}, another {}; both must return the same axes and dtypes",
              text(a), text(b));
     }
   }
@@ -129,13 +129,14 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
 static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
   Tracing tracing;
   if (given.empty())
-    fail(sides.word, "the NamedArray that decides is empty: it was never given a value");
+    fail(sides.word, "the predicate or index is an empty NamedArray; assign a value to it first");
   bool is_flag = sides.word == std::string_view("cond");
   if (given.ndim() != 0)
-    fail(sides.word, "what decides has axes {}; one value decides, where picks by many",
-         given.axes());
+    fail(sides.word, "the {} must be a scalar, but has axes {}; use `where` to select elementwise",
+         is_flag ? "predicate" : "index", given.axes());
   if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
-    fail(sides.word, "what decides is {}, not {}", given.dtype(), is_flag ? "bool" : "an integer");
+    fail(sides.word, "{}: expected {}, got {}", is_flag ? "predicate" : "index",
+         is_flag ? "bool" : "an integer", given.dtype());
   auto& which = given.node();
   // A predicate with an axis that vmap hides is elementwise.
   return which->axes.empty() ? one_run(which, sides) : picked(which, sides);

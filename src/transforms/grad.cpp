@@ -84,12 +84,12 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen,
 Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation at) {
   CallSite here(at);
   if (ys.size() != gs.size())
-    fail("vjp", "the result has {} arrays and its cotangent {}", ys.size(), gs.size());
+    fail("vjp", "the result has {} arrays, but its cotangent has {}", ys.size(), gs.size());
   Nodes y, g, x;
   for (std::size_t k = 0; k < ys.size(); ++k) {
     if (ys[k].empty() || gs[k].empty()) continue;
     if (!same_axes(ys[k], gs[k]))
-      fail("vjp", "a cotangent is {} and its array {}", gs[k].axes(), ys[k].axes());
+      fail("vjp", "a cotangent is {}, but its array is {}", gs[k].axes(), ys[k].axes());
     y.push_back(ys[k].node());
     g.push_back(gs[k].node());
   }
@@ -103,14 +103,14 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
 }
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   CallSite here(at);
-  if (loss.empty()) fail("grad", "the function gave no array");
+  if (loss.empty()) fail("grad", "the function returned an empty array");
   if (loss.ndim() != 0)
     fail("grad",
-         "only a 0-d array has a gradient; the function gave {}; sum or mean it, or differentiate "
+         "the function must return a scalar, but returned {}; sum or mean it, or differentiate "
          "under vmap",
          loss.axes());
   if (!is_float(loss.dtype()))
-    fail("grad", "the function gave dtype {}, which has no gradient", loss.dtype());
+    fail("grad", "the function must return a float, but returned {}", loss.dtype());
   auto& n = loss.node();
   return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt, at);
 }
@@ -120,7 +120,7 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   CallSite here(at);
   Tracing tracing;
   if (primals.size() != tangents.size())
-    fail("jvp", "there are {} arrays and {} tangents", primals.size(), tangents.size());
+    fail("jvp", "there are {} arrays, but {} tangents", primals.size(), tangents.size());
   auto x =
       tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
   auto ys = called(f, x);
@@ -135,7 +135,7 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
     if (x[k].empty() || !is_tracer(x[k].node())) continue;
     wrt.push_back(x[k].node());
     if (!tangents[k].empty() && !same_axes(tangents[k], x[k]))
-      fail("jvp", "a tangent is {} and its array {}", tangents[k].axes(), x[k].axes());
+      fail("jvp", "a tangent is {}, but its array is {}", tangents[k].axes(), x[k].axes());
     ts.push_back(prim::fit(or_zeros(tangents[k].node(), wrt.back()), wrt.back()->axes));
   }
   auto g = vjp(y, us, wrt);

@@ -33,16 +33,17 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
     auto& [name, size] = a;
     if (name.empty()) fail("mesh", "a mesh axis has no name");
     if (std::any_of(axes_.data(), &a, [&](auto& before) { return before.first == a.first; }))
-      fail("mesh", "mesh axis {} is there twice", name);
+      fail("mesh", "mesh axis {} occurs twice", name);
     if (size == -1 && open)
-      fail("mesh", "mesh axes {} and {} both have size -1; one of them has to be known",
-           open->first, name);
+      fail("mesh", "mesh axes {} and {} both have size -1; at most one may be -1", open->first,
+           name);
     if (size == -1) {
       open = &a;
       continue;
     }
     if (size < 1)
-      fail("mesh", "mesh axis {} has size {}; it must be at least 1, or -1 for what is left", name,
+      fail("mesh",
+           "mesh axis {} has size {}; it must be at least 1, or -1 for the remaining devices", name,
            size);
     others *= size;
     split += size > 1;
@@ -54,10 +55,9 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
   if (!open) return;
   int all = haliax::devices(at);
   if (all % others)
-    fail(
-        "mesh",
-        "{} devices cannot be shared out as {}; set_devices or HALIAX_DEVICES changes their number",
-        all, *this);
+    fail("mesh",
+         "{} devices cannot be arranged as {}; set_devices or HALIAX_DEVICES sets the device count",
+         all, *this);
   open->second = int(all / others);
 }
 int Mesh::devices() const {
@@ -111,13 +111,13 @@ Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
     auto axis = e.axis;
     if (axis.text().empty()) fail("mapping", "an axis has no name");
     if (m.find(axis))
-      fail("mapping", "axis {} is there twice; for several mesh axes give a list of them", axis);
+      fail("mapping", "axis {} occurs twice; use a list for several mesh axes", axis);
     for (auto& mesh_axis : e.mesh_axes) {
       if (mesh_axis.empty())
         fail("mapping",
-             "axis {} is sent to a mesh axis without a name; nullopt says that it is whole", axis);
+             "axis {} is mapped to a mesh axis without a name; use nullopt to replicate it", axis);
       if (std::count(e.mesh_axes.begin(), e.mesh_axes.end(), mesh_axis) > 1)
-        fail("mapping", "axis {} is sent to mesh axis {} twice", axis, mesh_axis);
+        fail("mapping", "axis {} is mapped to mesh axis {} twice", axis, mesh_axis);
     }
     m.entries_.push_back(std::move(e));
   }
@@ -181,7 +181,7 @@ static Mapping mapping_in_scope() {
 PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
   CallSite here(at);
   if (axes.all())
-    fail("pspec_for_axis", "name the axes; `{}` would be those of an array, and there is none");
+    fail("pspec_for_axis", "name the axes; `{}` is the axes of an array, but there is no array");
   require_axes_here("pspec_for_axis", m);
   PartitionSpec out;
   for (auto& a : axes.items()) out.axes.push_back(mesh_axes_of(a.name, m));
@@ -208,7 +208,7 @@ std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const M
                                                SourceLocation at) {
   CallSite here(at);
   auto mesh = current_mesh();
-  if (!mesh) fail("physical_axis_size", "there is no mesh in scope; use_mesh puts one there");
+  if (!mesh) fail("physical_axis_size", "there is no mesh in scope; set one with use_mesh");
   require_axes("physical_axis_size", m, *mesh);
   if (mesh_axes_of(axis.name, m).empty()) return {};
   return ranks(*mesh,

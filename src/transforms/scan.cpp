@@ -68,7 +68,7 @@ class TracedIteration {
     auto made = to_string(n->origin.at),
          scan = to_string(from ? from->at : n->free.front()->origin.at);
     fail("scan",
-         "the function reads a tracer that has left its function: it was made{} inside scan{} and "
+         "the function reads a leaked tracer: it was created{} inside scan{} and "
          "has a value only "
          "there; return it from that function",
          made.empty() ? "" : " at " + made, scan.empty() ? "" : " (" + scan + ")");
@@ -109,17 +109,17 @@ NodePtr in_a_row(Nodes parts, const Axis& axis) {
 }
 void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::string>& paths) {
   if (init.size() != next.size())
-    fail("scan", "the carry has {} arrays and the function gave {}", init.size(), next.size());
+    fail("scan", "the carry has {} arrays, but the function returned {}", init.size(), next.size());
   for (std::size_t k = 0; k < init.size(); ++k) {
     auto name =
         k < paths.size() && !paths[k].empty() ? "carry " + paths[k] : std::string("the carry");
     auto &a = init[k], &b = next[k];
-    if (a.empty() != b.empty()) fail("scan", "{} is empty on one side of a turn", name);
+    if (a.empty() != b.empty()) fail("scan", "{} is empty on one side of an iteration", name);
     if (a.empty()) continue;
     if (a.dtype() != b.dtype())
       fail("scan", "{} changes its dtype from {} to {}", name, a.dtype(), b.dtype());
     if (a.axes() != b.axes())
-      fail("scan", "{} changes from {} to {}; it must keep its axes and their order", name,
+      fail("scan", "{} changes from {} to {}; its axes and their order must stay the same", name,
            a.axes(), b.axes());
   }
 }
@@ -130,7 +130,8 @@ void check_given(const Leaves& y, const Axis& axis) {
   for (auto& a : y)
     if (!a.empty() && has(a.node()->axes, axis.name))
       fail("scan",
-           "what a turn gives has axis {} already: {}; only arguments are sliced, not what the "
+           "the result of an iteration already has axis {}: {}; only arguments are sliced, not "
+           "arrays that the "
            "function captures",
            axis.name, a.axes());
 }
@@ -138,17 +139,18 @@ void check_given(const Leaves& y, const Axis& axis) {
 // Raises if results of different iterations differ in axes or dtype, since they are stacked. The
 // body may have state of its own if it is called several times.
 void check_alike(const Leaves& first, const Leaves& now, const Axis& axis) {
-  constexpr auto hint = "what is stacked must be alike in all turns";
+  constexpr auto hint = "stacked results must be equal in axes and dtype in all iterations";
   if (first.size() != now.size())
-    fail("scan", "one turn gives {} arrays and another {}; {}", first.size(), now.size(), hint);
+    fail("scan", "one iteration returns {} arrays, another {}; {}", first.size(), now.size(), hint);
   for (std::size_t k = 0; k < now.size(); ++k) {
     auto &a = first[k], &b = now[k];
-    if (a.empty() != b.empty()) fail("scan", "what one turn gives is empty in another; {}", hint);
+    if (a.empty() != b.empty())
+      fail("scan", "the result of one iteration is empty in another; {}", hint);
     if (a.empty()) continue;
     auto mine = replaced(a.axes(), axis.name, {}), other = replaced(b.axes(), axis.name, {});
     if (a.dtype() != b.dtype() || mine != other)
-      fail("scan", "one turn gives {} {} and another {} {}; {}", a.dtype(), mine, b.dtype(), other,
-           hint);
+      fail("scan", "one iteration returns {} {}, another {} {}; {}", a.dtype(), mine, b.dtype(),
+           other, hint);
   }
 }
 
@@ -310,12 +312,12 @@ Axis scanned_axis(const AxisSelector& selector, const Leaves& xs) {
     auto* mine = xs[k].empty() ? nullptr : find(*xs[k].node(), name);
     if (!mine) continue;
     if (size >= 0 && mine->size != size)
-      fail("scan", "axis {} has size {} in argument array {} {} and {} elsewhere", name, mine->size,
-           k, xs[k].axes(), size);
+      fail("scan", "axis {} has size {} in argument array {} {}, but {} elsewhere", name,
+           mine->size, k, xs[k].axes(), size);
     size = mine->size;
   }
   if (size < 0)
-    fail("scan", "no argument has axis {}; give an Axis with its size{}", name,
+    fail("scan", "no argument has axis {}; pass an Axis with its size{}", name,
          did_you_mean(name, axes_of(xs)));
   return Axis(name, size);
 }
@@ -358,7 +360,8 @@ std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const Axis
                                                  SourceLocation at) {
   auto x = a.resolve_axis(axis, at);
   CallSite here(at);
-  if (x.size == 0) fail("reduce", "there is nothing along {} to start from; give an init", Axes{x});
+  if (x.size == 0)
+    fail("reduce", "there are no elements along {} to start from; pass an init", Axes{x});
   return {NamedArray(prim::slice(a.node(), x.name, 0, 1, 1, true)),
           NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
 }
@@ -380,14 +383,14 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
     auto before = part(y, 0, axis.size - d);
     called(f, before, part(y, d, axis.size - d), combined, none);
     if (combined.size() != y.size())
-      fail("associative_scan", "the function gave {} arrays for {}", combined.size(), y.size());
+      fail("associative_scan", "the function returned {} arrays for {}", combined.size(), y.size());
     auto head = part(y, 0, d);
     for (std::size_t k = 0; k < y.size(); ++k) {
       auto &c = combined[k], &b = before[k];
       if (c.empty() || c.dtype() != b.dtype() || !same_axes(c, b))
         fail("associative_scan",
-             "of two arrays {} {} the function must make one like them, and it made {}", b.dtype(),
-             b.axes(), c.empty() ? "none" : fmt::format("{} {}", c.dtype(), c.axes()));
+             "the function must combine two arrays {} {} into one like them, but returned {}",
+             b.dtype(), b.axes(), c.empty() ? "none" : fmt::format("{} {}", c.dtype(), c.axes()));
       auto hidden = without_axes(c.node()->axes, c.axes());
       auto shape = with_hidden(y[k].node()->axes, hidden);
       auto piece = [&](const NamedArray& v, std::int64_t size) {

@@ -241,20 +241,22 @@ class ScoresOfLevel {
       if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
     if (auto* equals = finds_equals(scores, made))
       return text_of(*equals) +
-             " asks which of them is the same, and summed once more they may not be: make them by "
+             " compares scores for equality, but recomputed scores may round differently: compute "
+             "them by "
              "a dot, or "
-             "put stop_gradient around it";
+             "put stop_gradient around the comparison";
     const bool folds = !has(n.axes, queries), weighs = common(n.axes, keys).empty();
     const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
     const auto text = text_of(n);
     if (folds && weighs && n.op->kind == Kind::reduce)
-      return fmt::format("{} goes over {} and {} at once", text, queries, along);
+      return fmt::format("{} reduces over {} and {} at once", text, queries, along);
     if (folds && !weighs && folds_values(n, axes) && !n.origin.backward)
       return fmt::format(
-          "{} sums over {} what is weighed along {}; weigh it along {}, or write a chunked_reduce "
+          "{} sums over {} values that are weighted along {}; weight them along {}, or use a "
+          "chunked_reduce "
           "over {}",
           text, queries, along, queries, queries);
-    return text + " needs more than a query at a time";
+    return text + " requires more than one query at a time";
   }
   // Returns true if n has an element for each pair of query and key.
   static bool has_pairs(const Node& n, Name queries, const Axes& keys) {
@@ -337,7 +339,7 @@ struct Walker {
         }
       }
       const auto line =
-          fmt::format("scores {} stay whole: ", text_of(*s, fmt::format("{}", s->axes)));
+          fmt::format("scores {} stay materialized: ", text_of(*s, fmt::format("{}", s->axes)));
       // once per scores: their gradient may have the same line
       auto is_reported = [&](auto& other) { return other.starts_with(line); };
       if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_reported))

@@ -16,7 +16,7 @@ namespace {
 // Returns the hidden axes that represent mesh axes.
 Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   auto& all = context().shards;
-  if (all.empty()) fail(op, "this is for functions of local shards; there is no shard_map around");
+  if (all.empty()) fail(op, "this function must be called inside shard_map");
   if (mesh_axes.all()) fail(op, "name one or more axes of the mesh");
   Axes out;
   for (auto& m : mesh_axes.items()) {
@@ -61,7 +61,8 @@ NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
   auto pieces = axis_size(outer);
   if (whole.size % pieces)
     fail(op,
-         "axis {} of {} does not divide among {} devices; round_axis_for_partitioning gives a size "
+         "axis {} of {} does not divide among {} devices; use round_axis_for_partitioning for a "
+         "size "
          "that does",
          whole, what, pieces);
   return prim::unflatten(x, axis, concat_axes(outer, {whole.resize(whole.size / pieces)}));
@@ -81,10 +82,11 @@ ShardMap::ShardMap(const JitOptions& options) : options_(options) {
   CallSite here(options.at);
   mesh_ = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
   if (!mesh_)
-    fail("shard_map", "there is no mesh; give one as an option, or put it in scope with use_mesh");
+    fail("shard_map", "there is no mesh; pass one as an option, or set one with use_mesh");
   auto outer = current_mesh();
   if (outer && !(*outer == *mesh_))
-    fail("shard_map", "the mesh ({}) is not that of the function around ({})", *mesh_, *outer);
+    fail("shard_map", "the mesh ({}) differs from that of the enclosing function ({})", *mesh_,
+         *outer);
   outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources)
                                     : current_mapping();
   context().shards.clear();
@@ -139,9 +141,9 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
     for (auto& [mesh_axis, hidden] : context().shards)
       if (has(n->axes, hidden.name))
         fail("shard_map",
-             "a result {} is another on each device along mesh axis {}, and the mapping {} cuts "
-             "none of its axes by "
-             "it; psum or pmean it over {}, or give `out` a mapping that cuts it",
+             "a result {} differs between devices along mesh axis {}, but the mapping {} shards "
+             "none of its axes over "
+             "it; psum or pmean it over {}, or use a mapping in `out` that shards it",
              shown, mesh_axis, mapping, mesh_axis);
     out[k] =
         NamedArray(at.dims.empty() ? n

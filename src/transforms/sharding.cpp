@@ -81,7 +81,7 @@ std::string to_string(const Mesh& mesh, const MeshAxes& cut) {
 std::string to_string(const Sharding& s) {
   std::vector<std::string> out;
   for (auto& [name, cut] : s.dims) out.push_back(fmt::format("{}: {}", name, fmt::join(cut, " ")));
-  for (auto& p : s.partial) out.push_back(fmt::format("pending: {}", p.first));
+  for (auto& p : s.partial) out.push_back(fmt::format("partial: {}", p.first));
   return fmt::format("{{{}}}", fmt::join(out, ", "));
 }
 std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const MeshAxes& cut, const Mesh& mesh,
@@ -132,7 +132,7 @@ std::string described(const Node& node) {
                                  : "an array";
   auto where = where_of(n->origin);
   bool known = !made || where.empty() || where == where_of(context().origin);
-  return fmt::format("{} {}{}", what, n->axes, known ? "" : ", made at " + where + ",");
+  return fmt::format("{} {}{}", what, n->axes, known ? "" : ", created at " + where + ",");
 }
 
 // Raises if two axes of an array are mapped to one mesh axis. array(): description of the array for
@@ -144,11 +144,13 @@ void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array)
     if (auto* to = mapping.find(a.name))
       for (auto& mesh_axis : *to)
         if (auto [first, is_new] = taken.emplace(mesh_axis, a.name); !is_new)
-          fail("shard",
-               "axes {} and {} of {} are both sent to mesh axis {} by the mapping {}; a mesh axis "
-               "cuts an array once, "
-               "so give parameters and computation a mapping each, or let one of the axes be whole",
-               first->second, a.name, array(), mesh_axis, mapping);
+          fail(
+              "shard",
+              "axes {} and {} of {} are both mapped to mesh axis {} by the mapping {}; a mesh axis "
+              "shards an array once, "
+              "so use separate mappings for parameters and computation, or replicate one of the "
+              "axes",
+              first->second, a.name, array(), mesh_axis, mapping);
 }
 // Returns the index of the mesh axis with this name; the number of mesh axes if there is none.
 std::size_t number_of(const Mesh& mesh, const std::string& name) {
@@ -188,8 +190,7 @@ void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
   for (auto& e : mapping.entries())
     for (auto& name : e.mesh_axes)
       if (number_of(mesh, name) == mesh.axes().size())
-        fail(op,
-             "the mapping {} sends axis {} to mesh axis {}, which the mesh ({}) does not have{}",
+        fail(op, "the mapping {} maps axis {} to mesh axis {}, which is not in the mesh ({}){}",
              mapping, e.axis, name, mesh,
              did_you_mean(name, mesh.axes(), [](auto& a) { return a.first; }));
 }
@@ -198,24 +199,23 @@ void require_devices(const char* op, const Mesh& mesh) {
   if (wanted == 1 || (rank_count() == 1 ? wanted <= there : wanted == there)) return;
   if (rank_count() > 1)
     fail(op,
-         "the mesh ({}) has {} devices, and {} ranks of {} each, as rank {} has, have {}; a mesh "
-         "lies on all of them: start "
-         "as many ranks, or set how many devices each has, on all alike, with set_devices or "
+         "the mesh ({}) has {} devices, but {} ranks of {} each, as on rank {}, have {}; a mesh "
+         "uses all of them: start "
+         "as many ranks, or set the same device count on each rank with set_devices or "
          "HALIAX_DEVICES",
          mesh, wanted, rank_count(), there / rank_count(), this_rank(), there);
   fail(op,
-       "the mesh ({0}) has {1} devices, and there are {2}; set_devices({1}) or HALIAX_DEVICES={1} "
-       "gives more, as threads of "
-       "this process, and plan() takes a mesh of any size",
+       "the mesh ({0}) has {1} devices, but there are {2}; set_devices({1}) or HALIAX_DEVICES={1} "
+       "adds more, as threads of "
+       "this process; plan() accepts a mesh of any size",
        mesh, wanted, there);
 }
 void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count,
                   const char* of_what) {
   if (!m || m->one() || int(m->each().size()) == count) return;
-  fail(
-      op,
-      "`{}` has {} mappings, and the function has {} {}; give one mapping for all, or one for each",
-      field, m->each().size(), count, of_what);
+  fail(op,
+       "`{}` has {} mappings, but the function has {} {}; use one mapping for all, or one for each",
+       field, m->each().size(), count, of_what);
 }
 
 }  // namespace haliax

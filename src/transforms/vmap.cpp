@@ -13,13 +13,13 @@ Leaves Vmap::hide(const Leaves& in) {
     auto* mine = find(*n, axis.name);
     if (!mine) return n;
     if (size >= 0 && mine->size != size)
-      fail("vmap", "axis {} has size {} in {} and {} elsewhere", axis.name, mine->size,
+      fail("vmap", "axis {} has size {} in {}, but {} elsewhere", axis.name, mine->size,
            ops::visible(*n), size);
     size = mine->size;
     return prim::rename(n, {axis.name}, {hidden});
   });
   if (size < 0)
-    fail("vmap", "no argument has axis {}; give an Axis with its size to map over a new one",
+    fail("vmap", "no argument has axis {}; pass an Axis with its size to map over a new axis",
          axis.name);
   context().hidden.push_back(Axis(hidden, size));
   return out;

@@ -234,7 +234,7 @@ TEST_CASE("cuda: waiting for a missing GPU of another process raises with the re
   auto& api = faulty();
   api.join = [](const std::string& id, int ranks, int rank, int d, const cuda::Check&) {
     return cuda::simulated().join(id, ranks, rank, d, [](auto waited) {
-      if (waited > std::chrono::milliseconds(300)) throw Error("[ranks] rank 2 has said nothing");
+      if (waited > std::chrono::milliseconds(300)) throw Error("[ranks] rank 2 has not responded");
     });
   };
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
@@ -244,7 +244,7 @@ TEST_CASE("cuda: waiting for a missing GPU of another process raises with the re
   };
   auto device = device_of(api);
   CHECK(error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); }) ==
-        "[ranks] rank 2 has said nothing");
+        "[ranks] rank 2 has not responded");
   for (int d = 0; d < 4; ++d) cuda::inject_fault(d, "");
 }
 

@@ -296,7 +296,7 @@ TEST_CASE("cuda engine: collectives and conditional parts do not share a graph")
       api.begin_if(stream, api.compile(50, {cuda::named(tells.source)})[0], tells, words);
   api.copy(inside, memory, static_cast<char*>(memory) + 128, 64);
   api.end_if(inside);
-  CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL refuses that"));
+  CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL does not support this"));
   api.leave(join);
   api.release(stream, memory);
   api.end_stream(stream);
@@ -316,7 +316,7 @@ TEST_CASE(
     bad.run();  // returns
     const std::string want =
         "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it "
-        "runs nothing more; "
+        "cannot run any more programs; "
         "HALIAX_CUDA=sync finds the step";
     CHECK(error_of([&] { return bad.result(); }) == want);
     CHECK(error_of([&] {
@@ -333,7 +333,7 @@ TEST_CASE(
             return 0;
           }) ==
           "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: add "
-          "(model.cpp:3) has failed: a planted fault; it runs nothing more");
+          "(model.cpp:3) has failed: a planted fault; it cannot run any more programs");
   }
   cuda::inject_fault(0, "");
   Run good(c);
@@ -395,10 +395,11 @@ TEST_CASE("cuda engine: insufficient memory raises before anything runs") {
   Since since;
   const auto said = error_of([&] { return there(x); });
   CHECK(has(said, "[memory] jit at cuda_engine_test.cpp"));
-  CHECK(has(said, "is planned with"));
+  CHECK(has(said, " bytes in addition to its arguments"));
   CHECK(has(said, "device 0 of cuda-sim has"));
   CHECK(since(&SimulationCounts::kernels) == 0);
-  CHECK(has(error_of([&] { return here(x); }), "bytes are wanted, and device 0 of cuda-sim has"));
+  CHECK(
+      has(error_of([&] { return here(x); }), "bytes are requested, but device 0 of cuda-sim has"));
   cuda::set_simulated_memory(0, all);
   CHECK(there(x).doubles()[0] == 2);
 }
@@ -418,7 +419,7 @@ TEST_CASE("cuda engine: memory for matmuls of skipped iterations is counted befo
   cuda::set_simulated_memory(0, cuda::simulated_memory(0).now + c.program.peak_bytes);
   const auto said = error_of([&] { device->compile(program); });
   cuda::set_simulated_memory(0, all);
-  CHECK(has(said, "products of turns that are left out "));
+  CHECK(has(said, "matmuls of skipped iterations "));
   device->compile(program);
 }
 
@@ -430,7 +431,7 @@ TEST_CASE("cuda engine: a plan that is too large reports its largest purposes") 
   const auto said = error_of(
       [&] { return cuda::make_simulated_device()->compile(std::make_shared<Program>(c.program)); });
   CHECK(
-      has(said, "jit at there.cpp:7 is planned with 1125899906842624 bytes beside its arguments"));
+      has(said, "jit at there.cpp:7 requires 1125899906842624 bytes in addition to its arguments"));
   CHECK(has(said, "activations 900, gradients 70, scratch 5"));
 }
 
@@ -554,9 +555,9 @@ TEST_CASE("cuda engine: several devices of a mesh share one GPU on request") {
   cuda::set_simulated_gpus(1);
   const auto said = error_of([&] { return f(x); });
   CHECK(has(said,
-            "[named_jit] the mesh (first=3) has 3 devices, and backend cuda-sim has 1; "
+            "[named_jit] the mesh (first=3) has 3 devices, but backend cuda-sim has 1; "
             "set_devices(3) or HALIAX_DEVICES=3 "
-            "puts them all there"));
+            "adds them there"));
   Devices asked(3);
   Since since;
   for (int k = 0; k < 3; ++k) {

@@ -165,7 +165,7 @@ TEST_CASE("cuda faults: a store past the end is found") {
     });
     return 0;
   });
-  CHECK(has(said, "written behind the end of"));
+  CHECK(has(said, "past the end of"));
 }
 TEST_CASE("cuda faults: a store one pass early is found") {
   // more than registers or shared memory hold: each pass reads the rows again
@@ -246,14 +246,14 @@ TEST_CASE("cuda faults: allocations and host waits during graph capture are foun
   cuda::inject_fault(device, "");
   api.begin_graph(stream);
   CHECK(has(error_of([&] { return api.allocate(stream, 4); }),
-            "writes down a graph, and takes memory"));
+            "captures a graph and allocates memory"));
   CHECK(
-      has(error_of([&] { return api.allocate_host(4); }), "writes down a graph, and takes memory"));
+      has(error_of([&] { return api.allocate_host(4); }), "captures a graph and allocates memory"));
   CHECK(has(error_of([&] {
               api.wait(other);
               return 0;
             }),
-            "writes down a graph, and waits"));
+            "captures a graph and waits"));
   api.drop_graph(api.end_graph(stream));
   // A stream that joins, and that no stream waits for.
   const auto event = api.make_event(device);
@@ -262,14 +262,14 @@ TEST_CASE("cuda faults: allocations and host waits during graph capture are foun
   api.record(event, stream);
   api.follow(other, event);
   api.copy(other, static_cast<char*>(memory) + 128, memory, 128);
-  CHECK(has(error_of([&] { return api.end_graph(stream); }), "nobody follows"));
+  CHECK(has(error_of([&] { return api.end_graph(stream); }), "was not joined"));
   api.wait(other);
   api.release(other, memory);
   CHECK(has(error_of([&] {
               api.put(stream, memory, &api, 8);
               return 0;
             }),
-            "not taken for it"));
+            "not allocated for it"));
   api.end_event(event);
   api.end_stream(stream);
   api.end_stream(other);

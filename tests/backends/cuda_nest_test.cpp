@@ -205,7 +205,7 @@ TEST_CASE("cuda nest: planted faults are found") {
   const auto far = planted(c, [](auto text) {  // the pass that stores the weights
     return changed(text, "j < I(", "j <= I(", 1);
   });
-  CHECK(has(far.second, "behind the end of its shared memory"));
+  CHECK(has(far.second, "past the end of its shared memory"));
 }
 TEST_CASE("cuda nest: loops that are unsuitable for one kernel are refused") {
   auto c = turns(DType::f32);

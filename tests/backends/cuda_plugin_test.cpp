@@ -32,14 +32,14 @@ TEST_CASE("cuda: each missing requirement of a machine is reported") {
   Gpus c{13000, 13000, "", {{"NVIDIA H100", 90}}};
   CHECK(said_of(c) == "");
   c.gpus.push_back({"Tesla T4", 75});
-  CHECK(has(said_of(c), "[cuda] GPU 1 (Tesla T4) is of sm_75, and sm_80 or newer is needed"));
+  CHECK(has(said_of(c), "[cuda] GPU 1 (Tesla T4) is of sm_75, but sm_80 or newer is required"));
   c.gpus.clear();
   CHECK(has(said_of(c), "[cuda] no GPU is visible; CUDA_VISIBLE_DEVICES"));
   c.says = "out of order";
-  CHECK(has(said_of(c), "[cuda] the cards cannot be asked for: out of order"));
+  CHECK(has(said_of(c), "[cuda] the GPUs cannot be queried: out of order"));
   c.driver = 12020;
   CHECK(has(said_of(c),
-            "[cuda] the driver is too old: it is for CUDA 12.2, and CUDA 13.0 is needed"));
+            "[cuda] the driver is too old: it is for CUDA 12.2, but CUDA 13.0 is required"));
   c.driver = 0;
   CHECK(has(said_of(c), "[cuda] there is no NVIDIA driver (libcuda.so.1) on this machine"));
   CHECK(said_of({13020, 13000, "", {{"NVIDIA A100", 80}}}) == "");
@@ -57,7 +57,7 @@ TEST_CASE("cuda: the options of HALIAX_CUDA are parsed") {
           cuda::cuda_options("sync,fast");
           return 0;
         }) ==
-        "[cuda] HALIAX_CUDA has the word fast, which is none of sync, eager, keep, exact, tf32, "
+        "[cuda] HALIAX_CUDA has the word fast; expected sync, eager, keep, exact, tf32, "
         "tune");
 }
 

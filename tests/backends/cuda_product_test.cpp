@@ -95,12 +95,12 @@ TEST_CASE("cuda: a matmul with a false description is refused") {
   auto refused = [&](auto change, const char* why) {
     auto q = p;
     change(q);
-    raises([&] { multiply(q, 1); }, {"[cuda] a product of matrices", why});
+    raises([&] { multiply(q, 1); }, {"[cuda] a matmul ", why});
   };
   refused([](auto& q) { q.a.ld = 2; }, "leading dimension");
-  refused([](auto& q) { q.b.rows = 3; }, "sizes that do not fit");
-  refused([](auto& q) { q.a.transposed = true; }, "sizes that do not fit");
-  refused([](auto& q) { q.a.alignment = 256; }, "less aligned than it says");
+  refused([](auto& q) { q.b.rows = 3; }, "sizes that do not match");
+  refused([](auto& q) { q.a.transposed = true; }, "sizes that do not match");
+  refused([](auto& q) { q.a.alignment = 256; }, "less aligned than specified");
   refused([](auto& q) { q.batch = 2; }, "a batch into one matrix");
 }
 
@@ -197,7 +197,7 @@ TEST_CASE(
   auto& api = cuda::simulated();
   const std::shared_ptr<void> event(api.make_event(0), api.end_event);
   CHECK(has(error_of([&] { return api.seconds(event.get(), event.get()); }),
-            "a time is asked for that has not come"));
+            "the time of an unfinished event is queried"));
   // unsupported by cuBLASLt
   s.contract.a.dtype = s.contract.b.dtype = s.contract.out.dtype = DType::i32;
   CHECK(measured.library_products(s, {x.get(), y.get(), out.get()}, 0).empty());

@@ -122,9 +122,10 @@ TEST_CASE("separate memory: memory is reused only after the work that reads it")
   CHECK(a.get(other, n) == Floats(std::size_t(n), 7));
   out = other = nullptr;
   CHECK(separate_memory::counts(kUnit).bytes == before);
-  CHECK(error_of([&] { return a.device->allocate(std::int64_t(1) << 50, kUnit); }) ==
-        "[memory] 1125899906842624 bytes are wanted, and separate-memory has not as many on device "
-        "40");
+  CHECK(
+      error_of([&] { return a.device->allocate(std::int64_t(1) << 50, kUnit); }) ==
+      "[memory] 1125899906842624 bytes are requested, but not available on separate-memory device "
+      "40");
 }
 
 TEST_CASE("separate memory: a late error is raised by the next run or get, and by all later ones") {
@@ -137,7 +138,7 @@ TEST_CASE("separate memory: a late error is raised by the next run or get, and b
       "[separate-memory] device 40 has failed in the call of jit at there.cpp:7: exp (model.cpp:3) "
       "has met a "
       "planted "
-      "fault; it runs nothing more";
+      "fault; it cannot run any more programs";
   CHECK(error_of([&] { return a.get(y, 1); }) == want);
   CHECK(error_of([&] {
           a.run(*f, x, y);

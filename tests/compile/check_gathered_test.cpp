@@ -95,22 +95,22 @@ TEST_CASE("gathered: an output, a carry or a residual raises") {
   p = start();
   p.steps = {gathered(0, 1), copied(1, 2)};
   p.slots[2].alias = 1;
-  CHECK(refused(p).find("a result shares memory with what is gathered") != std::string::npos);
+  CHECK(refused(p).find("a result shares memory with a gathered value") != std::string::npos);
 
   p = start();
   p.steps = {loop(
       {copied(1, 2), gathered(0, 1)})};  // the next iteration reads a value that this one gathers
-  CHECK(refused(p).find("a carry of a loop is gathered") != std::string::npos);
+  CHECK(refused(p).find("a loop carry is gathered") != std::string::npos);
 
   p = start();
   p.steps = {loop({gathered(0, 1)}), copied(1, 2)};
-  CHECK(refused(p).find("a value that a loop keeps is gathered") != std::string::npos);
+  CHECK(refused(p).find("a gathered value is read after the loop that gathered it") !=
+        std::string::npos);
 
   p = start();
   p.steps = {gathered(0, 1), copied(1, 3), copied(3, 2)};
   p.slots[3].alias = 1;
-  CHECK(refused(p).find("a value that is kept shares memory with what is gathered") !=
-        std::string::npos);
+  CHECK(refused(p).find("a stored value shares memory with a gathered value") != std::string::npos);
 }
 TEST_CASE(
     "gathered: the plan retains nothing in gathered memory, and poisons it after the last reader") {

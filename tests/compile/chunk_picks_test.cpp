@@ -44,10 +44,10 @@ void refused(const char* what, const F& f, const NamedArray& x, const std::strin
 TEST_CASE("chunks: ids along the tiled axis need the full table, whatever computes it") {
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
   auto ids = ints({5, 4, 3, 2, 1, 0}, N), start = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
-  const std::string all = "take needs all positions at once";
+  const std::string all = "take requires all positions at once";
   refused(
       "roll by an array", [&](const NamedArray& x) { return roll(x, start, "n"); }, x,
-      "roll needs all positions at once");
+      "roll requires all positions at once");
   refused(
       "captured ids", [&](const NamedArray& x) { return take(x, "n", ids); }, x, all);
   refused(
@@ -64,7 +64,7 @@ TEST_CASE("chunks: ids along the tiled axis need the full table, whatever comput
       [&](const NamedArray& x) {
         return at_add(x, {{"n", Index(ids)}}, x * 100.);
       },
-      x, "scatter needs all positions at once");
+      x, "scatter requires all positions at once");
   // A table from outside is read in full, and updates along the axis are summed into one array.
   auto table = ints({3, 1, 4, 1, 5, 9}, N);
   same(
@@ -152,7 +152,7 @@ TEST_CASE(
       [&](const NamedArray& x) {
         return at_set(base, {{"v", ids(x)}}, x);
       },
-      x, "scatter needs all positions at once");
+      x, "scatter requires all positions at once");
 }
 
 TEST_CASE("chunks: an argmax may index its own argument and other arrays") {
@@ -285,7 +285,7 @@ TEST_CASE("chunks: in the body of a loop, ops that need earlier chunks are refus
     };
   };
   refused("argmax", each([](const NamedArray& row) { return argmax(row, "n").astype(DType::f32); }),
-          x, "argmax needs all positions at once");
+          x, "argmax requires all positions at once");
   refused("cumsum", each([](const NamedArray& row) { return cumsum(row, "n"); }), x,
-          "cumsum needs all positions at once");
+          "cumsum requires all positions at once");
 }

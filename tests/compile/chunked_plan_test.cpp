@@ -149,51 +149,51 @@ TEST_CASE("chunked plan: explain names the form and its reason") {
   auto squared = [](const NamedArray& l) { return square(mean(l)); };
   const auto none = nn::Reduction::none;
   CHECK(explained(sum_of, {.chunks = {.chunk = 64}}, false) ==
-        "forward over tokens: no gradients; chunks of 64 along tokens=256, as asked for\n");
+        "forward over tokens: no gradients; chunks of 64 along tokens=256, as requested\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64}, .reduction = none}) ==
-        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its "
+        "sweep over tokens: values and gradients in one pass, since no gradient depends on its "
         "end; chunks of 64 along "
-        "tokens=256, as asked for\n");
+        "tokens=256, as requested\n");
   CHECK(explained(squared, {.chunks = {.chunk = 64}, .reduction = none}) ==
-        "recompute over tokens: chunks are made again, since what follows waits for the end of a "
-        "sweep; chunks of 64 along "
-        "tokens=256, as asked for\n");
+        "recompute over tokens: chunks are recomputed, since later values depend on the end of a "
+        "pass; chunks of 64 along "
+        "tokens=256, as requested\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64, .form = ChunkForm::recompute}}) ==
-        "recompute over tokens: chunks are made again, since what follows waits for the end of a "
-        "sweep; chunks of 64 along "
-        "tokens=256, as asked for\n");
+        "recompute over tokens: chunks are recomputed, since later values depend on the end of a "
+        "pass; chunks of 64 along "
+        "tokens=256, as requested\n");
   CHECK(explained(sum_of, {.walked = Vocab, .chunks = {.chunk = 64}}) ==
-        "recompute over vocab: chunks are made again, since what follows waits for the end of a "
-        "sweep; chunks of 64 along "
-        "vocab=512, as asked for\n");
+        "recompute over vocab: chunks are recomputed, since later values depend on the end of a "
+        "pass; chunks of 64 along "
+        "vocab=512, as requested\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64}, .vocab_chunk = 128}) ==
-        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its "
+        "sweep over tokens: values and gradients in one pass, since no gradient depends on its "
         "end; chunks of 64 along "
-        "tokens=256, as asked for\n"
-        "recompute over vocab: chunks are made again, since what follows waits for the end of a "
-        "sweep; chunks of 128 along "
-        "vocab=512, as asked for\n");
+        "tokens=256, as requested\n"
+        "recompute over vocab: chunks are recomputed, since later values depend on the end of a "
+        "pass; chunks of 128 along "
+        "vocab=512, as requested\n");
   // With a budget: its use, and the cost of the other form.
   auto planned = explained(sum_of, {.chunks = {.memory = 160 << 10}});
   CAPTURE(planned);
   CHECK(planned.starts_with("sweep over tokens: "));
   // per token, also with a partial last chunk
   CHECK(planned.find(": 3 contractions, ") != std::string::npos);
-  CHECK(planned.find(" would take 4 contractions ") != std::string::npos);
+  CHECK(planned.find(" would require 4 contractions ") != std::string::npos);
   CHECK(planned.find(" KiB of 160.0 KiB") != std::string::npos);
   CHECK(planned.find("% longer") != std::string::npos);
   planned = explained(sum_of, {.chunks = {.memory = 160 << 10, .form = ChunkForm::sweep}});
   CAPTURE(planned);
-  CHECK(planned.find("the form was asked for") != std::string::npos);
+  CHECK(planned.find("the form was requested") != std::string::npos);
   // Without chunks.
   planned = explained(sum_of, {});
   CAPTURE(planned);
-  CHECK(planned.starts_with("whole over tokens: all of it fits: 3 contractions, "));
+  CHECK(planned.starts_with("whole over tokens: the full region fits: 3 contractions, "));
   CHECK(planned.find("of 32.0 MiB\n") != std::string::npos);
   CHECK(explained(sum_of, {}, false)
-            .starts_with("whole over tokens: all of it fits: 1 contraction, "));
+            .starts_with("whole over tokens: the full region fits: 1 contraction, "));
   CHECK(explained(sum_of, {.chunks = {.chunk = 256}})
-            .starts_with("whole over tokens: a chunk holds all of it, as asked for\n"));
+            .starts_with("whole over tokens: one chunk holds the full axis, as requested\n"));
 }
 
 // ---- 16-bit floats ----

@@ -168,13 +168,13 @@ TEST_CASE(
   auto why = late.report().not_donated[0];
   CAPTURE(why);
   CHECK(has(why, "argument 0 (layers=4, position=64, d=16): result 0 is first written by "));
-  CHECK(has(why, "read after that by"));
+  CHECK(has(why, "read later by"));
   CHECK(has(why, "donated_loops_test.cpp:" + std::to_string(line)));
-  CHECK(has(why, "read it before, or read the new value"));
+  CHECK(has(why, "read it earlier, or read the new value"));
   auto moved = jit([](In a) { return flip(a, "d"); }, {.donate = {0}, .backend = "cpu"});
   moved(made());
   REQUIRE(moved.report().not_donated.size() == 1);
-  CHECK(has(moved.report().not_donated[0], "reads it at other places than it writes"));
+  CHECK(has(moved.report().not_donated[0], "reads it at other positions than it writes"));
   auto turned = jit(
       [](In a) {
         return rearrange(sort(a, "d"), {"d", "layers", "position"});
@@ -182,8 +182,8 @@ TEST_CASE(
       {.donate = {0}, .backend = "cpu"});
   turned(made());
   REQUIRE(turned.report().not_donated.size() == 1);
-  CHECK(has(turned.report().not_donated[0], "it is read last by sort"));
-  CHECK(has(turned.report().not_donated[0], "a scan that slices it change an array in its place"));
+  CHECK(has(turned.report().not_donated[0], "it is last read by sort"));
+  CHECK(has(turned.report().not_donated[0], "a scan that slices it update an array in place"));
   auto shrinks = jit([](In a) { return sum(a); }, {.donate = {0}, .backend = "cpu"});
   shrinks(made());
   CHECK(shrinks.report().not_donated[0] ==

@@ -213,7 +213,7 @@ TEST_CASE("partition strict: communication of an op between its own blocks is al
     }
   auto order = named_jit([](const NamedArray& x) { return sort(x, "n"); },
                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
-  raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "nobody asked"});
+  raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "without a request"});
   auto asked = named_jit([](const NamedArray& x) { return sort(shard(x, Mapping{}), "n"); },
                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
   CHECK(asked.plan(zeros({N})).calls == 1);
@@ -279,9 +279,9 @@ TEST_CASE(
   raises([&] { named_jit(pick, options(cut, 2)).plan(table, ids); },
          {"[strict] take gathers input (n=4000, m=8)"});
   raises([&] { named_jit(turned, options(n, 2)).plan(x, by); },
-         {"[strict] roll gathers input (n=24000)", "nobody asked"});
+         {"[strict] roll gathers input (n=24000)", "without a request"});
   raises([&] { named_jit(shuffled, options(n, 2)).plan(x); },
-         {"[strict] permutation gathers input (n=24000)", "nobody asked"});
+         {"[strict] permutation gathers input (n=24000)", "without a request"});
   auto asked = [](const NamedArray& x, const NamedArray& i) {
     return roll(shard(x, Mapping{}), i, "n");
   };
@@ -357,7 +357,7 @@ TEST_CASE(
                   {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = DType::f64})
             .plan(zeros({B, N}));
       },
-      {"[named_jit]", "reduce_dtype is f32", "f64"});
+      {"[named_jit]", "reduce_dtype: expected a float dtype", "f64"});
 }
 
 TEST_CASE("partition scatter: the target of updates by ids with the name of its axis counts once") {

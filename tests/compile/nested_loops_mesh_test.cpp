@@ -173,7 +173,7 @@ TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
           other.body == of.bodies[0] && !other.in.empty())
         other.in.push_back(of.carry[0][0]);
   });
-  CHECK(text.find("devices share its turns, and what it carries is not only added to") !=
+  CHECK(text.find("devices share its iterations, but a carry is not only added to") !=
         std::string::npos);
   auto chooses = map(
       [&](const NamedArray& v) {
@@ -188,6 +188,6 @@ TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
           std::count(other.in.begin(), other.in.end(), int(&v - p.versions.data())) > 0)
         v.body = other.body;
   });
-  CHECK(text.find("it is sent over data, whose devices do not all make this turn") !=
+  CHECK(text.find("it is communicated over data, but not all of its devices run this iteration") !=
         std::string::npos);
 }

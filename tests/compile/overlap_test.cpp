@@ -82,13 +82,15 @@ TEST_CASE(
   CHECK(count(text, "start 2: reduce_scatter") == 1);
   CHECK(count(text, "\n  finish 2") == 1);  // before the next iteration computes another one
   CHECK(count(text, "\nfinish 2") == 1);    // and after the last iteration
-  CHECK(plain.explain.find("beside the work") == plain.explain.npos);
+  CHECK(plain.explain.find("overlapped with computation") == plain.explain.npos);
   CHECK(count(beside.explain,
-              "all-gather of 3 arrays.*, asked for a turn ahead, finished before mul") == 1);
+              "all-gather of 3 arrays.*, prefetched one iteration ahead, finished before mul") ==
+        1);
   CHECK(count(beside.explain,
-              "all-gather of 3 arrays.*, asked for a turn ahead, finished before dot") == 1);
+              "all-gather of 3 arrays.*, prefetched one iteration ahead, finished before dot") ==
+        1);
   CHECK(count(beside.explain,
-              "reduce-scatter of 3 arrays.*, finished before .* of the next turn") == 1);
+              "reduce-scatter of 3 arrays.*, finished before .* of the next iteration") == 1);
   // Gathered values and sums have separate memory. (The scratch of the cpu's matmuls depends on the
   // machine.)
   if (backend == "cpu") return;
@@ -102,7 +104,7 @@ TEST_CASE("overlap: uneven blocks leave collectives in place") {
   CHECK(beside.program == plain.program);
   CHECK(y.item() == y2.item());
   const auto says = [](auto& report) {
-    return report.explain.find("the blocks of an axis are not even") != std::string::npos;
+    return report.explain.find("the blocks of an axis are uneven") != std::string::npos;
   };
   CHECK(says(beside));
   CHECK(!says(plain));
@@ -151,7 +153,7 @@ TEST_CASE("verify: no step touches the arrays of an in-flight collective") {
   };
   CHECK_NOTHROW(verify(made(false, false), "a test", true));
   raises([&] { verify(made(true, false), "a test", true); },
-         {"slot 1 is written, and call 0 is not finished"});
+         {"slot 1 is written before collective 0 is finished"});
   raises([&] { verify(made(false, true), "a test", true); },
-         {"slot 2 is read, and call 0 is not finished"});
+         {"slot 2 is read before collective 0 is finished"});
 }

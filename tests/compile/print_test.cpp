@@ -136,5 +136,5 @@ TEST_CASE("print: a plan names arguments by their paths, and the reason of a gat
   CAPTURE(text);
   CHECK(times(text, " given input layers.up.weight f32(layers=3, embed=16, next=16)") == 1);
   CHECK(times(text, " all-gather slice of layers.up.weight f32(embed=16, next=16)") == 1);
-  CHECK(times(text, "  for dot, asked by parameter") == 1);
+  CHECK(times(text, "  for dot, requested by parameter") == 1);
 }

@@ -291,35 +291,36 @@ TEST_CASE("attention scores: explain states why some are materialized") {
     return std::pair{weights(q), dot(weights(q), p.value, "k")};
   });
   CHECK(given.find("scores (b=2, heads=3, q=13, k=13) (scores_test.cpp:") != given.npos);
-  CHECK(given.find(") stay whole: ") != given.npos);
+  CHECK(given.find(") stay materialized: ") != given.npos);
   CHECK(given.find("is a result") != given.npos);
   auto along =
       said([=](const NamedArray& q) { return dot(cumsum(weights(q), "q"), p.value, "k"); });
-  CHECK(along.find("stay whole: cumsum (scores_test.cpp:") != along.npos);
-  CHECK(along.find("needs more than a query at a time") != along.npos);
+  CHECK(along.find("stay materialized:  cumsum (scores_test.cpp:") != along.npos);
+  CHECK(along.find("requires more than one query at a time") != along.npos);
   auto queries = said([=](const NamedArray& q) {
     return grad([=](const NamedArray& q) {
       return sum(sin(dot(softmax(dot(q, p.key, "d"), "q"), p.value, "k")));
     })(q);
   });
   const std::string turned =
-      " sums over k what is weighed along q; weigh it along k, or write a chunked_reduce over k";
-  CHECK(queries.find("stay whole: dot (scores_test.cpp:") != queries.npos);
+      " sums over k values that are weighted along q; weight them along k, or use a chunked_reduce "
+      "over k";
+  CHECK(queries.find("stay materialized:  dot (scores_test.cpp:") != queries.npos);
   CHECK(queries.find(turned) != queries.npos);
-  CHECK(queries.find("stay whole") == queries.rfind("stay whole"));  // one line
+  CHECK(queries.find("stay materialized") == queries.rfind("stay materialized"));  // one line
   auto values = said([=](const NamedArray& q) { return dot(weights(q), q, "q"); });
-  CHECK(values.find(" sums over q what is weighed along k; weigh it along q, or write a "
+  CHECK(values.find(" sums over q values that are weighted along k; weight them along q, or use a "
                     "chunked_reduce over q") != values.npos);
   auto both = said([=](const NamedArray& q) {
     return dot(softmax(dot(q, p.key, "d"), {"q", "k"}), p.value, "k");
   });
-  CHECK(both.find(" goes over ") != both.npos);
+  CHECK(both.find(" reduces over ") != both.npos);
   auto walked = said([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
-  CHECK(walked.find("stay whole") == walked.npos);
+  CHECK(walked.find("stay materialized") == walked.npos);
   // without weights
   auto hidden =
       said([=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });
-  CHECK(hidden.find("stay whole") == hidden.npos);
+  CHECK(hidden.find("stay materialized") == hidden.npos);
   // A layer whose bias has a gradient is no attention: a sum over positions, and no value with
   // positions depends on it.
   auto layer = said([=](const NamedArray& x) {
@@ -329,7 +330,7 @@ TEST_CASE("attention scores: explain states why some are materialized") {
     };
     return grad(f)(Two{x, zeros(K)});
   });
-  CHECK(layer.find("stay whole") == layer.npos);
+  CHECK(layer.find("stay materialized") == layer.npos);
 }
 
 TEST_CASE(

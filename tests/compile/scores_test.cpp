@@ -146,7 +146,7 @@ TEST_CASE(
   const auto got = tiled(p), want = whole(p);
   same({got.query, got.key}, {want.query, want.key}, 1e-6);
   CHECK(tiled.report().chunked.empty());
-  CHECK(tiled.report().explain.find("asks which of them is the same") != std::string::npos);
+  CHECK(tiled.report().explain.find("compares scores for equality") != std::string::npos);
 }
 TEST_CASE(
     "attention scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, "

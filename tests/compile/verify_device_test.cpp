@@ -57,24 +57,24 @@ TEST_CASE("verify finds collectives that differ from the plan") {
           sent[0] = prim::barrier(sent[0], prim::number(0, DType::f32));
         }) == "");
   CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.collective.monoid = Monoid::sum; }),
-              "on device 1: its call folds by another monoid"));
+              "on device 1: its collective reduces by another monoid"));
   CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.collective.over = {0}; }),
-              "its call is of other devices"));
+              "its collective has other devices"));
   CHECK(found(with([](CollectiveSpec& w, Nodes&) {
                 w.collective.over = {0, 1};
                 w.collective.ranks = 4;
               }),
-              "its call is of other devices"));
+              "its collective has other devices"));
   CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.collective.ranks = 4; }),
-              "its call is of other devices"));
+              "its collective has other devices"));
   CHECK(
       found(with([](CollectiveSpec& w, Nodes&) { w.collective.kind = CollectiveKind::all_gather; }),
-            "its call is another collective"));
+            "its collective has another kind"));
   CHECK(found(with([](CollectiveSpec& w, Nodes&) { w.along = {Name("a")}; }),
-              "its call goes along another axis"));
+              "its collective has another axis"));
   CHECK(found(with([](CollectiveSpec&, Nodes& sent) { sent[0] = array({A}); }),
-              "its call is of another array"));
-  CHECK(found(on_device(x, pending, {}, hop, mine, mine), "it is sent in no call"));
+              "its collective has another array"));
+  CHECK(found(on_device(x, pending, {}, hop, mine, mine), "it is in no collective"));
 }
 
 TEST_CASE("verify finds a partial value on another device than the first") {
@@ -88,8 +88,8 @@ TEST_CASE("verify finds a partial value on another device than the first") {
   };
   CHECK(pended(0, mine) == "");
   CHECK(pended(1, nothing) == "");
-  CHECK(found(pended(0, nothing), "it is the first, and has nothing"));
-  CHECK(found(pended(1, mine), "it is not the first, and has a value"));
+  CHECK(found(pended(0, nothing), "it is on the first device, but has no value"));
+  CHECK(found(pended(1, mine), "it is not on the first device, but has a value"));
 }
 
 TEST_CASE("verify finds an op that differs from the plan") {
@@ -110,7 +110,7 @@ TEST_CASE("verify finds an op that differs from the plan") {
   };
   CHECK(made(n) == "");
   for (auto& is : {prim::add(x, y), prim::sub(y, x), prim::sub(x, x)})
-    CHECK(found(made(is), "on device 1: it is not sub of what it is made of"));
+    CHECK(found(made(is), "on device 1: it is not sub of its operands"));
 }
 
 TEST_CASE("verify finds a merged collective of values that depend on each other") {
@@ -154,9 +154,10 @@ TEST_CASE("verify finds a merged collective of values that depend on each other"
     return message_of([&] { verify(p, whole, "a pass"); });
   };
   CHECK(plan({0, 1, 3, 2}, 2, 2) == "");
-  CHECK(found(plan({0, 1, 2, 3}, 1, 3), "it is sent in one call with what it is made of"));
-  CHECK(found(plan({0, 1, 2, 3}, 2, 2), "what is sent in one call with it stands elsewhere"));
-  CHECK(found(plan({0, 2, 1, 3}, 2, 3), "an operand is made later"));
-  CHECK(found(plan({0, 1, 1, 2, 3}, 2, 3), "it is made twice"));
-  CHECK(found(plan({0, 1, 2}, 2, 3), "it is made in no body"));
+  CHECK(found(plan({0, 1, 2, 3}, 1, 3), "it is merged into one collective with its operand"));
+  CHECK(found(plan({0, 1, 2, 3}, 2, 2),
+              "the collectives that are merged with it are not next to it"));
+  CHECK(found(plan({0, 2, 1, 3}, 2, 3), "an operand is computed later"));
+  CHECK(found(plan({0, 1, 1, 2, 3}, 2, 3), "it is computed twice"));
+  CHECK(found(plan({0, 1, 2}, 2, 3), "it is not computed in any body"));
 }

@@ -76,7 +76,7 @@ TEST_CASE("verify runs after each pass, and before the first one") {
     return behind(c, Stage::sharding, "plan");
   };
   CHECK(planned(cut("a")) == "");
-  CHECK(has(planned(cut("c")), "after plan: axis c, which is cut, is not in (a=4, b=3)"));
+  CHECK(has(planned(cut("c")), "after plan: sharded axis c is not in (a=4, b=3)"));
 }
 
 TEST_CASE("verify checks both Programs while there are two") {
@@ -111,7 +111,7 @@ TEST_CASE("verify checks the block of each device") {
     return message_of([&] { whole.partition->device_graph(1); });
   };
   CHECK(emitted(right) == "");
-  CHECK(has(emitted(wrong), "blocks after emit on device 1: it is (a=4), and its block is (a=2)"));
+  CHECK(has(emitted(wrong), "blocks after emit on device 1: it is (a=4), but its block is (a=2)"));
 }
 
 TEST_CASE("verify checks the collectives of all devices") {
@@ -131,5 +131,5 @@ TEST_CASE("verify checks the collectives of all devices") {
   auto c = for_devices(make(wrong, {}, {A}, DType::f32));
   run(c, Stage::sharding, Stage::sharding);
   CHECK(has(message_of([&] { compile_for_mesh(c, "reference", false); }),
-            "[verify] call 0 of device 1 is all-reduce 0"));
+            "[verify] collective 0 of device 1 is all-reduce 0"));
 }

@@ -168,24 +168,25 @@ TEST_CASE("verify finds a plan's faults") {
   CHECK(in_plan(prim::exp(x), cut("a", {0}), cut("a", {0})) == "");
   CHECK(in_plan(prim::sum(x, {A}), cut("a", {0}), pending(0)) == "");
   CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}),
-             "pending in it is {pending: 0}, and not {}"));
+             "its operands imply {partial: 0}, but its plan is {}"));
   CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}),
              "axis a of operand 0 is data, and should be whole"));
-  CHECK(
-      says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})), "it makes all of axis a, which is cut"));
+  CHECK(says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})),
+             "it computes the full axis a, which is sharded"));
   CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)),
-             "a sum is pending in what it is not linear in"));
-  CHECK(says(in_plan(prim::neg(x), pending(0), {}), "pending in it is {pending: 0}, and not {}"));
-  CHECK(
-      says(in_plan(prim::exp(x), cut("c", {0}), {}), "axis c, which is cut, is not in (a=4, b=3)"));
+             "it is not linear in an operand with a partial sum"));
+  CHECK(says(in_plan(prim::neg(x), pending(0), {}),
+             "its operands imply {partial: 0}, but its plan is {}"));
+  CHECK(says(in_plan(prim::exp(x), cut("c", {0}), {}), "sharded axis c is not in (a=4, b=3)"));
   auto both = cut("a", {0});
   both.set("b", {0});
   CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
-  CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})), "the mesh has no axis number 7"));
+  CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})),
+             "the mesh has no axis with index 7"));
   auto with = [&](auto damage) {
     return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage);
   };
-  CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never made"));
+  CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never computed"));
 }
 
 TEST_CASE("verify finds a plan's faults: operands that do not match the result") {
@@ -207,10 +208,11 @@ TEST_CASE("verify finds a plan's faults: operands that do not match the result")
       says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
   auto flat = prim::flatten(x, {"a", "b"}, Axis("f", 12));
   CHECK(in_plan(flat, a, cut("f", {0})) == "");
-  CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not cut in blocks of a"));
+  CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not sharded in blocks of a"));
   CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}),
              "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a), "it makes all of axis a, which is cut"));
+  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a),
+             "it computes the full axis a, which is sharded"));
 }
 
 TEST_CASE("verify finds a plan's faults: partial sums") {
@@ -218,21 +220,21 @@ TEST_CASE("verify finds a plan's faults: partial sums") {
   auto x = array({A, B}), y = array({A, B}), ids = array({I}, DType::i32);
   auto one = pending(0), max = pending(0, Monoid::max);
   const Sharding none, a = cut("a", {0});
-  auto wrong = "pending in it is";
+  auto wrong = "its operands imply";
   CHECK(in_plan(prim::reduce(Monoid::max, x, {B}), a, max) == "");
   CHECK(says(in_plan(prim::reduce(Monoid::max, x, {B}), a, one), wrong));
   CHECK(says(in_plan(prim::sum(x, {A}), a, max), wrong));
   CHECK(says(in_plan(prim::neg(x), none, one), wrong));
   CHECK(in_plan(prim::rename(x, {"a"}, {"c"}), max, max) == "");
-  CHECK(says(in_plan(prim::neg(x), max, max), "a sum is pending in what it is not linear in"));
+  CHECK(says(in_plan(prim::neg(x), max, max), "it is not linear in an operand with a partial sum"));
   CHECK(in_plan_of(prim::add(x, y), {one, one}, one) == "");
   CHECK(says(in_plan_of(prim::add(x, y), {one, none}, one),
-             "a sum is pending in operand 0, and not in operand 1"));
+             "operand 0 has a partial sum, and not operand 1"));
   CHECK(says(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max),
-             "a sum is pending in operand 1, and not in operand 0"));
+             "operand 1 has a partial sum, and not operand 0"));
   CHECK(in_plan_of(prim::mul(x, y), {one, none}, one) == "");
   CHECK(says(in_plan_of(prim::mul(x, y), {one, one}, one),
-             "a sum is pending in operand 0, and also in operand 1"));
+             "operand 0 has a partial sum, and also operand 1"));
   CHECK(says(in_plan_of(prim::contract(array({A, I}), array({A}), {I}), {a, a}, none), wrong));
   auto taken = prim::gather(x, {{"a", ids}}, {I, B}, program::Outside::fill);
   CHECK(in_plan_of(taken, {a, none}, one) == "");
@@ -240,7 +242,7 @@ TEST_CASE("verify finds a plan's faults: partial sums") {
   auto added = prim::scatter(x, array({I, B}), {{"a", ids}}, program::Update::add, false);
   CHECK(in_plan_of(added, {one, cut("i", {0}), cut("i", {0})}, one) == "");
   CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one),
-             "what it writes into does not count once"));
+             "its target has other partial sums than its result"));
 }
 
 TEST_CASE("verify finds a plan's faults: positions that move, and values computed in place") {
@@ -253,25 +255,26 @@ TEST_CASE("verify finds a plan's faults: positions that move, and values compute
   };
   CHECK(says(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 comes after 0"));
   CHECK(says(moved([](auto& v) { v.copy_boxes[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions come"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions are copied"));
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].at = {}; }),
+             "it is {a: 0}, but its operand is {a: 0}"));
   CHECK(says(moved([](auto& v) { v.at.add_partial(1, Monoid::sum); }),
-             "it is {a: 0, pending: 1}, made of {a: 0}"));
+             "it is {a: 0, partial: 1}, but its operand is {a: 0}"));
   CHECK(says(moved([](auto& v) {
                v.at.set("b", {1});
                v.reshard_step.bytes = 0;
              }),
-             "axis b lies otherwise"));
+             "axis b has another sharding"));
   auto odd = array({Axis("a", 3), Axis("b", 2)});
   auto flat = [&](auto damage) {
     return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}),
                    Kind::regroup, [&](Version& v, Plan&) { damage(v); });
   };
   CHECK(says(flat([](auto& v) { v.copy_boxes[0].source_layout.cuts[0] = {1}; }),
-             "part a lies otherwise"));
+             "part a has another sharding"));
   auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate,
                       [](Version& v, Plan&) { v.at.add_partial(1, Monoid::sum); });
-  CHECK(says(made, "it is not made of numbers and positions alone"));
+  CHECK(says(made, "it is not computed from scalars and positions alone"));
 }
 
 // Device 1 of four computes n from x, whose sharding is `has`: a slice of its own, or positions
@@ -302,14 +305,14 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
   };
   CHECK(on_device({}, sliced, x, x, block(2, 2)) == "");
   CHECK(found(on_device({}, sliced, x, x, block(0, 2)),
-              "on device 1: position 0 of a is 0 of what it is made of, and should be 2"));
+              "on device 1: position 0 of a is position 0 of its operand, expected 2"));
   CHECK(found(on_device({}, sliced, x, x, block(1, 3)),
-              "on device 1: it is (a=3, b=3), and its block is (a=2, b=3)"));
+              "on device 1: it is (a=3, b=3), but its block is (a=2, b=3)"));
   CHECK(found(on_device({}, sliced, x, x, prim::cast(block(2, 2), DType::f64)),
               "on device 1: it is f64"));
   auto swapped = prim::concat({block(3, 1), block(2, 1)}, Axis("a", 2));
   CHECK(found(on_device({}, sliced, x, x, swapped),
-              "position 0 of a is 3 of what it is made of, and should be 2"));
+              "position 0 of a is position 3 of its operand, expected 2"));
   // rotated by one
   auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
   Version round{.kind = Kind::shift, .at = {}};
@@ -318,15 +321,15 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
                       {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
   CHECK(on_device({}, round, n, x, n) == "");
   CHECK(found(on_device({}, round, n, x, x),
-              "position 0 of a is 0 of what it is made of, and should be 1"));
+              "position 0 of a is position 0 of its operand, expected 1"));
   auto twice = prim::concat({block(1, 2), block(2, 1), block(0, 1)}, A);
   CHECK(found(on_device({}, round, n, x, twice),
-              "position 2 of a is 2 of what it is made of, and should be 3"));
+              "position 2 of a is position 2 of its operand, expected 3"));
   auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
   CHECK(found(on_device({}, round, n, x, turned),
-              "position 0 of a is 3 of what it is made of, and should be 1"));
+              "position 0 of a is position 3 of its operand, expected 1"));
   round.copy_boxes.pop_back();
-  CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
+  CHECK(found(on_device({}, round, n, x, n), "position 3 of a has no operand"));
 }
 
 TEST_CASE("verify finds a part of an axis on one device that differs from its block") {
@@ -358,7 +361,7 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
   CHECK(flattened(0, prim::slice(flat, "p", 0, 4)) == "");
   CHECK(flattened(2, prim::slice(flat, "p", 4, 4)) == "");
   CHECK(found(flattened(2, prim::slice(flat, "p", 0, 4)),
-              "on device 2: position 0 of p is 0 of all, and should be 4"));
+              "on device 2: position 0 of p is position 0 of the unsharded axis, expected 4"));
   auto line = array({Flat});
   auto apart = prim::unflatten(line, "p", {C, D});
   auto unflattened = [&](const NodePtr& kept) {  // each device has every second position
@@ -371,9 +374,10 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
     return prim::concat(runs, Axis("p", 4));
   };
   CHECK(unflattened(every_second(1)) == "");
-  CHECK(found(unflattened(every_second(0)), "position 0 of p is 0 of all, and should be 1"));
+  CHECK(found(unflattened(every_second(0)),
+              "position 0 of p is position 0 of the unsharded axis, expected 1"));
   CHECK(found(unflattened(prim::slice(line, "p", 1, 4)),
-              "position 1 of p is 2 of all, and should be 3"));
+              "position 1 of p is position 2 of the unsharded axis, expected 3"));
 }
 
 TEST_CASE("verify finds a plan's faults: shared iterations") {
@@ -387,17 +391,17 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
     return damaged(n, x, a, a, kind, damage);
   };
   CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
-             "a result is {}, and its turns make it {a: 0}"));
+             "a result is {}, but its iterations produce {a: 0}"));
   CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
              "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
-             "its loop leaves it in another sharding"));
+             "its loop result has another sharding"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
              "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
              "mesh axis data is used twice"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
-             "an operand is made in another body"));
+             "an operand is computed in another loop body"));
   // Chunks of two, of an array that does not vary: sharded, it would not consist of full chunks.
   auto chunk = array({Axis("a", 2), B});
   Loop l;
@@ -417,7 +421,8 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
               .start = {-1}}};
   p.versions = {{.kind = Kind::given, .node = whole.id(chunk), .at = a, .live = true},
                 {.kind = Kind::loop, .node = whole.id(loop), .in = {0}, .loop = 0, .live = true}};
-  CHECK(says(message_of([&] { verify(p, whole, "a pass"); }), "it stacks what is cut along a=4"));
+  CHECK(says(message_of([&] { verify(p, whole, "a pass"); }),
+             "it stacks values that are sharded along a=4"));
 }
 
 TEST_CASE("verify finds a plan's faults: reshard steps, and loops") {
@@ -425,31 +430,34 @@ TEST_CASE("verify finds a plan's faults: reshard steps, and loops") {
   auto a = cut("a", {0});
   CHECK(in_hop(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
   CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
-  CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a), "it is not what it was sent as"));
-  CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it ends a sum that is not pending"));
+  CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a),
+             "its sharding is not the target of its reshard step"));
+  CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it reduces a sum that is not partial"));
   CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)),
-             "axis a is whole, and arrives whole"));
-  CHECK(
-      says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
+             "axis a is unsharded, and becomes unsharded"));
+  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}),
+             "axis a is unsharded, and becomes unsharded"));
   auto b = cut("b", {1}), both = pending(0);
   both.add_partial(1, Monoid::max);
   CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})),
-             "axis a is data, and arrives model"));
+             "axis a is data, and becomes model"));
   CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}),
-             "what was {pending: 0} arrives as {}"));
+             "a value that is {partial: 0} becomes {}"));
   CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a),
-             "what was {pending: 0} arrives as {a: 0}"));
+             "a value that is {partial: 0} becomes {a: 0}"));
   CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})),
-             "axis a is data+model, and arrives model"));
+             "axis a is data+model, and becomes model"));
   CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}),
-             "what was {pending: 0, pending: 1}, of maxima arrives as {}"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}), "it ends sums of two kinds"));
+             "a value that is {partial: 0, partial: 1}, of maxima becomes {}"));
+  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}),
+             "it reduces partial sums of two kinds"));
   CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)),
-             "it arrives as {pending: 0}, and was no sum"));
+             "it becomes {partial: 0}, but was not a partial sum"));
   CHECK(in_hop({}, {Way::make_partial, pending(0), {}, {}}, pending(0)) == "");
   CHECK(in_loop(b, b, b, b) == "");
-  CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
-  CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
+  CHECK(says(in_loop({}, b, {}, {}),
+             "a loop body returns or carries a result with another sharding"));
+  CHECK(says(in_loop({}, b, b, b), "the start of a result has another sharding"));
 }
 
 TEST_CASE("verify finds a plan's faults: one collective for arrays that differ") {
@@ -488,7 +496,8 @@ TEST_CASE("verify finds a plan's faults: one collective for arrays that differ")
   CHECK(together(part, part) == "");
   CHECK(together(sum, other, -1) == "");
   for (auto& unlike : {other, max, part})
-    CHECK(says(together(sum, unlike), "it is sent in one call with what is sent otherwise"));
+    CHECK(says(together(sum, unlike),
+               "it is merged into one collective with a different collective"));
 }
 
 TEST_CASE("verify finds results without the required sharding") {
@@ -506,16 +515,17 @@ TEST_CASE("verify finds results without the required sharding") {
   CHECK(of({}, {{}}) == "");
   CHECK(of(pending(0), {pending(0)}) == "");
   CHECK(of({}, {cut("c", {0})}) == "");  // an axis that it lacks
-  CHECK(says(of(pending(0), {{}}), "as a result it is {pending: 0}, and should be {}"));
+  CHECK(says(of(pending(0), {{}}), "as a result it is {partial: 0}, and should be {}"));
   CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, and should be {b: 0}"));
-  CHECK(says(of({}, {{}, {}}), "it has 1 results, and should have 2"));
+  CHECK(says(of({}, {{}, {}}), "it has 1 results, expected 2"));
 }
 
 TEST_CASE("verify finds a plan's faults: ring loops") {
   auto a = cut("a", {0});
   CHECK(in_round(a, {}) == "");
-  CHECK(says(in_round({}, {}), "it goes round as {}, and was {}"));
-  CHECK(says(in_round(cut("a", {1}), {}), "it goes round as {}, and was {a: 1}"));
-  CHECK(says(in_round(a, a), "it goes round as {a: 0}, and was {a: 0}"));
-  CHECK(says(in_round(a, {}, true), "it is sent over data in a loop that goes round it"));
+  CHECK(says(in_round({}, {}), "the ring result is {}, but its operand is {}"));
+  CHECK(says(in_round(cut("a", {1}), {}), "the ring result is {}, but its operand is {a: 1}"));
+  CHECK(says(in_round(a, a), "the ring result is {a: 0}, but its operand is {a: 0}"));
+  CHECK(says(in_round(a, {}, true),
+             "it is communicated over data in a ring loop over the same mesh axis"));
 }

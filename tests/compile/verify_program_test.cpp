@@ -74,7 +74,7 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(says(in_program(p), "slot 1 is read before it is written"));
   p = copies(1);
   p.steps[0].copy.x.terms = {{.loop = 0, .stride = 1}};
-  CHECK(says(in_program(p), "a view counts the turns of a loop that is not around it"));
+  CHECK(says(in_program(p), "a view uses the index of a loop that does not contain it"));
   program::Step loop;
   loop.kind = program::Kind::loop;
   loop.loop.trips = 5;
@@ -90,7 +90,7 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 4;
   p.steps[0].loop.body[0].copy.out.terms = {};
-  CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") !=
+  CHECK(in_program(p).find("its iterations run in parallel, but access memory of each other") !=
         std::string::npos);
   p = copies(4);
   p.steps.clear();
@@ -100,10 +100,10 @@ TEST_CASE("verify finds a program's faults") {
   p.steps[0].scratch_bytes = 64;
   p.steps[0].scratch = 0;
   CHECK(in_program(p) == "");
-  CHECK(says(in_program(p, true), "its scratch lies outside of the arena"));
+  CHECK(says(in_program(p, true), "its scratch memory is outside of the arena"));
   p.steps[0].scratch = 32;
   p.arena_bytes = 128;
-  CHECK(says(in_program(p, true), "its scratch lies at 32, which is not aligned"));
+  CHECK(says(in_program(p, true), "its scratch memory is at offset 32, which is not aligned"));
 }
 
 TEST_CASE("verify finds memory that is overwritten before it is read") {
@@ -112,7 +112,7 @@ TEST_CASE("verify finds memory that is overwritten before it is read") {
   CHECK(in_program(p, true) == "");
   p.slots[3].offset = 0;
   CHECK(in_program(p, false) == "");
-  CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 was written over it"));
+  CHECK(says(in_program(p, true), "slot 2 is read after slot 3 overwrote it"));
   p.slots[3].offset = 72;
   CHECK(says(in_program(p, true), "slot 3 lies at 72, which is not aligned"));
   p.steps = {copy(0, 2), copy(2, 3), copy(3, 1)};
@@ -122,9 +122,9 @@ TEST_CASE("verify finds memory that is overwritten before it is read") {
   p.slots[3].offset = 64;
   p.steps[1].scratch_bytes = 64;
   p.steps[1].scratch = 0;
-  CHECK(says(in_program(p, true), "slot 2 is read, and scratch was written over it"));
+  CHECK(says(in_program(p, true), "slot 2 is read after scratch memory overwrote it"));
   p.steps[1].scratch = 64;
-  CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
+  CHECK(says(in_program(p, true), "its scratch memory overlaps slot 3, which it uses"));
 }
 
 TEST_CASE("verify finds a value that another value in the same memory overwrote") {
@@ -136,14 +136,13 @@ TEST_CASE("verify finds a value that another value in the same memory overwrote"
   p.steps = {copy(0, 2), copy(0, 3), copy(3, 1)};
   CHECK(in_program(p, true) == "");
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
-  CHECK(says(in_program(p, true),
-             "slot 2 is read, and slot 3 of the same memory was written after it"));
+  CHECK(says(in_program(p, true), "slot 2 is read after slot 3 of the same memory was written"));
   p.slots[1].alias = 0;  // the result has the memory of an argument that is read later
   p.slots[3].alias = -1;
   p.slots[3].offset = 64;
   p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
   CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }),
-             "slot 0 is read, and slot 1 of the same memory was written after it"));
+             "slot 0 is read after slot 1 of the same memory was written"));
 }
 
 TEST_CASE("verify finds two elements of a step that write to one address") {
@@ -155,7 +154,7 @@ TEST_CASE("verify finds two elements of a step that write to one address") {
   p.steps[0].copy.x.strides = {1, 1};  // reading one address twice is legal
   CHECK(in_program(p) == "");
   p.steps[0].copy.out.strides = {1, 1};
-  CHECK(says(in_program(p), "two points of it are one element of slot 1"));
+  CHECK(says(in_program(p), "two of its elements write one element of slot 1"));
 }
 
 TEST_CASE("verify finds a result that is written in part") {
@@ -205,7 +204,7 @@ TEST_CASE("verify finds reads from memory that another slot occupies") {
     return message_of([&] { verify_shared(p); });
   };
   const std::string fault =
-      "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it";
+      "[verify] copy after plan_memory: slot 2 is read after slot 3 overwrote it";
   CHECK(shared({copy(0, 2), copy(2, 1), copy(0, 3), copy(3, 1)}) == "");
   auto bad = with_arena(128);
   bad.slots[3].alias = 2;
@@ -237,7 +236,7 @@ TEST_CASE("verify finds reads from memory that another slot occupies") {
   CHECK(shared({copy(0, 2), turns({stripe(2, 1), stripe(0, 3)}), copy(2, 1)}) == fault);
   // Later iterations must not overwrite a result that iterations compute part by part.
   CHECK(shared({turns({copy(0, 2), stripe(2, 1), stripe(0, 3)}), copy(3, 1)}) ==
-        "[verify] copy after plan_memory: slot 2 is written over what other turns made of slot 3");
+        "[verify] copy after plan_memory: slot 2 overwrites values of other iterations in slot 3");
 }
 
 TEST_CASE("verify finds slots that do not fit, and overwritten arguments") {
@@ -251,21 +250,21 @@ TEST_CASE("verify finds slots that do not fit, and overwritten arguments") {
   p.slots[2].bytes = 16;
   for (int alias : {7, 2}) {
     p.slots[2].alias = alias;
-    CHECK(says(in_program(p, true), "slot 2 lies in no memory"));
+    CHECK(says(in_program(p, true), "slot 2 has no memory"));
   }
   p = copies(4);
   p.slots.push_back({.bytes = 16, .offset = 64});
   p.arena_bytes = 128;
   CHECK(in_program(p, true) == "");
   p.arena_bytes = 64;
-  CHECK(says(in_program(p, true), "a slot of 16 bytes at 64 lies outside of the arena"));
+  CHECK(says(in_program(p, true), "a slot of 16 bytes at offset 64 is outside of the arena"));
   // The result may have the memory of a donated argument.
   p = copies(4);
   p.slots[1].alias = 0;
   CHECK(message_of([&] { verify(p, "a pass", true, {true}); }) == "");
   CHECK(says(message_of([&] { verify(p, "a pass", true, {false}); }),
-             "it writes over argument 0, which was not donated"));
-  CHECK(says(in_program(p, true), "it writes over argument 0, which was not donated"));
+             "it overwrites argument 0, which is not donated"));
+  CHECK(says(in_program(p, true), "it overwrites argument 0, which is not donated"));
 }
 
 TEST_CASE("verify finds ids that exceed their table, and elements that no iteration writes") {
@@ -339,8 +338,10 @@ TEST_CASE("verify finds scratch over the arrays of an in-flight collective") {
   };
   CHECK(with_scratch(2, 128) == "");
   CHECK(with_scratch(4, 0) == "");
-  CHECK(says(with_scratch(2, 0), "its scratch lies over slot 2, and call 0 is not finished"));
-  CHECK(says(with_scratch(2, 64), "its scratch lies over slot 3, and call 0 is not finished"));
+  CHECK(says(with_scratch(2, 0),
+             "its scratch memory overlaps slot 2, which unfinished collective 0 uses"));
+  CHECK(says(with_scratch(2, 64),
+             "its scratch memory overlaps slot 3, which unfinished collective 0 uses"));
   auto without = [&](std::vector<program::Step> steps) {
     auto q = p;
     q.steps = std::move(steps);
@@ -349,7 +350,7 @@ TEST_CASE("verify finds scratch over the arrays of an in-flight collective") {
   CHECK(without(p.steps) == "");
   CHECK(says(without({copy(0, 2), start, copy(0, 1)}), "call 0 is never finished"));
   CHECK(says(without({copy(0, 2), start, start, finish, copy(3, 1)}),
-             "slot 3 is written, and call 0 is not finished"));
+             "slot 3 is written before collective 0 is finished"));
 }
 
 TEST_CASE("verify finds devices that issue different collectives") {
@@ -413,12 +414,12 @@ TEST_CASE("verify finds collectives of devices that do not match") {
     return call(CollectiveKind::all_reduce, dims, dims, 0, d);
   };
   CHECK(say(sum({4, 3}), sum({4, 3})) == "");
-  CHECK(has(
-      say(sum({4, 3}), sum({4, 2})),
-      "call 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 all-reduce of f32 (4, 3)"));
+  CHECK(has(say(sum({4, 3}), sum({4, 2})),
+            "collective 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 is all-reduce "
+            "of f32 (4, 3)"));
   CHECK(has(say(sum({4, 3}), sum({3, 4})), "call 0 of device 1 is"));
   CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)),
-            "call 0 of device 1 is all-reduce of bf16 (4, 3)"));
+            "collective 0 of device 1 is all-reduce of bf16 (4, 3)"));
   // On a mesh of 2 by 2, devices 0 and 1 differ along the second axis. They are in different groups
   // of a collective over the first axis.
   CHECK(say(sum({4, 3}), sum({4, 2}), {2, 2}) == "");
@@ -441,11 +442,11 @@ TEST_CASE("verify finds collectives of devices that do not match") {
   };
   CHECK(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {2, 3})) == "");
   CHECK(has(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {1, 3})),
-            "call 0: device 0 sends f32 (2, 3) to device 1, which takes f32 (1, 3)"));
+            "collective 0: device 0 sends f32 (2, 3) to device 1, which expects f32 (1, 3)"));
   auto twice = exchange(0, {1, 3}, {2, 3});
   twice.collective.sends.push_back(twice.collective.sends[0]);
   CHECK(has(say(exchange(1, {2, 3}, {1, 3}), twice),
-            "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
+            "collective 0: device 1 sends f32 (1, 3) to device 0, which expects nothing"));
   auto skip_flag = exchange(1, {2, 3}, {1, 3});
   skip_flag.collective.skip_flag = program::SkipFlag::zeros;
   // a device without the flag would wait for it

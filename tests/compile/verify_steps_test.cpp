@@ -67,7 +67,7 @@ TEST_CASE("verify finds a step's faults: instructions") {
   CHECK(in_fused({load(f), op(Code::neg, f, 9)}) == "instruction 1 reads instruction 9");
   CHECK(in_fused({load(f), op(Code::add, f, 0)}) == "instruction 1 reads instruction -1");
   CHECK(in_fused({load(f, true), op(Code::neg, f, 0)}) ==
-        "instruction 1 is made at outer points, and reads 0 of inner ones");
+        "instruction 1 is outer, but reads inner instruction 0");
   CHECK(in_fused({load(f), load(DType::i32), op(Code::add, f, 0, 1)}) ==
         "operand 1 of instruction 2 is i32, and should be f32");
   CHECK(in_fused({load(f), load(DType::i32), op(Code::less, b, 0, 1)}) ==
@@ -88,7 +88,7 @@ TEST_CASE("verify finds a step's faults: dtypes of copies, indices, and flags") 
   s.copy = {{4}, view(DType::f32), view(DType::f32)};
   CHECK(fault(s) == "");
   s.copy.out.dtype = DType::bf16;
-  CHECK(fault(s) == "it makes bf16 of f32");
+  CHECK(fault(s) == "it produces bf16 from f32");
   s = {.kind = program::Kind::gather};
   s.gather.indexed = {{view(DType::i32), 1, 4}};
   CHECK(fault(s) == "");
@@ -100,12 +100,12 @@ TEST_CASE("verify finds a step's faults: dtypes of copies, indices, and flags") 
   s = {.kind = program::Kind::cumulative};
   s.cumulative.x = view(DType::f32);
   s.cumulative.out = view(DType::f64);
-  CHECK(fault(s) == "it makes f64 of f32");
+  CHECK(fault(s) == "it produces f64 from f32");
   s = {.kind = program::Kind::sort};
   s.sort.x = view(DType::f32);
   CHECK(fault(s) == "");
   s.sort.out = view(DType::f64);
-  CHECK(fault(s) == "it makes f64 of f32");
+  CHECK(fault(s) == "it produces f64 from f32");
   s = {.kind = program::Kind::skip};
   s.skip.unless = view(DType::boolean);
   CHECK(fault(s) == "");
@@ -122,19 +122,19 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(sends(CollectiveKind::all_gather, operand({4}), operand({5}), 5)) ==
         "array 0 is (4), and arrives (5)");
   CHECK(fault(sends(CollectiveKind::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) ==
-        "array 0 is (5, 2), and arrives (2, 1)");
+        "array 0 is (5, 2), but is received as (2, 1)");
   CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({4}, DType::bf16))) ==
-        "it makes bf16 of f32");
+        "it produces bf16 from f32");
   auto s = sends(CollectiveKind::all_reduce, operand({4}), operand({4}));
   s.collective.over = {2};
-  CHECK(fault(s) == "the mesh has no axis number 2");
+  CHECK(fault(s) == "the mesh has no axis with index 2");
   s.collective.over = {0, 0};
   CHECK(fault(s) == "mesh axis 0 is used twice");
   s.collective.over = {0, 1};
-  CHECK(fault(s) == "it is among 2 devices, and its mesh axes have 6");
+  CHECK(fault(s) == "it has 2 devices, but its mesh axes have 6");
   s.collective.ranks = 6;
   s.collective.out.clear();
-  CHECK(fault(s) == "it makes 0 arrays of 1");
+  CHECK(fault(s) == "it produces 0 arrays from 1");
   auto exchange = sends(CollectiveKind::exchange, operand({4, 4}), operand({2, 2}));
   exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}};
   exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
@@ -142,7 +142,7 @@ TEST_CASE("verify finds a step's faults: collectives") {
   auto other = exchange;
   other.collective.sends[0].start[1] = 3;
   CHECK(fault(other) ==
-        "a box at (3, 3) of (2, 2) reaches outside of what is sent, which is (4, 4)");
+        "a box at (3, 3) of (2, 2) reaches outside of the sent arrays of shape (4, 4)");
   other.collective.sends[0].dims = {2, 0};
   CHECK(fault(other) == "");
   other = exchange;
@@ -151,7 +151,7 @@ TEST_CASE("verify finds a step's faults: collectives") {
         "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
   other = exchange;
   other.collective.skip_flag = program::SkipFlag::unread;
-  CHECK(fault(other) == "no flag stands behind its arrays");
+  CHECK(fault(other) == "no flag follows its arrays");
   other.collective.x.push_back(operand({}));
   CHECK(fault(other) == "its flag is f32");
   other.collective.x.back().view.dtype = DType::boolean;
@@ -160,14 +160,14 @@ TEST_CASE("verify finds a step's faults: collectives") {
   other.collective.sends[0].start = other.collective.sends[0].dims = {};
   CHECK(fault(other) == "its flag is sent");
   other.collective.kind = CollectiveKind::all_gather;
-  CHECK(fault(other) == "it may leave something out, and is no exchange");
+  CHECK(fault(other) == "it may skip transfers, but is not an exchange");
   other = exchange;
   other.collective.receives[0].array = 1;
-  CHECK(fault(other) == "it has no array 1 of what arrives");
+  CHECK(fault(other) == "it has no array 1 of the received arrays");
   other = exchange;
   other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};
   CHECK(fault(other) == "");
   other.collective.receives[1].start = {1, 0};
   other.collective.receives[1].dims = {1, 2};
-  CHECK(fault(other) == "boxes at (0, 0) and (1, 0) of what arrives overlap");
+  CHECK(fault(other) == "received boxes at (0, 0) and (1, 0) overlap");
 }

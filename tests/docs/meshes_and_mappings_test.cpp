@@ -74,12 +74,12 @@ TEST_CASE("meshes: a model without sharding code runs on a 2 x 2 mesh") {
   CHECK(printed.starts_with(words(
       R"(on a mesh of data=2, model=2 (4 devices), for each device:
 
-collective  over   sends  times  what                                   for                      asked by
+collective  over   bytes  times  array                                  for                      requested by
 all-gather  data   96 B   1      up.weight (mlp=8, embed=6) and 1 more  dot; model.cpp:9, in up  parameter
 all-reduce  model  384 B  1      dot (batch=32, embed=6)                dot; model.cpp:10, in down
 all-gather: 1 calls, 96 B
 all-reduce: 1 calls, 384 B
-in all 2 calls, 480 B sent)")));
+total: 2 calls, 480 B communicated)")));
 }
 
 TEST_CASE("meshes: sharded and replicated axes, as tables") {

@@ -21,7 +21,7 @@ using Maybe = std::optional<Mapping>;
 using NameSet = std::set<std::string>;
 
 // Documented refusals, by words of their messages.
-const char* const documented[] = {"are both sent to mesh axis"};
+const char* const documented[] = {"are both mapped to mesh axis"};
 
 // ---- drawing ----
 

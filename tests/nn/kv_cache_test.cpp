@@ -135,18 +135,19 @@ TEST_CASE(
   auto more = full.append(zeros({One, Size}), zeros({One, Size}), "pos");
   CHECK(sum(more.keys.astype(DType::f32)).item() == 16);
   raises([&] { nn::KVCache::init(Pos, {}); },
-         {"[kv_cache] keys and values need an axis", "kv_cache_test.cpp:"});
+         {"[kv_cache] keys and values require an axis", "kv_cache_test.cpp:"});
   raises(
       [&] {
         cache.append(ones({Heads, One, Size}), ones({One, Size}), "pos");
       },
       {"[kv_cache] the new keys have axes (kv_heads=2, pos=1, head_size=8)",
-       "are to have (pos=1, head_size=8)", "kv_cache_test.cpp:"});
+       "expected (pos=1, head_size=8)", "kv_cache_test.cpp:"});
   raises(
       [&] {
         cache.append(ones({Short, Size}), ones({Short, Size}), "key_pos");
       },
-      {"[kv_cache] the new positions have the name key_pos of the cache's", "kv_cache_test.cpp:"});
+      {"[kv_cache] the new positions have the axis name key_pos of the cache",
+       "kv_cache_test.cpp:"});
 }
 
 TEST_CASE(
@@ -205,47 +206,48 @@ TEST_CASE("kv cache: invalid arguments raise with the line of the call") {
   auto append = [&](const NamedArray& count) { return cache.append(k, k, "pos", count); };
   // A float count is valid if its value is a whole number.
   CHECK(append(3).lengths.integers() == std::vector<std::int64_t>{3, 3, 3});
-  raises([&] { append(2.5); }, {"[kv_cache] the count is f32, and not a whole number",
-                                "how many of pos=4", "kv_cache_test.cpp:"});
+  raises([&] { append(2.5); }, {"[kv_cache] count: expected an integer",
+                                "positions of pos=4, got f32", "kv_cache_test.cpp:"});
   raises(
       [&] {
         append(array({1, 2, 3}, Batch));
       },
-      {"[kv_cache] the count is f32", "kv_cache_test.cpp:"});
-  raises([&] { append(ones({}, DType::boolean)); }, {"[kv_cache] the count is bool"});
+      {"[kv_cache] count: expected an integer", "kv_cache_test.cpp:"});
+  raises([&] { append(ones({}, DType::boolean)); }, {"[kv_cache] count: expected an integer"});
   raises(
       [&] {
         append(zeros({Batch, Axis("bach", 2)}, DType::i32));
       },
       {"[kv_cache] axis bach of the count is not in the lengths (batch=3)", "batch?"});
-  raises([&] { append(5); },
-         {"[kv_cache] a count of 5 is not within the new positions pos=4; from 0 to 4",
-          "kv_cache_test.cpp:"});
-  raises([&] { append(full_like(cache.lengths, -1)); }, {"[kv_cache] a count of -1 is not within"});
+  raises(
+      [&] { append(5); },
+      {"[kv_cache] count is 5, which is out of range for the new positions pos=4; expected 0 to 4",
+       "kv_cache_test.cpp:"});
+  raises([&] { append(full_like(cache.lengths, -1)); },
+         {"[kv_cache] count is -1, which is out of range"});
 
   auto seven = ones({Batch, Axis("pos", 7), Heads, Size});
   raises([&] { cache.append(seven, seven, "pos"); },
-         {"[kv_cache] 7 more positions are more than key_pos=6 has room for; make",
-          "kv_cache_test.cpp:"});
+         {"[kv_cache] 7 more positions exceed the capacity key_pos=6; use", "kv_cache_test.cpp:"});
   auto some = array({6, 6, 2}, Batch).astype(DType::i32).eval();
   CHECK(cache.append(seven, seven, "pos", some).lengths.integers() ==
         std::vector<std::int64_t>{6, 6, 2});
   cache.lengths = full(Batch, 3, DType::i32);
   raises([&] { cache.append(k, k, "pos"); },
-         {"[kv_cache] 4 more positions are more than key_pos=6 has room for"});
+         {"[kv_cache] 4 more positions exceed the capacity key_pos=6"});
   append(3);
   cache.lengths = ones(Batch);
   raises([&] { append(3); },
-         {"[kv_cache] the lengths are f32, not integers", "kv_cache_test.cpp:"});
+         {"[kv_cache] lengths: expected integers, got f32", "kv_cache_test.cpp:"});
   raises([&] { cache.mask(New); },
-         {"[kv_cache] the lengths are f32, not integers", "kv_cache_test.cpp:"});
+         {"[kv_cache] lengths: expected integers, got f32", "kv_cache_test.cpp:"});
 
   raises([&] { nn::KVCache::init(Pos, Size, {}, DType::boolean); },
-         {"[kv_cache] a cache of bools", "kv_cache_test.cpp:"});
+         {"[kv_cache] the dtype of the cache is bool", "kv_cache_test.cpp:"});
   auto narrow = nn::KVCache::init(Short, Size, {}, DType::i8);
   auto x = ones({New, Size});
-  raises(
-      [&] { narrow.append(x, x, "pos"); },
-      {"[kv_cache] the new keys are f32, and a cache of i8 would cut them", "kv_cache_test.cpp:"});
+  raises([&] { narrow.append(x, x, "pos"); },
+         {"[kv_cache] the new keys are f32, but a cache of i8 would truncate them",
+          "kv_cache_test.cpp:"});
   CHECK(narrow.append(x.astype(DType::i32), x.astype(DType::i8), "pos").keys.dtype() == DType::i8);
 }

@@ -47,22 +47,22 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
   refused(zeros(Axis("token", 12), DType::i32), {}, "did you mean tokens?");
   refused(zeros(Axis("tokens", 7), DType::i32), {},
           "axis tokens has size 7 in the targets (tokens=7) and 12 in the logits");
-  refused(ids(), {.walked = "words"}, "the walked axis words");
-  refused(ids(), {.walked = "embed"}, "the walked axis embed");
+  refused(ids(), {.walked = "words"}, "the tiled axis words");
+  refused(ids(), {.walked = "embed"}, "the tiled axis embed");
   refused(ids(), {.chunks = {.chunk = -4}}, "a chunk of -4 positions; it must be positive");
   refused(ids(), {.chunks = {.chunk = 0}}, "a chunk of 0 positions; it must be positive");
-  refused(ids(), {.chunks = {.memory = -1}}, "a budget of -1 bytes; it must be positive");
+  refused(ids(), {.chunks = {.memory = -1}}, "memory is -1 bytes; it must be positive");
   refused(ids(), {.vocab_chunk = -4}, "must be positive");
   refused(ids(), {.chunks = {.memory = 8}},
           "one position of tokens=12 needs 256 bytes, more than the 8 allowed");
   refused(ids(), {.chunks = {.memory = 8}, .ignore_index = 3}, "one position of tokens=12 needs ");
   refused(ids(), {.chunks = {.memory = -1}, .ignore_index = 3},
-          "a budget of -1 bytes; it must be positive");
+          "memory is -1 bytes; it must be positive");
   refused(ids(), {.chunks = {.chunk = 0}, .ignore_index = 3},
           "a chunk of 0 positions; it must be positive");
-  refused(ids(), {.mask = ones(Tokens)}, "the mask is f32; it must be bool");
+  refused(ids(), {.mask = ones(Tokens)}, "mask: expected bool, got f32");
   refused(ids(), {.mask = arange(Axis("batch", 2)) > 0}, "axis batch of the mask");
-  refused(ids(), {.weights = ids()}, "weights are floats");
+  refused(ids(), {.weights = ids()}, "weights: expected floats");
   refused(ids(), {.bias = zeros(Tokens)}, "the bias has the axes (tokens=12); it needs (vocab=16)");
   refused(ids(), {.temperature = 0}, "temperature is 0");
   refused(ids(), {.soft_cap = -1}, "soft_cap is -1");
@@ -71,20 +71,20 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
           "top_k is 17; it must be from 0 (none) to the size of vocab=16");
   refused(ids(), {.outputs = {.top_k = -1}}, "top_k is -1; it must be from 0 (none)");
   refused(ids(), {.walked = Vocab, .outputs = {.top_k = 16}},
-          "top_k is all of vocab=16, in order, which a walk over it does not hold");
+          "top_k is the size of vocab=16, which is not supported if this axis is tiled");
   refused(ids(), {.vocab_chunk = 4, .outputs = {.top_k = 16}},
-          "top_k is all of vocab=16, in order, which a walk over it does not hold");
+          "top_k is the size of vocab=16, which is not supported if this axis is tiled");
   refused(ids(), {.z_loss = NAN}, "z_loss is nan; it must be a finite number");
   for (const ChunkOptions& both : {ChunkOptions{.chunk = 4, .memory = 1 << 20},
                                    {.chunk = 4, .chunks = {4}},
                                    {.chunks = {4}, .memory = 1 << 20}})
     refused(ids(), {.chunks = both},
-            "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
+            "`chunk`, `chunks` and `memory` each specify the chunk size; use only one of them");
   refused(ids().astype(DType::u8), {.ignore_index = -100},
           "ignore_index is -100, which targets of u8 never are");
   refused(ids().astype(DType::i8), {.ignore_index = 128},
           "ignore_index is 128, which targets of i8 never are");
-  refused(ids(), {.walked = "vocab", .vocab_chunk = 4}, "axis vocab is walked already");
+  refused(ids(), {.walked = "vocab", .vocab_chunk = 4}, "axis vocab is already in `walked`");
   refused(ids(), {.teacher = nn::LinearHead{p.x, normal(3, {Embed}, DType::f32), "embed"}},
           "vocab");
   refused(ids(), {.teacher = nn::LinearHead{ones({Axis("pair", 2), Embed}), p.w, "embed"}},
@@ -133,7 +133,7 @@ TEST_CASE(
           mean(slice(loss(ids(), {.reduction = nn::Reduction::none}).loss, Tokens, 2, 10)).item()));
   CHECK(r.log_prob.doubles()[0] == 0);
   auto text = message([&] { loss(wrong, {.checked = true}); });
-  CHECK(text.find("2 of 12 targets are no ids of vocab=16") != std::string::npos);
+  CHECK(text.find("2 of 12 targets are not ids of vocab=16") != std::string::npos);
   text = message([&] { loss(wrong, {.ignore_index = -100, .checked = true}); });
   CHECK(text.find("1 of 12 targets") != std::string::npos);
   // While tracing, ids have no values: the loss is NaN instead.

@@ -118,7 +118,7 @@ TEST_CASE("errors: empty arrays, invalid names and invalid shapes raise") {
   CHECK_ERROR("Axis", Batch.alias(""), "needs a name");
   CHECK_ERROR("zeros", zeros({Batch, Batch}), "twice");
   CHECK_ERROR("dtype", dtype_of("float33"), "did you mean float32?");
-  CHECK_ERROR("policy", Policy("p=f32,c=bf17"), "no dtype is called bf17");
+  CHECK_ERROR("policy", Policy("p=f32,c=bf17"), "there is no dtype bf17");
   CHECK_ERROR("concat_axes", concat_axes({Batch}, {Batch}), "batch");
   CHECK_ERROR("from_bytes", from_bytes(std::vector<std::byte>(7), DType::f32, Axis("n", 2)),
               "7 bytes");
@@ -126,7 +126,7 @@ TEST_CASE("errors: empty arrays, invalid names and invalid shapes raise") {
   CHECK_ERROR("sum", sum(x, {"embed", "embed"}), "given twice");
   CHECK_ERROR("dot", dot(x, x, {"embed", "embed"}), "given twice");
   CHECK_ERROR("flatten_axes", flatten_axes(x, {"embed", "embed"}, "n"), "given twice");
-  CHECK_ERROR("rename", rename(x, {{"embed", ""}}), "renamed to nothing");
+  CHECK_ERROR("rename", rename(x, {{"embed", ""}}), "renamed to an empty name");
   CHECK_ERROR("rearrange", rearrange(x, Names{"embed", "batch", "embed"}), "named twice");
   CHECK_ERROR("rearrange", rearrange(x, Names{"embed"}), "batch is missing");
   CHECK_ERROR("rearrange", dot(x, x, "embed", {.out_axes = Names{"embd"}}), "embd");

@@ -330,7 +330,7 @@ TEST_CASE("index: windows and arrays under one name raise") {
   auto x = zeros({Axis("a", 3), Axis("b", 4), Axis("c", 5)});
   auto ids = zeros({Axis("b", 2)}, DType::i32);
   CHECK_THROWS_WITH_AS(index(x, {{"a", ids}, {"b", ds(1, Axis("b", 2))}}),
-                       doctest::Contains("use take to pair them"), Error);
+                       doctest::Contains("use take to match them"), Error);
   CHECK_THROWS_WITH_AS(index(x, {{"a", ds(0, Axis("c", 2))}}),
-                       doctest::Contains("axis c is there twice"), Error);
+                       doctest::Contains("axis c occurs twice"), Error);
 }

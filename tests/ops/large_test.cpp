@@ -64,7 +64,7 @@ TEST_CASE("large: an explicit dtype that is too small raises") {
   raises([&] { return arange(Row, {.start = 2147483646, .dtype = DType::i32}); },
          {"2147483648 do not fit in i32"});
   raises([&] { return sum(bits, Big, {.dtype = DType::i32}); },
-         {"[sum] 2200000000 bools of (big=2200000000) may be more than i32 can count", "i64"});
+         {"[sum] the count of 2200000000 bools of (big=2200000000) may overflow i32", "i64"});
   CHECK(sum(bits, Big, {.dtype = DType::u32}).dtype() == DType::u32);
   CHECK(sum(bits, Big, {.dtype = DType::f32}).dtype() == DType::f32);
   CHECK(arange(Axis("n", 0), {.start = 300, .dtype = DType::u8}).size() == 0);

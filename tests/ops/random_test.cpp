@@ -95,7 +95,7 @@ TEST_CASE("random: uniform draws stay within their bounds") {
   CHECK(all(random::uniform(k, n, 0., 1., DType::bf16) < 1).item() == 1);
   CHECK_THROWS_WITH_AS(random::uniform(k, n, low), doctest::Contains("axis a"), Error);
   CHECK_THROWS_WITH_AS(random::uniform(k, n, 0., 1., DType::i32),
-                       doctest::Contains("draws are floats, not i32"), Error);
+                       doctest::Contains("expected a float dtype, got i32"), Error);
   auto g = grad([&](const NamedArray& h) { return sum(random::uniform(k, {A, n}, low, h)); })(high);
   // bounds have gradients
   CHECK(difference(g, sum(random::uniform(k, {A, n}), "n"), 1e-4) == "");
@@ -141,17 +141,17 @@ TEST_CASE("random: an empty key disables randomness") {
 
 TEST_CASE("random: invalid keys and arguments raise") {
   CHECK_THROWS_WITH_AS(random::key(array({1, 2}, Axis(key_word, 2))),
-                       doctest::Contains("u32, not f32"), Error);
+                       doctest::Contains("u32, got f32"), Error);
   CHECK_THROWS_WITH_AS(random::key(array(std::vector<std::uint32_t>{1, 2, 3}, Axis("word", 3))),
                        doctest::Contains("[random.key]"), Error);
-  CHECK_THROWS_WITH_AS(random::split(random::key(0), -1), doctest::Contains("cannot make -1 keys"),
-                       Error);
+  CHECK_THROWS_WITH_AS(random::split(random::key(0), -1),
+                       doctest::Contains("n is -1; it must not be negative"), Error);
   CHECK_THROWS_WITH_AS(random::fold_in(random::key(0), 1.5),
                        doctest::Contains("[random.fold_in] 1.5"), Error);
-  CHECK_THROWS_WITH_AS(random::bits(random::key(0), A, DType::i32), doctest::Contains("not i32"),
+  CHECK_THROWS_WITH_AS(random::bits(random::key(0), A, DType::i32), doctest::Contains("got i32"),
                        Error);
-  CHECK_THROWS_WITH_AS(random::bernoulli(random::key(0), A, 1.5),
-                       doctest::Contains("not in [0, 1]"), Error);
+  CHECK_THROWS_WITH_AS(random::bernoulli(random::key(0), A, 1.5), doctest::Contains("from 0 to 1"),
+                       Error);
   CHECK_THROWS_WITH_AS(random::randint(random::key(0), A, 0, 1.5),
                        doctest::Contains("not an integer"), Error);
   CHECK_THROWS_WITH_AS(random::categorical(random::key(0), zeros(A), "aa"),

@@ -146,7 +146,8 @@ TEST_CASE(
     auto strict = named_jit(f, o);
     agree({strict(p)}, {jit(f)(p)});
     CHECK(strict.report().explain.find(
-              "keys are gathered, as pos=16 does not divide by 3 devices") != std::string::npos);
+              "keys are gathered, because pos=16 is not divisible by 3 devices") !=
+          std::string::npos);
   }
 }
 

@@ -124,7 +124,7 @@ TEST_CASE("docs/how-to/parallelism.md: the table of collectives is the output of
   std::istringstream printed(sharding::plan(sharding::fully_sharded(), sizes).explain);
   std::ifstream page(golden_dir() + "/../../docs/how-to/parallelism.md");
   const auto want = table_in(printed);
-  CHECK(want.find(" asked by\n") != want.npos);
+  CHECK(want.find(" requested by\n") != want.npos);
   CHECK(table_in(page) == want);
 }
 

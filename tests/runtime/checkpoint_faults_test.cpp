@@ -136,7 +136,7 @@ struct TwoSaved {
       CHECK(bytes_of_all(got->state) == bytes[0]);
     });
     CHECK(has(warned, "haliax: warning: [load_checkpoint]"));
-    CHECK(has(warned, "step-00000002 is damaged and passed over: "));
+    CHECK(has(warned, "step-00000002 is damaged and skipped: "));
     CHECK(has(warned, reason));
     CHECK(bytes_of_all(like) == bytes[1]);
   }
@@ -173,19 +173,18 @@ TEST_CASE("checkpoint files: missing, truncated, extended or swapped files are r
       CAPTURE(size);
       restore();
       spill(path, size > good.size() ? good + "x" : good.substr(0, size));
-      saved.check_second_is_refused(path == state ? "bytes, and "
-                                                  : "manifest.json is not as it was written");
+      saved.check_second_is_refused(path == state ? "bytes, expected " : "manifest.json is ");
     }
   restore();
   spill(state, slurp(saved.step(1) / "state.safetensors"));
   // Its header contains the step.
-  saved.check_second_is_refused("header is not as it was written (checksum)");
+  saved.check_second_is_refused("header is corrupt (checksum mismatch)");
   auto data = good_state;  // the same header, with the data of the other checkpoint
   auto other = slurp(saved.step(1) / "state.safetensors");
   std::copy(other.end() - 200, other.end(), data.end() - 200);
   restore();
   spill(state, data);
-  saved.check_second_is_refused("are not as they were written (checksum)");
+  saved.check_second_is_refused("are corrupt (checksum mismatch)");
   restore();
   spill(manifest, slurp(saved.step(1) / "manifest.json"));
   saved.check_second_is_refused("it is a checkpoint of step 1");
@@ -195,7 +194,7 @@ TEST_CASE("checkpoint files: missing, truncated, extended or swapped files are r
   fs::remove(saved.step(1) / "state.safetensors");
   warnings_of([&] {
     raises([&] { latest_checkpoint(saved.run, saved.first); },
-           {"no checkpoint is whole:", "step-00000002 is", "step-00000001 is"});
+           {"all checkpoints are damaged:", "step-00000002 is", "step-00000001 is"});
   });
 }
 
@@ -487,9 +486,8 @@ TEST_CASE(
     })));
   });
   CHECK(steps == std::vector<std::int64_t>(4, 1));
-  CHECK(
-      has(warned,
-          "step-00000003 is damaged and passed over: process 3: state-00004-of-00004.safetensors"));
+  CHECK(has(warned,
+            "step-00000003 is damaged and skipped: process 3: state-00004-of-00004.safetensors"));
   // Swaps the files of two processes, which have the same size.
   fs::rename(one, one.string() + ".x");
   fs::rename(fs::path(folder / "run") / "step-00000003/state-00001-of-00004.safetensors", one);
@@ -505,5 +503,5 @@ TEST_CASE(
       saves.save(4, t);
   });
   for (auto& text : others)
-    CHECK(has(text, "process 3 saves another state or step than process 0"));
+    CHECK(has(text, "process 3 saves a different state or step than process 0"));
 }

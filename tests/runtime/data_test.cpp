@@ -187,7 +187,7 @@ TEST_CASE("data: .npy files and raw files of each integer width") {
       {"batch", 1}, Pos);
   CHECK(wide.next().integers() == Ids{70000, 70001, 70002, 70003});
   raises([&] { Tokens({npy("f.npy", DType::f32)}); },
-         {"[Tokens]", "f.npy holds f32, and tokens are u8, u16", "data_test.cpp"});
+         {"[Tokens]", "f.npy: expected u8, u16", "data_test.cpp"});
   write_npy(folder / "two.npy", to_tensor(zeros({Batch, Pos}, DType::i32)));
   raises([&] { Tokens({folder / "two.npy"}); }, {"[Tokens]", "two.npy has 2 axes", "ravel"});
   std::filesystem::resize_file(folder / "two.npy", 150);
@@ -199,25 +199,24 @@ TEST_CASE("data: files that are too short, and tokens beyond the vocabulary, rai
   raises([&] { Tokens({folder / "none.bin"}); },
          {"[Tokens]", "none.bin cannot be opened: No such file", "data_test.cpp"});
   raises([&] { Tokens({folder.path.string()}); }, {"[Tokens]", "is not a regular file"});
-  raises([&] { Tokens(std::vector<std::string>()); }, {"[Tokens] no file"});
+  raises([&] { Tokens(std::vector<std::string>()); }, {"[Tokens] there are no paths"});
   raises([&] { Tokens({write<std::uint8_t>(folder / "empty.bin", {})}); },
          {"[Tokens]", "empty.bin is empty"});
   raises(
       [&] {
         Tokens({write<std::uint8_t>(folder / "odd.bin", {1, 2, 3})});
       },
-      {"[Tokens]", "odd.bin has 3 bytes, which is no whole number of u16"});
+      {"[Tokens]", "odd.bin has 3 bytes, not a multiple of the size of u16"});
   raises([&] { Tokens({folder / "odd.bin"}, DType::f32); },
-         {"[Tokens] raw tokens are u8, u16 or u32, not f32"});
+         {"[Tokens] raw: expected u8, u16 or u32, got f32"});
   Tokens few({write(folder / "few.bin", counted(3))});
   raises([&] { TokenLoader(few, Batch, Pos); },
          {"[TokenLoader] an example takes 4 tokens, but the longest of 1 files has 3", "position=4",
           "data_test.cpp"});
   Tokens tokens({write(folder / "some.bin", counted(40))});
-  raises([&] { TokenLoader(tokens, Batch, Pos, {.stride = -1}); },
-         {"[TokenLoader] a stride of -1"});
+  raises([&] { TokenLoader(tokens, Batch, Pos, {.stride = -1}); }, {"[TokenLoader] stride is -1"});
   raises([&] { TokenLoader(tokens, Batch, Pos, {.key = random::split(random::key(0), Batch)}); },
-         {"[TokenLoader] the order has one key"});
+         {"[TokenLoader] expected one key for the order"});
   TokenLoader loader(tokens, {"batch", 2}, Pos, {.vocab = 9});
   CHECK(loader.next().integers() == Ids{0, 1, 2, 3, 4, 5, 6, 7});
   for (int i = 0; i < 2; ++i)  // the position does not change
@@ -229,5 +228,5 @@ TEST_CASE("data: files that are too short, and tokens beyond the vocabulary, rai
       Tokens({write(folder / "huge.bin", std::vector<std::uint32_t>{1, 2, 3, 1u << 31})},
              DType::u32),
       {"batch", 1}, Pos);
-  raises([&] { huge.next(); }, {"token 3 of", "is 2147483648, and tokens are below 2147483648"});
+  raises([&] { huge.next(); }, {"token 3 of", "is 2147483648, but tokens are below 2147483648"});
 }

@@ -358,20 +358,20 @@ TEST_CASE("debug: invalid arguments of print and check raise") {
         debug::print("{} {}", x);
         return 0;
       },
-      {"[print] the text has 2 places for values, {}, and there are 1 values"});
+      {"[print] the format string has 2 placeholders {}, but there are 1 values"});
   raises(
       [&] {
         debug::check(x, "no");
         return 0;
       },
-      {"[check] the condition is f32, not bool"});
+      {"[check] condition: expected bool, got f32"});
   auto chunks = [&] {
     return chunked_reduce("batch", {}, [](const NamedArray& v) {
       debug::print("{}", v);
       return sum(v);
     })(x);
   };
-  raises(chunks, {"[print] inside chunked_reduce no value is ever whole"});
+  raises(chunks, {"[print] values are not materialized inside chunked_reduce"});
 }
 
 TEST_CASE(
@@ -379,18 +379,18 @@ TEST_CASE(
   test::Nans nans;
   auto x = arange(Batch) * 1.;
   raises([&] { return log(x).floats(); },
-         {"[log] makes inf out of finite numbers; debug_test.cpp:"});
+         {"[log] produces inf from finite values; debug_test.cpp:"});
   raises([&] { return cumsum(x * 1e38, Batch).floats(); },
-         {"[cumsum] makes inf out of finite numbers; debug_test.cpp:"});
+         {"[cumsum] produces inf from finite values; debug_test.cpp:"});
   raises([&] { return jit([](const NamedArray& v) { return sum(sqrt(v - 1.)) * 2.; })(x); },
-         {"[sqrt] makes NaN out of finite numbers; debug_test.cpp:"});
+         {"[sqrt] produces NaN from finite values; debug_test.cpp:"});
   auto f = [](const NamedArray& v) {
     return fold([](const NamedArray& c, const NamedArray& a) { return c + exp(a * 100.); },
                 "batch")(number(0), v);
   };
   for (auto* backend : {"cpu", "reference"})
     raises([&] { return jit(f, {.backend = backend})(x); },
-           {"[exp] makes inf out of finite numbers; debug_test.cpp:"});
+           {"[exp] produces inf from finite values; debug_test.cpp:"});
   // Infinite inputs, infinite constants and a mask of -inf pass.
   auto masked = [](const NamedArray& v) { return softmax(where(v > 1., v, -1. / 0.), "batch"); };
   CHECK(jit(masked)(x).floats()[0] == 0);
@@ -400,7 +400,7 @@ TEST_CASE(
   const Mapping mapping{{"batch", "data"}};
   auto on_mesh = named_jit([](const NamedArray& v) { return log(v); },
                            {.mesh = mesh, .axis_resources = mapping});
-  raises([&] { return on_mesh(x); }, {"[log] makes inf"});
+  raises([&] { return on_mesh(x); }, {"[log] produces inf"});
   struct Layer {
     nn::Linear up;
     NamedArray operator()(const NamedArray& v) const { return log(up(v)); }
@@ -409,11 +409,11 @@ TEST_CASE(
   Layer layer{nn::Linear::init(Batch, Mlp, random::key(0))};
   raises(
       [&] { return jit([](const Layer& l, const NamedArray& v) { return l(v); })(layer, x * 0.); },
-      {"[log] makes inf"});
+      {"[log] produces inf"});
   // The error names the layer, outside of jit too.
   layer.up = nn::Linear::init(Batch, Mlp, random::key(1), {.init_scale = 1e38});
   raises([&] { return layer.up(x + 1e3).floats(); },
-         {"[dot] makes inf", ", in a layer whose weight was made at debug_test.cpp:"});
+         {"[dot] makes inf", ", in a layer whose weight was created at debug_test.cpp:"});
   (void)summary(layer);
   raises([&] { return layer.up(x + 1e3).floats(); },
          {"[dot] makes inf", "debug_test.cpp:", ", in up"});

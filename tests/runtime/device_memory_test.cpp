@@ -150,7 +150,7 @@ TEST_CASE("device memory: a late error names the call, and persists until the de
   auto bad = f(x);  // returns without an error
   const auto want =
       "[separate-memory] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
-      ": planted; it runs nothing more";
+      ": planted; it cannot run any more programs";
   CHECK(error_of([&] { return bad.doubles(); }) == want);
   CHECK(error_of([&] { return f(x); }) == want);
   CHECK(error_of([&] { return y.doubles(); }) == want);
@@ -260,8 +260,8 @@ TEST_CASE("device memory: a mesh with more devices than the backend raises") {
                              .mesh = Mesh{{{"data", 65}}},
                              .axis_resources = Mapping{{"n", "data"}}});
   raises([&] { return f(counted(N)); },
-         {"[named_jit] the mesh (data=65) has 65 devices, and backend separate-memory has 64; "
-          "JitOptions::backend or HALIAX_BACKEND sets another",
+         {"[named_jit] the mesh (data=65) has 65 devices, but backend separate-memory has 64; "
+          "JitOptions::backend or HALIAX_BACKEND selects another",
           "device_memory_test.cpp"});
   CHECK_NOTHROW(f.plan(counted(N)));
 }
@@ -291,5 +291,5 @@ TEST_CASE("device memory: loops and chunks run on the device, and a CPU custom o
         return jit([](const NamedArray& x) { return mine(x, "n"); },
                    {.backend = "separate-memory"})(counted(N));
       },
-      {"[mine] backend separate-memory cannot run it", "device_memory_test.cpp"});
+      {"[mine] backend separate-memory does not support this step", "device_memory_test.cpp"});
 }

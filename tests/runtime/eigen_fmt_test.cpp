@@ -48,12 +48,13 @@ TEST_CASE("eigen: matrices become arrays") {
 TEST_CASE("eigen: mismatched axes and dtypes raise") {
   auto a = array({1, 2, 3, 4, 5, 6}, {R, C});
   CHECK_THROWS_WITH_AS((void)as_matrix<double>(a, R, C),
-                       doctest::Contains("[host_view] the array is f32, not f64; astype"), Error);
+                       doctest::Contains("[host_view] expected f64, got f32; cast it with astype"),
+                       Error);
   CHECK_THROWS_WITH_AS((void)as_matrix<float>(a, R, "colum"),
                        doctest::Contains("did you mean column?"), Error);
   CHECK_THROWS_WITH_AS((void)as_matrix<float>(a, R, "row"), doctest::Contains("twice"), Error);
   CHECK_THROWS_WITH_AS((void)as_vector<float>(a, R),
-                       doctest::Contains("1 axes are asked for, but the array has (row=2"), Error);
+                       doctest::Contains("1 axes are requested, but the array has (row=2"), Error);
   CHECK_THROWS_WITH_AS((void)as_vector<float>(NamedArray(), R), doctest::Contains("empty"), Error);
   CHECK_THROWS_WITH_AS((void)from_eigen(Eigen::MatrixXf::Zero(2, 2), R, C),
                        doctest::Contains("axis column"), Error);

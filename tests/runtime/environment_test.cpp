@@ -68,15 +68,16 @@ TEST_CASE("environment: names of backends and paths of folders are accepted") {
   auto said = said_with("HALIAX_BACKEND=gpu");
   CAPTURE(said);
   CHECK(has(said,
-            "says: [backend] there is no backend gpu (as HALIAX_BACKEND says); did you mean cpu?; "
-            "there are cpu and reference, "));
+            "says: [backend] there is no backend gpu (from HALIAX_BACKEND); did you mean cpu?; "
+            "available are cpu and reference; "));
   CHECK(has(said, "; environment_test.cpp:"));
   CHECK(has(said_with("HALIAX_BACKEND=reference"), "says: ."));
   said = said_with("HALIAX_BACKEND=cuda-sim HALIAX_CACHE=/proc/none");
   CAPTURE(said);
-  CHECK(has(said,
-            "says: [environment] HALIAX_CACHE is /proc/none; it must be a folder, or one that can "
-            "be made ("));
+  CHECK(
+      has(said,
+          "says: [environment] HALIAX_CACHE is /proc/none; it must be a folder that exists or can "
+          "be created ("));
 }
 
 TEST_CASE("environment: settings in the code override the environment") {

@@ -404,8 +404,8 @@ TEST_CASE("explain: memory by purpose adds up to the planned peak") {
     std::int64_t sum = 0;
     for (auto& m : r.memory) sum += m.bytes;
     CHECK(sum == r.argument_bytes + r.peak_bytes);
-    CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
-    CHECK(bytes_of(r, "parameters") + bytes_of(r, "optimiser") + bytes_of(r, "inputs") ==
+    CHECK(bytes_of(r, "optimizer") == 2 * bytes_of(r, "parameters"));
+    CHECK(bytes_of(r, "parameters") + bytes_of(r, "optimizer") + bytes_of(r, "inputs") ==
           double(r.argument_bytes));
     CHECK(bytes_of(r, "activations") > 0);
   }
@@ -427,10 +427,10 @@ TEST_CASE("explain: without a mesh the report has the memory of one device and n
     const auto r = f.plan(model, state, ids);
     CHECK(explain(f) == r.explain);
     says(r.explain, "on one device, no collectives\n\nmemory at the peak\nparameters ");
-    for (auto* purpose : {"\noptimiser ", "\ninputs ", "\ngradients ", "\nactivations "})
+    for (auto* purpose : {"\noptimizer ", "\ninputs ", "\ngradients ", "\nactivations "})
       says(r.explain, purpose);
     says(r.explain,
-         "158272 parameters x 16 bytes (values, gradients, optimiser): 2.53 MB on one device\n");
+         "158272 parameters x 16 bytes (values, gradients, optimizer): 2.53 MB on one device\n");
     std::int64_t sum = 0;
     for (auto& m : r.memory) sum += m.bytes;
     CHECK(sum == r.argument_bytes + r.peak_bytes);
@@ -443,7 +443,7 @@ TEST_CASE("explain: without a mesh the report has the memory of one device and n
   CHECK(explain(called) ==
         "on one device, no collectives\n\nmemory at the peak\ninputs              32 B\nresults    "
         "         32 B\n"
-        "in all              64 B\n");
+        "total               64 B\n");
 }
 
 TEST_CASE("explain: sixteen bytes per parameter are sharded over all devices") {
@@ -459,11 +459,11 @@ TEST_CASE("explain: sixteen bytes per parameter are sharded over all devices") {
   // reduced.
   const double biases = 48 * (3 + 4) * 1600 * 4, table = 50257. * 1600 * 4;
   CHECK(bytes_of(r, "parameters") == (4 * count + 7 * biases) / 8);
-  CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
+  CHECK(bytes_of(r, "optimizer") == 2 * bytes_of(r, "parameters"));
   CHECK(bytes_of(r, "gradients") >= bytes_of(r, "parameters"));
   CHECK(bytes_of(r, "gradients") <= 1.1 * bytes_of(r, "parameters") + table);
   says(r.explain,
-       "1.558 billion parameters x 16 bytes (values, gradients, optimiser): 24.9 GB on one device, "
+       "1.558 billion parameters x 16 bytes (values, gradients, optimizer): 24.9 GB on one device, "
        "3.12 GB on each of 8");
 }
 
@@ -488,13 +488,14 @@ TEST_CASE("strict: an implicit all-gather raises with its op, its axis and its l
     named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w);
   });
   says(text,
-       "[strict] dot gathers input (batch=8, embed=16) over model, 256 bytes sent per device, and "
-       "nobody asked for it");
+       "[strict] dot gathers input (batch=8, embed=16) over model, 256 bytes communicated per "
+       "device, "
+       "without a request for it");
   says(text, "explain_test.cpp:" + std::to_string(line));
   auto report = named_jit(both_cut, options({rows, columns}, columns, false)).plan(x, w);
   REQUIRE(report.collectives.size() == 1);
   CHECK(report.collectives[0].asked == "");
-  says(report.explain, "NOBODY");
+  says(report.explain, "none (unrequested)");
   // An explicit `shard` or the mapping of a result requests the gather.
   auto by_hand = [&](const NamedArray& x, const NamedArray& w) {
     return dot(shard(x, {}), w, "embed");
@@ -529,8 +530,9 @@ TEST_CASE(
   CHECK(sent[0].kind == "all-gather");
   CHECK(sent[0].asked == "");
   says(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
-       "[strict] dot gathers dot (key_pos=8, d=4) over data, 64 bytes sent per device, and nobody "
-       "asked for it");
+       "[strict] dot gathers dot (key_pos=8, d=4) over data, 64 bytes communicated per device, "
+       "without a request "
+       "for it");
 }
 
 TEST_CASE("strict: a mapping may not name an axis that no array has") {
@@ -542,7 +544,8 @@ TEST_CASE("strict: a mapping may not name an axis that no array has") {
   CHECK(named_jit(f, options).plan(x).sent_bytes == 0);
   options.strict = true;
   says(error_of([&] { named_jit(f, options).plan(x); }),
-       "[strict] the mapping {batch: data, bach: data} names axis bach, which no array has; did "
+       "[strict] the mapping {batch: data, bach: data} names axis bach, which is not in any array; "
+       "did "
        "you mean batch");
   auto scoped = [](const NamedArray& x) {
     axis_mapping inside(Mapping{{"hiden", "data"}});

@@ -123,7 +123,7 @@ TEST_CASE("jit: other scalars are static, and `why` names the argument and the f
   CHECK(f.report().why == "the static argument 0: layers.1.rate is 0.75, not 0.5");
   m.layers[0].shape = tanh;
   f(m, x);
-  CHECK(f.report().why == "the static argument 0: layers.0.shape is another");
+  CHECK(f.report().why == "the static argument 0: layers.0.shape differs");
   m.layers.pop_back();
   f(m, x);
   CHECK(f.report().why == "the static argument 0: layers is of 1 items, not of 2 items");
@@ -187,9 +187,9 @@ TEST_CASE("jit: traced for each number" * doctest::skip()) {
 TEST_CASE("jit: a function that is traced for each scalar warns once, or raises") {
   const auto out = output_of_case("jit: traced for each number");
   const auto at = out.find(
-      "haliax: warning: [jit] traced 8 times, each time for other static values: argument 1 (0, "
+      "haliax: warning: [jit] traced 8 times for different static values: argument 1 (0, "
       "0.5, ..., 3.5); "
-      "argument 2: rate (1, 2, 0.5); a number is traced once where the function takes a "
+      "argument 2: rate (1, 2, 0.5); a number is traced once if the function accepts a "
       "NamedArray");
   CAPTURE(out);
   CHECK(at != out.npos);

@@ -125,7 +125,8 @@ TEST_CASE("devices: different collectives raise, and no device blocks forever") 
     });
   };
   CHECK(run([](int d) { return d == 3 ? 1 : 2; }).find("finished") != std::string::npos);
-  CHECK(run([](int) { return 1; }, 2).find("makes another call than device") != std::string::npos);
+  CHECK(run([](int) { return 1; }, 2).find("makes a different call than device") !=
+        std::string::npos);
   CHECK(run([](int) { return 2; }) == "");
 }
 

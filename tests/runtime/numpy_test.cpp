@@ -114,22 +114,22 @@ TEST_CASE("numpy: files that are not .npy, or hold unsupported dtypes, raise") {
   auto good = npy(header("<f4", "(2, 3)"), raw<float>({1, 2, 3, 4, 5, 6}));
   for (std::size_t n = 0; n < good.size(); ++n) refused(good.substr(0, n), {"[read_npy] "});
   refused(good + "x", {"has 1 bytes after its values"});
-  refused("PK\3\4 and so on", {"is truncated or no .npy file"});
+  refused("PK\3\4 and so on", {"is truncated or not a .npy file"});
   refused(npy(header("<f4", "(2, 3)"), "", 9), {"version 9"});
   refused(npy(header("|O", "(2,)"), ""), {"dtype |O", "astype"});
   refused(npy(header("<c8", "(2,)"), ""), {"dtype <c8"});
   refused(npy(header("<U5", "(2,)"), ""), {"dtype <U5"});
   refused(npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }", ""),
-          {"structs"});
+          {"structured dtype"});
   refused(npy(header("<f4", "(4611686018427387904, 8)"), ""), {"a shape that is too large"});
   refused(npy(header("<f4", "(99999999999999999999999,)"), ""), {"a shape that is too large"});
   refused(npy(header("<f4", "(1000000000000,)"), "abcd"),
-          {"is truncated: its values need 4000000000000 bytes, and 4 follow"});
+          {"is truncated: its values require 4000000000000 bytes, but 4 follow"});
   for (auto* text :
        {"", "{", "{'descr': '<f4'}", "{'shape': (1,), 'fortran_order': 3, 'descr': '<f4'}",
         "{'shape': (-1,)", "{'shape': (1", "{'descr': '<f4", "[1, 2]",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } x"})
-    refused(npy(text, ""), {"a header that is corrupt"});
+    refused(npy(text, ""), {"a corrupt header"});
   refused(npy("{'descr': '<f4', 'colour': 'red'}", ""), {"unknown field colour"});
   raises([&] { return read_npy(folder / "none"); }, {"[read_npy]", "cannot be opened"});
   raises([&] { return read_npy(folder.path.string()); }, {"[read_npy]", "is not a regular file"});
@@ -165,13 +165,13 @@ TEST_CASE("numpy: written .npy and .npz files are read back unchanged") {
         write_npy(folder / "x.npy", narrow);
         return 0;
       },
-      {"[write_npy]", "bf16", "NumPy has not"});
+      {"[write_npy]", "bf16", "NumPy does not support"});
   raises(
       [&] {
         write_npz(folder / "x.npz", {{to_tensor(x, "a"), to_tensor(x, "a")}, {}});
         return 0;
       },
-      {"a is there twice"});
+      {"a occurs twice"});
   raises(
       [&] {
         write_npz(folder / "x.npz", {{to_tensor(x)}, {}});

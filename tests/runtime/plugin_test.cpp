@@ -68,11 +68,11 @@ TEST_CASE("plugins: a missing plugin raises with the folders that were searched"
   Folder folder;
   auto text = said_of("nobodys");
   CHECK(starts(text,
-               "[backend] there is no backend nobodys; there are cpu and reference, and no plugin "
+               "[backend] there is no backend nobodys; available are cpu and reference; no plugin "
                "libhaliax_nobodys.so in /none, " +
                    folder.at.string() + ", " + (builds() / "tests").string() + ", " +
                    builds().string() + ", "));
-  CHECK(has(text, "/haliax; HALIAX_PLUGINS=FOLDER says where it lies"));
+  CHECK(has(text, "/haliax; HALIAX_PLUGINS=FOLDER adds a folder of plugins"));
   CHECK(has(said_of("cqu"), "did you mean cpu?"));
   CHECK(has(said_of("../../x"), "there is no backend ../../x"));
   CHECK(has(said_of(""), "there is no backend"));
@@ -87,7 +87,7 @@ TEST_CASE("plugins: another version, another ABI or a missing entry point raises
   const auto file = [&](const char* name) {
     return name + (" (" + folder.at.string()) + "/libhaliax_" + name + ".so)";
   };
-  const auto mine = ", and this is " + version + " (" + abi + "); build both from the same sources";
+  const auto mine = ", but this is " + version + " (" + abi + "); build both from the same sources";
   CHECK(starts(said_of("older"), "[backend] " + file("older") +
                                      " cannot be used: it was built for haliax 0.0.9 (" + abi +
                                      ")" + mine));
@@ -95,7 +95,7 @@ TEST_CASE("plugins: another version, another ABI or a missing entry point raises
                                      " cannot be used: it was built for haliax " + version +
                                      " (feed)" + mine));
   CHECK(starts(said_of("stranger"),
-               "[backend] " + file("stranger") + " cannot be used: it is no plugin"));
+               "[backend] " + file("stranger") + " cannot be used: it is not a plugin"));
   std::ofstream(folder.at / "libhaliax_text.so") << "no library";
   CHECK(has(said_of("text"), "cannot be used: "));
   CHECK(said_of("text").size() > file("text").size() + 30);
@@ -109,8 +109,8 @@ TEST_CASE("plugins: a missing dependency of a plugin is named") {
               "-L" + folder.at.string() + " -lwanted");
   fs::remove(folder.at / "libwanted.so");
   CHECK(has(said_of("needy"),
-            "cannot be used: it needs libwanted.so, which is not found; is the folder of "
-            "libwanted.so in the "
+            "cannot be used: it requires libwanted.so, which is not found; add the folder of "
+            "libwanted.so to the "
             "loader's path"));
 }
 

@@ -141,11 +141,11 @@ TEST_CASE("printing: an array without a value prints as a tracer") {
   auto given = ones(N).eval();
   jit([](const NamedArray& v) { return v + 1.; }, {.donate = {0}})(given);
   CHECK(shown(given) == "NamedArray(f32, (n=3), donated)");
-  CHECK(shown(given * 2.) == "NamedArray(f32, (n=3), made of what was donated)");
+  CHECK(shown(given * 2.) == "NamedArray(f32, (n=3), computed from a donated array)");
   // Printing evaluates, so an array that cannot be computed raises.
   ::setenv("HALIAX_NANS", "1", 1);
   CHECK_THROWS_WITH_AS(shown(log(ones(N) - 2.)),
-                       doctest::Contains("[log] makes NaN out of finite numbers"), Error);
+                       doctest::Contains("[log] produces NaN from finite values"), Error);
   ::unsetenv("HALIAX_NANS");
   // A value that does not depend on arguments is printed; printing it does not change the program.
   auto quiet = jit([](const NamedArray& v) { return v + arange(Axis("n", 3)) * 2.; });

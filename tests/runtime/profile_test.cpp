@@ -134,7 +134,7 @@ TEST_CASE("profile: a loop counts its iterations, and their time once") {
   auto* loop = found(p, "loop");
   REQUIRE(loop);
   CHECK(loop->calls == 1);
-  CHECK(loop->shape == "40 turns");
+  CHECK(loop->shape == "40 iterations");
   double inside = 0;
   for (auto& s : p.steps)
     if (s.loops == 1) {
@@ -207,7 +207,7 @@ TEST_CASE("profile: other backends report the time of a call, and their trace is
                 return x;
               })(ones(B));
             }),
-            "[profile] nothing runs inside"));
+            "[profile] programs do not run inside"));
 }
 
 TEST_CASE("profile: a first call counts if it is the only one") {
@@ -333,7 +333,7 @@ TEST_CASE("profile: a trace counts the matmuls that ran, as tables do") {
   for (auto& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["cat"] == "contract") {
       products += double(e["dur"]) * double(e["args"]["GFLOP/s"]) * 1e3 / (2. * 512 * 512 * 32);
-      CHECK(double(e["args"]["of best"]) > 0);
+      CHECK(double(e["args"]["of peak"]) > 0);
     }
   CHECK(products > 1);
   CHECK(products < 1.7);  // causal, out of two
@@ -383,7 +383,7 @@ TEST_CASE("profile: a long trace is truncated, with a message") {
   REQUIRE(!trace.is_discarded());
   CHECK(trace["otherData"]["left_out"] > 0);
   CHECK(trace["traceEvents"].size() < 110'000);
-  CHECK(has(trace["traceEvents"].back()["name"].get<std::string>(), "cut off: "));
+  CHECK(has(trace["traceEvents"].back()["name"].get<std::string>(), "truncated: "));
 }
 
 TEST_CASE(

@@ -358,7 +358,7 @@ TEST_CASE("ranks: a rank that stops responding is named") {
         }
       },
       2s);
-  for (int r : {0, 2}) CHECK(has(said[std::size_t(r)], "rank 1 has said nothing for 2"));
+  for (int r : {0, 2}) CHECK(has(said[std::size_t(r)], "rank 1 has not responded for 2"));
 }
 
 TEST_CASE("ranks: different collectives, and a rank that has ended, raise") {
@@ -388,9 +388,9 @@ TEST_CASE("ranks: different collectives, and a rank that has ended, raise") {
       RankCommunicator c(peers, call, two, peers.rank());
       run(second ? other : one, peers.rank(), c);
     });
-    CHECK(has(said[0], how == "ended" ? "[ranks] rank 1 has ended, and rank 0 waits for it at jit "
-                                        "at a.cpp:1 (call 1); all ranks make"
-                                      : "makes another call than rank"));
+    CHECK(has(said[0], how == "ended" ? "[ranks] rank 1 has ended, but rank 0 waits for it at jit "
+                                        "at a.cpp:1 (call 1); all ranks must make"
+                                      : "makes a different call than rank"));
   }
 }
 
@@ -402,13 +402,14 @@ TEST_CASE("ranks: ranks compare their next calls, and the difference is named") 
                  {"plan", std::to_string(peers.rank()), false}});
   });
   for (auto& s : said)
-    CHECK(s ==
-          "[ranks] rank 1 has another plan than rank 0; all ranks run the same program, with the "
-          "same arguments and environment");
+    CHECK(
+        s ==
+        "[ranks] rank 1 differs in plan from rank 0; all ranks must run the same program, with the "
+        "same arguments and environment");
   const auto shown = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
     Peers::JointCall call(peers, "a first call");
     peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"}});
   });
   for (auto& s : shown)
-    CHECK(has(s, "rank 2 has another mesh than rank 0: data=2, and not data=3; all ranks run"));
+    CHECK(has(s, "rank 2 differs in mesh from rank 0: data=2, not data=3; all ranks must run"));
 }

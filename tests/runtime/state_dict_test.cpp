@@ -76,7 +76,7 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
   {
     auto more = file;
     more.tensors.push_back({"tabel", DType::f32, {1}, std::vector<std::byte>(4)});
-    CHECK(says(message_of(more, like), {"tabel is left over"}));
+    CHECK(says(message_of(more, like), {"tabel is unexpected"}));
     CHECK(says(message_of(without(more, "table"), like),
                {"2 tensors", "table is missing; did you mean tabel?"}));
     StateMismatch found;
@@ -87,7 +87,7 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
     auto other = file;
     for (auto& t : other.tensors)
       if (t.name == "table") t.shape = {1, 2};
-    CHECK(says(message_of(other, like), {"table has shape (1, 2), but the model wants (2)"}));
+    CHECK(says(message_of(other, like), {"table has shape (1, 2), but the model expects (2)"}));
     StateMismatch found;
     CHECK(same(taken(other, found).table, like.table));
     CHECK(found.other_shape == Strings{"table"});
@@ -96,7 +96,7 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
     auto narrow = saved;
     narrow.table = saved.table.astype(DType::bf16);
     auto other = to_state_dict(narrow);
-    CHECK(says(message_of(other, like), {"table is bf16, but the model wants f32"}));
+    CHECK(says(message_of(other, like), {"table is bf16, but the model expects f32"}));
     StateMismatch found;
     CHECK(same(taken(other, found).table, narrow.table.astype(DType::f32)));
     CHECK(found.other_dtype == Strings{"table"});
@@ -109,8 +109,8 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
 TEST_CASE("state dicts: missing and surplus layers are named") {
   auto saved = model(3, 1);
   auto file = to_state_dict(saved);
-  CHECK(says(message_of(file, model(2, 2)),
-             {"the file has 3 layers blocks.{}, the model 2", "blocks.2.proj.weight is left"}));
+  CHECK(says(message_of(file, model(2, 2)), {"the file has 3 layers blocks.{}, the model 2",
+                                             "blocks.2.proj.weight is unexpected"}));
   auto longer = model(4, 2);
   CHECK(says(message_of(file, longer),
              {"the file has 3 layers blocks.{}, the model 4", "blocks.3.proj.weight is missing"}));
@@ -145,7 +145,7 @@ TEST_CASE("state dicts: the first ten differences are listed") {
     file.tensors.push_back(
         {"extra" + std::to_string(i), DType::f32, {}, std::vector<std::byte>(4)});
   auto text = message_of(file, model(1, 2));
-  CHECK(says(text, {"15 tensors do not fit", "extra10 is left over", "extra19 is left over",
+  CHECK(says(text, {"15 tensors do not fit", "extra10 is unexpected", "extra19 is unexpected",
                     "and 5 more", "{.strict = false}"}));
   CHECK(text.find("extra20") == text.npos);
 }

@@ -539,7 +539,7 @@ TEST_CASE("chunked: ops that need the full axis at once raise by name") {
   }
   CHECK(refused([](const NamedArray& a) {
           return sort(a, "tokens");
-        }).find("sort needs all positions at once") != std::string::npos);
+        }).find("sort requires all positions at once") != std::string::npos);
   CHECK(refused([](const NamedArray& a) { return roll(a, 1, "tokens"); }).find("mixes positions") !=
         std::string::npos);
   auto same = [](const NamedArray& a) { return a; };

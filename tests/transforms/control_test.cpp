@@ -197,14 +197,15 @@ TEST_CASE("while_loop ends at its condition, and has a gradient") {
 TEST_CASE("cond and switch_ refuse unsuitable predicates and branches") {
   auto x = values({Embed});
   raises([&] { return cond(x > 0., up, down)(x); },
-         {"[cond] what decides has axes (embed=3)", "where", "control_test.cpp"});
-  raises([&] { return cond(sum(x), up, down)(x); }, {"[cond] what decides is f32, not bool"});
+         {"[cond] the predicate must be a scalar, but has axes (embed=3)", "where",
+          "control_test.cpp"});
+  raises([&] { return cond(sum(x), up, down)(x); }, {"[cond] predicate: expected bool, got f32"});
   raises([&] { return switch_(sum(x), up, down)(x); },
-         {"[switch_] what decides is f32, not an integer", "control_test.cpp"});
+         {"[switch_] index: expected an integer, got f32", "control_test.cpp"});
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return sum(v); })(x); },
-         {"[cond] one side gives f32 (embed=3) where another gives f32 ()"});
+         {"[cond] one branch returns f32 (embed=3), another f32 ()"});
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return v > 0.; })(x); },
-         {"[cond] one side gives f32", "bool"});
+         {"[cond] one branch returns f32", "bool"});
 }
 
 TEST_CASE("cond in chunks: each chunk runs one branch, in the backward pass too") {

@@ -135,11 +135,11 @@ NamedArray as_float(const NamedArray& x) { return x.astype(DType::f32); }
 const Case cases[] = {
     {"rank", [](In x) { return as_float(rank_of(x[0], "n")); },
      [](In x) { return as_float(argsort(argsort(x[0], "n"), "n")); }, false,
-     "rank needs all positions at once"},
+     "rank requires all positions at once"},
     {"smoothed", [](In x) { return smoothed(x[0], "n"); }, [](In x) { return by_matrix(x[0]); },
-     true, "smoothed needs all positions at once"},
+     true, "smoothed requires all positions at once"},
     {"median", [](In x) { return median(x[0], "n"); }, [](In x) { return middle(x[0]); }, false,
-     "median needs all positions at once"},
+     "median requires all positions at once"},
     {"max_abs", [](In x) { return max_abs(x[0], "n"); }, [](In x) { return max(abs(x[0]), "n"); }},
     {"max_abs of an expression", [](In x) { return max_abs(x[0] * x[1], N); },
      [](In x) { return max(abs(x[0] * x[1]), "n"); }},
@@ -285,7 +285,7 @@ TEST_CASE("custom ops in chunks of their axis are reduced, tiled, or refused by 
     auto step = jit([&](In y) { return all_of(chunked, c.smooth, y); });
     if (c.refused) {
       raises([&] { return step(x); },
-             {"[chunked_reduce]", c.refused, "over the walked axis n=7", "custom_op_test.cpp"});
+             {"[chunked_reduce]", c.refused, "over the tiled axis n=7", "custom_op_test.cpp"});
     } else {
       same(step(x), all_of(c.plain, c.smooth, x), c.name + ", chunks of n by 3");
       CHECK(step.report().loops > 0);
@@ -450,7 +450,7 @@ TEST_CASE("custom ops report an invalid call with its source location") {
   CHECK(wrong == "[rank] axis nn is not in (b=5, n=7, c=3); did you mean n?; " + line);
   raises([&] { return rank_of(x[0], Axis("n", 8)); },
          {"[rank] axis n has size 7 in (b=5, n=7, c=3), not 8"});
-  raises([&] { return rank_of(x[0]); }, {"[rank] goes along 1 axis, and the call names 0"});
+  raises([&] { return rank_of(x[0]); }, {"[rank] requires 1 axis, but the call names 0"});
   raises([&] { return rank_of(x[2], "n"); }, {"[rank] takes f32, not i32; cast with astype"});
   raises([&] { return smoothed(x[2], "n"); }, {"[smoothed] takes f32 or f64, not i32"});
   raises(
@@ -458,12 +458,12 @@ TEST_CASE("custom ops report an invalid call with its source location") {
         return histogram({x[0], x[0]}, {"n", Bin});
       },
       {"[histogram] takes (i32, f32), not (f32, f32)"});
-  raises([&] { return clipped(x[0]); }, {"[clipped] takes 2 operands, and 1 is given"});
+  raises([&] { return clipped(x[0]); }, {"[clipped] expects 2 operands, but 1 is given"});
   raises(
       [&] {
         return histogram({x[2]}, {"n", Bin});
       },
-      {"[histogram] takes 2 operands, and 1 is given"});
+      {"[histogram] expects 2 operands, but 1 is given"});
   raises([&] { return clipped({x[0], NamedArray()}); }, {"[clipped]", "empty NamedArray"});
   raises(
       [&] {
@@ -479,12 +479,12 @@ TEST_CASE("custom ops report an invalid call with its source location") {
       [&] {
         return histogram({x[2], x[0]}, {"n", "bin"});
       },
-      {"[histogram] makes axis bin", "give an Axis"});
+      {"[histogram] creates axis bin", "pass an Axis"});
   raises(
       [&] {
         return histogram({x[2], x[0]}, {"n", Axis("c", 3)});
       },
-      {"[histogram] makes axis c, which an operand has"});
+      {"[histogram] creates axis c, but an operand has it"});
   raises(
       [&] {
         return histogram({x[2], x[0]}, {"n", "n"});
@@ -537,7 +537,7 @@ TEST_CASE("custom ops report an invalid gradient with the name of the call") {
          {"[odd] the gradient of operand 0 has axis m, which neither an operand nor the result",
           "custom_op_test.cpp"});
   raises(of(size), {"[odd] axis n has size 3 in the gradient of operand 0 and 7 in the call"});
-  raises(of(many), {"[odd] its gradient gives 2 arrays for 1 operands"});
+  raises(of(many), {"[odd] its gradient returns 2 arrays for 1 operands"});
   raises(of(median), {"[median] has no gradient", "custom_op_test.cpp"});
   CHECK(difference(
             grad([](const NamedArray& y) { return sum(y + stop_gradient(median(y, "n"))); })(x),
@@ -555,17 +555,17 @@ TEST_CASE("custom ops report invalid definitions") {
       [&] {
         return custom_op({.name = "a", .cpu = {kernel, two}});
       },
-      {"kernels of a take different numbers of operands"});
+      {"kernels of a have different operand counts"});
   raises(
       [&] {
         return custom_op(
             {.name = "a", .along = {AxisRule::reduce_max, AxisRule::reduce_sum}, .cpu = {kernel}});
       },
-      {"a folds by two monoids"});
+      {"a reduces by two monoids"});
   raises([&] { return custom_op({.name = "a", .along = {AxisRule::reduce_sum}, .cpu = {any}}); },
          {"a sums bools"});
   raises([&] { return custom_op({.name = "a", .cpu = {kernel}, .linear = {1}}); },
-         {"a is said to be linear in operand 1, and takes 1"});
+         {"a is linear in operand 1, but has 1"});
 }
 
 TEST_CASE("custom ops: a backend that cannot run them raises") {
@@ -585,7 +585,7 @@ TEST_CASE("custom ops: a backend that cannot run them raises") {
         query_scratch(*rank.program, device, 1);
         return 0;
       },
-      {"[rank] backend elsewhere cannot run it", "custom_op_test.cpp"});
+      {"[rank] backend elsewhere does not support this step", "custom_op_test.cpp"});
 }
 
 TEST_CASE("custom ops: the verifier reports a result that lacks a mapped axis") {
@@ -597,5 +597,6 @@ TEST_CASE("custom ops: the verifier reports a result that lacks a mapped axis") 
         verify({other}, "test");
         return 0;
       },
-      {"[verify] rank after test: it maps axis b of (b=5, n=7, c=3), and makes (b=4, n=7, c=3)"});
+      {"[verify] rank after test: it maps axis b of (b=5, n=7, c=3), but produces (b=4, n=7, "
+       "c=3)"});
 }

@@ -184,7 +184,7 @@ TEST_CASE("shard_map: invalid calls raise") {
   raises([&] { return shard_map(f, {.axis_resources = by_batch})(x); },
          {"no mesh", "use_mesh", "sharding_map_test.cpp"});
   raises([&] { return shard_map(f, {.mesh = four, .axis_resources = by_batch})(x); },
-         {"a result (embed=12)", "each device along mesh axis data", "psum or pmean",
+         {"a result (embed=12)", "differs between devices along mesh axis data", "psum or pmean",
           "{batch: data}"});
   raises(
       [&] {
@@ -197,8 +197,8 @@ TEST_CASE("shard_map: invalid calls raise") {
                          {.mesh = four, .in = by_batch})(x);
       },
       {"no axis dta", "did you mean data"});
-  raises([&] { return psum(x, "data"); }, {"[psum]", "no shard_map around"});
-  raises([&] { return axis_index("data"); }, {"[axis_index]", "no shard_map around"});
+  raises([&] { return psum(x, "data"); }, {"[psum]", "must be called inside shard_map"});
+  raises([&] { return axis_index("data"); }, {"[axis_index]", "must be called inside shard_map"});
   raises(
       [&] {
         return shard_map([](const NamedArray& v) { return psum_scatter(v, "embed", "data"); },
@@ -208,6 +208,6 @@ TEST_CASE("shard_map: invalid calls raise") {
   auto inner = shard_map(f, {.mesh = four, .in = by_batch, .out = Mapping{}});
   raises(
       [&] { return named_jit([&](const NamedArray& v) { return inner(v); }, {.mesh = grid})(x); },
-      {"mesh (data=4) is not that of the function around (data=4, model=2)"});
+      {"mesh (data=4) differs from that of the enclosing function (data=4, model=2)"});
   CHECK(current_mesh() == nullptr);
 }

@@ -150,9 +150,10 @@ TEST_CASE(
   auto check = [&] {
     const auto text = error_of([&] { return shard(y, both); });
     CAPTURE(text);
-    CHECK(has(text,
-              "[shard] axes batch and embed of tanh (batch=8, embed=12), made at " + line(made)));
-    CHECK(has(text, ", are both sent to mesh axis data by the mapping {batch: data, embed: data}"));
+    CHECK(has(text, "[shard] axes batch and embed of tanh (batch=8, embed=12), created at " +
+                        line(made)));
+    CHECK(
+        has(text, ", are both mapped to mesh axis data by the mapping {batch: data, embed: data}"));
     raises(
         [&] {
           return shard(std::pair{Embed.size * 1., y}, both);
@@ -185,7 +186,7 @@ TEST_CASE("mistakes: mappings that contradict themselves raise") {
       [] {
         return Mapping{{"batch", "data"}, {"embed", "model"}, {"batch", "model"}};
       },
-      {"[mapping] axis batch is there twice", "_mistakes_test.cpp"});
+      {"[mapping] axis batch occurs twice", "_mistakes_test.cpp"});
   raises(
       [] {
         return Mapping{{"batch", {"data", "model", "data"}}};
@@ -200,7 +201,7 @@ TEST_CASE("mistakes: mappings that contradict themselves raise") {
       {"[mapping] axis batch", "without a name"});
   auto entries = by_batch.entries();
   entries.push_back({"batch", std::nullopt});
-  raises([&] { return Mapping::of(entries); }, {"axis batch is there twice"});
+  raises([&] { return Mapping::of(entries); }, {"axis batch occurs twice"});
   // Meshes and mappings cannot be modified after their checks.
   static_assert(
       std::is_same_v<decltype(grid.axes()), const std::vector<std::pair<std::string, int>>&>);
@@ -250,10 +251,10 @@ TEST_CASE(
     Devices four(4);
     use_mesh mesh(grid);
     raises([&] { return shard(x, by_batch); },
-           {"[shard] the mesh (data=4, model=2) has 8 devices, and there are 4", "set_devices(8)",
+           {"[shard] the mesh (data=4, model=2) has 8 devices, but there are 4", "set_devices(8)",
             "_mistakes_test.cpp"});
     CHECK(x.floats() == before);
-    raises([&] { return step(made); }, {"8 devices, and there are 4"});
+    raises([&] { return step(made); }, {"8 devices, but there are 4"});
     CHECK(made.floats() == plus_one(x).floats());  // it was not donated
   }
   CHECK(step(made).floats() == plus_one(plus_one(x)).floats());
@@ -265,22 +266,22 @@ TEST_CASE("mistakes: arrays without a value raise") {
     std::optional<use_mesh> mesh;
     if (on_mesh) mesh.emplace(grid);
     raises([&] { return shard(none, by_batch); },
-           {"[shard]", "never given a value", "_mistakes_test.cpp"});
+           {"[shard]", "assign a value", "_mistakes_test.cpp"});
     axis_mapping scope(by_batch);
-    raises([&] { return auto_sharded(none); }, {"[auto_sharded]", "never given a value"});
+    raises([&] { return auto_sharded(none); }, {"[auto_sharded]", "assign a value"});
   }
   const JitOptions local{.mesh = grid, .axis_resources = by_batch};
   raises(
       [&] {
         return shard_map([&](const NamedArray&) { return psum(none, "data"); }, local)(tokens());
       },
-      {"never given a value"});
+      {"assign a value"});
   raises(
       [&] {
         return shard_map([&](const NamedArray&) { return all_gather(none, "batch", "data"); },
                          local)(tokens());
       },
-      {"never given a value"});
+      {"assign a value"});
 }
 
 TEST_CASE("mistakes: a link speed for an unknown mesh axis raises") {
@@ -397,7 +398,7 @@ TEST_CASE("sharding: a named_jit inside another one keeps its own options") {
       [&] {
         return outer({.mesh = Mesh{{{"data", 2}}}});
       },
-      {"mesh (data=2) is not that of the function around (data=4)"});
+      {"mesh (data=2) differs from that of the enclosing function (data=4)"});
 }
 
 TEST_CASE("mistakes: reports name the op in the user's code, not its parts by blocks") {

@@ -51,7 +51,7 @@ TEST_CASE("sharding: meshes have any number of axes, one of which may use all re
         return Mesh{{{"data", -1}, {"model", 3}}};
       },
       {"8 devices", "data=-1, model=3", "set_devices"});
-  raises([&] { return Mesh{{{"data", 2}, {"data", 4}}}; }, {"data is there twice"});
+  raises([&] { return Mesh{{{"data", 2}, {"data", 4}}}; }, {"data occurs twice"});
   raises([&] { return Mesh{{{"", 2}}}; }, {"no name"});
   raises([&] { return Mesh{{{"a", 100000}, {"b", 100000}}}; }, {"more than"});
   raises([&] { return tall.size("modl"); }, {"data, model", "did you mean model"});
@@ -219,7 +219,7 @@ TEST_CASE(
   told(y);
   CHECK(told.report().argument_bytes == y.nbytes());
   auto bad = shard(x, Mapping{{"batch", "nope"}});
-  const std::string what = "[shard] the mapping {batch: nope} sends axis batch to mesh axis nope";
+  const std::string what = "[shard] the mapping {batch: nope} maps axis batch to mesh axis nope";
   for (int call = 0; call < 2; ++call)
     raises([&] { return step(bad); }, {what.c_str(), "sharding_test.cpp"});
   raises([&] { return named_jit([=](const NamedArray& v) { return v * bad; }, {.mesh = grid})(x); },
@@ -244,11 +244,11 @@ TEST_CASE("sharding: another mesh, mapping or placement retraces, and nothing el
   {
     use_mesh mesh(grid);
     CHECK(traces() == 2);
-    CHECK(why() == "another mesh");
+    CHECK(why() == "a different mesh");
     {
       axis_mapping m(by_batch);
       CHECK(traces() == 3);
-      CHECK(why() == "another axis mapping");
+      CHECK(why() == "a different axis mapping");
       CHECK(f.report().sent_bytes == 0);
     }
     {
@@ -265,7 +265,7 @@ TEST_CASE("sharding: another mesh, mapping or placement retraces, and nothing el
     CHECK(traces() == 5);
     x = shard(x, by_batch);
     CHECK(traces() == 6);
-    CHECK(why() == "argument 0 is placed otherwise");
+    CHECK(why() == "argument 0 has a different sharding");
     // the same placement, written differently
     x = shard(x * 1., Mapping{{"batch", "data"}, {"nobody", "model"}});
     CHECK(traces() == 6);
@@ -327,7 +327,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
       {"{batch: dta}", "axis batch", "mesh axis dta", "data=4, model=2", "did you mean data"});
   // More devices than available; plans accept any number.
   Devices four(4);
-  raises([&] { return run({.mesh = grid}); }, {"data=4, model=2", "has 8 devices, and there are 4",
+  raises([&] { return run({.mesh = grid}); }, {"data=4, model=2", "has 8 devices, but there are 4",
                                                "set_devices(8)", "HALIAX_DEVICES=8"});
   auto many = named_jit(ran, {.mesh = Mesh{{{"data", 512}}}, .axis_resources = by_batch});
   CHECK(many.plan(l, x).argument_bytes == 2 * l.in.nbytes() + x.nbytes() / 8);
@@ -407,7 +407,7 @@ TEST_CASE(
   CHECK(visualize_sharding({Embed}, {}, grid) ==
         "(embed=12) by {} on the mesh data=4, model=2\n"
         "  0-7\n"
-        "each device holds (embed=12), all of it\n");
+        "each device holds (embed=12), replicated\n");
   // The order of mesh axes, a third axis, and a size that leaves devices without elements.
   CHECK(has(visualize_sharding(Axis("x", 8), Mapping{{"x", {"model", "data"}}}, grid), "x 1  2\n"));
   CHECK(has(visualize_sharding({Axis("a", 2), Axis("b", 2), Axis("c", 2)},

@@ -192,7 +192,7 @@ TEST_CASE("scan: the results of a stateful body must match in every traced itera
       return std::pair{c + v, gives};
     };
     auto run = [&] { return scan(body, "time", {.unroll = unroll})(zero, x).second; };
-    CHECK_THROWS_WITH_AS(run(), doctest::Contains("[scan] one turn gives"), Error);
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains("[scan] one iteration returns"), Error);
     turn = 0;
     CHECK_THROWS_WITH_AS(run(), doctest::Contains(what.c_str()), Error);
     turn = 0;
@@ -214,7 +214,7 @@ TEST_CASE("scan: the results of a stateful body must match in every traced itera
     return std::pair{c + v, ++left > 4 ? sum(v) : v};
   };
   CHECK_THROWS_WITH_AS(scan(body, "time", {.unroll = 4})(zero, x),
-                       doctest::Contains("[scan] one turn gives"), Error);
+                       doctest::Contains("[scan] one iteration returns"), Error);
 }
 
 TEST_CASE("scan: results of iterations may gain a hidden axis, unrolled or not") {
@@ -243,7 +243,7 @@ TEST_CASE("scan: invalid calls raise") {
   CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({Embed}), x),
                        doctest::Contains("changes its dtype from f32 to f64"), Error);
   CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({}, DType::f64), x),
-                       doctest::Contains("must keep its axes"), Error);
+                       doctest::Contains("its axes and their order must stay the same"), Error);
   CHECK_THROWS_WITH_AS(fold(add, "time", {.unroll = 0})(zeros({Embed}, DType::f64), x),
                        doctest::Contains("unroll must be at least 1"), Error);
   CHECK_THROWS_WITH_AS(ScanCheckpoint("nestd"), doctest::Contains("did you mean nested?"), Error);
@@ -256,7 +256,8 @@ TEST_CASE("scan: invalid calls raise") {
 TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mode") {
   auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2);
   auto refused = [](auto f) {
-    raises(f, {"[scan] what a turn gives has axis time already: (time=6, embed=3); only arguments",
+    raises(f, {"[scan] the result of an iteration already has axis time: (time=6, embed=3); only "
+               "arguments",
                "transforms_loops_test.cpp"});
   };
   auto one = [&](const NamedArray& v) { return v * whole; };
@@ -426,13 +427,15 @@ TEST_CASE("reduce starts from the first slice; associative_scan returns all runn
   CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"),
                        Error);
   auto gone = [](const NamedArray& a, const NamedArray& b) { return sum(a + b); };
-  CHECK_THROWS_WITH_AS(associative_scan(gone, "time", x),
-                       doctest::Contains("[associative_scan] of two arrays f64"), Error);
+  CHECK_THROWS_WITH_AS(
+      associative_scan(gone, "time", x),
+      doctest::Contains("[associative_scan] the function must combine two arrays f64"), Error);
   auto narrow = [](const NamedArray& a, const NamedArray& b) { return (a + b).astype(DType::f32); };
-  CHECK_THROWS_WITH_AS(associative_scan(narrow, "time", x), doctest::Contains("it made f32"),
+  CHECK_THROWS_WITH_AS(associative_scan(narrow, "time", x), doctest::Contains("but returned f32"),
                        Error);
   auto none = [](const NamedArray&, const NamedArray&) { return NamedArray(); };
-  CHECK_THROWS_WITH_AS(associative_scan(none, "time", x), doctest::Contains("it made none"), Error);
+  CHECK_THROWS_WITH_AS(associative_scan(none, "time", x), doctest::Contains("but returned none"),
+                       Error);
   auto turned = [](const NamedArray& a, const NamedArray& b) {
     return rearrange(a + b, Names{"embed", "time"});
   };
@@ -448,5 +451,5 @@ TEST_CASE("reduce starts from the first slice; associative_scan returns all runn
   CHECK_THROWS_WITH_AS(reduce(mul, "tme", values({Embed}), values({Time, Embed})),
                        doctest::Contains("transforms_loops_test.cpp"), Error);
   CHECK_THROWS_WITH_AS(reduce(mul, "time", zeros({{"time", 0}})),
-                       doctest::Contains("[reduce] there is nothing along (time=0)"), Error);
+                       doctest::Contains("[reduce] there are no elements along (time=0)"), Error);
 }

@@ -120,11 +120,11 @@ TEST_CASE("grad: third derivatives are right, and gradients have the axis order 
 TEST_CASE("grad: functions without a gradient raise") {
   auto x = values({In});
   CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x),
-                       doctest::Contains("only a 0-d array has a gradient"), Error);
+                       doctest::Contains("the function must return a scalar"), Error);
   CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return argmax(v); })(x),
-                       doctest::Contains("i32, which has no gradient"), Error);
+                       doctest::Contains("must return a float, but returned i32"), Error);
   CHECK_THROWS_WITH_AS(grad([](const NamedArray&) { return NamedArray(); })(x),
-                       doctest::Contains("gave no array"), Error);
+                       doctest::Contains("returned an empty array"), Error);
 }
 
 TEST_CASE("jvp: values and derivatives along a tangent") {
@@ -335,11 +335,12 @@ TEST_CASE("cotangents and tangents have the axes of their primals") {
   CHECK(difference(pull(NamedArray()), zeros_like(x), 0) == "");
   CHECK_THROWS_WITH_AS(
       pull(values({In})),
-      doctest::Contains("[vjp] a cotangent is (in=3) and its array (batch=4, in=3)"), Error);
+      doctest::Contains("[vjp] a cotangent is (in=3), but its array is (batch=4, in=3)"), Error);
   CHECK_THROWS_AS(pull(values({Batch, In, Out})), Error);
   auto many = [](const NamedArray& v) { return std::vector{v, v * 2}; };
   auto pull_many = vjp(many, x).second;
-  CHECK_THROWS_WITH_AS(pull_many({x}), doctest::Contains("2 arrays and its cotangent 1"), Error);
+  CHECK_THROWS_WITH_AS(pull_many({x}), doctest::Contains("2 arrays, but its cotangent has 1"),
+                       Error);
   CHECK_THROWS_WITH_AS(jvp(f, x, values({In})), doctest::Contains("[jvp] a tangent is (in=3)"),
                        Error);
   auto by_hand = [&](auto backward) {

@@ -10,14 +10,16 @@ namespace {
 
 int run(int argc, char** argv) {
   examples::CommandLine line(
-      "Checkpoints of a training: lists them, or makes one safetensors file of one.");
+      "Lists the checkpoints of a training run, or converts one to a safetensors file.");
   std::string folder, file, prefix;
   std::int64_t step = -1;
-  line.option("folder", folder, "what Checkpoints writes into").required();
-  const auto one = line.option(
-      "--one", file, "write all arrays into this file: whole, whatever mesh has saved them");
-  line.option("--step", step, "of this step; else of the latest").not_negative().needs(one);
-  line.option("--prefix", prefix, "only arrays whose names begin so, without it: model.")
+  line.option("folder", folder, "folder of the checkpoints").required();
+  const auto one = line.option("--one", file, "write all arrays, unsharded, to this file");
+  line.option("--step", step, "step of the checkpoint; default: the latest")
+      .not_negative()
+      .needs(one);
+  line.option("--prefix", prefix,
+              "write only arrays with this prefix, and remove it from their names: model.")
       .needs(one);
   if (auto status = line.parse(argc, argv)) return *status;
   auto steps = haliax::checkpoint_steps(folder);

@@ -75,16 +75,16 @@ int complain(const std::string& what) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::CommandLine line("What the library sends for the programs of tests/golden/comm");
+  examples::CommandLine line("Communication volume of the programs of tests/golden/comm.");
   std::string only;
   bool regather = false, explain = false;
   int losses = 0;
   comm::Sizes z;
-  line.option("--only", only, "programs whose name this regular expression finds");
-  line.flag("--regather", regather, "layers gather their weights again in the backward pass");
-  line.flag("--explain", explain, "list every collective, on the standard error stream");
+  line.option("--only", only, "run only programs whose name matches this regular expression");
+  line.flag("--regather", regather, "gather weights of layers again in the backward pass");
+  line.flag("--explain", explain, "print every collective to standard error");
   line.option("--losses", losses,
-              "train the GPT-2 programs for so many steps, on the mesh and on one device")
+              "train the GPT-2 programs for this number of steps, on the mesh and on one device")
       .not_negative();
   for (auto [name, size] : {std::pair{"--batch", &z.batch},
                             {"--position", &z.position},

@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
     else if (std::filesystem::exists(a))
       o.files.push_back(a);
     else {
-      std::fprintf(stderr, "%s is no target, and no file\n", a.c_str());
+      std::fprintf(stderr, "%s is neither a target nor a file\n", a.c_str());
       return 1;
     }
   }

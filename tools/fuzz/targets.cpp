@@ -31,7 +31,7 @@ void safetensors(std::span<const std::uint8_t> bytes) {
   auto file = read_safetensors(path);
   write_safetensors(path, file);  // a file that was read can be written, and is read back unchanged
   if (read_safetensors(path).tensors.size() != file.tensors.size())
-    throw std::logic_error("a file that was written is read as another");
+    throw std::logic_error("a file that was written is read back differently");
 }
 std::string header(const std::string& json, std::size_t data) {
   std::string size(8, '\0');

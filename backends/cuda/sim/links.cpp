@@ -66,7 +66,7 @@ template <class F> auto waited_for(const F& f, const Check& check) {
     const auto waited = Clock::now() - since;
     check(waited);
     if (waited > kJoining)
-      throw Error("[cuda-sim] a rank waits for others to join, and they do not come");
+      throw Error("[cuda-sim] a rank timed out while it waited for others to join");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -98,7 +98,7 @@ void Links::connect_to(const std::string& id, int other, int rank, const Check& 
       check);
   const std::int32_t me = rank;
   if (::send(mine.get(), &me, sizeof me, MSG_NOSIGNAL) != sizeof me)
-    throw Error(fmt::format("[cuda-sim] rank {} has gone while others join", other));
+    throw Error(fmt::format("[cuda-sim] rank {} exited while others join", other));
   links_[std::size_t(other)].socket = mine.release();
 }
 void Links::accept_ranks(int listening, const Check& check) {
@@ -116,8 +116,8 @@ void Links::accept_ranks(int listening, const Check& check) {
       },
       check);
   if (other < 0 || std::size_t(other) >= links_.size() || links_[std::size_t(other)].socket >= 0)
-    throw Error(fmt::format(
-        "[cuda-sim] rank {} joins, and there is no such rank, or it is there already", other));
+    throw Error(
+        fmt::format("[cuda-sim] rank {} joins, but does not exist or has already joined", other));
   links_[std::size_t(other)].socket = theirs.release();
 }
 

@@ -90,13 +90,12 @@ void Machine::refuse_if_failed(int d) {
   if (!of.failed.empty()) throw Fault(of.failed);
 }
 void Machine::refuse_in_graph(const char* what) const {
-  if (writing > 0)
-    throw Error(fmt::format("[cuda-sim] this thread writes down a graph, and {} meanwhile", what));
+  if (writing > 0) throw Error(fmt::format("[cuda-sim] this thread captures a graph and {}", what));
 }
 void Machine::enqueue_graph(Stream* s, std::shared_ptr<const Graph> g) {
   std::unique_lock held(lock_);
   refuse_if_failed(s->device);
-  if (s->graph) throw Error("[cuda-sim] a graph is run in a stream that is being written down");
+  if (s->graph) throw Error("[cuda-sim] a graph is launched in a stream that is being captured");
   if (g->work.empty()) return;
   s->queue.emplace_back(std::move(g));
   ++waiting_;
@@ -151,7 +150,7 @@ void Machine::follow(Stream* s, Event* e) {
       return;
     }
     if (s->graph)
-      throw Error("[cuda-sim] a stream that is being written down follows an event that is not");
+      throw Error("[cuda-sim] a stream that is being captured follows an event that is not");
   }
   enqueue(s, {.kind = Work::Kind::follow, .event = e->shared_from_this(), .times = e->recorded});
 }
@@ -160,7 +159,7 @@ void Machine::follow(Stream* s, Event* e) {
 void Machine::begin_graph(Stream* s) {
   std::lock_guard hold(lock_);
   if (s->graph || !s->queue.empty())
-    throw Error("[cuda-sim] a stream is written down that has work left");
+    throw Error("[cuda-sim] a capture begins in a stream that has pending work");
   s->graph = new Graph;
   s->tips.clear();
   s->graph->streams = {s};
@@ -182,17 +181,16 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
     if (e->graph == g.get()) e->graph = nullptr;
   if (mixed)
     throw Error(
-        "[cuda-sim] a graph has exchanges, and parts that may be left out: NCCL refuses that");
+        "[cuda-sim] a graph has communication and conditional parts: NCCL does not support this");
   for (std::size_t n = 0; n < g->work.size(); ++n)
     if (g->then[n].empty() && std::count(tips.begin(), tips.end(), int(n)) == 0)
-      throw Error("[cuda-sim] a graph ends, and a stream of it that nobody follows has work left");
+      throw Error("[cuda-sim] a capture ends, but a stream that was not joined has pending work");
   return g;
 }
 // The part is in the same graph, after the work of s so far.
 void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned> runs) {
   std::lock_guard hold(lock_);
-  if (!s->graph)
-    throw Error("[cuda-sim] a part that may be left out begins, and no graph is written down");
+  if (!s->graph) throw Error("[cuda-sim] a conditional part begins outside of a graph capture");
   inside->graph = s->graph;
   inside->tips = s->tips;
   inside->ifs = s->ifs;
@@ -322,8 +320,7 @@ void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device,
       auto busy = std::any_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; });
       if (changed_.wait_for(held, kPatience) == std::cv_status::timeout && !busy &&
           choices().empty())
-        failed(of_device,
-               "what it waits for does not come: another device has not asked for its part");
+        failed(of_device, "communication timed out: another device has not made the matching call");
     }
     if (of_device >= 0) check_behind(of_device);
   }
@@ -346,13 +343,13 @@ double Machine::seconds(const Event* from, const Event* to) {
   std::lock_guard hold(lock_);
   for (auto* e : {from, to})
     if (e->recorded == 0 || e->done < e->recorded)
-      throw Error("[cuda-sim] a time is asked for that has not come");
+      throw Error("[cuda-sim] the time of an unfinished event is queried");
   return std::chrono::duration<double>(to->came - from->came).count();
 }
 
 // ---- memory ----
 std::byte* Machine::allocate(Stream* s, std::int64_t bytes) {
-  refuse_in_graph("takes memory");
+  refuse_in_graph("allocates memory");
   std::byte* got = nullptr;
   std::int64_t number = 0;
   {
@@ -388,7 +385,7 @@ void Machine::check_behind(int d) {
     const auto n = whole(bytes) - bytes;
     if (!piece.written || std::all_of(from, from + n, [](unsigned char c) { return c == kNobody; }))
       continue;
-    failed(d, fmt::format("something was written behind the end of {} bytes of memory", bytes));
+    failed(d, fmt::format("a write past the end of {} bytes of memory", bytes));
   }
 }
 void Machine::release(Stream* s, std::byte* at) {
@@ -430,7 +427,7 @@ std::shared_ptr<Network> Machine::join(const std::string& id, int ranks, int ran
   if (n->devices.at(std::size_t(rank)) != -1 ||
       std::count(n->devices.begin(), n->devices.end(), d) > 0)
     throw Error(fmt::format(
-        "[cuda-sim] device {} joins as rank {}, and that rank, or that device, is there already", d,
+        "[cuda-sim] device {} joins as rank {}, but that rank or device has already joined", d,
         rank));
   n->devices[std::size_t(rank)] = d;
   ++n->joined;

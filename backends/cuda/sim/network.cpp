@@ -86,7 +86,7 @@ void Network::look() {
   for (int r : gone)
     if (failed.empty() && !aborted &&
         !(sides[{linked, r}].sends.empty() && sides[{r, linked}].receives.empty()))
-      fail(fmt::format("rank {} has gone: its process has ended", r));
+      fail(fmt::format("rank {} has exited: its process has ended", r));
 }
 void Network::fail(const std::string& why) {
   if (!failed.empty()) return;

@@ -48,7 +48,7 @@ std::filesystem::path folder() {
     if (auto cache = cache_folder(); !cache.empty()) return cache;
     auto pattern = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
     if (!mkdtemp(pattern.data()))
-      throw Error("[cuda] no folder can be made in " +
+      throw Error("[cuda] no folder can be created in " +
                   std::filesystem::temp_directory_path().string());
     static const struct Removed {
       std::string at;
@@ -76,8 +76,9 @@ void* library_of(const std::string& source) {
   const bool made = std::system(command.c_str()) == 0;
   std::filesystem::remove(mine + ".cpp");
   if (!made)
-    throw Error("[cuda] the host's compiler (HALIAX_CXX, or else c++) refuses a kernel: " +
-                command);
+    throw Error(
+        "[cuda] the host's compiler (HALIAX_CXX, or else c++) failed to compile a kernel: " +
+        command);
   std::filesystem::rename(mine + ".so", library);
   auto* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!opened) throw Error(std::string("[cuda] ") + dlerror());
@@ -117,7 +118,7 @@ void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64
   constexpr std::int64_t most = 227 << 10, guard = 64;  // bytes; guard bytes after the end
   constexpr unsigned char untouched = 0xa5;
   if (l.shared > most)
-    throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}",
+    throw Error(fmt::format("[cuda] a block requires {} bytes of shared memory, but there are {}",
                             l.shared, most));
   std::vector<unsigned char> shared(std::size_t(l.shared + guard));
   SimulatedThread at{0,       0,      unsigned(l.threads), unsigned(l.blocks), shared.data(),
@@ -132,7 +133,7 @@ void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64
     else
       for (at.x = 0; at.x < at.threads; ++at.x) k.run(words.data());
     if (std::any_of(shared.end() - guard, shared.end(), [&](auto c) { return c != untouched; }))
-      throw Error("[cuda] a kernel has written behind the end of its shared memory");
+      throw Error("[cuda] a kernel has written past the end of its shared memory");
   }
 }
 
@@ -191,11 +192,9 @@ void run_product(const Product& p, const void* a, const void* b, void* out, bool
       std::pair{p.a.transposed ? p.a.rows : p.a.cols, p.b.transposed ? p.b.cols : p.b.rows};
   auto [m, n] =
       std::pair{p.a.transposed ? p.a.cols : p.a.rows, p.b.transposed ? p.b.rows : p.b.cols};
-  auto refuse = [](const char* why) {
-    throw Error(std::string("[cuda] a product of matrices ") + why);
-  };
+  auto refuse = [](const char* why) { throw Error(std::string("[cuda] a matmul ") + why); };
   if (k != depth || m != p.out.rows || n != p.out.cols || p.out.transposed)
-    refuse("has sizes that do not fit");
+    refuse("has sizes that do not match");
   for (auto* x : {&p.a, &p.b, &p.out})
     if (x->ld < x->rows) refuse("has a leading dimension of less than its rows");
   if (p.batch > 1 && p.out.step == 0) refuse("writes a batch into one matrix");
@@ -204,7 +203,7 @@ void run_product(const Product& p, const void* a, const void* b, void* out, bool
     auto bytes = x->step * bytes_of(x->dtype);
     if (reinterpret_cast<std::uintptr_t>(at) % std::uintptr_t(x->alignment) != 0 ||
         bytes % x->alignment != 0)
-      refuse("lies less aligned than it says");
+      refuse("is less aligned than specified");
   }
   p.out.dtype == DType::f64 ? multiply_as<double>(p, a, b, out, false)
                             : multiply_as<float>(p, a, b, out, tf32);
@@ -232,7 +231,7 @@ std::map<std::byte*, std::int64_t>& pinned() {
   return *all;
 }
 void* allocate_host(std::int64_t bytes) {
-  machine().refuse_in_graph("takes memory");
+  machine().refuse_in_graph("allocates memory");
   auto* got = static_cast<std::byte*>(::operator new(std::size_t(bytes) + 1));
   std::lock_guard hold(pinned_lock);
   pinned()[got] = bytes;
@@ -249,7 +248,7 @@ void must_be_pinned(const void* p, std::int64_t bytes) {
   auto next = pinned().upper_bound(at);
   if (next != pinned().begin() && at + bytes <= std::prev(next)->first + std::prev(next)->second)
     return;
-  throw Error("[cuda-sim] a copy goes by memory of the host that was not taken for it");
+  throw Error("[cuda-sim] a copy uses host memory that was not allocated for it");
 }
 void move(Handle s, void* to, const void* from, std::int64_t bytes) {
   ++counters.copies;
@@ -386,7 +385,7 @@ Api table() {
   a.end_graph = [](Handle s) -> Handle { return new SharedGraph(machine().end_graph(stream(s))); };
   a.drop_graph = [](Handle g) { delete &graph(g); };
   a.instantiate = [](Handle g) -> Handle {
-    machine().refuse_in_graph("makes an instance of one");
+    machine().refuse_in_graph("instantiates a graph");
     ++counters.instances;
     return new SharedGraph(graph(g));
   };

@@ -395,18 +395,19 @@ template <Kind kind, class Type, class Module = Type, class Field = void> conste
   static_assert(kind != Kind::arr, "haliax: Arr is a parameter type; make the field a NamedArray.");
   static_assert(kind != Kind::pointer,
                 "haliax: a field must not be a raw pointer to data: hold the value itself, a "
-                "std::string for text, or a std::optional for what may be absent. Pointers to "
+                "std::string for text, or a std::optional for an optional value. Pointers to "
                 "functions are fine.");
   static_assert(kind != Kind::static_array,
                 "haliax: a type with is_static = true must not hold a NamedArray: jit compares "
                 "static values to find the program for a call, and the values of arrays are not "
-                "known then. Leave is_static "
-                "out: the fields are found by themselves.");
+                "known then. Remove is_static "
+                "to detect the fields automatically.");
   static_assert(kind != Kind::incomparable,
                 "haliax: a type with is_static = true needs an operator==.");
-  static_assert(kind != Kind::inherited,
-                "haliax: HALIAX_FIELDS comes from a base class, so the fields of the class itself "
-                "would be forgotten; list all fields in the class itself.");
+  static_assert(
+      kind != Kind::inherited,
+      "haliax: HALIAX_FIELDS is inherited from a base class, so the fields of the class itself "
+      "would be missing; list all fields in the class itself.");
   static_assert(
       kind != Kind::base,
       "haliax: a module must be a plain struct without a base class; hold the base as a field, "
@@ -416,16 +417,17 @@ template <Kind kind, class Type, class Module = Type, class Field = void> conste
   static_assert(kind != Kind::too_many,
                 "haliax: a module has at most 32 fields; group some into a nested struct, or list "
                 "them with HALIAX_FIELDS(...).");
-  static_assert(kind != Kind::unordered,
-                "haliax: of maps only a std::map with keys of std::string can be a field: its keys "
-                "are names in paths, and their order is always the same.");
+  static_assert(
+      kind != Kind::unordered,
+      "haliax: the only map that can be a field is a std::map with std::string keys: its keys "
+      "are names in paths, and their order is always the same.");
   static_assert(kind != Kind::unknown,
                 "haliax: a module must be a plain struct: no constructor, base, virtual or private "
                 "member; give it a static init(), or list its fields with HALIAX_FIELDS(...). A "
                 "field that is not a "
-                "parameter says `static constexpr bool is_static = true;` and has an operator==. A "
+                "parameter has `static constexpr bool is_static = true;` and an operator==. A "
                 "lambda that captures is "
-                "held in a haliax::StaticFunction<R(A...)>.");
+                "stored in a haliax::StaticFunction<R(A...)>.");
 }
 // Fails for the first invalid field. Few templates are instantiated between the line of the user
 // and the message, because clang lists each of them.

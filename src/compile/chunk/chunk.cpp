@@ -112,7 +112,7 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
           // of such a call a loop may read a part, which stays whole
           if (!call->scores && !deeper) throw;
           if (untiled_notes && call->scores)
-            untiled_notes->push_back(std::string("scores stay whole: ") + e.what());
+            untiled_notes->push_back(std::string("scores stay materialized: ") + e.what());
           roots = without_boundaries(roots, *call, index);
         }
         roots = inside(true);

@@ -85,7 +85,7 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
 void Region::refuse(const Node& n, const std::string& why) const {
   throw Refusal(failure_at(
       n.origin, "chunked_reduce",
-      std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_)));
+      std::string(prim::user_name(n)) + " " + why + " over the tiled axis " + to_string(axis_)));
 }
 
 // Between a leave and an enter: a token's cotangent may be computed from its own loss. Not through
@@ -196,7 +196,8 @@ bool Region::learn(const NodePtr& n) {
   if (n->op == &kLoop) return true;
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " +
-                   std::string(names[1].text()) + "); rename outside of f what f shall see whole");
+                   std::string(names[1].text()) +
+                   "; outside of the function, rename the axis of the array to read in full)");
   if (is_transparent_view(*n))
     for (auto& a : names) a = name_in_result(*n, 0, a);
   // An axis that is folded is none of the result's, though that may have one of its name: updates
@@ -287,14 +288,15 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
 void Region::check(const NodePtr& n) const {
   auto a = name_in(*n);
   auto& op = *n->op;
-  if (&op == &kCustomVjp) refuse(*n, "cannot be cut into chunks");
+  if (&op == &kCustomVjp) refuse(*n, "cannot be split into chunks");
   if (turns(*n)) return;
   if (&op == &kLoop) {
     if (loop_of(*n).axis.name == a) check_steps(*n, a);
     return;
   }
   bool at_index = is_dynamic_slice(*n) && n->in[1]->op == &prim::kIndex;
-  if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");
+  if (at_index && SliceAttr::of(*n).axis == a)
+    refuse(*n, "carries values from position to position");
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     if (!n->in[k] || is_order_only(*n, k) || !walks(n->in[k])) continue;
     using Way = Along::Way;
@@ -302,7 +304,7 @@ void Region::check(const NodePtr& n) const {
     auto way = along(*n, k, a).way;
     bool moves = way == Way::full && op.linear == Linear::moves;
     if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
-    if (way == Way::full) refuse(*n, "needs all positions at once");
+    if (way == Way::full) refuse(*n, "requires all positions at once");
   }
   auto partial = [&](const NodePtr& x) { return x && known_of(*x).role.partial; };
   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
@@ -334,7 +336,7 @@ void Region::check_steps(const Node& n, Name a) const {
     bool own = is_slice_at(*m, index) && SliceAttr::of(*m).axis == a;
     for (auto& x : m->in) ok &= own || !whole(x);
   }
-  if (!ok) refuse(n, "goes from position to position");
+  if (!ok) refuse(n, "carries values from position to position");
 }
 int Region::sweep_towards(bool reverse, int at) {
   while (towards_.emplace(at, reverse).first->second != reverse) ++at;
@@ -430,7 +432,7 @@ int Region::sweeps() {
 
       continue;
     }
-    if (!turns(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
+    if (!turns(*n) && !folds_by(*n)) refuse(*n, "is not a sum, product, max or min");
     // what lies where a position is found comes with it
     if (n->in.size() == 2 && picks(*n, name_in(*n))) {
       auto& ids = prim::same_values(n->in[1]);

@@ -211,7 +211,8 @@ class ChunkSearch {
       cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
     auto p = rows(std::move(cuts), {});
-    p.how.why = (p.is_whole() ? "a chunk holds all of it" : text_of(p.cuts)) + ", as asked for";
+    p.how.why =
+        (p.is_whole() ? "one chunk holds the full axis" : text_of(p.cuts)) + ", as requested";
     return p;
   }
   // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes
@@ -475,18 +476,18 @@ class ChunkSearch {
       return std::to_string(tenths / 10) + part + (tenths == 10 ? " contraction" : " contractions");
     };
     auto& why = plan.how.why;
-    why = plan.is_whole() ? "all of it fits" : text_of(plan.cuts);
+    why = plan.is_whole() ? "the full region fits" : text_of(plan.cuts);
     why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
-    if (t.parallel_slot_bytes > 0) why += ", turns side by side";
+    if (t.parallel_slot_bytes > 0) why += ", parallel iterations";
     if (call_.scores && call_.size % call_.blocks)
-      why += "; keys are gathered, as " + to_string(Axis(call_.axis, call_.size)) +
-             " does not divide by " + std::to_string(call_.blocks) + " devices";
+      why += "; keys are gathered, because " + to_string(Axis(call_.axis, call_.size)) +
+             " is not divisible by " + std::to_string(call_.blocks) + " devices";
     if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
-      why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) +
-             " and about " + percent + "% longer";
+      why += "; " + text_of(other->plan.cuts) + " would require " + contractions(*other) +
+             " and take about " + percent + "% longer";
     } else if (!plan.cuts.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
-      why += "; the form was asked for";
+      why += "; the form was requested";
     }
     return plan;
   }

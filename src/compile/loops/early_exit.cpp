@@ -267,11 +267,11 @@ std::string to_string(const IterationParts& turns, const Nodes& roots) {
         if (!part.flag) continue;
         std::vector<std::size_t> results;
         for (auto& [k, value] : part.values) results.push_back(k);
-        out += fmt::format("loop over {}, body {}: results {} are made where\n{}",
+        out += fmt::format("loop over {}, body {}: results {} are computed where\n{}",
                            loop_of(*n).axis.name.text(), b, fmt::join(results, ", "),
                            to_string(Nodes{part.flag}));
         if (part.deferred)
-          out += fmt::format("then, in a second walk, where\n{}", to_string(Nodes{part.deferred}));
+          out += fmt::format("then, in a second pass, where\n{}", to_string(Nodes{part.deferred}));
       }
   }
   return out;

@@ -31,7 +31,9 @@ Nodes captured_by(const Nodes& all, const Nodes& inputs) {
   for (auto& n : all) {
     if (given.count(n)) continue;
     if (n->op == &prim::kInput && !n->value)
-      fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
+      fail("eval",
+           "the value of a traced array is not available inside jit, scan or vmap; return the "
+           "array and read it outside");
     if (n->value && !prim::needs_no_memory(*n))
       out.push_back(n);
     else if (!n->donated.empty())
@@ -71,7 +73,8 @@ void query_scratch(program::Program& p, program::Device& device, int workers) {
   auto ask = [&](auto& self, std::vector<program::Step>& steps, int of) -> void {
     for (auto& s : steps) {
       if (!device.supports(s))
-        throw Error(fmt::format("[{}] backend {} cannot run it; {}", s.op, device.name(), s.where));
+        throw Error(fmt::format("[{}] backend {} does not support this step; {}", s.op,
+                                device.name(), s.where));
       // A parallel slot belongs to one worker.
       if (s.kind == program::Kind::loop)
         self(self, s.loop.body, s.loop.parallel_slots > 0 ? 1 : of);

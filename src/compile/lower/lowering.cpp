@@ -85,7 +85,7 @@ Place Lowering::place_of(const NodePtr& n) {
     p = n->op->view(*n, in, *this);
     if (!p) p = copied(n);
   } else {
-    fail_at(n->origin, n->op->name, "has no place in memory");
+    fail_at(n->origin, n->op->name, "has no memory");
   }
   set_place(n.get(), p);
   return p;

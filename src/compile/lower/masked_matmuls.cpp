@@ -27,7 +27,7 @@ Linear zero_in_masked(const Node& n, std::size_t) {
 
 // A flag for each block of each of the axes, in their order.
 std::string fault_of_masked(const Node& n) {
-  if (n.in.size() != 3) return "it has no flags";
+  if (n.in.size() != 3) return "it has no block flags";
   auto m = MaskedMatmulAttr::of(n);
   auto& flags = *n.in[2];
   bool fits =
@@ -37,7 +37,7 @@ std::string fault_of_masked(const Node& n) {
     fits = axis && m.sides[k].size > 0 &&
            flags.axes[k].size == prim::AxisBlocks{*axis, m.sides[k].size}.blocks().size;
   }
-  return fits ? "" : "its flags " + to_string(flags.axes) + " are not those of its blocks";
+  return fits ? "" : "its flags " + to_string(flags.axes) + " do not match its blocks";
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ struct Finite : program::HostCall {
     for (std::size_t k = made; k < arrays.size(); ++k) in |= look(k);
     bool makes_nan = out.nan && !in.nan, makes_inf = out.inf && !in.nan && !in.inf;
     if (!makes_nan && !makes_inf) return;
-    throw Error(fmt::format("[{}] makes {} out of {}{}{}", op, makes_nan ? "NaN" : "inf",
-                            in.inf ? "inf" : "finite numbers", where.empty() ? "" : "; ", where));
+    throw Error(fmt::format("[{}] produces {} from {}{}{}", op, makes_nan ? "NaN" : "inf",
+                            in.inf ? "inf" : "finite values", where.empty() ? "" : "; ", where));
   }
 };
 

@@ -351,9 +351,9 @@ std::vector<std::string> overlap_report(const Program& p) {
     auto& how = c.start->collective;
     out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.kind),
                               how.x.size(), place(*c.start),
-                              c.ahead ? ", asked for a turn ahead" : "",
+                              c.ahead ? ", prefetched one iteration ahead" : "",
                               !c.waits ? "the end" : std::string(c.waits->op) + place(*c.waits),
-                              c.next_iteration ? " of the next turn" : ""));
+                              c.next_iteration ? " of the next iteration" : ""));
   }
   return out;
 }

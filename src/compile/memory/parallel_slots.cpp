@@ -126,10 +126,10 @@ void check_parallel_slots(const Program& p, const char* after) {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
       if (s.loop.parallel_slots > 0 && !touches.are_apart(s, around))
-        throw Error(
-            fmt::format("[verify] loop after {}: its turns run side by side, and touch what is "
-                        "another one's; {}",
-                        after, s.where));
+        throw Error(fmt::format(
+            "[verify] loop after {}: its iterations run in parallel, but access memory of "
+            "each other; {}",
+            after, s.where));
       auto inner = around;
       if (s.loop.variable >= 0) inner[s.loop.variable] = s.loop.trips;
       self(self, s.loop.body, inner);

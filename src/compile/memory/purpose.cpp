@@ -89,7 +89,7 @@ const char* Purposes::of(const Node& n) const {
   return gathered(n) ? "gathered" : gradient(n) ? "gradients" : "activations";
 }
 const char* Purposes::of_argument(const Node& n) const {
-  return is_parameter(n) ? "parameters" : optimizer_.count(&n) ? "optimiser" : "inputs";
+  return is_parameter(n) ? "parameters" : optimizer_.count(&n) ? "optimizer" : "inputs";
 }
 
 }  // namespace haliax

@@ -71,18 +71,18 @@ struct ProgramCheck {
   void inside(const Step& s, const View& v, const Dims& dims,
               const std::vector<program::Indexed>& ids = {}) {
     if (v.slot < 0 || program::points(dims) == 0) return;
-    if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
+    if (v.slot >= int(p.slots.size())) bad(s, fmt::format("slot {} does not exist", v.slot));
     if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;  // a finish has no dims
     if (v.strides.size() != dims.size())
       bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     auto far = extent_of(v, dims, ids);
     for (auto& t : v.terms)
       if (t.slot < 0 && !trip_counts.count(t.loop))
-        bad(s, "a view counts the turns of a loop that is not around it");
+        bad(s, "a view uses the index of a loop that does not contain it");
     auto bytes = p.slot(v.slot).bytes;
     if (far.first < 0 || (far.last + 1) * bytes_of(v.dtype) > bytes)
-      bad(s, fmt::format("elements {} to {} of slot {}, which has {} bytes", far.first, far.last,
-                         v.slot, bytes));
+      bad(s, fmt::format("a view reads elements {} to {} of slot {}, which has {} bytes", far.first,
+                         far.last, v.slot, bytes));
     extents.emplace_back(&v, far);
   }
   Extent extent_of(const View& v, const Dims& dims,
@@ -152,7 +152,7 @@ struct ProgramCheck {
     const std::int64_t size = bytes_of(v.dtype);
     if (e->first * size < has.begin || (e->last + 1) * size > has.end ||
         e->least * size > has.bytes)
-      bad(s, fmt::format("{} elements from {} to {} of slot {} are read, of which {} bytes from {} "
+      bad(s, fmt::format("{} elements from {} to {} of slot {} are read, but only {} bytes from {} "
                          "to {} were written",
                          e->least, e->first, e->last, slot, has.bytes, has.begin, has.end));
   }
@@ -164,16 +164,16 @@ struct ProgramCheck {
     if (!placed) return;
     for (int other : neighbors[std::size_t(mine)])
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
-        bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
+        bad(s, fmt::format("slot {} is read after slot {} overwrote it", slot, other));
     auto own = wrote.find(slot);
     // within this iteration, outside of inner loops
     bool here = own != wrote.end() && own->second > iteration_start &&
                 last_iteration[std::size_t(mine)] == iteration_start;
     if (here && own->second < last_write[std::size_t(mine)])
-      bad(s, fmt::format("slot {} is read, and slot {} of the same memory was written after it",
-                         slot, last_writer[std::size_t(mine)]));
+      bad(s, fmt::format("slot {} is read after slot {} of the same memory was written", slot,
+                         last_writer[std::size_t(mine)]));
     if (last_scratch[std::size_t(mine)] > last_write[std::size_t(mine)])
-      bad(s, fmt::format("slot {} is read, and scratch was written over it", slot));
+      bad(s, fmt::format("slot {} is read after scratch memory overwrote it", slot));
   }
   // Checks that the memory a step writes shares no bytes with other memory that it uses, except in
   // place, and that its scratch overlaps none of it.
@@ -189,18 +189,20 @@ struct ProgramCheck {
           bad(s, fmt::format("it writes slot {}, which shares bytes with slot {}", m, other));
     if (s.scratch_bytes == 0) return;
     if (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes)
-      bad(s, "its scratch lies outside of the arena");
+      bad(s, "its scratch memory is outside of the arena");
     if (s.scratch % program::kAlignment)
-      bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
+      bad(s, fmt::format("its scratch memory is at offset {}, which is not aligned", s.scratch));
     for (int k : in_arena) {
       auto& slot = p.slot(k);
       if (slot.offset >= s.scratch + s.scratch_bytes || s.scratch >= slot.offset + slot.bytes)
         continue;
-      if (used.count(k)) bad(s, fmt::format("its scratch lies over slot {}, which it uses", k));
+      if (used.count(k))
+        bad(s, fmt::format("its scratch memory overlaps slot {}, which it uses", k));
       for (auto& [call, arrays] : open)
         if (arrays.x.count(k) || arrays.out.count(k))
-          bad(s,
-              fmt::format("its scratch lies over slot {}, and call {} is not finished", k, call));
+          bad(s, fmt::format(
+                     "its scratch memory overlaps slot {}, which unfinished collective {} uses", k,
+                     call));
       last_scratch[std::size_t(k)] = now;
     }
   }
@@ -208,9 +210,9 @@ struct ProgramCheck {
     auto& of = p.slot(memory(slot));
     bool own = of.home != Home::argument ||
                (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
-    if (!own) bad(s, fmt::format("it writes over argument {}, which was not donated", of.index));
+    if (!own) bad(s, fmt::format("it overwrites argument {}, which is not donated", of.index));
     if (writes_twice(s, v))
-      bad(s, fmt::format("two points of it are one element of slot {}", slot));
+      bad(s, fmt::format("two of its elements write one element of slot {}", slot));
     const std::int64_t size = bytes_of(v.dtype);
     if (auto* e = extent(&v))
       fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
@@ -260,7 +262,7 @@ struct ProgramCheck {
     each_access(s, [&](int slot, bool writes, const View*) {
       for (auto& [call, arrays] : open)
         if (shares(arrays.out, slot) || (writes && shares(arrays.x, slot)))
-          bad(s, fmt::format("slot {} is {}, and call {} is not finished", slot,
+          bad(s, fmt::format("slot {} is {} before collective {} is finished", slot,
                              writes ? "written" : "read", call));
     });
     if (s.kind != Kind::collective || s.collective.call < 0 || skips) return;
@@ -276,10 +278,10 @@ struct ProgramCheck {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
       if (s.offset % program::kAlignment)
-        bad({}, fmt::format("slot {} lies at {}, which is not aligned", k, s.offset));
+        bad({}, fmt::format("slot {} is at offset {}, which is not aligned", k, s.offset));
       if (s.offset + s.bytes > p.arena_bytes)
-        bad({},
-            fmt::format("a slot of {} bytes at {} lies outside of the arena", s.bytes, s.offset));
+        bad({}, fmt::format("a slot of {} bytes at offset {} is outside of the arena", s.bytes,
+                            s.offset));
       if (s.bytes > 0) in_arena.push_back(k);
     }
     std::sort(in_arena.begin(), in_arena.end(),
@@ -334,9 +336,9 @@ struct ProgramCheck {
     for (int k = 0; k < count; ++k) {
       int of = k, far = 0;
       while (of >= 0 && of < count && p.slot(of).alias >= 0 && far++ < count) of = p.slot(of).alias;
-      if (of >= count || far > count) bad({}, fmt::format("slot {} lies in no memory", k));
+      if (of >= count || far > count) bad({}, fmt::format("slot {} has no memory", k));
       if (p.slot(k).bytes > p.slot(of).bytes)
-        bad({}, fmt::format("slot {} of {} bytes lies in slot {}, which has {}", k, p.slot(k).bytes,
+        bad({}, fmt::format("slot {} of {} bytes aliases slot {}, which has {}", k, p.slot(k).bytes,
                             of, p.slot(of).bytes));
     }
   }
@@ -345,7 +347,7 @@ struct ProgramCheck {
     if (placed) find_overlaps();
     for (int s : p.argument_slots) fill(s, all_of(s));
     steps(p.steps);
-    if (!open.empty()) bad({}, fmt::format("call {} is never finished", open.begin()->first));
+    if (!open.empty()) bad({}, fmt::format("collective {} is never finished", open.begin()->first));
     for (std::size_t k = 0; k < p.result_slots.size(); ++k) {
       const int s = p.result_slots[k];
       const auto bytes = p.slot(s).bytes;
@@ -353,7 +355,7 @@ struct ProgramCheck {
       if (!written.count(memory(s))) bad({}, "a result is never written");
       auto& has = filled.at(memory(s));
       if (has.begin > 0 || has.end < bytes || has.bytes < bytes)
-        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, which has {}",
+        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, but it has {}",
                             has.bytes, has.begin, has.end, k, bytes));
     }
   }
@@ -368,7 +370,7 @@ struct GatheredCheck {
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
     throw VerifyError("[gathered] " + what +
-                      ": what a gather brings is read at once and never kept" + location_suffix(s));
+                      "; gathered values must be read at once and not stored" + location_suffix(s));
   }
   void slots() const {
     for (auto& s : p.slots) {
@@ -376,8 +378,8 @@ struct GatheredCheck {
       if (s.gathered && s.home != Home::arena)
         refuse({}, result ? "a result is gathered" : "an argument is gathered");
       if (s.alias >= 0 && s.gathered != p.slot(s.alias).gathered)
-        refuse({}, std::string(result ? "a result" : "a value that is kept") +
-                       " shares memory with what is gathered");
+        refuse({}, std::string(result ? "a result" : "a stored value") +
+                       " shares memory with a gathered value");
     }
   }
   void steps(const std::vector<Step>& all, const Step* loop) {
@@ -386,8 +388,9 @@ struct GatheredCheck {
         if (!p.slot(slot).gathered) return;
         auto made = writes ? made_in.try_emplace(slot, loop).first : made_in.find(slot);
         if (made == made_in.end())
-          refuse(s, loop ? "a carry of a loop is gathered" : "it is read before it is written");
-        if (!writes && over.count(made->second)) refuse(s, "a value that a loop keeps is gathered");
+          refuse(s, loop ? "a loop carry is gathered" : "it is read before it is written");
+        if (!writes && over.count(made->second))
+          refuse(s, "a gathered value is read after the loop that gathered it");
       });
       if (s.kind == Kind::loop) {
         steps(s.loop.body, &s);
@@ -457,8 +460,8 @@ struct CallCheck {
   using Text = const std::string&;
   [[noreturn]] static void differs(std::size_t k, std::size_t d, Text mine, std::size_t other,
                                    Text theirs) {
-    throw Error(fmt::format("[verify] call {} of device {} is {}, that of device {} {}", k, d, mine,
-                            other, theirs));
+    throw Error(fmt::format("[verify] collective {} of device {} is {}, that of device {} is {}", k,
+                            d, mine, other, theirs));
   }
   // Returns the coordinates of a device without the mesh axes of a collective. Devices of one group
   // have the same coordinates.
@@ -503,8 +506,9 @@ struct CallCheck {
       while (n < mine.size() && n < theirs.size() && mine[n] == theirs[n]) ++n;
       auto at = [&](auto& all) { return n < all.size() ? all[n] : "nothing"; };
       if (n == std::max(mine.size(), theirs.size())) continue;
-      throw Error(fmt::format("[verify] call {}: device {} sends {} to device {}, which takes {}",
-                              k, way.first, at(mine), way.second, at(theirs)));
+      throw Error(
+          fmt::format("[verify] collective {}: device {} sends {} to device {}, which expects {}",
+                      k, way.first, at(mine), way.second, at(theirs)));
     }
   }
   void run() {

@@ -59,7 +59,7 @@ struct SharedCheck {
   void read(const Step& s, int slot, const View* v) const {
     for (auto& w : writes[memory(slot)])
       if (w.slot != slot && w.at > wrote[std::size_t(slot)] && !elsewhere(w, s, v))
-        bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, w.slot));
+        bad(s, fmt::format("slot {} is read after slot {} overwrote it", slot, w.slot));
   }
   // Checks that values that earlier iterations wrote to another slot persist: this iteration writes
   // to a stripe of its own.
@@ -69,7 +69,7 @@ struct SharedCheck {
         bool before = w.slot != slot && w.at > l.begin && w.at <= l.iteration_start,
              apart = before && counts(*w.view, l.variable);
         if (apart && !elsewhere(w, s, &v, l.variable))
-          bad(s, fmt::format("slot {} is written over what other turns made of slot {}", slot,
+          bad(s, fmt::format("slot {} overwrites values of other iterations in slot {}", slot,
                              w.slot));
       }
   }

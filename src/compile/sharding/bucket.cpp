@@ -183,7 +183,8 @@ struct Bucketing {
       for (int v : users[u])
         if (--left[v] == 0) ready.insert({place[v], v});
     }
-    if (out.size() != versions.size()) throw Error("[partition] collectives wait for each other");
+    if (out.size() != versions.size())
+      throw Error("[partition] collectives depend on each other in a cycle");
     plan.body(r).versions = std::move(out);
   }
 };

@@ -175,6 +175,7 @@ std::vector<PlannedCollective> planned_collectives(const Plan& plan, const Globa
 }  // namespace haliax::partitioning
 
 const char* haliax::name_of(GatherReason a) {
-  const char* const names[] = {"NOBODY", "result", "constraint", "parameter", "gradient", "blocks"};
+  const char* const names[] = {"none (unrequested)", "result",   "constraint",
+                               "parameter",          "gradient", "blocks"};
   return names[int(a)];
 }

@@ -28,7 +28,7 @@ Planner::Planner(GlobalGraph& whole, const PartitionOptions& options,
                  const std::vector<PartitionInput>& inputs, const std::vector<Sharding>& wanted)
     : Planned(whole, options), inputs_(inputs), wanted_(wanted) {
   if (auto d = options.reduce_dtype; d && (!is_float(*d) || bytes_of(*d) > 4))
-    fail("named_jit", "reduce_dtype is f32, and sums of bf16 and f16 are reduced in it; it is " +
+    fail("named_jit", "reduce_dtype: expected a float dtype of at most 32 bits, got " +
                           std::string(name_of(*d)));
 }
 

@@ -21,7 +21,7 @@ struct PlanPrinter {
     for (auto& [name, cut] : s.at.dims)
       out += " " + std::string(name.text()) + ":" + to_string(whole.mesh, cut);
     for (auto& [x, m] : s.at.partial)
-      out += " pending over " + whole.mesh.axes()[std::size_t(x)].first;
+      out += " partial over " + whole.mesh.axes()[std::size_t(x)].first;
     return out;
   }
   // Returns the name of the op. For an argument, or a value computed from one, also the path of the
@@ -43,12 +43,12 @@ struct PlanPrinter {
     for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
     if (s.reshard_step.bytes > 0)
       text += "  " + std::to_string(std::int64_t(s.reshard_step.bytes)) + " bytes";
-    if (s.bucket > 0) text += "  call " + std::to_string(s.bucket);
+    if (s.bucket > 0) text += "  bucket " + std::to_string(s.bucket);
     if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
     auto& cause = whole.user_op(s.communicates() && s.cause >= 0 ? s.cause : s.node);
     if (s.communicates()) {
       text += std::string("  for ") + (s.cause < 0 ? "a result" : user_op_name(cause));
-      if (s.gathers()) text += std::string(", asked by ") + name_of(gather_reasons.reason(s));
+      if (s.gathers()) text += std::string(", requested by ") + name_of(gather_reasons.reason(s));
     }
     if (auto where = where_of(cause.origin); !where.empty() && &cause != whole.input(s.node))
       text += "    # " + where;

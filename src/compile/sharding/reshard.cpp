@@ -162,8 +162,8 @@ std::vector<ReshardStep> reshard(const Mesh& mesh, const Axes& axes, DType dtype
   while (!(r.now == to))
     if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() &&
         !r.all_gather() && !r.straight())
-      throw Error("[partition] there is no way from " + to_string(r.now) + " to " + to_string(to) +
-                  " of " + to_string(axes));
+      throw Error("[partition] there are no reshard steps from " + to_string(r.now) + " to " +
+                  to_string(to) + " of " + to_string(axes));
   return std::move(r.steps);
 }
 

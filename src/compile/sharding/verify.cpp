@@ -51,7 +51,7 @@ struct PlanCheck {
   }
   template <class A> static const A& text(const A& a) { return a; }
   std::string text(const MeshAxes& c) const {
-    return c.empty() ? "whole" : to_string(whole.mesh, c);
+    return c.empty() ? "unsharded" : to_string(whole.mesh, c);
   }
   std::string text(const Sharding& s) const {
     static const char* const monoids[] = {"", ", of products", ", of maxima", ", of minima"};
@@ -65,7 +65,7 @@ struct PlanCheck {
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
-      must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number {}", x);
+      must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis with index {}", x);
       must(used.insert(x).second, v, "mesh axis {} is used twice",
            whole.mesh.axes()[std::size_t(x)].first);
     };
@@ -76,8 +76,7 @@ struct PlanCheck {
           // a mesh axis of size 1 shares nothing
           if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);
     for (auto& [name, cut] : v.at.dims) {
-      must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name,
-           node(v).axes);
+      must(find_axis(node(v).axes, name), v, "sharded axis {} is not in {}", name, node(v).axes);
       for (int x : cut) use(x);
     }
     for (auto& [x, m] : v.at.partial) use(x);
@@ -86,13 +85,13 @@ struct PlanCheck {
   void reads(const Version& v) const {
     for (int k : v.in) {
       if (k < 0) continue;
-      must(plan.version(k).live, v, "an operand is never made");
+      must(plan.version(k).live, v, "an operand is never computed");
       // The position of v, or of the enclosing loop.
       int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];
       for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent)
         mine = plan.body(body).loop < 0 ? -1 : place_of_loop[std::size_t(plan.body(body).loop)];
-      must(body >= 0, v, "an operand is made in another body");
-      must(mine < 0 || its < mine, v, "an operand is made later");
+      must(body >= 0, v, "an operand is computed in another loop body");
+      must(mine < 0 || its < mine, v, "an operand is computed later");
     }
   }
   // Checks that each version is computed once.
@@ -100,10 +99,10 @@ struct PlanCheck {
     std::vector<int> times(plan.versions.size());
     for (auto& body : plan.bodies)
       for (int k : body.versions)
-        must(++times[std::size_t(k)] == 1, plan.version(k), "it is made twice");
+        must(++times[std::size_t(k)] == 1, plan.version(k), "it is computed twice");
     for (auto& v : plan.versions)
       if (v.live && !plan.body(v.body).versions.empty())
-        must(times[std::size_t(number(v))] == 1, v, "it is made in no body");
+        must(times[std::size_t(number(v))] == 1, v, "it is not computed in any body");
   }
   // mesh axes that share the iterations of this index
   MeshAxes iterations_of(const Version& v, const Node& index) const {
@@ -124,8 +123,8 @@ struct PlanCheck {
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
       bool maps = rule.way == Way::map;
-      must(maps || v.at.mesh_axes(a.name).empty(), v, "it makes all of axis {}, which is cut",
-           a.name);
+      must(maps || v.at.mesh_axes(a.name).empty(), v,
+           "it computes the full axis {}, which is sharded", a.name);
       if (maps) {
         known.push_back(rule.point);
         work.set(rule.point, v.at.mesh_axes(a.name));
@@ -147,8 +146,7 @@ struct PlanCheck {
         auto should = !apart                         ? work.mesh_axes(rule.point)
                       : v.local_iterations && k == 0 ? iterations_of(v, *n.in[1])
                                                      : MeshAxes();
-        must(cut == should, v, "axis {} of operand {} is {}, and should be {}", a.name, k, cut,
-             should);
+        must(cut == should, v, "axis {} of operand {} is {}, expected {}", a.name, k, cut, should);
       }
     }
     return work;
@@ -164,7 +162,7 @@ struct PlanCheck {
     auto even = rules::split_over_parts((flattens ? v.at : x).mesh_axes(r.flat), parts, whole.mesh);
     for (std::size_t p = 0; p < parts.size(); ++p)
       must(even && apart.mesh_axes(parts[p].name) == (*even)[p], v,
-           "axis {} is not cut in blocks of {}", r.flat, parts[p].name);
+           "axis {} is not sharded in blocks of {}", r.flat, parts[p].name);
   }
   // Checks that the result is partial over the axes that are reduced and over the partial operands.
   // A partial sum commutes with a multiplication if one operand is partial, and with additions and
@@ -179,24 +177,25 @@ struct PlanCheck {
     auto counts = [&](std::size_t k) {
       return v.in[k] >= 0 && !is_order_only(n, k) && !(writes && k == 0);
     };
-    must(!writes || pending(0) == v.at.partial, v, "what it writes into does not count once");
+    must(!writes || pending(0) == v.at.partial, v,
+         "its target has other partial sums than its result");
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (!counts(k)) continue;
       for (auto& p : pending(k)) {
         auto how = linear_in(n, k);
         bool rides = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum),
              all = how != Linear::one;
-        must(rides && !work.uses(p.first), v, "a sum is pending in what it is not linear in");
+        must(rides && !work.uses(p.first), v, "it is not linear in an operand with a partial sum");
         for (std::size_t j = 0; j < n.in.size(); ++j) {
           if (j == k || !counts(j) || (all && linear_in(n, j) == Linear::no)) continue;
           bool too = std::count(pending(j).begin(), pending(j).end(), p) > 0;
-          must(too == all, v, "a sum is pending in operand {}, and {} in operand {}", k,
+          must(too == all, v, "operand {} has a partial sum, and {} operand {}", k,
                too ? "also" : "not", j);
         }
         made.add_partial(p.first, p.second);
       }
     }
-    must(made.partial == v.at.partial, v, "pending in it is {}, and not {}", made, v.at);
+    must(made.partial == v.at.partial, v, "its operands imply {}, but its plan is {}", made, v.at);
   }
   // Checks that moved positions come from operands with the recorded sharding and fill the result
   // in order. The sharding along all other axes must not change.
@@ -204,27 +203,27 @@ struct PlanCheck {
     std::int64_t done = 0;
     for (auto& p : v.copy_boxes) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
-      must(p.at == x && x.partial == v.at.partial, v, "it is {}, made of {}", v.at, x);
+      must(p.at == x && x.partial == v.at.partial, v, "it is {}, but its operand is {}", v.at, x);
       // an empty array is not communicated
       bool exchanged = v.communicates() || node(v).size() == 0;
       // received from other devices
       bool comes = v.kind == Version::Kind::shift && exchanged && !x.mesh_axes(p.axis).empty();
       for (auto& a : p.axes)
         must(comes || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
-             "axis {} lies otherwise", a.name);
+             "axis {} has another sharding", a.name);
       for (auto& [lie, at] : {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.at)})
         for (std::size_t k = 0; k < lie->parts.size(); ++k)
-          must(lie->cuts[k] == at->mesh_axes(lie->parts[k].name), v, "part {} lies otherwise",
+          must(lie->cuts[k] == at->mesh_axes(lie->parts[k].name), v, "part {} has another sharding",
                lie->parts[k].name);
       auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
       must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v,
            "it reaches outside of {}", p.axes);
-      must(p.to == done, v, "position {} comes after {}", p.to, done);
+      must(p.to == done, v, "position {} follows position {}", p.to, done);
       done += p.size;
     }
     must(v.kind == Version::Kind::regroup ||
              done == find_axis(node(v).axes, v.reshard_step.axis)->size,
-         v, "{} positions come", done);
+         v, "{} positions are copied", done);
   }
   // Checks a reshard step: a sum that completes was partial, an axis that is gathered was sharded,
   // and the sharding of all other axes does not change.
@@ -232,7 +231,7 @@ struct PlanCheck {
     using Kind = ReshardStep::Kind;
     auto& from = plan.version(v.in[0]).at;
     auto& h = v.reshard_step;
-    must(v.at == h.to, v, "it is not what it was sent as");
+    must(v.at == h.to, v, "its sharding is not the target of its reshard step");
     for (auto& a : node(v).axes) {
       auto was = from.mesh_axes(a.name), is = v.at.mesh_axes(a.name);
       bool finer = is.starts_with(was) && nested(a, is, was.size(), whole.mesh);
@@ -240,22 +239,22 @@ struct PlanCheck {
            mine = a.name == h.axis;
       bool talks = mine && (h.kind == Kind::all_gather ? joins : finer && is == was + h.over);
       bool sent = talks || h.kind == Kind::exchange || (h.kind == Kind::slice && finer);
-      must(sent || (is == was && !mine), v, "axis {} is {}, and arrives {}", a.name, was, is);
+      must(sent || (is == was && !mine), v, "axis {} is {}, and becomes {}", a.name, was, is);
     }
     for (int m : h.over)
-      must(!v.sums() || from.is_partial(m), v, "it ends a sum that is not pending");
+      must(!v.sums() || from.is_partial(m), v, "it reduces a sum that is not partial");
     std::set<Monoid> kinds;
     auto left = v.at;
     for (auto& p : from.partial) {
       bool ends = v.sums() && h.over.has(p.first);
       if (ends) kinds.insert(p.second);
       must(ends != (std::count(v.at.partial.begin(), v.at.partial.end(), p) > 0), v,
-           "what was {} arrives as {}", from, v.at);
+           "a value that is {} becomes {}", from, v.at);
       left.resolve(p.first);
     }
-    must(kinds.size() < 2, v, "it ends sums of two kinds");
+    must(kinds.size() < 2, v, "it reduces partial sums of two kinds");
     must(h.kind == Kind::make_partial || left.partial.empty(), v,
-         "it arrives as {}, and was no sum", v.at);
+         "it becomes {}, but was not a partial sum", v.at);
   }
   // Checks a ring move: a received block was sharded along the mesh axis of the ring, and a value
   // that is sent back was a partial sum over it.
@@ -269,7 +268,7 @@ struct PlanCheck {
       lies.add_partial(over[0], Monoid::sum);
     bool whole = v.at.mesh_axes(v.reshard_step.axis).empty();
     must(!over.empty() && v.reshard_step.over == over && whole && from == lies, v,
-         "it goes round as {}, and was {}", v.at, from);
+         "the ring result is {}, but its operand is {}", v.at, from);
   }
   // Checks communication inside loops. Along the mesh axis of a ring loop, only blocks of the ring
   // may be communicated. Inside an iteration that a flag may skip, devices that run different
@@ -281,7 +280,7 @@ struct PlanCheck {
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
       auto& l = plan.loop(body->loop);
       must(v.in_ring_loop() || !l.ring_axes.overlaps(over), v,
-           "it is sent over {} in a loop that goes round it", over);
+           "it is communicated over {} in a ring loop over the same mesh axis", over);
       if (!whole.is_guarded(l.node)) continue;
       for (auto* around = &plan.body(body->parent); around->parent >= 0;
            around = &plan.body(around->parent)) {
@@ -289,7 +288,7 @@ struct PlanCheck {
         bool alike =
             !whole.changes_in(whole.node(l.node), loop_of(whole.node(other.node)), around->number);
         must(alike || !other.shared_by.overlaps(over), v,
-             "it is sent over {}, whose devices do not all make this turn", over);
+             "it is communicated over {}, but not all of its devices run this iteration", over);
       }
     }
   }
@@ -301,7 +300,7 @@ struct PlanCheck {
       at = by.size() == 1 ? by[0] : -1;
       auto* op = at < 0 ? nullptr : node(plan.version(at)).op;
       bool adds = op && (op->linear == Linear::all || op->linear == Linear::moves);
-      must(adds, v, "devices share its turns, and what it carries is not only added to");
+      must(adds, v, "devices share its iterations, but a carry is not only added to");
     }
   }
   // Checks that all bodies agree on the sharding of a result and of its carry. The final result has
@@ -314,21 +313,22 @@ struct PlanCheck {
       for (auto* made : {&l.value[k], &l.carry[k]})
         for (int x : *made)
           must(plan.version(x).at == l.inside[k], v,
-               "bodies make, or carry, a result in another sharding");
+               "a loop body returns or carries a result with another sharding");
       auto& r = of.results[k];
       for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b)
         parts_add_up(v, l.carry[k][b], l.value[k][b]);
       auto at = l.inside[k];
       bool stacks = r.fold == Fold::stack && !r.carry;
-      must(!stacks || at.mesh_axes(of.axis.name).empty(), v, "it stacks what is cut along {}",
-           of.axis);
+      must(!stacks || at.mesh_axes(of.axis.name).empty(), v,
+           "it stacks values that are sharded along {}", of.axis);
       if (stacks)
         at.set(of.axis.name, l.shared_by + l.ring_axes);
       else
         for (int x : l.shared_by) at.add_partial(x, r.carry ? Monoid::sum : r.monoid);
-      must(at == l.at[k], v, "a result is {}, and its turns make it {}", l.at[k], at);
+      must(at == l.at[k], v, "a result is {}, but its iterations produce {}", l.at[k], at);
       if (l.start[k] >= 0)
-        must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
+        must(plan.version(l.start[k]).at == l.at[k], v,
+             "the start of a result has another sharding");
     }
   }
   // Checks that the versions of a bucket use one kind of collective over the same devices and one
@@ -339,11 +339,11 @@ struct PlanCheck {
     for (int k : v.in)
       if (k >= 0)
         must(plan.version(k).bucket != v.bucket, v,
-             "it is sent in one call with what it is made of");
+             "it is merged into one collective with its operand");
     bool alike = v.kind == first.kind && v.reshard_step.kind == first.reshard_step.kind &&
                  v.reshard_step.over == first.reshard_step.over && v.body == first.body;
     must(alike && ended(v) == ended(first), v,
-         "it is sent in one call with what is sent otherwise");
+         "it is merged into one collective with a different collective");
   }
   // Checks that the versions of a bucket are adjacent. The collective runs at the first of them, so
   // a version in between could depend on the first one and be an operand of the next one.
@@ -355,7 +355,7 @@ struct PlanCheck {
         if (!v.live) continue;
         bool joins = v.bucket >= 0 && v.bucket == before;
         must(v.bucket < 0 || joins || calls.insert(v.bucket).second, v,
-             "what is sent in one call with it stands elsewhere");
+             "the collectives that are merged with it are not next to it");
         before = v.bucket;
       }
   }
@@ -371,12 +371,12 @@ struct PlanCheck {
     for (std::size_t k = 0; k < std::min(wanted.size(), plan.roots.size()); ++k) {
       auto& v = plan.version(plan.roots[k]);
       auto should = wanted[k].on(node(v).axes);
-      must(v.at == should, v, "as a result it is {}, and should be {}", v.at, should);
+      must(v.at == should, v, "as a result it is {}, expected {}", v.at, should);
     }
     auto count = plan.roots.size();
     if (count != wanted.size())
-      throw Error(fmt::format("[verify] a plan after {}: it has {} results, and should have {}",
-                              after, count, wanted.size()));
+      throw Error(fmt::format("[verify] a plan after {}: it has {} results, expected {}", after,
+                              count, wanted.size()));
   }
   void run() const {
     using Kind = Version::Kind;
@@ -398,9 +398,9 @@ struct PlanCheck {
       if (v.moves()) moved(v);
       bool freely =
           v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
-      must(freely, v, "it is not made of numbers and positions alone");
+      must(freely, v, "it is not computed from scalars and positions alone");
       if (v.kind == Kind::result)
-        must(v.at == plan.loop(v.loop).at[v.result], v, "its loop leaves it in another sharding");
+        must(v.at == plan.loop(v.loop).at[v.result], v, "its loop result has another sharding");
     }
   }
 };
@@ -485,8 +485,8 @@ struct DeviceCheck {
       auto n = std::min(x.size, y.size);
       bool alike = !y.of || (x.of == y.of && x.from == y.from && (n == 1 || x.step == y.step));
       must(alike, v, [&] {
-        return fmt::format("position {} of {} is {} of what it is made of, and should be {}", at,
-                           axis, x.from, y.from);
+        return fmt::format("position {} of {} is position {} of its operand, expected {}", at, axis,
+                           x.from, y.from);
       });
       for (auto* r : {&x, &y}) {
         r->from += n * r->step;
@@ -498,7 +498,7 @@ struct DeviceCheck {
       b += y.size == 0;
     }
     must(at == find(*mine, axis)->size, v,
-         [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
+         [&] { return fmt::format("position {} of {} has no operand", at, axis); });
   }
   // Returns the position in the unsharded axis of a position in the block.
   std::int64_t in_whole(const AxisLayout& lie, std::int64_t start, std::int64_t at) const {
@@ -548,8 +548,8 @@ struct DeviceCheck {
       bool known =
           is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
       must(known, v, [&] {
-        return fmt::format("position {} of {} is {} of all, and should be {}", at, axis.name.text(),
-                           is->second, should);
+        return fmt::format("position {} of {} is position {} of the unsharded axis, expected {}",
+                           at, axis.name.text(), is->second, should);
       });
     });
   }
@@ -568,18 +568,18 @@ struct DeviceCheck {
     auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
     bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
                  same(&Node::attr);
-    must(alike, v, [&] { return fmt::format("it is not {} of what it is made of", n.op->name); });
+    must(alike, v, [&] { return fmt::format("it is not {} of its operands", n.op->name); });
   }
   // Checks that a collective has the operand, the mesh axes and the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
     if (v.kind != Version::Kind::reshard || !v.communicates()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
-    must(call, v, [] { return "it is sent in no call"; });
+    must(call, v, [] { return "it is in no collective"; });
     auto& w = collective_spec_of(*mine->in[0]);
     MeshAxes over;
     for (int x : w.collective.over) over.push_back(x);
     must(over == v.reshard_step.over && w.collective.ranks == ranks(whole.mesh, over), v,
-         [] { return "its call is of other devices"; });
+         [] { return "its collective has other devices"; });
     using Kind = ReshardStep::Kind;
     using CollectiveKind = program::CollectiveKind;
     static const std::map<Kind, CollectiveKind> wires{
@@ -588,19 +588,19 @@ struct DeviceCheck {
         {Kind::reduce_scatter, CollectiveKind::reduce_scatter},
         {Kind::exchange, CollectiveKind::exchange}};
     must(w.collective.kind == wires.at(v.reshard_step.kind), v,
-         [] { return "its call is another collective"; });
+         [] { return "its collective has another kind"; });
     for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
       must(!v.sums() || !v.reshard_step.over.has(x) || w.collective.monoid == monoid, v,
-           [] { return "its call folds by another monoid"; });
+           [] { return "its collective reduces by another monoid"; });
     if (w.collective.kind == CollectiveKind::exchange)
       return;  // one entry per array; the checks of steps cover it
     auto k = result_number(*mine);
-    must(w.along[k] == v.reshard_step.axis, v, [] { return "its call goes along another axis"; });
+    must(w.along[k] == v.reshard_step.axis, v, [] { return "its collective has another axis"; });
     auto* sent = mine->in[0]->in[k].get();
     while (sent->op == &prim::kBarrier && sent != made[std::size_t(v.in[0])].get())
       sent = sent->in[0].get();
     must(sent == made[std::size_t(v.in[0])].get(), v,
-         [] { return "its call is of another array"; });
+         [] { return "its collective has another array"; });
   }
   // Checks that the first device along each new partial mesh axis holds the value, and that all
   // others hold the identity.
@@ -613,7 +613,8 @@ struct DeviceCheck {
       first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(whole.mesh, device, m) == 0;
     bool right = (mine == x) == first || prim::is_number(x);
     must(right, v, [&] {
-      return first ? "it is the first, and has nothing" : "it is not the first, and has a value";
+      return first ? "it is on the first device, but has no value"
+                   : "it is not on the first device, but has a value";
     });
   }
   void run() const {
@@ -622,7 +623,7 @@ struct DeviceCheck {
       if (!made[k] || v.kind == Version::Kind::loop) continue;
       auto axes = local_axes(node(v).axes, v.at, whole.mesh, device);
       must(same_set(made[k]->axes, axes), v, [&] {
-        return "it is " + to_string(made[k]->axes) + ", and its block is " + to_string(axes);
+        return "it is " + to_string(made[k]->axes) + ", but its block is " + to_string(axes);
       });
       must(made[k]->dtype == node(v).dtype, v,
            [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
