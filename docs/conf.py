@@ -1,7 +1,7 @@
 """Settings of Sphinx, which builds the site from the pages of this folder. tools/docs calls Sphinx.
 
 Pages are plain Markdown that also reads well on a code host. An extension at the end of this file adapts them for the site: it
-adds the table of contents of each section, turns callouts into boxes, and redirects links that leave this folder.
+adds the table of contents of each section, replaces callouts by boxes, and redirects links that leave this folder.
 """
 import pathlib
 import posixpath
@@ -44,7 +44,7 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def contents(folder, title, text, names):
-    """A hidden table of contents of a folder's pages: first those that the page `text` links to, in its order, then the others."""
+    """A hidden table of contents of a folder: first the pages that `text` links to, in its order, then the others."""
     pages = [name for name in names if name.startswith(folder + "/") and name.count("/") == folder.count("/") + 1]
     pages += [name for name in names if name == folder + "/api/index"]
     order = [link.removesuffix(".md") for link in re.findall(r"\]\(([\w/.-]+\.md)", text)]
