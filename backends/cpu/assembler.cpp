@@ -760,7 +760,7 @@ class Assembler : Xbyak::CodeGenerator {
 bool has_isa(std::string_view name) { return kernels().name == name; }
 
 constinit std::mutex assembling;
-[[maybe_unused]] const bool forks =
+[[maybe_unused]] const bool assembler_forks =
     at_fork({kForkRest, [] { assembling.lock(); }, [] { assembling.unlock(); }});
 
 }  // namespace

@@ -45,7 +45,7 @@ class FolderLock {
       auto n = ::pread(descriptor_, who, sizeof who - 1, 0);
       ::close(descriptor_);
       throw Error(fmt::format(
-          "[{}] another job ({1}) is writing to {0}; wait for it, or use another folder", kOp,
+          "[{0}] another job ({2}) is writing to {1}; wait for it, or use another folder", kOp,
           folder, n > 0 ? printable(who) : "unknown"));
     }
     char host[64] = {};
