@@ -15,6 +15,7 @@ import unittest
 
 BUDGET = 0   # public names without a comment; may only fall
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADERS = sorted((ROOT / "include/haliax").glob("*.h"))
 INTERNAL = {"detail", "reflect"}
 NOT_CODE = re.compile(r'''//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])+'
                           |^[ ]*\#(?:[^\n]*\\\n)*[^\n]*''', re.DOTALL | re.MULTILINE | re.VERBOSE)
@@ -119,10 +120,6 @@ def public_names(text):
         at = end + (end < len(code) and code[end] == ";")
 
 
-def headers():
-    return sorted((ROOT / "include/haliax").glob("*.h"))
-
-
 def undocumented(files):
     """file:line: name of each public name without a comment."""
     return [f"{os.path.relpath(file)}:{name.line}: {name.scope}::{name.name}" for file in files
@@ -131,7 +128,7 @@ def undocumented(files):
 
 class Reference(unittest.TestCase):
     def test_public_names_have_a_comment(self):
-        found = undocumented(headers())
+        found = undocumented(HEADERS)
         self.assertLessEqual(len(found), BUDGET, "public names without a comment that starts with ///:\n" + "\n".join(found))
 
     def test_each_kind_of_name_is_found(self):
@@ -146,6 +143,6 @@ class Reference(unittest.TestCase):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--list"]:
-        print("\n".join(undocumented(sys.argv[2:] or headers())))
+        print("\n".join(undocumented(sys.argv[2:] or HEADERS)))
     else:
         unittest.main()
