@@ -50,7 +50,7 @@ class Soak(unittest.TestCase):
                 with self.train("--steps", "3", "--checkpoint", folder + "/run") as run:
                     self.assertIn(f"has a checkpoint of step {step + 3}; continue from it with --resume", run.communicate()[1])
                 with self.train("--steps", "9", "--untied", *options) as run:
-                    self.assertIn("3 arrays do not fit:\n  model.lm_head.weight is missing", run.communicate()[1])
+                    self.assertIn("3 arrays do not match:\n  model.lm_head.weight is missing", run.communicate()[1])
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ TEST_CASE("verify finds a plan's faults") {
   CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}),
              "its operands imply {partial: 0}, but its plan is {}"));
   CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}),
-             "axis a of operand 0 is data, and should be whole"));
+             "axis a of operand 0 is data, expected unsharded"));
   CHECK(says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})),
              "it computes the full axis a, which is sharded"));
   CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)),
@@ -194,8 +194,8 @@ TEST_CASE("verify finds a plan's faults: operands that do not match the result")
   auto a = cut("a", {0});
   CHECK(in_plan_of(prim::add(x, v), {a, a}, a) == "");
   CHECK(says(in_plan(prim::exp(x), a, cut("b", {0})),
-             "axis a of operand 0 is data, and should be whole"));
-  CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is whole, and should be data"));
+             "axis a of operand 0 is data, expected unsharded"));
+  CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is unsharded, expected data"));
   CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})),
              "axis a of operand 0 is data+model, and should be model+data"));
   CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a),
@@ -205,12 +205,12 @@ TEST_CASE("verify finds a plan's faults: operands that do not match the result")
   auto renamed = prim::rename(x, {"a"}, {"c"});
   CHECK(in_plan(renamed, a, cut("c", {0})) == "");
   CHECK(
-      says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
+      says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, expected unsharded"));
   auto flat = prim::flatten(x, {"a", "b"}, Axis("f", 12));
   CHECK(in_plan(flat, a, cut("f", {0})) == "");
   CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not sharded in blocks of a"));
   CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}),
-             "axis a of operand 0 is data, and should be whole"));
+             "axis a of operand 0 is data, expected unsharded"));
   CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a),
              "it computes the full axis a, which is sharded"));
 }
@@ -393,11 +393,11 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
   CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
              "a result is {}, but its iterations produce {a: 0}"));
   CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
-             "axis a of operand 0 is data, and should be whole"));
+             "axis a of operand 0 is data, expected unsharded"));
   CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
              "its loop result has another sharding"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
-             "axis a of operand 0 is data, and should be whole"));
+             "axis a of operand 0 is data, expected unsharded"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
              "mesh axis data is used twice"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
@@ -515,8 +515,8 @@ TEST_CASE("verify finds results without the required sharding") {
   CHECK(of({}, {{}}) == "");
   CHECK(of(pending(0), {pending(0)}) == "");
   CHECK(of({}, {cut("c", {0})}) == "");  // an axis that it lacks
-  CHECK(says(of(pending(0), {{}}), "as a result it is {partial: 0}, and should be {}"));
-  CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, and should be {b: 0}"));
+  CHECK(says(of(pending(0), {{}}), "as a result it is {partial: 0}, expected {}"));
+  CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, expected {b: 0}"));
   CHECK(says(of({}, {{}, {}}), "it has 1 results, expected 2"));
 }
 

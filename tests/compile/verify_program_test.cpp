@@ -114,7 +114,7 @@ TEST_CASE("verify finds memory that is overwritten before it is read") {
   CHECK(in_program(p, false) == "");
   CHECK(says(in_program(p, true), "slot 2 is read after slot 3 overwrote it"));
   p.slots[3].offset = 72;
-  CHECK(says(in_program(p, true), "slot 3 lies at 72, which is not aligned"));
+  CHECK(says(in_program(p, true), "slot 3 is at offset 72, which is not aligned"));
   p.steps = {copy(0, 2), copy(2, 3), copy(3, 1)};
   p.slots[3].offset = 0;
   CHECK(says(in_program(p, true), "it writes slot 3, which shares bytes with slot 2"));

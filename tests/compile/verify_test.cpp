@@ -114,7 +114,7 @@ TEST_CASE("verify finds a graph's faults: ops that move elements") {
   CHECK(says(slice({"a", 0, 2, -1}, {Axis("a", 2), B}), "it reaches outside"));
   CHECK(says(slice({"a", 1, 2}, {Axis("a", 3), B}),
              "the slice has (a=3, b=3), but 2 positions are sliced"));
-  CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "it maps axis b of (a=4, b=3), and makes (a=2)"));
+  CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "it maps axis b of (a=4, b=3), but produces (a=2)"));
   CHECK(says(slice({"q", 0, 1}, {A, B}), "part (a=4, b=3) does not fit (a=4, b=3)"));
   CHECK(says(slice({"q", 0, 1, 1, true}, {A, B}), "(a=4, b=3) is no part of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)),
@@ -248,10 +248,10 @@ TEST_CASE("verify finds segments that overlap, or exceed the axis") {
   CHECK(says(moved({2, 1, 2}), "it writes position 1 of (a=4) twice"));
   CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
   op.linear = Linear::one;  // so it computes values, too
-  CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does more than move values"));
+  CHECK(says(moved({2, 2, 2}), "it shifts axis a, but does more than move values"));
   op.linear = Linear::moves;
   op.segments = nullptr;
-  CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does not say how"));
+  CHECK(says(moved({2, 2, 2}), "it shifts axis a, but has no segments"));
 }
 
 TEST_CASE("verify: an empty slice has no bounds to exceed") {
@@ -561,8 +561,8 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
              "array 2 was traced as f32 (b=3), and is f32 (a=4, b=3)"));
   CHECK(says(of(kept, {kept->in[0], y, x}),
              "array 1 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
-  CHECK(says(of(kept, {y, x, y}), "array 0 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
-  CHECK(says(of(kept, {kept->in[0], x}), "it was traced with 3 arrays, and has 2"));
+  CHECK(says(of(kept, {y, x, y}), "array 0 was traced as f32 (a=4, b=3), but is f32 (b=3)"));
+  CHECK(says(of(kept, {kept->in[0], x}), "it was traced with 3 arrays, but has 2"));
   CHECK(says(in_graph(make(kCustomVjp, {}, {}, DType::f32, by_hand->attr)),
              "it has 1 results, and 0 operands"));
   CHECK(

@@ -212,7 +212,7 @@ TEST_CASE("checkpoints: a checkpoint of another model raises with the first ten 
   narrow.model.norm.weight = ones({Mlp});
   const auto before = bytes_of_all(narrow);
   auto text = message_of([&] { latest_checkpoint(folder / "run", narrow); });
-  CHECK(has(text, "6 arrays do not fit"));
+  CHECK(has(text, "6 arrays do not match"));
   CHECK(has(text, "model.norm.weight is (embed=8), but the model expects (mlp=12)"));
   CHECK(has(text, "model.blocks.{}.up.bias is f32, but the model expects bf16"));
   CHECK(bytes_of_all(narrow) == before);  // no array was loaded

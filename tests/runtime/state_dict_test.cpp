@@ -66,7 +66,7 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
   {
     auto lacking = without(file, "table");
     CHECK(says(message_of(lacking, like),
-               {"[from_state_dict] 1 tensor does not fit", "table is missing", "dict_test.cpp:"}));
+               {"[from_state_dict] 1 tensor does not match", "table is missing", "dict_test.cpp:"}));
     StateMismatch found;
     auto m = taken(lacking, found);
     CHECK(found.missing == Strings{"table"});
@@ -145,7 +145,7 @@ TEST_CASE("state dicts: the first ten differences are listed") {
     file.tensors.push_back(
         {"extra" + std::to_string(i), DType::f32, {}, std::vector<std::byte>(4)});
   auto text = message_of(file, model(1, 2));
-  CHECK(says(text, {"15 tensors do not fit", "extra10 is unexpected", "extra19 is unexpected",
+  CHECK(says(text, {"15 tensors do not match", "extra10 is unexpected", "extra19 is unexpected",
                     "and 5 more", "{.strict = false}"}));
   CHECK(text.find("extra20") == text.npos);
 }

@@ -451,8 +451,8 @@ TEST_CASE("custom ops report an invalid call with its source location") {
   raises([&] { return rank_of(x[0], Axis("n", 8)); },
          {"[rank] axis n has size 7 in (b=5, n=7, c=3), not 8"});
   raises([&] { return rank_of(x[0]); }, {"[rank] requires 1 axis, but the call names 0"});
-  raises([&] { return rank_of(x[2], "n"); }, {"[rank] takes f32, not i32; cast with astype"});
-  raises([&] { return smoothed(x[2], "n"); }, {"[smoothed] takes f32 or f64, not i32"});
+  raises([&] { return rank_of(x[2], "n"); }, {"[rank] expected f32, got i32; cast with astype"});
+  raises([&] { return smoothed(x[2], "n"); }, {"[smoothed] expected f32 or f64, got i32"});
   raises(
       [&] {
         return histogram({x[0], x[0]}, {"n", Bin});
@@ -536,7 +536,7 @@ TEST_CASE("custom ops report an invalid gradient with the name of the call") {
   raises(of(extra),
          {"[odd] the gradient of operand 0 has axis m, which neither an operand nor the result",
           "custom_op_test.cpp"});
-  raises(of(size), {"[odd] axis n has size 3 in the gradient of operand 0 and 7 in the call"});
+  raises(of(size), {"[odd] axis n has size 3 in the gradient of operand 0, but 7 in the call"});
   raises(of(many), {"[odd] its gradient returns 2 arrays for 1 operands"});
   raises(of(median), {"[median] has no gradient", "custom_op_test.cpp"});
   CHECK(difference(
