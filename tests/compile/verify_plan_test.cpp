@@ -197,11 +197,11 @@ TEST_CASE("verify finds a plan's faults: operands that do not match the result")
              "axis a of operand 0 is data, expected unsharded"));
   CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is unsharded, expected data"));
   CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})),
-             "axis a of operand 0 is data+model, and should be model+data"));
+             "axis a of operand 0 is data+model, expected model+data"));
   CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a),
-             "axis a of operand 1 is model, and should be data"));
+             "axis a of operand 1 is model, expected data"));
   CHECK(says(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)),
-             "axis a of operand 1 is whole, and should be data"));
+             "axis a of operand 1 is unsharded, expected data"));
   auto renamed = prim::rename(x, {"a"}, {"c"});
   CHECK(in_plan(renamed, a, cut("c", {0})) == "");
   CHECK(

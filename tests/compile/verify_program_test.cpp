@@ -67,7 +67,7 @@ TEST_CASE("verify finds a program's faults") {
     p.steps[0].copy.out = out;
     return in_program(p);
   };
-  CHECK(says(written_to({7, DType::f32, 0, {1}, {}}), "there is no slot 7"));
+  CHECK(says(written_to({7, DType::f32, 0, {1}, {}}), "slot 7 does not exist"));
   CHECK(says(written_to({1, DType::f32, 0, {1, 1}, {}}), "a view has 2 strides for 1 dims"));
   auto p = copies(4);
   std::swap(p.steps[0].copy.x, p.steps[0].copy.out);
@@ -246,7 +246,7 @@ TEST_CASE("verify finds slots that do not fit, and overwritten arguments") {
   p.steps[0].copy.out.slot = 2;
   CHECK(in_program(p, true) == "");
   p.slots[2].bytes = 20;
-  CHECK(says(in_program(p, true), "slot 2 of 20 bytes lies in slot 1, which has 16"));
+  CHECK(says(in_program(p, true), "slot 2 of 20 bytes aliases slot 1, which has 16"));
   p.slots[2].bytes = 16;
   for (int alias : {7, 2}) {
     p.slots[2].alias = alias;
@@ -348,7 +348,7 @@ TEST_CASE("verify finds scratch over the arrays of an in-flight collective") {
     return in_program(q, true);
   };
   CHECK(without(p.steps) == "");
-  CHECK(says(without({copy(0, 2), start, copy(0, 1)}), "call 0 is never finished"));
+  CHECK(says(without({copy(0, 2), start, copy(0, 1)}), "collective 0 is never finished"));
   CHECK(says(without({copy(0, 2), start, start, finish, copy(3, 1)}),
              "slot 3 is written before collective 0 is finished"));
 }
@@ -360,15 +360,15 @@ TEST_CASE("verify finds devices that issue different collectives") {
   CHECK(message_of([&] { verify_collectives({&a, &b}); }) == "");
   CHECK(message_of([&] {
           verify_collectives({&a, &c});
-        }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
+        }).find("collective 0 of device 1 is all-reduce 1") != std::string::npos);
   b.steps[1].collective.monoid = program::Monoid::max;
   CHECK(message_of([&] {
           verify_collectives({&a, &b});
-        }).find("call 1 of device 1 is all-reduce") != std::string::npos);
+        }).find("collective 1 of device 1 is all-reduce") != std::string::npos);
   b.steps.pop_back();
   CHECK(message_of([&] {
           verify_collectives({&a, &b});
-        }).find("call 1 of device 1 is nothing") != std::string::npos);
+        }).find("collective 1 of device 1 is nothing") != std::string::npos);
   // In the iterations of a loop, or after them.
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;
@@ -381,11 +381,11 @@ TEST_CASE("verify finds devices that issue different collectives") {
   b.steps = {turns({all_reduce({0})}), all_reduce({1})};
   CHECK(message_of([&] {
           verify_collectives({&a, &b});
-        }).find("call 2 of device 1 is the end of the iterations") != std::string::npos);
+        }).find("collective 2 of device 1 is the end of the iterations") != std::string::npos);
   b.steps = {turns({all_reduce({1}), all_reduce({0})})};
   CHECK(message_of([&] {
           verify_collectives({&a, &b});
-        }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
+        }).find("collective 1 of device 1 is all-reduce 1") != std::string::npos);
 }
 
 // Two devices of data=2, and the messages that they send to each other.
@@ -417,7 +417,7 @@ TEST_CASE("verify finds collectives of devices that do not match") {
   CHECK(has(say(sum({4, 3}), sum({4, 2})),
             "collective 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 is all-reduce "
             "of f32 (4, 3)"));
-  CHECK(has(say(sum({4, 3}), sum({3, 4})), "call 0 of device 1 is"));
+  CHECK(has(say(sum({4, 3}), sum({3, 4})), "collective 0 of device 1 is"));
   CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)),
             "collective 0 of device 1 is all-reduce of bf16 (4, 3)"));
   // On a mesh of 2 by 2, devices 0 and 1 differ along the second axis. They are in different groups
@@ -428,12 +428,12 @@ TEST_CASE("verify finds collectives of devices that do not match") {
             call(CollectiveKind::all_gather, {2, 2}, {5, 2}, 5)) == "");
   CHECK(has(say(call(CollectiveKind::all_gather, {3, 2}, {5, 2}, 5),
                 call(CollectiveKind::all_gather, {3, 2}, {6, 2}, 6)),
-            "call 0 of device 1 is"));
+            "collective 0 of device 1 is"));
   CHECK(say(call(CollectiveKind::reduce_scatter, {5, 2}, {3, 2}, 5),
             call(CollectiveKind::reduce_scatter, {5, 2}, {2, 2}, 5)) == "");
   CHECK(has(say(call(CollectiveKind::reduce_scatter, {5, 2}, {3, 2}, 5),
                 call(CollectiveKind::reduce_scatter, {6, 2}, {3, 2}, 6)),
-            "call 0 of device 1 is"));
+            "collective 0 of device 1 is"));
   auto exchange = [&](int other, program::Dims send, program::Dims receive) {
     auto s = call(CollectiveKind::exchange, {4, 3}, {4, 3}, 0);
     s.collective.sends = {{other, 0, {0, 0}, std::move(send), {1, 1}}};
@@ -450,5 +450,5 @@ TEST_CASE("verify finds collectives of devices that do not match") {
   auto skip_flag = exchange(1, {2, 3}, {1, 3});
   skip_flag.collective.skip_flag = program::SkipFlag::zeros;
   // a device without the flag would wait for it
-  CHECK(has(say(skip_flag, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));
+  CHECK(has(say(skip_flag, exchange(0, {1, 3}, {2, 3})), "collective 0 of device 1 is"));
 }

@@ -69,17 +69,17 @@ TEST_CASE("verify finds a step's faults: instructions") {
   CHECK(in_fused({load(f, true), op(Code::neg, f, 0)}) ==
         "instruction 1 is outer, but reads inner instruction 0");
   CHECK(in_fused({load(f), load(DType::i32), op(Code::add, f, 0, 1)}) ==
-        "operand 1 of instruction 2 is i32, and should be f32");
+        "operand 1 of instruction 2 is i32, expected f32");
   CHECK(in_fused({load(f), load(DType::i32), op(Code::less, b, 0, 1)}) ==
-        "operand 1 of instruction 2 is i32, and should be f32");
-  CHECK(in_fused({load(f), op(Code::less, f, 0, 0)}) == "instruction 1 is f32, and should be bool");
+        "operand 1 of instruction 2 is i32, expected f32");
+  CHECK(in_fused({load(f), op(Code::less, f, 0, 0)}) == "instruction 1 is f32, expected bool");
   CHECK(in_fused({load(f), op(Code::select, f, 0, 0, 0)}) ==
-        "operand 0 of instruction 1 is f32, and should be bool");
+        "operand 0 of instruction 1 is f32, expected bool");
   CHECK(in_fused({load(f), op(Code::threefry0, f, 0, 0, 0)}) ==
         "instruction 1 reads instruction -1");
   auto store = op(Code::store, f, 0);
   store.view = view(DType::bf16);
-  CHECK(in_fused({load(f), store}) == "instruction 1 is bf16, and should be f32");
+  CHECK(in_fused({load(f), store}) == "instruction 1 is bf16, expected f32");
 }
 
 TEST_CASE("verify finds a step's faults: dtypes of copies, indices, and flags") {
@@ -118,9 +118,9 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(sends(CollectiveKind::all_gather, operand({3}), operand({5}), 5)) == "");
   CHECK(fault(sends(CollectiveKind::reduce_scatter, operand({5}), operand({2}), 5)) == "");
   CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({2}))) ==
-        "array 0 is (4), and arrives (2)");
+        "array 0 is (4), but is received as (2)");
   CHECK(fault(sends(CollectiveKind::all_gather, operand({4}), operand({5}), 5)) ==
-        "array 0 is (4), and arrives (5)");
+        "array 0 is (4), but is received as (5)");
   CHECK(fault(sends(CollectiveKind::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) ==
         "array 0 is (5, 2), but is received as (2, 1)");
   CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({4}, DType::bf16))) ==

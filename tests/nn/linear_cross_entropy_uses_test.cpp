@@ -43,14 +43,14 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
   refused(normal(3, Tokens, DType::f32), {},
           "are probabilities, but (tokens=12) has no axis vocab; ids must be integers");
   refused(one_hot(ids(), Vocab, DType::i32), {}, "are ids, which have no axis vocab");
-  refused(ids() > 3, {}, "these are bool");
+  refused(ids() > 3, {}, "got bool");
   refused(zeros(Axis("token", 12), DType::i32), {}, "did you mean tokens?");
   refused(zeros(Axis("tokens", 7), DType::i32), {},
           "axis tokens has size 7 in the targets (tokens=7) and 12 in the logits");
   refused(ids(), {.walked = "words"}, "the tiled axis words");
   refused(ids(), {.walked = "embed"}, "the tiled axis embed");
-  refused(ids(), {.chunks = {.chunk = -4}}, "a chunk of -4 positions; it must be positive");
-  refused(ids(), {.chunks = {.chunk = 0}}, "a chunk of 0 positions; it must be positive");
+  refused(ids(), {.chunks = {.chunk = -4}}, "a chunk has -4 positions; it must be positive");
+  refused(ids(), {.chunks = {.chunk = 0}}, "a chunk has 0 positions; it must be positive");
   refused(ids(), {.chunks = {.memory = -1}}, "memory is -1 bytes; it must be positive");
   refused(ids(), {.vocab_chunk = -4}, "must be positive");
   refused(ids(), {.chunks = {.memory = 8}},
@@ -59,7 +59,7 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
   refused(ids(), {.chunks = {.memory = -1}, .ignore_index = 3},
           "memory is -1 bytes; it must be positive");
   refused(ids(), {.chunks = {.chunk = 0}, .ignore_index = 3},
-          "a chunk of 0 positions; it must be positive");
+          "a chunk has 0 positions; it must be positive");
   refused(ids(), {.mask = ones(Tokens)}, "mask: expected bool, got f32");
   refused(ids(), {.mask = arange(Axis("batch", 2)) > 0}, "axis batch of the mask");
   refused(ids(), {.weights = ids()}, "weights: expected floats");

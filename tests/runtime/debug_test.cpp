@@ -413,10 +413,10 @@ TEST_CASE(
   // The error names the layer, outside of jit too.
   layer.up = nn::Linear::init(Batch, Mlp, random::key(1), {.init_scale = 1e38});
   raises([&] { return layer.up(x + 1e3).floats(); },
-         {"[dot] makes inf", ", in a layer whose weight was created at debug_test.cpp:"});
+         {"[dot] produces inf", ", in a layer whose weight was created at debug_test.cpp:"});
   (void)summary(layer);
   raises([&] { return layer.up(x + 1e3).floats(); },
-         {"[dot] makes inf", "debug_test.cpp:", ", in up"});
+         {"[dot] produces inf", "debug_test.cpp:", ", in up"});
 }
 
 TEST_CASE("debug: a fold prints in each iteration and a check stops it") {
