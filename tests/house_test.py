@@ -51,7 +51,9 @@ class House(unittest.TestCase):
 
     def test_lines_have_at_most_100_columns(self):
         folders = ("include", "src", "backends", "tests", "examples", "bench", "tools")
-        self.none(at for at, text in lines(*folders) if len(text) > 100)
+        # Tests of pages quote lines of output as the pages show them.
+        self.none(at for at, text in lines(*folders)
+                  if len(text) > 100 and not at.startswith("tests/docs/"))
 
     def test_the_reference_backend_has_at_most_700_lines(self):
         total = sum(len(f.read_text().splitlines()) for f in files("backends/reference"))

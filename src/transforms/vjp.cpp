@@ -266,7 +266,7 @@ class Backward {
   Nodes with_residuals(Loop& forward, const Loop& l, std::size_t b, const Nodes& d) {
     Rewrite to;
     for (auto& n : Residuals(l, b).kept(d)) {
-      if (!l.drop) fail("scan", "the gradient of a scan over chunks is not implemented");
+      if (!l.drop) fail("scan", "a scan over chunks has no gradient");
       // A captured array may have an axis with the name of the loop axis. In the stack, this axis
       // is renamed.
       auto kept = n;

@@ -65,8 +65,8 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
   };
   {
     auto lacking = without(file, "table");
-    CHECK(says(message_of(lacking, like),
-               {"[from_state_dict] 1 tensor does not match", "table is missing", "dict_test.cpp:"}));
+    CHECK(says(message_of(lacking, like), {"[from_state_dict] 1 tensor does not match",
+                                           "table is missing", "dict_test.cpp:"}));
     StateMismatch found;
     auto m = taken(lacking, found);
     CHECK(found.missing == Strings{"table"});
