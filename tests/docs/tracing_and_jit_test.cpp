@@ -106,7 +106,7 @@ TEST_CASE("jit: donation updates parameters in place") {
   unused(next, g);
   out.start();
   for (auto& line : unused.report().not_donated) std::cout << line << "\n";
-  CHECK(out.text() == "argument 0 (n=1048576): no result has its 4194304 bytes");
+  CHECK(out.text() == "argument 0 (n=1048576): no result has its size of 4194304 bytes");
 }
 
 TEST_CASE("jit: a cache is updated in place inside a loop over layers") {

@@ -148,7 +148,7 @@ TEST_CASE("mistakes: f64 and f32 are mixed" * doctest::skip()) {
 }
 TEST_CASE("mistakes: mixing f64 with f32 warns once") {
   auto out = output_of_case("mistakes: f64 and f32 are mixed");
-  auto at = out.find("haliax: warning: [multiply] f64 (n=3) meets f32 (n=3)");
+  auto at = out.find("haliax: warning: [multiply] f64 (n=3) and f32 (n=3) promote to f64");
   CAPTURE(out);
   REQUIRE(at != out.npos);
   CHECK(out.find("now\n") < at);

@@ -38,7 +38,7 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
     auto text = message([&] { nn::linear_cross_entropy(p.x, p.w, targets, Embed, Vocab, o); });
     CAPTURE(text);
     CHECK(text.find(why) != std::string::npos);
-    CHECK(text.find("linear_cross_entropy_cases_test.cpp") != std::string::npos);
+    CHECK(text.find("linear_cross_entropy_uses_test.cpp") != std::string::npos);
   };
   refused(normal(3, Tokens, DType::f32), {},
           "are probabilities, but (tokens=12) has no axis vocab; ids must be integers");

@@ -457,7 +457,7 @@ TEST_CASE("custom ops report an invalid call with its source location") {
       [&] {
         return histogram({x[0], x[0]}, {"n", Bin});
       },
-      {"[histogram] takes (i32, f32), not (f32, f32)"});
+      {"[histogram] expected (i32, f32), got (f32, f32)"});
   raises([&] { return clipped(x[0]); }, {"[clipped] expects 2 operands, but 1 is given"});
   raises(
       [&] {

@@ -134,7 +134,7 @@ TEST_CASE("mistakes: two axes on one mesh axis raise with a source location, whe
   auto pair = [](const NamedArray& x) { return std::pair{sum(x), std::vector{x, x + 1., sum(x)}}; };
   const auto out = Mappings::of_each({std::nullopt, both});
   says([&] { return named_jit(pair, {.mesh = grid, .out = out})(x); },
-       "of result 1, array 0 (batch=8, embed=12)", __LINE__);
+       "of result 1, array 0 (batch=8, embed=12)", __LINE__ - 1);
   auto inner = named_jit(plus_one, {.mesh = grid, .out = both});
   const int made = __LINE__ - 1;
   says([&] { return named_jit([=](const NamedArray& x) { return inner(x); }, {.mesh = grid})(x); },

@@ -60,7 +60,7 @@ TEST_CASE("sharding: meshes have any number of axes, one of which may use all re
         set_devices(0);
         return 0;
       },
-      {"0 devices"});
+      {"n is 0; expected 1 to"});
 }
 
 TEST_CASE("sharding: a mapping places the axes of an array") {

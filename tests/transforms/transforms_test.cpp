@@ -353,7 +353,7 @@ TEST_CASE("cotangents and tangents have the axes of their primals") {
   };
   CHECK_THROWS_WITH_AS(
       by_hand(folded)(x),
-      doctest::Contains("[custom_vjp] the cotangent of argument array 0 is (batch=4), and"), Error);
+      doctest::Contains("[custom_vjp] the cotangent of argument array 0 is (batch=4), but"), Error);
   auto turned = [](const auto&, const NamedArray&, const NamedArray& g) {
     return std::tuple{rearrange(g * 3, Names{"in", "batch"})};
   };
