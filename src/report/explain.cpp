@@ -106,7 +106,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto asked = move.gathers() ? name_of(move.reason) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
-                    shortened(array_of(move), 40), shortened(cause, 48), asked});
+                    shortened(array_of(move), 64), shortened(cause, 64), asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns;
     bytes += c.turns * c.bytes;

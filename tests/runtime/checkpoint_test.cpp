@@ -271,7 +271,7 @@ TEST_CASE("checkpoints: states that cannot be saved raise") {
   raises([&] { Checkpoints(folder / "file"); },
          {"[Checkpoints]", "file cannot be created", "checkpoint_test"});
   raises([&] { Checkpoints(folder / "file/inside"); },
-         {"[Checkpoints]", "inside cannot be created:  Not a directory"});
+         {"[Checkpoints]", "inside cannot be created: Not a directory"});
   Checkpoints saves(folder / "run");
   raises([&] { saves.save(-1, t); }, {"[Checkpoints] step -1 is negative", "checkpoint_test"});
   struct Twice {

@@ -211,8 +211,8 @@ TEST_CASE("data: files that are too short, and tokens beyond the vocabulary, rai
          {"[Tokens] raw: expected u8, u16 or u32, got f32"});
   Tokens few({write(folder / "few.bin", counted(3))});
   raises([&] { TokenLoader(few, Batch, Pos); },
-         {"[TokenLoader] an example takes 4 tokens, but the longest of 1 files has 3", "position=4",
-          "data_test.cpp"});
+         {"[TokenLoader] an example requires 4 tokens, but the longest of 1 files has 3",
+          "position=4", "data_test.cpp"});
   Tokens tokens({write(folder / "some.bin", counted(40))});
   raises([&] { TokenLoader(tokens, Batch, Pos, {.stride = -1}); }, {"[TokenLoader] stride is -1"});
   raises([&] { TokenLoader(tokens, Batch, Pos, {.key = random::split(random::key(0), Batch)}); },
@@ -221,7 +221,7 @@ TEST_CASE("data: files that are too short, and tokens beyond the vocabulary, rai
   CHECK(loader.next().integers() == Ids{0, 1, 2, 3, 4, 5, 6, 7});
   for (int i = 0; i < 2; ++i)  // the position does not change
     raises([&] { loader.next(); }, {"[TokenLoader] token 9 of ",
-                                    "some.bin is 9, and the vocabulary has 9", "data_test.cpp"});
+                                    "some.bin is 9, but the vocabulary has 9", "data_test.cpp"});
   CHECK(loader.position() == 2);
   raises([&] { loader.seek(-1); }, {"[TokenLoader] position -1 is negative"});
   TokenLoader huge(
