@@ -50,7 +50,8 @@ constexpr std::size_t kAtATime = std::size_t(1) << 30;
 std::uint32_t crc_of(std::span<const Bytes> parts) {
   uLong crc = 0;
   for (auto& part : parts)
-    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(part.data()), part.size());
+    // zlib resets the checksum for a null pointer, as empty parts may have
+    if (!part.empty()) crc = crc32_z(crc, reinterpret_cast<const Bytef*>(part.data()), part.size());
   return std::uint32_t(crc);
 }
 

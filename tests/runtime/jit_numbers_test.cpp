@@ -195,7 +195,7 @@ TEST_CASE("jit: a function that is traced for each scalar warns once, or raises"
   CHECK(at != out.npos);
   CHECK(out.find("now") < at);
   CHECK(out.find("jit_numbers_test.cpp:", at) != out.npos);
-  CHECK(out.find("warning", at + 20) == out.npos);
+  CHECK(out.find("haliax: warning", at + 20) == out.npos);
 
   auto strict =
       jit([](const NamedArray& v, double by) { return v * by; }, {.refuse_retraces = true});

@@ -197,7 +197,7 @@ TEST_CASE("safetensors: an invalid header raises with the name of the tensor") {
   CHECK(mentions(says(one("F32", "[2, 2]", "[0, 16]"), 15),
                  wte + "ends at byte 16 of the data, but there are only 15"));
   CHECK(mentions(says(one("F32", "[2, 3]", "[0, 16]"), 16),
-                 wte + "has 16 bytes of data, but its shape and dtype F32 need 24"));
+                 wte + "has 16 bytes of data, but its shape and dtype F32 require 24"));
   CHECK(mentions(says(one("F8_E4M3", "[4]", "[0, 4]"), 4),
                  wte + "has dtype F8_E4M3, which is not supported"));
   CHECK(mentions(says(one("F32", "[-1]", "[0, 4]"), 4), wte + "has a shape"));

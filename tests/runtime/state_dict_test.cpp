@@ -109,11 +109,11 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
 TEST_CASE("state dicts: missing and surplus layers are named") {
   auto saved = model(3, 1);
   auto file = to_state_dict(saved);
-  CHECK(says(message_of(file, model(2, 2)), {"the file has 3 layers blocks.{}, the model 2",
+  CHECK(says(message_of(file, model(2, 2)), {"the file has 3 layers blocks.{}, but the model has 2",
                                              "blocks.2.proj.weight is unexpected"}));
   auto longer = model(4, 2);
-  CHECK(says(message_of(file, longer),
-             {"the file has 3 layers blocks.{}, the model 4", "blocks.3.proj.weight is missing"}));
+  CHECK(says(message_of(file, longer), {"the file has 3 layers blocks.{}, but the model has 4",
+                                        "blocks.3.proj.weight is missing"}));
   StateMismatch found;
   auto m = from_state_dict(file, longer, {.strict = false, .mismatch = &found});
   CHECK(found.missing == Strings{"blocks.3.proj.weight"});

@@ -38,7 +38,7 @@ TEST_CASE(
     "tracers: a leaked tracer raises with the lines of jit, of its creation and of the read") {
   auto x = ones(N);
   auto f = jit(keep);
-  auto at = line();
+  auto at = line(-1);
   f(x);
   left(message_of([&] { leaked.floats(); }), "jit (" + at + ")", line());
   // The error names the leaked tracer, not values computed from it.
@@ -47,7 +47,7 @@ TEST_CASE(
   CHECK(has(message_of([&] { (void)bool(sum(leaked) > 1.); }), "a leaked tracer"));
   CHECK(has(leaked.to_string(), "leaked from jit (" + at));
   auto g = jit([](const NamedArray& v) { return v + leaked; });
-  auto at_g = line();
+  auto at_g = line(-1);
   left(message_of([&] { g(x); }), "jit (" + at + ")", at_g);
   left(message_of([&] { f(leaked); }), "jit (" + at + ")", at);
   CHECK(g.report().traces == 1);
@@ -103,12 +103,12 @@ TEST_CASE("tracers: a tracer leaked by a scan is not valid in the next scan over
         return fold([](const NamedArray& c, const NamedArray&) { return c + leaked; }, N)(
             NamedArray(0.), x);
       },
-      line());
+      line(-3));
   left_in([&] { return jit([&](const NamedArray& v) { return haliax::map(reads, N)(v); })(x); },
-          line());
+          line(-1));
   left_in(
       [&] { return grad([&](const NamedArray& v) { return sum(haliax::map(reads, N)(v)); })(x); },
-      line());
+      line(-1));
   auto nested = [&](const NamedArray& v) { return v * haliax::map(reads, M)(ones(M)); };
   left_in([&] { return haliax::map(nested, N)(x); }, line());
   // A scan over another axis does not accept it either, and its results name the origin.
@@ -202,7 +202,7 @@ TEST_CASE("tracers: set_threads raises inside a custom kernel") {
       custom_op({.name = "sets",
                  .along = {AxisRule::whole},
                  .cpu = {[](Strided<const float>, Strided<float>) { set_threads(2); }}});
-  const auto set_at = line(-2);
+  const auto set_at = line(-1);
   auto said = message_of([&] { sets(ones({M, N}), "n").eval(); });
   CAPTURE(said);
   CHECK(said.find("[set_threads] must not be called by a function that runs on these threads; call "

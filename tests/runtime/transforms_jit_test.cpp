@@ -106,7 +106,7 @@ TEST_CASE("jit: donation reuses the memory of an argument") {
   CHECK(shrink.report().not_donated[0].find("argument 0 (n=4096)") == 0);
   CHECK_THROWS_WITH_AS(jit([](const NamedArray& a) { return a; }, {.donate = {1}})(x),
                        doctest::Contains("[jit] donate has argument 1, but the function has "
-                                         "1, counted from 0; transforms_jit_test.cpp"),
+                                         "1 arguments, counted from 0; transforms_jit_test.cpp"),
                        Error);
   CHECK_THROWS_AS(jit([](const NamedArray& a) { return a; }, {.donate = {-1}})(x), Error);
   // Memory that another array shares is not overwritten.
