@@ -123,7 +123,7 @@ TEST_CASE("printing: an array without a value prints as a tracer") {
     return v;
   };
   auto f = jit(show);
-  auto at = line(-1);
+  auto at = line(__LINE__ - 1);
   f(x);
   CHECK(text == "NamedArray(f32, (n=3, m=2), traced by jit (" + at + "))");
   vmap(show, N)(x);
