@@ -187,7 +187,7 @@ TEST_CASE(
   auto shrinks = jit([](In a) { return sum(a); }, {.donate = {0}, .backend = "cpu"});
   shrinks(made());
   CHECK(shrinks.report().not_donated[0] ==
-        "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
+        "argument 0 (layers=4, position=64, d=16): no result has its size of 16384 bytes");
 }
 
 TEST_CASE("donated loops: steps that carry a cache through a loop over layers update it in place") {

@@ -81,9 +81,9 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
     refused(ids(), {.chunks = both},
             "`chunk`, `chunks` and `memory` each specify the chunk size; use only one of them");
   refused(ids().astype(DType::u8), {.ignore_index = -100},
-          "ignore_index is -100, which targets of u8 never are");
+          "ignore_index is -100, which u8 cannot represent");
   refused(ids().astype(DType::i8), {.ignore_index = 128},
-          "ignore_index is 128, which targets of i8 never are");
+          "ignore_index is 128, which i8 cannot represent");
   refused(ids(), {.walked = "vocab", .vocab_chunk = 4}, "axis vocab is already in `walked`");
   refused(ids(), {.teacher = nn::LinearHead{p.x, normal(3, {Embed}, DType::f32), "embed"}},
           "vocab");
