@@ -162,10 +162,13 @@ std::ostream& operator<<(std::ostream& out, const Mappings& mappings);
 ///
 ///     use_mesh on(mesh);
 ///     axis_mapping by(compute);
-class [[nodiscard("the mesh is in scope as long as this object lives: give it a name")]] use_mesh {
+class use_mesh {
  public:
   /// Sets the mesh.
+  // clang-format off
+  [[nodiscard("the mesh is in scope as long as this object lives: give it a name")]]
   explicit use_mesh(Mesh mesh);
+  // clang-format on
   /// Restores the outer mesh.
   ~use_mesh();
   use_mesh(const use_mesh&) = delete;
@@ -178,12 +181,14 @@ class [[nodiscard("the mesh is in scope as long as this object lives: give it a 
 /// Inside a traced function, the results of contractions, lookups (`take`), `rearrange`, `unbind`,
 /// random draws and the layers that use them are constrained by the mapping in scope. The compiler
 /// chooses the sharding of all other values. See docs/concepts/meshes-and-mappings.md.
-class [[nodiscard(
-    "the mapping is in scope as long as this object lives: give it a name")]] axis_mapping {
+class axis_mapping {
  public:
   /// Sets the mapping.
   /// @throws haliax::Error if there is a mesh in scope that lacks a mesh axis of the mapping
+  // clang-format off
+  [[nodiscard("the mapping is in scope as long as this object lives: give it a name")]]
   explicit axis_mapping(Mapping mapping, SourceLocation at = SourceLocation::current());
+  // clang-format on
   /// Restores the outer mapping.
   ~axis_mapping();
   axis_mapping(const axis_mapping&) = delete;
@@ -203,10 +208,13 @@ struct Scopes {
   std::shared_ptr<const Mapping> mapping = current_mapping();  ///< The mapping, or null.
 };
 /// Sets both scopes of this thread until the object is destroyed.
-class [[nodiscard("the scopes last as long as this object lives: give it a name")]] use_scopes {
+class use_scopes {
  public:
   /// Sets the scopes.
+  // clang-format off
+  [[nodiscard("the scopes last as long as this object lives: give it a name")]]
   explicit use_scopes(const Scopes& scopes);
+  // clang-format on
   /// Restores the outer scopes.
   ~use_scopes();
   use_scopes(const use_scopes&) = delete;
