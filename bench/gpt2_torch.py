@@ -1,5 +1,8 @@
-"""Steps of GPT-2 124M by compiled PyTorch in bf16, for tools/gpu: says a line of JSON when it is ready, then for each number that it
-reads makes so many steps, and says their time. What does not fit on the card is tried with half the batch."""
+"""Steps of GPT-2 124M by compiled PyTorch in bf16, for tools/gpu.
+
+Prints a line of JSON when it is ready. For each number that it reads, it runs that number of steps
+and prints their time. If the batch does not fit on the GPU, it uses half the batch.
+"""
 import argparse
 import json
 import sys
@@ -66,7 +69,7 @@ def training(device, batch, small):
 
 
 def seconds(step, times, device):
-    """Of one, by the card's clock, or by the host's where there is none."""
+    """Returns the seconds of one step, by the clock of the GPU, else of the host."""
     if device != "cuda":
         began = time.perf_counter()
         for _ in range(times):

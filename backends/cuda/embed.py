@@ -1,4 +1,4 @@
-"""embed.py OUT HEADER...: the headers as strings, without what a compiler of kernels cannot include."""
+"""embed.py OUT HEADER...: writes the headers as strings, without includes that kernels lack."""
 import pathlib
 import sys
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kEnd = 0x06054b50,
                         kEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
-constexpr std::uint32_t kLarge = 0xffffffff;  // the number stands elsewhere, in 64 bits
+constexpr std::uint32_t kLarge = 0xffffffff;  // marks a value of 64 bits in another field
 
 [[noreturn]] void fail(const char* what) { throw CorruptZip{what}; }
 

@@ -37,7 +37,7 @@ std::string argument_name(const std::string& path) {
 // ---- differences between signatures ----
 namespace {
 
-// Compares static value k of two signatures, or of a signature and a walk.
+// Compares static value k of two signatures, or of a signature and a `Walk`.
 template <class A, class B> bool same_static(const A& a, const B& b, std::size_t k) {
   auto &x = a.told[k], &y = b.told[k];
   if (x.path != y.path || (x.value < 0) != (y.value < 0)) return false;

@@ -185,7 +185,7 @@ class ScoresOfLevel {
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
     // Without a function of all scores of a query, such as a softmax, the scores may be the hidden
-    // values of a layer. They are not if no layer would have so many.
+    // values of a layer. They are scores if no layer would have that many values.
     bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
     bool weighed = many || std::any_of(needed.begin(), needed.end(),
                                        [&](auto* n) { return weighs(*n, made, keys); });

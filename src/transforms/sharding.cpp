@@ -121,8 +121,8 @@ bool nested(const Axis& a, const MeshAxes& cut, int n, const Mesh& mesh) {
 
 namespace {
 
-// Returns a description such as "dot (batch=8, embed=12), made at model.cpp:41, in mlp". The source
-// location is omitted if the error names it anyway.
+// Returns a description such as "dot (batch=8, embed=12), created at model.cpp:41, in mlp,". The
+// source location is omitted if the error names it anyway.
 std::string described(const Node& node) {
   auto* n = &node;
   while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: the constrained array

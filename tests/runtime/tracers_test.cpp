@@ -24,7 +24,7 @@ NamedArray keep(const NamedArray& v) {
 }
 const std::string made = line(-3);
 
-// Checks the message `... it was made at MADE inside BY ... ; READ`.
+// Checks the message `... it was created at MADE inside BY ... ; READ`.
 void left(const std::string& message, const std::string& by, const std::string& read) {
   CAPTURE(message);
   CHECK(has(message,
