@@ -10,7 +10,7 @@ sys.path.append(str(ROOT / "tools"))
 import unity_build  # noqa: E402
 
 # Comments, strings, attributes and directives.
-NOT_CODE = re.compile(r'//(?! namespace)[^\n]*|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\[\[.*?\]\]'
+NOT_CODE = re.compile(r'//(?! namespace)[^\n]*|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\[\[.*?\]\] ?'
                       r'|^#(?:\\\n|[^\n])*', re.DOTALL | re.MULTILINE)
 # Definitions start in the first column, because the contents of namespaces are not indented.
 STARTS = re.compile(r"^(?:namespace ?(?P<opens>[\w:]*) \{|(?P<closes>\}) +// namespace"
