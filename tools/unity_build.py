@@ -8,13 +8,15 @@ compiled once for all of them. meson.build runs two commands:
 
 LINES is the approximate length of a unit; 0 compiles each file alone. STATE is a JSON file that
 records the units of the first configuration. Files that are newer than STATE are compiled alone,
-so that a rebuild after an edit compiles one file.
+so that a rebuild after an edit compiles one file. If many files are newer, as after `git pull`, the
+units are chosen again.
 """
 import json
 import pathlib
 import re
 import sys
 
+MOST_ALONE = 40   # files compiled alone before units are chosen again
 FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
 # Sources that meson.build lists by name: plugins, kernels that are compiled for several instruction
 # sets, and files that several programs share.
@@ -95,17 +97,20 @@ def list_units(root, lines, state):
     root, lines, state = pathlib.Path(root), int(lines), pathlib.Path(state)
     folders = files_by_folder(root)
     recorded = json.loads(state.read_text()) if state.is_file() else {}
-    if recorded.get("lines") != lines or "units" not in recorded:
+
+    def is_newer(file):
+        return (root / file).stat().st_mtime > state.stat().st_mtime
+
+    valid = recorded.get("lines") == lines and "units" in recorded
+    if not valid or sum(is_newer(f) for files in folders.values() for f in files) > MOST_ALONE:
         recorded = {"lines": lines, "units": {}}
         for folder, files in folders.items():
             recorded["units"].update(assign_units(root, folder, files, lines) if lines else {})
         state.write_text(json.dumps(recorded, indent=1))
-    configured = state.stat().st_mtime
     for folder, files in sorted(folders.items()):
         units = {}
         for file in files:
-            changed = (root / file).stat().st_mtime > configured
-            name = "" if changed else recorded["units"].get(file, "")
+            name = "" if is_newer(file) else recorded["units"].get(file, "")
             units.setdefault(name or file, []).append(file)
         for name, members in units.items():
             print(folder, name if len(members) > 1 else "", " ".join(members), sep=":")
