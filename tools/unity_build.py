@@ -30,8 +30,8 @@ MACRO = re.compile(r"^#\s*define", re.MULTILINE)
 # Each test of a unit is in a namespace of its own, which these lines do not allow.
 GLOBAL_SCOPE = re.compile(r"^(#\s*(define|if)|namespace \w+( \{|::)|template <>)", re.MULTILINE)
 INTERNAL_HEADER = re.compile(
-    r'#include "(base|program|graph|ops|transforms|nn|compile|devices|io|runtime|report|backends'
-    r'|examples|tests)/')
+    r'#include "((?:base|program|graph|ops|transforms|nn|compile|devices|io|runtime|report|backends'
+    r'|examples|tests)/[^"]*)')
 HEADER = re.compile(r'^#(if|endif)|^#include (<.*>|"(.*\.h)")', re.MULTILINE)
 
 
@@ -61,7 +61,8 @@ def unit_kind(root, file):
     text = "".join(test_sources(root, root / file))
     if re.search(r"using namespace (haliax::)?program;", text):
         return "_program"
-    return "_inside" if INTERNAL_HEADER.search(text) else "_public"
+    internal = any(not (root / "tests" / name).is_file() for name in INTERNAL_HEADER.findall(text))
+    return "_inside" if internal else "_public"
 
 
 def assign_units(root, folder, files, lines):
