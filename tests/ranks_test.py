@@ -57,8 +57,8 @@ class Ranks(unittest.TestCase):
         for devices in "1", "2":
             status, said, _ = run(2, "cards", "own", HALIAX_DEVICES=devices, **CARDS)
             self.assertEqual((status, said.count("nothing went wrong")), (0, 2), said)
-        for cards, devices, says in (("same", "1", "3 ranks, but 1 GPU:"), ("same", "2", "3 ranks with 2 devices each, and 2 GPUs:"),
-                                     ("few", "2", "3 ranks with 2 devices each, and 3 GPUs:")):
+        for cards, devices, says in (("same", "1", "3 ranks, but 1 GPU:"), ("same", "2", "3 ranks with 2 devices each, but 2 GPUs:"),
+                                     ("few", "2", "3 ranks with 2 devices each, but 3 GPUs:")):
             status, said, _ = run(3, "cards", cards, HALIAX_DEVICES=devices, **CARDS)
             self.assertNotEqual(status, 0, said)
             # each says so, or that another which was faster has

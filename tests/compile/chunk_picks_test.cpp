@@ -170,7 +170,7 @@ TEST_CASE("chunks: ids along the tiled axis under another name pair positions") 
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(),
        table = arange(N, {.start = 1, .dtype = DType::f32}).eval();
   auto ids = [](const NamedArray& x) { return rename((x % 6.).astype(DType::i32), {{"n", "m"}}); };
-  const std::string pairs = "pairs positions (n with m)";
+  const std::string pairs = "pairs positions (n with m; outside of the function";
   refused(
       "picked", [&](const NamedArray& x) { return take(x, "n", ids(x)); }, x, pairs);
   refused(

@@ -259,7 +259,7 @@ TEST_CASE("ring: strict refuses a ring that no code requested") {
   o.strict = true;
   raises(
       [&] { named_jit(contraction(cases[0]), o).plan(shape(cases[0].weight), shape(cases[0].x)); },
-      {"[strict] dot gathers", "in each of 3 turns over data"});
+      {"[strict] dot gathers", "in each of 3 iterations over data"});
 }
 
 TEST_CASE("ring: half floats are summed in f32") {

@@ -290,12 +290,12 @@ TEST_CASE("attention scores: explain states why some are materialized") {
   auto given = said([=](const NamedArray& q) {
     return std::pair{weights(q), dot(weights(q), p.value, "k")};
   });
-  CHECK(given.find("scores (b=2, heads=3, q=13, k=13) (scores_test.cpp:") != given.npos);
+  CHECK(given.find("scores (b=2, heads=3, q=13, k=13) (scores_memory_test.cpp:") != given.npos);
   CHECK(given.find(") stay materialized: ") != given.npos);
   CHECK(given.find("is a result") != given.npos);
   auto along =
       said([=](const NamedArray& q) { return dot(cumsum(weights(q), "q"), p.value, "k"); });
-  CHECK(along.find("stay materialized:  cumsum (scores_test.cpp:") != along.npos);
+  CHECK(along.find("stay materialized: cumsum (scores_memory_test.cpp:") != along.npos);
   CHECK(along.find("requires more than one query at a time") != along.npos);
   auto queries = said([=](const NamedArray& q) {
     return grad([=](const NamedArray& q) {
@@ -305,7 +305,7 @@ TEST_CASE("attention scores: explain states why some are materialized") {
   const std::string turned =
       " sums over k values that are weighted along q; weight them along k, or use a chunked_reduce "
       "over k";
-  CHECK(queries.find("stay materialized:  dot (scores_test.cpp:") != queries.npos);
+  CHECK(queries.find("stay materialized: dot (scores_memory_test.cpp:") != queries.npos);
   CHECK(queries.find(turned) != queries.npos);
   CHECK(queries.find("stay materialized") == queries.rfind("stay materialized"));  // one line
   auto values = said([=](const NamedArray& q) { return dot(weights(q), q, "q"); });

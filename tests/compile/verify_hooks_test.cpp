@@ -88,7 +88,7 @@ TEST_CASE("verify checks both Programs while there are two") {
   };
   for (auto* pass : {"overlap", "scratch", "plan_memory"}) {
     CAPTURE(std::string(pass));
-    auto said = std::string("copy after ") + pass + ": elements 0 to 4 of slot 0";
+    auto said = std::string("copy after ") + pass + ": a view reaches elements 0 to 4 of slot 0";
     CHECK(of(4, 0, pass) == "");
     CHECK(of(4, 4, pass) == "");
     CHECK(has(of(5, 0, pass), said));

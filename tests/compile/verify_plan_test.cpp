@@ -253,7 +253,7 @@ TEST_CASE("verify finds a plan's faults: positions that move, and values compute
     return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift,
                    [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 comes after 0"));
+  CHECK(says(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 follows position 0"));
   CHECK(says(moved([](auto& v) { v.copy_boxes[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
   CHECK(says(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions are copied"));
   CHECK(says(moved([](auto& v) { v.copy_boxes[0].at = {}; }),

@@ -59,9 +59,11 @@ program::Step copy(int from, int to) {
 
 TEST_CASE("verify finds a program's faults") {
   CHECK(in_program(copies(4)) == "");
-  CHECK(says(in_program(copies(5)), "elements 0 to 4 of slot 0, which has 16 bytes"));
-  CHECK(says(in_program(copies(2, 3)), "elements 3 to 4 of slot 1, which has 16 bytes"));
-  CHECK(says(in_program(copies(2, -1)), "elements -1 to 0 of slot 1"));
+  CHECK(
+      says(in_program(copies(5)), "a view reaches elements 0 to 4 of slot 0, which has 16 bytes"));
+  CHECK(says(in_program(copies(2, 3)),
+             "a view reaches elements 3 to 4 of slot 1, which has 16 bytes"));
+  CHECK(says(in_program(copies(2, -1)), "a view reaches elements -1 to 0 of slot 1"));
   auto written_to = [](const program::View& out) {
     auto p = copies(4);
     p.steps[0].copy.out = out;
@@ -80,7 +82,7 @@ TEST_CASE("verify finds a program's faults") {
   loop.loop.trips = 5;
   loop.loop.body = p.steps;
   p.steps = {loop};
-  CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
+  CHECK(says(in_program(p), "a view reaches elements 0 to 4 of slot 0"));
   p.steps[0].loop.trips = 4;
   p.slots[1].bytes = 4;
   CHECK(in_program(p) == "");
@@ -162,7 +164,7 @@ TEST_CASE("verify finds a result that is written in part") {
   CHECK(in_program(copies(4)) == "");
   CHECK(message_of([&] {
           verify(p, "a pass", false);
-        }).find("12 bytes from 0 to 12 of result 0 are written, which has 16") !=
+        }).find("12 bytes from 0 to 12 of result 0 are written, but it has 16") !=
         std::string::npos);
 }
 
@@ -178,11 +180,11 @@ TEST_CASE("verify finds reads of memory that is written in part") {
   p.steps = {part(3, 0), copy(2, 1)};
   CHECK(says(
       in_program(p),
-      "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
+      "4 elements from 0 to 3 of slot 2 are read, but only 12 bytes from 0 to 12 were written"));
   p.steps = {part(1, 0), part(1, 3), copy(2, 1)};
   CHECK(says(
       in_program(p),
-      "4 elements from 0 to 3 of slot 2 are read, of which 8 bytes from 0 to 16 were written"));
+      "4 elements from 0 to 3 of slot 2 are read, but only 8 bytes from 0 to 16 were written"));
   program::Step loop;
   loop.kind = program::Kind::loop;
   loop.loop.trips = 4;
@@ -193,7 +195,7 @@ TEST_CASE("verify finds reads of memory that is written in part") {
   p.steps[0].loop.trips = 3;
   CHECK(says(
       in_program(p, true),
-      "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
+      "4 elements from 0 to 3 of slot 2 are read, but only 12 bytes from 0 to 12 were written"));
 }
 
 TEST_CASE("verify finds reads from memory that another slot occupies") {
@@ -291,8 +293,10 @@ TEST_CASE("verify finds ids that exceed their table, and elements that no iterat
   };
   CHECK(in_program(picks(4, 0)) == "");
   CHECK(in_program(picks(0, 0)) == "");
-  CHECK(says(in_program(picks(5, 0)), "elements 0 to 4 of slot 0, which has 16 bytes"));
-  CHECK(says(in_program(picks(4, 1)), "elements 1 to 4 of slot 0, which has 16 bytes"));
+  CHECK(says(in_program(picks(5, 0)),
+             "a view reaches elements 0 to 4 of slot 0, which has 16 bytes"));
+  CHECK(says(in_program(picks(4, 1)),
+             "a view reaches elements 1 to 4 of slot 0, which has 16 bytes"));
   auto p = picks(4, 0);
   p.slots[2].bytes = 16;  // the result is the target of the updates
   auto& s = p.steps[0];
@@ -306,7 +310,7 @@ TEST_CASE("verify finds ids that exceed their table, and elements that no iterat
   p.steps.insert(p.steps.begin(), start);
   CHECK(in_program(p) == "");
   p.steps[1].scatter.indexed[0].stride = 2;
-  CHECK(says(in_program(p), "elements 0 to 6 of slot 2, which has 16 bytes"));
+  CHECK(says(in_program(p), "a view reaches elements 0 to 6 of slot 2, which has 16 bytes"));
   p = copies(4);
   program::Step loop;
   loop.kind = Kind::loop;

@@ -148,7 +148,7 @@ TEST_CASE("verify finds a step's faults: collectives") {
   other = exchange;
   other.collective.receives[0].start = {1, 0};
   CHECK(fault(other) ==
-        "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
+        "a box at (1, 0) of (2, 2) reaches outside of the received arrays of shape (2, 2)");
   other = exchange;
   other.collective.skip_flag = program::SkipFlag::unread;
   CHECK(fault(other) == "no flag follows its arrays");

@@ -31,11 +31,11 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   CHECK(in_graph(prim::add(x, y)) == "");
   CHECK(says(in_graph(make(prim::kAdd, {x, x}, {A, B, A}, DType::f32)), "axis a occurs twice"));
   CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A}, DType::f32)),
-             "it maps axis b of (a=4, b=3), and makes (a=4)"));
+             "it maps axis b of (a=4, b=3), but produces (a=4)"));
   CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A, Axis("b", 5)}, DType::f32)),
              "it maps axis b of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kAdd, {y, whole}, {A}, DType::f32)),
-             "an operand is i32, the result f32"));
+             "an operand is i32, but the result is f32"));
   CHECK(says(in_graph(make(prim::kLess, {y, y}, {A}, DType::f32)), "a comparison is f32"));
   CHECK(says(in_graph(make(prim::kSelect, {y, y, y}, {A}, DType::f32)),
              "operands have different dtypes"));
@@ -119,9 +119,9 @@ TEST_CASE("verify finds a graph's faults: ops that move elements") {
   CHECK(says(slice({"q", 0, 1}, {A, B}), "part (a=4, b=3) does not fit (a=4, b=3)"));
   CHECK(says(slice({"q", 0, 1, 1, true}, {A, B}), "(a=4, b=3) is not a slice of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)),
-             "it maps axis b of (a=4, b=3), and makes (a=4)"));
+             "it maps axis b of (a=4, b=3), but produces (a=4)"));
   CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())),
-             "it maps axis b of (a=4, b=3), and makes (a=4)"));
+             "it maps axis b of (a=4, b=3), but produces (a=4)"));
   CHECK(says(in_graph(make(prim::kFlatten, {x}, {Axis("c", 11)}, DType::f32,
                            RegroupAttr{{"a", "b"}, "c"}.attr())),
              "it produces (c=11) from (a=4, b=3)"));
@@ -155,40 +155,44 @@ TEST_CASE("verify finds a graph's faults: axes that break the op's rule") {
     return make(op, {x}, axes, d, {.names = {axis}});
   };
   CHECK(in_graph(prim::sort(x, "a")) == "");
-  CHECK(says_of(order(prim::kSort, {A, B}, DType::i32, "a"), "an operand is f32, the result i32"));
-  CHECK(
-      says_of(order(prim::kArgsort, {A, B}, DType::f32, "a"), "an operand is f32, the result f32"));
+  CHECK(says_of(order(prim::kSort, {A, B}, DType::i32, "a"),
+                "an operand is f32, but the result is i32"));
+  CHECK(says_of(order(prim::kArgsort, {A, B}, DType::f32, "a"),
+                "an operand is f32, but the result is f32"));
   CHECK(says_of(order(prim::kSort, {A, B}, DType::f32, "q"), "it has no axis q"));
   CHECK(says_of(order(prim::kSort, {B}, DType::f32, "a"), "it produces (b=3) from (a=4, b=3)"));
   CHECK(says_of(order(prim::kArgsort, {Axis("a", 7), B}, DType::i32, "a"),
-                "it maps axis a of (a=4, b=3), and makes (a=7, b=3)"));
+                "it maps axis a of (a=4, b=3), but produces (a=7, b=3)"));
   auto taken = [&](const NodePtr& at, const Axes& axes, DType d) {
     return make(prim::kGather, {x, at}, axes, d, GatherAttr{{"a"}}.attr());
   };
   CHECK(in_graph(taken(ids, {I, B}, DType::f32)) == "");
   CHECK(says_of(taken(array({I}), {I, B}, DType::f32), "ids are f32"));
-  CHECK(says_of(taken(ids, {I, B}, DType::i32), "an operand is f32, the result i32"));
-  CHECK(says_of(taken(ids, {A, B}, DType::f32), "it maps axis i of (i=2), and makes (a=4, b=3)"));
+  CHECK(says_of(taken(ids, {I, B}, DType::i32), "an operand is f32, but the result is i32"));
+  CHECK(
+      says_of(taken(ids, {A, B}, DType::f32), "it maps axis i of (i=2), but produces (a=4, b=3)"));
   auto placed = [&](const NodePtr& what, const Axes& axes) {
     return make(prim::kScatter, {x, what, ids}, axes, DType::f32, ScatterAttr{{"a"}}.attr());
   };
   CHECK(in_graph(placed(array({I, B}), {A, B})) == "");
-  CHECK(says_of(placed(array({I, B}), {A}), "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says_of(placed(array({I, B}), {A}), "it maps axis b of (a=4, b=3), but produces (a=4)"));
   CHECK(says_of(placed(array({Axis("i", 5), B}), {A, B}), "axis i has two sizes"));
-  CHECK(says_of(placed(array({I, B}, DType::i32), {A, B}), "an operand is i32, the result f32"));
+  CHECK(says_of(placed(array({I, B}, DType::i32), {A, B}),
+                "an operand is i32, but the result is f32"));
   auto renamed = [&](const Axes& axes) {
     return make(prim::kRename, {x}, axes, DType::f32, RenameAttr{{"a"}, {"c"}}.attr());
   };
   CHECK(in_graph(renamed({Axis("c", 4), B})) == "");
-  CHECK(says_of(renamed({Axis("z", 4), B}), "it maps axis a of (a=4, b=3), and makes (z=4, b=3)"));
+  CHECK(
+      says_of(renamed({Axis("z", 4), B}), "it maps axis a of (a=4, b=3), but produces (z=4, b=3)"));
   CHECK(says_of(renamed({Axis("c", 3), Axis("b", 4)}),
-                "it maps axis a of (a=4, b=3), and makes (c=3, b=4)"));
+                "it maps axis a of (a=4, b=3), but produces (c=3, b=4)"));
   auto flat = [&](const Names& parts, const Axes& axes) {
     return make(prim::kFlatten, {x}, axes, DType::f32, RegroupAttr{parts, "c"}.attr());
   };
   CHECK(in_graph(flat({"a", "b"}, {Axis("c", 12)})) == "");
-  CHECK(
-      says_of(flat({"q", "r"}, {Axis("c", 12)}), "it maps axis a of (a=4, b=3), and makes (c=12)"));
+  CHECK(says_of(flat({"q", "r"}, {Axis("c", 12)}),
+                "it maps axis a of (a=4, b=3), but produces (c=12)"));
   CHECK(says_of(flat({"a", "b", "q"}, {Axis("c", 12)}), "it produces (c=12) from (a=4, b=3)"));
   CHECK(says_of(flat({"a"}, {Axis("c", 4)}), "it maps axis b of (a=4, b=3)"));
   static const Op twice = [] {
@@ -208,12 +212,12 @@ TEST_CASE("verify finds a graph's faults: axes that break the op's rule") {
     return make(prim::kConcat, {x, y}, axes, DType::f32, {.names = {"a"}});
   };
   CHECK(says_of(joined(array({A, B}, DType::i32), {Axis("a", 8), B}),
-                "an operand is i32, the result f32"));
+                "an operand is i32, but the result is f32"));
   CHECK(says_of(joined(array({B}), {Axis("a", 8), B}), "part (b=3) does not fit (a=8, b=3)"));
-  CHECK(
-      says_of(joined(array({A}), {Axis("a", 8)}), "it maps axis b of (a=4, b=3), and makes (a=8)"));
+  CHECK(says_of(joined(array({A}), {Axis("a", 8)}),
+                "it maps axis b of (a=4, b=3), but produces (a=8)"));
   CHECK(says_of(make(prim::kContract, {x, ids}, {B, I}, DType::f32),
-                "an operand is i32, the result f32"));
+                "an operand is i32, but the result is f32"));
   CHECK(says_of(make(prim::kBitAnd, {x, x}, {A, B}, DType::f32), "bits of f32"));
   CHECK(says_of(make(prim::kLess, {x, ids}, {A, B, I}, DType::boolean),
                 "operands have different dtypes"));
@@ -229,7 +233,7 @@ TEST_CASE("verify finds a graph's faults: axes that break the op's rule") {
   CHECK(says_of(make(*fold->op, {x}, {A, B}, DType::f32, fold->attr),
                 "it reduces axis a of (a=4, b=3), but produces (a=4, b=3)"));
   CHECK(says_of(make(*fold->op, {x}, {}, DType::f32, fold->attr),
-                "it maps axis b of (a=4, b=3), and makes ()"));
+                "it maps axis b of (a=4, b=3), but produces ()"));
 }
 
 // A custom op that moves positions as its attribute specifies.
@@ -247,7 +251,7 @@ TEST_CASE("verify finds segments that overlap, or exceed the axis") {
   CHECK(moved({2, 2, 2}) == "");
   CHECK(says(moved({3, 2, 2}), "it reaches outside of (a=4)"));
   CHECK(says(moved({2, 1, 2}), "it writes position 1 of (a=4) twice"));
-  CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
+  CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, but it has (a=4)"));
   op.linear = Linear::one;  // so it computes values, too
   CHECK(says(moved({2, 2, 2}), "it shifts axis a, but does more than move values"));
   op.linear = Linear::moves;
@@ -421,7 +425,7 @@ TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {
   auto row = prim::slice_at(x, loop_index(), true);
   auto wrong = make(prim::kNeg, {row}, {B}, DType::i32);
   CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, loop_index())),
-             "an operand is f32, the result i32"));
+             "an operand is f32, but the result is i32"));
   // A region that is entered in an iteration must be left in it, or after the loop.
   Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0, 0}};
   auto border = [&](const Op& op, const NodePtr& y) {
@@ -466,7 +470,7 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   CHECK(says(made(CollectiveKind::all_gather, {Axis("a", 6), B}, "a", 6),
              "it produces (a=6, b=3) from (a=4, b=3)"));
   CHECK(says(made(CollectiveKind::all_gather, {A, B}, "c", 8),
-             "(a=4, b=3) lacks the axis that is joined"));
+             "(a=4, b=3) lacks the axis that is gathered"));
   CHECK(made(CollectiveKind::reduce_scatter, {Axis("a", 2), B}, "a", 4) == "");
   CHECK(says(made(CollectiveKind::reduce_scatter, {Axis("a", 3), B}, "a", 4),
              "it produces (a=3, b=3) from (a=4, b=3)"));
@@ -559,9 +563,9 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
   CHECK(of(kept, kept->in) == "");
   CHECK(of(by_hand, by_hand->in) == "");
   CHECK(says(of(kept, {kept->in[0], x, x}),
-             "array 2 was traced as f32 (b=3), and is f32 (a=4, b=3)"));
+             "array 2 was traced as f32 (b=3), but is f32 (a=4, b=3)"));
   CHECK(says(of(kept, {kept->in[0], y, x}),
-             "array 1 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
+             "array 1 was traced as f32 (a=4, b=3), but is f32 (b=3)"));
   CHECK(says(of(kept, {y, x, y}), "array 0 was traced as f32 (a=4, b=3), but is f32 (b=3)"));
   CHECK(says(of(kept, {kept->in[0], x}), "it was traced with 3 arrays, but has 2"));
   CHECK(says(in_graph(make(kCustomVjp, {}, {}, DType::f32, by_hand->attr)),

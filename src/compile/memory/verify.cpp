@@ -81,8 +81,8 @@ struct ProgramCheck {
         bad(s, "a view uses the index of a loop that does not contain it");
     auto bytes = p.slot(v.slot).bytes;
     if (far.first < 0 || (far.last + 1) * bytes_of(v.dtype) > bytes)
-      bad(s, fmt::format("a view reads elements {} to {} of slot {}, which has {} bytes", far.first,
-                         far.last, v.slot, bytes));
+      bad(s, fmt::format("a view reaches elements {} to {} of slot {}, which has {} bytes",
+                         far.first, far.last, v.slot, bytes));
     extents.emplace_back(&v, far);
   }
   Extent extent_of(const View& v, const Dims& dims,
