@@ -46,8 +46,8 @@ ON_DEVICES = {
 # Test cases about copies in host memory.
 HOST_ONLY = "*is not cut again,*are read where they are"
 WITHOUT_VERIFIER = ("scores_test.cpp", "masked_test.cpp")
-# Needs programs of bench/, which `tools/test` builds only with --all.
-EXTENDED_SCRIPTS = ("gpu_test.py",)
+# Scripts that compile for a long time, and gpu_test.py, which needs programs of bench/.
+EXTENDED_SCRIPTS = ("compile_cost_test.py", "contributing_test.py", "gpu_test.py")
 
 cpu_time = threading.local()   # seconds of processor time of the last job of a thread
 
@@ -203,7 +203,7 @@ def unit_test_jobs(build, file, word, brief):
     if any(compiling) and not word:
         yield job(f"{title}, compiled for GPUs", more=[f"-tc={patterns}"])
     if file.name in WITHOUT_VERIFIER:   # the verifier keeps arrays alive that a release run frees
-        yield job(f"{title} without the verifier", "env", "HALIAX_VERIFY=0", extended=False)
+        yield job(f"{title} without the verifier", "env", "HALIAX_VERIFY=0")
     if brief:
         return
     if file.name in ON_CUDA_SIM:
@@ -234,7 +234,7 @@ def list_jobs(build, suites, word, brief, sanitized):
             yield Job(f"scripts/{file.name}", run_script, (word, file),
                       file.name in EXTENDED_SCRIPTS)
     if "mistakes" in suites and not brief:
-        yield Job("mistakes/README.md", run_script, (word, TESTS / "mistakes/list.py"))
+        yield Job("mistakes/README.md", run_script, (word, TESTS / "mistakes/list.py"), True)
     if "gpu-kernels" in suites and not brief:
         yield Job(GPU_KERNELS, run_script, (word, TESTS / "gpu_kernels.py"), True)
     for file in sorted(TESTS.glob("*/*_test.cpp")):
@@ -252,7 +252,7 @@ def run_jobs(jobs, waiting):
     """Runs jobs; yields (job, outcome, seconds, seconds of processor time) as each ends.
 
     Programs have several threads, so at most as many run at a time as there are cores, and one of
-    the jobs in `waiting`, which are mostly idle. Kernels are compiled for GPUs after all other jobs.
+    the jobs in `waiting`, which are mostly idle. Kernels for GPUs are compiled after all others.
     """
     cores = len(os.sched_getaffinity(0))
     for last in (False, True):
@@ -271,7 +271,8 @@ def parse_options():
     parser.add_argument("build", nargs="?", default="build", help="build folder; default: build")
     parser.add_argument("--all", action="store_true",
                         help="also repeat tests on other backends, on more meshes and in other"
-                        " variants, and compile kernels for GPUs")
+                        " variants, compile the list of mistakes and kernels for GPUs, and measure"
+                        " compile times")
     parser.add_argument("--suite", action="append", choices=suites, metavar="NAME",
                         help="run one suite, may be repeated; default: all; one of "
                         + ", ".join(suites))
@@ -349,7 +350,7 @@ def main():
             print(f"  {title} ({done.skipped}): {'; '.join(done.reasons) or 'no reason printed'}")
     if omitted:
         print(f"\n{len(omitted)} programs run with --all only: tests on other backends, on more"
-              " meshes, in other variants, under sanitizers, and kernels for GPUs")
+              " meshes, in other variants, under sanitizers, and long compilations")
     print(f"\n{total:.0f} s of processor time")
     print(f"{passed} passed, {failed} failed")
     return failed != 0
