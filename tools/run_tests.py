@@ -46,9 +46,10 @@ ON_DEVICES = {
 # Test cases about copies in host memory.
 HOST_ONLY = "*is not cut again,*are read where they are"
 WITHOUT_VERIFIER = ("scores_test.cpp", "masked_test.cpp")
-# Scripts that compile or measure for a long time, and gpu_test.py, which needs programs of bench/.
+# Scripts that compile or measure for a long time, gpu_test.py, which needs programs of bench/, and
+# site_test.py, which installs packages.
 EXTENDED_SCRIPTS = ("comm_test.py", "compile_cost_test.py", "contributing_test.py", "gpu_test.py",
-                    "tutorial_test.py")
+                    "site_test.py", "tutorial_test.py")
 
 cpu_time = threading.local()   # seconds of processor time of the last job of a thread
 
@@ -273,8 +274,9 @@ def parse_options():
     parser.add_argument("build", nargs="?", default="build", help="build folder; default: build")
     parser.add_argument("--all", action="store_true",
                         help="also repeat tests on other backends, on more meshes and in other"
-                        " variants, run the tutorial, compile the list of mistakes and kernels for"
-                        " GPUs, and measure communication and compile times")
+                        " variants, run the tutorial, build the site of the documentation, compile"
+                        " the list of mistakes and kernels for GPUs, and measure communication"
+                        " and compile times")
     parser.add_argument("--suite", action="append", choices=suites, metavar="NAME",
                         help="run one suite, may be repeated; default: all; one of "
                         + ", ".join(suites))

@@ -213,8 +213,13 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
                                         const LinearCrossEntropyOptions& options = {});
 /// Computes `linear_cross_entropy` for the next id along `Pos`. The last position does not count.
 ///
-/// @param Pos  axis of the positions
-/// @param ids  integers `(tokens...)`, with `Pos`
+/// @param Pos      axis of the positions
+/// @param x        `(tokens..., Embed...)`
+/// @param weight   `(Vocab, Embed...)`, in any order
+/// @param ids      integers `(tokens...)`, with `Pos`
+/// @param Embed    contracted axes
+/// @param Vocab    axis of the vocabulary
+/// @param options  as for `linear_cross_entropy`
 /// @throws haliax::Error if `Pos` has fewer than two positions, or `ids` are not integers
 LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr weight, Arr ids,
                                           const AxisSelection& Embed, const AxisSelector& Vocab,

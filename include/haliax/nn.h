@@ -224,8 +224,12 @@ struct Mlp {
 
   /// Initializes `depth` hidden layers and a last layer. The hidden axes are `mlp` and `mlp2`,
   /// alternately.
-  /// @param width  size of the hidden axes
-  /// @param depth  number of hidden layers; 0: one `Linear`
+  /// @param In       contracted axes of the input
+  /// @param Out      axes of the output
+  /// @param width    size of the hidden axes
+  /// @param depth    number of hidden layers; 0: one `Linear`
+  /// @param key      split into a key for each layer
+  /// @param options  activation, biases, order and scale of the weights
   /// @throws haliax::Error if `depth` is negative
   static Mlp init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
                   const Key& key, MlpOptions options = {},
@@ -363,6 +367,8 @@ NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Ar
 /// Returns a mask that hides keys at random (forgetful causal masking, Liu et al. 2022). The first
 /// key is always visible. Combine it with `causal_mask`.
 ///
+/// @param key          random key
+/// @param KPos         axis of the keys
 /// @param mask_prob    probability that a key is hidden
 /// @param sample_prob  draws the probability uniformly from 0 to `mask_prob`
 /// @return bool `(KPos)`
@@ -424,7 +430,12 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
 ///     auto y = nn::dot_product_attention("key_pos", "head_size", q, k, v,
 ///                                        {.mask = nn::causal_mask(Pos, KeyPos)});
 ///
-/// @param value  `(..., KPos, ...)`
+/// @param KPos     position axes of the keys; the query must not have them
+/// @param Key      contracted axis, such as the head size
+/// @param query    `(..., QPos, Key)`
+/// @param key      `(..., KPos, Key)`
+/// @param value    `(..., KPos, ...)`
+/// @param options  mask, bias and dtype
 /// @return the axes of the query without `Key`, then the other axes of `value`
 NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query,
                                  Arr key, Arr value, AttentionOptions options = {});
