@@ -1,5 +1,5 @@
 // The traversal of a tree, the names of fields, and filters of leaves. The templates that find the
-// fields are in haliax/tree.h.
+// fields are in haliax/detail/tree_fields.h.
 #include "haliax/tree.h"
 
 #include <algorithm>

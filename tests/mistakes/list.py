@@ -12,7 +12,7 @@ import unittest
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 BUILD = ROOT / "build"
-KINDS = ("Gives", "Raises", "Says", "Refused", "Warned")
+KINDS = ("Returns", "Raises", "Prints", "Refused", "Warned")
 COMPILERS = [found for found in (next((c for c in names if shutil.which(c)), None) for names in (
     ("g++-12", "g++"), ("clang++-14", "clang++"))) if found]
 HEAD = """
@@ -160,7 +160,7 @@ class Mistakes(unittest.TestCase):
 
     @unittest.skipUnless((BUILD / "libhaliax.so").exists(), "build/ has no shared library: tools/build")
     def test_what_raises_or_gives_what_it_says(self):
-        those = [m for m in self.all if m.kind in ("Gives", "Raises", "Says")]
+        those = [m for m in self.all if m.kind in ("Returns", "Raises", "Prints")]
         for compiler, program in zip(self.compilers, self.pool.map(lambda c: c.program(those), self.compilers)):
             run = lambda m: subprocess.run([program, str(m.number)], capture_output=True, text=True, cwd=self.folder)
             for mistake, done in zip(those, self.pool.map(run, those)):
@@ -168,13 +168,13 @@ class Mistakes(unittest.TestCase):
                     self.assertEqual(done.returncode, 0, done.stderr)
                     told = done.stdout.rstrip("\n")
                     self.assertEqual(told.startswith("raises "), mistake.kind == "Raises", told)
-                    if mistake.kind == "Says":
+                    if mistake.kind == "Prints":
                         self.says(mistake, done.stderr)
                     elif mistake.kind == "Raises" or len(mistake.words) > 1:
                         self.says(mistake, told)
                     else:
                         self.assertEqual([told], mistake.words)
-                    if mistake.kind != "Says":
+                    if mistake.kind != "Prints":
                         self.assertEqual(done.stderr, "")
 
 
