@@ -22,7 +22,8 @@ source_suffix = {".md": "markdown"}
 primary_domain = "cpp"
 highlight_language = "text"
 
-# Every heading has an anchor, named as on code hosts. A link to a page or an anchor that does not exist is an error.
+# Every heading has an anchor, named as on code hosts. A link to a page or an anchor that does not
+# exist is an error.
 myst_heading_anchors = 5
 myst_enable_extensions = ["dollarmath"]
 nitpicky = True
@@ -32,25 +33,32 @@ breathe_projects = {"haliax": "xml"}   # tools/docs passes the path
 breathe_default_project = "haliax"
 breathe_show_include = False
 breathe_default_members = ("members", "undoc-members")
-cpp_index_common_prefix = ["haliax::", "haliax::nn::", "haliax::optim::", "haliax::random::", "haliax::debug::"]
+cpp_index_common_prefix = ["haliax::", "haliax::nn::", "haliax::optim::", "haliax::random::",
+                           "haliax::debug::"]
 copybutton_prompt_text = "$ "
 
-SECTIONS = [("Get started", "get-started"), ("Concepts", "concepts"), ("How-to", "how-to"), ("Reference", "reference"),
+SECTIONS = [("Get started", "get-started"), ("Concepts", "concepts"), ("How-to", "how-to"),
+            ("Reference", "reference"),
             ("Internals", "internals"), ("Benchmarks", "benchmarks")]
-CALLOUTS = {"Note": "note", "Warning": "warning", "Performance": "admonition} Performance\n:class: tip"}
+CALLOUTS = {"Note": "note", "Warning": "warning",
+            "Performance": "admonition} Performance\n:class: tip"}
 FENCE = re.compile(r"^(`{3,})([^\n]*)\n.*?^\1`*$", re.DOTALL | re.MULTILINE)
-CALLOUT = re.compile(r"^> \*\*(Note|Warning|Performance)\.\*\* *((?:.*\n?)(?:>.*\n?)*)", re.MULTILINE)
+CALLOUT = re.compile(r"^> \*\*(Note|Warning|Performance)\.\*\* *((?:.*\n?)(?:>.*\n?)*)",
+                     re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def contents(folder, title, text, names):
-    """A hidden table of contents of a folder: first the pages that `text` links to, in its order, then the others."""
-    pages = [name for name in names if name.startswith(folder + "/") and name.count("/") == folder.count("/") + 1]
+    """A hidden table of contents of a folder: first the pages that `text` links to, in its order,
+    then the others."""
+    pages = [name for name in names
+             if name.startswith(folder + "/") and name.count("/") == folder.count("/") + 1]
     pages += [name for name in names if name == folder + "/api/index"]
     order = [link.removesuffix(".md") for link in re.findall(r"\]\(([\w/.-]+\.md)", text)]
     pages.sort(key=lambda name: (order.index(name) if name in order else len(order), name))
     lines = [f":caption: {title}"] if title else []
-    return "\n".join(["```{toctree}", ":hidden:", *lines, "", *("/" + page for page in pages), "```\n"]) if pages else ""
+    return "\n".join(["```{toctree}", ":hidden:", *lines, "", *("/" + page for page in pages),
+                      "```\n"]) if pages else ""
 
 
 def callout(match):
@@ -62,10 +70,12 @@ def callout(match):
 
 
 def outside(page, repository):
-    """Replaces a link to a file outside of docs by a link into the repository, or by its text if no repository is configured."""
+    """Replaces a link to a file outside of docs by a link into the repository, or by its text if no
+    repository is configured."""
     def replace(match):
         image, text, target = match.groups()
-        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target.split("#")[0]))
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page),
+                                                 target.split("#")[0]))
         if image or re.match(r"\w+:|#", target) or path == "docs" or path.startswith("docs/"):
             return match[0]
         return f"[{text}]({repository.rstrip('/')}/{path})" if repository else text
@@ -86,7 +96,8 @@ def adapt(app, page, source):
     if page == "index":
         text += "\n" + "\n".join(contents(folder, title, text, names) for title, folder in SECTIONS)
     if page == "reference/api/index":
-        text += "\n" + contents("reference/api", "", re.sub(r"\]\((?=[\w-]+\.md)", "](reference/api/", text),
+        text += "\n" + contents("reference/api", "",
+                                re.sub(r"\]\((?=[\w-]+\.md)", "](reference/api/", text),
                                 [name for name in names if name != page])
     source[0] = text
 
