@@ -47,7 +47,8 @@ class Gpt2(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), ids[:, 1:].reshape(-1))
+        return F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(),
+                               ids[:, 1:].reshape(-1))
 
 
 def training(device, batch, small):
@@ -106,7 +107,8 @@ def main():
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     step, tokens, batch = warm(options.device, 2 if options.small else 64, options.small)
-    print(json.dumps({"ready": f"torch {torch.__version__}, B={batch}", "tokens": tokens}), flush=True)
+    print(json.dumps({"ready": f"torch {torch.__version__}, B={batch}", "tokens": tokens}),
+          flush=True)
     for line in sys.stdin:
         if int(line) <= 0:
             break

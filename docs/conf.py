@@ -1,7 +1,8 @@
 """Settings of Sphinx, which builds the site from the pages of this folder. tools/docs calls Sphinx.
 
-Pages are plain Markdown that also reads well on a code host. An extension at the end of this file adapts them for the site: it
-adds the table of contents of each section, replaces callouts by boxes, and redirects links that leave this folder.
+Pages are plain Markdown that also reads well on a code host. An extension at the end of this file
+adapts them for the site: it adds the table of contents of each section, replaces callouts by boxes,
+and redirects links that leave this folder.
 """
 import pathlib
 import posixpath

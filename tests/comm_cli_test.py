@@ -10,7 +10,8 @@ TOOL = pathlib.Path(__file__).resolve().parent.parent / "build/tools/comm"
 @unittest.skipUnless(TOOL.exists(), "tools/build tools/comm")
 class CommandLine(unittest.TestCase):
     def refused(self, options, *words):
-        done = subprocess.run([TOOL, *options.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([TOOL, *options.split()], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
         self.assertEqual((done.returncode, done.stdout), (2, ""), options)
         for word in words:
             self.assertIn(word, done.stderr)
@@ -21,7 +22,8 @@ class CommandLine(unittest.TestCase):
         self.refused("--losses 1 --only ^mlp_dp$", "no program that trains matches")
 
     def test_sizes(self):
-        for option in ("--batch", "--position", "--embed", "--mlp", "--heads", "--head-size", "--vocab", "--layers"):
+        for option in ("--batch", "--position", "--embed", "--mlp", "--heads", "--head-size",
+                       "--vocab", "--layers"):
             for size in ("0", "-3", "many", "1.5"):
                 self.refused(f"{option} {size}", option)
         self.refused("--losses -1", "--losses")

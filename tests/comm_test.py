@@ -1,4 +1,5 @@
-"""build/tools/comm: what the golden programs send, against the least that their strategies send and against XLA; what they compute."""
+"""build/tools/comm: what the golden programs send, against the least that their strategies send and
+against XLA; what they compute."""
 import functools
 import json
 import pathlib
@@ -10,7 +11,8 @@ TOOL = ROOT / "build/tools/comm"
 # The least leaves out gradients of replicated parameters that these two sum over the devices.
 ABOVE = {"gpt2_tp_seq", "gpt2_tp_seq_nofull"}
 # Fewer bytes in more calls than XLA's: ids, table, rows, and back.
-MORE_CALLS = {"embedding_vocab_sharded_batch_dp": (6, 0.39)}   # so many, for such a part of its bytes
+MORE_CALLS = {   # so many, for such a part of its bytes
+    "embedding_vocab_sharded_batch_dp": (6, 0.39)}
 # Moves alone: what a device lacks is all that can be sent, even or not.
 EXACT = {
     "reshard_axis_swap",
@@ -54,7 +56,8 @@ class Comm(unittest.TestCase):
     def test_weights_gathered_again_send_no_more_than_that(self):
         for row in rows("--regather"):
             with self.subTest(row["program"]):
-                self.assertLessEqual(row["sent_bytes"], row.get("min_regather_bytes", row["sent_bytes"]))
+                self.assertLessEqual(row["sent_bytes"],
+                                     row.get("min_regather_bytes", row["sent_bytes"]))
 
     def test_other_sizes(self):
         for sizes in (
@@ -67,7 +70,8 @@ class Comm(unittest.TestCase):
             "--batch 6 --embed 36 --vocab 101 --layers 1",
             "--batch 10 --position 12 --heads 3 --mlp 100 --layers 1",
             "--batch 6 --position 20 --embed 40 --heads 6 --vocab 50 --layers 3",
-            # Little of everything: blocks of one row, as many first ones as there are, fewer samples than devices.
+            # Little of everything: blocks of one row, as many first ones as there are, fewer
+            # samples than devices.
             "--batch 2 --position 4 --vocab 8",
             "--batch 8 --position 256 --embed 16 --mlp 64 --vocab 64 --layers 1 --head-size 8",
             "--batch 16 --position 4 --embed 8 --vocab 16 --mlp 20",
@@ -84,7 +88,8 @@ class Comm(unittest.TestCase):
                         self.assertEqual(row["sent_bytes"], row["min_bytes"])
 
     def test_kept_weights_send_no_more_than_weights_gathered_again(self):
-        for sizes in ("--batch 2 --position 4 --vocab 8", "--batch 4 --position 8 --embed 256 --layers 12 --mlp 1024"):
+        for sizes in ("--batch 2 --position 4 --vocab 8",
+                      "--batch 4 --position 8 --embed 256 --layers 12 --mlp 1024"):
             again = {row["program"]: row for row in rows("--regather", *sizes.split())}
             for row in rows(*sizes.split()):
                 with self.subTest(f"{row['program']} {sizes}"):
@@ -92,7 +97,8 @@ class Comm(unittest.TestCase):
 
     def test_losses_are_those_of_one_device(self):
         even = "--batch 8 --position 8 --embed 16 --mlp 16 --heads 8 --head-size 2 --vocab 16"
-        uneven = "--batch 6 --position 10 --embed 12 --mlp 20 --heads 3 --head-size 2 --vocab 21 --layers 1"
+        uneven = ("--batch 6 --position 10 --embed 12 --mlp 20 --heads 3 --head-size 2 "
+                  "--vocab 21 --layers 1")
         for steps, sizes in ((20, even), (2, uneven)):
             found = rows("--losses", steps, *sizes.split())
             self.assertEqual(len(found), 24)

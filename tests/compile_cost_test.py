@@ -1,4 +1,5 @@
-"""What the headers cost those who include them: counted in what the compiler allocates, which does not vary, and in seconds."""
+"""What the headers cost those who include them: counted in what the compiler allocates, which does
+not vary, and in seconds."""
 import math
 import os
 import re
@@ -11,9 +12,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GCC = next((c for c in ("g++-12", "g++") if shutil.which(c)), None)
-COMPILERS = [c for c in (GCC, next((c for c in ("clang++-14", "clang++") if shutil.which(c)), None)) if c]
+COMPILERS = [c for c in (GCC, next((c for c in ("clang++-14", "clang++") if shutil.which(c)), None))
+             if c]
 # What the public headers need of the standard library, less what is small.
-NEEDED = "".join(f"#include <{name}>\n" for name in ("memory", "optional", "string", "tuple", "vector"))
+NEEDED = "".join(f"#include <{name}>\n"
+                 for name in ("memory", "optional", "string", "tuple", "vector"))
 
 # A measure of the machine: what one use of the standard library costs.
 SEARCH = """
@@ -32,14 +35,16 @@ double last_loss(int steps) {
   auto model = jit([=](const Key& key) { return Llama::init(config, key); })(random::key(0));
   auto optimizer = optim::adamw({.learning_rate = 3e-3});
   auto state = optimizer.init(model);
-  auto step = named_jit([=](const Llama& m, const optim::State<optim::AdamW, Llama>& s, const NamedArray& ids) {
+  auto step = named_jit([=](const Llama& m, const optim::State<optim::AdamW, Llama>& s,\
+ const NamedArray& ids) {
     auto [l, grads] = value_and_grad(loss)(m, ids);
     auto [updates, next] = optimizer.update(grads, s, m);
     return std::tuple(optim::apply_updates(m, updates), next, l);
   }, {.donate = {0, 1}});
   NamedArray l;
   for (int i = 0; i < steps; ++i)
-    std::tie(model, state, l) = step(model, state, rows(config, random::fold_in(random::key(1), i)));
+    std::tie(model, state, l) =\
+ step(model, state, rows(config, random::fold_in(random::key(1), i)));
   return l.item();
 }
 """
@@ -55,7 +60,8 @@ class CompileCost(unittest.TestCase):
     def compiled(self, compiler, source, *flags):
         """What the compiler said, and its seconds of a processor."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [compiler, "-std=c++20", "-I", ROOT / "include", "-c", source, "-o", self.folder / "made.o", *flags]
+        command = [compiler, "-std=c++20", "-I", ROOT / "include", "-c", source,
+                   "-o", self.folder / "made.o", *flags]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env=dict(os.environ, LC_ALL="C"))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -67,22 +73,26 @@ class CompileCost(unittest.TestCase):
         return self.folder / name
 
     def megabytes(self, code):
-        report, _ = self.compiled(GCC, self.source("measured.cpp", code), "-fsyntax-only", "-ftime-report")
+        report, _ = self.compiled(GCC, self.source("measured.cpp", code), "-fsyntax-only",
+                                  "-ftime-report")
         size, unit = re.search(r"^ TOTAL .* (\d+)([kMG])$", report, re.MULTILINE).groups()
         return int(size) * {"k": 1e-3, "M": 1, "G": 1e3}[unit]
 
     @unittest.skipUnless(GCC, "there is no g++")
     def test_the_umbrella_header_costs_little_more_than_what_it_needs(self):
         ratio = self.megabytes('#include "haliax/haliax.h"\n') / self.megabytes(NEEDED)
-        self.assertLess(ratio, 1.79, "haliax.h has become dearer: clang++ -ftime-trace shows what it instantiates")
+        self.assertLess(
+            ratio, 1.79,
+            "haliax.h has become dearer: clang++ -ftime-trace shows what it instantiates")
 
     def test_a_llama_compiles_in_three_seconds(self):
         search = self.source("search.cpp", SEARCH)
         llama = self.source("llama.cpp", f'#include "{ROOT}/examples/llama/model.h"\n' + TRAINED)
         for compiler in COMPILERS:
             with self.subTest(compiler):
-                # Other programs run, too: the best of some, in turn with a program that takes g++ three seconds on the machine that
-                # is meant and needs as much of its caches. Where that takes longer, the machine is slower.
+                # Other programs run, too: the best of some, in turn with a program that takes g++
+                # three seconds on the machine that is meant and needs as much of its caches. Where
+                # that takes longer, the machine is slower.
                 seconds = usual = math.inf
                 for _ in range(6):
                     usual = min(usual, self.compiled(compiler, search, "-O2")[1])

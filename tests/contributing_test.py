@@ -1,7 +1,9 @@
-"""The diffs that CONTRIBUTING.md shows apply to the sources, and the files that they change compile.
+"""The diffs that CONTRIBUTING.md shows apply to the sources, and the files that they change
+compile.
 
 If a diff does not apply any more, apply it by hand to a clean tree, and write it again:
-    git apply --reject tests/contributing/NAME.diff     # then mend the rejected hunks, and `git add --intent-to-add` new files
+    git apply --reject tests/contributing/NAME.diff
+        # then mend the rejected hunks, and `git add --intent-to-add` new files
     git diff -U1 > tests/contributing/NAME.diff
 """
 import concurrent.futures
@@ -24,15 +26,18 @@ def changed_files(diff):
 
 def apply(diff, folder, *options):
     """Applies the diff to the folder. Returns the message of git, or an empty string."""
-    done = subprocess.run(["git", "apply", *options, diff], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(["git", "apply", *options, diff], cwd=folder, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
     return done.stdout if done.returncode else ""
 
 
 def errors_of(folder, source):
     """Checks the syntax and the types of a source file. Returns the messages of the compiler."""
     include = [f"-I{folder / name}" for name in ("include", "src", "", "tests")]
-    done = subprocess.run([COMPILER, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-subobject-linkage", "-DHALIAX_ISA=baseline",
-                           *include, folder / source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run([COMPILER, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+                           "-Wno-subobject-linkage", "-DHALIAX_ISA=baseline", *include,
+                           folder / source],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.stdout if done.returncode else ""
 
 
@@ -40,7 +45,8 @@ class Contributing(unittest.TestCase):
     maxDiff = None
 
     def test_there_is_a_diff_for_each_kind_of_change(self):
-        self.assertEqual({d.stem for d in DIFFS}, {"op", "rule", "pass", "step", "backend", "layer"})
+        self.assertEqual({d.stem for d in DIFFS},
+                         {"op", "rule", "pass", "step", "backend", "layer"})
 
     def test_diffs_apply_to_the_sources(self):
         for diff in DIFFS:
@@ -59,8 +65,11 @@ class Contributing(unittest.TestCase):
                 self.assertTrue(f"tests/contributing/{diff.name}" in page)
 
     def test_lines_that_contributing_shows_are_in_the_diffs(self):
-        page, known = (ROOT / "CONTRIBUTING.md").read_text(), "\n".join(diff.read_text() for diff in DIFFS).splitlines()
-        shown = [line for block in re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+        page, known = ((ROOT / "CONTRIBUTING.md").read_text(),
+                       "\n".join(diff.read_text() for diff in DIFFS).splitlines())
+        shown = [line
+                 for block in re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+                 for line in block.splitlines()]
         self.assertGreater(len(shown), 10)
         self.assertEqual([line for line in shown if line not in known], [])
 

@@ -13,27 +13,31 @@ GPT2 = ROOT / "build/examples/gpt2"
 @unittest.skipUnless(GPT2.exists(), "tools/build examples/gpt2")
 class Soak(unittest.TestCase):
     def train(self, *more, **options):
-        line = [GPT2, "train", ROOT / "README.md", "--layers", "1", "--embed", "16", "--seq", "16", "--batch", "2", "--tokens", "0",
-                "--curve", "", *more]
-        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        line = [GPT2, "train", ROOT / "README.md", "--layers", "1", "--embed", "16", "--seq", "16",
+                "--batch", "2", "--tokens", "0", "--curve", "", *more]
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                **options)
 
     def test_kills_and_resumes(self):
-        done = subprocess.run([ROOT / "tools/crash_resume", "--kills", "4", "--steps", "60"], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([ROOT / "tools/crash_resume", "--kills", "4", "--steps", "60"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertIn("the same weights each time", done.stdout)
 
-    @unittest.skipUnless((ROOT / "build/libhaliax_mpi.so").exists() and shutil.which("mpirun"), "MPI is not here")
+    @unittest.skipUnless((ROOT / "build/libhaliax_mpi.so").exists() and shutil.which("mpirun"),
+                         "MPI is not here")
     def test_kills_and_resumes_of_ranks(self):
-        done = subprocess.run([ROOT / "tools/crash_resume", "--ranks", "2", "--kills", "2", "--steps", "30"], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [ROOT / "tools/crash_resume", "--ranks", "2", "--kills", "2", "--steps", "30"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertIn("the same weights each time", done.stdout)
 
     def test_signals_save_and_end(self):
         for how in (signal.SIGTERM, signal.SIGINT):
             with tempfile.TemporaryDirectory() as folder:
-                options = ["--checkpoint", folder + "/run", "--every", "5", "--keep", "2", "--resume"]
+                options = ["--checkpoint", folder + "/run", "--every", "5",
+                           "--keep", "2", "--resume"]
                 with self.train("--steps", "1000000", *options) as run:
                     while not list(pathlib.Path(folder).glob("run/step-*")):
                         self.assertIsNone(run.poll())
@@ -48,9 +52,12 @@ class Soak(unittest.TestCase):
                 self.assertIn(f"resumed after step {step}", out)
                 self.assertIn(f"(step {step})", out)
                 with self.train("--steps", "3", "--checkpoint", folder + "/run") as run:
-                    self.assertIn(f"has a checkpoint of step {step + 3}; continue from it with --resume", run.communicate()[1])
+                    self.assertIn(
+                        f"has a checkpoint of step {step + 3}; continue from it with --resume",
+                        run.communicate()[1])
                 with self.train("--steps", "9", "--untied", *options) as run:
-                    self.assertIn("3 arrays do not match:\n  model.lm_head.weight is missing", run.communicate()[1])
+                    self.assertIn("3 arrays do not match:\n  model.lm_head.weight is missing",
+                                  run.communicate()[1])
 
 
 if __name__ == "__main__":

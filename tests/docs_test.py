@@ -1,11 +1,14 @@
-"""Checks the pages of the documentation: their code is compiled, their outputs are asserted, and their links resolve.
+"""Checks the pages of the documentation: their code is compiled, their outputs are asserted, and
+their links resolve.
 
 A page binds itself to tests with HTML comments in its first lines:
-    <!-- code: FILES -->   every paragraph of a ```cpp block is in these files, which the suite compiles and runs. A Python file
-                           is a script that runs the page itself, as tests/tutorial_test.py does, and names it.
-    <!-- rows: FILES -->   the code in the last column of every table with the header "C++" is in these files.
-White space is ignored. A ```text block after a ```cpp block that prints to std::cout shows its output: each line must be in a
-string of the files ("..." stands for any text).
+    <!-- code: FILES -->   every paragraph of a ```cpp block is in these files, which the suite
+                           compiles and runs. A Python file is a script that runs the page itself,
+                           as tests/tutorial_test.py does, and names it.
+    <!-- rows: FILES -->   the code in the last column of every table with the header "C++" is in
+                           these files.
+White space is ignored. A ```text block after a ```cpp block that prints to std::cout shows its
+output: each line must be in a string of the files ("..." stands for any text).
 """
 import pathlib
 import re
@@ -16,7 +19,9 @@ DOCS = ROOT / "docs"
 GENERATED = DOCS / "reference/api"   # written by tools/docs, which checks its links
 
 FENCE = re.compile(r"^(`{3,})([^\n]*)\n(.*?)^\1`*$", re.DOTALL | re.MULTILINE)
-TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])'|R"(\w*)\((.*?)\)\1"|"((?:\\.|[^"\\\n])*)\"""", re.DOTALL)
+TOKEN = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])'|R"(\w*)\((.*?)\)\1"|"((?:\\.|[^"\\\n])*)\"""",
+    re.DOTALL)
 ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 
 
@@ -41,7 +46,8 @@ def blocks(text):
 
 def prose(text):
     """The text without blocks, comments and code."""
-    return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", re.sub(r"<!--.*?-->", "", FENCE.sub("", text), flags=re.DOTALL))
+    return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "",
+                  re.sub(r"<!--.*?-->", "", FENCE.sub("", text), flags=re.DOTALL))
 
 
 def files_of(text, kind):
@@ -54,13 +60,16 @@ def strings(code):
     """The string literals of C++ source, one after the other."""
     def value(match):
         raw, plain = match[2], match[3]
-        return raw or re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), plain or "")
+        return raw or re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]),
+                             plain or "")
     return "".join(value(match) for match in TOKEN.finditer(code))
 
 
 def slugs(text):
-    """The anchors of a page: GitHub's and MyST's names of its headings, and targets written by hand."""
-    found = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text)) | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+    """The anchors of a page: GitHub's and MyST's names of its headings, and targets written by
+    hand."""
+    found = (set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
+             | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE)))
     count = {}
     for heading in re.findall(r"^#{1,6} +(.*?) *#*$", FENCE.sub("", text), re.MULTILINE):
         heading = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -73,24 +82,31 @@ def slugs(text):
 def links(text):
     """The targets of links and images that are not addresses of the web."""
     text = prose(text)
-    found = re.findall(r"\]\(<?([^)>\s]+)", text) + re.findall(r"^\[[^\]]+\]: +(\S+)", text, re.MULTILINE)
-    return [link for link in found + re.findall(r"<img [^>]*src=\"([^\"]+)\"", text) if not re.match(r"\w+:", link)]
+    found = (re.findall(r"\]\(<?([^)>\s]+)", text)
+             + re.findall(r"^\[[^\]]+\]: +(\S+)", text, re.MULTILINE))
+    return [link for link in found + re.findall(r"<img [^>]*src=\"([^\"]+)\"", text)
+            if not re.match(r"\w+:", link)]
 
 
 def missing_code(text, code):
     """Paragraphs of the page's blocks of C++ that are not in the code."""
     code = squeezed(code)
-    parts = (part for language, block in blocks(text) if language == "cpp" for part in re.split(r"\n\s*\n", block))
+    parts = (part for language, block in blocks(text) if language == "cpp"
+             for part in re.split(r"\n\s*\n", block))
     return [part.strip() for part in parts if squeezed(part) not in code]
 
 
 def missing_rows(text, code):
-    """Code in the last columns of tables of C++ that is not in the code. Names of environment variables are not C++."""
+    """Code in the last columns of tables of C++ that is not in the code. Names of environment
+    variables are not C++."""
     code = squeezed(code)
-    tables = re.findall(r"^\|.*\| C\+\+ \|\n((?:\|.*\n)+)", FENCE.sub("", text) + "\n", re.MULTILINE)
+    tables = re.findall(r"^\|.*\| C\+\+ \|\n((?:\|.*\n)+)", FENCE.sub("", text) + "\n",
+                        re.MULTILINE)
     rows = re.findall(r"^\|.*\| (.*) \|$", "".join(tables), re.MULTILINE)
-    shown = [part.rstrip(";") for row in rows for part in re.findall(r"`([^`]+)`", row) if not part.startswith("HALIAX_")]
-    return [part for part in shown if not all(squeezed(piece) in code for piece in part.replace("\\|", "|").split("..."))]
+    shown = [part.rstrip(";") for row in rows
+             for part in re.findall(r"`([^`]+)`", row) if not part.startswith("HALIAX_")]
+    return [part for part in shown
+            if not all(squeezed(piece) in code for piece in part.replace("\\|", "|").split("..."))]
 
 
 def missing_output(text, code):
@@ -99,7 +115,8 @@ def missing_output(text, code):
     shown = blocks(text)
     for (before, program), (language, output) in zip(shown, shown[1:]):
         if language == "text" and before == "cpp" and "std::cout" in program:
-            missing += [line for line in output.splitlines() if not all(squeezed(p) in known for p in line.split("..."))]
+            missing += [line for line in output.splitlines()
+                        if not all(squeezed(p) in known for p in line.split("..."))]
     return missing
 
 
@@ -115,14 +132,16 @@ class Docs(unittest.TestCase):
         for page in pages():
             text = page.read_text()
             names = files_of(text, kind)
-            found += [f"{relative(page)} names {name}, which does not exist" for name in names if not (ROOT / name).is_file()]
+            found += [f"{relative(page)} names {name}, which does not exist"
+                      for name in names if not (ROOT / name).is_file()]
             names = [name for name in names if (ROOT / name).is_file()]
             scripts = [name for name in names if name.endswith(".py")]
             found += [f"{name} does not name {relative(page)}" for name in scripts
                       if relative(page) not in (ROOT / name).read_text()]
             code = "\n".join((ROOT / name).read_text() for name in names if name not in scripts)
             if code:
-                found += [f"{relative(page)} is bound to {' '.join(names)}, which lack: {part}" for part in check(text, code)]
+                found += [f"{relative(page)} is bound to {' '.join(names)}, which lack: {part}"
+                          for part in check(text, code)]
         self.none(found)
 
     def test_code_of_pages_is_compiled_by_the_tests_that_they_name(self):
@@ -138,16 +157,20 @@ class Docs(unittest.TestCase):
 
     def test_pages_with_cpp_blocks_name_a_test(self):
         self.none(relative(page) for page in pages() for text in [page.read_text()]
-                  if not files_of(text, "code") and any(language == "cpp" for language, _ in blocks(text)))
+                  if not files_of(text, "code")
+                  and any(language == "cpp" for language, _ in blocks(text)))
 
     def test_code_in_pages_is_marked_as_cpp(self):
         code = re.compile(r"\b(auto \w+ =|NamedArray&)")
         self.none(f"{relative(page)}: {block}" for page in pages() if page.name != "CONTRIBUTING.md"
-                  for language, block in blocks(page.read_text()) if not language and code.search(block))
+                  for language, block in blocks(page.read_text())
+                  if not language and code.search(block))
 
     def test_tests_of_documents_belong_to_a_page(self):
-        named = {name for page in pages() for name in files_of(page.read_text(), "code") + files_of(page.read_text(), "rows")}
-        self.none(relative(file) for file in (ROOT / "tests/docs").glob("*_test.cpp") if relative(file) not in named)
+        named = {name for page in pages() for name in (files_of(page.read_text(), "code")
+                                                       + files_of(page.read_text(), "rows"))}
+        self.none(relative(file) for file in (ROOT / "tests/docs").glob("*_test.cpp")
+                  if relative(file) not in named)
 
     def test_links_and_anchors_resolve(self):
         found = []
@@ -163,23 +186,29 @@ class Docs(unittest.TestCase):
         self.none(found)
 
     def test_every_page_is_linked_from_another_one(self):
-        linked = {(page.parent / link.split("#")[0]).resolve() for page in pages() for link in links(page.read_text())
-                  if not link.startswith("#") and (page.parent / link.split("#")[0]).resolve() != page}
-        self.none(relative(page) for page in pages() if page not in linked and page.name not in ("README.md", "CONTRIBUTING.md"))
+        linked = {(page.parent / link.split("#")[0]).resolve()
+                  for page in pages() for link in links(page.read_text())
+                  if not link.startswith("#")
+                  and (page.parent / link.split("#")[0]).resolve() != page}
+        self.none(relative(page) for page in pages()
+                  if page not in linked and page.name not in ("README.md", "CONTRIBUTING.md"))
 
     def test_pages_that_source_files_mention_exist(self):
         named = re.compile(r"\bdocs/[\w/-]+\.md\b")
-        sources = [file for folder in ("include", "src", "backends", "examples", "bench", "tests", "tools")
-                   for file in (ROOT / folder).rglob("*") if file.suffix in (".h", ".cpp", ".py", ".inc")]
+        sources = [
+            file for folder in ("include", "src", "backends", "examples", "bench", "tests", "tools")
+            for file in (ROOT / folder).rglob("*") if file.suffix in (".h", ".cpp", ".py", ".inc")]
         self.none(f"{relative(file)}: {name}" for file in sources
-                  for name in sorted(set(named.findall(file.read_text(errors="replace")))) if not (ROOT / name).is_file())
+                  for name in sorted(set(named.findall(file.read_text(errors="replace"))))
+                  if not (ROOT / name).is_file())
 
     def test_code_in_contributing_is_code_of_the_sources(self):
-        sources = [file for folder in ("include", "src", "backends", "tests") for file in sorted((ROOT / folder).rglob("*"))
+        sources = [file for folder in ("include", "src", "backends", "tests")
+                   for file in sorted((ROOT / folder).rglob("*"))
                    if file.suffix in (".h", ".cpp", ".cu", ".inc")]
         all_code = squeezed("".join(file.read_text() for file in sources))
-        shown = [line for language, block in blocks((ROOT / "CONTRIBUTING.md").read_text()) if not language
-                 for line in block.splitlines()]
+        shown = [line for language, block in blocks((ROOT / "CONTRIBUTING.md").read_text())
+                 if not language for line in block.splitlines()]
         self.assertGreater(len(shown), 10)
         found = []
         for line in shown:
@@ -201,15 +230,19 @@ class Docs(unittest.TestCase):
 
     def test_changed_outputs_are_found(self):
         page = '```cpp\nstd::cout << x;\n```\nprints\n```text\nf32 "a"\n2 of ... rows\n```\n'
-        self.assertEqual(missing_output(page, r'''CHECK(out == "f32 \"a\"\n" "2 of 3" " rows"); // f32'''), [])
-        self.assertEqual(missing_output(page, 'CHECK(out == R"(2 of 3 rows)");  // "f32 a"'), ['f32 "a"'])
+        self.assertEqual(
+            missing_output(page, r'''CHECK(out == "f32 \"a\"\n" "2 of 3" " rows"); // f32'''), [])
+        self.assertEqual(missing_output(page, 'CHECK(out == R"(2 of 3 rows)");  // "f32 a"'),
+                         ['f32 "a"'])
 
     def test_headings_have_the_anchors_of_code_hosts(self):
-        page = "# One `jit` & [two](x.md): 3-D\n## Limits\n```sh\n# no heading\n```\n### Limits\n(by-hand)=\n"
+        page = ("# One `jit` & [two](x.md): 3-D\n## Limits\n```sh\n# no heading\n```\n### Limits\n"
+                "(by-hand)=\n")
         self.assertEqual(slugs(page), {"one-jit--two-3-d", "limits", "limits-1", "by-hand"})
 
     def test_links_are_found_outside_of_code(self):
-        page = "[a](b.md#c) `[x](y)` ![d](e.svg) <https://f> [g](https://h)\n```cpp\n[i](j)\n```\n[k]: l.md\n"
+        page = ("[a](b.md#c) `[x](y)` ![d](e.svg) <https://f> [g](https://h)\n```cpp\n[i](j)\n"
+                "```\n[k]: l.md\n")
         self.assertEqual(links(page), ["b.md#c", "e.svg", "l.md"])
 
 

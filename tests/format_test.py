@@ -1,4 +1,5 @@
-"""C++ files are formatted by clang-format with the configuration of this repository."""
+"""C++ files are formatted by clang-format with the configuration of this repository, and lines of
+Python have at most 100 columns."""
 import pathlib
 import re
 import shutil
@@ -20,7 +21,8 @@ def formatter():
     return None
 
 
-@unittest.skipUnless(formatter(), f"there is no clang-format {VERSION}: tools/setup --tests installs it")
+@unittest.skipUnless(formatter(),
+                     f"there is no clang-format {VERSION}: tools/setup --tests installs it")
 class Format(unittest.TestCase):
     def unformatted(self, *files):
         command = [formatter(), "--dry-run", *map(str, files)]
@@ -39,6 +41,24 @@ class Format(unittest.TestCase):
             file.write("int  f( ){return 1;}\n")
             file.flush()
             self.assertEqual(self.unformatted(file.name), [file.name])
+
+
+def python_files():
+    """Yields the files of Python in this repository: named *.py, and scripts without an ending."""
+    for folder in (*FOLDERS, "docs"):
+        for file in (ROOT / folder).rglob("*"):
+            script = not file.suffix and file.is_file() and file.read_bytes()[:99].splitlines()[:1]
+            if file.suffix == ".py" or script and b"python3" in script[0]:
+                yield file
+
+
+class Columns(unittest.TestCase):
+    def test_lines_of_python_have_at_most_100_columns(self):
+        files = list(python_files())
+        self.assertGreater(len(files), 30)
+        self.assertEqual([f"{file.relative_to(ROOT)}:{number}" for file in files
+                          for number, line in enumerate(file.read_text().splitlines(), 1)
+                          if len(line) > 100], [])
 
 
 if __name__ == "__main__":

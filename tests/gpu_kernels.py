@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Every text of a kernel that the suite's simulated runs have left is compiled for cards: no stack, no spills, nothing called.
+"""Every text of a kernel that the suite's simulated runs have left is compiled for cards: no stack,
+no spills, nothing called.
 
-gpu_kernels.py [FOLDER]   those in FOLDER, or else in build/kernels, where runs with HALIAX_CUDA=keep leave them
+gpu_kernels.py [FOLDER]   those in FOLDER, or else in build/kernels, where runs with
+                          HALIAX_CUDA=keep leave them
 
-Many texts are compiled as one, which spares most of the front end's work; one that does not come out well is compiled again by
-itself, as a card's machine would. What came out well is remembered by text, prelude, options, compiler and card, so a second
-run compiles nothing.
+Many texts are compiled as one, which spares most of the front end's work; one that does not come
+out well is compiled again by itself, as a card's machine would. What came out well is remembered by
+text, prelude, options, compiler and card, so a second run compiles nothing.
 """
 import concurrent.futures
 import ctypes
@@ -21,9 +23,11 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CARDS = (80, 90, 100)
 TOGETHER = 64
-TELLS = "cudaGraphSetConditional"   # a function of the toolkit's, which is linked later (backends/cuda/nvrtc.cpp)
+# a function of the toolkit's, which is linked later (backends/cuda/nvrtc.cpp)
+TELLS = "cudaGraphSetConditional"
 FINE = " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-POW = "__internal_accurate_pow"     # the toolkit's, of f64: the one function that is called, and it has no stack either
+# the toolkit's, of f64: the one function that is called, and it has no stack either
+POW = "__internal_accurate_pow"
 PLANTED = """struct kplanted_words { Word w[2]; };
 extern "C" __global__ void kplanted(const kplanted_words a) {
   double many[100] = {};
@@ -48,7 +52,8 @@ def read(file):
 @functools.cache
 def usual_options(sm):
     """Those of the library."""
-    said = (ROOT / "backends/cuda/nvrtc.cpp").read_text().partition("nvrtc_options(")[2].partition("if (exact)")[0]
+    said = (ROOT / "backends/cuda/nvrtc.cpp").read_text().partition("nvrtc_options(")[2].partition(
+        "if (exact)")[0]
     return [option.replace("{}", str(sm)) for option in re.findall(r'"(--[^"]+)"', said)]
 
 
@@ -80,8 +85,10 @@ class Nvrtc:
         """Whether it was compiled, and the log."""
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         asked = [option.encode() for option in options(sm, text)]
-        self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None)
-        status = self.library.nvrtcCompileProgram(program, len(asked), (ctypes.c_char_p * len(asked))(*asked))
+        self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0,
+                                        None, None)
+        status = self.library.nvrtcCompileProgram(program, len(asked),
+                                                  (ctypes.c_char_p * len(asked))(*asked))
         self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         self.library.nvrtcGetProgramLog(program, log)
@@ -91,11 +98,13 @@ class Nvrtc:
 
 def complaint(name, log):
     """What the log has against a kernel; empty: nothing."""
-    about = log.partition(f"Compiling entry function '{name}'")[2].partition("Compiling entry function")[0]
+    about = log.partition(f"Compiling entry function '{name}'")[2].partition(
+        "Compiling entry function")[0]
     functions = re.findall(r"Function properties for (\S+)\n(.*)", about)
     if not functions:
         return "the log does not have it"
-    bad = [f"{function}: {' '.join(said.split())}" for function, said in functions if function not in (name, POW) or FINE not in said]
+    bad = [f"{function}: {' '.join(said.split())}" for function, said in functions
+           if function not in (name, POW) or FINE not in said]
     return "; ".join(bad)
 
 
@@ -115,30 +124,36 @@ class Work:
     """All texts of a folder, for all cards."""
 
     def __init__(self, folder):
-        self.folder, self.version, self.known_file = folder, Nvrtc().version, folder / "fine_for_cards"
+        self.folder, self.version, self.known_file = (folder, Nvrtc().version,
+                                                      folder / "fine_for_cards")
         self.texts = [read(file) for file in sorted(folder.glob("k" + "[0-9a-f]" * 16 + ".cu"))]
         self.bad = {sm: {} for sm in CARDS}
         if self.version:
             self.run()
 
     def key(self, text, sm):
-        return digest("\n".join([str(self.version), FINE, *options(sm, text.body), digest(text.prelude), text.body]))
+        return digest("\n".join([str(self.version), FINE, *options(sm, text.body),
+                                 digest(text.prelude), text.body]))
 
     def run(self):
         known = set(self.known_file.read_text().split()) if self.known_file.exists() else set()
-        todo = [(sm, text) for sm in CARDS for text in self.texts if self.key(text, sm) not in known]
+        todo = [(sm, text) for sm in CARDS
+                for text in self.texts if self.key(text, sm) not in known]
         alike = {}
         for sm, text in todo:
             alike.setdefault((sm, text.prelude, TELLS in text.body), []).append(text)
-        parts = [(sm, texts[at:at + TOGETHER]) for (sm, *_), texts in alike.items() for at in range(0, len(texts), TOGETHER)]
+        parts = [(sm, texts[at:at + TOGETHER]) for (sm, *_), texts in alike.items()
+                 for at in range(0, len(texts), TOGETHER)]
         with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             running = {pool.submit(compiled, texts, sm): (sm, texts) for sm, texts in parts}
             for job in concurrent.futures.as_completed(running):
                 sm, texts = running[job]
                 found = job.result()
                 self.bad[sm].update((name, why) for name, why in found.items() if why)
-                with self.known_file.open("a") as file:    # at once: what was made stays, if this is ended
-                    file.write("".join(self.key(text, sm) + "\n" for text in texts if not found[text.name]))
+                # at once: what was made stays, if this is ended
+                with self.known_file.open("a") as file:
+                    file.write("".join(self.key(text, sm) + "\n" for text in texts
+                                       if not found[text.name]))
 
 
 class Cards(unittest.TestCase):
@@ -152,8 +167,10 @@ class Cards(unittest.TestCase):
             self.skipTest(f"no NVRTC: {len(work.texts)} texts are not compiled for sm_{sm}")
         if not work.texts:
             self.skipTest("no texts: golden groups and ops on cuda-sim leave them")
-        bad = "".join(f"\n  {name}.cu, sm_{sm}: {why}" for name, why in sorted(work.bad[sm].items()))
-        self.assertFalse(bad, f"{len(work.bad[sm])} of {len(work.texts)} texts in {work.folder}:{bad}")
+        bad = "".join(f"\n  {name}.cu, sm_{sm}: {why}"
+                      for name, why in sorted(work.bad[sm].items()))
+        self.assertFalse(bad,
+                         f"{len(work.bad[sm])} of {len(work.texts)} texts in {work.folder}:{bad}")
 
     def test_sm_80(self):
         self.check(80)
@@ -168,7 +185,8 @@ class Cards(unittest.TestCase):
         if not self.work.version or not self.work.texts:
             self.skipTest("no NVRTC, or no texts")
         one = self.work.texts[0]
-        planted, broken = Text("kplanted", one.prelude, PLANTED), Text("kbroken", one.prelude, "nonsense;\n")
+        planted, broken = (Text("kplanted", one.prelude, PLANTED),
+                           Text("kbroken", one.prelude, "nonsense;\n"))
         found = compiled([one, planted], 90)
         self.assertEqual(found[one.name], "")
         self.assertIn(" 800 bytes stack frame", found["kplanted"])

@@ -1,4 +1,5 @@
-"""tools/gpu: what is packed starts from its folder alone, says so where there is no GPU, and runs on the simulated card."""
+"""tools/gpu: what is packed starts from its folder alone, says so where there is no GPU, and runs
+on the simulated card."""
 import json
 import os
 import pathlib
@@ -12,14 +13,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 CASES = {   # the unit, and what a case is measured beside
-    "copy": ("GB/s", None), "gemm": ("TFLOP/s", "the bare call"), "fused": ("GB/s", "a copy"), "softmax": ("GB/s", "a copy"),
-    "softmax_grad": ("GB/s", "a copy"), "layer_norm": ("GB/s", "a copy"), "layer_norm_grad": ("GB/s", "a copy"),
-    "adamw": ("GB/s", "a copy"), "graph": ("us", None), "head": ("ms", None), "attention": ("TFLOP/s", None),
-    "attention_both": ("TFLOP/s", None), "gpt2": ("tokens/s", None)}
+    "copy": ("GB/s", None), "gemm": ("TFLOP/s", "the bare call"), "fused": ("GB/s", "a copy"),
+    "softmax": ("GB/s", "a copy"), "softmax_grad": ("GB/s", "a copy"),
+    "layer_norm": ("GB/s", "a copy"), "layer_norm_grad": ("GB/s", "a copy"),
+    "adamw": ("GB/s", "a copy"), "graph": ("us", None), "head": ("ms", None),
+    "attention": ("TFLOP/s", None), "attention_both": ("TFLOP/s", None), "gpt2": ("tokens/s", None)}
 
 
 def packed(folder):
-    subprocess.run([ROOT / "tools/gpu", "--pack", folder, "--small"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([ROOT / "tools/gpu", "--pack", folder, "--small"], check=True,
+                   stdout=subprocess.DEVNULL)
 
 
 # In place of PyTorch's.
@@ -32,28 +35,36 @@ for line in sys.stdin:
 
 def tool():
     names = {"__name__": "tool", "__file__": str(ROOT / "tools/gpu")}
-    exec(compile((ROOT / "tools/gpu").read_text(), "tools/gpu", "exec"), names)   # it has no .py behind its name
+    # it has no .py behind its name
+    exec(compile((ROOT / "tools/gpu").read_text(), "tools/gpu", "exec"), names)
     return names
 
 
 class WithoutABuild(unittest.TestCase):
     def test_a_pack_has_all_golden_files(self):
         names = tool()
-        there = {f.name for f in (ROOT / "tests/golden").iterdir() if f.suffix in (".json", ".safetensors")} - {"errors.json"}
+        there = {f.name for f in (ROOT / "tests/golden").iterdir()
+                 if f.suffix in (".json", ".safetensors")} - {"errors.json"}
         self.assertEqual({f.name for f in names["golden_files"](names["GROUPS"])}, there)
-        self.assertEqual([f.name for f in names["golden_files"](["nn"])], ["nn.json", "nn.safetensors"])
+        self.assertEqual([f.name for f in names["golden_files"](["nn"])],
+                         ["nn.json", "nn.safetensors"])
 
     def test_what_is_written_names_no_place_of_the_machine(self):
         folder = pathlib.Path("/tmp/made")
         run = tool()["Run"](folder, folder, None, True)
-        for text, plain in ((" ".join(map(str, ["/opt/cuda/bin/checker", "--tool", "memcheck", folder / "lib/ld-linux-x.so.2", "--library-path",
-                                                "/tmp/made/lib:/opt/cuda/lib64", folder / "bin/gpu", "bits"])), "checker --tool memcheck ./bin/gpu bits"),
-                            ("golden: /tmp/made/golden/a.json is not there; at 5 TFLOP/s", "golden: ./golden/a.json is not there; at 5 TFLOP/s"),
-                            ("failed (/usr/bin/python3 ended)", "failed (python3 ended)")):
+        for text, plain in (
+                (" ".join(map(str, ["/opt/cuda/bin/checker", "--tool", "memcheck",
+                                    folder / "lib/ld-linux-x.so.2", "--library-path",
+                                    "/tmp/made/lib:/opt/cuda/lib64", folder / "bin/gpu", "bits"])),
+                 "checker --tool memcheck ./bin/gpu bits"),
+                ("golden: /tmp/made/golden/a.json is not there; at 5 TFLOP/s",
+                 "golden: ./golden/a.json is not there; at 5 TFLOP/s"),
+                ("failed (/usr/bin/python3 ended)", "failed (python3 ended)")):
             self.assertEqual(run.plain(text), plain)
 
 
-@unittest.skipUnless((ROOT / "build/tests/golden").exists() and (ROOT / "build/bench/gpu").exists(), "tools/build")
+@unittest.skipUnless((ROOT / "build/tests/golden").exists() and (ROOT / "build/bench/gpu").exists(),
+                     "tools/build")
 class Gpu(unittest.TestCase):
     def test_a_pack_runs_without_a_gpu_and_says_so(self):
         with tempfile.TemporaryDirectory() as made:
@@ -62,29 +73,35 @@ class Gpu(unittest.TestCase):
             size = sum(f.stat().st_size for f in (folder / "pack").iterdir())
             self.assertLess(size, 40 << 20)
             without = dict(os.environ, CUDA_VISIBLE_DEVICES="")
-            done = subprocess.run([folder / "pack/gpu", "--run"], env=without, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run([folder / "pack/gpu", "--run"], env=without,
+                                  stdout=subprocess.PIPE, text=True)
             self.assertEqual(done.returncode, 77)
             self.assertIn("nothing is run: ", done.stdout)
             self.assertFalse((folder / "pack/bench").exists())
-            # What it would run there starts with the libraries of the pack alone, and finds its data.
+            # What it would run there starts with the libraries of the pack alone, and finds its
+            # data.
             with tarfile.open(folder / "pack/all.tar.gz") as tar:
                 tar.extractall(folder / "there")
             there = folder / "there"
             loader = next((there / "lib").glob("ld-linux*"))
-            command = [loader, "--inhibit-cache", "--library-path", there / "lib", there / "bin/golden", there / "golden", "random"]
-            said = subprocess.run([*command, "--backend", "cpu", "--case", "uniform"], env={}, stdout=subprocess.PIPE, text=True).stdout
+            command = [loader, "--inhibit-cache", "--library-path", there / "lib",
+                       there / "bin/golden", there / "golden", "random"]
+            said = subprocess.run([*command, "--backend", "cpu", "--case", "uniform"], env={},
+                                  stdout=subprocess.PIPE, text=True).stdout
             self.assertRegex(said, r"[1-9]\d* passed, 0 failed")
 
     def test_all_that_a_card_is_asked_runs_on_the_simulated_one(self):
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
             packed(folder)
-            command = [sys.executable, folder / "gpu", "--rehearse", "--out", folder / "out", "--python", folder / "nothing"]
+            command = [sys.executable, folder / "gpu", "--rehearse", "--out", folder / "out",
+                       "--python", folder / "nothing"]
             code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
             written = json.loads(next((folder / "out").glob("simulated-*.json")).read_text())
             self.assertEqual(code, 0, written["steps"])
             self.assertEqual(sorted(written), ["card", "date", "steps", "table"])
-            lines = {case: [line for line in written["table"] if line["case"] == case] for case in CASES}
+            lines = {case: [line for line in written["table"] if line["case"] == case]
+                     for case in CASES}
             for case, (unit, beside) in CASES.items():
                 of_gemm = 6 * 2 if case == "gemm" else 1   # shapes, and again with `tune`
                 self.assertEqual(len(lines[case]), 2 * of_gemm, case)   # twice
@@ -99,7 +116,8 @@ class Gpu(unittest.TestCase):
             [losses] = [line for line in written["table"] if line["case"] == "losses"]
             self.assertLess(losses["furthest"], losses["limit"])
             self.assertLess(losses["last"], losses["first"])
-            self.assertEqual([line["status"] for line in written["table"] if line["case"] == "gpt2_torch"], ["not compared: no torch"])
+            self.assertEqual([line["status"] for line in written["table"]
+                              if line["case"] == "gpt2_torch"], ["not compared: no torch"])
 
     def test_steps_are_made_in_turns_with_another_program(self):
         with tempfile.TemporaryDirectory() as made:
@@ -122,8 +140,8 @@ class Gpu(unittest.TestCase):
         loader = pathlib.Path("/lib64/ld-linux-x86-64.so.2")
         if not loader.exists():
             self.skipTest("no such loader")
-        done = subprocess.run([loader, "--inhibit-cache", ROOT / "build/tests/backends", "-nv", "-tc=*is missing is named"],
-                              capture_output=True, text=True)
+        done = subprocess.run([loader, "--inhibit-cache", ROOT / "build/tests/backends", "-nv",
+                               "-tc=*is missing is named"], capture_output=True, text=True)
         if "left out" in done.stdout:
             self.skipTest("the loader finds a toolkit without its cache")
         self.assertIn("1 passed | 0 failed", done.stdout, done.stdout + done.stderr)

@@ -7,14 +7,17 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = {".h", ".cpp", ".cu", ".inc"}
-HEAVY = re.compile(r"#\s*include\s*<(Eigen|dnnl|oneapi|fmt|nlohmann|cuda|iostream|functional|map|unordered_map|regex)\b")
-TYPE = re.compile(r"\s*(?:template <.*?> ?)?(?:(?:struct|class|union|concept|enum(?: class)?) (?:\w+::)*(\w+)(?:<[^;{]*>)?"
+HEAVY = re.compile(r"#\s*include\s*<(Eigen|dnnl|oneapi|fmt|nlohmann|cuda|iostream|functional|map|"
+                   r"unordered_map|regex)\b")
+TYPE = re.compile(r"\s*(?:template <.*?> ?)?"
+                  r"(?:(?:struct|class|union|concept|enum(?: class)?) (?:\w+::)*(\w+)(?:<[^;{]*>)?"
                   r"(?: final)?(?= :(?!:)| ?\{| =|$)|using (\w\w+) = (.*?);)")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|stub|not implemented)\b")
 
 
 def files(*folders, suffixes=CODE):
-    return sorted(f for folder in folders for f in (ROOT / folder).rglob("*") if f.suffix in suffixes and f.is_file())
+    return sorted(f for folder in folders for f in (ROOT / folder).rglob("*")
+                  if f.suffix in suffixes and f.is_file())
 
 
 def lines(*folders, suffixes=CODE):
@@ -27,7 +30,8 @@ def lines(*folders, suffixes=CODE):
 def twice(code):
     """Returns the names of types that two places define, with the places.
 
-    `code` holds (file:line, text). An alias may repeat itself, or import a name of another namespace.
+    `code` holds (file:line, text). An alias may repeat itself, or import a name of another
+    namespace.
     """
     known = {}
     for at, text in code:
@@ -47,7 +51,8 @@ class House(unittest.TestCase):
 
     def test_files_have_at_most_800_lines(self):
         folders = ("include", "src", "backends", "tests", "examples", "bench", "tools")
-        self.none(f for f in files(*folders, suffixes=CODE | {".py"}) if len(f.read_text().splitlines()) > 800)
+        self.none(f for f in files(*folders, suffixes=CODE | {".py"})
+                  if len(f.read_text().splitlines()) > 800)
 
     def test_lines_have_at_most_100_columns(self):
         folders = ("include", "src", "backends", "tests", "examples", "bench", "tools")
@@ -78,11 +83,12 @@ class House(unittest.TestCase):
         opens = 'namespace [[gnu::visibility("default")]] haliax {'
         self.none(f for f in files("include") if f.name not in ("haliax.h", "fmt.h")
                   and opens not in f.read_text())
-        self.none(at for at, text in lines("include") if re.match(r"namespace haliax(::\w+)? \{\s*[^c\s]", text)
-                  and "fmt.h" not in at)
+        self.none(at for at, text in lines("include")
+                  if re.match(r"namespace haliax(::\w+)? \{\s*[^c\s]", text) and "fmt.h" not in at)
 
     def test_passes_use_rules_and_never_compare_ops(self):
-        # Allowed: structural ops (leaves, loops, region boundaries, casts). Two passes rewrite formulas.
+        # Allowed: structural ops (leaves, loops, region boundaries, casts). Two passes rewrite
+        # formulas.
         graph = ("Loop|Result|Collective|CustomVjp|Enter|Leave|Between|Barrier|ShardingConstraint|"
                  "Tracer|Input|Number|Iota|Index|Carry|Cast")
         named = re.compile(rf"&(prim::)?k(?!({graph})\b)[A-Z]\w+|->name ==|\bname == \"")
@@ -93,7 +99,8 @@ class House(unittest.TestCase):
         rewriting = ("src/compile/lower/softmax_matmuls.cpp",
                      "src/compile/chunk/defer_normalization.cpp")
         code = [(at, text) for at, text in lines("src/compile") if not at.startswith(rewriting)]
-        self.none(at for at, text in code if named.search(text) or set(asked.findall(text)) - formulas)
+        self.none(at for at, text in code
+                  if named.search(text) or set(asked.findall(text)) - formulas)
         # The verifier alone reads op codes, to check dtypes. No pass compares names of ops.
         computes = re.compile(r"op->code\s*[!=]=|switch \(\w+(->|\.)op->code\)|"
                               r"(string_view|strcmp)\(.*->name\b")
@@ -156,7 +163,8 @@ class House(unittest.TestCase):
 
     def test_test_cases_are_in_files_that_the_runner_finds(self):
         self.none(f for f in files("tests")
-                  if re.search(r"^\s*TEST_CASE", f.read_text(), re.MULTILINE) and not (f.name.endswith("_test.cpp") and f.parent.parent.name == "tests"))
+                  if re.search(r"^\s*TEST_CASE", f.read_text(), re.MULTILINE)
+                  and not (f.name.endswith("_test.cpp") and f.parent.parent.name == "tests"))
 
     def test_every_directory_of_tests_is_built(self):
         text = (ROOT / "tests/meson.build").read_text()

@@ -8,8 +8,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def golden(isa, *groups):
-    return subprocess.run([ROOT / "build/tests/golden", ROOT / "tests/golden", *groups], env={**os.environ, "HALIAX_ISA": isa},
-                          capture_output=True, text=True)
+    return subprocess.run([ROOT / "build/tests/golden", ROOT / "tests/golden", *groups],
+                          env={**os.environ, "HALIAX_ISA": isa}, capture_output=True, text=True)
 
 
 class Isa(unittest.TestCase):
@@ -22,7 +22,8 @@ class Isa(unittest.TestCase):
     def test_a_word_that_is_none(self):
         done = golden("sse9", "nn")
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("[environment] HALIAX_ISA is sse9; it must be amx, avx512, avx2 or baseline", done.stdout + done.stderr)
+        self.assertIn("[environment] HALIAX_ISA is sse9; it must be amx, avx512, avx2 or baseline",
+                      done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

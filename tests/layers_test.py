@@ -1,4 +1,5 @@
-"""The direction of includes: a file may include its own layer and those below it, and nothing includes a backend."""
+"""The direction of includes: a file may include its own layer and those below it, and nothing
+includes a backend."""
 import pathlib
 import re
 import tempfile
@@ -7,9 +8,10 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Lowest first. examples, then bench, tools and tests stand on top of everything.
-LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms", "src/nn",
-          "src/compile/memory", "src/compile/loops", "src/compile/lower", "src/compile/sharding", "src/compile/chunk", "src/compile",
-          "src/devices", "src/io", "src/runtime", "src/report"]
+LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms",
+          "src/nn", "src/compile/memory", "src/compile/loops", "src/compile/lower",
+          "src/compile/sharding", "src/compile/chunk", "src/compile", "src/devices", "src/io",
+          "src/runtime", "src/report"]
 APART = {"src/compile/sharding", "src/compile/chunk"}   # neither sees the other
 TOP = ["examples", "bench", "tools", "tests"]
 BACKEND_SEES = ["include/haliax", "src/base", "src/program"]
@@ -17,11 +19,13 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(haliax/[^>]+)>)')
 
 
 def layer_of(path):
-    return next((layer for layer in LAYERS + TOP + ["backends"] if path.startswith(layer + "/")), None)
+    return next((layer for layer in LAYERS + TOP + ["backends"] if path.startswith(layer + "/")),
+                None)
 
 
 def target_of(root, file, name):
-    """The file that an include means: beside the includer, else in include/, src/ or the root. None: not ours."""
+    """The file that an include means: beside the includer, else in include/, src/ or the root.
+    None: not ours."""
     for folder in (file.parent, root / "include", root / "src", root):
         if (folder / name).is_file():
             return (folder / name).resolve().relative_to(root).as_posix()
@@ -37,7 +41,8 @@ def allowed(here, there, source, target):
         same = source.split("/")[:2] == target.split("/")[:2]
         return there in BACKEND_SEES or (there == "backends" and same)
     if here in TOP:
-        return there in LAYERS or there in (here, "examples") or (here == "tests" and there == "backends")
+        return (there in LAYERS or there in (here, "examples")
+                or (here == "tests" and there == "backends"))
     if here != there and {here, there} == APART:
         return False
     return there in LAYERS and LAYERS.index(there) <= LAYERS.index(here)
@@ -47,7 +52,8 @@ def violations(root):
     root = root.resolve()
     found = []
     folders = [root / folder for folder in ("include", "src", "backends", *TOP)]
-    for file in sorted(f for d in folders for f in d.rglob("*") if f.suffix in {".h", ".cpp", ".cu", ".inc"}):
+    for file in sorted(f for d in folders for f in d.rglob("*")
+                       if f.suffix in {".h", ".cpp", ".cu", ".inc"}):
         source = file.relative_to(root).as_posix()
         here = layer_of(source)
         for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
@@ -72,8 +78,9 @@ class Layers(unittest.TestCase):
         """Is the include reported in a tree of its own?"""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for name in ("include/haliax/axis.h", "src/base/name.h", "src/program/program.h", "src/graph/node.h",
-                         "src/transforms/grad.h", "backends/cpu/step.h", "backends/reference/run.h"):
+            for name in ("include/haliax/axis.h", "src/base/name.h", "src/program/program.h",
+                         "src/graph/node.h", "src/transforms/grad.h", "backends/cpu/step.h",
+                         "backends/reference/run.h"):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).touch()
             (root / source).parent.mkdir(parents=True, exist_ok=True)

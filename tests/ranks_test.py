@@ -1,4 +1,5 @@
-"""Meshes of several processes, as mpirun starts them: the bits and bytes of threads, arrays in parts, and faults of one of them."""
+"""Meshes of several processes, as mpirun starts them: the bits and bytes of threads, arrays in
+parts, and faults of one of them."""
 import os
 import pathlib
 import re
@@ -13,15 +14,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("HALIAX_BUILD", "build")
 CACHE = os.environ.get("HALIAX_CACHE", str(BUILD / "kernels"))   # of what is compiled for cuda-sim
 CARDS = {"HALIAX_BACKEND": "cuda-sim"}
-WITHOUT = None if (BUILD / "libhaliax_mpi.so").exists() and shutil.which("mpirun") else "MPI is not here"
+WITHOUT = (None if (BUILD / "libhaliax_mpi.so").exists() and shutil.which("mpirun")
+           else "MPI is not here")
 
 
 def run(count, *words, program="tests/ranks", **variables):
     """The status of mpirun, what the ranks said, and how many seconds it took."""
     begin = time.time()
-    done = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(count), str(BUILD / program), *words],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
-                          env={**os.environ, "HALIAX_THREADS": "1", "HALIAX_CACHE": CACHE, **variables})
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(count),
+         str(BUILD / program), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+        env={**os.environ, "HALIAX_THREADS": "1", "HALIAX_CACHE": CACHE, **variables})
     return done.returncode, done.stdout, time.time() - begin
 
 
@@ -30,7 +34,8 @@ class Ranks(unittest.TestCase):
     def test_bits_and_bytes_are_those_of_threads(self):
         for count, devices in ((2, 1), (4, 1), (3, 1), (2, 2)):
             with self.subTest(ranks=count, devices=devices):
-                status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices), HALIAX_VERIFY="1")
+                status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
+                                      HALIAX_VERIFY="1")
                 self.assertEqual(status, 0, said)
                 self.assertEqual(said.count(": 0 wrong"), count, said)
 
@@ -40,15 +45,18 @@ class Ranks(unittest.TestCase):
         self.assertRegex(said, r"^[1-9]\d* passed, 0 failed, 0 skipped")
 
     def test_bits_and_bytes_on_devices_with_memory_of_their_own(self):
-        for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2), ("separate-memory", 2, 1)):
+        for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2),
+                                        ("separate-memory", 2, 1)):
             with self.subTest(backend=backend, ranks=count, devices=devices):
-                status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices), HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
+                status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
+                                      HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
                 self.assertEqual(status, 0, said)
                 self.assertEqual(said.count(": 0 wrong"), count, said)
 
     def test_gpt2_on_a_card_for_each_rank(self):
         for count in 2, 4:
-            status, said, _ = run(count, str(ROOT / "tests/golden"), "--ranks", "--backend", "cuda-sim", "--case", "gpt2-untied",
+            status, said, _ = run(count, str(ROOT / "tests/golden"), "--ranks",
+                                  "--backend", "cuda-sim", "--case", "gpt2-untied",
                                   program="tests/golden")
             self.assertEqual(status, 0, said)
             self.assertRegex(said, r"^1 passed, 0 failed, 0 skipped")
@@ -57,12 +65,14 @@ class Ranks(unittest.TestCase):
         for devices in "1", "2":
             status, said, _ = run(2, "cards", "own", HALIAX_DEVICES=devices, **CARDS)
             self.assertEqual((status, said.count("nothing went wrong")), (0, 2), said)
-        for cards, devices, says in (("same", "1", "3 ranks, but 1 GPU:"), ("same", "2", "3 ranks with 2 devices each, but 2 GPUs:"),
+        for cards, devices, says in (("same", "1", "3 ranks, but 1 GPU:"),
+                                     ("same", "2", "3 ranks with 2 devices each, but 2 GPUs:"),
                                      ("few", "2", "3 ranks with 2 devices each, but 3 GPUs:")):
             status, said, _ = run(3, "cards", cards, HALIAX_DEVICES=devices, **CARDS)
             self.assertNotEqual(status, 0, said)
             # each says so, or that another which was faster has
-            told = re.findall(rf"^rank [0-2]: (?:\[ranks\] rank [0-2] .* has failed: .*)?\[cuda-sim\] host \S+ has {says} .*; start fewer "
+            told = re.findall(rf"^rank [0-2]: (?:\[ranks\] rank [0-2] .* has failed: .*)?"
+                              rf"\[cuda-sim\] host \S+ has {says} .*; start fewer "
                               r"ranks .*CUDA_VISIBLE_DEVICES", said, re.M)
             self.assertEqual(len(told), 3, said)
 
@@ -72,47 +82,56 @@ class Ranks(unittest.TestCase):
         self.assertEqual(said.count("total"), 1, said)
         for k in range(3):
             self.assertIn(f"rank {k}: 7 of 7 right", said)
-            self.assertRegex(said, rf"device {k} of rank {k}: .*batch={3 if k < 2 else 1}.* from \[{3 * k}\]")
+            self.assertRegex(
+                said, rf"device {k} of rank {k}: .*batch={3 if k < 2 else 1}.* from \[{3 * k}\]")
 
     def test_a_rank_holds_little_beside_the_plan(self):
         status, said, _ = run(4, "memory")
         self.assertEqual(status, 0, said)
-        held = [(float(a), float(b)) for a, b in re.findall(r"planned ([\d.]+) MiB, held ([\d.]+) MiB", said)]
+        held = [(float(a), float(b))
+                for a, b in re.findall(r"planned ([\d.]+) MiB, held ([\d.]+) MiB", said)]
         self.assertEqual(len(held), 4, said)
         for planned, most in held:
             self.assertGreater(planned, 48, said)
             self.assertLess(most, planned + 40, said)
 
     def test_a_llama_has_the_losses_of_one_device_in_every_mode(self):
-        status, said, _ = run(4, "--modes", "--steps", "10", "--batch", "4", "--pos", "16", "--embed", "32", program="examples/llama")
+        status, said, _ = run(4, "--modes", "--steps", "10", "--batch", "4", "--pos", "16",
+                              "--embed", "32", program="examples/llama")
         self.assertEqual(status, 0, said)
-        rows = re.findall(r"^(all-reduce|reduce-scatter), (again|kept)(, overlapped)? .* ([\d.e-]+)$", said, re.M)
+        rows = re.findall(
+            r"^(all-reduce|reduce-scatter), (again|kept)(, overlapped)? .* ([\d.e-]+)$", said, re.M)
         self.assertEqual(len(rows), 8, said)   # one rank speaks
         self.assertTrue(all(float(row[3]) <= 1e-5 for row in rows), said)
 
     def train(self, folder, steps, *words, ranks=2):
         text = folder / "text.txt"
         text.write_text("to be or not to be, that is the question. " * 400)
-        return run(ranks, "train", str(text), "--steps", str(steps), "--layers", "1", "--embed", "32", "--seq", "16", "--tokens", "0",
-                   "--curve", "", *words, program="examples/gpt2")
+        return run(ranks, "train", str(text), "--steps", str(steps), "--layers", "1",
+                   "--embed", "32", "--seq", "16", "--tokens", "0", "--curve", "", *words,
+                   program="examples/gpt2")
 
     def test_a_training_is_resumed_bit_for_bit_and_on_other_ranks(self):
         with tempfile.TemporaryDirectory() as at:
             folder = pathlib.Path(at)
             saved = {}
             for name in "straight", "resumed":
-                status, said, _ = self.train(folder, 12, "--mesh", "data=2", "--checkpoint", f"{folder}/{name}", "--every", "6", "--resume",
-                                             "--save", f"{folder}/{name}.safetensors")
+                status, said, _ = self.train(folder, 12, "--mesh", "data=2",
+                                             "--checkpoint", f"{folder}/{name}", "--every", "6",
+                                             "--resume", "--save", f"{folder}/{name}.safetensors")
                 self.assertEqual(status, 0, said)
                 self.assertEqual(said.count("parameters"), 1, said)   # one rank speaks
                 saved[name] = (folder / f"{name}.safetensors").read_bytes()
                 if name == "straight":
-                    shutil.copytree(folder / "straight/step-00000006", folder / "resumed/step-00000006")
+                    shutil.copytree(folder / "straight/step-00000006",
+                                    folder / "resumed/step-00000006")
             self.assertIn("resumed after step 6", said)
             self.assertTrue(saved["straight"] == saved["resumed"])
             files = sorted(f.name for f in (folder / "straight/step-00000012").iterdir())
-            self.assertEqual(files, ["manifest.json", "state-00001-of-00002.safetensors", "state-00002-of-00002.safetensors"])
-            status, said, _ = self.train(folder, 14, "--mesh", "data=2,model=2", "--checkpoint", f"{folder}/resumed", "--resume", ranks=4)
+            self.assertEqual(files, ["manifest.json", "state-00001-of-00002.safetensors",
+                                     "state-00002-of-00002.safetensors"])
+            status, said, _ = self.train(folder, 14, "--mesh", "data=2,model=2",
+                                         "--checkpoint", f"{folder}/resumed", "--resume", ranks=4)
             self.assertEqual(status, 0, said)
             self.assertIn("resumed after step 12", said)
             self.assertGreater(float(re.search(r"losses: +([\d.]+)", said)[1]), 0)
@@ -128,17 +147,21 @@ class Ranks(unittest.TestCase):
         with tempfile.TemporaryDirectory() as at:
             folder = pathlib.Path(at)
             (folder / "text.txt").write_text("to be or not to be. " * 400)
-            words = [str(BUILD / "examples/gpt2"), "train", str(folder / "text.txt"), "--steps", "100000", "--layers", "1", "--embed",
-                     "32", "--seq", "16", "--tokens", "0", "--curve", "", "--mesh", "data=2", "--checkpoint", f"{folder}/run",
-                     "--every", "5"]
-            job = subprocess.Popen(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *words], stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, env={**os.environ, "HALIAX_THREADS": "1"})
+            words = [str(BUILD / "examples/gpt2"), "train", str(folder / "text.txt"),
+                     "--steps", "100000", "--layers", "1", "--embed", "32", "--seq", "16",
+                     "--tokens", "0", "--curve", "", "--mesh", "data=2",
+                     "--checkpoint", f"{folder}/run", "--every", "5"]
+            job = subprocess.Popen(
+                ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *words],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, "HALIAX_THREADS": "1"})
             while not list(folder.glob("run/step-*")) and job.poll() is None:
                 time.sleep(0.05)
             if warns:
                 job.send_signal(signal.SIGUSR1)   # mpirun hands it on, and waits
             else:
-                ranks = subprocess.run(["pgrep", "-P", str(job.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
+                ranks = subprocess.run(["pgrep", "-P", str(job.pid)], stdout=subprocess.PIPE,
+                                       text=True).stdout.split()
                 os.kill(int(ranks[-1]), signal.SIGTERM)
             said, _ = job.communicate(timeout=60)
             told = re.search(r"stopped by signal \d+ after step (\d+)", said)
@@ -162,44 +185,57 @@ class Ranks(unittest.TestCase):
         return said
 
     def test_a_rank_that_raises_ends_or_does_something_else(self):
-        for how, says in (("raises", "rank 1 has ended, but rank 0 waits"), ("ends", "rank 1 has ended, but rank 0 waits"),
+        for how, says in (("raises", "rank 1 has ended, but rank 0 waits"),
+                          ("ends", "rank 1 has ended, but rank 0 waits"),
                           ("reads", "different call than rank|wait for each other"),
-                          ("opens", "different call than rank|wait for each other"), ("calls", "different call than rank|wait for each other")):
+                          ("opens", "different call than rank|wait for each other"),
+                          ("calls", "different call than rank|wait for each other")):
             with self.subTest(how):
                 said = self.faulty(how, names=[says])
-                self.assertGreaterEqual(len(re.findall(r"^rank [0-3]: \[ranks\]", said, re.M)), 3, said)
+                self.assertGreaterEqual(len(re.findall(r"^rank [0-3]: \[ranks\]", said, re.M)), 3,
+                                        said)
 
     def test_a_rank_that_is_killed_or_stands_still(self):
         self.faulty("killed", names=["rank 1 with PID .* signal 9|rank 1 has not responded"])
-        self.faulty("stopped", names=["rank 0: .*rank 1 has not responded for 4", "rank 2: .*rank 1 has not responded", "rank 3: .*rank 1 has not responded"],
-                    HALIAX_PATIENCE="4")
+        self.faulty("stopped", names=["rank 0: .*rank 1 has not responded for 4",
+                                      "rank 2: .*rank 1 has not responded",
+                                      "rank 3: .*rank 1 has not responded"], HALIAX_PATIENCE="4")
 
     def test_a_rank_with_a_card_that_fails(self):
         """Others wait on their cards, not for messages: all of them are told while they do."""
         others = [f"(?m)^rank {r}: .*rank 1 " for r in (0, 2, 3)]
-        _, said, took = run(4, "fault", "killed", OMPI_MCA_orte_enable_recovery="1", **CARDS)   # mpirun ends nobody
+        # mpirun ends nobody
+        _, said, took = run(4, "fault", "killed", OMPI_MCA_orte_enable_recovery="1", **CARDS)
         self.assertLess(took, 30, said)
         for other in others:
             self.assertRegex(said, other + "has exited")
         for how, says in (("stopped", "has not responded for 4"), ("ends", "has ended, but rank")):
             with self.subTest(how):
-                self.faulty(how, names=[other + says for other in others], HALIAX_PATIENCE="4", **CARDS)
+                self.faulty(how, names=[other + says for other in others], HALIAX_PATIENCE="4",
+                            **CARDS)
         for how in "reads", "calls":
             with self.subTest(how):
-                self.faulty(how, names=[rf"(?m)^rank {r}: .*rank \d makes a different call than rank \d: one is at " for r in range(4)], **CARDS)
+                self.faulty(how, names=[
+                    rf"(?m)^rank {r}: .*rank \d makes a different call than rank \d: one is at "
+                    for r in range(4)], **CARDS)
 
     def test_a_card_that_fails_ends_the_work_of_all(self):
-        said = self.faulty("card", names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"], HALIAX_PATIENCE="10", **CARDS)
-        self.assertEqual(len(re.findall(r"^rank [023]: .*rank 1 has failed: .*a planted fault", said, re.M)), 3, said)
+        said = self.faulty("card", names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"],
+                           HALIAX_PATIENCE="10", **CARDS)
+        self.assertEqual(len(re.findall(r"^rank [023]: .*rank 1 has failed: .*a planted fault",
+                                        said, re.M)), 3, said)
 
     def test_ranks_that_do_not_mean_the_same(self):
-        for what, says in (("mesh", "rank 1 differs in mesh from rank 0: model=2, not data=2"), ("mapping", "differs in arguments"),
+        for what, says in (("mesh", "rank 1 differs in mesh from rank 0: model=2, not data=2"),
+                           ("mapping", "differs in arguments"),
                            ("dtype", "differs in arguments"), ("program", "differs in plan"),
-                           ("environment", "differs in environment from rank 0: HALIAX_SCORES=1000 .*, not HALIAX_VERIFY=0;")):
+                           ("environment", "differs in environment from rank 0: HALIAX_SCORES=1000 "
+                                           ".*, not HALIAX_VERIFY=0;")):
             with self.subTest(what):
                 status, said, took = run(2, "differs", what, HALIAX_VERIFY="0")
                 self.assertNotEqual(status, 0, said)
-                self.assertEqual(len(re.findall(rf"^rank [01]: \[ranks\] .*{says}", said, re.M)), 2, said)
+                self.assertEqual(len(re.findall(rf"^rank [01]: \[ranks\] .*{says}", said, re.M)), 2,
+                                 said)
                 self.assertLess(took, 20)
 
     def test_what_is_asked_for_and_is_not_there(self):

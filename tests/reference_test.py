@@ -1,10 +1,14 @@
-"""Checks that every public name of include/haliax has a comment for the reference: `///`, directly above its declaration.
+"""Checks that every public name of include/haliax has a comment for the reference: `///`, directly
+above its declaration.
 
-  python3 tests/reference_test.py                   run the test: there may be at most BUDGET names without a comment
-  python3 tests/reference_test.py --list [FILE...]  print file:line: name for each name without a comment (default: all headers)
+  python3 tests/reference_test.py                   run the test: there may be at most BUDGET names
+                                                    without a comment
+  python3 tests/reference_test.py --list [FILE...]  print file:line: name for each name without a
+                                                    comment (default: all headers)
 
-Public names are the functions, types, concepts, aliases and constants of the namespace haliax and of the namespaces in it, except
-`detail` and `reflect`. Operators need no comment. Overloads that follow each other directly share the comment of the first.
+Public names are the functions, types, concepts, aliases and constants of the namespace haliax and
+of the namespaces in it, except `detail` and `reflect`. Operators need no comment. Overloads that
+follow each other directly share the comment of the first.
 """
 import collections
 import os
@@ -17,13 +21,19 @@ BUDGET = 0   # public names without a comment; may only fall
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADERS = sorted((ROOT / "include/haliax").glob("*.h"))
 INTERNAL = {"detail", "reflect"}
-NOT_CODE = re.compile(r'''//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])+'
+NOT_CODE = re.compile(r'''//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'''
+                      r'''|(?<!\w)'(?:\\.|[^'\\\n])+'
                           |^[ ]*\#(?:[^\n]*\\\n)*[^\n]*''', re.DOTALL | re.MULTILINE | re.VERBOSE)
 NAMESPACE = re.compile(r"(?:inline )?namespace\s+(?:\[\[.*?\]\]\s*)?([\w:]*)\s*$")
-EXPRESSION = re.compile(r"(=|requires|&&|\|\|)\s*requires\s*(\(.*\))?\s*$", re.DOTALL)   # the next brace is no body
-TYPE = re.compile(r"(?:struct|class|union|enum(?: class| struct)?)\s+(?:\[.*?\]+\s*)?(\w+)(?!\s*[\w<])", re.DOTALL)
-NO_NAME = re.compile(r"(static_assert|extern template|typedef|friend)\b|\w+\s*\([^)]*\)\s*->")   # the last: a deduction guide
-FUNCTION = re.compile(r"\b(?!(?:decltype|alignas|explicit|noexcept|requires|sizeof|auto|void)\b)(\w+)\s*\(")
+# the next brace is no body
+EXPRESSION = re.compile(r"(=|requires|&&|\|\|)\s*requires\s*(\(.*\))?\s*$", re.DOTALL)
+TYPE = re.compile(
+    r"(?:struct|class|union|enum(?: class| struct)?)\s+(?:\[.*?\]+\s*)?(\w+)(?!\s*[\w<])",
+    re.DOTALL)
+# the last: a deduction guide
+NO_NAME = re.compile(r"(static_assert|extern template|typedef|friend)\b|\w+\s*\([^)]*\)\s*->")
+FUNCTION = re.compile(
+    r"\b(?!(?:decltype|alignas|explicit|noexcept|requires|sizeof|auto|void)\b)(\w+)\s*\(")
 
 Name = collections.namedtuple("Name", "line name scope documented end")
 
@@ -33,7 +43,8 @@ def blank(text):
 
 
 def closing(text, start):
-    """The position after the bracket that closes the one at `start`; angle brackets count if `start` is one."""
+    """The position after the bracket that closes the one at `start`; angle brackets count if
+    `start` is one."""
     pairs = {"(": ")", "[": "]", "{": "}"} | ({"<": ">"} if text[start] == "<" else {})
     depth = 0
     for k in range(start, len(text)):
@@ -44,19 +55,23 @@ def closing(text, start):
 
 
 def flat(head):
-    """A declaration's text of the same length in which the content of brackets and of template arguments is blank."""
+    """A declaration's text of the same length in which the content of brackets and of template
+    arguments is blank."""
     for opening in "([<{":
         end = 0
         while (k := head.find(opening, end)) >= 0:
-            end = closing(head, k) if opening != "<" or re.search(r"\w\s*$", head[:k]) else k + 1   # the last: an operator
+            # the last: an operator
+            end = closing(head, k) if opening != "<" or re.search(r"\w\s*$", head[:k]) else k + 1
             head = head[:k + 1] + blank(head[k + 1:end - 1]) + head[max(end - 1, k + 1):]
     return head
 
 
 def without_template(head):
-    """A declaration's text of the same length with blanks for the template parameters, constraints and attributes before it."""
+    """A declaration's text of the same length with blanks for the template parameters, constraints
+    and attributes before it."""
     start = 0
-    while prefix := re.match(r"\s*(template\s*(?=<)|requires\s*(?=\()|\[\[[^\]]*\]\])", head[start:]):
+    while prefix := re.match(r"\s*(template\s*(?=<)|requires\s*(?=\()|\[\[[^\]]*\]\])",
+                             head[start:]):
         start += prefix.end()
         if not prefix[1].startswith("[["):
             start = closing(head, start)
@@ -64,7 +79,8 @@ def without_template(head):
 
 
 def names_of(head, has_body, code):
-    """Position and name of each public name that a declaration declares. A template may have specializations alone."""
+    """Position and name of each public name that a declaration declares. A template may have
+    specializations alone."""
     head = flat(without_template(head))
     text = head.strip()
     if re.match(r"using\s|concept\s", text):
@@ -76,7 +92,8 @@ def names_of(head, has_body, code):
         matches = []
     else:   # one or several functions, or a constant
         head = head.split("=")[0]
-        matches = [FUNCTION.search(head) or re.search(r"(\w+)\s*(\[\s*\]\s*)?$", head), *re.finditer(r",\s*(\w+)\s*\(", head)]
+        matches = [FUNCTION.search(head) or re.search(r"(\w+)\s*(\[\s*\]\s*)?$", head),
+                   *re.finditer(r",\s*(\w+)\s*\(", head)]
     return [(match.start(1), match[1]) for match in matches if match]
 
 
@@ -96,7 +113,8 @@ def public_names(text):
             if code[end] == "{":
                 if NAMESPACE.match(code[at:end]):
                     break
-                is_value = EXPRESSION.search(code[at:end]) or re.search(r"=[^()]*$", flat(code[at:end]))
+                is_value = (EXPRESSION.search(code[at:end])
+                            or re.search(r"=[^()]*$", flat(code[at:end])))
                 end, body = closing(code, end), not is_value
                 if body and not TYPE.match(without_template(code[at:end]).strip()):
                     break
@@ -113,7 +131,8 @@ def public_names(text):
         head = code[at:end].partition("{")[0] if body else code[at:end]
         public = scope[:1] == ["haliax"] and not INTERNAL & set(scope)
         for k, (position, name) in enumerate(names_of(head, body, code) if public else []):
-            follows = last and last.documented and last.name == name and "\n\n" not in text[last.end:at]
+            follows = (last and last.documented and last.name == name
+                       and "\n\n" not in text[last.end:at])
             number = code.count("\n", 0, at + position) + 1
             last = Name(number, name, "::".join(scope), bool(documented and k == 0 or follows), end)
             yield last
@@ -129,16 +148,22 @@ def undocumented(files):
 class Reference(unittest.TestCase):
     def test_public_names_have_a_comment(self):
         found = undocumented(HEADERS)
-        self.assertLessEqual(len(found), BUDGET, "public names without a comment that starts with ///:\n" + "\n".join(found))
+        self.assertLessEqual(
+            len(found), BUDGET,
+            "public names without a comment that starts with ///:\n" + "\n".join(found))
 
     def test_each_kind_of_name_is_found(self):
-        text = ("namespace haliax {\nstruct Later;\n// plain\nstruct A {\n  int x = 0;\n};\n/// good\nA f(int a = {});\nA f(char);\n\n"
-                "template <class T> auto g(T t) {\n  return t;\n}\nA h(A), i(A);\nnamespace detail {\nint j();\n}\n"
-                "using B = A;\ninline constexpr int c = 1;\nenum class E { a };\nA operator+(A, A);\n}  // namespace haliax\n")
+        text = ("namespace haliax {\nstruct Later;\n// plain\nstruct A {\n  int x = 0;\n};\n"
+                "/// good\nA f(int a = {});\nA f(char);\n\n"
+                "template <class T> auto g(T t) {\n  return t;\n}\nA h(A), i(A);\n"
+                "namespace detail {\nint j();\n}\n"
+                "using B = A;\ninline constexpr int c = 1;\nenum class E { a };\n"
+                "A operator+(A, A);\n}  // namespace haliax\n")
         names = [(name.line, name.name, name.documented) for name in public_names(text)]
         self.assertEqual([name for _, name, documented in names if documented], ["f", "f"])
         self.assertEqual([(line, name) for line, name, documented in names if not documented],
-                         [(4, "A"), (11, "g"), (14, "h"), (14, "i"), (18, "B"), (19, "c"), (20, "E")])
+                         [(4, "A"), (11, "g"), (14, "h"), (14, "i"), (18, "B"), (19, "c"),
+                          (20, "E")])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The pages of Get started that a new user follows: their files are written, their commands run, and their outputs compared."""
+"""The pages of Get started that a new user follows: their files are written, their commands run,
+and their outputs compared."""
 import os
 import pathlib
 import re
@@ -9,12 +10,14 @@ import unittest
 
 from consumer_test import LIBRARY, ROOT, install
 
-TUTORIAL, QUICK_START = ROOT / "docs/get-started/tutorial.md", ROOT / "docs/get-started/quick-start.md"
+TUTORIAL, QUICK_START = (ROOT / "docs/get-started/tutorial.md",
+                         ROOT / "docs/get-started/quick-start.md")
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
 def alike(shown, printed):
-    """True if the words are equal and each number differs by at most 30 %: losses depend on the machine and on the text."""
+    """True if the words are equal and each number differs by at most 30 %: losses depend on the
+    machine and on the text."""
     def value(number):
         return float(number.replace(",", ""))
     numbers = zip(NUMBER.findall(shown), NUMBER.findall(printed))
@@ -23,7 +26,8 @@ def alike(shown, printed):
 
 
 class Walk:
-    """One shell from the first block to the last: each block starts in the folder in which the one before it ended."""
+    """One shell from the first block to the last: each block starts in the folder in which the one
+    before it ended."""
 
     def __init__(self, home):
         self.home = self.folder = pathlib.Path(home)
@@ -51,9 +55,10 @@ class Walk:
         if commands.startswith("tools/install "):
             return   # done once for all pages
         script = f"set -euo pipefail\n{commands}\npwd >{self.home}/here"
-        done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, errors="replace",   # a model that has trained for seconds samples any byte
-                              env=dict(os.environ, HOME=str(self.home)))
+        done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True,
+                              # a model that has trained for seconds samples any byte
+                              errors="replace", env=dict(os.environ, HOME=str(self.home)))
         if done.returncode:
             raise AssertionError(f"{commands}{done.stdout}")
         self.folder = pathlib.Path((self.home / "here").read_text().strip())
@@ -63,13 +68,15 @@ class Walk:
         printed = iter(self.printed)
         for line in shown.splitlines():
             if not any(alike(line, p) for p in printed):
-                raise AssertionError(f"the page shows\n{shown}\nand this is printed\n" + "\n".join(self.printed))
+                raise AssertionError(f"the page shows\n{shown}\nand this is printed\n"
+                                     + "\n".join(self.printed))
 
     def follow(self, page):
         """Does all that the page shows, in order; returns the kinds of its blocks."""
         found = re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL)
         for kind, block in found:
-            {"cpp": self.write, "cmake": self.write, "diff": self.change, "sh": self.run, "text": self.compare}[kind](block)
+            {"cpp": self.write, "cmake": self.write, "diff": self.change, "sh": self.run,
+             "text": self.compare}[kind](block)
         return [kind for kind, _ in found]
 
 

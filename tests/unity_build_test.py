@@ -134,8 +134,8 @@ class UnityBuild(unittest.TestCase):
         for first, second, name in (
                 ("constexpr int kRows = 3;", "const std::map<int, int> kRows{{1, 2}};", "kRows"),
                 ("thread_local int one = 0, two = 0;", "static std::string two;", "two"),
-                ("int f(int a, float b = 2) { return 1; }", "float f(int c, float) {\n  return 2;\n}",
-                 "f"),
+                ("int f(int a, float b = 2) { return 1; }",
+                 "float f(int c, float) {\n  return 2;\n}", "f"),
                 ("template <class T> T f(std::vector<T> a) { return a[0]; }",
                  "template <class T>\nT f(std::vector<T>) {", "f"),
                 ("struct Step {\n  int a;\n};", "enum class Step { first };", "Step"),

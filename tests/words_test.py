@@ -1,8 +1,11 @@
-"""Checks prose against the word table in words.toml: docs, comments, error messages, test names and help.
+"""Checks prose against the word table in words.toml: docs, comments, error messages, test names and
+help.
 
   python3 tests/words_test.py                  run the test: no group of files may exceed its budget
-  python3 tests/words_test.py --list PATH...   print file:line, the flagged words with replacements, and the sentence
-  python3 tests/words_test.py --stats PATH...  print counts and shares by group and folder (default: all files)
+  python3 tests/words_test.py --list PATH...   print file:line, the flagged words with replacements,
+                                               and the sentence
+  python3 tests/words_test.py --stats PATH...  print counts and shares by group and folder (default:
+                                               all files)
   python3 tests/words_test.py --update         lower the budgets in words.toml to the current counts
 """
 import bisect
@@ -20,34 +23,43 @@ TABLE_FILE = ROOT / "tests/words.toml"
 TABLE = tomllib.loads(TABLE_FILE.read_text())
 FOLDERS = ("docs", "include", "src", "backends", "tests", "tools", "bench", "examples")
 PAGES = ("README.md", "CONTRIBUTING.md")
-GROUPS = {"docs": "docs", "include": "headers", "src": "sources", "backends": "sources", "tests": "tests",
-          "tools": "tools", "bench": "tools", "examples": "tools"}
+GROUPS = {"docs": "docs", "include": "headers", "src": "sources", "backends": "sources",
+          "tests": "tests", "tools": "tools", "bench": "tools", "examples": "tools"}
 CPP = {".h", ".cpp", ".cu", ".inc"}
 ITEM = r"(?:[-*+] |\d+\. |@\w+|\|)"   # the start of a list item, a tag or a table row
 WORD = re.compile(r"[A-Za-z][a-z']+")
 
-CPP_TOKEN = re.compile(r'''R"(?P<tag>\w*)\(.*?\)(?P=tag)"|"(?P<string>(?:\\.|[^"\\\n])*)"|(?<!\w)'(?:\\.|[^'\\\n])+'
+CPP_TOKEN = re.compile(r'''R"(?P<tag>\w*)\(.*?\)(?P=tag)"|"(?P<string>(?:\\.|[^"\\\n])*)"'''
+                       r'''|(?<!\w)'(?:\\.|[^'\\\n])+'
                            |//(?P<line>[^\n]*)|/\*(?P<block>.*?)\*/''', re.DOTALL | re.VERBOSE)
-PYTHON_TOKEN = re.compile(r'''(?P<quote>"{3}|'{3})(?P<block>.*?)(?P=quote)|"(?P<string>(?:\\.|[^"\\\n])*)"
-                              |'(?P<single>(?:\\.|[^'\\\n])*)'|\#(?P<line>[^\n]*)''', re.DOTALL | re.VERBOSE)
-SCRIPT_TOKEN = re.compile(r'''(?:echo|printf|description:)\ ["'](?P<string>[^"'\n]*)["']|(?:^|(?<=\s))\#(?!!)(?P<line>[^\n]*)''',
+PYTHON_TOKEN = re.compile(r'''(?P<quote>"{3}|'{3})(?P<block>.*?)(?P=quote)'''
+                          r'''|"(?P<string>(?:\\.|[^"\\\n])*)"
+                              |'(?P<single>(?:\\.|[^'\\\n])*)'|\#(?P<line>[^\n]*)''',
+                          re.DOTALL | re.VERBOSE)
+SCRIPT_TOKEN = re.compile(r'''(?:echo|printf|description:)\ ["'](?P<string>[^"'\n]*)["']'''
+                          r'''|(?:^|(?<=\s))\#(?!!)(?P<line>[^\n]*)''',
                           re.VERBOSE)
-CODE_IN_STRING = re.compile(r"[;{]\s*(\\n)?$|^\s*[}#]|\b(float|int|const|void|return|unsigned|auto|__\w+)\b"
-                            r"|->|[=!]=|&&|\+=|\+\+|%[a-z]\d")
-MASKED = re.compile(r"""`[^`]*`|<[^<>\n]*>|\]\([^)]*\)|https?:\S+|\{[^{}]*\}|\\[nt"]     # code, tags, links, placeholders
-                        |\b\w*(?:_|::|->)\w[\w:.>-]*|\b\w+\.(?:h|cpp|py|md|toml|build)\b|\b[a-z]+[A-Z]\w*|\b\w+\(""", re.VERBOSE)
+CODE_IN_STRING = re.compile(
+    r"[;{]\s*(\\n)?$|^\s*[}#]|\b(float|int|const|void|return|unsigned|auto|__\w+)\b"
+    r"|->|[=!]=|&&|\+=|\+\+|%[a-z]\d")
+MASKED = re.compile(r"""`[^`]*`|<[^<>\n]*>|\]\([^)]*\)|https?:\S+|\{[^{}]*\}|\\[nt"]"""
+                    r"""     # code, tags, links, placeholders
+                        |\b\w*(?:_|::|->)\w[\w:.>-]*|\b\w+\.(?:h|cpp|py|md|toml|build)\b"""
+                    r"""|\b[a-z]+[A-Z]\w*|\b\w+\(""", re.VERBOSE)
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<! vs)[.!?][\"')*_]*\s+(?=[^a-z\s])")
 
-Text = collections.namedtuple("Text", "line kind words")          # kind: prose, comment, message or name
+Text = collections.namedtuple("Text", "line kind words")  # kind: prose, comment, message or name
 Flag = collections.namedtuple("Flag", "line words sentence")
 
 
 def paragraphs(lines, kind):
-    """Joins (line number, column, continues, text): neighbors in one column, without a list item between them."""
+    """Joins (line number, column, continues, text): neighbors in one column, without a list item
+    between them."""
     block = []
     for number, column, continues, text in lines + [(0, 0, False, "")]:
         text = re.sub(r"^[/!<]*", "", text)
-        if not text.strip(" -=/*") or re.match(r"     | ?namespace ", text):   # blank, code in a comment
+        # blank, code in a comment
+        if not text.strip(" -=/*") or re.match(r"     | ?namespace ", text):
             text, continues = "", False
         neighbor = block and continues and (number, column) == (block[-1][0] + 1, block[-1][1])
         if block and (not neighbor or re.match(r"\s*" + ITEM, text)):
@@ -58,7 +70,8 @@ def paragraphs(lines, kind):
 
 
 def markdown_texts(text):
-    not_prose = r"(?ms)^( *)(```|~~~).*?^ *\2|<!--.*?-->|^\| not \| but \|\n(?:\|[^\n]*\n)*"   # the last: a word table
+    # the last: a word table
+    not_prose = r"(?ms)^( *)(```|~~~).*?^ *\2|<!--.*?-->|^\| not \| but \|\n(?:\|[^\n]*\n)*"
     text = re.sub(not_prose, lambda match: "\n" * match[0].count("\n"), text)
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -66,7 +79,8 @@ def markdown_texts(text):
             for cell in re.split(r"(?<!\\)\|", line.strip("#| ")):
                 yield Text(number, "prose", cell)
         else:
-            rows.append((number, 0, True, line.strip() if not line.startswith("    ") or rows and rows[-1][3] else ""))
+            rows.append((number, 0, True, line.strip() if not line.startswith("    ")
+                         or rows and rows[-1][3] else ""))
     yield from paragraphs(rows, "prose")
 
 
@@ -81,12 +95,16 @@ def code_texts(text, token, kind_of_string):
         if groups["line"] is not None:
             comments.append((number, len(before), not before.strip(), groups["line"]))
         elif groups.get("block") is not None:
-            comments += [(number + k, 0, k > 0, line.strip(" *")) for k, line in enumerate(groups["block"].split("\n"))]
-        elif string is not None and strings and not text[strings[-1][1]:match.start()].strip():   # adjacent literals
+            comments += [(number + k, 0, k > 0, line.strip(" *"))
+                         for k, line in enumerate(groups["block"].split("\n"))]
+        elif string is not None and strings and not text[strings[-1][1]:match.start()].strip():
+            # adjacent literals
             first, end, before, joined = strings[-1]
-            strings[-1] = (first, match.end(), before, joined + "\n" * text.count("\n", end, match.start()) + string)
+            strings[-1] = (first, match.end(), before,
+                           joined + "\n" * text.count("\n", end, match.start()) + string)
         elif string is not None:
-            strings.append((number, match.end(), text[max(0, match.start() - 40):match.start()], string))
+            strings.append((number, match.end(),
+                            text[max(0, match.start() - 40):match.start()], string))
     yield from paragraphs(comments, "comment")
     for number, _, before, string in strings:
         if kind := kind_of_string(before, string):
@@ -94,7 +112,8 @@ def code_texts(text, token, kind_of_string):
 
 
 def message(_, string):
-    return "message" if len(WORD.findall(string)) >= 3 and " " in string and not CODE_IN_STRING.search(string) else None
+    return ("message" if len(WORD.findall(string)) >= 3 and " " in string
+            and not CODE_IN_STRING.search(string) else None)
 
 
 def test_name(before, _):
@@ -103,7 +122,8 @@ def test_name(before, _):
 
 def texts(path, name):
     """Yields each Text of a file. `name` is its path from the root of the project."""
-    text, kind_of_string = path.read_text(errors="replace"), test_name if name.startswith("tests/") else message
+    text, kind_of_string = (path.read_text(errors="replace"),
+                            test_name if name.startswith("tests/") else message)
     if path.suffix == ".md":
         yield from markdown_texts(text)
     elif path.suffix in CPP:
@@ -117,7 +137,8 @@ def texts(path, name):
 
 
 def any_of(patterns, start="", end=""):
-    """One expression for all patterns, and for each of its groups the pattern that it is a part of."""
+    """One expression for all patterns, and for each of its groups the pattern that it is a part
+    of."""
     owners = [None]
     for pattern in patterns:
         owners += [pattern] * (re.compile(pattern).groups + 1)
@@ -140,7 +161,8 @@ def sentences(text):
         sentence = words[start:end].strip()
         if len(WORD.findall(sentence)) >= 2:
             before = start + len(words[start:end]) - len(words[start:end].lstrip())
-            yield text.line + text.words.count("\n", 0, before), sentence, text.words[start:end].strip()
+            yield (text.line + text.words.count("\n", 0, before), sentence,
+                   text.words[start:end].strip())
         start = end
 
 
@@ -149,7 +171,8 @@ def check(text):
     count, found = 0, []
     for line, masked, original in sentences(text):
         count += 1
-        lower = re.sub(r"^[-*+>|. ]+|\*\*", lambda match: " " * len(match[0]), masked).lower().replace("\n", " ")
+        lower = re.sub(r"^[-*+>|. ]+|\*\*", lambda match: " " * len(match[0]),
+                       masked).lower().replace("\n", " ")
         skipped = len(lower) - len(lower.lstrip())
         matches = {}
         for expression, owners in (WORDS, COMMENTS) if text.kind == "comment" else (WORDS,):
@@ -157,19 +180,24 @@ def check(text):
                 continue
             for match in expression.finditer(NORMAL.sub(mask, lower).lstrip()):
                 at = line + masked.count("\n", 0, skipped + match.start())
-                matches.setdefault(f"'{match[0].strip()}' -> {INSTEAD[owners[match.lastindex]]}", at)
+                matches.setdefault(f"'{match[0].strip()}' -> {INSTEAD[owners[match.lastindex]]}",
+                                   at)
         if matches:
-            found.append(Flag(min(matches.values()), " | ".join(matches), " ".join(original.split())))
+            found.append(Flag(min(matches.values()), " | ".join(matches),
+                              " ".join(original.split())))
     return count, found
 
 
 def files(paths=()):
     """(path, name) of the files to check: all of the project, or those below the paths."""
-    roots = [pathlib.Path(path).resolve() for path in paths] or [ROOT / name for name in FOLDERS + PAGES]
+    roots = ([pathlib.Path(path).resolve() for path in paths]
+             or [ROOT / name for name in FOLDERS + PAGES])
     for root in roots:
         for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
-            name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix().lstrip("/")
-            known = path.suffix in CPP | {".md", ".py"} or path.name == "meson.build" or not path.suffix
+            name = (path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT)
+                    else path.as_posix().lstrip("/"))
+            known = (path.suffix in CPP | {".md", ".py"} or path.name == "meson.build"
+                     or not path.suffix)
             if known and path.is_file() and (paths or name not in TABLE["paths"]["skip"]):
                 yield path, name
 
@@ -202,9 +230,10 @@ def counts(paths=()):
 
 def update():
     actual, text, budgets = counts(), TABLE_FILE.read_text(), TABLE["budgets"]
-    lines = [f"{group} = {min(flagged, budgets.get(group, flagged))}" for group, (_, flagged) in sorted(actual.items())
-             if " " not in group]
-    TABLE_FILE.write_text(re.sub(r"(?m)^\[budgets\]\n(\w+ = \d+\n)*", "[budgets]\n" + "\n".join(lines) + "\n", text))
+    lines = [f"{group} = {min(flagged, budgets.get(group, flagged))}"
+             for group, (_, flagged) in sorted(actual.items()) if " " not in group]
+    TABLE_FILE.write_text(re.sub(r"(?m)^\[budgets\]\n(\w+ = \d+\n)*",
+                                 "[budgets]\n" + "\n".join(lines) + "\n", text))
 
 
 def print_stats(paths):
@@ -224,14 +253,18 @@ class Words(unittest.TestCase):
         actual = counts()
         for group, budget in TABLE["budgets"].items():
             with self.subTest(group):
-                flagged, hint = actual[group][1], "run tests/words_test.py with --list PATH, or with --update"
+                flagged, hint = (actual[group][1],
+                                 "run tests/words_test.py with --list PATH, or with --update")
                 self.assertLessEqual(flagged, budget, hint)
                 self.assertGreaterEqual(flagged, budget - budget // 20 - 5, hint)
 
     def test_comments_and_messages_are_read(self):
-        code = 'int a;  // bytes per device\n// a sentence on\n// two lines\nfail("jit", "no mesh is in scope "\n     "here");'
-        found = [(text.line, text.kind, text.words) for text in code_texts(code, CPP_TOKEN, message)]
-        self.assertEqual(found, [(1, "comment", " bytes per device"), (2, "comment", " a sentence on\n two lines"),
+        code = ('int a;  // bytes per device\n// a sentence on\n// two lines\n'
+                'fail("jit", "no mesh is in scope "\n     "here");')
+        found = [(text.line, text.kind, text.words)
+                 for text in code_texts(code, CPP_TOKEN, message)]
+        self.assertEqual(found, [(1, "comment", " bytes per device"),
+                                 (2, "comment", " a sentence on\n two lines"),
                                  (4, "message", "no mesh is in scope \nhere")])
 
     def test_private_words_are_flagged(self):

@@ -1,4 +1,5 @@
-"""Each mistake of README.md gives what is said there: compiled with g++ and clang, and run with the shared library."""
+"""Each mistake of README.md gives what is said there: compiled with g++ and clang, and run with the
+shared library."""
 import concurrent.futures
 import os
 import pathlib
@@ -40,7 +41,8 @@ SETUP = """
 MAIN = """
 template <class T> void show(const T& v) {
   if constexpr (std::is_same_v<T, NamedArray>) {
-    for (bool first = true; float e : v.floats()) std::cout << (first ? "" : " ") << e, first = false;
+    for (bool first = true; float e : v.floats())\
+ std::cout << (first ? "" : " ") << e, first = false;
   } else {
     std::cout << v;
   }
@@ -68,12 +70,14 @@ class Mistake(typing.NamedTuple):
     def whole(self):
         """With functions of its own, the one that runs called f; else it is the body of f."""
         at = f'#line {self.line} "README.md"\n'
-        return at + self.code if re.search(r"^(auto|void) f\(", self.code, re.MULTILINE) else f"auto f() {{\n{at}{self.code}}}\n"
+        return (at + self.code if re.search(r"^(auto|void) f\(", self.code, re.MULTILINE)
+                else f"auto f() {{\n{at}{self.code}}}\n")
 
 
 def mistakes():
     text = (FOLDER / "README.md").read_text()
-    form = re.compile(r"^### ([^\n]*)\n```cpp\n(.*?)```\n(\w+) ([^\n]*)\n", re.MULTILINE | re.DOTALL)
+    form = re.compile(r"^### ([^\n]*)\n```cpp\n(.*?)```\n(\w+) ([^\n]*)\n",
+                      re.MULTILINE | re.DOTALL)
     found = []
     for entry in form.finditer(text):
         title, code, kind, words = entry.groups()
@@ -85,7 +89,8 @@ def mistakes():
 
 
 class Compiler:
-    """One compiler, with the headers compiled once; but some of what they declare, so made, makes clang 14 crash."""
+    """One compiler, with the headers compiled once; but some of what they declare, so made, makes
+    clang 14 crash."""
 
     def __init__(self, name, folder):
         self.name, self.folder = name, pathlib.Path(folder) / name
@@ -100,13 +105,15 @@ class Compiler:
         assert done.returncode == 0, done.stdout
 
     def call(self, *arguments):
-        return subprocess.run([self.name, *map(str, [*self.flags, *arguments])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, env=dict(os.environ, LC_ALL="C"))
+        return subprocess.run([self.name, *map(str, [*self.flags, *arguments])],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=dict(os.environ, LC_ALL="C"))
 
     def checked(self, mistake):
         source = self.folder / f"{mistake.number}.cpp"
         source.write_text(mistake.whole())
-        done = self.call(*self.made, *["-fno-crash-diagnostics"] * self.clang, "-fsyntax-only", source)
+        done = self.call(*self.made, *["-fno-crash-diagnostics"] * self.clang, "-fsyntax-only",
+                         source)
         if "frontend command failed" in done.stdout:
             source.write_text(HEAD + SETUP + mistake.whole())
             done = self.call("-fsyntax-only", source)
@@ -114,11 +121,15 @@ class Compiler:
 
     def program(self, those):
         source, made = self.folder / "all.cpp", self.folder / "all"
-        cases = "".join(f"    case {m.number}: run([] {{ return mistake_{m.number}::f(); }}); break;\n" for m in those)
-        source.write_text((HEAD + SETUP) * self.clang + "".join(f"namespace mistake_{m.number} {{\n{m.whole()}}}\n" for m in those) + MAIN
-                          + f"int main(int, char** argv) {{\n  switch (std::atoi(argv[1])) {{\n{cases}  }}\n}}\n")
-        done = self.call(*self.made * (not self.clang), "-w", source, "-o", made, f"-L{BUILD}", "-lhaliax", f"-Wl,-rpath,{BUILD}",
-                         "-pthread")
+        cases = "".join(
+            f"    case {m.number}: run([] {{ return mistake_{m.number}::f(); }}); break;\n"
+            for m in those)
+        source.write_text(
+            (HEAD + SETUP) * self.clang
+            + "".join(f"namespace mistake_{m.number} {{\n{m.whole()}}}\n" for m in those) + MAIN
+            + f"int main(int, char** argv) {{\n  switch (std::atoi(argv[1])) {{\n{cases}  }}\n}}\n")
+        done = self.call(*self.made * (not self.clang), "-w", source, "-o", made, f"-L{BUILD}",
+                         "-lhaliax", f"-Wl,-rpath,{BUILD}", "-pthread")
         assert done.returncode == 0, done.stdout
         return made
 
@@ -154,15 +165,19 @@ class Mistakes(unittest.TestCase):
                     told = [line for line in lines if re.search(r"error:|warning:", line)]
                     self.assertEqual(done.returncode != 0, mistake.kind == "Refused", done.stdout)
                     self.assertEqual(len(told), 1, done.stdout)
-                    self.assertIn("haliax: " if mistake.kind == "Refused" else mistake.words[0], told[0])
+                    self.assertIn("haliax: " if mistake.kind == "Refused" else mistake.words[0],
+                                  told[0])
                     self.assertLess(len(lines), 30, done.stdout)
                     self.says(mistake, done.stdout)
 
-    @unittest.skipUnless((BUILD / "libhaliax.so").exists(), "build/ has no shared library: tools/build")
+    @unittest.skipUnless((BUILD / "libhaliax.so").exists(),
+                         "build/ has no shared library: tools/build")
     def test_what_raises_or_gives_what_it_says(self):
         those = [m for m in self.all if m.kind in ("Returns", "Raises", "Prints")]
-        for compiler, program in zip(self.compilers, self.pool.map(lambda c: c.program(those), self.compilers)):
-            run = lambda m: subprocess.run([program, str(m.number)], capture_output=True, text=True, cwd=self.folder)
+        for compiler, program in zip(self.compilers,
+                                     self.pool.map(lambda c: c.program(those), self.compilers)):
+            run = lambda m: subprocess.run([program, str(m.number)], capture_output=True, text=True,
+                                           cwd=self.folder)
             for mistake, done in zip(those, self.pool.map(run, those)):
                 with self.subTest(mistake.title, compiler=compiler.name):
                     self.assertEqual(done.returncode, 0, done.stderr)
