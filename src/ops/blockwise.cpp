@@ -3,38 +3,16 @@
 #include "ops/blockwise.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "graph/loop.h"
 #include "ops/attr.h"
+#include "ops/distributed_order.h"
 
 namespace haliax::prim {
 namespace {
 
 constexpr int far = 8;  // depth limit of searches in the graph
-
-// Returns the value that a sort places last.
-NodePtr last_of(DType d) {
-  return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, true);
-}
-
-struct Blocked {
-  Name axis, blocks;
-  std::int64_t size, count, step;  // size of the axis; number of blocks; positions per block
-  Blocked(const Axis& a, int n)
-      : axis(a.name), blocks("(blocks of " + std::string(a.name.text()) + ")"), size(a.size),
-        count(n), step((a.size + n - 1) / n) {}
-  // (..., axis) -> (..., blocks, axis). The end of the last block is filled with `fill`.
-  NodePtr split(const NodePtr& x, const NodePtr& fill) const {
-    auto whole = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
-    return unflatten(whole, axis, {Axis(blocks, count), Axis(axis, step)});
-  }
-  NodePtr joined(const NodePtr& x) const {
-    auto inner = find(*x, axis)->size;
-    return flatten(x, {blocks, axis}, Axis(axis, count * inner));
-  }
-};
 
 NodePtr running(const NodePtr& n, const Blocked& b) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
@@ -66,12 +44,6 @@ NodePtr extreme_position(const NodePtr& n) {
   return reduce(Monoid::min, candidate, n->axes);
 }
 
-// ---- positions ----
-NodePtr whole(std::int64_t i) { return integer(i, DType::i32); }
-NodePtr quotient(const NodePtr& x, std::int64_t by) {
-  return map(kFloorDiv, {x, whole(by)}, DType::i32);
-}
-NodePtr rest_of(const NodePtr& x, std::int64_t by) { return map(kMod, {x, whole(by)}, DType::i32); }
 // Returns true elements where the ids are in [first, end).
 NodePtr within(const NodePtr& ids, std::int64_t first, std::int64_t end) {
   auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
@@ -239,221 +211,6 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
                 {positions}, {axis});
 }
 
-// ---- a full sort or roll along an axis, if no other axis can be sharded ----
-// Returns true if another axis has at least as many positions as there are blocks. Sharding this
-// other axis is cheaper.
-bool has_another_axis(const Node& x, Name axis, int blocks) {
-  return std::any_of(x.axes.begin(), x.axes.end(),
-                     [&](auto& a) { return a.name != axis && a.size >= blocks; });
-}
-NodePtr with_order(const NodePtr& x, Name axis, const NodePtr& order) {
-  return gather(x, {{axis, order}}, x->axes, program::Outside::clamp);
-}
-
-// Columnsort (Leighton, 1985). The blocks are the columns of a matrix. Each column is sorted; its
-// positions are distributed round-robin over all blocks, sorted again, and distributed back. Then
-// each element is at most half a block away from its final position, and neighboring blocks sort
-// their common elements.
-struct Columnsort {
-  // The keys, and their original positions: among equal keys, the smaller position is first.
-  Nodes rows;
-  Nodes last;  // per row: a value that follows all others
-  Blocked b;
-  // Positions per column, a multiple of the number of blocks and of 2; bytes of one position of all
-  // rows.
-  std::int64_t column, moved = 0;
-
-  Columnsort(Nodes r, Nodes l, const Axis& a, int blocks)
-      : rows(std::move(r)), last(std::move(l)), b(a, blocks) {
-    auto unit = b.count % 2 ? 2 * b.count : b.count;
-    column = (b.step + unit - 1) / unit * unit;
-    for (auto& x : rows) moved += x->bytes() / b.size;
-  }
-  // Returns true if the columns are long enough for the algorithm and less is communicated than the
-  // `gathered` bytes of the alternative. Twice, each device sends all of a column but its own part,
-  // and twice half of a column. The padding of the columns before the block of a device is sorted
-  // to the end.
-  bool pays(std::int64_t gathered) const {
-    auto others = b.count - 1, late = b.count * (column - b.step) / 2;
-    bool small = std::any_of(rows.begin(), rows.end(),
-                             [](auto& x) { return x->bytes() <= kNegligibleBytes; });
-    return !small && column >= 2 * others * others && 3 * column * moved + late * moved < gathered;
-  }
-  Nodes each(const std::function<NodePtr(const NodePtr&)>& f) const {
-    Nodes out;
-    for (auto& x : rows) out.push_back(f(x));
-    return out;
-  }
-  void order(Name along) {
-    if (rows.size() == 1) {
-      rows = {sort(rows[0], along)};
-      return void();
-    }
-
-    auto by = argsort(rows[1], along);
-    by = with_order(by, along, argsort(with_order(rows[0], along, by), along));
-    rows = each([&](auto& x) { return with_order(x, along, by); });
-  }
-  Nodes run() {
-    const Name axis = b.axis, blocks = b.blocks, high("(high)"), low("(low)"), old("(old)");
-    const Axis count(blocks, b.count), part(axis, column / b.count), half(axis, column / 2);
-    for (std::size_t k = 0; k < rows.size(); ++k)
-      rows[k] = pad(b.split(rows[k], last[k]), axis, 0, column - b.step, last[k]);
-    order(axis);
-    rows = each([&](auto& x) {  // (blocks, axis) -> (axis = blocks * high, blocks = axis % count)
-      auto parts = unflatten(x, axis, {Axis(high, part.size), Axis(low, b.count)});
-      return flatten(rename(parts, {blocks, low}, {old, blocks}), {old, high}, Axis(axis, column));
-    });
-    order(axis);
-    order(blocks);  // collects the elements that return to one column
-    rows = each([&](auto& x) {
-      auto parts = unflatten(x, axis, {Axis(old, b.count), Axis(high, part.size)});
-      return flatten(rename(parts, {blocks, old}, {low, blocks}), {high, low}, Axis(axis, column));
-    });
-    order(axis);
-    auto halves = rows;
-    // The upper half of each column, and the lower half of the next one.
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      auto lower = slice(halves[k], axis, 0, half.size), none = slice(lower, blocks, 0, 1);
-      auto next = concat({slice(lower, blocks, 1, b.count - 1), fit(last[k], none->axes)}, count);
-      rows[k] = concat({slice(halves[k], axis, half.size, half.size), next}, Axis(axis, column));
-    }
-    order(axis);
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      auto first = slice(slice(halves[k], axis, 0, half.size), blocks, 0, 1);
-      auto lower =
-          concat({first, slice(slice(rows[k], axis, half.size, half.size), blocks, 0, b.count - 1)},
-                 count);
-      rows[k] =
-          slice(b.joined(concat({lower, slice(rows[k], axis, 0, half.size)}, Axis(axis, column))),
-                axis, 0, b.size);
-    }
-    return rows;
-  }
-};
-NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
-  auto& x = n->in[0];
-  if (has_another_axis(*n, axis, blocks)) return nullptr;
-  Nodes rows{x}, lasts{last_of(x->dtype)};
-  if (n->op == &kArgsort) {
-    rows.push_back(fit(iota(*find(*x, axis)), x->axes));
-    lasts.push_back(extreme(DType::i32, true));
-  }
-
-  Columnsort c(rows, lasts, *find(*x, axis), blocks);
-  return c.pays(x->bytes()) ? c.run().back() : nullptr;
-}
-
-// Returns true if the ids are a permutation of all positions of the axis.
-bool is_order(const Node& ids, Name axis) {
-  if (ids.op == &kArgsort) return AlongAttr::of(ids).axis == axis;
-  return ids.op == &kGather && indexed_axes(ids) == Names{axis} && is_order(*ids.in[0], axis) &&
-         is_order(*ids.in[1], axis);
-}
-bool is_drawn_order(const Node& ids, Name axis) {  // the form that `random::permutation` creates
-  if (!is_order(ids, axis)) return false;
-  return ids.op == &kGather ? is_drawn_order(*ids.in[1], axis)
-                            : ids.in[0]->op->code == Code::threefry_xor;
-}
-// Gathers along a permutation in two communication steps, by way of an intermediate block. The
-// elements that move from one block to another are distributed round-robin over the intermediate
-// blocks. Each block then sends the same number of elements to each other block in both steps: a
-// part of a block, and at most one position more per block.
-NodePtr reordered(const NodePtr& n, Name axis, int count) {
-  Blocked b(*find(*n->in[0], axis), count);
-  auto& order = n->in[1];
-  const auto slots = b.step / count + count;
-  if (order->axes.size() > 1 || n->in[0]->bytes() <= kNegligibleBytes || 2 * slots >= b.step)
-    return nullptr;
-  const Axis blocks(b.blocks, count), part("(part)", count), slot("(slot)", slots),
-      groups("(groups)", count * count);
-  auto pair = [&](const NodePtr& x, const NodePtr& y, std::int64_t size) {
-    return add(mul(x, whole(size)), y);
-  };
-  // Returns the number of earlier elements with the same x and y.
-  auto rank = [&](const NodePtr& x, const NodePtr& y) {
-    auto group = pair(x, y, count);
-    auto before = reduce(Monoid::sum, cast(less(group, iota(groups)), DType::i32), {groups});
-    return sub(argsort(argsort(group, axis), axis),
-               gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
-  };
-  auto table = [&](const NodePtr& values, const Axes& axes, const Where& where) {
-    return scatter(filled(0, DType::i32, axes), values, where, program::Update::set, false);
-  };
-  auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
-  auto by = rest_of(add(rank(from, to), add(from, to)), count), sent = rank(from, by),
-       handed = rank(by, to);
-  auto sends = table(rest_of(order, b.step), {blocks, part, slot},
-                     {{blocks.name, from}, {part.name, by}, {slot.name, sent}});
-  auto hands = table(pair(from, sent, slots), {part, blocks, slot},
-                     {{part.name, by}, {blocks.name, to}, {slot.name, handed}});
-  // (blocks, axis)
-  auto keeps =
-      pad(b.split(pair(by, handed, slots), whole(0)), axis, 0, count * slots - b.step, whole(0));
-
-  // Axes (blocks, part of the given size, slot), then the other axes of the result. The last pick
-  // removes `slot`.
-  auto parted = [&](std::int64_t size) {
-    Axes axes{blocks, part.resize(size), slot};
-    for (auto& a : n->axes)
-      if (a.name != axis) axes.push_back(a);
-    return axes;
-  };
-  auto pick = [&](const NodePtr& x, Name of, const NodePtr& ids, const Axes& axes) {
-    return gather(x, {{of, quotient(ids, slots)}, {slot.name, rest_of(ids, slots)}}, axes,
-                  program::Outside::clamp);
-  };
-  auto x = gather(b.split(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count),
-                  program::Outside::clamp);
-  x = pick(x, blocks.name, hands, parted(count));
-  auto axes = parted(count * slots);
-  axes.erase(axes.begin() + 2);
-  x = pick(x, part.name, rename(keeps, {axis}, {part.name}), axes);
-  return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
-}
-
-// Returns `by` if the ids are (position - by) mod size, the form that `roll` creates. Null: another
-// form.
-NodePtr rolled_by(const Node& n, Name axis) {
-  auto& ids = n.in[1];
-  auto* a = find(*ids, axis);
-  if (n.in.size() != 2 || ids->op != &kMod || !a || a->size != find(*n.in[0], axis)->size)
-    return nullptr;
-  if (!is_number(ids->in[1], double(a->size))) return nullptr;
-  auto& from = ids->in[0];
-  bool counts = from->op == &kSub && from->in[0]->op == &kIota && from->in[0]->axes[0] == *a &&
-                !find(*from->in[1], axis);
-  return counts ? from->in[1] : nullptr;
-}
-// Rolls in two communication steps. Each device first sends a part of its block to each other
-// device, so that each has the same part of all blocks. Full blocks then move locally, and the
-// parts are sent back, so that each device has all elements of its block. If the last block is
-// shorter, the elements before and after the wrap-around are computed separately.
-NodePtr rolled(const NodePtr& n, Name axis, int count) {
-  Blocked b(*find(*n->in[0], axis), count);
-  const bool even = b.size == b.step * count;
-  if (n->in[0]->bytes() <= kNegligibleBytes || b.step < count || (even ? 2 : 3) * b.step >= b.size)
-    return nullptr;
-  auto x = b.split(n->in[0], number(0, n->dtype));
-  auto axes = b.split(n, number(0, n->dtype))->axes;  // axes of the result in blocks
-  auto position = iota(Axis(axis, b.step));
-  auto moved = [&](const NodePtr& by) {  // rolls by less than the size of all blocks
-    auto blocks = quotient(by, b.step), rest = rest_of(by, b.step);
-    auto carried = cast(less_equal(whole(b.step), add(position, rest)), DType::i32);
-    auto from = rest_of(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
-    auto there = gather(x, {{b.blocks, from}}, axes, program::Outside::clamp);
-    auto start = sub(position, rest);
-    auto here = select(less(start, whole(0)), add(start, whole(b.step)), start);
-    return slice(b.joined(gather(there, {{axis, here}}, axes, program::Outside::clamp)), axis, 0,
-                 b.size);
-  };
-  auto by = rest_of(rolled_by(*n, axis), b.size);
-  if (even) return moved(by);
-  auto before = moved(add(by, whole(b.step * count - b.size)));
-  return map(kSelect, {less(iota(Axis(axis, b.size)), by), before, moved(by)}, n->dtype,
-             &before->axes);
-}
-
 }  // namespace
 
 // If the ids are constant and consecutive, places the updates among zeros and selects within the
@@ -543,10 +300,12 @@ NodePtr gather_blockwise(const NodePtr& n, Name axis, int blocks) {
   if (picks_top_k(*n)) return First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]);
   bool all = n->in.size() == 2 && is_order(*n->in[1], axis) &&
              find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
-  if (all) return reordered(n, axis, blocks);
-  return rolled_by(*n, axis) ? rolled(n, axis, blocks) : picked_apart(n, axis);
+  if (all) return permute_in_blocks(n, axis, blocks);
+  return rolled_by(*n, axis) ? roll_in_blocks(n, axis, blocks) : picked_apart(n, axis);
 }
-NodePtr sort_blockwise(const NodePtr& n, Name axis, int blocks) { return ordered(n, axis, blocks); }
+NodePtr sort_blockwise(const NodePtr& n, Name axis, int blocks) {
+  return sort_in_blocks(n, axis, blocks);
+}
 
 NodePtr blockwise(const NodePtr& n, Name axis, int blocks) {
   // Positions are counted in i32 here. A longer axis is processed unblocked.
