@@ -1,11 +1,10 @@
-// Gather and scatter, and ops that work along an axis: sorts and running sums.
+// Gather and scatter.
 #include <algorithm>
 
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/fault.h"
-#include "ops/block_scan.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -93,55 +92,6 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
   if (k > 1 || scatter_monoid(n) != Monoid::sum) return Linear::no;
   return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
 }
-Along whole_along(const Node& n, std::size_t, Name a) {
-  return {a == AlongAttr::of(n).axis ? Way::full : Way::map, a};
-}
-
-Axes axis_last(const Axes& axes, Name last) {
-  auto mine = *find_axis(axes, last);
-  return joined(without(axes, {mine}), {mine});
-}
-void sort_lower(const Node& n, Emit& e) {
-  program::Step s;
-  s.kind = program::Kind::sort;
-  auto dims = axis_last(n.axes, AlongAttr::of(n).axis);
-  auto out = Emit::view(e.result(), n.axes, dims);
-  s.sort = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), {}, {}};
-  (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
-  e.push(std::move(s));
-}
-// Computes the gradient of a running product y[i] = x[0] ... x[i]. The cotangent of x[k] is
-//
-//     y[k - 1] * r[k],   r[k] = g[k] + x[k + 1] * r[k + 1].
-//
-// The formula has no division, so zeros are valid. The recurrence is computed by doubling.
-NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
-  auto whole = *find(*x, axis);
-  auto n = whole.size;
-  if (n < 2) return g;
-  auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
-  auto part = [&](G v, std::int64_t from, std::int64_t to) {
-    return slice(v, axis, from, to - from);
-  };
-  auto ones = filled(1, x->dtype, replaced(x->axes, axis, {whole.resize(1)}));
-  auto factor = concat({part(turned(x), 1, n), ones}, whole),
-       before = concat({ones, part(turned(y), 0, n - 1)}, whole);
-  auto r = fit(turned(g), x->axes);
-  for (std::int64_t d = 1; d < n; d *= 2) {  // after each step, r and factor cover 2d positions
-    auto head = part(factor, 0, n - d);
-    r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, whole);
-    factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, whole);
-  }
-  return turned(mul(before, r));
-}
-void cumulative_lower(const Node& n, Emit& e) {
-  auto how = CumulativeAttr::of(n);
-  auto dims = axis_last(n.axes, how.axis);
-  e.push({.kind = program::Kind::cumulative,
-          .cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims),
-                         Emit::view(e.result(), n.axes, dims), how.monoid, how.reverse}});
-}
-
 // ---- for the verifier ----
 // After the first `first` operands, there is one operand of ids for each indexed axis.
 std::string ids_fault(const Node& n, std::size_t first) {
@@ -157,20 +107,6 @@ std::string scatter_fault(const Node& n) {
   auto wrong = ids_fault(n, 2);
   return wrong.empty() && !same_set(n.axes, n.in[0]->axes) ? fault_of_sizes(n) : wrong;
 }
-// For ops along one axis: sort, argsort, running sums.
-std::string along_fault(const Node& n, DType dtype) {
-  if (n.dtype != dtype)
-    return fmt::format("an operand is {}, but the result is {}", n.in[0]->dtype, n.dtype);
-  if (!same_set(n.axes, n.in[0]->axes)) return fault_of_sizes(n);
-  auto axis = AlongAttr::of(n).axis;
-  return has(n.axes, axis) ? "" : fmt::format("it has no axis {}", axis);
-}
-std::string same_fault(const Node& n) { return along_fault(n, n.in[0]->dtype); }
-std::string argsort_fault(const Node& n) {
-  auto* axis = find(*n.in[0], AlongAttr::of(n).axis);
-  return along_fault(n, position_dtype(axis ? axis->size : 0));
-}
-
 }  // namespace
 
 const Op kGather{.name = "take",
@@ -234,43 +170,6 @@ const Op kScatter{
     .accumulates = scatter_monoid,
     .fault = scatter_fault,
     .blockwise = scatter_blockwise};
-const Op kArgsort{.name = "argsort",
-                  .kind = Kind::step,
-                  .lower = sort_lower,
-                  .along = whole_along,
-                  .fault = argsort_fault,
-                  .blockwise = sort_blockwise};
-const Op kSort{.name = "sort",
-               .kind = Kind::step,
-               .grad =
-                   [](G o, G g) {
-                     auto& x = o->in[0];
-                     Name axis = AlongAttr::of(*o).axis;
-                     return Nodes{scatter(filled(0, x->dtype, x->axes), g,
-                                          {{axis, argsort(x, axis)}}, Update::add, false)};
-                   },
-               .lower = sort_lower,
-               .along = whole_along,
-               .fault = same_fault,
-               .blockwise = sort_blockwise};
-const Op kCumulative{.name = "cumulative",
-                     .kind = Kind::step,
-                     .grad =
-                         [](G o, G g) {
-                           auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
-                           if (monoid == Monoid::sum)
-                             return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
-                           if (monoid == Monoid::prod)
-                             return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
-                           fail("cumulative",
-                                "the gradient of a running max or min is not defined");
-                         },
-                     .lower = cumulative_lower,
-                     .along = whole_along,
-                     .fault = same_fault,
-                     .blockwise = cumulative_blockwise,
-                     .block_scan = cumulative_block_scan};
-
 Where picks_of(const Node& n, std::size_t first) {
   Where w;
   for (auto axis : indexed_axes(n)) w.push_back({axis, n.in[first + w.size()]});
@@ -310,15 +209,8 @@ NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp
 
   return make(kScatter, in, base->axes, base->dtype, attr.attr());
 }
-NodePtr argsort(G x, Name axis) {
-  return make(kArgsort, {x}, x->axes, position_dtype(find(*x, axis)->size), AlongAttr{axis}.attr());
-}
-NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, AlongAttr{axis}.attr()); }
-NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
-  return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());
-}
 
 namespace {
-const bool picks_registered = register_ops({&kGather, &kScatter, &kArgsort, &kSort, &kCumulative});
+const bool picks_registered = register_ops({&kGather, &kScatter});
 }  // namespace
 }  // namespace haliax::prim

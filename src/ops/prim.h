@@ -133,7 +133,7 @@ NodePtr pad(const NodePtr&, Name axis, std::int64_t before, std::int64_t after,
             const NodePtr& value);
 extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
 
-// ---- gather and scatter, sorting, running sums (pick.cpp) ----
+// ---- gather and scatter (pick.cpp), sorts and running sums (order.cpp) ----
 using Where = std::vector<std::pair<Name, NodePtr>>;  // pairs of an axis of the table and its ids
 // Returns the indexed axes of a gather or scatter with their ids, which are the operands from
 // `first` on.

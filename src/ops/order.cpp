@@ -1,0 +1,180 @@
+// Sorts, running sums and running products along an axis, and top_k.
+#include <algorithm>
+
+#include "graph/emit.h"
+#include "haliax/fmt.h"
+#include "ops/attr.h"
+#include "ops/block_scan.h"
+#include "ops/blockwise.h"
+#include "ops/fault.h"
+#include "ops/named.h"
+
+namespace haliax::prim {
+namespace {
+
+using program::Update;
+
+Along full_along(const Node& n, std::size_t, Name a) {
+  return {a == AlongAttr::of(n).axis ? Along::Way::full : Along::Way::map, a};
+}
+
+Axes axis_last(const Axes& axes, Name last) {
+  auto mine = *find_axis(axes, last);
+  return joined(without(axes, {mine}), {mine});
+}
+void sort_lower(const Node& n, Emit& e) {
+  program::Step s;
+  s.kind = program::Kind::sort;
+  auto dims = axis_last(n.axes, AlongAttr::of(n).axis);
+  auto out = Emit::view(e.result(), n.axes, dims);
+  s.sort = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), {}, {}};
+  (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
+  e.push(std::move(s));
+}
+// Computes the gradient of a running product y[i] = x[0] ... x[i]. The cotangent of x[k] is
+//
+//     y[k - 1] * r[k],   r[k] = g[k] + x[k + 1] * r[k + 1].
+//
+// The formula has no division, so zeros are valid. The recurrence is computed by doubling.
+NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
+  auto whole = *find(*x, axis);
+  auto n = whole.size;
+  if (n < 2) return g;
+  auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
+  auto part = [&](G v, std::int64_t from, std::int64_t to) {
+    return slice(v, axis, from, to - from);
+  };
+  auto ones = filled(1, x->dtype, replaced(x->axes, axis, {whole.resize(1)}));
+  auto factor = concat({part(turned(x), 1, n), ones}, whole),
+       before = concat({ones, part(turned(y), 0, n - 1)}, whole);
+  auto r = fit(turned(g), x->axes);
+  for (std::int64_t d = 1; d < n; d *= 2) {  // after each step, r and factor cover 2d positions
+    auto head = part(factor, 0, n - d);
+    r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, whole);
+    factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, whole);
+  }
+  return turned(mul(before, r));
+}
+void cumulative_lower(const Node& n, Emit& e) {
+  auto how = CumulativeAttr::of(n);
+  auto dims = axis_last(n.axes, how.axis);
+  e.push({.kind = program::Kind::cumulative,
+          .cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims),
+                         Emit::view(e.result(), n.axes, dims), how.monoid, how.reverse}});
+}
+
+// For ops along one axis: sort, argsort, running sums.
+std::string along_fault(const Node& n, DType dtype) {
+  if (n.dtype != dtype)
+    return fmt::format("an operand is {}, but the result is {}", n.in[0]->dtype, n.dtype);
+  if (!same_set(n.axes, n.in[0]->axes)) return fault_of_sizes(n);
+  auto axis = AlongAttr::of(n).axis;
+  return has(n.axes, axis) ? "" : fmt::format("it has no axis {}", axis);
+}
+std::string same_fault(const Node& n) { return along_fault(n, n.in[0]->dtype); }
+std::string argsort_fault(const Node& n) {
+  auto* axis = find(*n.in[0], AlongAttr::of(n).axis);
+  return along_fault(n, position_dtype(axis ? axis->size : 0));
+}
+
+}  // namespace
+
+const Op kArgsort{.name = "argsort",
+                  .kind = Kind::step,
+                  .lower = sort_lower,
+                  .along = full_along,
+                  .fault = argsort_fault,
+                  .blockwise = sort_blockwise};
+const Op kSort{.name = "sort",
+               .kind = Kind::step,
+               .grad =
+                   [](G o, G g) {
+                     auto& x = o->in[0];
+                     Name axis = AlongAttr::of(*o).axis;
+                     return Nodes{scatter(filled(0, x->dtype, x->axes), g,
+                                          {{axis, argsort(x, axis)}}, Update::add, false)};
+                   },
+               .lower = sort_lower,
+               .along = full_along,
+               .fault = same_fault,
+               .blockwise = sort_blockwise};
+const Op kCumulative{.name = "cumulative",
+                     .kind = Kind::step,
+                     .grad =
+                         [](G o, G g) {
+                           auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
+                           if (monoid == Monoid::sum)
+                             return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
+                           if (monoid == Monoid::prod)
+                             return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
+                           fail("cumulative",
+                                "the gradient of a running max or min is not defined");
+                         },
+                     .lower = cumulative_lower,
+                     .along = full_along,
+                     .fault = same_fault,
+                     .blockwise = cumulative_blockwise,
+                     .block_scan = cumulative_block_scan};
+
+NodePtr argsort(G x, Name axis) {
+  return make(kArgsort, {x}, x->axes, position_dtype(find(*x, axis)->size), AlongAttr{axis}.attr());
+}
+NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, AlongAttr{axis}.attr()); }
+NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
+  return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());
+}
+
+namespace {
+const bool order_registered = register_ops({&kArgsort, &kSort, &kCumulative});
+}  // namespace
+}  // namespace haliax::prim
+
+namespace haliax {
+
+using namespace ops;
+
+namespace {
+NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
+  auto [here, n, a] = CallAlong(op, x, axis);
+  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)),
+                               a.name, false));
+}
+// Returns a key whose ascending order is the descending order of the values. NaN is
+// the largest value and has the first position.
+NodePtr descending(G x) {
+  if (x->dtype == DType::boolean) return prim::logical_not(x);
+  // -1 - x, or maximum - x for unsigned integers: never overflows
+  if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);
+  auto nan = prim::is_nan(x);
+  return prim::select(nan, prim::extreme(x->dtype, false), prim::neg(x));
+}
+}  // namespace
+
+NamedArray cumsum(Arr x, const AxisSelector& axis) {
+  return running("cumsum", x, axis, Monoid::sum);
+}
+NamedArray cumprod(Arr x, const AxisSelector& axis) {
+  return running("cumprod", x, axis, Monoid::prod);
+}
+NamedArray sort(Arr x, const AxisSelector& axis) {
+  auto [here, n, a] = CallAlong("sort", x, axis);
+  return wrap(prim::sort(n, a.name));
+}
+NamedArray argsort(Arr x, const AxisSelector& axis) {
+  auto [here, n, a] = CallAlong("argsort", x, axis);
+  return wrap(prim::argsort(n, a.name));
+}
+std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::int64_t k,
+                                        std::optional<Name> new_axis) {
+  constexpr auto op = "top_k";
+  auto [here, n, a] = CallAlong(op, x, axis);
+  if (k < 0 || k > a.size)
+    fail(op, fmt::format("k is {}; it must be from 0 to the size of {}", k, a));
+  // (..., axis = k)
+  auto first = prim::slice(prim::argsort(descending(n), a.name), a.name, 0, k);
+  auto values = prim::gather(n, {{a.name, first}}, first->axes, program::Outside::clamp);
+  auto name = new_axis.value_or(a.name);
+  return {wrap(renamed(op, values, a, name)), wrap(renamed(op, first, a, name))};
+}
+
+}  // namespace haliax
