@@ -1,6 +1,4 @@
 // The cross entropy of a linear head. The loss is written for full arrays; chunked_reduce tiles it.
-#include <fmt/ranges.h>
-
 #include <cmath>
 #include <limits>
 
@@ -9,6 +7,7 @@
 #include "graph/traversal.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
+#include "nn/live_tokens_first.h"
 #include "ops/named.h"
 
 namespace haliax::nn {
@@ -17,16 +16,8 @@ namespace {
 constexpr auto op = "linear_cross_entropy";
 using Options = LinearCrossEntropyOptions;
 using Result = LinearCrossEntropy;
+using Arrays = LossArrays;
 
-// All arrays that may be tiled; empty if not given.
-struct Arrays {
-  // labels (Vocab): 0, 1, 2, ..., in a dtype that integer targets compare with.
-  NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;
-  NamedArray teacher_x = {}, teacher_weight = {}, teacher_bias = {};
-  // (tokens): order in which the rows of x, targets, mask and weights are processed.
-  NamedArray order = {};
-  NamedArray here = {};  // (tokens), bool, in this order: tokens of the current pass
-};
 Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab,
                  const Options& o) {
   const NamedArray none;
@@ -49,20 +40,9 @@ Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis
 
   return a;
 }
-// Returns true if the selection names this axis.
-bool is_named(const AxisSelection& s, Name n) {
-  return std::any_of(s.items().begin(), s.items().end(), [&](auto& a) { return a.name == n; });
-}
-
 // ---- arguments and their checks ----
 
-struct Problem {
-  const Options& options;
-  Axis Vocab;
-  AxisSelection Embed;
-  Axes tokens;  // axes of the logits except Vocab
-  DType dtype;  // dtype of the logits
-
+struct Problem : LossProblem {
   // Raises unless all axes are axes of the tokens, in the same sizes.
   void expect_tokens(const char* what, const Axes& axes, const Axes& allowed) const {
     for (auto& a : axes) {
@@ -302,139 +282,6 @@ Result operator+(Result a, const Result& b) {
   return a;
 }
 
-// ---- masked tokens ----
-// An iteration ends early if none of its tokens counts. To create such iterations, masked tokens
-// that are scattered among others are moved to the end.
-
-class LiveTokensFirst {
- public:
-  LiveTokensFirst(const Problem& p, const Arrays& a) {
-    auto& o = p.options;
-    auto& give = o.outputs;
-    bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy ||
-                       give.top_k > 0 || give.sample || o.teacher;
-    // Unreduced losses may have cotangents that depend on them. One pass suffices for these; a
-    // change of the order would require two.
-    bool masked = o.mask || (o.ignore_index && is_integer(a.targets.dtype()));
-    // A norm may have captured or drawn a value per token, which matches the original order.
-    if (!masked || every_token || o.reduction == Reduction::none || o.norm ||
-        axis_size(p.tokens) == 0 || !plain(o))
-      return;
-    if (std::any_of(p.tokens.begin(), p.tokens.end(), [](auto& t) { return is_shared(t.name); }))
-      return;
-    auto rows = p.tokens;
-    std::erase_if(rows, [&](auto& t) { return !o.walked.all() && !is_named(o.walked, t.name); });
-    if (rows.empty() || !a.x.has_axis(rows)) return;
-    auto name = fmt::format("{}", fmt::join(names_of(rows), ","));
-    rows_ = rows;
-    tiled_axis_ = Axis(name, axis_size(rows));
-    row_ = "row of " + name;
-  }
-
-  // Returns the tiled axes and options, with one axis in place of the token axes.
-  std::pair<AxisSelection, ChunkOptions> cut(const Options& o, const Axes& tokens) const {
-    const AxisSelection requested = o.walked.all() ? AxisSelection(tokens) : o.walked;
-    if (rows_.empty()) return {requested, o.chunks};
-    Names names;
-    std::vector<std::int64_t> chunk;
-    for (std::size_t i = 0; i < requested.items().size(); ++i) {
-      const auto name =
-          has(rows_, requested.items()[i].name) ? tiled_axis_.name : requested.items()[i].name;
-      const auto at = std::size_t(std::find(names.begin(), names.end(), name) - names.begin());
-      if (at == names.size()) {
-        names.push_back(name);
-        chunk.push_back(1);
-      }
-
-      if (!o.chunks.chunks.empty()) chunk[at] *= o.chunks.chunks[i];
-    }
-    auto chunks = o.chunks;
-    if (!chunks.chunks.empty()) chunks.chunks = chunk;
-    return {names, chunks};
-  }
-  Problem in_order(Problem p) const {
-    if (!rows_.empty()) p.tokens = concat_axes({tiled_axis_}, without_axes(p.tokens, rows_));
-    return p;
-  }
-  Arrays ordered(Arrays a, const NamedArray& live) const {
-    if (rows_.empty()) return a;
-    for (auto* v : of_tokens(a))
-      if (!v->empty()) *v = flatten_axes(*v, rows_, row_);
-    a.order = rename(argsort(~of_rows(live), row_), row_, tiled_axis_.name);
-    return a;
-  }
-  // Gathers the tokens of one iteration.
-  Arrays taken(Arrays a) const {
-    if (rows_.empty()) return a;
-    for (auto* v : of_tokens(a))
-      if (!v->empty()) *v = take(*v, row_, a.order);
-    if (!a.here.empty()) a.mask = !a.mask.empty() ? a.mask & a.here : a.here;
-    return a;
-  }
-  // Returns the positions of a large chunk in the default budget. Large chunks are the fastest, but
-  // a mask only skips full chunks: live tokens that do not fill a large chunk are processed in
-  // small ones. Returns 0 if all chunks have one size: the options specify it, the chunks would be
-  // small, or more than tokens is tiled. Also 0 for a 16-bit head, whose gradient is summed in a
-  // separate array that the budget seldom covers.
-  std::int64_t large_chunk(const Problem& p, const Arrays& a) const {
-    auto& o = p.options;
-    auto& c = o.chunks;
-    bool requested = c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile ||
-                     o.vocab_chunk != 0;
-    bool tokens_only = o.walked.all() || o.walked.items().size() == rows_.size();
-    if (rows_.empty() || requested || !tokens_only || bytes_of(a.weight.dtype()) < 4) return 0;
-    auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
-    auto budget = std::max<std::int64_t>(std::int64_t(32) << 20, bytes(a.x) + bytes(a.weight));
-    auto logits = p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype);
-    // gathered rows and their gradients
-    auto most = budget / (logits + 2 * bytes(a.x) / tiled_axis_.size);
-    if (std::min(most, tiled_axis_.size) < 2 * small_chunk) return 0;
-    auto chunk_count = std::max<std::int64_t>(2, (tiled_axis_.size + most - 1) / most);
-    return (tiled_axis_.size + chunk_count - 1) / chunk_count;
-  }
-  // (tokens), in order: true for the tokens that fill large chunks.
-  NamedArray filling(std::int64_t chunk, const NamedArray& live) const {
-    auto count = sum(of_rows(live));
-    return arange(tiled_axis_) < where(count == tiled_axis_.size, count, count - mod(count, chunk));
-  }
-  static constexpr std::int64_t small_chunk = 128;
-  NamedArray put_back(const NamedArray& v, const NamedArray& order) const {
-    return rows_.empty() ? v
-                         : unflatten_axis(take(v, tiled_axis_, argsort(order, tiled_axis_)),
-                                          tiled_axis_, rows_);
-  }
-
- private:
-  NamedArray of_rows(const NamedArray& live) const {
-    auto counts = flatten_axes(live, rows_, row_);
-    return any(counts, without_axes(counts.axes(), row_));
-  }
-  static std::vector<NamedArray*> of_tokens(Arrays& a) {
-    return {&a.x, &a.targets, &a.mask, &a.weights};
-  }
-  // For other selections, chunked_reduce reports the error.
-  static bool plain(const Options& o) {
-    if (o.walked.all()) return o.chunks.chunks.empty();
-    auto& items = o.walked.items();
-    for (auto& a : items)
-      if (a.size >= 0 ||
-          std::count_if(items.begin(), items.end(), [&](auto& b) { return b.name == a.name; }) > 1)
-        return false;
-    return o.chunks.chunks.empty() || o.chunks.chunks.size() == items.size();
-  }
-  // Returns true if devices of the mesh each store a part of the axis. A reordering would
-  // communicate tokens.
-  static bool is_shared(Name axis) {
-    auto mesh = current_mesh();
-    auto mapping = current_mapping();
-    return mesh && (!mapping || mapping->find(axis));
-  }
-
-  Axes rows_;        // tiled token axes; empty: the original order
-  Axis tiled_axis_;  // all of these as one axis, live tokens first
-  Name row_;         // the same axis in the original order
-};
-
 }  // namespace
 
 NamedArray WeightedMean::mean(SourceLocation at) const {
@@ -453,8 +300,8 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   if (x.has_axis(Vocab.name))
     fail(op, "x {} already has the axis {}; rename it first", x.axes(), Vocab.name);
   const auto shape = dot(o.norm ? o.norm(x) : x.array(), weight, Embed);
-  Problem p{o, Vocab, Embed, without_axes(shape.axes(), Vocab),
-            o.logit_dtype.value_or(ops::wide_of(shape.dtype()))};
+  Problem p{{o, Vocab, Embed, without_axes(shape.axes(), Vocab),
+             o.logit_dtype.value_or(ops::wide_of(shape.dtype()))}};
   auto arrays = arrays_of(x, weight, targets, Vocab, o);
   p.check(arrays);
   for (auto* a : {&arrays.targets, &arrays.mask, &arrays.weights}) *a = p.with_all_tokens(*a);
@@ -464,14 +311,15 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   tokens.check(p);
 
   const LiveTokensFirst live_first(p, arrays);
-  auto q = live_first.in_order(p);
+  auto q = p;
+  q.tokens = live_first.in_order(p.tokens);
   auto loss = [&](const Arrays& a) { return chunk_loss(q, live_first.taken(a)); };
   auto tiled = [&](const Arrays& a) {
     return o.vocab_chunk == 0
                ? loss(a)
                : chunked_reduce(Vocab, {.chunk = o.vocab_chunk, .form = o.chunks.form}, loss)(a);
   };
-  auto [walked, chunks] = live_first.cut(o, p.tokens);
+  auto [walked, chunks] = live_first.chunks_of(o, p.tokens);
   auto inputs = live_first.ordered(arrays, tokens.live);
   Result r;
   if (auto chunk = live_first.large_chunk(p, arrays)) {
