@@ -143,13 +143,14 @@ NamedArray power(Arr a, Arr b) {
   CallSite here(a.at());
   auto dtype = no_bool(promoted("power", std::array<const Arr*, 2>{&a, &b}));
   auto x = node_of("power", a, dtype);
+  const bool integer = b.is_number() && b.number() == std::trunc(b.number());
+  if (integer && b.number() < 0 && !is_float(dtype))
+    fail("power", fmt::format("{} to the power {} is not an integer; cast it to f32 first", dtype,
+                              b.number()));
   // A small integer exponent becomes a few multiplications, which are exact and valid for a
   // negative base.
-  if (b.is_number() && b.number() == std::trunc(b.number()) && std::abs(b.number()) <= 16) {
+  if (integer && std::abs(b.number()) <= 16) {
     auto n = std::int64_t(b.number());
-    if (n < 0 && !is_float(dtype))
-      fail("power",
-           fmt::format("{} to the power {} is not an integer; cast it to f32 first", dtype, n));
     if (n == 0) return NamedArray(prim::filled(1, dtype, x->axes));
     auto p = whole_power(x, std::abs(n));
     return NamedArray(n < 0 ? prim::reciprocal(p) : p);

@@ -51,6 +51,12 @@ TEST_CASE("errors: a size mismatch reports both sizes and both arrays") {
   CHECK_ERROR("where", where(zeros({Batch}, DType::boolean), x, zeros({Mlp})), "mlp");
 }
 
+TEST_CASE("errors: a negative power of integers raises for every exponent") {
+  auto x = arange(Embed);
+  for (int n : {-1, -16, -17, -20})
+    CHECK_ERROR("power", power(x, n), "to the power", std::to_string(n).c_str());
+}
+
 TEST_CASE("errors: a misspelled axis suggests the nearest name") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("sum", sum(x, "embd"), "embd", "(batch=4, embed=8)", "did you mean embed?");
