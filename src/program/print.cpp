@@ -108,21 +108,36 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
                      l.trips, l.reverse ? " reversed" : "", l.continues_previous ? " again" : "",
                      parallel_slots);
 }
-std::string text(const Program& p, const std::vector<Step>& steps, const std::string& indent = "") {
+// Returns the number of positions of steps in the Timeline.
+int positions_of(const std::vector<Step>& steps) {
+  int count = 0;
+  for (auto& s : steps) count += s.kind == Kind::loop ? 2 + positions_of(s.loop.body) : 1;
+  return count;
+}
+// The text of steps. With `position`, the comment of each step starts with its position in the
+// Timeline, or with the first and the last position of a loop.
+std::string text(const Program& p, const std::vector<Step>& steps, int* position,
+                 const std::string& indent = "") {
   std::string out;
   for (auto& s : steps) {
+    const bool loop = s.kind == Kind::loop;
+    std::string comment;
+    if (position) comment += fmt::format(" {}", *position);
+    if (position && loop) comment += fmt::format("..{}", *position + 1 + positions_of(s.loop.body));
+    if (!s.where.empty()) comment += fmt::format(" {} {}", s.op, s.where);
     out += indent + text(p, s, indent);
-    if (!s.where.empty()) out += fmt::format("    # {} {}", s.op, s.where);
-    out += "\n" + text(p, s.loop.body, indent + "  ");
+    if (!comment.empty()) out += "    #" + comment;
+    if (position) ++*position;
+    out += "\n" + text(p, s.loop.body, position, indent + "  ");
+    if (position && loop) ++*position;
   }
   return out;
 }
 
 // Returns the memory of each slot, after plan_memory. Slots that no step uses have none and are
 // skipped.
+bool has_place(const Slot& s) { return s.offset >= 0 || s.alias >= 0; }
 std::string places(const Program& p) {
-  auto has_place = [](const Slot& s) { return s.offset >= 0 || s.alias >= 0; };
-  if (std::none_of(p.slots.begin(), p.slots.end(), has_place)) return "";
   std::vector<std::string> why(p.slots.size());
   for (auto& s : live_slots(p, Timeline(p)))
     why[std::size_t(s.slot)] =
@@ -148,8 +163,11 @@ const char* name_of(Kind k) { return kKinds[int(k)]; }
 const char* name_of(Code c) { return code_names[int(c)]; }
 
 std::string to_string(const Program& p) {
+  const bool planned = std::any_of(p.slots.begin(), p.slots.end(), has_place);
+  int position = 1;
   return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments,
-                     p.results, p.arena_bytes, p.peak_bytes, places(p), text(p, p.steps));
+                     p.results, p.arena_bytes, p.peak_bytes, planned ? places(p) : "",
+                     text(p, p.steps, planned ? &position : nullptr));
 }
 
 }  // namespace haliax::program

@@ -86,6 +86,16 @@ std::string shortened(const std::string& text, std::size_t most) {
   return text.substr(0, head) + "..." + text.substr(text.size() - tail);
 }
 
+// Returns "op file:line, in module", without the middle of the module if the text is longer than
+// `most`.
+std::string short_place(const std::string& text, std::size_t most) {
+  const auto module = text.find(", in ");
+  if (text.size() <= most || module == text.npos) return text;
+  const auto head = text.substr(0, module);
+  return head + shortened(text.substr(module),
+                          std::max<std::size_t>(16, most - std::min(most, head.size())));
+}
+
 void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   r.sent_bytes = m.sent_bytes;
   r.calls = m.calls;
@@ -165,7 +175,8 @@ void add_peak(JitReport& r, const program::Program& p) {
   constexpr std::size_t most = 8;
   const auto peak = peak_of(p);
   if (peak.slots.empty()) return;
-  std::vector<std::vector<std::string>> rows{{"bytes", "purpose", "written by", "last used by"}};
+  std::vector<std::vector<std::string>> rows{
+      {"slot", "bytes", "purpose", "written by", "last used by"}};
   std::int64_t rest = 0;
   for (std::size_t k = 0; k < peak.slots.size(); ++k) {
     auto& s = peak.slots[k];
@@ -173,11 +184,11 @@ void add_peak(JitReport& r, const program::Program& p) {
       rest += s.bytes;
       continue;
     }
-    rows.push_back({size_of(double(s.bytes)), s.purpose, shortened(s.first_write, 40),
-                    shortened(s.last_use, 40)});
+    rows.push_back({s.slot < 0 ? "" : std::to_string(s.slot), size_of(double(s.bytes)), s.purpose,
+                    short_place(s.first_write, 48), short_place(s.last_use, 48)});
   }
   if (rest > 0)
-    rows.push_back({size_of(double(rest)), fmt::format("{} others", peak.slots.size() - most)});
+    rows.push_back({"", size_of(double(rest)), fmt::format("{} others", peak.slots.size() - most)});
   r.explain +=
       fmt::format("\nslots of the arena at the peak, during {}:\n{}", peak.step, table(rows));
 }

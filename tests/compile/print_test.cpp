@@ -95,7 +95,7 @@ TEST_CASE("print: a Program shows the offset of its slots, once they have one, a
         "slot 0: arg0, 16 bytes, inputs\n"
         "slot 1: out0, in arg0, results\n"
         "slot 2: 16 bytes at 64, activations, gathered, live 1..2\n"
-        "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
+        "copy [4] arg0[1] to %2[1]    # 1\ncopy [4] %2[1] to out0=arg0[1]    # 2\n");
   CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations, live ") >=
         2);  // both calls
   CHECK(times(printed(kHeads, "reuse_matmuls"), "slot ") == 0);
