@@ -218,15 +218,16 @@ TEST_CASE("large vocabularies: the page shows the output of explain and the plan
   auto large = planned(16384, 256, 153600, {});  // its logits have 10 GB
   CHECK(large.argument_bytes + large.peak_bytes < 1 << 29);
 
-  const std::map<std::string, std::string> rows{{"as is", "all logits"},
-                                                {"scan", "`scan` or `fold` over blocks"},
-                                                {"fold", "`scan` or `fold` over blocks"},
-                                                {"scan, checkpoint", "`scan` with a checkpoint"},
-                                                {"map", "`map` over blocks"},
-                                                {"vmap", "`vmap`"},
-                                                {"vmap, checkpoint", "`vmap` with a checkpoint"},
-                                                {"chunked by tokens", "by tokens"},
-                                                {"chunked by vocabulary", "by vocabulary"}};
+  const std::map<std::string, std::string> rows{
+      {"as is", "all logits"},
+      {"scan", "`scan` or `fold` over blocks"},
+      {"fold", "`scan` or `fold` over blocks"},
+      {"scan, checkpoint", "`scan` with a checkpoint"},
+      {"map", "`map` over blocks"},
+      {"vmap", "`vmap`"},
+      {"vmap, checkpoint", "`vmap` with a checkpoint"},
+      {"chunked by tokens", "`linear_cross_entropy` by tokens"},
+      {"chunked by vocabulary", "`linear_cross_entropy` by vocabulary"}};
   const chunked_loss::Sizes sizes;
   auto shapes = eval_shape([&] {
     return std::pair{chunked_loss::make_parameters(sizes), chunked_loss::make_ids(sizes)};
