@@ -13,13 +13,12 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("HALIAX_BUILD", "build")
 CACHE = os.environ.get("HALIAX_CACHE", str(BUILD / "kernels"))   # of what is compiled for cuda-sim
-CARDS = {"HALIAX_BACKEND": "cuda-sim"}
 WITHOUT = (None if (BUILD / "libhaliax_mpi.so").exists() and shutil.which("mpirun")
            else "MPI is not here")
 
 
 def run(count, *words, program="tests/ranks", **variables):
-    """The status of mpirun, what the ranks said, and how many seconds it took."""
+    """Returns the exit status of mpirun, the output of the ranks, and the time in seconds."""
     begin = time.time()
     done = subprocess.run(
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(count),
@@ -29,9 +28,20 @@ def run(count, *words, program="tests/ranks", **variables):
     return done.returncode, done.stdout, time.time() - begin
 
 
+def faulty(test, how, *, names, within=30, **variables):
+    """Runs a fault of rank 1. All other ranks must end with an error that names it."""
+    status, said, took = run(4, "fault", how, **variables)
+    test.assertNotEqual(status, 0, said)
+    test.assertNotIn("nothing went wrong", said)
+    test.assertLess(took, within, said)
+    for name in names:
+        test.assertRegex(said, name)
+    return said
+
+
 @unittest.skipIf(WITHOUT, WITHOUT)
 class Ranks(unittest.TestCase):
-    def test_bits_and_bytes_are_those_of_threads(self):
+    def test_results_and_bytes_equal_those_of_threads(self):
         for count, devices in ((2, 1), (4, 1), (3, 1), (2, 2)):
             with self.subTest(ranks=count, devices=devices):
                 status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
@@ -39,12 +49,12 @@ class Ranks(unittest.TestCase):
                 self.assertEqual(status, 0, said)
                 self.assertEqual(said.count(": 0 wrong"), count, said)
 
-    def test_gpt2_has_the_losses_of_haliax_and_the_bits_of_threads(self):
+    def test_gpt2_has_the_losses_of_haliax_and_the_results_of_threads(self):
         status, said, _ = run(2, str(ROOT / "tests/golden"), "--ranks", program="tests/golden")
         self.assertEqual(status, 0, said)
         self.assertRegex(said, r"^[1-9]\d* passed, 0 failed, 0 skipped")
 
-    def test_bits_and_bytes_on_devices_with_memory_of_their_own(self):
+    def test_results_and_bytes_on_devices_with_separate_memory(self):
         for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2),
                                         ("separate-memory", 2, 1)):
             with self.subTest(backend=backend, ranks=count, devices=devices):
@@ -52,29 +62,6 @@ class Ranks(unittest.TestCase):
                                       HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
                 self.assertEqual(status, 0, said)
                 self.assertEqual(said.count(": 0 wrong"), count, said)
-
-    def test_gpt2_on_a_card_for_each_rank(self):
-        for count in 2, 4:
-            status, said, _ = run(count, str(ROOT / "tests/golden"), "--ranks",
-                                  "--backend", "cuda-sim", "--case", "gpt2-untied",
-                                  program="tests/golden")
-            self.assertEqual(status, 0, said)
-            self.assertRegex(said, r"^1 passed, 0 failed, 0 skipped")
-
-    def test_each_rank_takes_cards_of_its_own(self):
-        for devices in "1", "2":
-            status, said, _ = run(2, "cards", "own", HALIAX_DEVICES=devices, **CARDS)
-            self.assertEqual((status, said.count("nothing went wrong")), (0, 2), said)
-        for cards, devices, says in (("same", "1", "3 ranks, but 1 GPU:"),
-                                     ("same", "2", "3 ranks with 2 devices each, but 2 GPUs:"),
-                                     ("few", "2", "3 ranks with 2 devices each, but 3 GPUs:")):
-            status, said, _ = run(3, "cards", cards, HALIAX_DEVICES=devices, **CARDS)
-            self.assertNotEqual(status, 0, said)
-            # each says so, or that another which was faster has
-            told = re.findall(rf"^rank [0-2]: (?:\[ranks\] rank [0-2] .* has failed: .*)?"
-                              rf"\[cuda-sim\] host \S+ has {says} .*; start fewer "
-                              r"ranks .*CUDA_VISIBLE_DEVICES", said, re.M)
-            self.assertEqual(len(told), 3, said)
 
     def test_arrays_in_parts(self):
         status, said, _ = run(3, "arrays")
@@ -85,7 +72,7 @@ class Ranks(unittest.TestCase):
             self.assertRegex(
                 said, rf"device {k} of rank {k}: .*batch={3 if k < 2 else 1}.* from \[{3 * k}\]")
 
-    def test_a_rank_holds_little_beside_the_plan(self):
+    def test_a_rank_holds_little_memory_beyond_the_plan(self):
         status, said, _ = run(4, "memory")
         self.assertEqual(status, 0, said)
         held = [(float(a), float(b))
@@ -111,7 +98,7 @@ class Ranks(unittest.TestCase):
                    "--embed", "32", "--seq", "16", "--tokens", "0", "--curve", "", *words,
                    program="examples/gpt2")
 
-    def test_a_training_is_resumed_bit_for_bit_and_on_other_ranks(self):
+    def test_a_resumed_training_run_is_bitwise_identical(self):
         with tempfile.TemporaryDirectory() as at:
             folder = pathlib.Path(at)
             saved = {}
@@ -136,7 +123,7 @@ class Ranks(unittest.TestCase):
             self.assertIn("resumed after step 12", said)
             self.assertGreater(float(re.search(r"losses: +([\d.]+)", said)[1]), 0)
 
-    def test_two_folders_are_written_side_by_side(self):
+    def test_two_checkpoints_are_written_concurrently(self):
         with tempfile.TemporaryDirectory() as folder:
             status, said, _ = run(3, "folders", folder, HALIAX_PATIENCE="10")
             self.assertEqual(status, 0, said)
@@ -168,64 +155,30 @@ class Ranks(unittest.TestCase):
             self.assertTrue(told, said)
             self.assertTrue((folder / f"run/step-{int(told[1]):08}/manifest.json").exists(), said)
 
-    def test_one_rank_that_is_told_to_end_lets_all_save(self):
+    def test_all_ranks_save_if_one_is_terminated(self):
         self.ended(False)
 
-    def test_all_save_at_a_scheduler_s_warning(self):
+    def test_all_ranks_save_at_a_signal_of_the_scheduler(self):
         self.ended(True)
 
-    def faulty(self, how, *, names, within=30, **variables):
-        """All ranks but the second end with an error that names it."""
-        status, said, took = run(4, "fault", how, **variables)
-        self.assertNotEqual(status, 0, said)
-        self.assertNotIn("nothing went wrong", said)
-        self.assertLess(took, within, said)
-        for name in names:
-            self.assertRegex(said, name)
-        return said
-
-    def test_a_rank_that_raises_ends_or_does_something_else(self):
+    def test_a_rank_that_raises_exits_or_makes_another_call(self):
         for how, says in (("raises", "rank 1 has ended, but rank 0 waits"),
                           ("ends", "rank 1 has ended, but rank 0 waits"),
                           ("reads", "different call than rank|wait for each other"),
                           ("opens", "different call than rank|wait for each other"),
                           ("calls", "different call than rank|wait for each other")):
             with self.subTest(how):
-                said = self.faulty(how, names=[says])
+                said = faulty(self, how, names=[says])
                 self.assertGreaterEqual(len(re.findall(r"^rank [0-3]: \[ranks\]", said, re.M)), 3,
                                         said)
 
-    def test_a_rank_that_is_killed_or_stands_still(self):
-        self.faulty("killed", names=["rank 1 with PID .* signal 9|rank 1 has not responded"])
-        self.faulty("stopped", names=["rank 0: .*rank 1 has not responded for 4",
+    def test_a_rank_that_is_killed_or_stopped(self):
+        faulty(self, "killed", names=["rank 1 with PID .* signal 9|rank 1 has not responded"])
+        faulty(self, "stopped", names=["rank 0: .*rank 1 has not responded for 4",
                                       "rank 2: .*rank 1 has not responded",
                                       "rank 3: .*rank 1 has not responded"], HALIAX_PATIENCE="4")
 
-    def test_a_rank_with_a_card_that_fails(self):
-        """Others wait on their cards, not for messages: all of them are told while they do."""
-        others = [f"(?m)^rank {r}: .*rank 1 " for r in (0, 2, 3)]
-        # mpirun ends nobody
-        _, said, took = run(4, "fault", "killed", OMPI_MCA_orte_enable_recovery="1", **CARDS)
-        self.assertLess(took, 30, said)
-        for other in others:
-            self.assertRegex(said, other + "has exited")
-        for how, says in (("stopped", "has not responded for 4"), ("ends", "has ended, but rank")):
-            with self.subTest(how):
-                self.faulty(how, names=[other + says for other in others], HALIAX_PATIENCE="4",
-                            **CARDS)
-        for how in "reads", "calls":
-            with self.subTest(how):
-                self.faulty(how, names=[
-                    rf"(?m)^rank {r}: .*rank \d makes a different call than rank \d: one is at "
-                    for r in range(4)], **CARDS)
-
-    def test_a_card_that_fails_ends_the_work_of_all(self):
-        said = self.faulty("card", names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"],
-                           HALIAX_PATIENCE="10", **CARDS)
-        self.assertEqual(len(re.findall(r"^rank [023]: .*rank 1 has failed: .*a planted fault",
-                                        said, re.M)), 3, said)
-
-    def test_ranks_that_do_not_mean_the_same(self):
+    def test_ranks_with_different_programs_or_environments(self):
         for what, says in (("mesh", "rank 1 differs in mesh from rank 0: model=2, not data=2"),
                            ("mapping", "differs in arguments"),
                            ("dtype", "differs in arguments"), ("program", "differs in plan"),
@@ -238,7 +191,7 @@ class Ranks(unittest.TestCase):
                                  said)
                 self.assertLess(took, 20)
 
-    def test_what_is_asked_for_and_is_not_there(self):
+    def test_invalid_environment_variables(self):
         status, said, _ = run(2, "arrays", HALIAX_PLUGINS="/none", HALIAX_RANKS="pvm")
         self.assertIn("HALIAX_RANKS is pvm; it must be mpi or none", said)
         status, said, _ = run(3, "arrays", HALIAX_DEVICES="2", HALIAX_PATIENCE="soon")

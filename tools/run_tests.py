@@ -49,7 +49,7 @@ WITHOUT_VERIFIER = ("scores_test.cpp", "masked_test.cpp")
 # Scripts that compile or measure for a long time, gpu_test.py, which needs programs of bench/, and
 # site_test.py, which installs packages.
 EXTENDED_SCRIPTS = ("comm_test.py", "compile_cost_test.py", "contributing_test.py", "gpu_test.py",
-                    "site_test.py", "tutorial_test.py")
+                    "ranks_gpu_test.py", "site_test.py", "tutorial_test.py")
 
 cpu_time = threading.local()   # seconds of processor time of the last job of a thread
 
@@ -187,7 +187,7 @@ def test_cases(file):
     return [re.sub(r'"\s*"', "", literal).strip().strip('"') for literal in literals]
 
 
-def unit_test_jobs(build, file, word, brief):
+def unit_test_jobs(build, file, word, brief, backends_only):
     """Yields the jobs of one file of unit tests: a process of its own, and one for each other
     backend."""
     directory = file.parent.name
@@ -198,11 +198,13 @@ def unit_test_jobs(build, file, word, brief):
     def job(name, *prefix, more=(), extended=True):
         return Job(name, run_file, ([*prefix, *command, *more], word), extended)
 
+    # The CUDA backend on a simulated GPU.
+    simulated = directory == "backends" and file.name.startswith("cuda_") and not backends_only
     compiling = [any(fnmatch.fnmatchcase(name, pattern) for pattern in COMPILE_KERNELS)
                  for name in test_cases(file)]
     patterns = ",".join(COMPILE_KERNELS)
     if not compiling or not all(compiling):
-        yield job(title, more=[f"-tce={patterns}"] * any(compiling), extended=False)
+        yield job(title, more=[f"-tce={patterns}"] * any(compiling), extended=simulated)
     if any(compiling) and not word:
         yield job(f"{title}, compiled for GPUs", more=[f"-tc={patterns}"])
     if file.name in WITHOUT_VERIFIER:   # the verifier keeps arrays alive that a release run frees
@@ -242,7 +244,7 @@ def list_jobs(build, suites, word, brief, sanitized):
         yield Job(GPU_KERNELS, run_script, (word, TESTS / "gpu_kernels.py"), True)
     for file in sorted(TESTS.glob("*/*_test.cpp")):
         if file.parent.name in suites:
-            yield from unit_test_jobs(build, file, word, brief)
+            yield from unit_test_jobs(build, file, word, brief, suites == ["backends"])
 
 
 def run_job(job):
@@ -274,7 +276,7 @@ def parse_options():
     parser.add_argument("build", nargs="?", default="build", help="build folder; default: build")
     parser.add_argument("--all", action="store_true",
                         help="also repeat tests on other backends, on more meshes and in other"
-                        " variants, run the tutorial, build the site of the documentation, compile"
+                        " variants, test the CUDA backend on simulated GPUs, run the tutorial, build the site of the documentation, compile"
                         " the list of mistakes and kernels for GPUs, and measure communication"
                         " and compile times")
     parser.add_argument("--suite", action="append", choices=suites, metavar="NAME",
