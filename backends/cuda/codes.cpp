@@ -62,7 +62,7 @@ const char* operator_of(Code c) {
 
 bool is_long(Code c) {
   const bool divides = c == Code::div || c == Code::rem || c == Code::mod || c == Code::floor_div;
-  return divides || c == Code::sqrt || c == Code::rsqrt || takes_steps(c);
+  return divides || c == Code::sqrt || c == Code::rsqrt || is_expensive(c);
 }
 program::Monoid monoid_of(Code c) {
   if (is_arg(c)) return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;

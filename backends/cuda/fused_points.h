@@ -263,7 +263,7 @@ class FusedPoints {
           is_fold(code_[i].code) ? fold_of_one(i) : write(i);
     source_.close();
     // f64 functions need many registers, and the functions of an element run interleaved.
-    const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && takes_steps(in.code); };
+    const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && is_expensive(in.code); };
     const bool several = std::count_if(code_.begin(), code_.end(), is_wide) > 1;
     auto out = source_.launch(serial_ ? 1 : n, false, several ? "256, 3" : nullptr);
     if (serial_) out.threads = 1;

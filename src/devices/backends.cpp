@@ -22,7 +22,7 @@ using Make = std::unique_ptr<Device> (*)();
 struct Linked {
   const char* name;
   Make make;
-  bool told;  // listed in the error for an unknown name
+  bool is_listed;  // listed in the error for an unknown name
 };
 const Linked linked[] = {
     {"cpu", [] { return cpu::make_cpu_device(0); }, true},
@@ -36,7 +36,7 @@ Device& from_plugin(const std::string& name) {
   if (found) fail("backend", fmt::format("the plugin {} has no backend", name));
   std::vector<std::string> there;
   for (auto& l : linked)
-    if (l.told) there.push_back(l.name);
+    if (l.is_listed) there.push_back(l.name);
   const char* asked = std::getenv("HALIAX_BACKEND");
   fail("backend",
        fmt::format("there is no backend {}{}{}; available are {}; {}; HALIAX_PLUGINS=FOLDER adds a "

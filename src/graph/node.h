@@ -125,7 +125,8 @@ struct Op {
   NodePtr (*blockwise)(const NodePtr&, Name axis, int blocks) = nullptr;
   // The same as a scan over the blocks; see ops/block_scan.h.
   std::optional<BlockScan> (*block_scan)(const NodePtr&, const Nodes& picked) = nullptr;
-  bool cheap = false;  // leaf, view: recomputed where it is read
+  // Leaf, view: recomputed where it is read. Map: free to recompute on a mesh.
+  bool cheap = false;
 };
 // Returns the rule of an operand, or of the result (kResultSide). By default, elementwise ops map;
 // reductions and contractions reduce the axes that the result lacks; a view or a step needs every

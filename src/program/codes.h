@@ -10,7 +10,8 @@ namespace haliax::program {
 
 // An elementwise instruction. The result has the dtype of the instruction. Operands are cast
 // beforehand: arithmetic has operands of its own dtype, and a comparison has two operands of one
-// dtype.
+// dtype. The order has a meaning: `operands_of`, `is_expensive` and the backends test ranges, and
+// reductions and stores come last.
 enum class Code : std::uint8_t {
   // leaves
   constant,  // `number` for floats, `integer` for integers and bool
@@ -139,7 +140,7 @@ constexpr bool finds_position(Code c) {
 }
 // Returns true if the instruction takes many machine instructions, so that saving its result is
 // cheaper than recomputing it.
-constexpr bool takes_steps(Code c) {
+constexpr bool is_expensive(Code c) {
   const bool function = c >= Code::exp && c <= Code::digamma && c != Code::sqrt && c != Code::rsqrt;
   return function || c == Code::pow || c == Code::atan2 ||
          (c >= Code::threefry0 && c <= Code::threefry_xor);

@@ -81,7 +81,8 @@ enum class Kind : std::uint8_t {
 
 // An elementwise step, with optional reductions. At each outer position the instructions run in
 // order, and inner instructions run at all inner positions. `dims` are the outer dims, then the
-// inner dims.
+// inner dims. A step may overwrite its own input: at each outer position, all loads come before all
+// stores. Each instruction rounds its result to its dtype.
 struct Fused {
   Dims dims;
   int outer = 0;  // number of outer dims
@@ -462,9 +463,9 @@ class Device {
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
   // Returns how many iterations of a loop run concurrently, each in a parallel slot of about
   // `parallel_slot_bytes` bytes; 0 if they run one after another. Called for loops whose iterations
-  // access disjoint memory. `turns` is the number of iterations, over all loops of the nest if the
-  // body is a single such loop. `workers` is the same as for scratch_bytes.
-  virtual int parallel_slots([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t turns,
+  // access disjoint memory. `iterations` counts those of all loops of the nest if the body is a
+  // single such loop. `workers` is the same as for scratch_bytes.
+  virtual int parallel_slots([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t iterations,
                              [[maybe_unused]] std::int64_t parallel_slot_bytes,
                              [[maybe_unused]] int workers) const {
     return 0;

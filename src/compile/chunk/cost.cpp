@@ -52,7 +52,7 @@ double cost_of_kernel(const program::Fused& f, const Machine& machine) {
   for (std::size_t d = 0; d < f.dims.size(); ++d)
     (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
   for (auto& i : f.code) {
-    double each = takes_steps(i.code) ? 32 : 6;
+    double each = is_expensive(i.code) ? 32 : 6;
     points += each * (i.inner ? outer * inner : outer);
     bool touches = i.inner && (i.code == program::Code::load || i.code >= program::Code::store);
     if (auto n = touches ? bytes_seen(i.view, f.dims) : 0; n > machine.core_cache)

@@ -141,7 +141,7 @@ struct Builder {
       return;
     }
     if (looks_through) return price(aliased(*n), cost, loads, depth + 1);
-    cost += takes_steps(n->op->code) ? 99 : 1;
+    cost += is_expensive(n->op->code) ? 99 : 1;
     for (auto& x : n->in) price(x, cost, loads, depth + 1);
   }
   bool cheap(const NodePtr& n) const {
