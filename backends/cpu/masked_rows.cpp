@@ -1,3 +1,4 @@
+// Fused steps on rows whose tail is hidden by a positional mask.
 #include "masked_rows.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Rewrites one-hot sums and updates of a fused step as accesses to one position.
 #include "one_hot.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Variants of a fused step for iterations in which its masks hold everywhere.
 #include "unmasked.h"
 
 #include <algorithm>

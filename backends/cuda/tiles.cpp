@@ -1,3 +1,4 @@
+// Finds attention among the steps of a loop body, and plans it as tiles in registers.
 #include "tiles.h"
 
 #include <algorithm>

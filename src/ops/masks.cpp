@@ -1,3 +1,4 @@
+// Ranges and constancy of values on blocks, given that a mask is false.
 #include "ops/masks.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Replaces the regions of chunked_reduce calls by loops over chunks, level by level.
 #include "compile/chunk/chunk.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Estimates the time of steps, in multiplications.
 #include "compile/chunk/cost.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Applies a plan of chunk sizes to the regions of one call.
 #include "compile/chunk/cut.h"
 
 #include "compile/chunk/defer_normalization.h"

@@ -1,3 +1,4 @@
+// Moves normalization by a value per query out of sums over its keys.
 #include "compile/chunk/defer_normalization.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Copies the regions of one call into a graph of their own, for trials.
 #include "compile/chunk/isolated_subgraph.h"
 
 #include <algorithm>

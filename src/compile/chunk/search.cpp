@@ -1,3 +1,4 @@
+// Chooses chunk sizes by planned bytes and estimated time.
 #include "compile/chunk/search.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Partitions a graph: plans the sharding of all values, and emits the graph of each device.
 #include "compile/sharding/partition.h"
 
 #include "base/where.h"
