@@ -276,9 +276,9 @@ def parse_options():
     parser.add_argument("build", nargs="?", default="build", help="build folder; default: build")
     parser.add_argument("--all", action="store_true",
                         help="also repeat tests on other backends, on more meshes and in other"
-                        " variants, test the CUDA backend on simulated GPUs, run the tutorial, build"
-                        " the site of the documentation, compile the list of mistakes and kernels"
-                        " for GPUs, and measure communication and compile times")
+                        " variants, test the CUDA backend on simulated GPUs, run the tutorial,"
+                        " build the site of the documentation, compile the list of mistakes and"
+                        " kernels for GPUs, and measure communication and compile times")
     parser.add_argument("--suite", action="append", choices=suites, metavar="NAME",
                         help="run one suite, may be repeated; default: all; one of "
                         + ", ".join(suites))
