@@ -93,18 +93,18 @@ class Pass {
     AssembledOps w;
     // if rows stay in the cache across levels, the call prefetches the next row instead
     w.point.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
-    std::set<int> made;
+    std::set<int> created;
     std::map<int, int> reads;  // number of reads of a value within the group
     auto& in = w.in;
     for (const Op& op : open) {
       for (int k = 0; k < 4; ++k) {
         if (op.in[k] < 0) continue;
         ++reads[op.in[k]];
-        if (made.count(op.in[k])) continue;
+        if (created.count(op.in[k])) continue;
         const auto input = input_of(op, k);
         if (std::find(in.begin(), in.end(), input) == in.end()) in.push_back(input);
       }
-      made.insert(op.out);
+      created.insert(op.out);
     }
     for (auto& i : in)
       w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);

@@ -21,11 +21,11 @@ bool can_assemble() {
 bool can_assemble_bf16() { return selected_isa_is("avx512"); }
 bool can_assemble(const PointOp& op) {
   if (op.action == PointOp::nothing) return false;
-  const bool narrow_float = op.to == DType::bf16 || op.to == DType::f16;
-  if (op.action == PointOp::round) return narrow_float;
+  const bool float_of_16_bits = op.to == DType::bf16 || op.to == DType::f16;
+  if (op.action == PointOp::round) return float_of_16_bits;
   const bool whole = op.from == LaneType::i32 || op.from == LaneType::u32;
   if (op.from != LaneType::f32 && !whole) return false;
-  if (op.action == PointOp::convert) return narrow_float || op.to == DType::f32;
+  if (op.action == PointOp::convert) return float_of_16_bits || op.to == DType::f32;
   switch (op.what) {
     case Code::exp:
     case Code::tanh:

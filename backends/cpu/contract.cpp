@@ -428,7 +428,7 @@ class LoopContractStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
-  if (auto made = make_vector_product(step, context)) return made;
+  if (auto created = make_vector_product(step, context)) return created;
   if (auto plan = plan_matmul(step.contract, context.workers))
     return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return std::make_unique<LoopContractStep>(step.contract);

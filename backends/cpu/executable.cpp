@@ -115,9 +115,8 @@ class CollectiveStep final : public CompiledStep {
   void run(Frame& frame) override {
     if (!frame.communicator)
       throw Error(
-          "[collective] the program communicates with other devices, but there is no communicator; "
-          "run it "
-          "on a mesh");
+          "[collective] the program communicates with other devices, "
+          "but there is no communicator; run it on a mesh");
     for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
     auto* scratch = scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr;
@@ -175,8 +174,8 @@ class LoopStep final : public CompiledStep {
       throw Error("[loop] unknown loop variable");
   }
   void run(Frame& frame) override {
-    for (std::int64_t turn = 0; turn < trips_; ++turn) {
-      if (variable_ >= 0) frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
+    for (std::int64_t iteration = 0; iteration < trips_; ++iteration) {
+      if (variable_ >= 0) frame.loops[variable_] = reverse_ ? trips_ - 1 - iteration : iteration;
       body_.run(frame);
       frame.iteration_skipped = false;
     }
@@ -198,7 +197,7 @@ class ParallelLoopStep final : public CompiledStep {
     const program::Loop* loop = &outermost;
     for (;; loop = &loop->body[0].loop) {
       loops_.push_back({loop->variable, loop->trips, loop->reverse});
-      turns_ *= loop->trips;
+      iterations_ *= loop->trips;
       if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop ||
           loop->body[0].loop.parallel_slots == 0)
         break;
@@ -213,8 +212,8 @@ class ParallelLoopStep final : public CompiledStep {
     private_slots_.push_back(static_cast<std::size_t>(context.arena_slot));  // scratch
     Context one_worker = context;
     one_worker.workers = 1;
-    const auto workers =
-        std::clamp<std::int64_t>(turns_, 1, std::min(outermost.parallel_slots, context.workers));
+    const auto workers = std::clamp<std::int64_t>(
+        iterations_, 1, std::min(outermost.parallel_slots, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
       workers_.push_back({Steps(loop->body, one_worker),
                           std::vector<std::byte*>(program.slots.size() + 1),
@@ -228,17 +227,18 @@ class ParallelLoopStep final : public CompiledStep {
       for (auto s : private_slots_) state.slots[s] += static_cast<std::int64_t>(w) * bytes_;
       state.recorder = frame.recorder ? &frame.recorder->for_worker(static_cast<int>(w)) : nullptr;
     }
-    parallel_for(turns_, static_cast<int>(workers_.size()), [&](std::int64_t turn, int worker) {
-      Worker& state = workers_[static_cast<std::size_t>(worker)];
-      for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
-        state.loops[static_cast<std::size_t>(l->variable)] =
-            l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
-        turn /= l->trips;
-      }
-      Frame mine{state.slots.data(), state.loops.data()};
-      mine.recorder = state.recorder;
-      state.steps.run(mine);
-    });
+    parallel_for(iterations_, static_cast<int>(workers_.size()),
+                 [&](std::int64_t iteration, int worker) {
+                   Worker& state = workers_[static_cast<std::size_t>(worker)];
+                   for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
+                     state.loops[static_cast<std::size_t>(l->variable)] =
+                         l->reverse ? l->trips - 1 - iteration % l->trips : iteration % l->trips;
+                     iteration /= l->trips;
+                   }
+                   Frame mine{state.slots.data(), state.loops.data()};
+                   mine.recorder = state.recorder;
+                   state.steps.run(mine);
+                 });
   }
 
  private:
@@ -254,7 +254,7 @@ class ParallelLoopStep final : public CompiledStep {
     program::Recorder* recorder = nullptr;
   };
   std::vector<Nested> loops_;  // outermost first
-  std::int64_t turns_ = 1;
+  std::int64_t iterations_ = 1;
   std::int64_t start_, bytes_;
   std::vector<std::size_t> private_slots_;  // slots with one copy per worker
   std::vector<Worker> workers_;
@@ -458,15 +458,15 @@ class CpuDevice final : public program::Device {
   }
   // Runs iterations in parallel if the values of an iteration fit into the cache of a core, and
   // either its matmuls are small or nearly all threads are busy until the end.
-  int parallel_slots(const program::Loop& loop, std::int64_t turns,
+  int parallel_slots(const program::Loop& loop, std::int64_t iterations,
                      std::int64_t parallel_slot_bytes, int workers) const override {
     const double products = products_run(loop.body);
-    if (turns < 2 || parallel_slot_bytes > max_shared_slot_bytes || products == 0) return 0;
+    if (iterations < 2 || parallel_slot_bytes > max_shared_slot_bytes || products == 0) return 0;
     if (workers == 0) workers = threads();
-    const std::int64_t rounds = (turns + workers - 1) / workers;
+    const std::int64_t rounds = (iterations + workers - 1) / workers;
     const bool small = program::multiplications(loop.body) / products < small_product;
-    if (!small && 5 * turns < 4 * rounds * workers) return 0;
-    return static_cast<int>(std::min<std::int64_t>(turns, workers));
+    if (!small && 5 * iterations < 4 * rounds * workers) return 0;
+    return static_cast<int>(std::min<std::int64_t>(iterations, workers));
   }
   std::unique_ptr<program::Executable> compile(std::shared_ptr<const Program> program) override {
     return std::make_unique<CpuExecutable>(std::move(program));

@@ -497,7 +497,7 @@ class FusedStep final : public CompiledStep {
     }
     // Returns true if all values that may be bf16 in memory are dense there. Otherwise loads the
     // dense inputs into registers as f32.
-    bool are_narrow(const Op& op, const AssembledOps& ops, std::int64_t points) {
+    bool are_16_bit(const Op& op, const AssembledOps& ops, std::int64_t points) {
       bool all = ops.bf16_code != nullptr;
       for (auto& in : ops.in)
         all &= !in.narrow || value(in.value) != home_of(static_cast<std::size_t>(in.value));
@@ -526,7 +526,7 @@ class FusedStep final : public CompiledStep {
       AssembledCall call;
       call.points = n / 16 * 16;
       call.rest = (1 << n % 16) - 1;
-      const bool narrow = are_narrow(op, ops, points);
+      const bool narrow = are_16_bit(op, ops, points);
       int arrays = 0, scalars = 0;
       std::int64_t step[most_arrays];
       const std::uint32_t* of_row[most_scalars];

@@ -197,7 +197,7 @@ template <class F> void each_read(const FusedPlan& plan, const Op& op, const F& 
   if (op.kind == Op::assembled)
     for (auto& in : plan.assembled[static_cast<std::size_t>(op.which)].in) f(in.value);
 }
-template <class F> void each_made(const FusedPlan& plan, const Op& op, const F& f) {
+template <class F> void each_created(const FusedPlan& plan, const Op& op, const F& f) {
   if (op.out >= 0) f(op.out);
   if (op.kind == Op::assembled)
     for (auto& out : plan.assembled[static_cast<std::size_t>(op.which)].out) f(out.value);

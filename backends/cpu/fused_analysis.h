@@ -26,7 +26,7 @@ inline bool gives_bool(Code c) {
          c == Code::logical_not;
 }
 // Returns true if a result needs no rounding when all operands have the narrow dtype.
-inline bool stays_narrow(Code c, DType dtype) {
+inline bool stays_16_bit(Code c, DType dtype) {
   bool floating = lane_type_of(dtype) == LaneType::f32;
   return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and ||
          c == Code::bit_or || c == Code::bit_xor || c == Code::shift_right ||
@@ -377,15 +377,15 @@ class FusedAnalysis {
     for (int i = 0; i < count(); ++i) work_per_point += info(i).needed;
     constexpr std::int64_t grain = 1 << 17;  // work per block: tens of microseconds
     std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
-    std::int64_t wanted = std::clamp<std::int64_t>(
+    std::int64_t requested = std::clamp<std::int64_t>(
         points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
-    if (p.serial) wanted = 1;
-    if (flat() || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.single_inner_box)) {
-      p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1,
+    if (p.serial) requested = 1;
+    if (flat() || (p.outer_boxes < 16 && requested > 2 * p.outer_boxes && !p.single_inner_box)) {
+      p.chunks = std::clamp<std::int64_t>(requested / std::max<std::int64_t>(1, p.outer_boxes), 1,
                                           std::max<std::int64_t>(1, p.inner_boxes));
       if (!flat()) p.chunks = std::min<std::int64_t>(p.chunks, 64);
     }
-    p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + wanted - 1) / wanted);
+    p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + requested - 1) / requested);
     p.blocks = (p.outer_boxes + p.boxes_per_block - 1) / p.boxes_per_block;
   }
 

@@ -88,7 +88,7 @@ class Planner : FusedAnalysis {
     op.kernel = kernel;
     op.point = {PointOp::code, code, from, result};
     int value = op.out;
-    if (!stays_narrow(code, result)) wrap(where, value, extent, result);
+    if (!stays_16_bit(code, result)) wrap(where, value, extent, result);
     return value;
   }
   void wrap(int where, int value, Extent extent, DType dtype) {
@@ -127,13 +127,13 @@ class Planner : FusedAnalysis {
     } else {
       op.load_run = kernels().load(in.view.dtype);
       plan_.accesses[static_cast<std::size_t>(me.access)].direct =
-          !is_narrow(in.view.dtype) && !me.fixed;
+          !is_16_bit(in.view.dtype) && !me.fixed;
       if (in.view.dtype != in.dtype)
         me.value = convert(value, me.extent, in.view.dtype, in.dtype, where);
     }
   }
   int convert(int value, Extent extent, DType from, DType to, int where) {
-    if (from == to || (lane_type_of(from) == lane_type_of(to) && !is_narrow(to))) return value;
+    if (from == to || (lane_type_of(from) == lane_type_of(to) && !is_16_bit(to))) return value;
     Op& op = push(where, Op::map, extent, lane_type_of(to));
     op.in[0] = value;
     op.kernel = kernels().cast(lane_type_of(from), to);
@@ -303,13 +303,13 @@ class Planner : FusedAnalysis {
   // Limits each row to the elements that its masks leave visible. The checks of the hidden elements
   // must run before the pass that stores, including stores in place (Op::into). Returns the
   // instructions that must be 0 at hidden elements.
-  std::vector<int> hide_ends(int last_sweep) {
+  std::vector<int> hide_ends(int last_pass) {
     FusedPlan& p = plan_;
     if (!masked_ || !p.single_inner_box || p.chunks > 1) return {};
     bool stores = false;
     for (auto& in : fused_.code) stores |= is_store(in.code) && in.inner;
     for (int i : masked_->zero)
-      if (!info(i).inner || (stores && info(i).level >= last_sweep)) return {};
+      if (!info(i).inner || (stores && info(i).level >= last_pass)) return {};
     p.row_masks = masked_->masks;
     for (auto& mask : p.row_masks)
       for (auto& [iota, sign] : mask.positions) iota = info(iota).access;
@@ -338,45 +338,45 @@ class Planner : FusedAnalysis {
     FusedPlan& p = plan_;
     p.outer.resize(static_cast<std::size_t>(p.levels));
     p.inner.resize(static_cast<std::size_t>(p.levels));
-    int last_sweep = 0;
+    int last_pass = 0;
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      if (is_reduce(instr(i).code)) last_sweep = std::max(last_sweep, info(i).level - 1);
+      if (is_reduce(instr(i).code)) last_pass = std::max(last_pass, info(i).level - 1);
       if (is_store(instr(i).code) && (every_ || instr(i).inner))
-        last_sweep = std::max(last_sweep, info(i).level);
+        last_pass = std::max(last_pass, info(i).level);
     }
-    const auto zero = hide_ends(last_sweep);
-    std::vector<bool> made(fused_.code.size(), false);
+    const auto zero = hide_ends(last_pass);
+    std::vector<bool> created(fused_.code.size(), false);
     for (level_ = 0; level_ < p.levels; ++level_) {
       for (int i = 0; i < count(); ++i)
         if (info(i).needed && !info(i).inner && !is_store(instr(i).code) && info(i).level == level_)
           emit_instr(i, level_);
       // The reductions and stores of this pass, and the values that they need.
-      std::vector<bool> wanted(fused_.code.size(), false);
+      std::vector<bool> requested(fused_.code.size(), false);
       std::vector<int> stores;
       for (int i = count() - 1; i >= 0; --i) {
         const Instr& in = instr(i);
         if (!info(i).needed) continue;
         bool here = is_reduce(in.code) && info(i).level == level_ + 1;
         if (is_store(in.code) && (every_ || in.inner)) {
-          here = p.single_inner_box || is_loaded(in.view.slot) ? level_ == last_sweep
+          here = p.single_inner_box || is_loaded(in.view.slot) ? level_ == last_pass
                                                                : level_ == info(i).level;
           if (here) stores.push_back(i);
         }
-        if (here || (wanted[static_cast<std::size_t>(i)] && info(i).inner))
+        if (here || (requested[static_cast<std::size_t>(i)] && info(i).inner))
           for (int k = 0; k < operands(in); ++k)
-            wanted[static_cast<std::size_t>(in.args[k])] = true;
+            requested[static_cast<std::size_t>(in.args[k])] = true;
       }
       if (!p.single_inner_box) filled_.clear();
       for (int i = 0; i < count(); ++i) {
         const Instr& in = instr(i);
         std::size_t at = static_cast<std::size_t>(i);
         if (!info(i).needed || is_store(in.code)) continue;
-        bool mine = info(i).inner && (p.single_inner_box ? info(i).level == level_ && !made[at]
-                                                         : static_cast<bool>(wanted[at]));
+        bool mine = info(i).inner && (p.single_inner_box ? info(i).level == level_ && !created[at]
+                                                         : static_cast<bool>(requested[at]));
         if (mine) {
           emit_instr(i, level_);
-          made[at] = true;
+          created[at] = true;
         }
         if (is_reduce(in.code) && info(i).level == level_ + 1 && !no_inner_) emit_reduce(i, level_);
       }

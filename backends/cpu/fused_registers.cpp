@@ -53,7 +53,7 @@ struct Registers {
     std::vector<std::size_t> last(plan.values.size(), 0);
     for (std::size_t t = 0; t < tape.size(); ++t) {
       each_read(plan, tape[t], [&](int v) { last[static_cast<std::size_t>(v)] = t; });
-      each_made(plan, tape[t], [&](int v) { last[static_cast<std::size_t>(v)] = t; });
+      each_created(plan, tape[t], [&](int v) { last[static_cast<std::size_t>(v)] = t; });
     }
     std::map<std::int64_t, std::vector<std::int64_t>> free;
     std::vector<bool> placed(plan.values.size(), false);
@@ -93,12 +93,12 @@ struct Registers {
           if (v >= 0 && may_replace(v, op.out)) ends(v);
         release();
       }
-      each_made(plan, op, place);
+      each_created(plan, op, place);
       if (op.kind == Op::recode) place(op.in[1]);
       each_read(plan, op, [&](int v) {
         if (!(over && may_replace(v, op.out))) ends(v);
       });
-      each_made(plan, op, ends);
+      each_created(plan, op, ends);
       release();
     }
     plan.register_bytes = std::max(plan.register_bytes, end);

@@ -126,12 +126,12 @@ class Gemm {
   // Returns the primitive, and compiles it on first use: candidate plans only query the scratch
   // size.
   const dnnl::primitive& primitive() const {
-    if (made_.load(std::memory_order_acquire)) return primitive_;
+    if (created_.load(std::memory_order_acquire)) return primitive_;
     std::lock_guard lock(making);
-    if (!made_.load(std::memory_order_relaxed)) {
+    if (!created_.load(std::memory_order_relaxed)) {
       OneThread alone;
       primitive_ = dnnl::matmul(described);
-      made_.store(true, std::memory_order_release);
+      created_.store(true, std::memory_order_release);
     }
     return primitive_;
   }
@@ -140,7 +140,7 @@ class Gemm {
   dnnl::matmul::primitive_desc described;
 
  private:
-  mutable std::atomic<bool> made_{false};
+  mutable std::atomic<bool> created_{false};
   mutable dnnl::primitive primitive_;
 };
 

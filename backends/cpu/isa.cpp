@@ -68,7 +68,7 @@ namespace {
 // Returns the kernel for bf16. With AMX, this is a kernel for small matmuls. With other bf16
 // instructions it is null, because oneDNN uses them. Otherwise it is the kernel that computes in
 // f32, which is 4x faster than oneDNN.
-const ProductKernel* narrow_product() {
+const ProductKernel* product_of_16_bits() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
     constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // bits of cpuid leaf 7, edx
@@ -91,7 +91,7 @@ const ProductKernel* narrow_product() {
 }  // namespace
 
 const ProductKernel* product_kernel(DType type) {
-  static const ProductKernel* const narrow = narrow_product();
+  static const ProductKernel* const narrow = product_of_16_bits();
   return type == DType::f32 ? kernels().product : type == DType::bf16 ? narrow : nullptr;
 }
 

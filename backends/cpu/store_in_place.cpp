@@ -42,31 +42,31 @@ struct InPlace {
     return view == b.view && a.strides == b.strides;
   }
   // Returns the output of an assembled op that is this value, or null.
-  AssembledOps::Output* made_by(const Op& op, int value) const {
+  AssembledOps::Output* created_by(const Op& op, int value) const {
     if (op.kind != Op::assembled) return nullptr;
     auto& out = plan.assembled[static_cast<std::size_t>(op.which)].out;
-    const auto made =
+    const auto created =
         std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
-    return made == out.end() ? nullptr : &*made;
+    return created == out.end() ? nullptr : &*created;
   }
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
-    if ((is_narrow(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full) return;
+    if ((is_16_bit(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full) return;
     // ops that modify the value at an element, and last the op that computes it
     std::vector<std::size_t> makers;
     int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
-      if (auto* made = made_by(tape[t], value); made && makers.empty()) {
+      if (auto* created = created_by(tape[t], value); created && makers.empty()) {
         // no other op reads the f32 value
         const bool alone = reads[static_cast<std::size_t>(value)] == 1;
-        if (made->into < 0 && (!is_narrow(to.dtype) || alone) && !is_read(tape, t, to)) {
-          made->into = tape[at].access;
-          made->narrow = is_narrow(to.dtype);
+        if (created->into < 0 && (!is_16_bit(to.dtype) || alone) && !is_read(tape, t, to)) {
+          created->into = tape[at].access;
+          created->narrow = is_16_bit(to.dtype);
         }
 
         return;
       }
-      if (is_narrow(to.dtype)) {
+      if (is_16_bit(to.dtype)) {
         if (tape[t].out == value) return;
         continue;
       }

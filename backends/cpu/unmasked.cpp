@@ -20,17 +20,17 @@ bool counts(DType d) { return !is_float(d) && d != DType::boolean && d != DType:
 
 // Made of positions and numbers.
 bool Unmasked::is_position(const Instr& in) const {
-  auto made = [&](int k) { return known_[static_cast<std::size_t>(in.args[k])]; };
+  auto created = [&](int k) { return known_[static_cast<std::size_t>(in.args[k])]; };
   if (!counts(in.dtype)) return false;
   switch (in.code) {
     case Code::constant:
     case Code::iota:
       return true;
     case Code::cast:
-      return made(0);
+      return created(0);
     case Code::add:
     case Code::sub:
-      return made(0) && made(1);
+      return created(0) && created(1);
     default:
       return false;
   }

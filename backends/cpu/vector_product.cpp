@@ -69,15 +69,15 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
   const std::int64_t matrices = points(p.outer), each = p.n.n * p.k.n;
   p.k_block = p.k.n;
   if (p.rows_are_n) {
-    const std::int64_t wanted = std::clamp<std::int64_t>(
+    const std::int64_t requested = std::clamp<std::int64_t>(
         each / enough, 1, std::max<std::int64_t>(1, 4 * least_tasks / matrices));
-    p.n_block = parts_of(parts_of(p.n.n, wanted), 4) * 4;
+    p.n_block = parts_of(parts_of(p.n.n, requested), 4) * 4;
   } else {
     p.n_block = parts_of(parts_of(p.n.n, parts_of(p.n.n, widest)), 16) * 16;
     const std::int64_t tasks = matrices * parts_of(p.n.n, p.n_block);
-    const std::int64_t wanted = std::clamp<std::int64_t>(parts_of(least_tasks, tasks), 1,
-                                                         std::max<std::int64_t>(1, each / enough));
-    p.k_block = std::min(most_x, parts_of(parts_of(p.k.n, wanted), 8) * 8);
+    const std::int64_t requested = std::clamp<std::int64_t>(
+        parts_of(least_tasks, tasks), 1, std::max<std::int64_t>(1, each / enough));
+    p.k_block = std::min(most_x, parts_of(parts_of(p.k.n, requested), 8) * 8);
   }
   p.n_blocks = parts_of(p.n.n, p.n_block);
   p.k_blocks = parts_of(p.k.n, p.k_block);
@@ -92,7 +92,7 @@ class VectorProductStep final : public CompiledStep {
         x_type_(plan_.swapped ? step.contract.b.dtype : step.contract.a.dtype),
         w_type_(plan_.swapped ? step.contract.a.dtype : step.contract.b.dtype),
         out_type_(step.contract.out.dtype), contract_(step.contract),
-        goes_along_k_(contract_.block_mask.k.size > 0), along_(along()),
+        varies_along_k_(contract_.block_mask.k.size > 0), along_(along()),
         scratch_(step, context.arena_slot, plan_.partial_floats() * 4),
         workers_(static_cast<int>(std::min<std::int64_t>(plan_.tasks(), threads()))) {
     if (along_.size > 0) flags_.emplace(contract_.block_mask.flags);
@@ -124,7 +124,7 @@ class VectorProductStep final : public CompiledStep {
         };
         if (!flags)
           make(first, some, k, depth);
-        else if (goes_along_k_)
+        else if (varies_along_k_)
           each_shown(flags, k, depth,
                      [&](std::int64_t j, std::int64_t rows) { make(first, some, j, rows); });
         else
@@ -158,10 +158,10 @@ class VectorProductStep final : public CompiledStep {
     const Contract& c = contract_;
     const auto& s = c.block_mask;
     const auto& n = plan_.swapped ? s.m : s.n;
-    if (s.flags.slot < 0 || (n.size > 0) == goes_along_k_) return {};
+    if (s.flags.slot < 0 || (n.size > 0) == varies_along_k_) return {};
     const bool whole =
-        goes_along_k_ ? points(c.k) == plan_.k.n : points(plan_.swapped ? c.m : c.n) == plan_.n.n;
-    return !whole ? Flags() : goes_along_k_ ? s.k : n;
+        varies_along_k_ ? points(c.k) == plan_.k.n : points(plan_.swapped ? c.m : c.n) == plan_.n.n;
+    return !whole ? Flags() : varies_along_k_ ? s.k : n;
   }
   const unsigned char* flags_at(const Frame& frame) const {
     return flags_ ? reinterpret_cast<const unsigned char*>(flags_->at(frame)) : nullptr;
@@ -187,10 +187,10 @@ class VectorProductStep final : public CompiledStep {
                 std::int64_t depth) const {
     const auto& p = plan_;
     x += k * p.k.a * bytes_of(x_type_);
-    const bool as_it_lies = x_type_ == DType::f32 && p.k.a == 1;
+    const bool is_aligned = x_type_ == DType::f32 && p.k.a == 1;
     auto* dense = reinterpret_cast<float*>(workspace()) + widest;
-    if (!as_it_lies) kernels().load(x_type_)(dense, x, p.k.a, depth);
-    kernels().vector_product({n, depth, as_it_lies ? reinterpret_cast<const float*>(x) : dense, w,
+    if (!is_aligned) kernels().load(x_type_)(dense, x, p.k.a, depth);
+    kernels().vector_product({n, depth, is_aligned ? reinterpret_cast<const float*>(x) : dense, w,
                               p.rows_are_n ? p.n.b : p.k.b, w_type_, p.rows_are_n, y});
   }
   void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count,
@@ -210,7 +210,7 @@ class VectorProductStep final : public CompiledStep {
   Place x_, w_, out_;
   DType x_type_, w_type_, out_type_;
   const Contract& contract_;
-  bool goes_along_k_;
+  bool varies_along_k_;
   Flags along_;
   std::optional<Place> flags_;
   Scratch scratch_;

@@ -37,14 +37,14 @@ struct Blocks {
 };
 
 // Elements of an array in scratch memory: for sent and for received data.
-struct Room {
+struct Staging {
   std::int64_t sent = 0, came = 0;
 };
 // Returns true if each block along dim is contiguous.
 bool outermost(const Operand& o, int dim) {
   return dense(o.view, o.dims) && points(Dims(o.dims.begin(), o.dims.begin() + dim)) <= 1;
 }
-Room room(const Collective& c, std::size_t k) {
+Staging staging(const Collective& c, std::size_t k) {
   const auto &x = c.x[k], &out = c.out[k];
   switch (c.kind) {
     case CollectiveKind::all_reduce: {
@@ -72,7 +72,7 @@ View box_of(const Operand& o, const program::BoxTransfer& p) {
 }
 std::int64_t bytes(std::int64_t elements, DType d) { return aligned(elements * bytes_of(d)); }
 // Returns the scratch bytes of a transfer.
-std::int64_t room(const Operand& o, const program::BoxTransfer& p) {
+std::int64_t staging(const Operand& o, const program::BoxTransfer& p) {
   return dense(box_of(o, p), p.dims) ? 0 : bytes(points(p.dims), o.view.dtype);
 }
 
@@ -107,7 +107,7 @@ class CollectiveMaker {
     add(before_, first_);
     add(between_, second_);
     std::vector<Message> none;
-    add(behind_, none);
+    add(after_, none);
     return out;
   }
 
@@ -185,7 +185,7 @@ class CollectiveMaker {
       move(second_, r, false, moved(all, blocks.first(r)), blocks.count(r));
     }
     fold({mine}, of_rank, moved(all, blocks.first(rank_)));
-    if (!in_place) copy(behind_, out.dims, laid(all, out.dims), out.view);
+    if (!in_place) copy(after_, out.dims, laid(all, out.dims), out.view);
   }
   void reduce_scatter(std::size_t k) {
     auto &x = c_.x[k], &out = c_.out[k];
@@ -224,13 +224,13 @@ class CollectiveMaker {
       const auto theirs = with(out.dims, dim, blocks.count(r));
       const auto part = moved(out.view, blocks.first(r) * out.view.strides[std::size_t(dim)]);
       if (r == rank_) {
-        copy(behind_, theirs, x.view, part);
+        copy(after_, theirs, x.view, part);
         continue;
       }
       const auto packed = laid(moved(came, blocks.first(r) * across), theirs);
       move(first_, r, true, sent, points(x.dims));
       move(first_, r, false, packed, points(theirs));
-      if (!in_place) copy(behind_, theirs, packed, part);
+      if (!in_place) copy(after_, theirs, packed, part);
     }
   }
   void exchange() {
@@ -253,13 +253,13 @@ class CollectiveMaker {
     for (auto& p : c_.receives) {
       auto v = box_of(c_.out[std::size_t(p.array)], p);
       if (p.device == device_) {
-        copy(behind_, p.dims, own[next++], v);
+        copy(after_, p.dims, own[next++], v);
         continue;
       }
       auto at = v;
       if (!dense(v, p.dims)) {
         at = laid(scratch(v.dtype, points(p.dims)), p.dims);
-        copy(behind_, p.dims, at, v);
+        copy(after_, p.dims, at, v);
       }
       if (points(p.dims) > 0)
         first_.push_back({p.device, false, argument(at), points(p.dims) * bytes_of(v.dtype)});
@@ -272,7 +272,7 @@ class CollectiveMaker {
   int device_;
   std::vector<int> group_;  // devices, in rank order
   std::int64_t rank_ = 0;
-  std::vector<Step> before_, between_, behind_;  // steps before, between and after the two groups
+  std::vector<Step> before_, between_, after_;  // steps before, between and after the two groups
   std::vector<Message> first_, second_;
 };
 
@@ -283,12 +283,12 @@ std::vector<Part> parts_of(const Step& s, const Program& p) { return CollectiveM
 std::int64_t collective_scratch(const Collective& c) {
   std::int64_t sum = 0;
   if (c.kind == CollectiveKind::exchange) {
-    for (auto& p : c.sends) sum += room(c.x[std::size_t(p.array)], p);
-    for (auto& p : c.receives) sum += room(c.out[std::size_t(p.array)], p);
+    for (auto& p : c.sends) sum += staging(c.x[std::size_t(p.array)], p);
+    for (auto& p : c.receives) sum += staging(c.out[std::size_t(p.array)], p);
     return sum;
   }
   for (std::size_t k = 0; k < c.out.size(); ++k) {
-    const auto r = room(c, k);
+    const auto r = staging(c, k);
     sum += bytes(r.sent, c.out[k].view.dtype) + bytes(r.came, c.out[k].view.dtype);
   }
   return sum;

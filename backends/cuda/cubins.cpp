@@ -17,7 +17,7 @@
 namespace haliax::cuda {
 namespace {
 
-std::atomic<std::int64_t> made{0};
+std::atomic<std::int64_t> created{0};
 
 // Returns the header line of a file, which describes its content.
 std::string head_of(const std::string& key, const std::string& bytes) {
@@ -56,7 +56,7 @@ std::filesystem::path cache_folder() {
              "a folder that exists or can be created (" + failed.message() + ")");
   return asked;
 }
-std::int64_t cubins_made() { return made; }
+std::int64_t cubins_made() { return created; }
 
 std::string compiler_of(const std::filesystem::path& folder, int version) {
   if (version > 0) return std::to_string(version);
@@ -67,7 +67,7 @@ std::string compiler_of(const std::filesystem::path& folder, int version) {
 std::string cached_cubin(const std::string& source, int sm, bool exact) {
   const auto folder = cache_folder();
   auto compiled = [&] {
-    ++made;
+    ++created;
     return compile_for_gpu(source, sm, exact).bytes;
   };
   if (folder.empty()) return compiled();

@@ -61,7 +61,7 @@ Driver opened() {
 #if CUDA_VERSION >= 13000
   int version = 0;
   d.has_ifs = library.find(d.captured, "cuStreamGetCaptureInfo_v3") &&
-              library.find(d.go_on_behind, "cuStreamUpdateCaptureDependencies_v2") &&
+              library.find(d.update_capture_dependencies, "cuStreamUpdateCaptureDependencies_v2") &&
               library.find(d.begin_inside, "cuStreamBeginCaptureToGraph") &&
               library.find(d.make_condition, "cuGraphConditionalHandleCreate") &&
               library.find(d.add_node, "cuGraphAddNode_v2") && d.version &&

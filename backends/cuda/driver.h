@@ -52,7 +52,7 @@ struct Driver {
 #if CUDA_VERSION >= 13000  // older headers use these names for other functions
   // Conditional parts of graphs; null if the driver lacks them.
   decltype(&cuStreamGetCaptureInfo) captured = nullptr;
-  decltype(&cuStreamUpdateCaptureDependencies) go_on_behind = nullptr;
+  decltype(&cuStreamUpdateCaptureDependencies) update_capture_dependencies = nullptr;
   decltype(&cuStreamBeginCaptureToGraph) begin_inside = nullptr;
   decltype(&cuGraphConditionalHandleCreate) make_condition = nullptr;
   decltype(&cuGraphAddNode) add_node = nullptr;

@@ -44,7 +44,7 @@ class CudaExecutable final : public Executable {
     make(sequence_.items);
     if (options_.keep) keep_texts();
     auto kernels = api_.compile(context_.device, kernels_);
-    for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->made = kernels[k];
+    for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->created = kernels[k];
     kernels_.clear();
     waiting_.clear();
     if (sequence_.flags > 0) flags_ = context_.allocate(sequence_.flags);
@@ -125,7 +125,7 @@ class CudaExecutable final : public Executable {
       }
 
       if (i.kind == Item::Kind::product)
-        i.made = api_.make_product(context_.device, *i.launch.product, options_);
+        i.created = api_.make_product(context_.device, *i.launch.product, options_);
       if (i.kind == Item::Kind::collective)
         for (auto* e : {&i.ready, &i.finished})
           events_.push_back(*e = api_.make_event(context_.device));
@@ -294,7 +294,7 @@ class CudaExecutable final : public Executable {
       started_.erase(started_.begin(), last);
     }
     void collective(const Item& i) {
-      if (!is_wanted(i)) return;
+      if (!is_requested(i)) return;
       api_.record(i.ready, stream_);
       api_.follow(side_, i.ready);
       const auto main = std::exchange(stream_, side_);
@@ -322,9 +322,9 @@ class CudaExecutable final : public Executable {
         to_values(i);
         auto at = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(values_[k])); };
         if (i.kind == Item::Kind::launch)
-          api_.launch(stream_, i.made, i.launch, values_.data());
+          api_.launch(stream_, i.created, i.launch, values_.data());
         else
-          api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.context_.workspace());
+          api_.multiply(stream_, i.created, at(0), at(1), at(2), e_.context_.workspace());
       }
       if (e_.options_.sync) wait_for(i);
     }
@@ -335,7 +335,7 @@ class CudaExecutable final : public Executable {
     void part(const Item& i) {  // only in sequences without collectives
       to_values(i);
       const auto outside =
-          std::exchange(stream_, api_.begin_if(stream_, i.made, i.launch, values_.data()));
+          std::exchange(stream_, api_.begin_if(stream_, i.created, i.launch, values_.data()));
       const auto end = [&] { api_.end_if(std::exchange(stream_, outside)); };
       try {
         run(i.body);
@@ -376,13 +376,13 @@ class CudaExecutable final : public Executable {
       std::memcpy(out.data(), here.get(), std::size_t(n) * sizeof(T));
       return out;
     }
-    bool is_wanted(const Item& i) {
+    bool is_requested(const Item& i) {
       if (i.flag < 0) return true;
       return read<char>(static_cast<std::byte*>(e_.flags_.get()) + i.flag, 1)[0] != 0;
     }
     void ask(const Item& i) {
       end();
-      if (!is_wanted(i)) return;
+      if (!is_requested(i)) return;
       auto arrays = i.step->host.arrays;
       std::vector<std::vector<std::byte>> bytes;
       std::vector<const void*> data;

@@ -26,9 +26,9 @@ constexpr int kMostGroup = 512;  // maximum number of threads per row
 constexpr int kFoldBytes = 16;   // bytes of shared memory of a reduction per warp
 // with this many rows, one thread per row occupies the GPU
 constexpr std::int64_t kManyRows = 8192;
-constexpr std::int64_t kManyThreads = 1 << 15;  // fewer threads leave a GPU idle
-constexpr int kUsualKept = 16, kMostKept = 32;  // values of a row in the registers of a thread
-constexpr int kMostRead = 64;                   // values of a thread that are loaded together
+constexpr std::int64_t kManyThreads = 1 << 15;    // fewer threads leave a GPU idle
+constexpr int kUsualSaved = 16, kMostSaved = 32;  // values of a row in the registers of a thread
+constexpr int kMostRead = 64;                     // values of a thread that are loaded together
 
 // The split of the inner elements for the first of two passes.
 struct Parts {
@@ -77,9 +77,9 @@ class FusedSource : FusedPoints {
     const std::int64_t threads = columns ? rows_ / few_ : rows_ * group_,
                        least = columns ? 32 : 16 * group_,
                        // 2 or 4 blocks of 256 threads per multiprocessor
-        wanted = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : group_ * few_;
+        requested = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : group_ * few_;
     if (threads >= kManyThreads) return {};
-    const auto length = std::max((inner_ * threads + wanted - 1) / wanted, least);
+    const auto length = std::max((inner_ * threads + requested - 1) / requested, least);
     Parts p{0, (length + unit - 1) / unit * unit};
     p.count = (inner_ + p.length - 1) / p.length;
     return p.count > 1 ? std::optional(p) : std::nullopt;
@@ -170,7 +170,7 @@ class FusedSource : FusedPoints {
   }
   // Returns the pass that stores values: the one after all reductions whose results stores or other
   // passes need.
-  int last_walk() const {
+  int last_pass() const {
     int most = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (is_store(code_[i].code) && code_[i].inner) most = std::max(most, info_[i].level);
@@ -180,23 +180,24 @@ class FusedSource : FusedPoints {
   }
   // Returns the instructions of each pass, if the first pass that computes an instruction in `kept`
   // retains its value.
-  std::vector<Marks> walks_with(const Marks& kept) const {
+  std::vector<Marks> passes_with(const Marks& kept) const {
     std::vector<Marks> out;
-    Marks made(code_.size());
+    Marks created(code_.size());
     for (int level = 0; level <= levels(); ++level) {
       auto& now = out.emplace_back(code_.size());
       for (std::size_t i = code_.size(); i-- > 0;) {
         auto& in = code_[i];
         const bool fold = is_fold(in.code) && info_[i].level == level + 1;
-        if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_walk())))
-          now[i] = kMade;
-        if (now[i] != kMade || empty_) continue;
+        if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_pass())))
+          now[i] = kComputed;
+        if (now[i] != kComputed || empty_) continue;
         for (int a : in.args) {
           const auto x = std::size_t(a);
-          if (a >= 0 && code_[x].inner && !now[x]) now[x] = kept[x] && made[x] ? kKept : kMade;
+          if (a >= 0 && code_[x].inner && !now[x])
+            now[x] = kept[x] && created[x] ? kSaved : kComputed;
         }
       }
-      for (std::size_t i = 0; i < code_.size(); ++i) made[i] |= now[i] == kMade;
+      for (std::size_t i = 0; i < code_.size(); ++i) created[i] |= now[i] == kComputed;
     }
     return out;
   }
@@ -210,10 +211,10 @@ class FusedSource : FusedPoints {
   // instructions. Values that all rows share stay in caches anyway.
   Marks worth_keeping(bool long_ones) const {
     Marks out(code_.size());
-    const auto walks = walks_with(out);
+    const auto passes = passes_with(out);
     for (std::size_t i = 0; i < code_.size(); ++i) {
       const auto times =
-          std::count_if(walks.begin(), walks.end(), [&](auto& w) { return w[i] == kMade; });
+          std::count_if(passes.begin(), passes.end(), [&](auto& w) { return w[i] == kComputed; });
       const bool is_asked = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
       out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_asked);
     }
@@ -222,16 +223,16 @@ class FusedSource : FusedPoints {
   static int size_of(DType d) { return bytes_of(d) > 4 ? 2 : 1; }
   // Returns two maxima over all passes, in numbers per element: values retained between passes, and
   // values loaded.
-  std::pair<int, int> kept_and_read(const std::vector<Marks>& walks) const {
+  std::pair<int, int> saved_and_read(const std::vector<Marks>& passes) const {
     int most_kept = 0, most_read = 0;
-    for (std::size_t w = 0; w < walks.size(); ++w) {
+    for (std::size_t w = 0; w < passes.size(); ++w) {
       int kept = 0, read = 0;
       for (std::size_t i = 0; i < code_.size(); ++i) {
-        const auto here = walks.begin() + std::ptrdiff_t(w);
+        const auto here = passes.begin() + std::ptrdiff_t(w);
         auto is = [&](char mark) { return [=, &i = i](auto& walk) { return walk[i] == mark; }; };
-        if (is_load(i) && is_of_row(i)) read += walks[w][i] ? size_of(code_[i].dtype) : 0;
-        if (std::any_of(walks.begin(), here + 1, is(kMade)) &&
-            std::any_of(here + 1, walks.end(), is(kKept)))
+        if (is_load(i) && is_of_row(i)) read += passes[w][i] ? size_of(code_[i].dtype) : 0;
+        if (std::any_of(passes.begin(), here + 1, is(kComputed)) &&
+            std::any_of(here + 1, passes.end(), is(kSaved)))
           kept += size_of(code_[i].dtype);
       }
       most_kept = std::max(most_kept, kept);
@@ -248,7 +249,7 @@ class FusedSource : FusedPoints {
     if (!is_plain() && dims_.size() == outer_ + 1) few_ = few_along(along_, true);
     group_ = usual_group();
     kept_.assign(code_.size(), 0);
-    walks_ = walks_with(kept_);
+    passes_ = passes_with(kept_);
     if (is_plain()) return;
     ahead_ = std::min(power_from(chunks_each(group_)), few_ > 1 ? 4 : kTerms);
     for (bool long_ones : {true, false})
@@ -269,17 +270,17 @@ class FusedSource : FusedPoints {
     if (bytes > near_ || std::none_of(kept.begin(), kept.end(), [](char k) { return k; })) return;
     group_ = kMostGroup;
     kept_ = kept;
-    walks_ = walks_with(kept);
+    passes_ = passes_with(kept);
     near_at_ = at;
     near_bytes_ = bytes;
   }
   // Retains values in registers. Prefers few threads with few values each, so that many rows are in
   // flight. Long rows use more of both.
   void keep(const Marks& kept) {
-    const auto walks = walks_with(kept);
-    const auto [numbers, read] = kept_and_read(walks);
+    const auto passes = passes_with(kept);
+    const auto [numbers, read] = saved_and_read(passes);
     const int first = group_ == 1 ? 1 : std::min(group_, 32), last = group_ == 1 ? 1 : kMostGroup;
-    for (int most : {kUsualKept, kMostKept})
+    for (int most : {kUsualSaved, kMostSaved})
       for (int group = first; group <= last && numbers > 0; group *= 2) {
         const auto chunks = std::int64_t(power_from(chunks_each(group)));
         if (chunks * few_ * numbers > most || chunks * few_ * read > kMostRead) continue;
@@ -289,7 +290,7 @@ class FusedSource : FusedPoints {
         group_ = group;
         ahead_ = int(chunks);
         kept_ = kept;
-        walks_ = walks;
+        passes_ = passes;
         return;
       }
   }
@@ -316,7 +317,7 @@ class FusedSource : FusedPoints {
                     "threads take part in folds",
                     group_, count));
     source_.indices(part_of("row", rows_), part(0, outer_));
-    keep_room();
+    reserve_staging();
     for (int level = 0; level <= levels(); ++level) {
       rows_on(level);
       walk(level);
@@ -362,7 +363,7 @@ class FusedSource : FusedPoints {
     to_ = "to";
     return fmt::format("{} % I({})", counted, each);
   }
-  void keep_room() {
+  void reserve_staging() {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept_[i]) continue;
       if (near_bytes_ > 0)
@@ -385,7 +386,7 @@ class FusedSource : FusedPoints {
     }
   }
   void walk(int level) {
-    auto& marks = walks_[std::size_t(level)];
+    auto& marks = passes_[std::size_t(level)];
     if (std::none_of(marks.begin(), marks.end(), [](char c) { return c != 0; })) return;
     std::vector<std::size_t> folds;
     for (std::size_t i = 0; i < code_.size(); ++i)
@@ -455,7 +456,7 @@ class FusedSource : FusedPoints {
     unroll(each);
     place();
     for (std::size_t i = 0; i < code_.size(); ++i)  // values that all rows share are cached
-      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i)) {
+      if (keeps_ && is_load(i) && marks[i] == kComputed && !is_of_row(i)) {
         fetch(i, fmt::format("const auto x{}", i), "here");
         fetched(i, "");
       }
@@ -484,22 +485,22 @@ class FusedSource : FusedPoints {
                    const char* count) {
     std::vector<std::size_t> loads;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (is_load(i) && code_[i].inner && (marks[i] == kMade || (marks[i] && near_bytes_ > 0)) &&
-          (!keeps_ || is_of_row(i)))
+      if (is_load(i) && code_[i].inner &&
+          (marks[i] == kComputed || (marks[i] && near_bytes_ > 0)) && (!keeps_ || is_of_row(i)))
         loads.push_back(i);
     if (loads.empty()) return;
     for (auto i : loads)
       if (!keeps_ || !kept_[i])
         source_.line(
-            fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kKept ? "{}" : ""));
+            fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kSaved ? "{}" : ""));
     unroll(each);
     place();
     for (auto i : loads) {
-      if (marks[i] == kMade) fetch(i, fmt::format("x{}[m]", i), count);
+      if (marks[i] == kComputed) fetch(i, fmt::format("x{}[m]", i), count);
       if (near_bytes_ > 0 && kept_[i]) {
         const auto near = fmt::format("near{}[j / {}]", i, few_), x = fmt::format("x{}[m]", i);
-        source_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kMade ? near : x,
-                                 marks[i] == kMade ? x : near));
+        source_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kComputed ? near : x,
+                                 marks[i] == kComputed ? x : near));
       }
       fetched(i, "[m]");
     }
@@ -513,7 +514,7 @@ class FusedSource : FusedPoints {
       take(i, "j + k");
       return source_.close();
     }
-    if (mark == kKept && !is_load(i))
+    if (mark == kSaved && !is_load(i))
       return source_.line(
           fmt::format("const Number<{}> v{} = e{}[m][k];", element_of(in.dtype), i, i));
     write(i);
@@ -590,9 +591,9 @@ class FusedSource : FusedPoints {
     Marks outer(code_.size()), inner(code_.size());
     for (std::size_t i = code_.size(); i-- > 0;) {
       outer[i] = info_[i].needed && !code_[i].inner;
-      if (outer[i] && is_fold(code_[i].code)) inner[i] = kMade;
+      if (outer[i] && is_fold(code_[i].code)) inner[i] = kComputed;
       for (int a : code_[i].args)
-        if (a >= 0 && inner[i]) inner[std::size_t(a)] = kMade;
+        if (a >= 0 && inner[i]) inner[std::size_t(a)] = kComputed;
       if (outer[i] && is_load(i)) {
         fetch(i, fmt::format("const auto x{}", i), "here");
         fetched(i, "");
@@ -671,7 +672,7 @@ class FusedSource : FusedPoints {
   const std::int64_t near_ = 0;        // available bytes of shared memory
   std::int64_t near_bytes_ = 0;        // used bytes, if rows are stored there
   std::vector<std::int64_t> near_at_;  // by load
-  std::vector<Marks> walks_;
+  std::vector<Marks> passes_;
   std::string from_ = "0", to_;  // range of inner elements, as source
   Parts parts_;
   std::vector<std::int64_t> partial_;  // by reduction: offset of its partial results in the arena

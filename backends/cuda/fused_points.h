@@ -23,7 +23,7 @@ class FusedPoints {
   };
   using Marks = std::vector<char>;  // per instruction, within a pass
   // computed in this pass; retained in registers by an earlier pass
-  static constexpr char kMade = 1, kKept = 2;
+  static constexpr char kComputed = 1, kSaved = 2;
 
   FusedPoints(const Fused& f, NestContext* nest)
       : nest_(nest), source_(nest), code_(f.code), info_(f.code.size()) {
@@ -244,8 +244,8 @@ class FusedPoints {
 
   // ---- kernels without reductions ----
   static constexpr const char* kEachPoint =
-      "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
-      "blockDim_x)";
+      "for (I p = my_block * I(blockDim_x) + threadIdx_x; "
+      "p < I({}); p += I(all_blocks) * blockDim_x)";
   Launch points(std::int64_t n) {
     if (!serial_ && !dims_.empty()) {
       along_ = dims_.size() - 1;

@@ -130,9 +130,9 @@ Gpus gpus() {
     must(d.device(&id, k), "a device");
     must(d.device_name(name, sizeof name, id), "device name");
     must(d.device_id(&uuid, id), "device name");
-    std::string told_apart;
-    for (unsigned char byte : uuid.bytes) told_apart += fmt::format("{:02x}", byte);
-    c.gpus.push_back({name, sm_of(id), std::move(told_apart)});
+    std::string id_text;
+    for (unsigned char byte : uuid.bytes) id_text += fmt::format("{:02x}", byte);
+    c.gpus.push_back({name, sm_of(id), std::move(id_text)});
   }
   return c;
 }
@@ -267,15 +267,15 @@ std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   std::lock_guard hold(compiling);
   std::vector<Handle> out;
   for (auto& k : kernels) {
-    auto& made = (*known)[{sm, k.name}];
-    if (!made) {
+    auto& created = (*known)[{sm, k.name}];
+    if (!created) {
       const auto cubin = cached_cubin(source_for_gpu(k), sm, exact);
       CUlibrary library = nullptr;
       must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
            "a kernel");
-      must(driver().kernel(&made, library, k.name.c_str()), "a kernel");
+      must(driver().kernel(&created, library, k.name.c_str()), "a kernel");
     }
-    out.push_back(made);
+    out.push_back(created);
   }
   return out;
 }
@@ -381,9 +381,9 @@ Handle end_graph(Handle s) {
   return graph;
 }
 Handle instantiate(Handle graph) {
-  CUgraphExec made = nullptr;
-  must(driver().instantiate(&made, static_cast<CUgraph>(graph), 0), "a graph");
-  return made;
+  CUgraphExec created = nullptr;
+  must(driver().instantiate(&created, static_cast<CUgraph>(graph), 0), "a graph");
+  return created;
 }
 bool update(Handle instance, Handle graph) {
   CUgraphExecUpdateResultInfo info{};
@@ -406,9 +406,9 @@ Handle stream_inside(const Device& d) {
   std::lock_guard hold(ready_lock);
   auto& all = ready()[&d];
   if (all.empty()) {
-    CUstream made = nullptr;
-    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
-    return new Stream{made, &d};
+    CUstream created = nullptr;
+    must(driver().make_stream(&created, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{created, &d};
   }
   auto one = all.back();
   all.pop_back();
@@ -456,10 +456,11 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   node.conditional.type = CU_GRAPH_COND_TYPE_IF;
   node.conditional.size = 1;
   node.conditional.ctx = s.device->context;
-  CUgraphNode made = nullptr;
-  must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node),
+  CUgraphNode created = nullptr;
+  must(driver().add_node(&created, now.graph, now.behind.data(), nullptr, now.behind.size(), &node),
        "a part of a graph");
-  must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES),
+  must(driver().update_capture_dependencies(s.stream, &created, nullptr, 1,
+                                            CU_STREAM_SET_CAPTURE_DEPENDENCIES),
        "a part of a graph");
   const auto inside = stream_inside(*s.device);
   must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr,
@@ -499,9 +500,9 @@ Api table() {
   };
   a.make_stream = [](int d) -> Handle {
     auto& gpu = device(d);
-    CUstream made = nullptr;
-    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
-    return new Stream{made, &gpu};
+    CUstream created = nullptr;
+    must(driver().make_stream(&created, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{created, &gpu};
   };
   a.end_stream = [](Handle s) {
     driver().end_stream(static_cast<Stream*>(s)->stream);
@@ -514,9 +515,9 @@ Api table() {
   };
   a.make_event = [](int d) -> Handle {
     auto& gpu = device(d);
-    CUevent made = nullptr;
-    must(driver().make_event(&made, CU_EVENT_DEFAULT), "an event");
-    return new Event{made, &gpu};
+    CUevent created = nullptr;
+    must(driver().make_event(&created, CU_EVENT_DEFAULT), "an event");
+    return new Event{created, &gpu};
   };
   a.end_event = [](Handle e) {
     driver().end_event(static_cast<Event*>(e)->event);

@@ -21,8 +21,8 @@ constexpr const char* head =
 std::string source_of(std::size_t words, const std::string& body, const char* bounds,
                       const std::string& from = head) {
   return fmt::format(
-      "struct NAME_words {{ Word w[{}]; }};\nextern \"C\" __global__ void __launch_bounds__({}) "
-      "NAME({}{}}}\n",
+      "struct NAME_words {{ Word w[{}]; "
+      "}};\nextern \"C\" __global__ void __launch_bounds__({}) NAME({}{}}}\n",
       std::max<std::size_t>(words, 1), bounds, from, body);
 }
 std::string body_of(const std::string& source) {

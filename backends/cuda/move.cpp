@@ -32,8 +32,8 @@ const char* bits_type(DType d) {  // unsigned type of the same size
 }
 std::string each_point(SourceWriter& w, std::int64_t n) {
   return fmt::format(
-      "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * "
-      "blockDim_x)",
+      "for (I p = my_block * I(blockDim_x) + threadIdx_x; "
+      "p < I({}); p += I(all_blocks) * blockDim_x)",
       w.argument(n));
 }
 // Declares `moved`, the offset of the ids, and `inside`, which is true if the element exists and
@@ -260,7 +260,7 @@ Launch cumulative(const Cumulative& c, NestContext* nest) {
 Launch product(const Contract& c, NestContext* nest) {
   Dims all = c.batch;
   for (auto* d : {&c.m, &c.n}) all.insert(all.end(), d->begin(), d->end());
-  const auto made = all.size();
+  const auto created = all.size();
   auto dims = all;
   dims.insert(dims.end(), c.k.begin(), c.k.end());
   SourceWriter w(nest);
@@ -270,7 +270,7 @@ Launch product(const Contract& c, NestContext* nest) {
   auto d = c.out.dtype;
   auto S = element_of(d), W = is_float(d) && bytes_of(d) < 4 ? "float" : S;
   Dims out_strides(c.out.strides.begin(),
-                   c.out.strides.begin() + std::ptrdiff_t(std::min(made, c.out.strides.size())));
+                   c.out.strides.begin() + std::ptrdiff_t(std::min(created, c.out.strides.size())));
   auto out = w.base(c.out, true), out_at = w.at(c.out, out_strides);
   w.line(fmt::format("auto sum = {};", c.accumulate
                                            ? fmt::format("wide(load<{}>({}, {}))", S, out, out_at)
@@ -280,7 +280,7 @@ Launch product(const Contract& c, NestContext* nest) {
   w.open(fmt::format("for (I block = 0; block < I({}); block += 32)", depth));
   w.line("decltype(sum) some = 0;");
   w.open(fmt::format("for (I q = block; q < block + 32 && q < I({}); ++q)", depth));
-  w.indices("q", c.k, made);
+  w.indices("q", c.k, created);
   auto read = [&](const View& v) {
     auto base = w.base(v);
     return fmt::format("wide(cast<{}, {}>(load<{}>({}, {})))", W, element_of(v.dtype),

@@ -42,8 +42,8 @@ const Nccl& nccl() {
   static const Nccl one;
   if (!one.there)
     throw Error(
-        "[cuda] libnccl.so.2 is not found: GPUs communicate with each other by NCCL; add it to the "
-        "loader's path");
+        "[cuda] libnccl.so.2 is not found: "
+        "GPUs communicate with each other by NCCL; add it to the loader's path");
   return one;
 }
 void must(int status, const char* what) {

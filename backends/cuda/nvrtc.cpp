@@ -83,10 +83,8 @@ std::string linked(const std::string& cubin, int sm) {
   auto& api = linker();
   if (!can_link())
     throw Error(
-        "[cuda] libnvJitLink.so.13 (or .12), with libcudadevrt.a next to it, is not found: they "
-        "are "
-        "parts of the CUDA "
-        "toolkit; add them to the loader's path");
+        "[cuda] libnvJitLink.so.13 (or .12), with libcudadevrt.a next to it, "
+        "is not found: they are parts of the CUDA toolkit; add them to the loader's path");
   const auto arch = fmt::format("-arch=sm_{}", sm);
   const char* options[] = {arch.c_str()};
   Linker::Link link = nullptr;
@@ -130,9 +128,8 @@ Cubin compile_for_gpu(const std::string& source, int sm, bool exact) {
   auto& api = nvrtc();
   if (!api.there)
     throw Error(
-        "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; add it to "
-        "the "
-        "loader's path?");
+        "[cuda] libnvrtc.so.13 (or .12) is not found: "
+        "it is part of the CUDA toolkit; add it to the loader's path?");
   Nvrtc::Program program = nullptr;
   api.create(&program, source.c_str(), "kernels.cu", 0, nullptr, nullptr);
   const std::unique_ptr<Nvrtc::Program, int (*)(Nvrtc::Program*)> destroyed(&program, api.destroy);

@@ -65,13 +65,9 @@ void refuse_shared_gpus(const Api& api, const std::vector<ProcessGpus>& all) {
     const auto of_each =
         one.used.size() > 1 ? fmt::format(" with {} devices each", one.used.size()) : "";
     throw Error(fmt::format(
-        "[{}] host {} has {}{}, but {}: each device of a mesh of several processes requires a GPU "
-        "of "
-        "its own; "
-        "start fewer ranks there (mpirun --map-by ppr:{}:node), or set CUDA_VISIBLE_DEVICES so "
-        "that "
-        "each "
-        "has its own",
+        "[{}] host {} has {}{}, but {}: each device of a mesh of several processes "
+        "requires a GPU of its own; start fewer ranks there (mpirun --map-by ppr:{}:node), "
+        "or set CUDA_VISIBLE_DEVICES so that each has its own",
         api.name, one.host, counted(ranks, "rank"), of_each, counted(visible.size(), "GPU"),
         std::max<std::size_t>(visible.size() / one.used.size(), 1)));
   }

@@ -23,7 +23,7 @@ struct Item {
   Kind kind = Kind::launch;
   const program::Step* step = nullptr;  // the step that it implements
   Launch launch = {};
-  Handle made = nullptr;               // kernel or matmul
+  Handle created = nullptr;            // kernel or matmul
   std::vector<Message> messages = {};  // transfers of an exchange
   // The body of a loop, of a collective (which runs in its own stream), or of a conditional part of
   // a graph.

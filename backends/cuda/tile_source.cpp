@@ -18,7 +18,7 @@ std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {
   return along ? lines * (terms + 8) * 2 : terms * (lines + 8) * 2;
 }
 // kRoom: bytes of shared memory per reduction
-constexpr std::int64_t kRows = 64, kColumns = 32, kRoom = 2 * kRows * 8;
+constexpr std::int64_t kRows = 64, kColumns = 32, kStagedBytes = 2 * kRows * 8;
 
 // The shared memory of a pass, and the instructions that it computes.
 struct Layout {
@@ -34,7 +34,7 @@ struct Layout {
   std::vector<int> makes;              // matmuls whose results are tiles
   std::vector<int> shown;              // values that are multiplied over rows, one after another
   std::set<int> inner, row;            // instructions per element, and per row
-  std::int64_t shown_at = 0, room_at = 0, bytes = 0;
+  std::int64_t shown_at = 0, staged_at = 0, bytes = 0;
 
   Layout(const TileGroup& g, const TileAction& pass) {
     std::set<int> all;
@@ -48,7 +48,7 @@ struct Layout {
     for (int i : all) (g.code[std::size_t(i)].inner ? inner : row).insert(i);
     for (int i : inner)
       if (int p = g.product_of[std::size_t(i)]; p >= 0) makes.push_back(p);
-    std::int64_t room = 16;
+    std::int64_t scratch = 16;
     for (int p : makes) {
       use(rows, g.products[std::size_t(p)], true);
       use(columns, g.products[std::size_t(p)], false);
@@ -58,7 +58,7 @@ struct Layout {
       auto& product = g.products[std::size_t(p)];
       if (product.kind == Tile::over_columns) {
         use(columns, product, false);
-        room = std::max(room, kRows * product.depth() * 4);
+        scratch = std::max(scratch, kRows * product.depth() * 4);
       } else {
         use(rows, product, true);
         if (std::find(shown.begin(), shown.end(), product.value) == shown.end())
@@ -72,15 +72,15 @@ struct Layout {
 
     shown_at = bytes;
     bytes += shown.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
-    room_at = bytes;  // reuses staged memory after its last read
+    staged_at = bytes;  // reuses staged memory after its last read
     auto tiles = bytes;
     for (auto& o : columns) {
       o.at = tiles;
       tiles += 4 * o.bytes(kColumns);
     }
 
-    bytes =
-        std::max({tiles, room_at + room, room_at + std::int64_t(pass.all_folds().size()) * kRoom});
+    bytes = std::max({tiles, staged_at + scratch,
+                      staged_at + std::int64_t(pass.all_folds().size()) * kStagedBytes});
   }
   static void use(std::vector<Operand>& all, const TileProduct& p, bool x) { find(all, p, x); }
   static std::size_t find(std::vector<Operand>& all, const TileProduct& p, bool x) {
@@ -99,10 +99,10 @@ class PassSource {
       : g_(g), pass_(pass), folds_(pass.all_folds()), products_(pass.all_products()),
         pending_(pass.pending()), l_(g, pass), left_out_(g), nest_(nest), w_(&nest), kept_(kept) {}
   std::string source() {
-    find_wanted();
+    find_requested();
     rows_ = w_.argument(points(g_.rows));
     columns_ = w_.argument(points(g_.columns));
-    if (!begun_.empty()) w_.line(fmt::format("if (({}) & ~({}))", wanted_, begun_));
+    if (!begun_.empty()) w_.line(fmt::format("if (({}) & ~({}))", requested_, begun_));
     w_.open("");
     w_.line(
         "const int lane = int(threadIdx_x) % 32, strip = int(threadIdx_x) / 32 % 4 * 16, half = "
@@ -142,32 +142,32 @@ class PassSource {
     return width() % kColumns == 0 && points(g_.columns) % width() % kColumns == 0;
   }
   std::string flags_of(const std::vector<int>& folds, const std::vector<int>& products,
-                       NeededBlocks& wanted) const {
-    wanted = needed_blocks(g_, left_out_, folds, products);
+                       NeededBlocks& requested) const {
+    requested = needed_blocks(g_, left_out_, folds, products);
     std::string all;
-    for (int p : wanted.flags) all += fmt::format("{}flags{}", all.empty() ? "" : " | ", p);
-    return wanted.always ? "~0ull" : all.empty() ? "0ull" : all;
+    for (int p : requested.flags) all += fmt::format("{}flags{}", all.empty() ? "" : " | ", p);
+    return requested.always ? "~0ull" : all.empty() ? "0ull" : all;
   }
   // Finds the blocks to iterate over: those that some matmul computes, or that a reduction
   // requires. After an earlier partial pass, reductions are recomputed, and matmuls add to their
   // results.
-  void find_wanted() {
-    wanted_ = flags_of(pass_.folds, pass_.products, walked_);
+  void find_requested() {
+    requested_ = flags_of(pass_.folds, pass_.products, walked_);
     if (pass_.remainder_of < 0) return;
     NeededBlocks before;
     auto& begun = g_.actions[std::size_t(pass_.remainder_of)];
     begun_ = flags_of(begun.folds, begun.products, before);
   }
-  std::string is_made(int p, const std::string& at) const {
+  std::string is_created(int p, const std::string& at) const {
     if (!product(p).has_flags) return "true";
     const bool asked = walked_.flags.count(p) > 0;  // otherwise implied by the queried flags
     if (!walked_.always && (!asked || walked_.flags.size() == 1)) return "true";
     return fmt::format("(flags{} >> {}.block & 1) != 0", p, at);
   }
   std::string is_added(int p, const std::string& at) const {
-    const auto made = is_made(p, at);
-    return begun_.empty() ? made
-                          : fmt::format("{} && (({}) >> {}.block & 1) == 0", made, begun_, at);
+    const auto created = is_created(p, at);
+    return begun_.empty() ? created
+                          : fmt::format("{} && (({}) >> {}.block & 1) == 0", created, begun_, at);
   }
 
   // ---- operands ----
@@ -203,8 +203,8 @@ class PassSource {
 
   // ---- before the tiles ----
   void before() {
-    w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", wanted_, w_.argument(width()),
-                        columns_));
+    w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", requested_,
+                        w_.argument(width()), columns_));
     w_.line(fmt::format(
         "const int rows_there = I({0}) - first < tile_rows ? I({0}) - first : tile_rows;", rows_));
     w_.line("Copies copies;");
@@ -332,8 +332,8 @@ class PassSource {
     w_.line("__syncthreads();");
     w_.close();
     w_.line(
-        "const Walk::At next0 = walk.behind(tile1), next1 = walk.behind(next0), mine = half ? "
-        "tile1 : tile0;");
+        "const Walk::At next0 = walk.behind(tile1), "
+        "next1 = walk.behind(next0), mine = half ? tile1 : tile0;");
     w_.line("bring(turn + 1, next0, next1);");
     w_.line("const int there = mine.there();");
     std::set<int> kept;
@@ -357,7 +357,7 @@ class PassSource {
   void make_tile(int p) {
     w_.line(fmt::format("Tile made{} = {{}};", p));
     auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
-    w_.open(fmt::format("if ({})", is_made(p, "mine")));
+    w_.open(fmt::format("if ({})", is_created(p, "mine")));
     if (!holds()) hold(p);
     w_.line(fmt::format("make_tile(made{0}, held{0}, {1});", p, y));
     w_.close();
@@ -395,15 +395,15 @@ class PassSource {
     if (at_last.empty() && at_first.empty()) return elements(kept);
     w_.line("bool edge = false;");
     for (auto* all : {&at_last, &at_first}) {
-      std::set<int> made;
-      for (int i : *all) add_inner(made, i, -1);
+      std::set<int> created;
+      for (int i : *all) add_inner(created, i, -1);
       w_.line("#pragma unroll");
       w_.open("for (int h = 0; h < 2; ++h)");
       w_.line(fmt::format("const I column = mine.column + {};",
                           all == &at_last ? "tile_columns - 1" : "0"));
       w_.indices("column", g_.columns, g_.rows.size());
       for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
-      for (int i : made)
+      for (int i : created)
         w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
       for (int i : *all) w_.line(fmt::format("edge |= !v{};", i));
       w_.close();
@@ -419,19 +419,19 @@ class PassSource {
     true_.clear();
   }
   void elements(const std::set<int>& kept) {
-    std::set<int> made;
+    std::set<int> created;
     if (has_top()) raise_top();
-    for (int v : kept) add_inner(made, kept_value(v), top_value());
+    for (int v : kept) add_inner(created, kept_value(v), top_value());
     for (int f : folds_) {
       if (f == pass_.top) continue;
-      add_inner(made, instr(f).args[0], top_value());
+      add_inner(created, instr(f).args[0], top_value());
       if (sums_floats(f))
         w_.line(fmt::format("Wide<{}> some{}[2] = {{}};", element_of(instr(f).dtype), f));
     }
     open_points();
     for (auto* rows : {&used_, &running_})
       for (int i : *rows) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
-    for (int i : made)
+    for (int i : created)
       w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i,
                           i == top_value() ? fmt::format("top{}[j][e]", pass_.top) : point(i)));
     std::string zero;  // condition; other elements are multiplied as 0
@@ -468,7 +468,7 @@ class PassSource {
     if (true_.count(i)) return "true";
     const int p = g_.product_of[std::size_t(i)];
     auto S = element_of(instr(i).dtype);
-    if (p >= 0 && is_narrow(instr(i).dtype)) return fmt::format("narrowed<{}>(made{}[j][e])", S, p);
+    if (p >= 0 && is_16_bit(instr(i).dtype)) return fmt::format("narrowed<{}>(made{}[j][e])", S, p);
     if (p >= 0) return fmt::format("made{}[j][e]", p);
     if (int value = without_factor(i); value >= 0) return fmt::format("v{}", value);
     return rounded(i);
@@ -483,12 +483,12 @@ class PassSource {
   // are rescaled.
   void raise_top() {
     const int top = pass_.top;
-    std::set<int> made;
-    add_inner(made, top_value(), -1);
+    std::set<int> created;
+    add_inner(created, top_value(), -1);
     w_.line(fmt::format("Tile top{};", top));
     open_points();
     for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
-    for (int i : made)
+    for (int i : created)
       w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
     w_.line(fmt::format("top{}[j][e] = v{};", top, top_value()));
     fold(top, fmt::format("fold{}[h]", top));
@@ -505,7 +505,7 @@ class PassSource {
     w_.line(fmt::format("limit[h] = most + {};", kMayGrow));
     w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_.begin()));
     for (int i : running_) w_.line(fmt::format("row{0}[h] = v{0};", i));
-    for (int f : pass_.early_folds) w_.line(fmt::format("fold{0}[h] *= scale[h];", f));
+    for (int f : pass_.early_reductions) w_.line(fmt::format("fold{0}[h] *= scale[h];", f));
     w_.close();
     for (int p : pass_.early_products) w_.line(fmt::format("sums{}.scale(scale);", p));
     w_.close();
@@ -513,7 +513,7 @@ class PassSource {
   std::string rounded(int i) {
     auto& in = instr(i);
     const bool from_f32 =
-        in.code == Code::cast && is_narrow(in.dtype) && instr(in.args[0]).dtype == DType::f32;
+        in.code == Code::cast && is_16_bit(in.dtype) && instr(in.args[0]).dtype == DType::f32;
     if (in.code == Code::exp && in.dtype == DType::f32)
       return fmt::format("quick_exp(v{})", in.args[0]);
     return from_f32 ? fmt::format("narrowed<{}>(v{})", element_of(in.dtype), in.args[0])
@@ -588,11 +588,11 @@ class PassSource {
     }
     w_.line(fmt::format("sums{}.template store_to<{}, {}>({}, rows_there, int({}), {});", n,
                         element_of(p.out.view.dtype), p.adds, side(p.out, "first", true),
-                        w_.argument(p.terms), shared("float", std::to_string(l_.room_at))));
+                        w_.argument(p.terms), shared("float", std::to_string(l_.staged_at))));
   }
   // Returns the factors that an early sum still has to be multiplied by.
   std::optional<Scaled> factors(int n, int value) const {
-    const auto& early = n >= 0 ? pass_.early_products : pass_.early_folds;
+    const auto& early = n >= 0 ? pass_.early_products : pass_.early_reductions;
     if (std::find(early.begin(), early.end(), n >= 0 ? n : value) == early.end()) return {};
     return scaled(g_, n >= 0 ? value : instr(value).args[0], pass_.top, pending_, n >= 0);
   }
@@ -610,8 +610,9 @@ class PassSource {
     for (std::size_t k = 0; k < folds.size(); ++k) {
       const int f = folds[k];
       auto T = fmt::format("Wide<{}>", element_of(instr(f).dtype));
-      w_.line(fmt::format("auto* const room{} = {};", f,
-                          shared(T, std::to_string(l_.room_at + std::int64_t(k) * kRoom))));
+      w_.line(
+          fmt::format("auto* const room{} = {};", f,
+                      shared(T, std::to_string(l_.staged_at + std::int64_t(k) * kStagedBytes))));
       w_.line(fmt::format("fold_lanes(fold{0}, {1}, room{0});", f, fold_of(f)));
     }
     w_.line("__syncthreads();");
@@ -645,10 +646,10 @@ class PassSource {
     open_rows();
     values(g_.code, row_sources({*running_.begin()}));
     w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_.begin()));
-    for (int f : pass_.early_folds) w_.line(fmt::format("fold{0}[h] *= scale[h];", f));
+    for (int f : pass_.early_reductions) w_.line(fmt::format("fold{0}[h] *= scale[h];", f));
     w_.close();
     std::vector<int> together;
-    for (int f : pass_.early_folds) {
+    for (int f : pass_.early_reductions) {
       const std::set<int> open(together.begin(), together.end());
       const auto known = factors(-1, f);
       auto waits = [&](auto& factor) { return g_.waits(factor.first, open); };
@@ -706,7 +707,7 @@ class PassSource {
   const std::int64_t kept_;
   NeededBlocks walked_;
   // blocks to iterate over; blocks of the earlier pass; sizes
-  std::string wanted_, begun_, rows_, columns_;
+  std::string requested_, begun_, rows_, columns_;
   std::set<int> true_;  // comparisons that hold in an entire tile
   // values of rows: constant ones, and ones that depend on the running maximum
   std::set<int> used_, running_;

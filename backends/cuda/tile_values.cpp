@@ -155,7 +155,7 @@ int without_factor(const TileGroup& g, int instr, const std::set<int>& pending) 
 std::set<int> TileAction::pending() const {
   if (top < 0) return {};
   std::set<int> out{top};
-  out.insert(early_folds.begin(), early_folds.end());
+  out.insert(early_reductions.begin(), early_reductions.end());
   return out;
 }
 

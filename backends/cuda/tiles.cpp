@@ -162,14 +162,14 @@ class Finder {
   Finder(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own)
       : steps_(steps), program_(p), is_own_(is_own) {}
   bool find_space() {
-    std::set<int> made;
+    std::set<int> created;
     for (auto& s : steps_) {
       if (s.kind == Kind::skip) return false;  // what stands behind it may not be moved
-      if (auto b = block_of(s); b && is_narrow(b->c->a.dtype)) made.insert(root(b->c->out.slot));
+      if (auto b = block_of(s); b && is_16_bit(b->c->a.dtype)) created.insert(root(b->c->out.slot));
       auto& f = s.fused;
       if (s.kind != Kind::fused || f.outer <= 0 || f.outer >= int(f.dims.size())) continue;
       for (auto& i : f.code) {
-        if (i.code != Code::load || !i.inner || !made.count(root(i.view.slot)) ||
+        if (i.code != Code::load || !i.inner || !created.count(root(i.view.slot)) ||
             !is_own_(root(i.view.slot)))
           continue;
         g_.rows = without_ones(Dims(f.dims.begin(), f.dims.begin() + f.outer));
@@ -227,7 +227,7 @@ class Finder {
         if (r < 0) return;
         const auto b = bytes_of(v.dtype);
         const bool large = is_own_(r) && program_.slot(r).bytes >= rows_ * columns_ * b;
-        if (large && (fused || (block && is_narrow(block->c->a.dtype))))
+        if (large && (fused || (block && is_16_bit(block->c->a.dtype))))
           wide_[r];
         else
           others.insert(r);
@@ -355,8 +355,8 @@ class Finder {
     auto& c = *first->c;
     const bool wide_a = wide_.count(root(c.a.slot)) > 0, wide_b = wide_.count(root(c.b.slot)) > 0,
                wide_out = wide_.count(root(c.out.slot)) > 0;
-    require(wide_a + wide_b + wide_out == 1 && is_narrow(c.a.dtype) && c.a.dtype == c.b.dtype);
-    require(is_narrow(c.out.dtype) || c.out.dtype == DType::f32);
+    require(wide_a + wide_b + wide_out == 1 && is_16_bit(c.a.dtype) && c.a.dtype == c.b.dtype);
+    require(is_16_bit(c.out.dtype) || c.out.dtype == DType::f32);
     TileProduct p{.dtype = c.a.dtype, .adds = c.accumulate, .at = int(k)};
     auto& f = first->f;
     auto& wide = wide_[root(wide_a ? c.a.slot : wide_b ? c.b.slot : c.out.slot)];
@@ -514,9 +514,7 @@ class Finder {
     if (p >= 0) {
       touch(out, g_.products[std::size_t(p)].x.view);
       touch(out, g_.products[std::size_t(p)].y.view);
-    }
-
-    else if (g_.code[std::size_t(instr)].code == Code::load)
+    } else if (g_.code[std::size_t(instr)].code == Code::load)
       touch(out, g_.code[std::size_t(instr)].view);
     return out;
   }
@@ -590,7 +588,7 @@ class Finder {
   void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
                   std::vector<int>& begun) {
     const SkippedBlock left_out(g_);
-    const auto wanted = needed_blocks(g_, left_out, pass.folds, pass.products);
+    const auto requested = needed_blocks(g_, left_out, pass.folds, pass.products);
     const auto ready = behind;
     for (int top : pass.folds) {
       auto& max = g_.code[std::size_t(top)];
@@ -607,27 +605,25 @@ class Finder {
         bool whole = true;  // are all blocks made that it wants?
         if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun))
           continue;
-        if (n.fold >= 0 && !is_sum(n.fold, wanted, left_out)) continue;
-        if (!wants_all(n, wanted, whole)) continue;
+        if (n.fold >= 0 && !is_sum(n.fold, requested, left_out)) continue;
+        if (!wants_all(n, requested, whole)) continue;
         pass.top = top;
         shift = known->shift;
         begun[k] = int(g_.actions.size());
         if (n.fold >= 0) {
           pending.insert(n.fold);
-          pass.early_folds.push_back(n.fold);
-        }
-
-        else
+          pass.early_reductions.push_back(n.fold);
+        } else
           pass.early_products.push_back(n.product);
         if (whole) behind[k] = true;
       }
     }
   }
   const TileProduct& product(const Node& n) const { return g_.products[std::size_t(n.product)]; }
-  bool is_sum(int fold, const NeededBlocks& wanted, const SkippedBlock& left_out) const {
+  bool is_sum(int fold, const NeededBlocks& requested, const SkippedBlock& left_out) const {
     auto& in = g_.code[std::size_t(fold)];
     return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
-           (wanted.always || left_out.folds(g_, fold));
+           (requested.always || left_out.folds(g_, fold));
   }
   // Does it wait for nothing but folds of this pass, and flags?
   bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
@@ -645,22 +641,22 @@ class Finder {
     return true;
   }
   // Does it want all blocks that are walked over? whole: and no others.
-  bool wants_all(const Node& n, const NeededBlocks& wanted, bool& whole) const {
+  bool wants_all(const Node& n, const NeededBlocks& requested, bool& whole) const {
     const int value = n.fold >= 0 ? n.fold : product(n).value;
     std::set<int> flags;
     if (n.product >= 0) {
       if (product(n).has_flags)
         flags.insert(n.product);
-      else if (!wanted.always)
+      else if (!requested.always)
         return false;
     }
     for (int i : g_.sources(value))
       if (int p = g_.product_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
         flags.insert(p);
     for (int p : flags) {
-      if (wanted.always) return false;
-      whole &= wanted.flags.count(p) > 0;
-      for (int w : wanted.flags)
+      if (requested.always) return false;
+      whole &= requested.flags.count(p) > 0;
+      for (int w : requested.flags)
         if (!follows(g_.products[std::size_t(w)], g_.products[std::size_t(p)])) return false;
     }
     return true;

@@ -42,11 +42,11 @@ struct TileAction {
   // Folds and products that wait for a maximum which this pass makes, too: they are made with the
   // maximum so far (Scaled).
   int top = -1;
-  std::vector<int> early_folds = {}, early_products = {};
+  std::vector<int> early_reductions = {}, early_products = {};
   // what this action made early, where there are more blocks than it walked over
   int remainder_of = -1;
   bool is_pass() const { return !step && flags < 0; }
-  std::vector<int> all_folds() const { return joined(folds, early_folds); }
+  std::vector<int> all_folds() const { return joined(folds, early_reductions); }
   std::vector<int> all_products() const { return joined(products, early_products); }
   std::set<int> pending() const;  // folds that are not known before the end of the pass
   static std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
@@ -114,7 +114,7 @@ std::optional<Scaled> scaled(const TileGroup&, int value, int top, const std::se
 // h, if this instruction is h times (or by) such a factor.
 int without_factor(const TileGroup&, int instr, const std::set<int>& pending);
 
-inline bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
+inline bool is_16_bit(DType d) { return d == DType::bf16 || d == DType::f16; }
 // What else lives among the steps lies in memory of its own, if it takes no more than this.
 inline constexpr std::int64_t small_bytes = 32 << 10;
 // is_own: does this slot (an own one, not an alias) live among the steps? Nothing: they are made

@@ -34,9 +34,8 @@ class MpiRanks final : public program::Ranks {
       require(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
     if (provided < MPI_THREAD_SERIALIZED)
       throw Error(
-          "[ranks] MPI was started for one thread only; call MPI_Init_thread with "
-          "MPI_THREAD_SERIALIZED, or leave it to "
-          "haliax");
+          "[ranks] MPI was started for one thread only; "
+          "call MPI_Init_thread with MPI_THREAD_SERIALIZED, or leave it to haliax");
     ours_ = !there;
     for (auto& c : channels_) {
       require(MPI_Comm_dup(MPI_COMM_WORLD, &c), "communicator");

@@ -423,8 +423,8 @@ class Run {
   }
   void run(const Collective& c) const {
     require(comm_,
-            "the program communicates with other devices, but there is no communicator; run it on "
-            "a mesh");
+            "the program communicates with other devices, "
+            "but there is no communicator; run it on a mesh");
     // the reference backend requests no scratch
     comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);
   }

@@ -57,7 +57,7 @@ class Unit {
     ++(counts_.*what);
     if (!failed_.empty() && (what == &Counts::runs || what == &Counts::gets)) throw Error(failed_);
   }
-  void run_late(const std::string& called, std::function<void()> run) {
+  void enqueue(const std::string& called, std::function<void()> run) {
     post({[this, called, run = std::move(run)] {
       try {
         std::unique_lock hold(lock_);
@@ -162,9 +162,9 @@ bool blocks(const std::vector<Step>& steps) {
 }
 // An executable that runs asynchronously on the thread of its device. Programs that block run on
 // the caller's thread.
-class Late final : public Executable {
+class DeferredExecutable final : public Executable {
  public:
-  Late(std::shared_ptr<Executable> steps, const Program& p)
+  DeferredExecutable(std::shared_ptr<Executable> steps, const Program& p)
       : steps_(std::move(steps)), called_(p.called), unit_(unit(p.backend_device)),
         blocks_(blocks(p.steps)) {}
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
@@ -174,8 +174,8 @@ class Late final : public Executable {
     if (blocks_)
       unit_.here([&] { steps_->run(arguments, results, arena, comm); });
     else
-      unit_.run_late(called_,
-                     [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
+      unit_.enqueue(called_,
+                    [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
   }
 
  private:
@@ -197,7 +197,7 @@ class SeparateMemoryDevice final : public Device {
   }
   Machine machine() const override { return steps_->machine(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
-    return std::make_unique<Late>(steps_->compile(p), *p);
+    return std::make_unique<DeferredExecutable>(steps_->compile(p), *p);
   }
   bool is_host() const override { return false; }
   int devices() const override { return int(units->size()); }

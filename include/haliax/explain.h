@@ -50,7 +50,7 @@ struct CollectiveReport {
 /// Bytes of one purpose on one device at the memory peak. The sum over all purposes is
 /// `JitReport::argument_bytes + JitReport::peak_bytes`.
 struct MemoryReport {
-  /// `parameters`, `optimiser` (optimizer state), `inputs`, `gradients`, `activations`, `results`,
+  /// `parameters`, `optimizer` (optimizer state), `inputs`, `gradients`, `activations`, `results`,
   /// `gathered` (weights), `scratch` (of steps) or `gaps` (unused bytes of the arena).
   std::string purpose;
   std::int64_t bytes = 0;  ///< Planned bytes.

@@ -145,10 +145,12 @@ template <class F, class... A> constexpr auto call_result() {
   if constexpr (takes) {
     using R = std::decay_t<std::invoke_result_t<F, const A&...>>;
     // a transformation whose call has failed already
-    constexpr bool told = requires { typename std::remove_cvref_t<F>::TransformedFunction; };
-    static_assert(!std::is_void_v<R> || told,
-                  "haliax: a traced function must return its results; an assignment to a capture "
-                  "has no value.");
+    constexpr bool is_transformed = requires {
+      typename std::remove_cvref_t<F>::TransformedFunction;
+    };
+    static_assert(!std::is_void_v<R> || is_transformed,
+                  "haliax: a traced function must return its results; "
+                  "an assignment to a capture has no value.");
     return std::type_identity<R>();
   } else {
     return std::type_identity<void>();
@@ -216,8 +218,8 @@ template <class F, class C, class... X> constexpr bool check_turn() {
 template <class F, class C, class... X> constexpr bool check_fold() {
   constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
   static_assert(takes,
-                "haliax: the function of a fold must accept the carry, and then a position of each "
-                "of the arrays.");
+                "haliax: the function of a fold must accept the carry, "
+                "and then a position of each of the arrays.");
   if constexpr (takes) {
     constexpr bool keeps = std::is_same_v<std::invoke_result_t<const F&, const C&, const X&...>, C>;
     static_assert(
@@ -267,8 +269,8 @@ auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocati
       auto value = f(std::as_const(mine), args...);
       static_assert(
           std::is_same_v<decltype(value), NamedArray> || detail::with_aux<decltype(value)>::value,
-          "haliax: a differentiated function must return a NamedArray, or a std::pair of it and "
-          "anything else.");
+          "haliax: a differentiated function must return a NamedArray, "
+          "or a std::pair of it and anything else.");
       const NamedArray* loss = nullptr;
       if constexpr (detail::with_aux<decltype(value)>::value)
         loss = &value.first;
@@ -600,9 +602,8 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     constexpr bool back_takes = std::is_void_v<R> || std::is_invocable_v<B&, A, R, R>;
     static_assert(back_takes,
-                  "haliax: the backward of custom_vjp must accept the arguments as a tuple, the "
-                  "result, and its "
-                  "cotangent.");
+                  "haliax: the backward of custom_vjp must accept "
+                  "the arguments as a tuple, the result, and its cotangent.");
     if constexpr (!std::is_void_v<R> && back_takes) {
       detail::LeafCall<F, A, R> call{&forward, A(args...)};
       struct Back {

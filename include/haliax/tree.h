@@ -173,13 +173,13 @@ struct Walk {
   std::vector<std::string> unequal;  ///< paths of static functions that cannot be compared
   std::vector<std::string> holding;  ///< paths of static values that hold arrays
   /// A static value as a string, for messages.
-  struct Told {
+  struct Described {
     std::string path;     ///< its path
     std::string text;     ///< the value
     std::size_t end = 0;  ///< end of its bytes in `statics`
     int value = -1;       ///< index in `values`, or -1
   };
-  std::vector<Told> told;  ///< with paths and statics: each static value
+  std::vector<Described> described;  ///< with paths and statics: each static value
 
   Walk();
   Walk(Walk&&) noexcept;

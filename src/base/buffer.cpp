@@ -115,13 +115,13 @@ void Buffer::attach(std::unique_ptr<DeviceStorage> more) const {
   } while (!device_storage_.compare_exchange_weak(before, mine, std::memory_order_acq_rel,
                                                   std::memory_order_relaxed));
 }
-static constinit std::mutex putting_together;
+static constinit std::mutex joining;
 static const bool device_storage_fork =
-    at_fork({kForkPieces, [] { putting_together.lock(); }, [] { putting_together.unlock(); }});
+    at_fork({kForkPieces, [] { joining.lock(); }, [] { joining.unlock(); }});
 static const bool memory_forks =
     at_fork({kForkMemory, [] { memory_pool().lock.lock(); }, [] { memory_pool().lock.unlock(); }});
 std::byte* Buffer::assemble() const {
-  std::lock_guard hold(putting_together);
+  std::lock_guard hold(joining);
   if (auto* known = data_.load()) return known;
   auto* whole = take(bytes_);
   try {

@@ -67,20 +67,20 @@ Name fresh_hidden(Name shown, SourceLocation by) {
   return Name::of(&t.all.back());
 }
 
-std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates) {
+std::string did_you_mean(std::string_view requested, const std::vector<std::string>& candidates) {
   std::string near;
   std::size_t least =
-      std::max<std::size_t>(1, wanted.size() / 3) + 1;  // a larger distance is no typing error
+      std::max<std::size_t>(1, requested.size() / 3) + 1;  // a larger distance is no typing error
   for (auto& c : candidates)
-    if (auto d = edit_distance(wanted, c); d < least) {
+    if (auto d = edit_distance(requested, c); d < least) {
       least = d;
       near = c;
     }
 
   return near.empty() ? "" : "; did you mean " + near + "?";
 }
-std::string did_you_mean(Name wanted, const Axes& candidates) {
-  return did_you_mean(wanted.text(), candidates, [](auto& a) { return a.name.text(); });
+std::string did_you_mean(Name requested, const Axes& candidates) {
+  return did_you_mean(requested.text(), candidates, [](auto& a) { return a.name.text(); });
 }
 
 }  // namespace haliax

@@ -20,15 +20,15 @@ Name fresh_hidden(Name shown, SourceLocation by = {});
 
 // Returns "; did you mean embed?" with the candidate nearest to `wanted` in edit distance, or "" if
 // no candidate is near enough.
-std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);
-std::string did_you_mean(Name wanted, const Axes& candidates);
+std::string did_you_mean(std::string_view requested, const std::vector<std::string>& candidates);
+std::string did_you_mean(Name requested, const Axes& candidates);
 // The same for the entries of a table. `name` is a callable or a data member that returns the name
 // of an entry.
 template <class Table, class NameOf>
-std::string did_you_mean(std::string_view wanted, const Table& table, NameOf name) {
+std::string did_you_mean(std::string_view requested, const Table& table, NameOf name) {
   std::vector<std::string> names;
   for (auto& entry : table) names.emplace_back(std::invoke(name, entry));
-  return did_you_mean(wanted, names);
+  return did_you_mean(requested, names);
 }
 
 }  // namespace haliax

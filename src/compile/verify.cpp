@@ -91,16 +91,16 @@ struct NodeCheck {
     struct Point {
       Name name;
       std::int64_t size;
-      bool kept, made;
+      bool kept, created;
     };
     std::vector<Point> points;
     auto parts = is_parted() ? RegroupAttr::of(n).parts : Names();
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
-      bool made = rule.way == Way::full || n.op->kind == Kind::map || keeps_names(n) ||
-                  haliax::has(parts, a.name);
+      bool created = rule.way == Way::full || n.op->kind == Kind::map || keeps_names(n) ||
+                     haliax::has(parts, a.name);
       if (rule.point && !(n.op->segments && rule.way != Way::map))
-        points.push_back({rule.point, a.size, true, made});
+        points.push_back({rule.point, a.size, true, created});
     }
     for (std::size_t k = 0; k < n.in.size(); ++k)
       for (auto& x = *n.in[k]; auto& a : x.axes) {
@@ -121,9 +121,9 @@ struct NodeCheck {
         must(n.op->segments || !shifts, "it shifts axis {}, but has no segments", a.name);
         must(rule.way != Way::fold || !p->kept, "it reduces axis {} of {}, but produces {}", a.name,
              x.axes, n.axes);
-        p->made = true;
+        p->created = true;
       }
-    for (auto& p : points) must(p.made, "no operand has axis {}", p.name);
+    for (auto& p : points) must(p.created, "no operand has axis {}", p.name);
   }
   bool is_parted() const {  // one operand axis becomes several result axes
     return !n.in.empty() && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
@@ -286,7 +286,7 @@ struct NodeCheck {
   }
 };
 
-Nodes made_in(const std::vector<IterationPart>& parts) {
+Nodes created_in(const std::vector<IterationPart>& parts) {
   Nodes out;
   for (auto& p : parts) {
     for (auto& flag : {p.flag, p.deferred})
@@ -304,7 +304,7 @@ void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>
   check.must(bodies.size() == l.index.size(), "parts of iterations have {} bodies, but it has {}",
              std::int64_t(bodies.size()), std::int64_t(l.index.size()));
   for (std::size_t b = 0; b < bodies.size(); ++b) {
-    std::vector<int> made(l.results.size());
+    std::vector<int> created(l.results.size());
     for (auto& p : bodies[b]) {
       for (auto& flag : {p.flag, p.deferred})
         check.must(!flag || (flag->axes.empty() && flag->dtype == DType::boolean),
@@ -315,11 +315,11 @@ void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>
         bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
         check.must(same_set(value, r.value[b]), "a part of an iteration produces {} for a result",
                    value->axes);
-        check.must(made[k]++ == 0 || sums,
+        check.must(created[k]++ == 0 || sums,
                    "two parts of an iteration produce a result that is not a sum");
       }
     }
-    for (auto count : made)
+    for (auto count : created)
       check.must(count > 0, "no part of an iteration produces one of its results");
   }
 }
@@ -358,10 +358,10 @@ struct ScopeCheck {
       if (r.carry) known.push_back(r.carry.get());
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       known.push_back(l.index[b].get());
-      auto made = values_of(l, b);
+      auto created = values_of(l, b);
       if (parts != iteration_parts.end())
-        for (auto& value : made_in(parts->second[b])) made.push_back(value);
-      values(made, l.index[b].get());
+        for (auto& value : created_in(parts->second[b])) created.push_back(value);
+      values(created, l.index[b].get());
       known.pop_back();
     }
     known.resize(outer);
@@ -418,7 +418,7 @@ void verify(const Nodes& roots, const char* after, const IterationParts& iterati
     if (found == iteration_parts.end()) continue;
     check_parts(*n, found->second, after);
     for (auto& body : found->second)
-      for (auto& made : made_in(body)) parts.push_back(made);
+      for (auto& created : created_in(body)) parts.push_back(created);
   }
   for (auto& n : all) {
     auto order = layouts.find(n.get());

@@ -16,7 +16,7 @@ Box bytes_between(std::int64_t bytes, void* to, const void* from) {
 }
 
 // Allocates host memory by `make`. Raises if there is too little.
-template <class Make> auto made(std::int64_t bytes, Make make) {
+template <class Make> auto created(std::int64_t bytes, Make make) {
   try {
     return make(bytes);
   } catch (const std::bad_alloc&) {
@@ -59,11 +59,11 @@ void* DeviceMemory::copy_to_device(const Buffer& b) const {
 
 BufferPtr DeviceMemory::allocate(std::int64_t bytes) const {
   if (!host_) return std::make_shared<Buffer>(bytes, allocate_on_device(bytes));
-  return made(bytes, [](auto n) { return std::make_shared<Buffer>(n); });
+  return created(bytes, [](auto n) { return std::make_shared<Buffer>(n); });
 }
 std::unique_ptr<Buffer> DeviceMemory::arena(std::int64_t bytes) const {
   if (!host_) return std::make_unique<Buffer>(bytes, allocate_on_device(bytes));
-  return made(bytes, [](auto n) { return std::make_unique<Buffer>(n); });
+  return created(bytes, [](auto n) { return std::make_unique<Buffer>(n); });
 }
 BufferPtr DeviceMemory::copy(const Buffer& b) const {
   auto* mine = host_ ? nullptr : on_this_device(b);

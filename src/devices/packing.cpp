@@ -128,8 +128,8 @@ class PatchBlocks {
     now_.count = n;
     packed_ = n > left(at);
     if (!packed_) {
-      each_stretch(now_, [&](std::byte* where, std::int64_t) { lies_ = where; });
-      return lies_;
+      each_stretch(now_, [&](std::byte* where, std::int64_t) { current_ = where; });
+      return current_;
     }
     if (!room_)
       room_ =
@@ -146,7 +146,7 @@ class PatchBlocks {
   Patch patch_, now_;
   std::int64_t run_;
   bool packed_ = false;
-  std::byte* lies_ = nullptr;
+  std::byte* current_ = nullptr;
   std::unique_ptr<std::byte[]> room_;
 };
 

@@ -121,7 +121,7 @@ class RankCommunicator::CollectiveRun {
   }
 
   // ---- messages ----
-  std::byte* room(const Patches& p) {
+  std::byte* staged_buffer(const Patches& p) {
     return staging_->emplace_back(std::make_unique<Buffer>(std::max<std::int64_t>(bytes_in(p), 1)))
         ->data();
   }
@@ -136,19 +136,19 @@ class RankCommunicator::CollectiveRun {
   // Posts a receive of packed patches. Returns the address of the data, which is valid after
   // `wait`.
   const std::byte* post_receive(std::size_t g, int part, const Patches& p) {
-    auto* to = room(p);
+    auto* to = staged_buffer(p);
     pending_.push_back(
         c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), to, bytes_in(p)));
     return to;
   }
-  std::vector<std::vector<Patches>> in_pieces(const PeerPatches& peer_patches) const {
+  std::vector<std::vector<Patches>> in_messages(const PeerPatches& peer_patches) const {
     std::vector<std::vector<Patches>> out;
     for (auto& l : peer_patches) out.push_back(split_patches(l, piece_));
     return out;
   }
 
   void move(const PeerPatches& from, const PeerPatches& to) {
-    auto sends = in_pieces(from), receives = in_pieces(to);
+    auto sends = in_messages(from), receives = in_messages(to);
     for (std::size_t round = 0;; ++round) {
       std::vector<std::pair<const std::byte*, const Patches*>> got;
       staging_->clear();
@@ -157,7 +157,7 @@ class RankCommunicator::CollectiveRun {
         if (in && !own)
           got.push_back({post_receive(g, 0, receives[g][round]), &receives[g][round]});
         if (!out) continue;
-        auto* packed = room(sends[g][round]);
+        auto* packed = staged_buffer(sends[g][round]);
         pack(sends[g][round], packed);
         if (own)
           unpack(packed, receives[g].at(round));
@@ -171,42 +171,42 @@ class RankCommunicator::CollectiveRun {
   }
   // With a skip flag, each device first sends its flag to the devices that it concerns.
   void exchange(PeerPatches sends, PeerPatches receives) {
-    if (how_.skip_flag != SkipFlag::nothing) leave_out(sends, receives);
+    if (how_.skip_flag != SkipFlag::nothing) skip_unneeded(sends, receives);
     move(sends, receives);
   }
-  void leave_out(PeerPatches& sends, PeerPatches& receives) {
+  void skip_unneeded(PeerPatches& sends, PeerPatches& receives) {
     const bool mine = participates(how_, x_.data());
-    auto &told = how_.skip_flag == SkipFlag::unread ? receives : sends,
-         &tell = how_.skip_flag == SkipFlag::unread ? sends : receives;
+    auto &flag_receivers = how_.skip_flag == SkipFlag::unread ? receives : sends,
+         &flag_senders = how_.skip_flag == SkipFlag::unread ? sends : receives;
     std::vector<const std::byte*> theirs(group_.size());
     auto flag = [&] { return staging_->emplace_back(std::make_unique<Buffer>(1))->data(); };
     for (std::size_t g = 0; g < group_.size(); ++g) {
       if (g == mine_) continue;
-      if (!told[g].empty()) {
-        auto* said = flag();
-        *said = std::byte(mine);
-        post_send(g, 2, said, 1);
+      if (!flag_receivers[g].empty()) {
+        auto* sent_flag = flag();
+        *sent_flag = std::byte(mine);
+        post_send(g, 2, sent_flag, 1);
       }
-      if (tell[g].empty()) continue;
-      auto* comes = flag();
-      pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, 2), comes, 1));
-      theirs[g] = comes;
+      if (flag_senders[g].empty()) continue;
+      auto* received_flag = flag();
+      pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, 2), received_flag, 1));
+      theirs[g] = received_flag;
     }
     c_.peers_.wait(pending_);
     for (std::size_t g = 0; g < group_.size(); ++g) {
-      if (g != mine_ && !mine) told[g].clear();
+      if (g != mine_ && !mine) flag_receivers[g].clear();
       if (!theirs[g] || *theirs[g] != std::byte(0)) continue;
       if (how_.skip_flag == SkipFlag::zeros)
-        for (auto& p : tell[g]) fill_zeros(p);
-      tell[g].clear();
+        for (auto& p : flag_senders[g]) fill_zeros(p);
+      flag_senders[g].clear();
     }
   }
   // Reduces the patches `mine` of this device. `x` holds the patches of this device's operands that
   // each device reduces. If `all` is set, the result is sent to all devices.
   void reduce(const PeerPatches& x, const Patches& mine, const PeerPatches* all) {
-    auto sends = in_pieces(x);
+    auto sends = in_messages(x);
     auto sums = split_patches(mine, piece_);
-    auto others = all ? in_pieces(*all) : std::vector<std::vector<Patches>>(group_.size());
+    auto others = all ? in_messages(*all) : std::vector<std::vector<Patches>>(group_.size());
     for (std::size_t round = 0;; ++round) {
       staging_->clear();
       bool sum = round < sums.size();
@@ -215,7 +215,7 @@ class RankCommunicator::CollectiveRun {
       for (std::size_t g = 0; g < group_.size(); ++g) {
         if (sum && g != mine_) parts[g] = post_receive(g, 0, sums[round]);
         if (round >= sends[g].size()) continue;
-        auto* packed = room(sends[g][round]);
+        auto* packed = staged_buffer(sends[g][round]);
         pack(sends[g][round], packed);
         if (g == mine_)
           parts[g] = packed;
@@ -229,7 +229,7 @@ class RankCommunicator::CollectiveRun {
         got.push_back({post_receive(g, 1, others[g][round]), &others[g][round]});
       }
       if (sum) {
-        auto* total = room(sums[round]);
+        auto* total = staged_buffer(sums[round]);
         std::int64_t at = 0;
         for (auto& p : sums[round]) {
           std::vector<const std::byte*> from;

@@ -21,9 +21,8 @@ using Channel = Ranks::Channel;
 using namespace std::chrono_literals;
 
 static const char* const kSame =
-    "all ranks must make the same calls on a mesh and read the same distributed arrays, in the "
-    "same "
-    "order";
+    "all ranks must make the same calls on a mesh and read "
+    "the same distributed arrays, in the same order";
 
 // ---- failure detection ----
 Peers::Peers(Ranks& carrier, std::chrono::milliseconds patience)
@@ -58,9 +57,8 @@ void Peers::monitor() {
       auto silent = Clock::now() - last_heartbeat_;
       if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
         fail_all(
-            fmt::format("rank {} has not responded for {:.3g} s: it has died, or hangs, or "
-                        "cannot be reached; {} "
-                        "waited for it",
+            fmt::format("rank {} has not responded for {:.3g} s: it has died, "
+                        "or hangs, or cannot be reached; {} waited for it",
                         before, std::chrono::duration<double>(silent).count(), named()));
       }
     } catch (const std::exception& e) {
@@ -319,12 +317,10 @@ void Peers::agree(const std::vector<AgreedValue>& mine) {
     for (std::size_t k = 0; k < mine.size(); ++k) {
       if (k < theirs.size() && k < first.size() && theirs[k] == first[k]) continue;
       bool shown = mine[k].printed && k < theirs.size() && k < first.size();
-      haliax::fail(
-          "ranks",
-          "rank {} differs in {} from rank 0{}; all ranks must run the same program, with the "
-          "same arguments and "
-          "environment",
-          r, mine[k].name, shown ? fmt::format(": {}, not {}", theirs[k], first[k]) : "");
+      haliax::fail("ranks",
+                   "rank {} differs in {} from rank 0{}; all ranks must run the same program, "
+                   "with the same arguments and environment",
+                   r, mine[k].name, shown ? fmt::format(": {}, not {}", theirs[k], first[k]) : "");
     }
   }
 }
@@ -384,8 +380,8 @@ Peers* peers() {
   static Peers* const all = opened();
   if (all && getpid() != process)
     fail("ranks",
-         "this process was forked from rank {} and is not a rank; it computes alone, and not on a "
-         "mesh of ranks",
+         "this process was forked from rank {} and is not a rank; "
+         "it computes alone, and not on a mesh of ranks",
          all->rank());
   return all;
 }

@@ -25,10 +25,8 @@ void lock_shared() noexcept {
     if (now & kWriter) {
       state.wait(now, std::memory_order_relaxed);
       now = state.load(std::memory_order_relaxed);
-    }
-
-    else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire,
-                                         std::memory_order_relaxed))
+    } else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire,
+                                           std::memory_order_relaxed))
       return;
   }
 }

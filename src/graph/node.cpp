@@ -95,7 +95,7 @@ static const bool node_forks = at_fork({kForkNodes,
                                         }});
 
 // Destroys inputs one after another rather than recursively.
-static void take_apart(Nodes& in) {
+static void release_iteratively(Nodes& in) {
   static thread_local Nodes* queue = nullptr;
   Nodes mine;
   const bool outermost = !queue;
@@ -112,7 +112,7 @@ static void take_apart(Nodes& in) {
 }
 Node::~Node() {
   Cons::remove(*this);
-  take_apart(in);
+  release_iteratively(in);
 }
 
 bool Node::varies_with(const Node* index) const {
@@ -289,7 +289,7 @@ void detach(const Node& node, DetachedInputs& recipe) {
   n.in = {};
   n.attr = {};
 }
-DetachedInputs::~DetachedInputs() { take_apart(in); }
+DetachedInputs::~DetachedInputs() { release_iteratively(in); }
 
 std::uint64_t fresh_domain() {
   static std::atomic<std::uint64_t> next{1};
@@ -298,7 +298,7 @@ std::uint64_t fresh_domain() {
 Context& context() { return per_thread<Context>(); }
 
 // Returns true for a node that a trace put in place of an array.
-static bool stands_for(const Node& n) {
+static bool is_placeholder(const Node& n) {
   std::string_view op = n.op->name;
   return op == "tracer" || op == "input";
 }
@@ -326,9 +326,9 @@ CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   if (!layer || !weight || weight->empty()) return;
   GraphReader reader;
   // Follows first inputs to a node that a trace named or that was found in a field.
-  auto seen = [](const Node& n) { return stands_for(n) ? n.origin.module : n.field.path(); };
+  auto seen = [](const Node& n) { return is_placeholder(n) ? n.origin.module : n.field.path(); };
   const Node* n = weight->node().get();
-  while (!seen(*n) && !stands_for(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
+  while (!seen(*n) && !is_placeholder(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
   auto path = seen(*n).text();
   if (path.rfind('.') != path.npos) c.origin.module = Name(path.substr(0, path.rfind('.')));
   c.origin.weight_created = path.empty() ? Name(to_string(weight->node()->origin.at)) : Name();

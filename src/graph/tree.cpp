@@ -114,7 +114,7 @@ void Walk::named(std::string_view name, const Part& part) {
 // Descriptions are only created if they are needed, since every call of a jitted function traverses
 // its arguments.
 void Walk::note(const char* text) {
-  if (with_paths) told.push_back({path, text, statics.size()});
+  if (with_paths) described.push_back({path, text, statics.size()});
 }
 void Walk::note(double v) {
   if (with_paths) note(fmt::format("{}", v).c_str());
@@ -152,7 +152,7 @@ void Walk::add(StaticValue v) {
   if (v.holds_array()) holding.push_back(path);
   values.push_back(std::move(v));
   note("");
-  if (!told.empty()) told.back().value = int(values.size()) - 1;
+  if (!described.empty()) described.back().value = int(values.size()) - 1;
 }
 void Walk::add(const AxisSpec& s) {
   add_length(s.axes().size());

@@ -96,7 +96,7 @@ struct Checkpoints::Impl {
   void open();
   void write(std::int64_t step, std::vector<ArrayToSave>&&, const CheckpointNumbers&);
   void make_visible(const StepFolder&, const std::string& hidden, Manifest);
-  void sweep(const StepFolder& written) const;
+  void remove_old(const StepFolder& written) const;
   void join() {
     if (!writing.joinable()) return;
     if (process == ::getpid())
@@ -154,7 +154,7 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ArrayToSave>&& all,
         add(manifest, parse_manifest(parts[std::size_t(r)], Complete::no), r);
       manifest.numbers = numbers;
       make_visible(name, hidden, std::move(manifest));
-      sweep(name);
+      remove_old(name);
     });
   } catch (...) {
     std::error_code ignored;
@@ -176,7 +176,7 @@ void Checkpoints::Impl::make_visible(const StepFolder& name, const std::string& 
   sync_folder(folder);
 }
 // Removes the steps before the last `keep`, and the folder that this one replaces.
-void Checkpoints::Impl::sweep(const StepFolder& written) const {
+void Checkpoints::Impl::remove_old(const StepFolder& written) const {
   auto there = step_folders(folder);
   std::set<std::int64_t> steps;
   for (auto& s : there) steps.insert(s.step);

@@ -54,9 +54,8 @@ class TokenFile {
     } else {
       if (bytes % bytes_of(raw) != 0)
         throw Error(
-            fmt::format("[Tokens] {} has {} bytes, not a multiple of the size of {} tokens; it is "
-                        "truncated, or of another "
-                        "dtype",
+            fmt::format("[Tokens] {} has {} bytes, not a multiple of the size of {} tokens; "
+                        "it is truncated, or of another dtype",
                         path, bytes, name_of(raw)));
       size_ = bytes / bytes_of(raw);
     }

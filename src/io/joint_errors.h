@@ -30,9 +30,7 @@ template <class F> std::vector<std::string> on_all_processes(const ProcessGroup&
     if constexpr (std::is_void_v<decltype(f())>) {
       (*static_cast<F*>(g))();
       return std::string();
-    }
-
-    else
+    } else
       return (*static_cast<F*>(g))();
   };
   return on_all_processes(group, call, &f);

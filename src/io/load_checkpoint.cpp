@@ -24,20 +24,21 @@ constexpr const char* kReading = "load_checkpoint";
 std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m,
                                        const std::string& which) {
   std::map<std::string_view, const SavedArray*> left;
-  std::vector<std::string> told;
+  std::vector<std::string> problems;
   for (auto& a : m.arrays) left[a.name] = &a;
   std::vector<const SavedArray*> out;
   for (auto& e : entries) {
     auto found = left.find(e.path);
     if (found == left.end()) {
-      told.push_back(e.path + " is missing" + did_you_mean(e.path, m.arrays, &SavedArray::name));
+      problems.push_back(e.path + " is missing" +
+                         did_you_mean(e.path, m.arrays, &SavedArray::name));
       continue;
     }
     auto& a = *found->second;
     auto axes = e.array->axes();
     auto dtype = e.array->dtype();
-    auto differs = [&](auto is, auto wanted) {
-      told.push_back(fmt::format("{} is {}, but the model expects {}", e.path, is, wanted));
+    auto differs = [&](auto is, auto requested) {
+      problems.push_back(fmt::format("{} is {}, but the model expects {}", e.path, is, requested));
     };
     if (a.axes != axes)
       differs(to_string(a.axes), to_string(axes));
@@ -47,25 +48,25 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
     left.erase(found);
   }
   for (auto& a : m.arrays)
-    if (left.contains(a.name)) told.push_back(a.name + " is unexpected");
-  if (told.empty()) return out;
+    if (left.contains(a.name)) problems.push_back(a.name + " is unexpected");
+  if (problems.empty()) return out;
   constexpr std::size_t most = 10;
-  auto text = fmt::format("{} is of another model; {} array{} not match:", which, told.size(),
-                          told.size() == 1 ? " does" : "s do");
-  for (std::size_t i = 0; i < std::min(told.size(), most); ++i) text += "\n  " + told[i];
-  if (told.size() > most) text += fmt::format("\n  and {} more", told.size() - most);
+  auto text = fmt::format("{} is of another model; {} array{} not match:", which, problems.size(),
+                          problems.size() == 1 ? " does" : "s do");
+  for (std::size_t i = 0; i < std::min(problems.size(), most); ++i) text += "\n  " + problems[i];
+  if (problems.size() > most) text += fmt::format("\n  and {} more", problems.size() - most);
   throw Error("[load_checkpoint] " + text);
 }
 
 // Reads all parts of all arrays, one task per block, on the thread pool.
 void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays,
-              const std::vector<ArrayByParts>& made) {
+              const std::vector<ArrayByParts>& created) {
   struct Task {
     std::size_t array;
     const SavedBlock* block;
   };
   std::vector<Task> tasks;
-  for (std::size_t k = 0; k < made.size(); ++k)
+  for (std::size_t k = 0; k < created.size(); ++k)
     for (auto& block : arrays[k]->blocks) tasks.push_back({k, &block});
   // largest blocks first, so that no thread runs one alone at the end
   std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& b) {
@@ -76,7 +77,7 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
   parallel_for(std::int64_t(tasks.size()), threads(), [&](std::int64_t k, int) {
     auto& t = tasks[std::size_t(k)];
     try {
-      reader.read(*arrays[t.array], *t.block, made[t.array].parts_to_fill());
+      reader.read(*arrays[t.array], *t.block, created[t.array].parts_to_fill());
     } catch (...) {
       std::lock_guard hold(telling);
       if (!wrong) wrong = std::current_exception();
@@ -91,12 +92,13 @@ std::int64_t read_state(const std::string& path, std::int64_t step,
                         std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
   CheckpointReader reader(path, step);
   const auto arrays = matched(entries, reader.manifest(), path);
-  std::vector<ArrayByParts> made;
+  std::vector<ArrayByParts> created;
   for (std::size_t k = 0; k < entries.size(); ++k)
-    made.emplace_back(arrays[k]->axes, arrays[k]->dtype, placement_like(*entries[k].array), group);
-  read_all(reader, arrays, made);
+    created.emplace_back(arrays[k]->axes, arrays[k]->dtype, placement_like(*entries[k].array),
+                         group);
+  read_all(reader, arrays, created);
   loaded.clear();
-  for (auto& m : made) loaded.push_back(m.finish());
+  for (auto& m : created) loaded.push_back(m.finish());
   numbers = reader.manifest().numbers;
   return reader.bytes_read();
 }

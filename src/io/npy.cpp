@@ -42,19 +42,13 @@ class HeaderReader {
       if (name == "descr") {
         dtype();
         has_dtype = true;
-      }
-
-      else if (name == "fortran_order") {
+      } else if (name == "fortran_order") {
         out_.fortran = truth();
         has_order = true;
-      }
-
-      else if (name == "shape") {
+      } else if (name == "shape") {
         shape();
         has_shape = true;
-      }
-
-      else
+      } else
         fail(fmt::format("has a header with an unknown field {}", printable(name)));
       if (!next_is(',')) {
         expect('}');
@@ -175,12 +169,13 @@ NpyHeader npy_header(Bytes file, const std::string& name) {
     fail(fmt::format("is truncated: its header has {} bytes, but {} follow", size, left));
   auto header = HeaderReader(text(start, size), name).read();
   header.begin = start + size;
-  const auto wanted = bytes_of_shape(header.shape, header.dtype);
-  if (!wanted) fail("has a shape that is too large");
+  const auto requested = bytes_of_shape(header.shape, header.dtype);
+  if (!requested) fail("has a shape that is too large");
   const auto found = std::int64_t(file.size() - header.begin);
-  if (*wanted > found)
-    fail(fmt::format("is truncated: its values require {} bytes, but {} follow", *wanted, found));
-  if (*wanted < found) fail(fmt::format("has {} bytes after its values", found - *wanted));
+  if (*requested > found)
+    fail(
+        fmt::format("is truncated: its values require {} bytes, but {} follow", *requested, found));
+  if (*requested < found) fail(fmt::format("has {} bytes after its values", found - *requested));
   return header;
 }
 

@@ -137,11 +137,11 @@ class Reader {
       fail(name, "has data_offsets that are not a begin and an end");
     e.begin = offsets[0];
     e.end = offsets[1];
-    const auto wanted = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
-    if (!wanted) fail(name, "has a shape that is too large");
-    if (*wanted != e.end - e.begin)
+    const auto requested = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
+    if (!requested) fail(name, "has a shape that is too large");
+    if (*requested != e.end - e.begin)
       fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} require {}",
-                             e.end - e.begin, dtype, *wanted));
+                             e.end - e.begin, dtype, *requested));
     return e;
   }
 
@@ -255,8 +255,8 @@ void write_safetensors(const std::string& path, const TensorFile& file, SourceLo
   const auto order = in_file_order(file);
   std::vector<TensorHead> heads;
   for (const Tensor* t : order) {
-    const auto wanted = bytes_of_shape(t->shape, t->dtype);
-    if (!wanted || *wanted != std::int64_t(t->data.size()))
+    const auto requested = bytes_of_shape(t->shape, t->dtype);
+    if (!requested || *requested != std::int64_t(t->data.size()))
       fail_writing(t->name, "has " + std::to_string(t->data.size()) +
                                 " bytes of data, which does not match its shape and dtype");
     if (t->dtype == DType::boolean && !is_boolean_data(t->data))

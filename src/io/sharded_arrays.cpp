@@ -71,15 +71,16 @@ ArrayByParts::ArrayByParts(Axes axes, DType dtype, std::shared_ptr<const Placeme
     whole_ = fresh(full_part(axes_));
     return;
   }
-  std::vector<std::pair<Part, BufferPtr>> made;
+  std::vector<std::pair<Part, BufferPtr>> created;
   for (int d = 0; d < placed_->mesh.devices(); ++d) {
     if (group.rank_of(placed_->mesh, d) != group.rank) continue;
     if (blocks_.empty()) first_ = d;
     auto part = part_on(axes_, at_, placed_->mesh, d);
-    auto known = std::find_if(made.begin(), made.end(), [&](auto& m) { return m.first == part; });
-    if (known == made.end()) {
+    auto known =
+        std::find_if(created.begin(), created.end(), [&](auto& m) { return m.first == part; });
+    if (known == created.end()) {
       blocks_.push_back(fresh(part));
-      made.push_back({std::move(part), blocks_.back()});
+      created.push_back({std::move(part), blocks_.back()});
     } else {  // separate memory, since a device may overwrite it
       blocks_.push_back(std::make_shared<Buffer>(known->second->bytes()));
       same_.push_back({known->second, blocks_.back()});

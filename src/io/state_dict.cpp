@@ -100,7 +100,7 @@ namespace {
 // Returns the tensors of a file for an array of the model, layer by layer; null if one is missing
 // or has another shape. Records all mismatches.
 std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
-                                    StateMismatch& wrong, std::vector<std::string>& told,
+                                    StateMismatch& wrong, std::vector<std::string>& problems,
                                     std::set<std::string>& unused) {
   std::vector<const Tensor*> out;
   for (std::int64_t i = 0; i < tensors_of(e); ++i) {
@@ -109,16 +109,16 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
     unused.erase(name);
     if (!t) {
       wrong.missing.push_back(name);
-      told.push_back(name + " is missing" + did_you_mean(name, file.tensors, &Tensor::name));
+      problems.push_back(name + " is missing" + did_you_mean(name, file.tensors, &Tensor::name));
     } else if (t->shape != e.shape) {
       wrong.other_shape.push_back(name);
-      told.push_back(fmt::format("{} has shape {}, but the model expects {}", name,
-                                 shape_text(t->shape), shape_text(e.shape)));
+      problems.push_back(fmt::format("{} has shape {}, but the model expects {}", name,
+                                     shape_text(t->shape), shape_text(e.shape)));
       t = nullptr;
     } else if (t->dtype != e.array->dtype()) {
       wrong.other_dtype.push_back(name);
-      told.push_back(fmt::format("{} is {}, but the model expects {}", name, name_of(t->dtype),
-                                 name_of(e.array->dtype())));
+      problems.push_back(fmt::format("{} is {}, but the model expects {}", name, name_of(t->dtype),
+                                     name_of(e.array->dtype())));
     }
     out.push_back(t);
   }
@@ -178,8 +178,8 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file,
                 const StateOptions& options) {
   CallSite here(options.at);
   StateMismatch wrong;
-  auto told = other_layers(entries, file);
-  auto about_layers = told.size();
+  auto problems = other_layers(entries, file);
+  auto about_layers = problems.size();
   std::set<std::string> unused;
   for (auto& t : file.tensors) {
     unused.insert(t.name);
@@ -190,14 +190,15 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file,
                        size, shape_text(t.shape), name_of(t.dtype)));
   }
   std::vector<std::vector<const Tensor*>> taken;
-  for (auto& e : entries) taken.push_back(taken_by(e, file, wrong, told, unused));
-  for (auto& name : unused) told.push_back(name + " is unexpected");
+  for (auto& e : entries) taken.push_back(taken_by(e, file, wrong, problems, unused));
+  for (auto& name : unused) problems.push_back(name + " is unexpected");
   wrong.unused.assign(unused.begin(), unused.end());
   if (options.strict && !wrong.empty()) {
     constexpr std::size_t most = 10;
-    auto count = told.size() - about_layers;
+    auto count = problems.size() - about_layers;
     auto text = fmt::format("{} tensor{} not match:", count, count == 1 ? " does" : "s do");
-    for (std::size_t i = 0; i < about_layers + std::min(count, most); ++i) text += "\n  " + told[i];
+    for (std::size_t i = 0; i < about_layers + std::min(count, most); ++i)
+      text += "\n  " + problems[i];
     if (count > most) text += "\n  and " + std::to_string(count - most) + " more";
     fail("from_state_dict",
          text + "\n{.strict = false} loads the matching tensors and lists the rest");

@@ -92,8 +92,8 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
   for (auto& a : KPos.items()) {
     if (has(q_axes, a.name))
       fail(op,
-           "the key position {} is also in the query {}; attended-to axes must be distinct, so "
-           "rename one",
+           "the key position {} is also in the query {}; "
+           "attended-to axes must be distinct, so rename one",
            a.name, q_axes);
     need("key", k_axes, a);
   }

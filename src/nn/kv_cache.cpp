@@ -81,15 +81,14 @@ KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New,
   Indices where{{Pos, positions(Next)}};
   for (auto& a : lengths.axes()) where.push_back({a, arange(a)});
   auto written = [&](const char* whose, const NamedArray& all, const NamedArray& x) {
-    auto wanted = replaced(all.axes(), Pos.name, {Next});
-    if (!same_set(x.axes(), wanted))
+    auto requested = replaced(all.axes(), Pos.name, {Next});
+    if (!same_set(x.axes(), requested))
       fail(kCache, "the new {} have axes {}; for the cache {}, expected {}", whose, x.axes(),
-           all.axes(), wanted);
+           all.axes(), requested);
     if (is_float(x.dtype()) && !is_float(all.dtype()))
       fail(kCache,
-           "the new {} are {}, but a cache of {} would truncate them to integers; create it with "
-           "their "
-           "dtype",
+           "the new {} are {}, but a cache of {} would truncate "
+           "them to integers; create it with their dtype",
            whose, x.dtype(), all.dtype());
     return at_set(all, where, astype(x, all.dtype()));
   };

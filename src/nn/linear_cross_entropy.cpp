@@ -95,9 +95,8 @@ struct Problem : LossProblem {
       const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));
       if (above != 0 && !(is_signed(t) && above == -1))
         fail(op,
-             "ignore_index is {}, which {} cannot represent; cast targets to i32 before ids to be "
-             "ignored are set, or "
-             "use a mask",
+             "ignore_index is {}, which {} cannot represent; "
+             "cast targets to i32 before ids to be ignored are set, or use a mask",
              *options.ignore_index, t);
     }
     auto number = [](const char* name, double v, bool good, const char* rule) {

@@ -55,10 +55,8 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
   for (std::size_t i = 0; i < grads.size(); ++i)
     if (!grads[i].empty() && state[i].empty())
       fail("optim",
-           "array {} {} has a gradient, but the state was created without it; compute gradients "
-           "for the "
-           "same part of the "
-           "model, as in value_and_grad(loss, \"lora\")",
+           "array {} {} has a gradient, but the state was created without it; "
+           "compute gradients for the same part of the model, as in value_and_grad(loss, \"lora\")",
            i, grads[i].axes());
 }
 // Returns the dtype to compute in. 16-bit results are then rounded once rather than at each op.

@@ -17,10 +17,10 @@ const NodePtr& held(const char* op, const NodePtr& n) {
 }
 NamedArray data(const char* op, std::span<const std::byte> values, DType dtype, const Axes& axes) {
   check_unique(op, axes);
-  auto count = std::int64_t(values.size()) / bytes_of(dtype), wanted = axis_size(axes);
-  if (count != wanted)
+  auto count = std::int64_t(values.size()) / bytes_of(dtype), requested = axis_size(axes);
+  if (count != requested)
     fail(op, fmt::format("{} values were given for {}, which has {} elements", count,
-                         to_string(axes), wanted));
+                         to_string(axes), requested));
   auto buffer = std::make_shared<Buffer>(std::int64_t(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return NamedArray(make_data(std::move(buffer), axes, dtype));

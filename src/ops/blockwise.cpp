@@ -195,7 +195,7 @@ bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
 // Renames the axis of the ids. The table then keeps the name of its axis, and the ids pick from
 // blocks of it. Null if the result is not smaller than the table and the ids are not sharded: then
 // it is cheaper to reshard the table to another axis.
-NodePtr picked_apart(const NodePtr& n, Name axis) {
+NodePtr with_renamed_ids(const NodePtr& n, Name axis) {
   bool cut =
       std::any_of(n->in.begin() + 1, n->in.end(), [&](auto& ids) { return may_be_cut(ids, axis); });
   if (!cut && n->bytes() >= n->in[0]->bytes()) return nullptr;
@@ -301,7 +301,7 @@ NodePtr gather_blockwise(const NodePtr& n, Name axis, int blocks) {
   bool all = n->in.size() == 2 && is_order(*n->in[1], axis) &&
              find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
   if (all) return permute_in_blocks(n, axis, blocks);
-  return rolled_by(*n, axis) ? roll_in_blocks(n, axis, blocks) : picked_apart(n, axis);
+  return rolled_by(*n, axis) ? roll_in_blocks(n, axis, blocks) : with_renamed_ids(n, axis);
 }
 NodePtr sort_blockwise(const NodePtr& n, Name axis, int blocks) {
   return sort_in_blocks(n, axis, blocks);

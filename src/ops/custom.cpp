@@ -58,18 +58,18 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   for (auto& x : o->in) in.push_back(NamedArray(x));
   Axes along;
   for (auto a : CustomAttr::of(*o).axes) along.push_back(named(*o, a));
-  std::vector<NamedArray> made;
+  std::vector<NamedArray> created;
   {
     OutsideGraph outside;
-    made = user.grad({in, NamedArray(o), NamedArray(g), along});
+    created = user.grad({in, NamedArray(o), NamedArray(g), along});
   }
-  if (made.size() != in.size())
+  if (created.size() != in.size())
     fail(o->op->name,
-         fmt::format("its gradient returns {} arrays for {} operands", made.size(), in.size()));
+         fmt::format("its gradient returns {} arrays for {} operands", created.size(), in.size()));
   Nodes out;
-  for (std::size_t k = 0; k < made.size(); ++k) {
+  for (std::size_t k = 0; k < created.size(); ++k) {
     // `vjp` sums over the axes that the operand lacks.
-    for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {
+    for (auto& a : created[k].empty() ? Axes() : created[k].node()->axes) {
       auto* its = find(*o, a.name);
       for (auto& x : o->in)
         if (!its) its = find(*x, a.name);
@@ -82,7 +82,7 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
              fmt::format("axis {} has size {} in the gradient of operand {}, but {} in the call",
                          a.name, a.size, k, its->size));
     }
-    out.push_back(made[k].node());
+    out.push_back(created[k].node());
   }
   return out;
 }
@@ -183,10 +183,10 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
 // have, without removed axes, and last the new axes.
 Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   auto& rules = user_op(op).along;
-  Axes go, made, out;
+  Axes go, created, out;
   for (std::size_t k = 0; k < named.size(); ++k)
     if (rules[k] == AxisRule::made)
-      made.push_back(named[k]);
+      created.push_back(named[k]);
     else if (rules[k] == AxisRule::gone || folds(rules[k]))
       go.push_back(named[k]);
   std::vector<Axes> mapped, all;
@@ -198,7 +198,7 @@ Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   std::stable_sort(all.begin(), all.end(),
                    [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   for (auto& axes : all) out = joined(out, axes);
-  return with_hidden(in, joined(without(out, go), made));
+  return with_hidden(in, joined(without(out, go), created));
 }
 NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelection& along) {
   CallSite here(operands.empty() ? context().origin.at : operands[0].at());

@@ -46,11 +46,11 @@ void add_effect(Nodes values, std::shared_ptr<const program::HostCall> call) {
   values.push_back(last ? last : nothing_yet());
   last = make(kEffect, std::move(values), {}, DType::i32, {.payload = std::move(payload)});
 }
-void run_ready_effects(const std::vector<NamedArray>& made) {
+void run_ready_effects(const std::vector<NamedArray>& created) {
   auto& c = context();
   if (!c.effect || c.in_jit || !is_known(c.effect)) return;
   std::vector<NamedArray> now{NamedArray(std::exchange(c.effect, nullptr))};
-  for (auto& a : made) {
+  for (auto& a : created) {
     auto hidden = [](const Axis& x) { return x.name.hidden(); };
     if (!a.empty() && std::none_of(a.node()->axes.begin(), a.node()->axes.end(), hidden) &&
         is_known(a.node()))

@@ -17,7 +17,7 @@ void add_effect(Nodes values, std::shared_ptr<const program::HostCall>);
 // index. made: results of the same loop, which are evaluated together with its effects; reading
 // them later would run the loop again. Must not be called while these results are traced, since
 // nodes keep their inputs then.
-void run_ready_effects(const std::vector<NamedArray>& made = {});
+void run_ready_effects(const std::vector<NamedArray>& created = {});
 
 // Collects effects while the body of a loop is traced: the effects of an iteration follow those of
 // the previous iteration.

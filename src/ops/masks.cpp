@@ -128,8 +128,8 @@ class OnBlocks {
       default:
         break;
     }
-    bool made = c->op->kind == Kind::map;  // to fold it were to make it twice
-    return made ? nullptr : folded(c, over, identity(over, DType::boolean));
+    bool created = c->op->kind == Kind::map;  // to fold it were to make it twice
+    return created ? nullptr : folded(c, over, identity(over, DType::boolean));
   }
 
   // Of integers.
@@ -146,7 +146,7 @@ class OnBlocks {
       return Bounds{first, last};
     }
     if (is_transparent_view(*x) && keeps_names(*x)) return range(x->in[0]);
-    if (auto made = combined(*x)) return inside(*made, d);
+    if (auto created = combined(*x)) return inside(*created, d);
     if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
     return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))),
                   wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
@@ -207,10 +207,11 @@ class OnBlocks {
         const bool times = x.op->code == Code::mul, swapped = times && is_number(x.in[0]);
         auto by = whole_number(x.in[swapped ? 0 : 1]);
         if (!by || *by <= 0 || *by > kMostFactor || (times && bytes_of(x.dtype) > 4)) return {};
-        auto made = [&](const NodePtr& end) {
+        auto created = [&](const NodePtr& end) {
           return map(*x.op, {end, integer(*by, DType::i64)}, DType::i64);
         };
-        return swapped ? Bounds{made(b->low), made(b->high)} : Bounds{made(a->low), made(a->high)};
+        return swapped ? Bounds{created(b->low), created(b->high)}
+                       : Bounds{created(a->low), created(a->high)};
       }
       default:
         return {};
@@ -363,7 +364,7 @@ class WhereFalse {
   // Each op is made of both ends in its own dtype: they round alike, and rounding never makes the
   // less the more.
   static std::optional<Between> ends_of(const Node& n, const std::vector<Between>& in) {
-    auto made = [&](Nodes of) { return map(*n.op, std::move(of), n.dtype); };
+    auto created = [&](Nodes of) { return map(*n.op, std::move(of), n.dtype); };
     switch (n.op->code) {
       case Code::select:
         return Between{min(in[0].low, in[1].low), max(in[0].high, in[1].high)};
@@ -371,23 +372,23 @@ class WhereFalse {
       case Code::tanh:
       case Code::sigmoid:
       case Code::exp:
-        return Between{made({in[0].low}), made({in[0].high})};
+        return Between{created({in[0].low}), created({in[0].high})};
       case Code::abs:
         return Between{number(0, n.dtype), max(neg(in[0].low), in[0].high)};
       case Code::neg:
-        return Between{made({in[0].high}), made({in[0].low})};
+        return Between{created({in[0].high}), created({in[0].low})};
       case Code::add:
       case Code::max:
       case Code::min:
-        return Between{made({in[0].low, in[1].low}), made({in[0].high, in[1].high})};
+        return Between{created({in[0].low, in[1].low}), created({in[0].high, in[1].high})};
       case Code::sub:
-        return Between{made({in[0].low, in[1].high}), made({in[0].high, in[1].low})};
+        return Between{created({in[0].low, in[1].high}), created({in[0].high, in[1].low})};
       case Code::mul:
       case Code::div:
         for (std::size_t k : {0u, 1u}) {  // by one that is the same all along the axis
           if (in[k].low != in[k].high || (k == 0 && n.op->code == Code::div)) continue;
           auto by = [&](const NodePtr& x) {
-            return k == 1 ? made({x, in[1].low}) : made({in[0].low, x});
+            return k == 1 ? created({x, in[1].low}) : created({in[0].low, x});
           };
           auto a = by(in[1 - k].low), b = by(in[1 - k].high);
           return Between{min(a, b), max(a, b)};

@@ -117,8 +117,8 @@ namespace {
 void describe_mixed(const char* op, const Node& a, const Node& b) {
   auto &wide = a.dtype == DType::f64 ? a : b, &narrow = &wide == &a ? b : a;
   if (wide.dtype != DType::f64 || narrow.dtype != DType::f32 || visible(narrow).empty()) return;
-  static std::atomic_flag told;
-  if (told.test_and_set()) return;
+  static std::atomic_flag warned;
+  if (warned.test_and_set()) return;
   fmt::print(stderr,
              "haliax: warning: [{}] f64 {} and f32 {} promote to f64; arrays of "
              "std::vector<double> are f64, and "
@@ -136,9 +136,7 @@ DType promoted(const char* op, std::span<const Arr* const> operands) {
     else if (auto& n = *node_of(op, a->array()); out) {
       describe_mixed(op, *first, n);
       out = promote(*out, n.dtype);
-    }
-
-    else {
+    } else {
       out = n.dtype;
       first = &n;
     }

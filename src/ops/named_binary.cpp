@@ -67,7 +67,7 @@ NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool
 }
 
 // Returns x to the power n > 0, by squaring.
-NodePtr whole_power(NodePtr x, std::int64_t n) {
+NodePtr integer_power(NodePtr x, std::int64_t n) {
   NodePtr out;
   for (; n; n >>= 1, x = n ? prim::mul(x, x) : x)
     if (n & 1) out = out ? prim::mul(out, x) : x;
@@ -86,7 +86,7 @@ const Op kShiftLeft = prim::map_op("left_shift", Code::shift_left),
 
 // Returns the 16-bit float after x in the direction of y. Backends compute in f32, where the next
 // float is nearer.
-NodePtr narrow_next(G x, G y) {
+NodePtr next_of_16_bits(G x, G y) {
   const auto d = x->dtype;
   auto bits = [](std::int64_t v) { return prim::integer(v, DType::u16); };
   auto test = [](const Op& op, const Nodes& in) { return prim::map(op, in, DType::boolean); };
@@ -133,7 +133,7 @@ NamedArray nextafter(Arr a, Arr b) {
   Call2 c("nextafter", a, b, float_of);
   if (bytes_of(c.dtype) > 2) return pointwise("nextafter", kNextafter, c.operands(), c.dtype);
   auto axes = broadcast("nextafter", {c.a, c.b});
-  return NamedArray(prim::fit(narrow_next(c.a, c.b), axes));
+  return NamedArray(prim::fit(next_of_16_bits(c.a, c.b), axes));
 }
 NamedArray floor_divide(Arr a, Arr b) { return division("floor_divide", prim::kFloorDiv, a, b); }
 NamedArray mod(Arr a, Arr b) { return division("mod", prim::kMod, a, b); }
@@ -152,7 +152,7 @@ NamedArray power(Arr a, Arr b) {
   if (integer && std::abs(b.number()) <= 16) {
     auto n = std::int64_t(b.number());
     if (n == 0) return NamedArray(prim::filled(1, dtype, x->axes));
-    auto p = whole_power(x, std::abs(n));
+    auto p = integer_power(x, std::abs(n));
     return NamedArray(n < 0 ? prim::reciprocal(p) : p);
   }
   return pointwise("power", prim::kPow, {x, node_of("power", b, dtype)}, dtype);
@@ -194,8 +194,8 @@ NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", kBitXor, a,
 // An operator has no parameter for its source location. The location of an operand is used instead,
 // which is usually on the same line.
 namespace {
-Arr from(const NamedArray& a, const NamedArray& made_at) {
-  return {a, made_at.empty() ? SourceLocation() : made_at.node()->origin.at};
+Arr from(const NamedArray& a, const NamedArray& created_at) {
+  return {a, created_at.empty() ? SourceLocation() : created_at.node()->origin.at};
 }
 }  // namespace
 NamedArray operator!(const NamedArray& a) { return logical_not(from(a, a)); }

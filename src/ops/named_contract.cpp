@@ -128,11 +128,12 @@ NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis,
   if (options.out_axes)
     out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
   // With a wider result dtype, the operands stay as they are, and only the sums use this dtype.
-  auto wanted = options.preferred_element_type.value_or(dtype);
-  if (wanted != dtype &&
-      !(is_float(wanted) && is_float(dtype) && bytes_of(wanted) >= bytes_of(dtype)))
-    return astype(constrained("dot", NamedArray(contract_all("dot", nodes, out, dtype))), wanted);
-  return constrained("dot", NamedArray(contract_all("dot", nodes, out, wanted)));
+  auto requested = options.preferred_element_type.value_or(dtype);
+  if (requested != dtype &&
+      !(is_float(requested) && is_float(dtype) && bytes_of(requested) >= bytes_of(dtype)))
+    return astype(constrained("dot", NamedArray(contract_all("dot", nodes, out, dtype))),
+                  requested);
+  return constrained("dot", NamedArray(contract_all("dot", nodes, out, requested)));
 }
 
 }  // namespace

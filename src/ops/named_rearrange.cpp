@@ -134,9 +134,9 @@ class Rearrangement {
     if (auto* label = bindings_.unused())
       parser_.error("the binding of " + *label + " is not used");
     Axes result = visible(*x_);
-    for (auto& a : result) a.name = wanted_.renamed(a.name);
+    for (auto& a : result) a.name = requested_.renamed(a.name);
     check_unique(op, result);
-    return prim::rename(x_, wanted_.from, wanted_.to);
+    return prim::rename(x_, requested_.from, requested_.to);
   }
 
  private:
@@ -150,11 +150,11 @@ class Rearrangement {
   // name while another axis has this name.
   Name fresh(const std::string& label, const Names& old) {
     auto* b = bindings_.find(label);
-    Name wanted = b ? b->name : Name(label), name = wanted;
+    Name requested = b ? b->name : Name(label), name = requested;
     while (has(x_->axes, name) && !has(old, name)) name = Name("(" + text(name) + ")");
-    if (name != wanted) {
-      wanted_.from.push_back(name);
-      wanted_.to.push_back(wanted);
+    if (name != requested) {
+      requested_.from.push_back(name);
+      requested_.to.push_back(requested);
     }
 
     return name;
@@ -295,7 +295,7 @@ class Rearrangement {
   std::vector<Capture> captured_;
   Names order_;  // order of the split axes, possibly with "..."
   std::vector<std::pair<std::string, Names>> merges_;
-  RenameAttr wanted_;  // final names of axes that have a temporary name
+  RenameAttr requested_;  // final names of axes that have a temporary name
 };
 
 }  // namespace

@@ -35,17 +35,17 @@ NamedArray renamed(const Arr& array, const Renames& renames) {
 }
 NodePtr arranged(G x, const Axes& order) { return prim::fit(x, with_hidden({x}, order)); }
 
-NamedArray broadcasted(const char* op, const Arr& a, const Axes& wanted, bool ensure_order,
+NamedArray broadcasted(const char* op, const Arr& a, const Axes& requested, bool ensure_order,
                        bool enforce_no_extra) {
   auto [here, x] = Call(op, a);
   auto mine = visible(*x);
-  check_unique(op, wanted);
-  check_sizes(op, mine, wanted);
-  auto all = joined(without(wanted, mine), mine), extra = without(mine, wanted);
+  check_unique(op, requested);
+  check_sizes(op, mine, requested);
+  auto all = joined(without(requested, mine), mine), extra = without(mine, requested);
   if (enforce_no_extra && !extra.empty())
     fail(op, fmt::format("{} does not broadcast to {}: it also has {}; sum or index these first",
-                         to_string(mine), to_string(wanted), to_string(extra)));
-  if (ensure_order && common(all, wanted) != wanted) all = joined(wanted, extra);
+                         to_string(mine), to_string(requested), to_string(extra)));
+  if (ensure_order && common(all, requested) != requested) all = joined(requested, extra);
   return wrap(arranged(x, all));
 }
 
@@ -56,14 +56,14 @@ Axes with_parts(const char* op, G x, const Axis& axis, const Axes& parts) {
   return out;
 }
 NamedArray flattened(const char* op, const Arr& a, const AxisSelection& selection,
-                     const AxisSelector& wanted) {
+                     const AxisSelector& requested) {
   auto [here, x] = Call(op, a);
   auto old = axes_of(op, x, selection), rest = without(visible(*x), old);
   auto size = axis_size(old);
-  if (wanted.size >= 0 && wanted.size != size)
+  if (requested.size >= 0 && requested.size != size)
     fail(op, fmt::format("{} has {} elements and does not flatten to {}", to_string(old), size,
-                         Axis(wanted.name, wanted.size)));
-  Axis flat(wanted.name, size);
+                         Axis(requested.name, requested.size)));
+  Axis flat(requested.name, size);
   check_free(op, flat.name, rest);
   return wrap(old.empty() ? arranged(x, concat_axes({flat}, rest))
                           : prim::flatten(x, names_of(old), flat));

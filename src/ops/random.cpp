@@ -35,10 +35,7 @@ NodePtr word(const Key& k, int i) {
 // Raises unless the key is a single key. An array of keys is for vmap, scan and Stacked, inside of
 // which it is a single key.
 void check_key(const char* op, const Key& k) {
-  if (!k)
-    fail(op,
-         "the key is empty; pass a key, or call the layer in "
-         "inference mode");
+  if (!k) fail(op, "the key is empty; pass a key, or call the layer in inference mode");
   auto* mine = find(*k.words.node(), key_word);
   if (!mine || mine->size != 2 || k.words.dtype() != DType::u32)
     fail(op, fmt::format("words of a key: expected two u32 along key_word, got {} {}",

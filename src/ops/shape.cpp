@@ -22,7 +22,7 @@ Place fit_view(const Node& n, const Place& in, Emit&) {
   return p;
 }
 
-Place cut_place(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit& e) {
+Place place_of_slice(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit& e) {
   auto d = position(whole, c.axis);
   auto stride = p.strides[d];
   p.offset += c.start * stride;
@@ -40,20 +40,20 @@ Place cut_place(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit&
   return p;
 }
 NodePtr dynamic_of(const Node& n) { return n.in.size() > 1 ? n.in[1] : nullptr; }
-Axes cut_axes(const Axes& whole, const SliceAttr& c) {
+Axes sliced_axes(const Axes& whole, const SliceAttr& c) {
   return replaced(whole, c.axis, c.drop ? Axes{} : Axes{Axis(c.axis, c.size)});
 }
-NodePtr make_cut(const Op& op, G x, const Axes& axes, const SliceAttr& c, NodePtr dynamic) {
+NodePtr make_sliced(const Op& op, G x, const Axes& axes, const SliceAttr& c, NodePtr dynamic) {
   Nodes in{x};
   if (dynamic) in.push_back(std::move(dynamic));
   return make(op, std::move(in), axes, x->dtype, c.attr());
 }
 Place slice_view(const Node& n, const Place& in, Emit& e) {
-  return cut_place(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e);
+  return place_of_slice(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e);
 }
 void place_lower(const Node& n, Emit& e) {
   e.zero(e.result(), n.axes);
-  e.copy(e.operand(0), cut_place(SliceAttr::of(n), n.axes, e.result(), dynamic_of(n), e),
+  e.copy(e.operand(0), place_of_slice(SliceAttr::of(n), n.axes, e.result(), dynamic_of(n), e),
          n.in[0]->axes);
 }
 
@@ -117,7 +117,7 @@ std::vector<AxisSegment> place_stretches(const Node& n) {
   auto c = SliceAttr::of(n);
   return {{0, 0, c.start, c.size}};
 }
-Along cut_along(const Node& n, std::size_t, Name a) {
+Along slice_along(const Node& n, std::size_t, Name a) {
   auto c = SliceAttr::of(n);
   bool known = n.in.size() == 1 && !c.drop && (n.op == &kSlice || c.step == 1);
   return {a != c.axis ? Way::map : known ? Way::shift : Way::full, a};
@@ -156,7 +156,7 @@ void concat_lower(const Node& n, Emit& e) {
 // ---- for the verifier ----
 std::string view_fault(const Node& n) { return fault_of_dtypes(n, 1); }
 // Checks that the part has the selected positions, and that they are positions of the full axes.
-std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
+std::string fault_of_part(const Node& n, const Axes& whole, const Axes& part) {
   if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
   auto c = SliceAttr::of(n);
   auto *all = find_axis(whole, c.axis), *mine = find_axis(part, c.axis);
@@ -168,8 +168,8 @@ std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
   bool never = n.in.size() > 1 && all->size == 0;  // at the index of a loop without iterations
   return axis_size(part) == 0 || inside || never ? "" : "it reaches outside of " + to_string(whole);
 }
-std::string slice_fault(const Node& n) { return cut_fault(n, n.in[0]->axes, n.axes); }
-std::string place_fault(const Node& n) { return cut_fault(n, n.axes, n.in[0]->axes); }
+std::string slice_fault(const Node& n) { return fault_of_part(n, n.in[0]->axes, n.axes); }
+std::string place_fault(const Node& n) { return fault_of_part(n, n.axes, n.in[0]->axes); }
 // Checks that the product of the parts, which are axes of one side, is the size of the merged axis
 // of the other side.
 std::string regroup_fault(const Node& n, const Axes& apart, const Axes& together) {
@@ -226,7 +226,7 @@ const Op kSlice{.name = "slice",
                       return out;
                     },
                 .view = slice_view,
-                .along = cut_along,
+                .along = slice_along,
                 .segments = slice_stretches,
                 .linear_in = moves_first,
                 .fault = slice_fault,
@@ -242,7 +242,7 @@ const Op kPlace{.name = "place",
                       return out;
                     },
                 .lower = place_lower,
-                .along = cut_along,
+                .along = slice_along,
                 .segments = place_stretches,
                 .linear_in = moves_first,
                 .fault = place_fault,
@@ -325,10 +325,10 @@ NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_
 NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
   auto whole = find(*x, c.axis)->size;
   if (!dynamic && c.start == 0 && c.size == whole && c.step == 1 && !c.drop) return x;
-  auto axes = cut_axes(x->axes, c);
+  auto axes = sliced_axes(x->axes, c);
   // The slice of a broadcast is a broadcast and is never stored.
   if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);
-  return make_cut(kSlice, x, axes, c, std::move(dynamic));
+  return make_sliced(kSlice, x, axes, c, std::move(dynamic));
 }
 NodePtr slice_at(G x, G index, bool drop) {
   auto loop_index = IndexAttr::of(*index);
@@ -347,9 +347,9 @@ NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_
   SliceAttr c{axis, start, drop || !part ? 1 : part->size, step, drop};
   // The other axes of the result are the axes of x: a gradient may have another order, but never
   // other names.
-  auto fitted = sum_to(x, cut_axes(whole, c));
+  auto fitted = sum_to(x, sliced_axes(whole, c));
   if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
-  return make_cut(kPlace, fitted, whole, c, std::move(dynamic));
+  return make_sliced(kPlace, fitted, whole, c, std::move(dynamic));
 }
 
 NodePtr flatten(G x, const Names& old, const Axis& flat) {

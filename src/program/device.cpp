@@ -11,9 +11,9 @@ namespace {
 
 // The dims of a box, without those of size 1. Neighboring dims that are contiguous in both arrays
 // are merged.
-struct WalkedBox {
+struct TraversedBox {
   Dims dims, to, from;
-  explicit WalkedBox(const Box& b) {
+  explicit TraversedBox(const Box& b) {
     for (std::size_t d = 0; d < b.dims.size(); ++d) {
       if (b.dims[d] == 1) continue;
       bool follows = !dims.empty() && to.back() == b.dims[d] * b.to_strides[d] &&
@@ -22,9 +22,7 @@ struct WalkedBox {
         dims.back() *= b.dims[d];
         to.back() = b.to_strides[d];
         from.back() = b.from_strides[d];
-      }
-
-      else {
+      } else {
         dims.push_back(b.dims[d]);
         to.push_back(b.to_strides[d]);
         from.push_back(b.from_strides[d]);
@@ -33,7 +31,7 @@ struct WalkedBox {
   }
 };
 
-void copy_from(const WalkedBox& w, std::size_t d, std::int64_t run, std::byte* to,
+void copy_from(const TraversedBox& w, std::size_t d, std::int64_t run, std::byte* to,
                const std::byte* from) {
   if (d == w.dims.size()) {
     std::memcpy(to, from, std::size_t(run));
@@ -51,7 +49,7 @@ void copy_from(const WalkedBox& w, std::size_t d, std::int64_t run, std::byte* t
 
 void copy_on_host(const Box& b) {
   if (points(b.dims) == 0) return;
-  WalkedBox w(b);
+  TraversedBox w(b);
   std::int64_t run = b.width;
   if (!w.dims.empty() && w.to.back() == 1 && w.from.back() == 1) {
     run *= w.dims.back();

@@ -19,10 +19,10 @@ using program::Step;
 using program::CollectiveKind;
 
 bool compares(Code c) { return c >= Code::less && c <= Code::not_equal; }
-bool asks(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
+bool is_float_test(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
 // Returns true if the dtype of the operands may differ from the dtype of the result.
 bool converts(Code c) {
-  return c == Code::cast || c == Code::bitcast || finds_position(c) || asks(c);
+  return c == Code::cast || c == Code::bitcast || finds_position(c) || is_float_test(c);
 }
 
 struct FusedCheck {
@@ -46,7 +46,7 @@ struct FusedCheck {
   std::string dtypes(int at) const {
     auto& i = code[std::size_t(at)];
     const bool moves = i.code == Code::load || i.code >= Code::store;
-    const bool is_test = compares(i.code) || asks(i.code) || i.code == Code::logical_not;
+    const bool is_test = compares(i.code) || is_float_test(i.code) || i.code == Code::logical_not;
     DType is = moves ? i.view.dtype : i.dtype, should = i.dtype;
     if (is_test) should = DType::boolean;
     if (i.code >= Code::threefry0 && i.code <= Code::threefry_xor) should = DType::u32;

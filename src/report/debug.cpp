@@ -32,9 +32,7 @@ std::vector<std::string> pieces_of(std::string_view text) {
     else if (pair && text[i] == '{' && text[i + 1] == '}') {
       out.emplace_back();
       ++i;
-    }
-
-    else
+    } else
       out.back() += text[i];
   }
   return out;

@@ -12,12 +12,12 @@ namespace haliax::detail {
 void JitCore::Impl::report_loops(const Compilation& compiled) {
   report.chunked.clear();
   report.explain.clear();
-  struct WalkedRegion {  // a region with all of its loops
+  struct TiledRegion {  // a region with all of its loops
     ChunkReport report;
     std::size_t contractions = 0;
     std::unordered_set<const Node*> distinct = {};
   };
-  std::vector<WalkedRegion> regions;
+  std::vector<TiledRegion> regions;
   for (auto& n : all_nodes(compiled.roots)) {
     if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
     auto& l = loop_of(*n);
@@ -26,7 +26,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
       return o.report.axis == c.axis && o.report.chunk == c.chunk && o.report.why == c.why;
     };
     auto at = std::find_if(regions.begin(), regions.end(), same);
-    if (at == regions.end()) at = regions.insert(regions.begin(), WalkedRegion{c});
+    if (at == regions.end()) at = regions.insert(regions.begin(), TiledRegion{c});
     for (auto& x : all_nodes(values_of(l, 0)))
       if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) {
         ++at->contractions;

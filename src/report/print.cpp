@@ -73,9 +73,7 @@ class Values {
       else if (i && rows_ && s.size() - line + longest_ > width) {
         s += ",\n" + indent;
         line = s.size();
-      }
-
-      else if (i)
+      } else if (i)
         s += ", ";
       if (short_ && size > 2 * edge && i == edge) {
         s += "...";
@@ -99,9 +97,9 @@ BufferPtr value_of(const NodePtr& n) {
   GraphReader reader;
   if (auto known = n->value.get()) return known;
   if (tracer_below(n) || needs_donated(n)) return nullptr;
-  auto made = context().tracing == 0 ? n : prim::tracer(n);
-  evaluate({made});
-  return made->value.get();
+  auto created = context().tracing == 0 ? n : prim::tracer(n);
+  evaluate({created});
+  return created->value.get();
 }
 
 }  // namespace

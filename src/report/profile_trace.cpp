@@ -101,33 +101,33 @@ class ProcessProfile {
       fail_env("HALIAX_PROFILE", path_,
                fmt::format("a file that can be written ({})", std::strerror(errno)),
                context().origin.at);
-    told_.keep_events = true;
+    profiler_.keep_events = true;
   }
   // Returns null in forked child processes, which do not write.
-  Profiler* told() { return ::getpid() == process_ ? &told_ : nullptr; }
+  Profiler* active() { return ::getpid() == process_ ? &profiler_ : nullptr; }
   void write() {
     if (::getpid() != process_) return;
-    file_ << told_.trace(of_rank_) << std::flush;
+    file_ << profiler_.trace(of_rank_) << std::flush;
     if (!file_)
       fmt::print(stderr, "haliax: warning: [profile] {} could not be written: {}\n", path_,
                  std::strerror(errno));
-    fmt::print(stderr, "{}the trace is in {}\n", to_string(told_.summary(0, 0)), path_);
+    fmt::print(stderr, "{}the trace is in {}\n", to_string(profiler_.summary(0, 0)), path_);
   }
 
  private:
   std::string path_, of_rank_;
   ::pid_t process_;
   std::ofstream file_;
-  Profiler told_;
+  Profiler profiler_;
 };
 // Returns null if HALIAX_PROFILE is not set. Never destroyed, because threads may run after main.
 ProcessProfile* process_profile() {
   static ProcessProfile* const all = []() -> ProcessProfile* {
     const char* path = std::getenv("HALIAX_PROFILE");
     if (!path || !*path) return nullptr;
-    auto* made = new ProcessProfile(path);
+    auto* created = new ProcessProfile(path);
     std::atexit([] { process_profile()->write(); });
-    return made;
+    return created;
   }();
   return all;
 }
@@ -136,7 +136,7 @@ ProcessProfile* process_profile() {
 
 Profiler* profiler_of_process() {
   auto* all = process_profile();
-  return all ? all->told() : nullptr;
+  return all ? all->active() : nullptr;
 }
 
 }  // namespace haliax

@@ -206,12 +206,12 @@ std::string bytes_text(double b) {
 std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, const Mesh& mesh,
                                const std::string& svg, SourceLocation at) {
   CallSite here(at);
-  auto lies = sharding_for(spec, mapping, mesh, "an array");
-  auto g = grid_of(spec, lies, mesh);
+  auto sharding = sharding_for(spec, mapping, mesh, "an array");
+  auto g = grid_of(spec, sharding, mesh);
   std::vector<Mapping::Entry> own;
   for (auto& a : spec.axes())
     if (auto* to = mapping.find(a.name)) own.push_back({a.name, *to});
-  const auto title = to_string(spec.axes()), held = share(spec, lies, mesh);
+  const auto title = to_string(spec.axes()), held = share(spec, sharding, mesh);
   const auto where = mesh.axes().empty() ? "one device" : "the mesh " + to_string(mesh);
   const auto how = "by " + to_string(Mapping::of(own)) + " on " + where;
   if (!svg.empty()) {
@@ -247,16 +247,16 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     if (leaves[k].empty()) continue;
     auto axes = leaves[k].axes();
-    auto lies = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
+    auto sharding = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
     std::string spec;
     for (auto& a : axes)
-      if (auto cut = lies.mesh_axes(a.name); !cut.empty())
+      if (auto cut = sharding.mesh_axes(a.name); !cut.empty())
         spec += fmt::format("{}{} by {}", spec.empty() ? "" : ", ", a.name.text(),
                             to_string(mesh, cut));
     auto bytes = [&](const Axes& of) {
       return double(axis_size(of)) * bytes_of(leaves[k].dtype());
     };
-    auto all = bytes(axes), each = bytes(local_axes(axes, lies, mesh, 0));
+    auto all = bytes(axes), each = bytes(local_axes(axes, sharding, mesh, 0));
     add(paths[k], to_string(axes), spec.empty() ? "replicated" : spec, all, each);
     whole += all;
     mine += each;

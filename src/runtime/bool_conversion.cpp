@@ -10,7 +10,7 @@ namespace {
 
 // Returns the source line of the user's code that created the operands of a comparison inside the
 // standard library, such as in std::max or == of vectors.
-std::string made_at(const NodePtr& compared) {
+std::string created_at(const NodePtr& compared) {
   auto in_library = [](const Node& n) {
     return std::string_view(n.origin.at.file_name()).find("/c++/") != std::string_view::npos;
   };
@@ -35,7 +35,7 @@ NamedArray::operator bool() const {
             "an array of " + std::to_string(size()) + " elements " + haliax::to_string(axes()) +
                 " has no truth value; use all(x) or any(x) for one value, or where(x, a, b) "
                 "to select elementwise" +
-                made_at(node_));
+                created_at(node_));
   try {
     return item(origin.at) != 0;
   } catch (const Error&) {
@@ -44,7 +44,7 @@ NamedArray::operator bool() const {
     fail_at(origin, "bool",
             "an array has no truth value inside a traced function, since it is not computed yet; "
             "use where(condition, a, b) to select, or cond to branch" +
-                made_at(node_));
+                created_at(node_));
   }
 }
 

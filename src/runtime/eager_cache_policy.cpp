@@ -15,7 +15,7 @@ namespace haliax {
 namespace {
 
 // bytes that may be cached for any computation
-constexpr std::int64_t kKeptAnyway = 64 << 20;
+constexpr std::int64_t kAlwaysCachedBytes = 64 << 20;
 constexpr int kViews = 4;  // views up to this depth are recomputed by their readers
 
 struct Seen {
@@ -25,9 +25,10 @@ struct Seen {
   long references = 0;  // references from other nodes of the search
   // computed: by this evaluation, not only below a node with a value
   bool is_root = false, computed = false;
-  bool bound = false, wanted = false;
+  bool bound = false, requested = false;
   int views = 0;
-  Names walked = {};  // axes along which a region tiles it, so that it may never be materialized
+  Names chunked_axes =
+      {};  // axes along which a region tiles it, so that it may never be materialized
 };
 
 class Search {
@@ -44,7 +45,7 @@ class Search {
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) ask(all_[*k]);
   }
   EagerCache run() {
-    for (auto k : by_age_) learn(all_[k]);
+    for (auto k : by_age_) add_facts(all_[k]);
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) choose(all_[*k]);
     std::stable_sort(chosen_.begin(), chosen_.end(),
                      [](auto* a, auto* b) { return rank(*a) < rank(*b); });
@@ -100,22 +101,22 @@ class Search {
     for (auto x : operands) all_[x].computed = true;
   }
 
-  void learn(Seen& me) {  // operands first
+  void add_facts(Seen& me) {  // operands first
     auto& n = *me.node;
     me.bound = n.op == &prim::kTracer && referred_to(me);
     for (auto x : refers(me)) me.bound |= all_[x].bound;
     regions_ |= n.op == &prim::kEnter;
-    if (regions_) me.walked = walked(me);
+    if (regions_) me.chunked_axes = chunked_axes(me);
     if (passes_on(n) && !n.value && !n.in.empty() && n.in[0])
       me.views = all_[refers(me)[0]].views + 1;
     if (me.bound)
       out_.bound.insert(&n);
     else if (n.value && n.op->kind != Kind::leaf)
       out_.free.push_back(n.shared_from_this());
-    bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
+    bool stored = me.computed && n.free.empty() && me.chunked_axes.empty() && is_stored(n);
     if (stored || me.is_root || n.value) stored_ += n.bytes();
   }
-  Names walked(const Seen& me) {
+  Names chunked_axes(const Seen& me) {
     auto& n = *me.node;
     Names out;
     auto add = [&](Name a) {
@@ -123,13 +124,13 @@ class Search {
     };
     if (n.op == &kResult) {
       auto& from = n.in[0]->op == &kLoop ? result_of(n).value[0] : n.in[0]->in[result_number(n)];
-      for (auto a : all_[number_of(from.get())].walked) add(a);
+      for (auto a : all_[number_of(from.get())].chunked_axes) add(a);
       return out;
     }
     auto next = refers(me).begin();
     for (std::size_t k = 0; n.op != &kLoop && k < n.in.size(); ++k) {
       if (!n.in[k]) continue;
-      for (auto a : all_[*next++].walked) {
+      for (auto a : all_[*next++].chunked_axes) {
         auto rule = along(n, k, a);
         add(rule.way == Along::Way::map ? rule.point : a);
       }
@@ -146,16 +147,16 @@ class Search {
     auto& n = *me.node;
     if (!me.computed || me.is_root || n.value) return;
     if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
-    if (!me.wanted && !referred_to(me)) return;
+    if (!me.requested && !referred_to(me)) return;
     if (passes_on(n) &&
         (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
-      for (auto x : refers(me)) all_[x].wanted = true;
-    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() &&
+      for (auto x : refers(me)) all_[x].requested = true;
+    } else if (n.free.empty() && me.chunked_axes.empty() && n.bytes() <= most() &&
                !is_generated(n.shared_from_this())) {
       chosen_.push_back(&me);
     }
   }
-  std::int64_t most() const { return std::max(kKeptAnyway, stored_); }
+  std::int64_t most() const { return std::max(kAlwaysCachedBytes, stored_); }
   static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) {
     return {s.bound, !is_stored(*s.node), s.node->bytes()};
   }

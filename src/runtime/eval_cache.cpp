@@ -122,10 +122,10 @@ class Cache {
       if (at->second->words == words) return at->second;
     return nullptr;
   }
-  void keep(std::uint64_t hash, const CompiledGraphPtr& made) {
+  void keep(std::uint64_t hash, const CompiledGraphPtr& created) {
     CompiledGraphPtr oldest;  // freed after the lock is released
     std::lock_guard hold(lock_);
-    known_.emplace(hash, made);
+    known_.emplace(hash, created);
     by_age_.push_back(hash);
     ++planned_;
     if (by_age_.size() <= kMostPrograms) return;
@@ -154,16 +154,16 @@ const bool cache_forks =
 // Compiles the graph. Returns null if the Program reads an array that is not in the key.
 CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
                          const GraphKey& graph) {
-  auto made =
+  auto created =
       std::make_shared<CompiledGraph>(CompiledGraph{graph.words, compile(roots, backend_name)});
   GraphReader reader;
-  for (auto& n : made->compiled.captured) {
+  for (auto& n : created->compiled.captured) {
     auto at = std::find(graph.arrays.begin(), graph.arrays.end(), n->value.get());
     if (at == graph.arrays.end()) return nullptr;
-    made->reads.push_back(std::size_t(at - graph.arrays.begin()));
+    created->reads.push_back(std::size_t(at - graph.arrays.begin()));
   }
-  made->compiled.captured.clear();
-  return made;
+  created->compiled.captured.clear();
+  return created;
 }
 
 }  // namespace
@@ -190,9 +190,9 @@ std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey graph,
   std::vector<ArgumentValue> given;  // `graph` owns the arrays
   given.reserve(program->reads.size());
   for (auto k : program->reads) given.push_back({nullptr, c.memory.address(*graph.arrays[k])});
-  auto made = call(c, given, nullptr, began);
+  auto created = call(c, given, nullptr, began);
   if (c.program->arena_bytes > kMostIdle) c.idle.take();
-  return made;
+  return created;
 }
 
 }  // namespace haliax

@@ -44,25 +44,23 @@ thread_local int computing = 0;
 class Claim {
  public:
   Claim() = default;
-  void take(const Nodes& wanted) {
+  void take(const Nodes& requested) {
     auto& r = Running::now();
-    mine.reserve(wanted.size());
-    entered_.reserve(wanted.size());
+    mine.reserve(requested.size());
+    entered_.reserve(requested.size());
     std::unordered_set<const Node*> taken;
-    taken.reserve(wanted.size());
+    taken.reserve(requested.size());
     std::unique_lock hold(r.lock);
     for (;;) {
       bool others = false;
-      for (auto& n : wanted) {
+      for (auto& n : requested) {
         if (!n || n->value || taken.count(n.get())) continue;
         bool is_new = r.claims(*n);
         if (is_new) entered_.push_back(n);
         if (is_new || computing > 0) {
           taken.insert(n.get());
           mine.push_back(n);
-        }
-
-        else
+        } else
           others = true;
       }
       if (!mine.empty() || !others) return;
@@ -128,22 +126,22 @@ void compute(Claim& claim) {
     append(roots, claim.also(cache.extra_results));
     words = graph_key_of(roots, all);
   }
-  std::vector<BufferPtr> made;
+  std::vector<BufferPtr> created;
   bool began = false;  // a Program that has begun may have printed, so it is not run again
   try {
-    made = results_of(roots, std::move(words), began);
+    created = results_of(roots, std::move(words), began);
   } catch (const VerifyError&) {
     throw;
   } catch (const Error&) {
     if (began || roots.size() == claim.mine.size()) throw;
     roots = claim.mine;  // there may be enough memory for these alone
-    made = results_of(roots, graph_key_of(roots), began);
+    created = results_of(roots, graph_key_of(roots), began);
   }
   DetachedInputs recipes;  // freed after the graph lock is released
   GraphWriter alone;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);
-    if (!n.value && n.donated.empty()) n.value.set(std::move(made[i]));
+    if (!n.value && n.donated.empty()) n.value.set(std::move(created[i]));
     if (forgets && !cache.bound.count(&n)) detach(n, recipes);
   }
   if (!forgets) return;
@@ -152,12 +150,13 @@ void compute(Claim& claim) {
 
 }  // namespace
 
-void evaluate(const Nodes& wanted) {
-  if (std::all_of(wanted.begin(), wanted.end(), [](auto& n) { return !n || n->value; })) return;
+void evaluate(const Nodes& requested) {
+  if (std::all_of(requested.begin(), requested.end(), [](auto& n) { return !n || n->value; }))
+    return;
   OutsideGraph outside;
   for (;;) {
     Claim claim;
-    claim.take(wanted);
+    claim.take(requested);
     if (claim.mine.empty()) return;
     compute(claim);
   }

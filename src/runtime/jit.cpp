@@ -223,8 +223,8 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
   m.pending = std::make_unique<Cached>();
   auto& e = *m.pending;
-  e.signature = {w.statics,      w.values,          w.told,       {}, {},
-                 current_mesh(), current_mapping(), std::move(in)};
+  e.signature = {w.statics, w.values,       w.described,       {},
+                 {},        current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
   auto trace = std::make_shared<const Trace>(Trace{"jit", m.options.at, context().trace});
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
@@ -276,11 +276,11 @@ JitCore::Cached* JitCore::end(const Leaves& results, const Parts& parts, std::sh
   }
   m.compile(results, parts, false);
   m.pending->like = std::move(like);
-  auto* made = m.pending.release();
-  made->older = m.newest.load();
-  m.newest.store(made, std::memory_order_release);
+  auto* created = m.pending.release();
+  created->older = m.newest.load();
+  m.newest.store(created, std::memory_order_release);
   abandon();
-  return made;
+  return created;
 }
 void JitCore::plan(const Leaves& results, const Parts& parts) {
   impl_->compile(results, parts, true);
@@ -298,22 +298,22 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     CallSite here(impl_->options.at);
     fail("jit", n.donated);
   };
-  Nodes late;
+  Nodes deferred;
   for (auto& n : e.captured) must_be_there(*n);
   for (std::size_t i = 0; i < count; ++i) {
     must_be_there(*input(i));
-    if (!input(i)->value) late.push_back(input(i));
+    if (!input(i)->value) deferred.push_back(input(i));
   }
-  if (!late.empty()) {
+  if (!deferred.empty()) {
     CallSite here(impl_->options.at);
-    evaluate(late);
+    evaluate(deferred);
   }
   if (e.mesh)  // `set_devices` may have removed some
     impl_->require_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
   std::vector<bool> given;
   std::vector<ArgumentValue> arguments;
   if (e.donates()) {
-    arguments = impl_->argument_values(e, w, late, given);
+    arguments = impl_->argument_values(e, w, deferred, given);
   } else {
     arguments.reserve(count);
     GraphReader reader;
@@ -327,9 +327,9 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     given.resize(count);
     std::vector<BufferPtr> values;
     for (auto& a : arguments) values.push_back(std::move(a.owner));
-    auto made = e.mesh->run(values, given);
-    impl_->split_bytes = made.split_bytes;
-    return e.assemble(made.results);
+    auto created = e.mesh->run(values, given);
+    impl_->split_bytes = created.split_bytes;
+    return e.assemble(created.results);
   }
   for (auto& a : arguments) a.data = e.compiled.memory.address(*a.owner);
   return e.assemble(call(e.compiled, arguments, nullptr));
@@ -339,7 +339,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
 // fails, since results may overwrite it. Donated arguments whose memory must be preserved are
 // copied, because the Program overwrites them too.
 std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const Walk& w,
-                                                          const Nodes& late,
+                                                          const Nodes& deferred,
                                                           std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& {
@@ -355,13 +355,14 @@ std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const
       if (!input(i)->value) fail_at(called, "jit", input(i)->donated);
     // An array that was lazy until now may share its node with an equal array, and f may have
     // captured an argument. The value then has another owner and is not donated.
-    auto may_be_given = [&](const NodePtr& n) {
-      auto times_late = std::count(late.begin(), late.end(), n);
+    auto may_be_donated = [&](const NodePtr& n) {
+      auto times_deferred = std::count(deferred.begin(), deferred.end(), n);
       bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
-      return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
+      return owns_memory(*n) && !captured &&
+             !(times_deferred > 0 && n.use_count() > 1 + times_deferred);
     };
     for (std::size_t i = 0; i < count; ++i) {
-      given.push_back(e.donated[i] && !scoped_profiler() && may_be_given(input(i)));
+      given.push_back(e.donated[i] && !scoped_profiler() && may_be_donated(input(i)));
       values.push_back({input(i)->value.get()});
       uses.push_back(0);
       for (std::size_t k = 0; k < count; ++k) uses.back() += input(k) == input(i);

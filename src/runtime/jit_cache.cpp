@@ -23,8 +23,8 @@ Sharding JitCore::Impl::argument_sharding(const Node& n, int argument, const Mes
                                           const std::string& what) const {
   auto* mapping = options.in ? options.in->of(std::size_t(argument))
                              : default_mapping(context().origin.mapping);
-  bool told = options.in && mapping;
-  if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || is_unplaced(*p)))
+  bool described = options.in && mapping;
+  if (auto* p = n.placement.get(); !described && p && (p->mesh == mesh || is_unplaced(*p)))
     mapping = &p->mapping;
   return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
 }
@@ -39,12 +39,12 @@ namespace {
 
 // Compares static value k of two signatures, or of a signature and a `Walk`.
 template <class A, class B> bool same_static(const A& a, const B& b, std::size_t k) {
-  auto &x = a.told[k], &y = b.told[k];
+  auto &x = a.described[k], &y = b.described[k];
   if (x.path != y.path || (x.value < 0) != (y.value < 0)) return false;
   if (x.value >= 0) return a.values[std::size_t(x.value)] == b.values[std::size_t(y.value)];
   auto bytes = [&](auto& of) {
-    auto from = k ? of.told[k - 1].end : 0;
-    return std::string_view(of.statics).substr(from, of.told[k].end - from);
+    auto from = k ? of.described[k - 1].end : 0;
+    return std::string_view(of.statics).substr(from, of.described[k].end - from);
   };
   return bytes(a) == bytes(b);
 }
@@ -52,9 +52,9 @@ template <class A, class B> bool same_static(const A& a, const B& b, std::size_t
 // differs.
 std::string static_difference(const Signature& s, const Walk& w) {
   if (s.statics == w.statics && s.values == w.values) return "";
-  for (std::size_t k = 0; k < std::min(s.told.size(), w.told.size()); ++k) {
+  for (std::size_t k = 0; k < std::min(s.described.size(), w.described.size()); ++k) {
     if (same_static(s, w, k)) continue;
-    auto &was = s.told[k], &is = w.told[k];
+    auto &was = s.described[k], &is = w.described[k];
     if (is.path != was.path) break;
     auto name = "the static " + argument_name(is.path);
     return is.text == was.text ? name + " differs"
@@ -110,12 +110,13 @@ void JitCore::Impl::report_retraces(const Walk& w) {
   if (reported_retraces && !options.refuse_retraces) return;
   std::vector<const Signature*> others;  // differ from this call only in static values
   for (auto* e = newest.load(); e; e = e->older)
-    if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty())
+    if (auto& s = e->signature;
+        s.described.size() == w.described.size() && array_difference(s, w).empty())
       others.push_back(&s);
   std::reverse(others.begin(), others.end());  // oldest first
   if (others.size() + 1 < often) return;
   std::string which;
-  for (std::size_t k = 0; k < w.told.size(); ++k) {
+  for (std::size_t k = 0; k < w.described.size(); ++k) {
     std::vector<std::string> values;
     bool differs = false;
     auto note = [&](const std::string& text) {
@@ -123,24 +124,23 @@ void JitCore::Impl::report_retraces(const Walk& w) {
     };
     for (auto* s : others) {
       differs |= !same_static(*s, w, k);
-      note(s->told[k].text);
+      note(s->described[k].text);
     }
 
-    note(w.told[k].text);
+    note(w.described[k].text);
     if (!differs) continue;
     if (values.size() > 4) {
       values.erase(values.begin() + 2, values.end() - 1);
       values.insert(values.end() - 1, "...");
     }
 
-    which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.told[k].path),
+    which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.described[k].path),
                          values[0].empty() ? "" : fmt::format(" ({})", fmt::join(values, ", ")));
   }
   if (which.empty()) return;
   auto text = fmt::format(
-      "traced {} times for different static values: {}; a number is traced once if the "
-      "function "
-      "accepts a NamedArray (not auto, not a field of another type)",
+      "traced {} times for different static values: {}; a number is traced once "
+      "if the function accepts a NamedArray (not auto, not a field of another type)",
       others.size() + 1, which);
   CallSite here(options.at);
   if (options.refuse_retraces) fail("jit", text);
@@ -183,16 +183,17 @@ void JitCore::Impl::require_devices(const Mesh& mesh, program::Device& backend) 
   CallSite here(options.at);
   haliax::require_devices("named_jit", mesh);
   const auto mine = local_devices(mesh);
-  const int wanted = mine.count, there = backend.is_host() ? wanted : backend.devices();
+  const int requested = mine.count, there = backend.is_host() ? requested : backend.devices();
   // On a backend with one device, all devices of the mesh share it if this was requested.
-  if (wanted <= there || (there == 1 && has_requested(wanted))) return;
+  if (requested <= there || (there == 1 && has_requested(requested))) return;
   const auto together =
-      there == 1 ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} adds them there, ", wanted)
-                 : "";
+      there == 1
+          ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} adds them there, ", requested)
+          : "";
   fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, but backend {} has {}; "
                                 "{}JitOptions::backend or HALIAX_BACKEND "
                                 "selects another; plan() accepts a mesh of any size",
-                                to_string(mesh), wanted, mine.ranks ? " on each rank" : "",
+                                to_string(mesh), requested, mine.ranks ? " on each rank" : "",
                                 backend.name(), there, together));
 }
 

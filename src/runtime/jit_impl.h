@@ -13,7 +13,7 @@ namespace haliax::detail {
 struct Signature {
   std::string statics;
   std::vector<StaticValue> values;
-  std::vector<Walk::Told> told;  // readable form of statics and values
+  std::vector<Walk::Described> described;  // readable form of statics and values
   std::vector<Axes> axes;
   std::vector<int> dtypes;  // -1: empty
   std::shared_ptr<const Mesh> mesh;
@@ -52,7 +52,7 @@ struct JitCore::Cached {
     return name + ", array " +
            std::to_string(std::count(all.begin(), all.begin() + std::ptrdiff_t(k), all[k]));
   }
-  Leaves assemble(const std::vector<BufferPtr>& made) const {
+  Leaves assemble(const std::vector<BufferPtr>& created) const {
     Leaves out;
     for (std::size_t k = 0; k < result_of_leaf.size(); ++k) {
       auto r = result_of_leaf[k];
@@ -61,7 +61,7 @@ struct JitCore::Cached {
         continue;
       }
       auto& [axes, dtype] = results[std::size_t(r)];
-      auto n = make_data(made[std::size_t(r)], axes, dtype);
+      auto n = make_data(created[std::size_t(r)], axes, dtype);
       const_cast<Node&>(*n).origin.module = paths[k];
       n->field.note(paths[k]);
       if (!placements.empty()) const_cast<Node&>(*n).placement = placements[std::size_t(r)];

@@ -28,7 +28,7 @@ class MeshProgram::MeshCall {
       : m_(m), arguments_(arguments), given_(given), placed_blocks_(m.inputs.size()),
         copied_blocks_(m.inputs.size()) {
     for (std::size_t k = 0; k < m.inputs.size(); ++k) {
-      placed_blocks_[k] = cut_as_wanted(k);
+      placed_blocks_[k] = shards_as_requested(k);
       if (!placed_blocks_[k]) arguments[k]->data();  // concatenated once, not by every device
       copied_blocks_[k].resize(m.devices.size());
     }
@@ -65,7 +65,7 @@ class MeshProgram::MeshCall {
   std::atomic<std::int64_t> copied_bytes = 0;
 
  private:
-  const Shards* cut_as_wanted(std::size_t k) const {
+  const Shards* shards_as_requested(std::size_t k) const {
     for (auto* p = arguments_[k]->device_storage(); p; p = p->next.get()) {
       auto* s = dynamic_cast<const Shards*>(p);
       bool here =
@@ -82,16 +82,16 @@ class MeshProgram::MeshCall {
   std::vector<std::vector<BufferPtr>> copied_blocks_;  // by argument, then by device
 };
 
-MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments,
-                                   const std::vector<bool>& given) const {
+MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
+                                      const std::vector<bool>& given) const {
   MeshCall mine(*this, arguments, given);
-  std::vector<std::vector<BufferPtr>> made(devices.size());
+  std::vector<std::vector<BufferPtr>> created(devices.size());
   auto work = [&, profiler = scoped_profiler()](int device, program::Communicator& communicator) {
     Profiling scope(profiler);
     auto d = std::size_t(device - first);
     std::vector<ArgumentValue> blocks;
     for (std::size_t k = 0; k < inputs.size(); ++k) blocks.push_back(mine.block(d, k));
-    made[d] = call(devices[d], blocks, &communicator);
+    created[d] = call(devices[d], blocks, &communicator);
   };
   on_devices(mesh, work, &devices[0].memory.device(), devices[0].program->called);
   mine.keep_brought();
@@ -99,7 +99,7 @@ MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments,
   for (std::size_t r = 0; r < results.size(); ++r) {
     auto& [axes, dtype] = results[r];
     std::vector<BufferPtr> blocks;
-    for (auto& of_device : made) blocks.push_back(std::move(of_device[r]));
+    for (auto& of_device : created) blocks.push_back(std::move(of_device[r]));
     auto whole = shards(mesh, this->out[r], axes, dtype, first, std::move(blocks));
     out.push_back(std::make_shared<Buffer>(axis_size(axes) * bytes_of(dtype), std::move(whole)));
   }

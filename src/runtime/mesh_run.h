@@ -23,11 +23,11 @@ struct MeshProgram {
   // Runs the Programs. A device reads its block of each argument in place if an earlier call stored
   // the block there or if the block is contiguous; otherwise it gets a copy. A donated argument is
   // overwritten only if the caller passes it on (`given`) and no other owner holds the block.
-  struct Made {
+  struct Created {
     std::vector<BufferPtr> results;
     std::int64_t split_bytes = 0;  // bytes copied to split arguments into blocks
   };
-  Made run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const;
+  Created run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const;
   class MeshCall;
 };
 

@@ -68,27 +68,27 @@ std::string computed_by(const program::Fused& f) {
 // ---- recording ----
 class Profiler::Recording final : public program::Recorder {
  public:
-  Recording(const KnownProgram& known, std::size_t room) : known_(known), room_(room) {}
+  Recording(const KnownProgram& known, std::size_t capacity) : known_(known), capacity_(capacity) {}
   void begin(const Step& s) override { open_.push_back({known_.row_of.at(&s), seconds_now(), 0}); }
   void end(const Step&, double computed) override {
     auto now = seconds_now();
-    if (!beside_.empty()) gather();
+    if (!worker_recordings_.empty()) gather();
     auto o = open_.back();
     open_.pop_back();
     note(o.row, o.began, now, now - o.began - o.inside, computed);
     if (!open_.empty()) open_.back().inside += now - o.began;
   }
   Recorder& for_worker(int worker) override {
-    while (int(beside_.size()) <= worker)
-      beside_.push_back(std::make_unique<Recording>(known_, room_));
-    return *beside_[std::size_t(worker)];
+    while (int(worker_recordings_.size()) <= worker)
+      worker_recordings_.push_back(std::make_unique<Recording>(known_, capacity_));
+    return *worker_recordings_[std::size_t(worker)];
   }
   void note(int row, double began, double ended, double own, double computed = 1) {
     auto& all = spent[row];
     all.calls += 1;
     all.seconds += own;
     all.computed += computed;
-    bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
+    bool fits = events.size() < capacity_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) {
       ++dropped;
       return;
@@ -109,9 +109,9 @@ class Profiler::Recording final : public program::Recorder {
   };
   // The time of concurrent threads is the sum over the threads, divided by their number.
   void gather() {
-    const auto threads =
-        std::count_if(beside_.begin(), beside_.end(), [](auto& b) { return !b->spent.empty(); });
-    for (auto& b : beside_) {
+    const auto threads = std::count_if(worker_recordings_.begin(), worker_recordings_.end(),
+                                       [](auto& b) { return !b->spent.empty(); });
+    for (auto& b : worker_recordings_) {
       for (auto& [row, s] : b->spent) {
         auto& all = spent[row];
         const double seconds = s.seconds / double(threads);
@@ -122,7 +122,7 @@ class Profiler::Recording final : public program::Recorder {
       }
       dropped += b->dropped;
       for (auto& e : b->events) {
-        if (events.size() >= room_ || in_loops_ >= kMostInLoops) {
+        if (events.size() >= capacity_ || in_loops_ >= kMostInLoops) {
           ++dropped;
           continue;
         }
@@ -131,26 +131,26 @@ class Profiler::Recording final : public program::Recorder {
         events.back().concurrent_threads *= int(threads);
       }
     }
-    beside_.clear();
+    worker_recordings_.clear();
   }
 
   const KnownProgram& known_;
-  std::size_t room_, in_loops_ = 0;
+  std::size_t capacity_, in_loops_ = 0;
   std::vector<OpenStep> open_;
-  std::vector<std::unique_ptr<Recording>> beside_;
+  std::vector<std::unique_ptr<Recording>> worker_recordings_;
 };
 
 void Profiler::run(const Compiled& c, const std::vector<void*>& arguments,
                    const std::vector<void*>& results, void* arena,
                    program::Communicator* communicator) {
   KnownProgram* mine;
-  std::size_t room;
+  std::size_t capacity;
   {
     std::lock_guard hold(recording);
     mine = &known(c);
-    room = keep_events ? kMostEvents - std::min(kMostEvents, events_.size()) : 0;
+    capacity = keep_events ? kMostEvents - std::min(kMostEvents, events_.size()) : 0;
   }
-  Recording record(*mine, room);
+  Recording record(*mine, capacity);
   auto began = seconds_now();
   if (auto* tells = dynamic_cast<program::Recordable*>(c.executable.get()))
     tells->run(arguments, results, arena, communicator, record);
@@ -311,8 +311,8 @@ namespace detail {
 Profile profiled(void (*call)(const void*), const void* f) {
   if (is_tracing())
     fail("profile",
-         "programs do not run inside jit, grad, vmap or scan; profile the function that jit "
-         "returned");
+         "programs do not run inside jit, grad, vmap or scan; "
+         "profile the function that jit returned");
   constexpr int runs = 3;
   Profiler mine;
   Profiling recording(&mine);

@@ -29,8 +29,8 @@ const std::string* kept(const std::string& name) {
 }
 std::atomic<const std::string*>& default_name() {
   static std::atomic<const std::string*> name = [] {
-    auto* asked = std::getenv("HALIAX_BACKEND");
-    return kept(asked && *asked ? asked : "cpu");
+    auto* requested_name = std::getenv("HALIAX_BACKEND");
+    return kept(requested_name && *requested_name ? requested_name : "cpu");
   }();
   return name;
 }
@@ -77,10 +77,10 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<ArgumentValue>&
   auto &arguments = mine->arguments, &results = mine->results;
   arguments.clear();
   results.clear();
-  std::vector<BufferPtr> made(std::size_t(p.results)), captured;
+  std::vector<BufferPtr> created(std::size_t(p.results)), captured;
   for (std::size_t k = 0; k < given.size(); ++k) {
     arguments.push_back(given[k].data);
-    if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].owner;
+    if (p.donated[k] >= 0) created[std::size_t(p.donated[k])] = given[k].owner;
   }
   if (!c.captured.empty()) {
     GraphReader reader;
@@ -90,19 +90,19 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<ArgumentValue>&
     }
   }
   for (auto& b : captured) arguments.push_back(c.memory.address(*b));
-  for (std::size_t r = 0; r < made.size(); ++r) {
-    bool taken_over = bool(made[r]);
-    if (!taken_over) made[r] = c.memory.allocate(p.slot(p.result_slots[r]).bytes);
-    results.push_back(taken_over ? nullptr : c.memory.address(*made[r]));
+  for (std::size_t r = 0; r < created.size(); ++r) {
+    bool taken_over = bool(created[r]);
+    if (!taken_over) created[r] = c.memory.allocate(p.slot(p.result_slots[r]).bytes);
+    results.push_back(taken_over ? nullptr : c.memory.address(*created[r]));
   }
   if (began) *began = true;
   auto* arena = c.memory.address(*mine->arena);
-  if (auto* told = profiler())
-    told->run(c, arguments, results, arena, communicator);
+  if (auto* active_profiler = profiler())
+    active_profiler->run(c, arguments, results, arena, communicator);
   else
     c.executable->run(arguments, results, arena, communicator);
   c.idle.put(std::move(mine));
-  return made;
+  return created;
 }
 
 }  // namespace haliax

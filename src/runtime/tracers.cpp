@@ -48,9 +48,9 @@ const Node& left_of(const NodePtr& root, const Tracer& t) {
   if (!t.left)
     fail("eval", "the value of a traced array is not available inside " + t.inside +
                      "; return the array and read it outside");
-  auto made = to_string(left_of(n, t).origin.at);
+  auto created = to_string(left_of(n, t).origin.at);
   fail("eval", "this array is a leaked tracer: it was created " +
-                   (made.empty() ? "" : "at " + made + " ") + "inside " + t.inside +
+                   (created.empty() ? "" : "at " + created + " ") + "inside " + t.inside +
                    " and has a value only there; return it from that function");
 }
 

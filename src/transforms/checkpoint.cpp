@@ -15,7 +15,7 @@ namespace haliax {
 namespace {
 
 // Returns an input that represents x while a function is traced.
-NodePtr stand_in(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
+NodePtr placeholder(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
 void begin_trace(const char* by, SourceLocation at = {}) {  // ends with the enclosing Tracing
   auto& c = context();
@@ -100,7 +100,7 @@ std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
 struct UserCustomVjp : CustomVjp {
   std::shared_ptr<void> self;
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
-  std::vector<bool> given_in, given_out;  // which leaves are not empty
+  std::vector<bool> present_in, present_out;  // which leaves are not empty
   // Carries that the operands depend on. The body of a recomputed loop has different carries.
   std::unordered_set<std::uint64_t> carries;
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
@@ -109,19 +109,19 @@ struct UserCustomVjp : CustomVjp {
       for (bool there : given) out.push_back(there ? NamedArray(*next++) : NamedArray());
       return out;
     };
-    auto in = leaves(given_in, operands.begin() + std::ptrdiff_t(results));
+    auto in = leaves(present_in, operands.begin() + std::ptrdiff_t(results));
     Leaves back;
     {
       OutsideGraph outside;
-      back =
-          call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
+      back = call(self.get(), in, leaves(present_out, operands.begin()),
+                  leaves(present_out, gs.begin()));
     }
-    if (back.size() != given_in.size())
+    if (back.size() != present_in.size())
       fail("custom_vjp", "the backward returned {} arrays for {} arguments", back.size(),
-           given_in.size());
+           present_in.size());
     Nodes result;
     for (std::size_t k = 0; k < back.size(); ++k) {
-      if (!given_in[k]) continue;
+      if (!present_in[k]) continue;
       if (!back[k].empty() && !same_axes(back[k], in[k]))
         fail("custom_vjp", "the cotangent of argument array {} is {}, but the array is {}", k,
              back[k].axes(), in[k].axes());
@@ -142,7 +142,7 @@ struct UserCustomVjp : CustomVjp {
     auto count = [](const std::vector<bool>& given) {
       return std::size_t(std::count(given.begin(), given.end(), true));
     };
-    auto out = count(given_out), in = count(given_in);
+    auto out = count(present_out), in = count(present_in);
     if (out == results && out + in == operands.size()) return {};
     return fmt::format(
         "its function has {} arguments and {} results, but it has {} operands, {} of them results",
@@ -159,7 +159,7 @@ Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at) {
   begin_trace("checkpoint", at);
   GraphReader reader;
   auto c = std::make_shared<Checkpointed>();
-  auto inside = mapped(in, stand_in);
+  auto inside = mapped(in, placeholder);
   auto traced = called(f, inside);
   auto given = nodes_of(in);
   c->inputs = nodes_of(inside);
@@ -186,8 +186,8 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
   c->self = std::move(self);
   c->call = call;
   c->results = operands.size();
-  for (auto& a : outs) c->given_out.push_back(!a.empty());
-  for (auto& a : in) c->given_in.push_back(!a.empty());
+  for (auto& a : outs) c->present_out.push_back(!a.empty());
+  for (auto& a : in) c->present_in.push_back(!a.empty());
   append(operands, nodes_of(in));
   c->carries = carries_below(operands);
   return results_of(c, operands, outs);
@@ -197,7 +197,7 @@ Leaves eval_shape(LeafFunction f, const Leaves& in) {
   begin_trace("eval_shape");
   GraphReader reader;
   auto before = context().effect;
-  auto shapes = called(f, mapped(in, stand_in));
+  auto shapes = called(f, mapped(in, placeholder));
   context().effect = before;
   context().trace->last = newest_id();
   begin_trace("shape");  // the results have only axes and a dtype as well

@@ -127,10 +127,10 @@ Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
         operands.push_back(prim::enter(y, key));
     }
     OriginScope here(n->origin);
-    auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
-    if (enters) old[n.get()] = made;
-    in[n.get()] = enters ? prim::enter(made, key) : made;
-    out[n.get()] = prim::leave(made, key);
+    auto created = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
+    if (enters) old[n.get()] = created;
+    in[n.get()] = enters ? prim::enter(created, key) : created;
+    out[n.get()] = prim::leave(created, key);
   }
   return substitute(roots, out, index);
 }

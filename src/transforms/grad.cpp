@@ -106,8 +106,8 @@ Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   if (loss.empty()) fail("grad", "the function returned an empty array");
   if (loss.ndim() != 0)
     fail("grad",
-         "the function must return a scalar, but returned {}; sum or mean it, or differentiate "
-         "under vmap",
+         "the function must return a scalar, but returned {}; "
+         "sum or mean it, or differentiate under vmap",
          loss.axes());
   if (!is_float(loss.dtype()))
     fail("grad", "the function must return a float, but returned {}", loss.dtype());

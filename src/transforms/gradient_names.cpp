@@ -29,33 +29,33 @@ std::optional<Nodes> operands(const Node& n) {
 
 }  // namespace
 
-const std::optional<Names>& Gradients::made_of(const NodePtr& root) {
+const std::optional<Names>& Gradients::computed_from(const NodePtr& root) {
   Nodes order;
-  auto is_new = [&](const Node& n) { return !made_of_.count(n.id); };
+  auto is_new = [&](const Node& n) { return !computed_from_.count(n.id); };
   traverse({root}, is_new, [&](const NodePtr& n, Nodes& todo) {
     order.push_back(n);
     if (auto in = operands(*n)) append(todo, *in);
   });
   sort_by_age(order);
   for (auto& n : order) {
-    auto& names = made_of_[n->id];
+    auto& names = computed_from_[n->id];
     auto in = operands(*n);
     if (!in) continue;
     names.emplace();
     if (n->op == &prim::kTracer) add_names(*names, {n->origin.module});
     for (auto& x : *in) {
       if (!x || !names) continue;
-      if (auto& more = made_of_.at(x->id))
+      if (auto& more = computed_from_.at(x->id))
         add_names(*names, *more);
       else
         names.reset();
     }
   }
-  return made_of_.at(root->id);
+  return computed_from_.at(root->id);
 }
 
 void Gradients::note(const NodePtr& of, const NodePtr& cotangent) {
-  auto& parameters = made_of(of);
+  auto& parameters = computed_from(of);
   if (!parameters || parameters->empty()) return;
   // Records the name for the nodes that the cotangent is a view or a cast of, as well.
   for (auto* n = cotangent.get();; n = n->in[0].get()) {

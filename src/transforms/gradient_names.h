@@ -24,10 +24,10 @@ class Gradients {
  private:
   // Returns the parameters that the value is computed from, if it reads only parameters and
   // numbers; null otherwise.
-  const std::optional<Names>& made_of(const NodePtr&);
-  std::unordered_map<std::uint64_t, std::optional<Names>> made_of_;  // by id
-  std::unordered_map<std::uint64_t, Names> of_;                      // by id of the traced node
-  Names parameters_;  // parameters; some may have no gradient
+  const std::optional<Names>& computed_from(const NodePtr&);
+  std::unordered_map<std::uint64_t, std::optional<Names>> computed_from_;  // by id
+  std::unordered_map<std::uint64_t, Names> of_;  // by id of the traced node
+  Names parameters_;                             // parameters; some may have no gradient
 };
 
 }  // namespace haliax

@@ -37,7 +37,7 @@ std::unordered_set<const Node*> inside_regions(const Nodes& all) {
 
 // Returns the nodes below the roots for which `want` is true and that are reachable through nodes
 // for which it is true. Loop bodies are included; inputs come first.
-template <class Want> static Nodes wanted_below(const Nodes& roots, const Want& want) {
+template <class Want> static Nodes requested_below(const Nodes& roots, const Want& want) {
   Nodes out;
   traverse(roots, want, [&](const NodePtr& n, Nodes& todo) {
     add_reads(n, todo);
@@ -47,7 +47,7 @@ template <class Want> static Nodes wanted_below(const Nodes& roots, const Want& 
   return out;
 }
 Nodes all_nodes(const Nodes& roots) {
-  return wanted_below(roots, [](const Node&) { return true; });
+  return requested_below(roots, [](const Node&) { return true; });
 }
 
 std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots) {
@@ -68,7 +68,7 @@ Nodes level_of(const Nodes& roots, const Node* index) {
   // Values that an inner loop computes from its own carries alone vary only with the index of the
   // inner loop.
   std::unordered_set<const Node*> within{index};
-  return wanted_below(roots, [&](const Node& n) {
+  return requested_below(roots, [&](const Node& n) {
     bool in = is_region_boundary(n) || varies_with(n, within);
     if (in && n.op == &kLoop)
       for (auto& i : loop_of(n).index) within.insert(i.get());
@@ -104,7 +104,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
   // A loop body is older than the loop, and operands are older than their users, so one pass in the
   // order of age suffices. A replacement may be newer than the readers of the replaced node, but
   // replacements are not traversed.
-  auto order = wanted_below(roots, [&](const Node& n) {
+  auto order = requested_below(roots, [&](const Node& n) {
     return !to.count(&n) && (!inside || n.varies_with(inside)) && !(same && same->count(&n));
   });
   OriginScope follow;
@@ -130,14 +130,13 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
         to[n.get()] = make_loop(std::move(l));
         to.held.push_back(n);
       }
-
     } else if (changed) {
-      auto& made = to[n.get()];
+      auto& created = to[n.get()];
       to.held.push_back(n);
       if (n->op == &kResult && in[0]->op == &kLoop)
-        made = loop_result(in[0], result_number(*n));
+        created = loop_result(in[0], result_number(*n));
       else
-        made = prim::rebuilt(*n, std::move(in), n->axes);
+        created = prim::rebuilt(*n, std::move(in), n->axes);
     }
     if (!changed && same) same->insert(n.get());
   }
@@ -147,12 +146,12 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
 }
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
   OriginScope follow(old->origin);
-  auto made = make_loop(std::move(by));
+  auto created = make_loop(std::move(by));
   for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) {
     to.held.push_back(loop_result(old, k));
-    to[to.held.back().get()] = loop_result(made, k);
+    to[to.held.back().get()] = loop_result(created, k);
   }
-  return made;
+  return created;
 }
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 

@@ -72,14 +72,14 @@ Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
 // Replaces a loop result by result; `by` may have additional results.
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);
 // Returns the roots with the bodies of the `wanted` loops of one level rewritten.
-template <class Wanted, class Rewritten>
-Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted,
+template <class Requested, class Rewritten>
+Nodes in_bodies(const Nodes& roots, const Node* index, const Requested& requested,
                 const Rewritten& rewritten) {
   Rewrite to;
   // Nodes that read no changed loop. They are older than the new nodes.
   std::unordered_set<const Node*> same;
   for (auto& n : level_of(roots, index)) {
-    if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
+    if (n->op != &kLoop || !requested(loop_of(*n))) continue;
     Loop l = loop_of(*n);
     bool changed = false;
     for (std::size_t b = 0; b < l.index.size(); ++b) {

@@ -50,28 +50,28 @@ class TracedIteration {
   TracedIteration(const TracedIteration&) = delete;
   // Checks that all values that vary with the index were created in this trace. Raises for a tracer
   // that escaped from another trace.
-  void check(const Nodes& made, const Node* index) const {
+  void check(const Nodes& created, const Node* index) const {
     traverse(
-        made, [&](const Node& n) { return n.varies_with(index); },
+        created, [&](const Node& n) { return n.varies_with(index); },
         [&](const NodePtr& n, Nodes& todo) {
-          if (n.get() != index && made_at(*n) < begin_) refuse(n);
+          if (n.get() != index && created_at(*n) < begin_) refuse(n);
           add_reads(n, todo);
         });
   }
-  static std::uint64_t made_at(const Node& n) {
+  static std::uint64_t created_at(const Node& n) {
     return std::max(n.id, n.last_created.load(std::memory_order_relaxed));
   }
 
  private:
   [[noreturn]] static void refuse(const NodePtr& n) {
     auto from = scan_of(n);
-    auto made = to_string(n->origin.at),
+    auto created = to_string(n->origin.at),
          scan = to_string(from ? from->at : n->free.front()->origin.at);
     fail("scan",
          "the function reads a leaked tracer: it was created{} inside scan{} and "
          "has a value only "
          "there; return it from that function",
-         made.empty() ? "" : " at " + made, scan.empty() ? "" : " (" + scan + ")");
+         created.empty() ? "" : " at " + created, scan.empty() ? "" : " (" + scan + ")");
   }
   std::uint64_t begin_;
 };
@@ -85,8 +85,8 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
     std::uint64_t first = 0;  // oldest value that was created in an iteration
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
     traverse({n}, varies, [&](const NodePtr& x, Nodes& todo) {
-      auto made = TracedIteration::made_at(*x);
-      if (x.get() != s.index && (first == 0 || made < first)) first = made;
+      auto created = TracedIteration::created_at(*x);
+      if (x.get() != s.index && (first == 0 || created < first)) first = created;
       append(todo, x->in);
     });
     if (first >= s.begin && (s.end == 0 || first <= s.end)) out = s;
@@ -255,10 +255,10 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     called(f, carry, slices, next, y);
     --c.loop_depth;
     effects.close();
-    auto made = nodes_of(next);
-    append(made, nodes_of(y));
-    if (effects.any()) made.push_back(effects.last());
-    trace.check(made, index.get());
+    auto created = nodes_of(next);
+    append(created, nodes_of(y));
+    if (effects.any()) created.push_back(effects.last());
+    trace.check(created, index.get());
     check_carry(start, next, paths);
     check_given(y, axis);
     // A carry that starts without an axis that vmap hides may gain the axis in the first iteration.
@@ -350,9 +350,9 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
                                const Leaves& xs, BodyFunction f) {
   CallSite here(options.at);
   auto out = traced_scan(selector, options, init, paths, xs, f);
-  auto made = out.first;
-  made.insert(made.end(), out.second.begin(), out.second.end());
-  run_ready_effects(made);
+  auto created = out.first;
+  created.insert(created.end(), out.second.begin(), out.second.end());
+  run_ready_effects(created);
   return out;
 }
 

@@ -37,14 +37,14 @@ std::string text_of(const Node& n, std::string name) {
   return where.empty() ? name : name + " (" + where + ")";
 }
 std::string text_of(const Node& n) { return text_of(n, std::string(prim::user_name(n))); }
-Set made_of(const Nodes& roots, const Nodes& of) {
+Set computed_from(const Nodes& roots, const Nodes& of) {
   Set goals;
   for (auto& n : of) goals.insert(n.get());
   return dependents(roots, goals);
 }
 // Returns true if n is computed position by position along the axis, and all operands that have the
 // axis use its name.
-bool goes_along(const Node& n, Name a) {
+bool has_row_axis(const Node& n, Name a) {
   if (!has(n.axes, a) || n.op == &kCustomVjp || n.op->kind == Kind::loop ||
       n.op->kind == Kind::result)
     return false;
@@ -120,7 +120,7 @@ class ScoresOfLevel {
     for (auto& k : keys)
       for (auto& [n, name] : tiled_axis_names(all_, k)) bordered_.insert(n);
     if (!of.empty()) {
-      allowed_ = made_of(roots, of);
+      allowed_ = computed_from(roots, of);
       for (auto& x : of) allowed_->erase(x.get());
     }
     for (auto& n : all_)
@@ -142,30 +142,31 @@ class ScoresOfLevel {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     // made: scores. after: all nodes that depend on them. rows: one value per query. outs:
     // contractions over the keys.
-    Set made{&scores}, after{&scores}, rows, outs;
+    Set created{&scores}, after{&scores}, rows, outs;
     // Axes that scores have and values lack, including heads to which other heads are mixed.
     Axes axes = scores.axes;
     // An operand of a contraction differs by key: it is the values, or it mixes heads.
     bool differs = false;
     auto refuse = [&](const Node& n) {
       if (differs && !by_key) return region(scores, of, queries, keys, why, true);
-      if (is_weighed(made, queries, keys)) why = reason(scores, axes, made, n, queries, keys);
+      if (is_weighed(created, queries, keys)) why = reason(scores, axes, created, n, queries, keys);
       return Set();
     };
     for (auto& n : all_) {
       if (!reads(*n, after)) continue;
       after.insert(n.get());
-      bool of_scores = reads(*n, made);
+      bool of_scores = reads(*n, created);
       bool inside = std::all_of(n->in.begin(), n->in.end(), [&](auto& x) {
-        return !x || !after.count(x.get()) || made.count(x.get()) || rows.count(x.get());
+        return !x || !after.count(x.get()) || created.count(x.get()) || rows.count(x.get());
       });
-      bool point = goes_along(*n, queries);
+      bool point = has_row_axis(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
       if (inside && point && is_score(*n)) {
-        const bool product = n->op->kind == Kind::contract, same = product && mixes(*n, made, keys);
+        const bool product = n->op->kind == Kind::contract,
+                   same = product && mixes(*n, created, keys);
         differs |= product && !same;
         if (same || (product && by_key)) axes = joined(axes, n->axes);
-        made.insert(n.get());
+        created.insert(n.get());
       } else if (of_scores && folds_values(*n, axes))
         outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract)
@@ -173,14 +174,14 @@ class ScoresOfLevel {
       else if (of_scores)
         return refuse(*n);
     }
-    for (auto* n : made)
+    for (auto* n : created)
       if (given_.count(n)) return refuse(*n);
-    if (auto* n = finds_equals(scores, made)) return refuse(*n);
+    if (auto* n = finds_equals(scores, created)) return refuse(*n);
     Set needed;  // rows that scores or contractions over the keys read, and rows that read scores
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
-      if (rows.count(n) && (needed.count(n) || reads(*n, made))) needed.insert(n);
-      if (!needed.count(n) && !made.count(n) && !outs.count(n)) continue;
+      if (rows.count(n) && (needed.count(n) || reads(*n, created))) needed.insert(n);
+      if (!needed.count(n) && !created.count(n) && !outs.count(n)) continue;
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
@@ -188,12 +189,12 @@ class ScoresOfLevel {
     // values of a layer. They are scores if no layer would have that many values.
     bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
     bool weighed = many || std::any_of(needed.begin(), needed.end(),
-                                       [&](auto* n) { return weighs(*n, made, keys); });
+                                       [&](auto* n) { return weighs(*n, created, keys); });
     if (outs.empty() || !weighed) return {};
-    made.insert(needed.begin(), needed.end());
-    made.insert(outs.begin(), outs.end());
-    take_in(made, queries, keys);
-    return made;
+    created.insert(needed.begin(), needed.end());
+    created.insert(outs.begin(), outs.end());
+    take_in(created, queries, keys);
+    return created;
   }
   // Returns true if n, which reads scores with these axes, contracts the keys with the values, or
   // reduces weighed values over the keys.
@@ -202,17 +203,19 @@ class ScoresOfLevel {
            (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
   }
   // Returns true if n is a contraction of scores with an operand that is the same for all keys.
-  static bool mixes(const Node& n, const Set& made, const Axes& keys) {
-    auto same = [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); };
+  static bool mixes(const Node& n, const Set& created, const Axes& keys) {
+    auto same = [&](auto& x) {
+      return created.count(x.get()) > 0 || common(x->axes, keys).empty();
+    };
     return std::all_of(n.in.begin(), n.in.end(), same);
   }
   // Returns a node that compares scores for equality, directly or in its gradient; null if there is
   // none. A sum that is recomputed by a different kernel may differ in its last bits, and a
   // contraction does not.
-  const Node* finds_equals(const Node& scores, const Set& made) const {
+  const Node* finds_equals(const Node& scores, const Set& created) const {
     if (scores.op->kind != Kind::reduce || is_extreme(scores)) return nullptr;
     for (auto& n : all_) {
-      if (!reads(*n, made)) continue;
+      if (!reads(*n, created)) continue;
       auto readers = readers_.find(n.get());
       auto stops = [](auto* reader) { return reader->op == &prim::kStop; };
       bool stopped = readers != readers_.end() &&
@@ -228,23 +231,22 @@ class ScoresOfLevel {
            (n.op->code == Code::reduce_max || n.op->code == Code::reduce_min);
   }
   // Returns true if n is a reduction of scores over the keys.
-  static bool weighs(const Node& n, const Set& made, const Axes& keys) {
-    return n.op->kind == Kind::reduce && made.count(n.in[0].get()) && common(n.axes, keys).empty();
+  static bool weighs(const Node& n, const Set& created, const Axes& keys) {
+    return n.op->kind == Kind::reduce && created.count(n.in[0].get()) &&
+           common(n.axes, keys).empty();
   }
 
  private:
   // Returns the reason why scores are not tiled: a value that is computed from them is a result, or
   // node n does not work along the queries.
-  std::string reason(const Node& scores, const Axes& axes, const Set& made, const Node& n,
+  std::string reason(const Node& scores, const Axes& axes, const Set& created, const Node& n,
                      Name queries, const Axes& keys) const {
     for (auto& x : all_)  // in a fixed order, so that the reason is deterministic
-      if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
-    if (auto* equals = finds_equals(scores, made))
+      if (created.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
+    if (auto* equals = finds_equals(scores, created))
       return text_of(*equals) +
-             " compares scores for equality, but recomputed scores may round differently: compute "
-             "them by "
-             "a dot, or "
-             "put stop_gradient around the comparison";
+             " compares scores for equality, but recomputed scores may round differently: "
+             "compute them by a dot, or put stop_gradient around the comparison";
     const bool folds = !has(n.axes, queries), weighs = common(n.axes, keys).empty();
     const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
     const auto text = text_of(n);
@@ -252,9 +254,8 @@ class ScoresOfLevel {
       return fmt::format("{} reduces over {} and {} at once", text, queries, along);
     if (folds && !weighs && folds_values(n, axes) && !n.origin.backward)
       return fmt::format(
-          "{} sums over {} values that are weighted along {}; weight them along {}, or use a "
-          "chunked_reduce "
-          "over {}",
+          "{} sums over {} values that are weighted along {}; "
+          "weight them along {}, or use a chunked_reduce over {}",
           text, queries, along, queries, queries);
     return text + " requires more than one query at a time";
   }
@@ -263,25 +264,25 @@ class ScoresOfLevel {
     return has(n.axes, queries) && without(keys, n.axes).empty();
   }
   // Returns true if scores depend on a reduction of scores over the keys.
-  bool is_weighed(const Set& made, Name queries, const Axes& keys) const {
+  bool is_weighed(const Set& created, Name queries, const Axes& keys) const {
     Set folds;
     for (auto& n : all_) {
       bool of_fold = reads(*n, folds);
       if (of_fold && has_pairs(*n, queries, keys)) return true;
-      if (of_fold || weighs(*n, made, keys)) folds.insert(n.get());
+      if (of_fold || weighs(*n, created, keys)) folds.insert(n.get());
     }
     return false;
   }
   // Adds nodes that only the region reads, if they would be as large as the scores (a second
   // matmul, a bias that is looked up, another softmax), or have one value per query and are
   // computed from such nodes. Also adds scaled or cast queries.
-  void take_in(Set& made, Name queries, const Axes& keys) const {
+  void take_in(Set& created, Name queries, const Axes& keys) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set rows;
     for (auto& n : all_) {
       bool reads_scores =
           std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && is_score(*x); });
-      bool row = !is_score(*n) && n->op->kind != Kind::contract && goes_along(*n, queries);
+      bool row = !is_score(*n) && n->op->kind != Kind::contract && has_row_axis(*n, queries);
       if (row && (reads_scores || reads(*n, rows))) rows.insert(n.get());
     }
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
@@ -289,11 +290,12 @@ class ScoresOfLevel {
       auto readers = readers_.find(&n);
       bool is_only_reader =
           readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
-                                                   [&](auto* r) { return made.count(r) > 0; });
-      if (!is_only_reader || made.count(&n) || given_.count(&n) || n.in.empty() || !is_allowed(n))
+                                                   [&](auto* r) { return created.count(r) > 0; });
+      if (!is_only_reader || created.count(&n) || given_.count(&n) || n.in.empty() ||
+          !is_allowed(n))
         continue;
-      bool wanted = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
-      if (wanted && goes_along(n, queries)) made.insert(&n);
+      bool requested = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
+      if (requested && has_row_axis(n, queries)) created.insert(&n);
     }
   }
   // Returns true if n is one array times scalars, or a cast.
@@ -376,7 +378,7 @@ struct Walker {
     // Nodes that a gradient is taken with respect to must keep their identity, so nothing below
     // them changes.
     if (!index && !of.empty()) {
-      auto above = made_of(roots, of);
+      auto above = computed_from(roots, of);
       for (auto& n : level_of(roots, nullptr))
         if (n->op == &kLoop && !above.count(n.get())) loops.erase(&loop_of(*n));
     }

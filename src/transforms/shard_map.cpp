@@ -61,9 +61,8 @@ NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
   auto pieces = axis_size(outer);
   if (whole.size % pieces)
     fail(op,
-         "axis {} of {} does not divide among {} devices; use round_axis_for_partitioning for a "
-         "size "
-         "that does",
+         "axis {} of {} does not divide among {} devices; "
+         "use round_axis_for_partitioning for a size that does",
          whole, what, pieces);
   return prim::unflatten(x, axis, concat_axes(outer, {whole.resize(whole.size / pieces)}));
 }

@@ -126,12 +126,12 @@ namespace {
 std::string described(const Node& node) {
   auto* n = &node;
   while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: the constrained array
-  bool made = n->op->kind != Kind::leaf;
-  auto what = made               ? prim::user_name(*n)
+  bool created = n->op->kind != Kind::leaf;
+  auto what = created            ? prim::user_name(*n)
               : n->origin.module ? std::string(n->origin.module.text())
                                  : "an array";
   auto where = where_of(n->origin);
-  bool known = !made || where.empty() || where == where_of(context().origin);
+  bool known = !created || where.empty() || where == where_of(context().origin);
   return fmt::format("{} {}{}", what, n->axes, known ? "" : ", created at " + where + ",");
 }
 
@@ -144,13 +144,11 @@ void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array)
     if (auto* to = mapping.find(a.name))
       for (auto& mesh_axis : *to)
         if (auto [first, is_new] = taken.emplace(mesh_axis, a.name); !is_new)
-          fail(
-              "shard",
-              "axes {} and {} of {} are both mapped to mesh axis {} by the mapping {}; a mesh axis "
-              "shards an array once, "
-              "so use separate mappings for parameters and computation, or replicate one of the "
-              "axes",
-              first->second, a.name, array(), mesh_axis, mapping);
+          fail("shard",
+               "axes {} and {} of {} are both mapped to mesh axis {} by the mapping {}; "
+               "a mesh axis shards an array once, so use separate mappings "
+               "for parameters and computation, or replicate one of the axes",
+               first->second, a.name, array(), mesh_axis, mapping);
 }
 // Returns the index of the mesh axis with this name; the number of mesh axes if there is none.
 std::size_t number_of(const Mesh& mesh, const std::string& name) {
@@ -158,7 +156,7 @@ std::size_t number_of(const Mesh& mesh, const std::string& name) {
   while (k < mesh.axes().size() && mesh.axes()[k].first != name) ++k;
   return k;
 }
-Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
+Sharding sharding_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
   require_axes("shard", mapping, mesh);
   Sharding s;
   for (auto& a : axes) {
@@ -176,11 +174,11 @@ Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
 Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh,
                       const std::string& what) {
   refuse_shared(axes, mapping, [&] { return fmt::format("{} {}", what, axes); });
-  return cut_by(axes, mapping, mesh);
+  return sharding_by(axes, mapping, mesh);
 }
 Sharding sharding_for(const Node& n, const Mapping& mapping, const Mesh& mesh) {
   refuse_shared(n, mapping);
-  return cut_by(n.axes, mapping, mesh);
+  return sharding_by(n.axes, mapping, mesh);
 }
 
 void refuse_shared(const Node& n, const Mapping& mapping) {
@@ -195,20 +193,19 @@ void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
              did_you_mean(name, mesh.axes(), [](auto& a) { return a.first; }));
 }
 void require_devices(const char* op, const Mesh& mesh) {
-  int wanted = mesh.devices(), there = devices();
-  if (wanted == 1 || (rank_count() == 1 ? wanted <= there : wanted == there)) return;
+  int requested = mesh.devices(), there = devices();
+  if (requested == 1 || (rank_count() == 1 ? requested <= there : requested == there)) return;
   if (rank_count() > 1)
     fail(op,
-         "the mesh ({}) has {} devices, but {} ranks of {} each, as on rank {}, have {}; a mesh "
-         "uses all of them: start "
-         "as many ranks, or set the same device count on each rank with set_devices or "
-         "HALIAX_DEVICES",
-         mesh, wanted, rank_count(), there / rank_count(), this_rank(), there);
+         "the mesh ({}) has {} devices, but {} ranks of {} each, "
+         "as on rank {}, have {}; a mesh uses all of them: start as many ranks, "
+         "or set the same device count on each rank with set_devices or HALIAX_DEVICES",
+         mesh, requested, rank_count(), there / rank_count(), this_rank(), there);
   fail(op,
        "the mesh ({0}) has {1} devices, but there are {2}; set_devices({1}) or HALIAX_DEVICES={1} "
        "adds more, as threads of "
        "this process; plan() accepts a mesh of any size",
-       mesh, wanted, there);
+       mesh, requested, there);
 }
 void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count,
                   const char* of_what) {

@@ -16,7 +16,7 @@
 namespace haliax::cuda::sim {
 namespace {
 
-constexpr std::int64_t kBehind = 256;  // guard bytes after each allocation
+constexpr std::int64_t kGuardBytes = 256;  // guard bytes after each allocation
 constexpr unsigned char kNobody = 0xa5;
 // queued operations; above this limit, the caller runs some of them
 constexpr std::int64_t kMostWaiting = 512;
@@ -28,7 +28,7 @@ std::uint64_t seed() {
   return std::uint64_t(
       env_integer("HALIAX_SIMSEED", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
 }
-std::int64_t whole(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kBehind; }
+std::int64_t with_guard(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kGuardBytes; }
 
 }  // namespace
 
@@ -322,7 +322,7 @@ void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device,
           choices().empty())
         failed(of_device, "communication timed out: another device has not made the matching call");
     }
-    if (of_device >= 0) check_behind(of_device);
+    if (of_device >= 0) check_guard(of_device);
   }
   if (of_device >= 0) refuse_if_failed(of_device);
 }
@@ -356,11 +356,12 @@ std::byte* Machine::allocate(Stream* s, std::int64_t bytes) {
     std::lock_guard hold(lock_);
     refuse_if_failed(s->device);
     auto& d = device(s->device);
-    if (d.used + whole(bytes) > d.limit || !(got = d.memory.take(whole(bytes)))) return nullptr;
-    d.used += whole(bytes);
+    if (d.used + with_guard(bytes) > d.limit || !(got = d.memory.take(with_guard(bytes))))
+      return nullptr;
+    d.used += with_guard(bytes);
     d.held += bytes;
     d.most_held = std::max(d.most_held, d.held);
-    if (auto* end = got + whole(bytes); end > d.end) {
+    if (auto* end = got + with_guard(bytes); end > d.end) {
       d.end = end;
       ++grown_;
     }
@@ -369,7 +370,7 @@ std::byte* Machine::allocate(Stream* s, std::int64_t bytes) {
   }
   enqueue(s, {.run = [this, d = s->device, got, bytes, number] {
             std::memset(got, 0xff, std::size_t(bytes));  // NaN: unwritten memory
-            std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
+            std::memset(got + bytes, kNobody, std::size_t(with_guard(bytes) - bytes));
             std::lock_guard hold(lock_);
             auto& taken = device(d).taken;
             if (auto piece = taken.find(got);
@@ -378,11 +379,11 @@ std::byte* Machine::allocate(Stream* s, std::int64_t bytes) {
           }});
   return got;
 }
-void Machine::check_behind(int d) {
+void Machine::check_guard(int d) {
   for (auto& [at, piece] : device(d).taken) {
     const auto bytes = piece.bytes;
     auto* from = reinterpret_cast<const unsigned char*>(at) + bytes;
-    const auto n = whole(bytes) - bytes;
+    const auto n = with_guard(bytes) - bytes;
     if (!piece.written || std::all_of(from, from + n, [](unsigned char c) { return c == kNobody; }))
       continue;
     failed(d, fmt::format("a write past the end of {} bytes of memory", bytes));
@@ -392,7 +393,7 @@ void Machine::release(Stream* s, std::byte* at) {
   std::lock_guard hold(lock_);
   auto& d = device(s->device);
   auto found = d.taken.find(at);
-  d.used -= whole(found->second.bytes);
+  d.used -= with_guard(found->second.bytes);
   d.held -= found->second.bytes;
   d.taken.erase(found);
   d.memory.give_back(at, false);  // queued work may still use it

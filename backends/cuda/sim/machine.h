@@ -141,7 +141,7 @@ class Machine {
   void work_until(std::unique_lock<std::mutex>&, int of_device, const std::function<bool()>& done);
   void open(int by);
   void work_on(std::unique_lock<std::mutex>&, Choice);
-  void check_behind(int d);
+  void check_guard(int d);
   void failed(int d, const std::string& why, bool lost = false);
   void go_on();  // loop of a background thread, started with the first link
   void listen();

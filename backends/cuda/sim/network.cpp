@@ -8,9 +8,9 @@
 namespace haliax::cuda::sim {
 namespace {
 
-[[noreturn]] void refuse_sizes(int from, std::int64_t sent, int to, std::int64_t wanted) {
-  throw Error(
-      fmt::format("rank {} sends {} bytes to rank {}, which receives {}", from, sent, to, wanted));
+[[noreturn]] void refuse_sizes(int from, std::int64_t sent, int to, std::int64_t requested) {
+  throw Error(fmt::format("rank {} sends {} bytes to rank {}, which receives {}", from, sent, to,
+                          requested));
 }
 
 }  // namespace

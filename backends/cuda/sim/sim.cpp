@@ -44,7 +44,7 @@ SimulatedThread* running_here() { return running; }
 
 // Returns the folder of sources and compiled libraries: HALIAX_CACHE, or a temporary folder.
 std::filesystem::path folder() {
-  static const std::filesystem::path made = [] {
+  static const std::filesystem::path created = [] {
     if (auto cache = cache_folder(); !cache.empty()) return cache;
     auto pattern = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
     if (!mkdtemp(pattern.data()))
@@ -59,7 +59,7 @@ std::filesystem::path folder() {
     } removed{pattern};
     return std::filesystem::path(pattern);
   }();
-  return made;
+  return created;
 }
 // Compiles the source, or opens the library of an earlier compilation with the same source and
 // options. Files appear atomically, and a library that cannot be opened is compiled again.
@@ -73,9 +73,9 @@ void* library_of(const std::string& source) {
   if (auto* known = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) return known;
   std::ofstream(mine + ".cpp") << source;
   const auto command = fmt::format("{0} '{1}.cpp' -o '{1}.so'", compiler, mine);
-  const bool made = std::system(command.c_str()) == 0;
+  const bool created = std::system(command.c_str()) == 0;
   std::filesystem::remove(mine + ".cpp");
-  if (!made)
+  if (!created)
     throw Error(
         "[cuda] the host's compiler (HALIAX_CXX, or else c++) failed to compile a kernel: " +
         command);

@@ -118,10 +118,10 @@ Nodes rounded_behind(const Nodes& roots, const Node* index, const Nodes& keys) {
       rounded.push_back(k);
     }
     if (rounded.empty()) continue;
-    auto made = replace_loop(n, std::move(l), to);
+    auto created = replace_loop(n, std::move(l), to);
     for (auto k : rounded) {
       auto was = loop_result(n, k);
-      to[was.get()] = prim::cast(loop_result(made, k), was->dtype);
+      to[was.get()] = prim::cast(loop_result(created, k), was->dtype);
     }
   }
   return to.empty() ? roots : substitute(roots, to, index);
@@ -175,13 +175,13 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
       with.push_back(r);
       if (!has(r->axes, keys.axis) && sweeps(with) == least) rows = std::move(with);
     }
-    auto made = without_boundaries(cut(by_queries, rows), plan.call, index);
+    auto created = without_boundaries(cut(by_queries, rows), plan.call, index);
     // what is made of rows alone, as a product with values, goes along queries, too
     Rewrite to, entered;
     for (std::size_t k = 0; k < rows.size(); ++k) {
-      to[rows[k].get()] = entered[rows[k].get()] = made[k];
-      if (has(made[k]->axes, own.axis))
-        entered[rows[k].get()] = prim::enter(prim::leave(made[k], own.attr()), own.attr());
+      to[rows[k].get()] = entered[rows[k].get()] = created[k];
+      if (has(created[k]->axes, own.axis))
+        entered[rows[k].get()] = prim::enter(prim::leave(created[k], own.attr()), own.attr());
     }
     auto rest = substitute(roots, entered, index);
     for (std::size_t k = 0; k < roots.size(); ++k)

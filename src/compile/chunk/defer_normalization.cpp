@@ -42,19 +42,13 @@ struct Product {
     if (op == &prim::kMul) {
       add(n->in[0], below);
       add(n->in[1], below);
-    }
-
-    else if (op == &prim::kDiv) {
+    } else if (op == &prim::kDiv) {
       add(n->in[0], below);
       add(n->in[1], !below);
-    }
-
-    else if (op == &prim::kSelect && prim::is_number(n->in[2], 0) && !below) {
+    } else if (op == &prim::kSelect && prim::is_number(n->in[2], 0) && !below) {
       factors.push_back({Factor::Kind::where, n->in[0].get()});
       add(n->in[1], below);
-    }
-
-    else if (floats)
+    } else if (floats)
       add(n->in[0], below);
     else
       factors.push_back({kind, prim::same_values(n).get()});
@@ -71,7 +65,7 @@ class LateRows {
       if (n->op == &prim::kContract && n->in[0] != n->in[1]) products_.push_back(n);
   }
   template <class Inside> Nodes run(const Nodes& roots, const Inside& inside) const {
-    Rewrite made;
+    Rewrite created;
     Set summed;  // the products of g and v of which the sum is made by values now
     OriginScope follow;
     for (auto& n : all_) {
@@ -80,7 +74,7 @@ class LateRows {
       auto y = n->op == &prim::kContract ? divided_late(*n)
                : n->op == &prim::kSum    ? by_values(*n, summed)
                                          : nullptr;
-      if (y) made[n.get()] = y;
+      if (y) created[n.get()] = y;
     }
     // Gradients are these less that sum, which is not that of what bf16 makes of them: of a query
     // that sees one key, whose gradient is 0, what bf16 rounds would be left. So they are read as
@@ -88,10 +82,10 @@ class LateRows {
     Rewrite wide;
     for (auto& n : all_)
       if (n->op == &prim::kCast && n->dtype == DType::f32 && bytes_of(n->in[0]->dtype) < 4)
-        if (auto y = unrounded(n->in[0], summed, wide)) made[n.get()] = y;
+        if (auto y = unrounded(n->in[0], summed, wide)) created[n.get()] = y;
     Rewrite all;
     for (auto& n : all_)  // the older ones first: others are made of them
-      if (auto y = made.find(n.get()); y != made.end())
+      if (auto y = created.find(n.get()); y != created.end())
         all[n.get()] = substitute(Nodes{y->second}, all, index_)[0];
     return all.empty() ? roots : substitute(roots, all, index_);
   }
@@ -152,9 +146,7 @@ class LateRows {
       if (auto wide = unrounded(operand, products, known)) {
         operand = wide;
         some = true;
-      }
-
-      else if (is_float(operand->dtype))
+      } else if (is_float(operand->dtype))
         operand = prim::cast(operand, DType::f32);
     if (some) y = prim::map(*x->op, std::move(in), DType::f32, &x->axes);
     return y;

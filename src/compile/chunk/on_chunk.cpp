@@ -25,20 +25,20 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   if (auto& known = known_of(*x).parts; !known.empty()) return known[b];
   if (enters(*x)) return part(x->in[0], axis_.name, b);
   if (!has_axis(*x, a)) return x;
-  auto& made = outer_[{x.get(), a.data()}];
-  if (made.empty()) {
+  auto& created = outer_[{x.get(), a.data()}];
+  if (created.empty()) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
       auto size = prim::index_chunk(*index_[k]);
       if (is_position(*x))
-        made.push_back(
+        created.push_back(
             x->op->on_block(*x, {}, resized(x->axes, a, axis_.size, size), {{a, index_[k], size}}));
       else if (grows(x, a) || owner_.count(x.get()))
-        made.push_back(made_on_chunk(x, a, k));
+        created.push_back(made_on_chunk(x, a, k));
       else
-        made.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
+        created.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
     }
   }
-  return made[b];
+  return created[b];
 }
 
 // By positions alone, as a bias by distance is.
@@ -212,10 +212,10 @@ Nodes Region::cut(const RegionCut& how) {
     index_.push_back(prim::index(axis_, axis_.size - left, left, 0, LoopOrigin::region));
   for (auto& n : level_) {
     if (!contains(n) || !on_chunk(n)) continue;
-    Nodes made;
+    Nodes created;
     for (std::size_t b = 0; b < index_.size(); ++b)
-      made.push_back(made_on_chunk(n, name_in(*n), b));
-    member(*n).parts = std::move(made);
+      created.push_back(made_on_chunk(n, name_in(*n), b));
+    member(*n).parts = std::move(created);
   }
   Finals finals{around_};
   for (int s = 0; s < count; ++s) {

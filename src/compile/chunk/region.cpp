@@ -224,8 +224,8 @@ void Region::leave_to_the_outside() {
   std::unordered_map<const Node*, std::int64_t> widest;
   std::unordered_set<const Node*> awaited;
   for (auto i = level_.rbegin(); i != level_.rend(); ++i) {
-    bool wanted = (contains(*i) && !leaves(**i)) || awaited.count(i->get());
-    if (wanted)
+    bool requested = (contains(*i) && !leaves(**i)) || awaited.count(i->get());
+    if (requested)
       for (auto& x : (*i)->in)
         if (x) awaited.insert(x.get());
   }

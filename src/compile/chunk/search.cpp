@@ -273,9 +273,7 @@ class ChunkSearch {
         low = c;
         low_bytes = double(t.bytes);
         fits = std::move(t);
-      }
-
-      else {
+      } else {
         high = c;
         high_bytes = double(t.bytes);
       }

@@ -51,7 +51,7 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
     auto& r = l.results[k];
     if (!r.carry) continue;
     LoopResult state{Fold::carry, r.monoid, {}, r.start, known_of(*n).carried[k]};
-    for (auto& made : known_of(*n).parts) state.value.push_back(loop_result(made, k));
+    for (auto& created : known_of(*n).parts) state.value.push_back(loop_result(created, k));
     auto last = loop_result(n, k);
     out.results.push_back(std::move(state));
     of.push_back(contains(last) ? last : nullptr);

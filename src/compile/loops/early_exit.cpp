@@ -126,8 +126,8 @@ struct Making {
 // products say for themselves in which blocks they are nothing, and what lies between is one walk
 // over the scores in place of two.
 bool reads_product(const NodePtr& mask, const Node* index) {
-  auto made = level_of({mask}, index);
-  return std::any_of(made.begin(), made.end(),
+  auto created = level_of({mask}, index);
+  return std::any_of(created.begin(), created.end(),
                      [](auto& n) { return n->op->kind == Kind::contract; });
 }
 template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
@@ -148,12 +148,12 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
 // more than what a mask puts: so what is seen comes first.
 void end_carried(IterationPart& whole, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
-  std::vector<IterationResult> made;
+  std::vector<IterationResult> created;
   for (auto& r : l.results) {
     if (r.fold == Fold::fold && r.monoid != Monoid::sum) return;
-    made.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
+    created.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
-  auto flags = iteration_flags(made, index, Axis(l.axis.name, prim::index_chunk(*index)));
+  auto flags = iteration_flags(created, index, Axis(l.axis.name, prim::index_chunk(*index)));
   whole.flag = flags.changes;
   if (!l.any_order || flags.changes == flags.may_be_true) return;
   whole.flag = flags.may_be_true;

@@ -25,7 +25,7 @@ struct Graph {
       for (auto& x : read) readers[x.get()].push_back(n.get());
     }
   }
-  Set made_of(const Node* a) const {  // all nodes that depend on `a`, including `a`
+  Set computed_from(const Node* a) const {  // all nodes that depend on `a`, including `a`
     Set out{a};
     for (std::vector<const Node*> todo{a}; !todo.empty();) {
       auto known = readers.find(todo.back());
@@ -160,7 +160,7 @@ Nodes merge(Nodes roots, bool carried_only) {
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
-        if (after.empty()) after = graph.made_of(a.get());
+        if (after.empty()) after = graph.computed_from(a.get());
         std::vector<std::size_t> moved;
         auto m = merged(a, b, after, moved, carried_only);
         if (!m) continue;

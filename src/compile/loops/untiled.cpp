@@ -15,7 +15,7 @@ class Untiled {
   NodePtr of(const NodePtr& n) {
     if (prim::is_number(n)) return prim::stripped(n);
     if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
-    return known_[n.get()] = made(n);
+    return known_[n.get()] = created(n);
   }
 
  private:
@@ -33,7 +33,7 @@ class Untiled {
     return n.varies_with(index_) || std::any_of(tiles_.begin(), tiles_.end(),
                                                 [&](auto& t) { return n.varies_with(t.index); });
   }
-  NodePtr made(const NodePtr& n) {
+  NodePtr created(const NodePtr& n) {
     if (!changes(*n) || n.get() == index_) return n;
     if (is_loop_result(*n)) return of_loop(*n);
     if (auto part = slice_of(*n)) return of_slice(*n, *part);

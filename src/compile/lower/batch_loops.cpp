@@ -134,16 +134,16 @@ class BatchLoops {
   // and other readers of these values.
   void join(int product, const Axes& batch_axes) {
     const std::size_t count = all_.size();
-    Marks after(count), made(count), chain(count);
-    after[std::size_t(product)] = made[std::size_t(product)] = true;
+    Marks after(count), created(count), chain(count);
+    after[std::size_t(product)] = created[std::size_t(product)] = true;
     forward([&](NodeGroup t) {
       if (!reads(t, after)) return;
       mark(t, after);
-      auto known = [&](int x) { return !after[std::size_t(x)] || made[std::size_t(x)]; };
+      auto known = [&](int x) { return !after[std::size_t(x)] || created[std::size_t(x)]; };
       auto& in = at(t[0]).in;
       if (is_free(t) && keeps_axes(node(t[0]), batch_axes) &&
           std::all_of(in.begin(), in.end(), known))
-        mark(t, made);
+        mark(t, created);
     });
     auto folds_large = [&](int k, const auto& of) {
       auto& n = node(k);
@@ -151,9 +151,9 @@ class BatchLoops {
              std::any_of(at(k).in.begin(), at(k).in.end(),
                          [&](int x) { return is_large(node(x), node(product)) && of(x); });
     };
-    auto is_made = [&](int x) { return made[std::size_t(x)] != 0; };
+    auto is_created = [&](int x) { return created[std::size_t(x)] != 0; };
     backward([&](NodeGroup t) {
-      if (made[std::size_t(t[0])] && (folds_large(t[0], is_made) || is_read(t, chain)))
+      if (created[std::size_t(t[0])] && (folds_large(t[0], is_created) || is_read(t, chain)))
         mark(t, chain);
     });
     if (!chain[std::size_t(product)]) return;
@@ -255,8 +255,8 @@ class BatchLoops {
       if (!is_free(t)) return write_loops(t, loop_axes_[std::size_t(at(t[0]).loop)], to);
       auto& n = at(t[0]).node;
       bool changed = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return now(x) != x; });
-      auto made = changed ? substitute(Nodes{n}, to, index_)[0] : n;
-      to[n.get()] = made;
+      auto created = changed ? substitute(Nodes{n}, to, index_)[0] : n;
+      to[n.get()] = created;
     });
     Nodes out;
     for (auto& r : roots_) out.push_back(now(r));
@@ -339,7 +339,7 @@ Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool 
 
 Nodes batch_loops(const Nodes& roots, const BatchLimits& limits) {
   auto all = all_nodes(roots);
-  auto has = [&](const auto& wanted) { return std::any_of(all.begin(), all.end(), wanted); };
+  auto has = [&](const auto& requested) { return std::any_of(all.begin(), all.end(), requested); };
   if (!has([&](auto& n) {
         return n->op->kind == Kind::contract && double(n->bytes()) > limits.max_parallel_slot_bytes;
       }))

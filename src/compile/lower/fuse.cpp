@@ -82,7 +82,7 @@ struct Builder {
     std::unordered_map<const Node*, std::size_t> at;
     for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
     std::vector<std::vector<std::size_t>> then(order.size());
-    std::vector<std::size_t> planned(order.size()), age(order.size()), wanted;
+    std::vector<std::size_t> planned(order.size()), age(order.size()), requested;
     for (std::size_t k = 0; k < order.size(); ++k) {
       auto call = calls.find(order[k].get());
       age[k] = k;
@@ -92,9 +92,10 @@ struct Builder {
           then[below->second].push_back(k);
     }
     for (auto k : sorted(then, planned))
-      if (planned[k]) wanted.push_back(k);
-    if (std::is_sorted(wanted.begin(), wanted.end())) return;
-    for (std::size_t c = 1; c < wanted.size(); ++c) then[wanted[c - 1]].push_back(wanted[c]);
+      if (planned[k]) requested.push_back(k);
+    if (std::is_sorted(requested.begin(), requested.end())) return;
+    for (std::size_t c = 1; c < requested.size(); ++c)
+      then[requested[c - 1]].push_back(requested[c]);
     auto by_age = std::exchange(order, {});
     for (auto k : sorted(then, age)) order.push_back(by_age[k]);
   }
@@ -272,7 +273,7 @@ struct Builder {
         put(n);
     }
     if (fuse) find_joined();
-    for (auto& t : targets) put_into(t);
+    for (auto& t : targets) add_target(t);
   }
   // Returns the kernel that computes n as well; its axes become `outer` and `inner`. -1: none.
   int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer,
@@ -399,20 +400,20 @@ struct Builder {
           for (int o : units_below(x)) depend(into, o);
   }
   // Copies a target that its unit does not write itself.
-  void put_into(const Target& t) {
+  void add_target(const Target& t) {
     auto& n = t.node;
-    int made = unit_of(n.get());
-    bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
+    int created = unit_of(n.get());
+    bool direct = created >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
                   (!t.accumulate || accumulates(n, t));
     // A kernel may store a value several times.
-    bool many = made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel;
+    bool many = created >= 0 && scope.units[std::size_t(created)].type == Unit::Type::kernel;
     if (direct || many) return;
     Unit u;
     u.type = Unit::Type::copy;
     u.nodes = {n};
     u.target = &t;
     u.order = std::int64_t(n->id);
-    if (made >= 0 || unit_of(base_of(n).get()) >= 0) {
+    if (created >= 0 || unit_of(base_of(n).get()) >= 0) {
       keep(n);
     } else {  // computed by the copy, from results of other units
       std::vector<Read> read;
@@ -430,7 +431,7 @@ struct Builder {
       if (parts.size() < 2) continue;  // a single part among zeros
       for (auto& part : parts) {
         auto& x = c->in[part.operand];
-        auto n = made_for(x);
+        auto n = created_for(x);
         bool there =
             n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || is_stack(*n));
         if (there) scope.joined[n.get()] = {c, x, part.to};
@@ -438,7 +439,7 @@ struct Builder {
     }
     for (auto& [node, all] : scope.targets) {  // a stack that is returned in another axis order
       if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
-      auto n = made_for(node->in[0]);
+      auto n = created_for(node->in[0]);
       if (n && is_stack(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
     }
   }
@@ -449,7 +450,7 @@ struct Builder {
     return is_loop_result(n) && result_of(n).fold == Fold::stack;
   }
   // Returns the node of which x views all elements, if it has no other reader. Null otherwise.
-  NodePtr made_for(const NodePtr& x) {
+  NodePtr created_for(const NodePtr& x) {
     auto n = x;
     bool single_user = users[n.get()] == 1;
     while (shows_all(*n)) {

@@ -98,7 +98,7 @@ class MaskedProducts {
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)
       if (n->op->kind == Kind::contract && n->in.size() == 2 && (turn_ || is_worth_it(*n)))
-        if (auto made = masked(*n)) to[n.get()] = made;
+        if (auto created = masked(*n)) to[n.get()] = created;
   }
 
  private:
@@ -146,11 +146,12 @@ class MaskedProducts {
   NodePtr masked(const Node& n) const {
     for (std::size_t side : {0u, 1u})
       for (auto& a : n.in[side]->axes)
-        if (auto made = block_of(n, a.size) ? with(n, a, of_operand(n.in[side], a.name)) : nullptr)
-          return made;
+        if (auto created =
+                block_of(n, a.size) ? with(n, a, of_operand(n.in[side], a.name)) : nullptr)
+          return created;
     for (auto& a : n.axes)
-      if (auto made = block_of(n, a.size) ? with(n, a, of_readers(n, a.name)) : nullptr)
-        return made;
+      if (auto created = block_of(n, a.size) ? with(n, a, of_readers(n, a.name)) : nullptr)
+        return created;
     return nullptr;
   }
   static LeftOut of_operand(const NodePtr& x, Name axis) {
@@ -226,15 +227,15 @@ class MaskedProducts {
       if (!queries) return nullptr;
       blocks.push_back({*queries, shown_of(n)});
     }
-    NodePtr made;  // flags, of blocks
+    NodePtr created;  // flags, of blocks
     for (auto& [mask, if_zero] : what.masks) {
       auto may = prim::may_be_true(mask, blocks);
       if (!may || !has(may->axes, blocks[0].blocks().name)) continue;
       Nodes zero;
       for (auto& x : if_zero) zero.push_back(prim::equal(x, prim::number(0, x->dtype)));
-      made = prim::both_flags(made, prim::flag_or_not_all(may, zero));
+      created = prim::both_flags(created, prim::flag_or_not_all(may, zero));
     }
-    if (!made) return nullptr;
+    if (!created) return nullptr;
     OriginScope here(n.origin);
     bool sums = !inside && !find(n, a.name);
     // of blocks: rounded once
@@ -246,8 +247,8 @@ class MaskedProducts {
       flags.push_back(b.blocks());
     }
 
-    auto product =
-        make(kMaskedMatmul, {n.in[0], n.in[1], prim::fit(made, flags)}, n.axes, dtype, attr.attr());
+    auto product = make(kMaskedMatmul, {n.in[0], n.in[1], prim::fit(created, flags)}, n.axes, dtype,
+                        attr.attr());
     return prim::cast(product, n.dtype);
   }
 

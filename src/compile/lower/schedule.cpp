@@ -22,24 +22,24 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   std::unordered_map<const Node*, Readers> readers;
   std::vector<std::int64_t> growth(n);  // growth of live memory, in bytes
   for (std::size_t u = 0; u < n; ++u) {
-    for (auto& made : s.units[u].nodes) {
-      if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) &&
-          !s.targets.count(made.get()))
-        growth[u] += made->bytes();
-      if (made->op == &kCollective)
-        for (std::size_t k = 0; k < collective_spec_of(*made).out.size(); ++k)
-          growth[u] += collective_result(made, k)->bytes();
-      if (made->op == &kLoop)
-        for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k)
-          growth[u] += loop_result(made, k)->bytes();
+    for (auto& created : s.units[u].nodes) {
+      if (s.units[u].type != Unit::Type::copy && s.in_memory.count(created.get()) &&
+          !s.targets.count(created.get()))
+        growth[u] += created->bytes();
+      if (created->op == &kCollective)
+        for (std::size_t k = 0; k < collective_spec_of(*created).out.size(); ++k)
+          growth[u] += collective_result(created, k)->bytes();
+      if (created->op == &kLoop)
+        for (std::size_t k = 0; k < loop_of(*created).results.size(); ++k)
+          growth[u] += loop_result(created, k)->bytes();
       // Collects the values that other units compute in the memory of this scope.
       auto unknown = [&](const Node& x) { return !known.count(&x); };
-      for (auto& x : made->in)
+      for (auto& x : created->in)
         traverse({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
           auto at = s.unit_of.find(n.get());
-          bool made_here = at == s.unit_of.end();  // computed in the unit that reads it
-          if (made_here && n->op->kind != Kind::leaf) append(todo, n->in);
-          if (!made_here && at->second != int(u) && !s.targets.count(n.get()))
+          bool created_here = at == s.unit_of.end();  // computed in the unit that reads it
+          if (created_here && n->op->kind != Kind::leaf) append(todo, n->in);
+          if (!created_here && at->second != int(u) && !s.targets.count(n.get()))
             reads[u].insert(n.get());
         });
     }

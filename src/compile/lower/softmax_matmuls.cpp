@@ -53,12 +53,12 @@ class Factoring {
       follow(x->origin);
       auto f = factored(x);
       if (!f) continue;
-      Rewrite made;
+      Rewrite created;
       for (auto& n : read->second) {
         follow(n->origin);
-        if (auto y = without(*n, *f, n->in[n->in[0] == x ? 1 : 0])) made[n.get()] = y;
+        if (auto y = without(*n, *f, n->in[n->in[0] == x ? 1 : 0])) created[n.get()] = y;
       }
-      if (made.size() == read->second.size()) to.insert(made.begin(), made.end());
+      if (created.size() == read->second.size()) to.insert(created.begin(), created.end());
     }
     if (to.empty()) return roots;
     Rewrite all;

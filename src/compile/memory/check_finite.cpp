@@ -39,16 +39,16 @@ struct Finite : program::HostCall {
   std::string op, where;
   // Number of arrays that the step has written. They are first in the list; the arrays that it
   // reads follow.
-  std::size_t made = 0;
+  std::size_t created = 0;
   Found known;  // NaN or infinity among the constants of its code
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
     Found out, in = known;
     auto look = [&](std::size_t k) {
       return found_in(arrays[k], static_cast<const std::byte*>(data[k]));
     };
-    for (std::size_t k = 0; k < made; ++k) out |= look(k);
+    for (std::size_t k = 0; k < created; ++k) out |= look(k);
     if (!out.nan && !out.inf) return;
-    for (std::size_t k = made; k < arrays.size(); ++k) in |= look(k);
+    for (std::size_t k = created; k < arrays.size(); ++k) in |= look(k);
     bool makes_nan = out.nan && !in.nan, makes_inf = out.inf && !in.nan && !in.inf;
     if (!makes_nan && !makes_inf) return;
     throw Error(fmt::format("[{}] produces {} from {}{}{}", op, makes_nan ? "NaN" : "inf",
@@ -96,13 +96,14 @@ bool computes(Kind k) {
   return false;
 }
 Step look_at(const program::Program& p, const Step& s) {
-  std::vector<Operand> made, read;
+  std::vector<Operand> created, read;
   auto call = std::make_shared<Finite>();
   auto wrote = [&](int slot) {
-    return std::any_of(made.begin(), made.end(), [&](auto& m) { return m.view.slot == slot; });
+    return std::any_of(created.begin(), created.end(),
+                       [&](auto& m) { return m.view.slot == slot; });
   };
   each_view(s, [&](const program::View& v, bool writes) {
-    if (writes && v.slot >= 0 && is_float(v.dtype)) made.push_back(reached(p, s, v));
+    if (writes && v.slot >= 0 && is_float(v.dtype)) created.push_back(reached(p, s, v));
   });
   each_view(s, [&](const program::View& v, bool writes) {
     if (!writes && v.slot >= 0 && is_float(v.dtype) && !wrote(v.slot))
@@ -113,10 +114,10 @@ Step look_at(const program::Program& p, const Step& s) {
       call->known |= {std::isnan(i.number), std::isinf(i.number)};
   call->op = s.op;
   call->where = s.where;
-  call->made = made.size();
-  made.insert(made.end(), read.begin(), read.end());
+  call->created = created.size();
+  created.insert(created.end(), read.begin(), read.end());
   Step out{.kind = Kind::host, .op = s.op, .where = s.where};
-  out.host = {std::move(made), std::move(call), false};
+  out.host = {std::move(created), std::move(call), false};
   return out;
 }
 void check(const program::Program& p, std::vector<Step>& steps) {
@@ -129,7 +130,7 @@ void check(const program::Program& p, std::vector<Step>& steps) {
     out.push_back(std::move(s));
     if (!looks) continue;
     auto look = look_at(p, out.back());
-    if (static_cast<const Finite&>(*look.host.call).made > 0) out.push_back(std::move(look));
+    if (static_cast<const Finite&>(*look.host.call).created > 0) out.push_back(std::move(look));
   }
   steps = std::move(out);
 }

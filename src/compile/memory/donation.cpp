@@ -51,30 +51,29 @@ std::string why_not_donated(const Program& p, int argument) {
   if (free.empty()) return "each result of its size reuses the memory of another argument";
   const Timeline by_memory(p, true);
   const auto read = touches_of(by_memory, p.memory(x)).last_read;
-  const int made_in = p.memory(p.result_slots[std::size_t(free[0])]);
-  const auto write = touches_of(by_memory, made_in).first_write;
+  const int created_in = p.memory(p.result_slots[std::size_t(free[0])]);
+  const auto write = touches_of(by_memory, created_in).first_write;
   auto result = fmt::format("result {}", free[0]);
   if (!read.step || !write.step) return fmt::format("{} is written before any read of it", result);
-  auto made = fmt::format("{} is first written by {}", result, describe(*write.step));
+  auto created = fmt::format("{} is first written by {}", result, describe(*write.step));
   if (read.at > write.at)
     return fmt::format("{}, but it is read later by {}; read it earlier, or read the new value",
-                       made, describe(*read.step));
+                       created, describe(*read.step));
   if (read.step == write.step)
     return fmt::format(
-        "{}, which reads it at other positions than it writes; updated_slice and at_set update an "
-        "array in place",
-        made);
+        "{}, which reads it at other positions than it writes; "
+        "updated_slice and at_set update an array in place",
+        created);
   if (read.loop >= 0 && read.loop == write.loop)
     return fmt::format(
         "{}, in a loop whose iterations read more of it than they write: {}; pass it as "
         "an argument of "
         "scan, which slices it",
-        made, describe(*read.step));
+        created, describe(*read.step));
   return fmt::format(
-      "{}, but not from it: it is last read by {}; updated_slice, at_set and a scan that slices it "
-      "update an "
-      "array in place",
-      made, describe(*read.step));
+      "{}, but not from it: it is last read by {}; updated_slice, "
+      "at_set and a scan that slices it update an array in place",
+      created, describe(*read.step));
 }
 
 }  // namespace haliax

@@ -30,7 +30,7 @@ class SlotUses {
   // Returns true if no iteration of the loop accesses memory that another iteration writes. Values
   // that live within an iteration are written before they are read; other values are written in
   // disjoint stripes.
-  bool are_apart(const Step& loop, Trips around) const {
+  bool are_disjoint(const Step& loop, Trips around) const {
     auto [begin, end] = spans_.at(&loop);
     bool known = loop.loop.variable >= 0;
     each_step(loop.loop.body, [&](auto& s) { known &= touches_only_views(s.kind); });
@@ -101,7 +101,7 @@ void assign_parallel_slots(Program& p, const program::Device& device, int worker
       if (s.kind != program::Kind::loop) continue;
       std::vector<Step*> nest;
       auto inner = around;
-      for (auto* l = &s; l && touches.are_apart(*l, inner); l = only_loop(*l)) {
+      for (auto* l = &s; l && touches.are_disjoint(*l, inner); l = only_loop(*l)) {
         nest.push_back(l);
         inner[l->loop.variable] = l->loop.trips;
       }
@@ -125,11 +125,11 @@ void check_parallel_slots(const Program& p, const char* after) {
   auto visit = [&](auto& self, const std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
-      if (s.loop.parallel_slots > 0 && !touches.are_apart(s, around))
-        throw Error(fmt::format(
-            "[verify] loop after {}: its iterations run in parallel, but access memory of "
-            "each other; {}",
-            after, s.where));
+      if (s.loop.parallel_slots > 0 && !touches.are_disjoint(s, around))
+        throw Error(
+            fmt::format("[verify] loop after {}: its iterations run in parallel, "
+                        "but access memory of each other; {}",
+                        after, s.where));
       auto inner = around;
       if (s.loop.variable >= 0) inner[s.loop.variable] = s.loop.trips;
       self(self, s.loop.body, inner);

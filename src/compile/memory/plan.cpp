@@ -173,24 +173,24 @@ struct MemoryPlanner {
   bool may_be_next(int x, int loop) const {
     if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
     auto span = timeline.loops()[std::size_t(loop)];
-    auto made = liveness[std::size_t(find_root(x))].first;
-    return made > span.begin && made < span.end;
+    auto created = liveness[std::size_t(find_root(x))].first;
+    return created > span.begin && created < span.end;
   }
   struct Ends {
-    bool in_time, where_made;
+    bool in_time, where_created;
   };
   // in_time: the last read of the old value is before x is computed, or in the step that computes
   // x, at the place of the write. where_made: the latter step reads the old value.
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = timeline.loops()[std::size_t(loop)];
-    auto made = liveness[std::size_t(x)].first;
+    auto created = liveness[std::size_t(x)].first;
     Ends ends{true, false};
     for (int slot = 0; slot < int(p.slots.size()); ++slot) {
       if (find_root(slot) != find_root(carry)) continue;
       for (auto& a : timeline.accesses(slot)) {
-        if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < made) continue;
-        ends.in_time &= a.at == made && is_elementwise(*a.step, x, find_root(carry));
-        ends.where_made |= a.at == made;
+        if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < created) continue;
+        ends.in_time &= a.at == created && is_elementwise(*a.step, x, find_root(carry));
+        ends.where_created |= a.at == created;
       }
     }
     return ends;
@@ -199,16 +199,16 @@ struct MemoryPlanner {
   // reader: h + a, and (h + a) + b. `chain`: the values on the way.
   bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
     if (!has_own_memory(x) || !may_be_next(x, loop)) return false;
-    auto [in_time, where_made] = ends_before(x, carry, move, loop);
+    auto [in_time, where_created] = ends_before(x, carry, move, loop);
     chain.push_back(x);
-    if (in_time && where_made) return true;
-    int made = liveness_in(x).first;
-    auto& f = timeline.step(made).fused;
+    if (in_time && where_created) return true;
+    int created = liveness_in(x).first;
+    auto& f = timeline.step(created).fused;
     auto store = std::find_if(f.code.begin(), f.code.end(),
                               [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
     if (in_time && store != f.code.end() && writes_once(f, x))
       for (auto& load : f.code)
-        if (ends_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain))
+        if (ends_in(f, load, *store, created) && leads_to(load.view.slot, carry, move, loop, chain))
           return true;
     chain.pop_back();
     return false;
@@ -226,12 +226,12 @@ struct MemoryPlanner {
     }
   }
   // Returns true if the step reads `over` only at the places where it writes `made`.
-  bool is_elementwise(const Step& s, int made, int over) const {
-    if (s.kind == Kind::copy) return covers(s.copy) && s.copy.out.slot == made;
+  bool is_elementwise(const Step& s, int created, int over) const {
+    if (s.kind == Kind::copy) return covers(s.copy) && s.copy.out.slot == created;
     if (s.kind != Kind::fused) return false;
     const Instr* store = nullptr;
     for (auto& i : s.fused.code)
-      if (i.code >= Code::store && find_root(i.view.slot) == find_root(made)) {
+      if (i.code >= Code::store && find_root(i.view.slot) == find_root(created)) {
         if (store || i.code != Code::store) return false;
         store = &i;
       }
@@ -280,9 +280,9 @@ struct MemoryPlanner {
     return out.stripes.count > 0 ? std::optional(out) : std::nullopt;
   }
   // Returns true if the step reads `over` only where it writes `made`, in any stripe.
-  bool writes_over(const Step& s, int made, int over) const {
-    if (s.kind != Kind::copy) return is_elementwise(s, made, over);
-    return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over &&
+  bool writes_over(const Step& s, int created, int over) const {
+    if (s.kind != Kind::copy) return is_elementwise(s, created, over);
+    return find_root(s.copy.out.slot) == find_root(created) && find_root(s.copy.x.slot) == over &&
            same_place(s.copy.x, s.copy.out);
   }
   bool may_share_stripes(int x, int o, int loop, const Trips& trips) const {
@@ -332,17 +332,17 @@ struct MemoryPlanner {
                  !a.view->terms.empty();
         });
       };
-      std::vector<int> made, read;
+      std::vector<int> created, read;
       for (int s = 0; s < int(p.slots.size()); ++s) {
         if (has_own_memory(s) && p.slot(s).home != Home::argument && touched(s, true))
-          made.push_back(s);
+          created.push_back(s);
         if (touched(s, false) && shareable(find_root(s)) &&
             liveness_in(find_root(s)).last <= span.end)
           read.push_back(s);
       }
-      if (made.empty() || read.empty()) continue;
+      if (created.empty() || read.empty()) continue;
       auto trips = trips_at(loop);
-      for (int o : made) {
+      for (int o : created) {
         auto x = std::find_if(read.begin(), read.end(),
                               [&](int s) { return may_share_stripes(s, o, loop, trips); });
         if (x == read.end()) continue;
@@ -371,13 +371,14 @@ struct MemoryPlanner {
       auto span = timeline.loops()[std::size_t(inside)];
       if (span.begin <= outer.begin || span.end >= outer.end) continue;
       if (timeline.step(span.begin).loop.variable < 0) continue;
-      bool made_there = all(x, [&](const Access& a) {
+      bool created_there = all(x, [&](const Access& a) {
         return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
       });
       bool read_before = all(old, [&](const Access& a) {
         return a.at < span.end || a.at > outer.end || a.step == &step;
       });
-      if (!made_there || !read_before || !reads_first(old, x, inside, trips_at(inside))) continue;
+      if (!created_there || !read_before || !reads_first(old, x, inside, trips_at(inside)))
+        continue;
       share_memory(x, old);
       return true;
     }

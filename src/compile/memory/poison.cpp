@@ -59,7 +59,7 @@ struct Poison {
   }
   // Fills the memories after the last step that accesses them. If this step is a loop and no other
   // step accesses the memory, the fill is in the body of the loop.
-  void behind_last(std::vector<Step>& steps, const std::set<int>& memories) const {
+  void after_last_use(std::vector<Step>& steps, const std::set<int>& memories) const {
     std::map<int, std::size_t> last, times;
     for (std::size_t k = 0; k < steps.size(); ++k)
       for (int m : touched(steps[k]))
@@ -73,7 +73,7 @@ struct Poison {
       std::set<int> inside, behind;
       for (auto& [m, at] : last)
         if (at == k) (steps[k].kind == Kind::loop && times[m] == 1 ? inside : behind).insert(m);
-      if (!inside.empty()) behind_last(steps[k].loop.body, inside);
+      if (!inside.empty()) after_last_use(steps[k].loop.body, inside);
       out.push_back(std::move(steps[k]));
       for (int m : behind) out.push_back(filled(m));
     }
@@ -87,7 +87,7 @@ void poison(Program& p) {
   const Poison what(p);
   std::set<int> all;
   for (auto& [m, dtype] : what.gathered) all.insert(m);
-  what.behind_last(p.steps, all);
+  what.after_last_use(p.steps, all);
 }
 
 }  // namespace haliax

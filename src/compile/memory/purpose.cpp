@@ -18,7 +18,7 @@ std::vector<const NameData*> names(const Axes& axes) {
 }
 // Appends the nodes that the node depends on; for a loop its bodies. An accumulation depends on its
 // terms rather than on its start value.
-void made_of(const Node& n, Nodes& out) {
+void computed_from(const Node& n, Nodes& out) {
   if (n.op != &kLoop) {
     for (auto& x : n.in)
       if (x) out.push_back(x);
@@ -41,7 +41,7 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
   for (auto& n : all) {  // operands and bodies first
     if (n->op == &kLoop) loop_axes.insert(loop_of(*n).axis.name.data());
     Nodes in;
-    made_of(*n, in);
+    computed_from(*n, in);
     bool after = n->origin.backward || std::any_of(in.begin(), in.end(), [&](auto& x) {
                    return backward_.count(x.get()) > 0;
                  });
@@ -60,7 +60,7 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
   while (!first.empty()) {
     auto n = std::move(first.back());
     first.pop_back();
-    if (before.insert(n.get()).second) made_of(*n, first);
+    if (before.insert(n.get()).second) computed_from(*n, first);
   }
   for (auto& n : inputs) {
     if (!is_float(n->dtype)) continue;

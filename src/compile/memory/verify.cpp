@@ -177,13 +177,13 @@ struct ProgramCheck {
   }
   // Checks that the memory a step writes shares no bytes with other memory that it uses, except in
   // place, and that its scratch overlaps none of it.
-  void lies_apart(const Step& s) {
-    std::set<int> used, made;
+  void check_disjoint(const Step& s) {
+    std::set<int> used, created;
     each_access(s, [&](int slot, bool writes, const View*) {
       used.insert(memory(slot));
-      if (writes) made.insert(memory(slot));
+      if (writes) created.insert(memory(slot));
     });
-    for (int m : made)
+    for (int m : created)
       for (int other : neighbors[std::size_t(m)])
         if (used.count(other))
           bad(s, fmt::format("it writes slot {}, which shares bytes with slot {}", m, other));
@@ -305,7 +305,7 @@ struct ProgramCheck {
         each_access(s, [&](int slot, bool writes, const View* v) {
           if (writes == written) writes ? write(s, slot, *v) : read(s, slot, v);
         });
-      if (placed) lies_apart(s);
+      if (placed) check_disjoint(s);
       if (s.kind != Kind::loop) continue;
       if (s.loop.variable < 0) {
         auto outer = std::exchange(skips, last);
@@ -365,7 +365,7 @@ struct ProgramCheck {
 struct GatheredCheck {
   const Program& p;
   // By slot: the loop with its first write; null: outside of loops.
-  std::map<int, const Step*> made_in = {};
+  std::map<int, const Step*> created_in = {};
   std::set<const Step*> over = {};  // finished loops
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
@@ -386,10 +386,10 @@ struct GatheredCheck {
     for (auto& s : all) {
       each_access(s, [&](int slot, bool writes, const View*) {
         if (!p.slot(slot).gathered) return;
-        auto made = writes ? made_in.try_emplace(slot, loop).first : made_in.find(slot);
-        if (made == made_in.end())
+        auto created = writes ? created_in.try_emplace(slot, loop).first : created_in.find(slot);
+        if (created == created_in.end())
           refuse(s, loop ? "a loop carry is gathered" : "it is read before it is written");
-        if (!writes && over.count(made->second))
+        if (!writes && over.count(created->second))
           refuse(s, "a gathered value is read after the loop that gathered it");
       });
       if (s.kind == Kind::loop) {

@@ -23,8 +23,8 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
         for (int s : plan.body(body).versions)
           mine.insert(mine.end(), out[std::size_t(s)].begin(), out[std::size_t(s)].end());
       if (v.kind == Version::Kind::loop)
-        for (auto& made : plan.loop(v.loop).value)
-          mine.insert(mine.end(), made.begin(), made.end());
+        for (auto& created : plan.loop(v.loop).value)
+          mine.insert(mine.end(), created.begin(), created.end());
       auto& inner = plan.bodies_of(v);
       std::erase_if(mine, [&](int x) {
         return x < 0 || std::count(inner.begin(), inner.end(), plan.version(x).body) > 0;

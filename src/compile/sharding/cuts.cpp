@@ -93,7 +93,7 @@ Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Shard
         terms += bytes(operand(n, j), first(operand(n, j)));
   if (bytes(n, rules::result_sharding(me, work)) <= terms * 1.001) return Rides::yes;
   // `place`, among zeros
-  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::partial_together(me);
+  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::jointly_partial(me);
   return larger ? Rides::larger : Rides::no;
 }
 // Where something pending over x should land: on the axis that an output, a constraint or any
@@ -217,7 +217,7 @@ int Planned::awaited(int n) const {
   }
   auto axis = me.op->kind == Kind::view ? rules::shifted(me) : Name();
   auto joins = [&](const Node& u) {
-    return u.op->kind == Kind::step && rules::partial_together(u) && rules::shifted(u) == axis;
+    return u.op->kind == Kind::step && rules::jointly_partial(u) && rules::shifted(u) == axis;
   };
   return axis && all_users(joins) ? operand(n, 0) : -1;
 }

@@ -22,7 +22,7 @@ using program::CollectiveKind;
 class Emitter {
  public:
   Emitter(const Plan& plan, const GlobalGraph& whole, const Mesh& mesh, int device, bool verify)
-      : plan_(plan), whole_(whole), mesh_(mesh), device_(device), verify_(verify),
+      : plan_(plan), global_(whole), mesh_(mesh), device_(device), verify_(verify),
         local_(plan.versions.size()) {}
 
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
@@ -30,7 +30,7 @@ class Emitter {
     for (auto& i : in) {
       out.push_back(prim::input(local_axes(i.global->axes, i.at, mesh_, device_), i.global->dtype,
                                 i.global->origin.module));
-      given_[i.global.get()] = out.back();
+      given_inputs_[i.global.get()] = out.back();
     }
 
     return out;
@@ -40,18 +40,18 @@ class Emitter {
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
     keep(0, out);
-    if (verify_) verify_device(plan_, whole_, device_, local_, "emit");
+    if (verify_) verify_device(plan_, global_, device_, local_, "emit");
     return out;
   }
 
  private:
   const Plan& plan_;
-  const GlobalGraph& whole_;
+  const GlobalGraph& global_;
   const Mesh& mesh_;
   int device_;
   bool verify_;
   std::vector<NodePtr> local_;
-  std::unordered_map<const Node*, NodePtr> given_;
+  std::unordered_map<const Node*, NodePtr> given_inputs_;
   // global index -> (index on this device, first position). The index is null in a ring loop.
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>> local_iterations_;
   struct RingLoop {
@@ -71,10 +71,10 @@ class Emitter {
   };
   std::map<int, RingLoop> ring_loops_;  // by loop
   std::map<int, Nodes> calls_;  // per body: collectives, and loops that may contain collectives
-  int made_calls_ = 0;
+  int created_calls_ = 0;
 
   const Version& version(int s) const { return plan_.version(s); }
-  const NodePtr& node(const Version& s) const { return whole_.ptr(s.node); }
+  const NodePtr& node(const Version& s) const { return global_.ptr(s.node); }
   const NodePtr& local(int s) const { return local_[std::size_t(s)]; }
   Axes axes_of(const Version& s) const { return local_axes(node(s)->axes, s.at, mesh_, device_); }
   std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& at, Name a) const {
@@ -93,7 +93,7 @@ class Emitter {
       else if (s.communicates())
         collective(r, k);
       else
-        local_[std::size_t(k)] = made(s);
+        local_[std::size_t(k)] = created(s);
     }
   }
   // Makes one result of the body depend on all of its collectives. A device whose blocks are short
@@ -112,17 +112,17 @@ class Emitter {
     return *std::min_element(some.begin(), some.end(),
                              [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
   }
-  NodePtr made(const Version& s) {
+  NodePtr created(const Version& s) {
     switch (s.kind) {
       case Version::Kind::given: {
-        auto found = given_.find(node(s).get());
-        return found == given_.end() ? node(s) : found->second;
+        auto found = given_inputs_.find(node(s).get());
+        return found == given_inputs_.end() ? node(s) : found->second;
       }
       case Version::Kind::carry: {
         auto& p = plan_.loop(s.loop);
         // the bodies of a loop share it
         if (auto& known = local(p.carry[s.result][0])) return known;
-        return prim::carry(local_index_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s),
+        return prim::carry(local_index_of(loop_of(global_.node(p.node)).index[0]), axes_of(s),
                            node(s)->dtype);
       }
       case Version::Kind::generate:
@@ -134,7 +134,7 @@ class Emitter {
       case Version::Kind::regroup:
         return regrouped(s, kept(s));
       case Version::Kind::reshard:
-        return s.reshard_step.kind == ReshardStep::Kind::make_partial ? made_partial(s) : sliced(s);
+        return s.reshard_step.kind == ReshardStep::Kind::make_partial ? partial_of(s) : sliced(s);
       case Version::Kind::ring_receive:
       case Version::Kind::ring_return:
         return nullptr;  // handled by `in_body`
@@ -157,9 +157,9 @@ class Emitter {
   }
   NodePtr generated(const NodePtr& x, const Sharding& at,
                     std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
-    for (auto& [n, how, made] : known)
-      if (n == x.get() && how == at) return made;
-    NodePtr made = x;
+    for (auto& [n, how, created] : known)
+      if (n == x.get() && how == at) return created;
+    NodePtr created = x;
     auto axes = local_axes(x->axes, at, mesh_, device_);
     if (x->op->kind == Kind::leaf && x->op->on_block) {
       std::vector<Block> blocks;
@@ -167,19 +167,19 @@ class Emitter {
         auto [start, size] = block(x->axes, at, a.name);
         blocks.push_back({a.name, prim::integer(start, x->dtype), size});
       }
-      made = x->op->on_block(*x, {}, axes, blocks);
+      created = x->op->on_block(*x, {}, axes, blocks);
     } else if (auto own = local_iterations_.find(x.get()); own != local_iterations_.end()) {
       auto& [local_index, start] = own->second;
-      made = prim::integer(start, x->dtype);
-      if (local_index) made = prim::add(prim::cast(local_index, x->dtype), made);
+      created = prim::integer(start, x->dtype);
+      if (local_index) created = prim::add(prim::cast(local_index, x->dtype), created);
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
       for (std::size_t k = 0; k < x->in.size(); ++k)
         in.push_back(generated(x->in[k], rules::operand_sharding(*x, k, at, mesh_), known));
-      made = prim::rebuilt(*x, std::move(in), axes);
+      created = prim::rebuilt(*x, std::move(in), axes);
     }
-    known.push_back({x.get(), at, made});
-    return made;
+    known.push_back({x.get(), at, created});
+    return created;
   }
   NodePtr sliced(const Version& s) {  // this device's block of the data that it holds
     auto x = local(s.in[0]);
@@ -193,7 +193,7 @@ class Emitter {
     return x;
   }
   // The first rank stores the value, the other ranks store the identity of the monoid.
-  NodePtr made_partial(const Version& s) {
+  NodePtr partial_of(const Version& s) {
     auto& x = local(s.in[0]);
     auto monoid = Monoid::sum;
     bool first = true;
@@ -262,12 +262,12 @@ class Emitter {
       if (r.carry) r.carry = local(p.carry[k][0]);
       if (p.start[k] >= 0) r.start = local(p.start[k]);
     }
-    auto made = make_loop(std::move(out));
+    auto created = make_loop(std::move(out));
     // Another loop may use the same index.
     local_iterations_.erase(loop_of(*node(s)).index[0].get());
     if (std::any_of(p.bodies.begin(), p.bodies.end(), [&](int r) { return !calls_[r].empty(); }))
-      calls_[s.body].push_back(made);
-    return made;
+      calls_[s.body].push_back(created);
+    return created;
   }
 
   // ---- ring loops, step by step ----
@@ -284,7 +284,7 @@ class Emitter {
     const bool carries =
         std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.carry != nullptr; });
     auto& ring_loop = ring_loops_[s.loop] = {};
-    ring_loop.may_skip = may_skip(plan_, whole_, body);
+    ring_loop.may_skip = may_skip(plan_, global_, body);
     for (int start : p.start) ring_loop.results.push_back(start < 0 ? nullptr : local(start));
     NodePtr changes;
     for (; ring_loop.ring_step < count; ++ring_loop.ring_step) {
@@ -327,9 +327,10 @@ class Emitter {
     std::vector<int> back;  // per result: the version that is sent back; -1: none
     Nodes values;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
-      const int made = p.value[k][0];
-      back.push_back(version(made).kind == Version::Kind::ring_return ? version(made).in[0] : -1);
-      values.push_back(back[k] < 0 ? more(l.results[k], ring_loop.known[k], local(made))
+      const int created = p.value[k][0];
+      back.push_back(version(created).kind == Version::Kind::ring_return ? version(created).in[0]
+                                                                         : -1);
+      values.push_back(back[k] < 0 ? more(l.results[k], ring_loop.known[k], local(created))
                                    : local(back[k]));
     }
     if (ring_loop.flag) values = computed_if(ring_loop, values, back);
@@ -358,9 +359,9 @@ class Emitter {
           back[k] < 0 ? ring_loop.known[k] : prim::carry(ring_loop.index, v->axes, v->dtype);
       l.results.push_back({Fold::carry, Monoid::sum, {v}, start, carry});
     }
-    auto made = make_loop(std::move(l));
+    auto created = make_loop(std::move(l));
     Nodes out;
-    for (std::size_t k = 0; k < values.size(); ++k) out.push_back(loop_result(made, k + 1));
+    for (std::size_t k = 0; k < values.size(); ++k) out.push_back(loop_result(created, k + 1));
     return out;
   }
   // Returns a flag for a step with any index. It is false if the step changes no result, given the
@@ -375,17 +376,17 @@ class Emitter {
     begin_ring_step(s, ring_loop, {index, 0});
     in_body(p.bodies[0]);
     ring_loop.looks_ahead = false;
-    std::vector<IterationResult> made;
+    std::vector<IterationResult> created;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       auto& v = version(p.value[k][0]);
       auto value = untiled(local(v.kind == Version::Kind::ring_return ? v.in[0] : p.value[k][0]),
                            index.get());
       if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
-      made.push_back({value, r.carry ? ring_loop.results[k] : nullptr});
+      created.push_back({value, r.carry ? ring_loop.results[k] : nullptr});
     }
     auto flag =
-        iteration_flags(made, index.get(), Axis(l.axis.name, prim::index_chunk(*index))).changes;
+        iteration_flags(created, index.get(), Axis(l.axis.name, prim::index_chunk(*index))).changes;
     return flag && reads_blocks(flag, ring_loop.blocks) ? nullptr : flag;
   }
   static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {
@@ -402,16 +403,16 @@ class Emitter {
   void ring_move(int body, int k) {
     auto& s = version(k);
     auto& ring_loop = ring_loop_of(s);
-    auto& made = local_[std::size_t(k)];
+    auto& created = local_[std::size_t(k)];
     const bool receives = s.kind == Version::Kind::ring_receive;
     if (receives && ring_loop.looks_ahead) {
       auto& block = ring_loop.blocks.emplace_back(prim::input(axes_of(s), node(s)->dtype));
-      made = prim::barrier(block,
-                           loop_of(whole_.node(plan_.loop(plan_.body(body).loop).node)).index[0]);
+      created = prim::barrier(
+          block, loop_of(global_.node(plan_.loop(plan_.body(body).loop).node)).index[0]);
     } else if (!receives && !ring_loop.sends_back) {
       return;
     } else if (ring_loop.ring_step == 0) {
-      made = receives ? local(s.in[0]) : ring_loop.parts.at(s.in[0]);
+      created = receives ? local(s.in[0]) : ring_loop.parts.at(s.in[0]);
     } else {
       collective(body, k);
     }
@@ -478,7 +479,7 @@ class Emitter {
       auto& s = version(k);
       auto& n = *node(s);
       w.collective.sent_bytes +=
-          s.in_ring_loop() ? whole_.bytes(s.node, s.at) : s.reshard_step.bytes;
+          s.in_ring_loop() ? global_.bytes(s.node, s.at) : s.reshard_step.bytes;
       w.out.push_back(axes_of(s));
       if (s.in_ring_loop()) {
         auto at = s.at;
@@ -507,7 +508,7 @@ class Emitter {
             if (a.name == p.axis) a.size = p.result_layout.size(mesh_, device_);
         pack(w.collective, s.copy_boxes, int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_,
              device_);
-        x.push_back(in_order(together(s), p.axes));
+        x.push_back(in_order(with_joined_parts(s), p.axes));
         continue;
       }
       if (w.collective.kind == CollectiveKind::exchange) {
@@ -536,10 +537,10 @@ class Emitter {
       auto& flag = ring_loop_of(version(first)).flag;
       x.push_back(flag ? flag : prim::number(1, DType::boolean));
     }
-    auto made = call(body, std::move(x), std::move(w));
+    auto created = call(body, std::move(x), std::move(w));
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& s = version(members[i]);
-      auto part = collective_result(made, i);
+      auto part = collective_result(created, i);
       local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
                                         : s.kind == Version::Kind::regroup ? regrouped(s, part)
                                                                            : part;
@@ -558,7 +559,7 @@ class Emitter {
                                         [&](auto& v) { return v->varies_with(index.get()); });
       if (same) x[0] = prim::barrier(x[0], index);
     }
-    w.number = ++made_calls_;
+    w.number = ++created_calls_;
     calls_[body].push_back(make_collective(std::move(x), std::move(w)));
     return calls_[body].back();
   }
@@ -587,7 +588,7 @@ class Emitter {
   NodePtr index_of(int body) const {
     auto& r = plan_.body(body);
     if (!plan_.loop(r.loop).ring_axes.empty()) return nullptr;
-    return local_index_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
+    return local_index_of(loop_of(global_.node(plan_.loop(r.loop).node)).index[r.number]);
   }
   // counts the iterations of this device
   const NodePtr& local_index_of(const NodePtr& index) const {
@@ -602,7 +603,7 @@ class Emitter {
   // ---- moved positions ----
   // `together` and `regrouped` convert the operand and the result of a regroup to the form in which
   // they are communicated: all parts in one axis.
-  NodePtr together(const Version& s) const {
+  NodePtr with_joined_parts(const Version& s) const {
     auto& p = s.copy_boxes[0];
     if (p.source_layout.parts.empty()) return local(s.in[0]);
     Names names;
@@ -621,7 +622,7 @@ class Emitter {
   // Returns this device's part of the data that it holds, for a regroup without communication.
   NodePtr kept(const Version& s) const {
     auto& p = s.copy_boxes[0];
-    auto x = together(s);
+    auto x = with_joined_parts(s);
     auto runs = own_runs(p, s.at, mesh_, device_);
     auto axis = *find(*x, p.axis);
     if (runs.size() == 1 && runs[0].second == axis.size) return x;

@@ -44,7 +44,7 @@ bool is_cotangent_of(const Node& back, const Node& product, const Node& g) {
   return false;
 }
 
-bool is_made_of(const NodePtr& n, const Node& x) {
+bool is_computed_from(const NodePtr& n, const Node& x) {
   auto below = all_nodes({n});
   return std::any_of(below.begin(), below.end(), [&](auto& b) { return b.get() == &x; });
 }
@@ -92,7 +92,7 @@ bool GatherReasons::for_part(const Version& v) const {
                        [&](int x) { return table.uses(x); });
   };
   return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_cut) &&
-         !is_made_of(cause.in[0], node(v.node));
+         !is_computed_from(cause.in[0], node(v.node));
 }
 bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
@@ -129,7 +129,7 @@ GatherReason GatherReasons::reason(const Version& v) const {
     return other.live && other.reshard_step.kind == ReshardStep::Kind::reduce_scatter &&
            other.reshard_step.over == v.reshard_step.over &&
            is_cotangent_of(cause, whole_.user_op(other.node), node(v.node)) &&
-           !is_made_of(whole_.ptr(other.node), node(v.node));
+           !is_computed_from(whole_.ptr(other.node), node(v.node));
   };
   if (by_parameter(v, cause)) return GatherReason::parameter;
   if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced))

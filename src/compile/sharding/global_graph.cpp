@@ -9,16 +9,16 @@
 
 namespace haliax::partitioning {
 
-Sharding constraint(const Node& pin, const Mesh& mesh) {
-  OriginScope due(pin.origin);
-  return sharding_for(pin, *prim::sharding_constraint_of(pin).mapping, mesh);
+Sharding constraint(const Node& wrap, const Mesh& mesh) {
+  OriginScope due(wrap.origin);
+  return sharding_for(wrap, *prim::sharding_constraint_of(wrap).mapping, mesh);
 }
 
-GlobalGraph::GlobalGraph(const Nodes& out, const std::vector<Sharding>& wanted, const Mesh& m)
+GlobalGraph::GlobalGraph(const Nodes& out, const std::vector<Sharding>& requested, const Mesh& m)
     : mesh(m) {
   for (auto& n : all_nodes(out)) id(n);
   for (auto& n : out) roots.push_back(id(n));
-  init_preferred(wanted);
+  init_preferred(requested);
 }
 int GlobalGraph::find(const Node* n) const {
   auto i = ids_.find(n);
@@ -109,8 +109,8 @@ void GlobalGraph::prefer(int n, const Sharding& s) {
     if (!taken) w.set(name, cut);
   }
 }
-void GlobalGraph::init_preferred(const std::vector<Sharding>& wanted) {
-  for (std::size_t k = 0; k < roots.size(); ++k) prefer(roots[k], wanted[k]);
+void GlobalGraph::init_preferred(const std::vector<Sharding>& requested) {
+  for (std::size_t k = 0; k < roots.size(); ++k) prefer(roots[k], requested[k]);
   std::vector<int> order(values.size());
   for (std::size_t k = 0; k < order.size(); ++k) order[k] = int(k);
   std::sort(order.begin(), order.end(), [&](int a, int b) { return ptr(a)->id > ptr(b)->id; });
@@ -134,9 +134,9 @@ void GlobalGraph::propagate_preferred(int k, int least) {
     preferred_of(at(k).in[0], constraint(n, mesh));
   else if (is_loop_result(n)) {
     auto& r = result_of(n);
-    auto of_turn = mine;
-    if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
-    for (auto& v : r.value) preferred_of(id(v), of_turn);
+    auto in_iteration = mine;
+    if (r.fold == Fold::stack && !r.carry) in_iteration.set(loop_of(n).axis.name, {});
+    for (auto& v : r.value) preferred_of(id(v), in_iteration);
     if (r.start) preferred_of(id(r.start), mine);
   } else if (!mine.dims.empty() &&
              (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::writes_into(n))) {

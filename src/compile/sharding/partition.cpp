@@ -11,7 +11,7 @@ using namespace partitioning;
 struct Partition::Impl {
   Mesh mesh;
   Nodes roots;
-  std::vector<Sharding> wanted;
+  std::vector<Sharding> requested;
   std::vector<PartitionInput> inputs;
   PartitionOptions options;
   Plan plan = {};
@@ -21,8 +21,8 @@ struct Partition::Impl {
   void make(bool regather) {
     OriginScope outer;  // planning makes nodes that are due to others
     options.regather = regather;
-    whole = std::make_unique<GlobalGraph>(roots, wanted, mesh);
-    Planner planner(*whole, options, inputs, wanted);
+    whole = std::make_unique<GlobalGraph>(roots, requested, mesh);
+    Planner planner(*whole, options, inputs, requested);
     plan = best_plan(*whole, planner, options.strict);
   }
   // What is kept may let more be kept; or it takes the place of what was kept before, round and
@@ -48,9 +48,9 @@ struct Partition::Impl {
   }
 };
 
-Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted,
+Partition::Partition(const Nodes& roots, const std::vector<Sharding>& requested,
                      std::vector<PartitionInput> inputs, const Mesh& mesh, PartitionOptions options)
-    : impl_(new Impl{mesh, roots, wanted, std::move(inputs), std::move(options)}) {}
+    : impl_(new Impl{mesh, roots, requested, std::move(inputs), std::move(options)}) {}
 Partition::~Partition() = default;
 
 void Partition::plan() { impl_->make(impl_->options.regather); }
@@ -60,7 +60,7 @@ void Partition::residuals() {
   m.keep_residuals();
   if (m.options.regather) return;
   // What is kept is to save traffic: where it does not, it is not kept.
-  Impl other{m.mesh, roots, m.wanted, m.inputs, m.options};
+  Impl other{m.mesh, roots, m.requested, m.inputs, m.options};
   other.make(true);
   other.keep_residuals();
   bool refused = m.options.strict && partitioning::unrequested_gathers(other.plan, *other.whole) >
@@ -122,7 +122,7 @@ std::int64_t Partition::size() const {
                        [](auto& s) { return s.live; });
 }
 void Partition::verify(const char* after) const {
-  partitioning::verify(impl_->plan, *impl_->whole, after, &impl_->wanted);
+  partitioning::verify(impl_->plan, *impl_->whole, after, &impl_->requested);
 }
 
 }  // namespace haliax

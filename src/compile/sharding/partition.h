@@ -20,7 +20,7 @@ namespace haliax {
 // of each root.
 class Partition {
  public:
-  Partition(const Nodes& roots, const std::vector<Sharding>& wanted,
+  Partition(const Nodes& roots, const std::vector<Sharding>& requested,
             std::vector<PartitionInput> inputs, const Mesh&, PartitionOptions = {});
   ~Partition();
 

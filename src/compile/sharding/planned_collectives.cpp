@@ -66,7 +66,7 @@ struct CollectiveLister {
       if (!after(int(n))) continue;
       auto& mine = gradient[n] = noted->parameters(me);
       if (!mine.empty()) continue;
-      for (int x : made_of(int(n))) {
+      for (int x : computed_from(int(n))) {
         if (x < 0 || !is_float(node(x).dtype) || !after(x)) continue;
         auto& of = gradient[std::size_t(x)];
         if (!of.empty() && still_gradient(me, node(x), of)) {
@@ -80,7 +80,7 @@ struct CollectiveLister {
       }
     }
   }
-  std::vector<int> made_of(int n) const {
+  std::vector<int> computed_from(int n) const {
     auto& me = node(n);
     if (!is_loop_result(me)) return whole.at(n).in;
     std::vector<int> out;

@@ -25,8 +25,8 @@ struct Causing {  // for the length of a scope
 }  // namespace
 
 Planner::Planner(GlobalGraph& whole, const PartitionOptions& options,
-                 const std::vector<PartitionInput>& inputs, const std::vector<Sharding>& wanted)
-    : Planned(whole, options), inputs_(inputs), wanted_(wanted) {
+                 const std::vector<PartitionInput>& inputs, const std::vector<Sharding>& requested)
+    : Planned(whole, options), inputs_(inputs), requested_(requested) {
   if (auto d = options.reduce_dtype; d && (!is_float(*d) || bytes_of(*d) > 4))
     fail("named_jit", "reduce_dtype: expected a float dtype of at most 32 bits, got " +
                           std::string(name_of(*d)));
@@ -48,10 +48,10 @@ Run Planner::run(const Choices& choices, bool contests) {
     versions(n) = {add({.kind = Version::Kind::given, .node = n, .at = i.at})};
   }
   for (int n : whole_.level(-1, 0).order) compute(n);
-  for (std::size_t k = 0; k < wanted_.size(); ++k) {
+  for (std::size_t k = 0; k < requested_.size(); ++k) {
     int n = whole_.roots[k];
-    int made = obtain(n, wanted_[k].on(node(n).axes));
-    now_.plan.roots.push_back(made);
+    int created = obtain(n, requested_[k].on(node(n).axes));
+    now_.plan.roots.push_back(created);
   }
   drop_dead_versions(now_.plan);
   return {std::move(now_.plan), std::move(now_.contested), std::move(stacks_)};
@@ -61,8 +61,8 @@ void Planner::contest(int n, int way) {
 }
 void Planner::put_first(int n, Version v, double points) {
   now_.plan.points += points * turns_of(n);
-  int made = add(std::move(v));
-  versions(n).insert(versions(n).begin(), made);
+  int created = add(std::move(v));
+  versions(n).insert(versions(n).begin(), created);
 }
 void Planner::fit_tables() { now_.nodes.resize(whole_.values.size()); }
 int Planner::add(Version s) {
@@ -110,9 +110,9 @@ int Planner::made_now(int n, const Sharding& need) {
     versions(n).push_back(s.in[0]);
     return s.in[0];
   }
-  int made = add(std::move(s));
-  versions(n).push_back(made);
-  return made;
+  int created = add(std::move(s));
+  versions(n).push_back(created);
+  return created;
 }
 // Of what is left to be made where it is read.
 int Planner::obtain_lazy(int n, const Sharding& need) {
@@ -214,12 +214,12 @@ void Planner::plan_instead(int n, const NodePtr& other) {
 }
 // A narrow sum that would be pending so, made wider and rounded once it is no longer pending; null:
 // it stays as it is.
-NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
+NodePtr Planner::in_wider_sums(int n, const Sharding& created) {
   auto& me = ptr(n);
   if (!options_.reduce_dtype || !is_float(me->dtype) ||
       bytes_of(me->dtype) >= bytes_of(*options_.reduce_dtype))
     return nullptr;
-  if (std::none_of(made.partial.begin(), made.partial.end(),
+  if (std::none_of(created.partial.begin(), created.partial.end(),
                    [](auto& p) { return p.second == Monoid::sum; }))
     return nullptr;
   OriginScope due(me->origin);
@@ -228,11 +228,11 @@ NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
 }
 // What would be written elsewhere than its base lies is put together by itself, so that the base
 // stays; null: it is not so.
-NodePtr Planner::apart_from_base(int n, const Sharding& made) {
+NodePtr Planner::apart_from_base(int n, const Sharding& created) {
   auto& me = node(n);
   auto monoid = me.op->accumulates ? me.op->accumulates(me) : std::nullopt;
   if (!monoid || generated(operand(n, 0))) return nullptr;
-  bool gathered = !made.partial.empty() && !first(operand(n, 0)).dims.empty();
+  bool gathered = !created.partial.empty() && !first(operand(n, 0)).dims.empty();
   if (!gathered && decided(n) != kMoved) return nullptr;
   OriginScope due(me.origin);
   auto in = me.in;
@@ -304,24 +304,24 @@ void Planner::compute_op(int n) {
   Sharding kept;
   for (auto& k : keep)
     for (auto& [x, m] : k) kept.add_partial(x, m);
-  auto made = rules::result_sharding(me, work);
-  for (auto& [x, m] : kept.partial) made.add_partial(x, m);
-  if (auto wide = in_wider_sums(n, made)) return plan_instead(n, wide);
-  if (auto apart = apart_from_base(n, made)) return plan_instead(n, apart);
+  auto created = rules::result_sharding(me, work);
+  for (auto& [x, m] : kept.partial) created.add_partial(x, m);
+  if (auto wide = in_wider_sums(n, created)) return plan_instead(n, wide);
+  if (auto apart = apart_from_base(n, created)) return plan_instead(n, apart);
   if (regroup(n, work, kept)) return;
   double paid = now_.plan.bytes;
-  compute_at(n, work, keep, kept, made);
-  bool pays = now_.plan.bytes > paid || (rules::picks(me) && !made.partial.empty());
-  for (auto& [x, m] : made.partial) pays |= wish(n).uses(x);
+  compute_at(n, work, keep, kept, created);
+  bool pays = now_.plan.bytes > paid || (rules::picks(me) && !created.partial.empty());
+  for (auto& [x, m] : created.partial) pays |= wish(n).uses(x);
   if (pays) contest_cuts(n, usual);
 }
 void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const Sharding& kept,
-                         const Sharding& made) {
+                         const Sharding& created) {
   auto& me = node(n);
   const auto in = whole_.at(n).in;  // a copy: the whole may grow
   Version s{.kind = Version::Kind::compute,
             .node = n,
-            .at = made,
+            .at = created,
             .local_iterations = !own_turns(n).empty()};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
@@ -334,8 +334,8 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
     }
     auto need = needed(n, k, work);
     for (auto& [x, m] : keep[k]) need.add_partial(x, m);
-    if (rules::partial_together(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
-    if (rules::writes_into(me) && k == 0) need.partial = made.partial;  // the base counts once
+    if (rules::jointly_partial(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
+    if (rules::writes_into(me) && k == 0) need.partial = created.partial;  // the base counts once
     if (Sharding left; rules::work_sharding(me, k, first(in[k]), mesh_, &left), !left.dims.empty())
       move_base(in[k], need.without_partial());
     s.in.push_back(obtain(in[k], need));

@@ -132,7 +132,7 @@ struct GlobalGraph {
   std::vector<int> roots;
   const Mesh& mesh;
 
-  GlobalGraph(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
+  GlobalGraph(const Nodes& roots, const std::vector<Sharding>& requested, const Mesh&);
   int id(const NodePtr&);
   GlobalValue& at(int n) { return values[std::size_t(n)]; }
   const GlobalValue& at(int n) const { return values[std::size_t(n)]; }
@@ -162,7 +162,7 @@ struct GlobalGraph {
   std::unordered_map<const Node*, const Node*> loops_;  // by their first indices
   std::map<std::pair<int, std::size_t>, Level> levels_;
   void prefer(int n, const Sharding&);
-  void init_preferred(const std::vector<Sharding>& wanted);
+  void init_preferred(const std::vector<Sharding>& requested);
 };
 
 using prim::kNegligibleBytes;
@@ -262,7 +262,7 @@ class Planned {
   bool shares_work(int loop, Name walked, const MeshAxes& devices) const;
   bool reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const;
   MeshAxes shared_turns(int loop) const;
-  MeshAxes goes_round(int loop) const;  // rounds.cpp
+  MeshAxes ring_axes_of(int loop) const;  // rounds.cpp
   Sharding kept(int n, const LoopResult&) const;
   Sharding resolved(int n) const;  // nothing pending, where it is wanted
 
@@ -287,7 +287,7 @@ struct Run {
 class Planner : Planned {
  public:
   Planner(GlobalGraph&, const PartitionOptions&, const std::vector<PartitionInput>&,
-          const std::vector<Sharding>& wanted);
+          const std::vector<Sharding>& requested);
   Run run(const Choices&, bool contest);  // contest: say what may be decided otherwise
 
  private:
@@ -313,11 +313,11 @@ class Planner : Planned {
   using Pending = std::vector<std::vector<std::pair<int, Monoid>>>;  // of each operand
   Pending ride_or_land(int n, Sharding& work);
   void compute_at(int n, const Sharding& work, const Pending&, const Sharding& kept,
-                  const Sharding& made);
+                  const Sharding& created);
   void contest_cuts(int n, const Sharding& usual);
   void plan_instead(int n, const NodePtr& other);  // is planned in its place
   NodePtr in_wider_sums(int n, const Sharding& pending);
-  NodePtr apart_from_base(int n, const Sharding& made);
+  NodePtr apart_from_base(int n, const Sharding& created);
 
   // ---- along an axis that is cut (planner_axes.cpp) ----
   // in terms of other ops, where an axis that it needs whole is cut; null: no
@@ -342,7 +342,7 @@ class Planner : Planned {
   void finish_loop(LoopAttempt&);
 
   const std::vector<PartitionInput>& inputs_;
-  const std::vector<Sharding>& wanted_;
+  const std::vector<Sharding>& requested_;
   bool contests_ = false;
   std::map<std::pair<int, std::size_t>, Sharding> stacks_;
   // what the carries of each loop came to, for the next run
@@ -378,10 +378,10 @@ std::string to_string(const Plan&, const GlobalGraph&, const Gradients* = nullpt
 // Raises. wanted: how the results should lie, nothing pending that is not wanted so; null: it is
 // not known.
 void verify(const Plan&, const GlobalGraph&, const char* after,
-            const std::vector<Sharding>* wanted = nullptr);
+            const std::vector<Sharding>* requested = nullptr);
 // What a device made of each version (null: nothing): its block, of the positions that the plan
 // says. Raises.
-void verify_device(const Plan&, const GlobalGraph&, int device, const std::vector<NodePtr>& made,
+void verify_device(const Plan&, const GlobalGraph&, int device, const std::vector<NodePtr>& created,
                    const char* after);
 // The roots, with loops that keep what later loops would have to send again. (residuals.cpp)
 Nodes with_residuals(const Nodes& roots, const Plan&, GlobalGraph&, bool gathers_too);

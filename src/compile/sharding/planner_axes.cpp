@@ -14,22 +14,24 @@ NodePtr Planner::otherwise(int n) {
   if (!me.op->blockwise) return nullptr;
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = blocks_along(op, axis, least);
-    auto made = goes_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
-    if (made && !prim::sends_least_blockwise(op))
+    auto created =
+        goes_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
+    if (created && !prim::sends_least_blockwise(op))
       for (int way : {kWhole, kMoved}) contest(whole_.find(&op), way);
-    return made;
+    return created;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
   if (prim::is_top_k(top))
     return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::full)
-      if (auto made = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name))) return made;
+      if (auto created = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
+        return created;
   // all of an axis that its operand lacks, or has made of numbers
   for (auto& [axis, cut] : wish(n).dims)
     if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
         along(me, kResultSide, axis).way == Along::Way::full)
-      if (auto made = prim::blockwise(ptr(n), axis, ranks(mesh_, cut))) return made;
+      if (auto created = prim::blockwise(ptr(n), axis, ranks(mesh_, cut))) return created;
   return nullptr;
 }
 

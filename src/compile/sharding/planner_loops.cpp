@@ -155,7 +155,7 @@ void Planner::loop(int n) {
   const auto turns = shared_turns(n);
   const auto blocked = turns + taken(node(n));
   auto carried = carries_of(n);
-  auto round = goes_round(n);
+  auto round = ring_axes_of(n);
   for (auto& c : carried) c = without(c, blocked);
   for (int attempt = 1;; ++attempt) {
     auto before = now_;
@@ -254,16 +254,16 @@ void Planner::forget_body(const Loop& l, std::size_t b) {
   }
 }
 void Planner::finish_loop(LoopAttempt& a) {
-  Version made{.kind = Version::Kind::loop, .node = a.n, .loop = a.loop};
+  Version created{.kind = Version::Kind::loop, .node = a.n, .loop = a.loop};
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     if (!a.l.results[k].start) continue;
     a.plan.start[k] = obtain(whole_.id(a.l.results[k].start), a.plan.at[k]);
-    made.in.push_back(a.plan.start[k]);
+    created.in.push_back(a.plan.start[k]);
   }
   carried_[a.n] = a.carried;
   auto at = a.plan.at;
   now_.plan.loop(a.loop) = std::move(a.plan);
-  int s = add(std::move(made));
+  int s = add(std::move(created));
   versions(a.n) = {s};
   for (std::size_t k = 0; k < at.size(); ++k) {
     int r = whole_.find(loop_result(ptr(a.n), k).get());

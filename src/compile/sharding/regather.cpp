@@ -22,7 +22,7 @@ namespace {
 
 struct Gathered {
   // The gathers, one per mesh axis, and casts and views of the gathered weight, in order.
-  std::vector<int> made;
+  std::vector<int> created;
   std::vector<int> readers;  // versions that read them: in this body, or in one loop
   int body = -1;             // the innermost body that contains all readers
   // The two reads with the longest interval between them. -1: all reads are at one place.
@@ -84,21 +84,21 @@ struct Regather {
   // loop. Returns nothing if a loop or a result reads the gathered weight as such.
   std::vector<Gathered> found(int gather, int r) const {
     Gathered all;
-    all.made = {gather};
+    all.created = {gather};
     std::map<int, Gathered> parts;  // by body
-    for (std::size_t i = 0; i < all.made.size(); ++i) {
-      all.bytes = std::max(
-          all.bytes, whole.bytes(plan.version(all.made[i]).node, plan.version(all.made[i]).at));
-      for (int k : readers[std::size_t(all.made[i])]) {
+    for (std::size_t i = 0; i < all.created.size(); ++i) {
+      all.bytes = std::max(all.bytes, whole.bytes(plan.version(all.created[i]).node,
+                                                  plan.version(all.created[i]).at));
+      for (int k : readers[std::size_t(all.created[i])]) {
         if (k < 0 || plan.version(k).kind == Version::Kind::loop) return {};
-        bool made = gathers(k, r) || sees(k, r);
-        auto& list = made ? all.made : parts[towards(r, plan.version(k).body)].readers;
+        bool created = gathers(k, r) || sees(k, r);
+        auto& list = created ? all.created : parts[towards(r, plan.version(k).body)].readers;
         if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
       }
     }
     std::vector<Gathered> out;
     for (auto& [body, g] : parts) {
-      g.made = all.made;
+      g.created = all.created;
       g.bytes = all.bytes;
       find_places(g);
       out.push_back(std::move(g));
@@ -127,7 +127,7 @@ struct Regather {
   }
   // Returns true if the loop accumulates a value with the axes of the weight, such as its gradient.
   bool trains(const Gathered& g, int body) const {
-    auto& weight = whole.node(plan.version(g.made[0]).node);
+    auto& weight = whole.node(plan.version(g.created[0]).node);
     auto& all = loop(body).results;
     return std::any_of(all.begin(), all.end(), [&](auto& r) {
       return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
@@ -139,7 +139,7 @@ struct Regather {
   bool may_enter(const Gathered& g, int r) const {
     auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
     if (!loop(r).drop || whole.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
-    return std::none_of(g.made.begin(), g.made.end(), [&](int k) {
+    return std::none_of(g.created.begin(), g.created.end(), [&](int k) {
       return std::any_of(shared_axes.begin(), shared_axes.end(),
                          [&](int m) { return plan.version(k).reshard_step.over.has(m); });
     });
@@ -147,17 +147,17 @@ struct Regather {
 
   // Repeats a gather for some of its readers, just before the first of them.
   void repeat(const Gathered& g, const std::set<int>& by, int r) {
-    std::set<int> wanted;
-    for (auto k = g.made.rbegin(); k != g.made.rend(); ++k)
+    std::set<int> requested;
+    for (auto k = g.created.rbegin(); k != g.created.rend(); ++k)
       for (int x : readers[std::size_t(*k)])
-        if (wanted.count(x) || by.count(x)) wanted.insert(*k);
+        if (requested.count(x) || by.count(x)) requested.insert(*k);
     int first = *std::min_element(by.begin(), by.end(),
                                   [&](int a, int b) { return place(a, r) < place(b, r); });
     auto& versions = plan.body(r).versions;
     auto before = versions.begin() + place(first, r);
     std::map<int, int> twin;
-    for (int k : g.made) {
-      if (!wanted.count(k)) continue;
+    for (int k : g.created) {
+      if (!requested.count(k)) continue;
       Version s = plan.version(k);
       for (int& x : s.in)
         if (twin.count(x)) x = twin[x];
@@ -217,7 +217,7 @@ struct Regather {
     std::vector<Gathered> waiting, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
-      g.made = parts[0].made;
+      g.created = parts[0].created;
       g.bytes = parts[0].bytes;
       for (auto& part : parts)
         g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());

@@ -91,14 +91,14 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
   Loop more = loop_of(*r.earlier);
   for (auto& n : r.nodes) more.results.push_back({Fold::stack, Monoid::sum, {n}});
   Rewrite first, body, then;
-  auto made = replace_loop(r.earlier, std::move(more), first);
+  auto created = replace_loop(r.earlier, std::move(more), first);
   auto changed = substitute(roots, first);
   auto later = now(first, r.later);
   Loop less = loop_of(*later);
-  auto& kept = loop_of(*made);
+  auto& kept = loop_of(*created);
   for (std::size_t k = 0; k < r.nodes.size(); ++k)
     body[now(first, r.nodes[k]).get()] = prim::slice_at(
-        loop_result(made, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
+        loop_result(created, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
   for (auto& result : less.results)
     result.value = substitute(result.value, body, less.index[0].get());
   replace_loop(later, std::move(less), then);
@@ -160,10 +160,10 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, b
     }
     auto index = more.index[0];
     bool drop = more.drop;
-    auto made = replace_loop(f, std::move(more), to);
+    auto created = replace_loop(f, std::move(more), to);
     for (std::size_t i = 0; i < place.size(); ++i)
       to[residuals[f.get()][i].second.get()] =
-          prim::slice_at(loop_result(made, place[i]), index, drop);
+          prim::slice_at(loop_result(created, place[i]), index, drop);
   }
   return substitute(roots, to);
 }

@@ -23,7 +23,7 @@ struct Ringing {
     auto& by = readers[std::size_t(k)];
     return by.size() == 1 ? by[0] : -1;
   }
-  bool goes_round(int k) {
+  bool is_rotated(int k) {
     auto& s = plan.version(k);
     if (!s.gathers() || reader(k) < 0) return false;
     auto& to = plan.version(reader(k));
@@ -79,7 +79,7 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
 void ring(Plan& plan, const GlobalGraph& whole) {
   Ringing r{plan, whole, readers_of(plan)};
   for (int k = 0; k < int(plan.versions.size()); ++k)
-    if (r.goes_round(k)) plan.version(k).ring = r.reader(k);
+    if (r.is_rotated(k)) plan.version(k).ring = r.reader(k);
 }
 
 }  // namespace haliax::partitioning

@@ -39,7 +39,7 @@ bool may_skip(const Plan& plan, const GlobalGraph& whole, int body) {
   bool masked = false;
   return sends_nothing_else(plan, whole, body, body, masked) && masked;
 }
-MeshAxes Planned::goes_round(int n) const {
+MeshAxes Planned::ring_axes_of(int n) const {
   auto& l = loop_of(node(n));
   if (!options_.ring_attention || !l.any_order || l.index.size() != 1 || l.drop) return {};
   auto chunk = prim::index_chunk(*l.index[0]);

@@ -193,7 +193,7 @@ bool computable_anywhere(const Node& n) {
   return n.op->kind == Kind::map ||
          (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::full));
 }
-bool partial_together(const Node& n) {
+bool jointly_partial(const Node& n) {
   int moved = 0;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || is_order_only(n, k)) continue;

@@ -36,7 +36,7 @@ bool writes_into(const Node&);
 // `regroups`: the node merges several axes into one, or splits one axis into several. `flattens`:
 // it merges them.
 bool regroups(const Node&), flattens(const Node&);
-bool partial_together(const Node&);      // if one operand is partial, all must be
+bool jointly_partial(const Node&);       // if one operand is partial, all must be
 bool is_free_to_recompute(const Node&);  // cheap to recompute from another version of its operand
 bool computable_anywhere(const Node&);   // computable in any sharding from replicated operands
 // Splits the mesh axes of a flattened axis over its parts. Returns nothing if the blocks do not

@@ -115,7 +115,7 @@ struct PlanCheck {
   // Returns the sharding of the iteration space of an op. It follows from the result, and from the
   // operands along axes that the result lacks; `made` receives the partial sums over these axes.
   // All operands must agree, and axes that the op requires in full must be unsharded.
-  Sharding points(const Version& v, Sharding& made) const {
+  Sharding points(const Version& v, Sharding& created) const {
     using Way = Along::Way;
     auto& n = node(v);
     Sharding work;
@@ -140,7 +140,7 @@ struct PlanCheck {
         if (!apart && !has(known, rule.point)) {
           known.push_back(rule.point);
           work.set(rule.point, cut);
-          for (int m : cut) made.add_partial(m, rule.monoid);
+          for (int m : cut) created.add_partial(m, rule.monoid);
         }
         // An axis that a loop slices is sharded like the iterations.
         auto should = !apart                         ? work.mesh_axes(rule.point)
@@ -169,8 +169,8 @@ struct PlanCheck {
   // moves if all operands are.
   void computed(const Version& v) const {
     auto& n = node(v);
-    Sharding made;
-    const auto work = points(v, made);
+    Sharding created;
+    const auto work = points(v, created);
     if (rules::regroups(n)) regroups(v);
     const bool writes = rules::writes_into(n);
     auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
@@ -183,19 +183,21 @@ struct PlanCheck {
       if (!counts(k)) continue;
       for (auto& p : pending(k)) {
         auto how = linear_in(n, k);
-        bool rides = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum),
+        bool commutes = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum),
              all = how != Linear::one;
-        must(rides && !work.uses(p.first), v, "it is not linear in an operand with a partial sum");
+        must(commutes && !work.uses(p.first), v,
+             "it is not linear in an operand with a partial sum");
         for (std::size_t j = 0; j < n.in.size(); ++j) {
           if (j == k || !counts(j) || (all && linear_in(n, j) == Linear::no)) continue;
           bool too = std::count(pending(j).begin(), pending(j).end(), p) > 0;
           must(too == all, v, "operand {} has a partial sum, and {} operand {}", k,
                too ? "also" : "not", j);
         }
-        made.add_partial(p.first, p.second);
+        created.add_partial(p.first, p.second);
       }
     }
-    must(made.partial == v.at.partial, v, "its operands imply {}, but its plan is {}", made, v.at);
+    must(created.partial == v.at.partial, v, "its operands imply {}, but its plan is {}", created,
+         v.at);
   }
   // Checks that moved positions come from operands with the recorded sharding and fill the result
   // in order. The sharding along all other axes must not change.
@@ -207,14 +209,15 @@ struct PlanCheck {
       // an empty array is not communicated
       bool exchanged = v.communicates() || node(v).size() == 0;
       // received from other devices
-      bool comes = v.kind == Version::Kind::shift && exchanged && !x.mesh_axes(p.axis).empty();
+      bool received = v.kind == Version::Kind::shift && exchanged && !x.mesh_axes(p.axis).empty();
       for (auto& a : p.axes)
-        must(comes || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
+        must(received || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
              "axis {} has another sharding", a.name);
-      for (auto& [lie, at] : {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.at)})
-        for (std::size_t k = 0; k < lie->parts.size(); ++k)
-          must(lie->cuts[k] == at->mesh_axes(lie->parts[k].name), v, "part {} has another sharding",
-               lie->parts[k].name);
+      for (auto& [layout, at] :
+           {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.at)})
+        for (std::size_t k = 0; k < layout->parts.size(); ++k)
+          must(layout->cuts[k] == at->mesh_axes(layout->parts[k].name), v,
+               "part {} has another sharding", layout->parts[k].name);
       auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
       must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v,
            "it reaches outside of {}", p.axes);
@@ -227,7 +230,7 @@ struct PlanCheck {
   }
   // Checks a reshard step: a sum that completes was partial, an axis that is gathered was sharded,
   // and the sharding of all other axes does not change.
-  void hop(const Version& v) const {
+  void reshard_step(const Version& v) const {
     using Kind = ReshardStep::Kind;
     auto& from = plan.version(v.in[0]).at;
     auto& h = v.reshard_step;
@@ -237,8 +240,9 @@ struct PlanCheck {
       bool finer = is.starts_with(was) && nested(a, is, was.size(), whole.mesh);
       bool joins = was == is + h.over && nested(a, was, is.size(), whole.mesh),
            mine = a.name == h.axis;
-      bool talks = mine && (h.kind == Kind::all_gather ? joins : finer && is == was + h.over);
-      bool sent = talks || h.kind == Kind::exchange || (h.kind == Kind::slice && finer);
+      bool communicates_axis =
+          mine && (h.kind == Kind::all_gather ? joins : finer && is == was + h.over);
+      bool sent = communicates_axis || h.kind == Kind::exchange || (h.kind == Kind::slice && finer);
       must(sent || (is == was && !mine), v, "axis {} is {}, and becomes {}", a.name, was, is);
     }
     for (int m : h.over)
@@ -310,8 +314,8 @@ struct PlanCheck {
     auto& l = plan.loop(v.loop);
     auto& of = loop_of(node(v));
     for (std::size_t k = 0; k < l.at.size(); ++k) {
-      for (auto* made : {&l.value[k], &l.carry[k]})
-        for (int x : *made)
+      for (auto* created : {&l.value[k], &l.carry[k]})
+        for (int x : *created)
           must(plan.version(x).at == l.inside[k], v,
                "a loop body returns or carries a result with another sharding");
       auto& r = of.results[k];
@@ -367,16 +371,16 @@ struct PlanCheck {
     return out;
   }
   // Checks the shardings of the results.
-  void results(const std::vector<Sharding>& wanted) const {
-    for (std::size_t k = 0; k < std::min(wanted.size(), plan.roots.size()); ++k) {
+  void results(const std::vector<Sharding>& requested) const {
+    for (std::size_t k = 0; k < std::min(requested.size(), plan.roots.size()); ++k) {
       auto& v = plan.version(plan.roots[k]);
-      auto should = wanted[k].on(node(v).axes);
+      auto should = requested[k].on(node(v).axes);
       must(v.at == should, v, "as a result it is {}, expected {}", v.at, should);
     }
     auto count = plan.roots.size();
-    if (count != wanted.size())
+    if (count != requested.size())
       throw Error(fmt::format("[verify] a plan after {}: it has {} results, expected {}", after,
-                              count, wanted.size()));
+                              count, requested.size()));
   }
   void run() const {
     using Kind = Version::Kind;
@@ -391,7 +395,7 @@ struct PlanCheck {
       else
         legal(v);
       if (v.kind == Kind::compute) computed(v);
-      if (v.kind == Kind::reshard) hop(v);
+      if (v.kind == Kind::reshard) reshard_step(v);
       if (v.in_ring_loop()) ring_loop(v);
       apart(v);
       joined(v, calls);
@@ -411,7 +415,7 @@ struct DeviceCheck {
   const Plan& plan;
   const GlobalGraph& whole;
   int device;
-  const std::vector<NodePtr>& made;  // by version; null: none, or handled by a ring
+  const std::vector<NodePtr>& created;  // by version; null: none, or handled by a ring
   const char* after;
 
   // A range of positions of a node along an axis. of: null if other devices send them.
@@ -461,21 +465,21 @@ struct DeviceCheck {
     PositionRuns out;
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
     const auto first = start(v, axis),
-               size = find(*made[std::size_t(&v - plan.versions.data())], axis)->size;
+               size = find(*created[std::size_t(&v - plan.versions.data())], axis)->size;
     if (v.kind == Version::Kind::reshard)
-      return {{made[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
+      return {{created[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
     for (auto& p : v.copy_boxes) {
       auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
       if (begin >= end) continue;
-      bool comes = v.communicates() && !p.at.mesh_axes(p.axis).empty();
-      out.push_back({comes ? nullptr : made[std::size_t(v.in[std::size_t(p.array)])].get(),
+      bool received = v.communicates() && !p.at.mesh_axes(p.axis).empty();
+      out.push_back({received ? nullptr : created[std::size_t(v.in[std::size_t(p.array)])].get(),
                      p.from + p.step * (begin - p.to) - start(have(p.array), axis), end - begin,
                      p.step});
     }
     return out;
   }
   void moved(const Version& v, Name axis) const {
-    auto& mine = made[std::size_t(&v - plan.versions.data())];
+    auto& mine = created[std::size_t(&v - plan.versions.data())];
     PositionRuns is, should;
     positions_below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
     for (auto& r : planned(v, axis)) r.of ? positions_below(r, axis, should) : should.push_back(r);
@@ -501,11 +505,11 @@ struct DeviceCheck {
          [&] { return fmt::format("position {} of {} has no operand", at, axis); });
   }
   // Returns the position in the unsharded axis of a position in the block.
-  std::int64_t in_whole(const AxisLayout& lie, std::int64_t start, std::int64_t at) const {
-    if (lie.parts.empty()) return start + at;
+  std::int64_t in_full_axis(const AxisLayout& layout, std::int64_t start, std::int64_t at) const {
+    if (layout.parts.empty()) return start + at;
     std::int64_t out = 0, unit = 1;
-    for (std::size_t k = lie.parts.size(); k-- > 0; unit *= lie.parts[k].size) {
-      auto [first, size] = block_of(lie.parts[k], lie.cuts[k], whole.mesh, device);
+    for (std::size_t k = layout.parts.size(); k-- > 0; unit *= layout.parts[k].size) {
+      auto [first, size] = block_of(layout.parts[k], layout.cuts[k], whole.mesh, device);
       out += (first + at % size) * unit;
       at /= size;
     }
@@ -514,8 +518,8 @@ struct DeviceCheck {
   // Checks a regroup without communication: it retains the positions of its block.
   void regrouped(const Version& v) const {
     auto& p = v.copy_boxes[0];
-    auto* n = made[std::size_t(&v - plan.versions.data())].get();
-    auto* had = made[std::size_t(v.in[0])].get();
+    auto* n = created[std::size_t(&v - plan.versions.data())].get();
+    auto* had = created[std::size_t(v.in[0])].get();
     while (!find(*n, p.axis)) {   // before it is split into parts
       if (n->in.empty()) return;  // constants have no source
       n = n->in[0].get();
@@ -540,11 +544,12 @@ struct DeviceCheck {
       for (auto& r : runs)
         for (std::int64_t k = 0; k < r.size; ++k) f(at++, OfNode(r.of, r.from + k * r.step));
     };
-    each(given,
-         [&](auto at, auto x) { of_all.emplace(x, in_whole(p.source_layout, first(p.at), at)); });
+    each(given, [&](auto at, auto x) {
+      of_all.emplace(x, in_full_axis(p.source_layout, first(p.at), at));
+    });
     each(kept, [&](auto at, auto x) {
       auto [is, end] = of_all.equal_range(x);
-      auto should = in_whole(p.result_layout, first(v.at), at);
+      auto should = in_full_axis(p.result_layout, first(v.at), at);
       bool known =
           is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
       must(known, v, [&] {
@@ -561,7 +566,7 @@ struct DeviceCheck {
     Nodes in;
     for (int k : v.in) {
       if (k >= 0 && plan.version(k).ring >= 0) return;
-      in.push_back(k < 0 ? nullptr : made[std::size_t(k)]);
+      in.push_back(k < 0 ? nullptr : created[std::size_t(k)]);
     }
     auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, whole.mesh, device));
     // The origins may differ in their mapping.
@@ -597,9 +602,9 @@ struct DeviceCheck {
     auto k = result_number(*mine);
     must(w.along[k] == v.reshard_step.axis, v, [] { return "its collective has another axis"; });
     auto* sent = mine->in[0]->in[k].get();
-    while (sent->op == &prim::kBarrier && sent != made[std::size_t(v.in[0])].get())
+    while (sent->op == &prim::kBarrier && sent != created[std::size_t(v.in[0])].get())
       sent = sent->in[0].get();
-    must(sent == made[std::size_t(v.in[0])].get(), v,
+    must(sent == created[std::size_t(v.in[0])].get(), v,
          [] { return "its collective has another array"; });
   }
   // Checks that the first device along each new partial mesh axis holds the value, and that all
@@ -607,7 +612,7 @@ struct DeviceCheck {
   void pended(const Version& v, const NodePtr& mine) const {
     if (v.kind != Version::Kind::reshard || v.reshard_step.kind != ReshardStep::Kind::make_partial)
       return;
-    auto& x = made[std::size_t(v.in[0])];
+    auto& x = created[std::size_t(v.in[0])];
     bool first = true;
     for (auto& [m, how] : v.at.partial)
       first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(whole.mesh, device, m) == 0;
@@ -618,18 +623,18 @@ struct DeviceCheck {
     });
   }
   void run() const {
-    for (std::size_t k = 0; k < made.size(); ++k) {
+    for (std::size_t k = 0; k < created.size(); ++k) {
       auto& v = plan.versions[k];
-      if (!made[k] || v.kind == Version::Kind::loop) continue;
+      if (!created[k] || v.kind == Version::Kind::loop) continue;
       auto axes = local_axes(node(v).axes, v.at, whole.mesh, device);
-      must(same_set(made[k]->axes, axes), v, [&] {
-        return "it is " + to_string(made[k]->axes) + ", but its block is " + to_string(axes);
+      must(same_set(created[k]->axes, axes), v, [&] {
+        return "it is " + to_string(created[k]->axes) + ", but its block is " + to_string(axes);
       });
-      must(made[k]->dtype == node(v).dtype, v,
-           [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
-      computed(v, made[k]);
-      called(v, made[k]);
-      pended(v, made[k]);
+      must(created[k]->dtype == node(v).dtype, v,
+           [&] { return "it is " + std::string(name_of(created[k]->dtype)); });
+      computed(v, created[k]);
+      called(v, created[k]);
+      pended(v, created[k]);
       if (v.kind == Version::Kind::reshard && v.reshard_step.kind == ReshardStep::Kind::slice)
         for (auto& a : axes)
           if (v.at.mesh_axes(a.name) != plan.version(v.in[0]).at.mesh_axes(a.name) && a.size > 0)
@@ -644,14 +649,14 @@ struct DeviceCheck {
 }  // namespace
 
 void verify(const Plan& plan, const GlobalGraph& whole, const char* after,
-            const std::vector<Sharding>* wanted) {
+            const std::vector<Sharding>* requested) {
   PlanCheck check{plan, whole, after};
   check.run();
-  if (wanted) check.results(*wanted);
+  if (requested) check.results(*requested);
 }
 void verify_device(const Plan& plan, const GlobalGraph& whole, int device,
-                   const std::vector<NodePtr>& made, const char* after) try {
-  DeviceCheck{plan, whole, device, made, after}.run();
+                   const std::vector<NodePtr>& created, const char* after) try {
+  DeviceCheck{plan, whole, device, created, after}.run();
 } catch (const Error& e) {
   throw VerifyError(e.what());
 }
