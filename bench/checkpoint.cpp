@@ -1,6 +1,6 @@
 // checkpoint [FOLDER [ROUNDS]]: writes and reads the training state of a GPT-2 with 124 million
 // parameters under AdamW, alternating with plain writes and reads of as many bytes. Also measures a
-// step right after a save.
+// step directly after a save.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "examples/command_line.h"
 #include "examples/gpt2/model.h"
 #include "haliax/checkpoint.h"
 
@@ -134,8 +135,15 @@ int run(const fs::path& folder, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::string folder = "checkpoint-bench";
+  int rounds = 5;
+  examples::CommandLine line(
+      "Times the checkpoints of a GPT-2 with 124 million parameters and AdamW (1.5 GB).");
+  line.option("folder", folder, "folder for the files, which are deleted at the end");
+  line.option("rounds", rounds, "number of timed writes and reads").range(1, 1000000);
+  if (auto status = line.parse(argc, argv)) return *status;
   try {
-    return run(argc > 1 ? argv[1] : "checkpoint-bench", argc > 2 ? std::stoi(argv[2]) : 5);
+    return run(folder, rounds);
   } catch (const std::exception& e) {
     fmt::print(stderr, "checkpoint: {}\n", e.what());
     return 1;

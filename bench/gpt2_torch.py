@@ -1,16 +1,24 @@
-"""Steps of GPT-2 124M by compiled PyTorch in bf16, for tools/gpu.
+"""Times training steps of GPT-2 124M in compiled PyTorch and bf16, for tools/gpu.
 
-Prints a line of JSON when it is ready. For each number that it reads, it runs that number of steps
-and prints their time. If the batch does not fit on the GPU, it uses half the batch.
+The script prints a JSON object when it is ready. It then reads a number N per line, runs N steps,
+and prints their mean time in seconds. 0 ends the script. If the batch does not fit on the GPU, the
+script halves it.
 """
 import argparse
 import json
 import sys
 import time
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+parser = argparse.ArgumentParser(description=__doc__,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--device", default="cuda", help="cuda or cpu; default: %(default)s")
+parser.add_argument("--small", action="store_true",
+                    help="use a tiny model, as a smoke test; default: 124M parameters")
+OPTIONS = parser.parse_args()   # --help does not require PyTorch
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
 
 VOCAB = 50257
 
@@ -101,18 +109,14 @@ def warm(device, batch, small):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    step, tokens, batch = warm(options.device, 2 if options.small else 64, options.small)
+    step, tokens, batch = warm(OPTIONS.device, 2 if OPTIONS.small else 64, OPTIONS.small)
     print(json.dumps({"ready": f"torch {torch.__version__}, B={batch}", "tokens": tokens}),
           flush=True)
     for line in sys.stdin:
         if int(line) <= 0:
             break
-        print(json.dumps({"seconds": seconds(step, int(line), options.device)}), flush=True)
+        print(json.dumps({"seconds": seconds(step, int(line), OPTIONS.device)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -546,18 +546,19 @@ int compare_bits() {
 int main(int argc, char** argv) {
   examples::CommandLine line("Measurements and checks that tools/gpu runs on a GPU.");
   auto& times = line.command("table", "print times, one JSON object per line, each case twice");
-  times.option("--case", o.cases, "run only cases that this regular expression matches");
+  times.option("--case", o.cases, "regular expression of case names; default: all cases");
   times.flag("--small", o.small, "use tiny arrays, as a smoke test");
   auto& bits = line.command("bits", "compare results bitwise with those in a file");
-  bits.option("file", o.file).required();
-  bits.flag("--write", o.write, "write the file");
+  bits.option("file", o.file, "file of hashes, one line per result").required();
+  bits.flag("--write", o.write, "write the file; default: compare with it");
   auto& losses = line.command(
       "losses", "train a small GPT-2 on the device and on the cpu, and compare losses");
   losses.flag("--small", o.small, "use a smaller model and fewer steps");
   auto& steps = line.command(
       "steps", "for each input line, run that number of GPT-2 124M steps and print their time");
   steps.flag("--small", o.small, "use a tiny model");
-  for (auto* command : {&times, &bits, &losses, &steps}) command->option("--backend", o.backend);
+  for (auto* command : {&times, &bits, &losses, &steps})
+    command->option("--backend", o.backend, "backend, such as cuda or cuda-sim");
   if (auto status = line.parse(argc, argv)) return *status;
   try {
     if (times.given() || steps.given()) set_default_backend(o.backend);

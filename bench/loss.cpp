@@ -102,7 +102,8 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
       return Results{f(h.x, h.w, ids)};
     });
   throw Error("[loss] there is no mode " + name +
-              "; expected product, gemm, full, chunked, head, masked, vocabulary, tile, forward");
+              "; expected `product`, `gemm`, `full`, `chunked`, `head`, `masked`, `vocabulary`, "
+              "`tile`, `forward`");
 }
 
 // ---- measuring ----
@@ -215,26 +216,31 @@ int main(int argc, char** argv) {
   Options o;
   const auto most = double(std::int64_t(1) << 40);
   examples::CommandLine line("Times a linear head with cross entropy and its gradients.");
-  line.option("--mode", o.mode,
-              "product, gemm, full, chunked, head, masked, vocabulary, tile or forward");
-  line.option("--against", o.against,
-              "second mode; runs alternate, and the median ratio of pairs is printed");
-  line.option("--n", o.n, "tokens").range(1, most);
-  line.option("--e", o.e, "embed").range(1, most);
-  line.option("--v", o.v, "vocab").range(1, most);
+  line.option(
+      "--mode", o.mode,
+      "computation: `product`, `gemm`, `full`, `chunked`, `head`, `masked`, `vocabulary`, `tile` "
+      "or `forward`");
+  line.option(
+      "--against", o.against,
+      "second mode; runs alternate, and the median ratio of times is printed; default: none");
+  line.option("--n", o.n, "number of tokens").range(1, most);
+  line.option("--e", o.e, "size of the hidden states").range(1, most);
+  line.option("--v", o.v, "vocabulary size").range(1, most);
   line.option("--dtype", o.dtype, "dtype of x and w: f32 or bf16").one_of({"f32", "bf16"});
   const auto memory =
-      line.option("--memory", o.memory, "MiB in addition to the results; 0: chosen by the library")
+      line.option("--memory", o.memory,
+                  "memory in MiB in addition to the results; 0: chosen by the library")
           .range(0., 1e9);
   line.option("--masked", o.masked, "share of tokens with id -1, which mode masked skips")
       .range(0., 1.);
-  line.option("--chunk", o.chunk, "positions per chunk; default: from --memory")
+  line.option("--chunk", o.chunk, "tokens or ids per chunk; 0: chosen by --memory")
       .range(1, most)
       .excludes(memory);
-  line.option("--reps", o.reps, "timed runs").range(1, 1000000);
-  line.option("--pairs", o.pairs, "pairs of timed runs with --against").range(1, 1000000);
+  line.option("--reps", o.reps, "number of timed runs").range(1, 1000000);
+  line.option("--pairs", o.pairs, "number of pairs of timed runs, with --against")
+      .range(1, 1000000);
   line.option("--threads", o.threads, "number of threads; 0: one per core").range(0, 1024);
-  line.option("--seed", o.seed).not_negative();
+  line.option("--seed", o.seed, "seed of the inputs").not_negative();
   if (auto status = line.parse(argc, argv)) return *status;
   try {
     measure(o);

@@ -132,13 +132,15 @@ int main(int argc, char** argv) {
   Options o;
   examples::CommandLine line("Times the library: GPT-2 steps, ops, contractions, calls.");
   line.option("--case", o.pattern, "regular expression of case names; default: all cases");
-  line.option("--dtype", o.dtype, "dtype of the arrays; compute dtype of GPT-2");
-  line.option("--backend", o.backend, "cpu or reference");
+  line.option("--dtype", o.dtype,
+              "float dtype of the arrays, and compute dtype of GPT-2, such as bf16");
+  line.option("--backend", o.backend, "backend: cpu or reference");
   line.option("--threads", o.threads, "number of threads; 0: one per core").range(0, 1024);
-  line.option("--runs", o.runs, "least number of timed runs; 0: 5, or 3 for the longest cases")
+  line.option("--runs", o.runs, "minimum number of timed runs; 0: 5, or 3 for the longest cases")
       .range(0, 1000000);
-  line.option("--seconds", o.seconds, "least time of short cases in seconds").not_negative();
-  line.flag("--json", o.as_json, "print one JSON object per line");
+  line.option("--seconds", o.seconds, "minimum total time of short cases, in seconds")
+      .not_negative();
+  line.flag("--json", o.as_json, "print one JSON object per line; default: a table");
   line.flag("--list", o.list, "print only the names of the cases");
   line.flag("--serve", o.serve, "wait for a line `run` before each run, as tools/compare requires");
   if (auto status = line.parse(argc, argv)) return *status;

@@ -1,3 +1,4 @@
+// Implements NumPy's SeedSequence, PCG64 and ziggurat sampling of normal numbers.
 #include "numpy.h"
 
 #include <array>

@@ -1,13 +1,10 @@
 """Checks prose against the word table in words.toml: docs, comments, error messages, test names and
 help.
 
-  python3 tests/words_test.py                  run the test: no group of files may exceed its budget
-  python3 tests/words_test.py --list PATH...   print file:line, the flagged words with replacements,
-                                               and the sentence
-  python3 tests/words_test.py --stats PATH...  print counts and shares by group and folder (default:
-                                               all files)
-  python3 tests/words_test.py --update         lower the budgets in words.toml to the current counts
+Without an option, runs the test: no group of files may exceed its budget of flagged sentences. To
+find the sentences of a file and their replacements, use --list.
 """
+import argparse
 import bisect
 import collections
 import fnmatch
@@ -39,8 +36,9 @@ PYTHON_TOKEN = re.compile(r'''(?P<quote>"{3}|'{3})(?P<block>.*?)(?P=quote)'''
 SCRIPT_TOKEN = re.compile(r'''(?:echo|printf|description:)\ ["'](?P<string>[^"'\n]*)["']'''
                           r'''|(?:^|(?<=\s))\#(?!!)(?P<line>[^\n]*)''',
                           re.VERBOSE)
+# Also regular expressions that start with ^, and glob patterns that start with *.
 CODE_IN_STRING = re.compile(
-    r"[;{]\s*(\\n)?$|^\s*[}#]|\b(float|int|const|void|return|unsigned|auto|__\w+)\b"
+    r"[;{]\s*(\\n)?$|^\s*[}#]|^[\^*]|\b(float|int|const|void|return|unsigned|auto|__\w+)\b"
     r"|->|[=!]=|&&|\+=|\+\+|%[a-z]\d")
 MASKED = re.compile(r"""`[^`]*`|<[^<>\n]*>|\]\([^)]*\)|https?:\S+|\{[^{}]*\}|\\[nt"]"""
                     r"""     # code, tags, links, placeholders
@@ -128,7 +126,7 @@ def texts(path, name):
         yield from markdown_texts(text)
     elif path.suffix in CPP:
         yield from code_texts(text, CPP_TOKEN, kind_of_string)
-    elif path.suffix == ".py":
+    elif path.suffix == ".py" or re.match(r"#!.*python", text):
         yield from code_texts(text, PYTHON_TOKEN, kind_of_string)
         for match in re.finditer(r"def test_(\w+)", text):
             yield Text(text.count("\n", 0, match.start()) + 1, "name", match[1].replace("_", " "))
@@ -267,6 +265,11 @@ class Words(unittest.TestCase):
                                  (2, "comment", " a sentence on\n two lines"),
                                  (4, "message", "no mesh is in scope \nhere")])
 
+    def test_docstrings_of_scripts_without_an_ending_are_read(self):
+        found = [text.words for text in texts(ROOT / "tools/figures", "tools/figures")
+                 if (text.line, text.kind) == (2, "comment")]
+        self.assertEqual(found, ["Draws the pictures of the documentation, docs/images/*.svg."])
+
     def test_private_words_are_flagged(self):
         for sentence in TABLE["examples"]["flagged"]:
             self.assertEqual(len(check(Text(1, "prose", sentence))[1]), 1, sentence)
@@ -276,7 +279,28 @@ class Words(unittest.TestCase):
             self.assertEqual(check(Text(1, "prose", sentence))[1], [], sentence)
 
 
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False, epilog="Other arguments are those of `python3 -m unittest`: -v prints "
+                                   "each test; Words.NAME runs one.")
+    parser.add_argument("--list", nargs="*", metavar="PATH",
+                        help="print file:line, the flagged words with replacements, and the"
+                             " sentence, for these files and folders; default: all")
+    parser.add_argument("--stats", nargs="*", metavar="PATH",
+                        help="print counts and shares by group and folder; default: all files")
+    parser.add_argument("--update", action="store_true",
+                        help="lower the budgets in words.toml to the current counts")
+    options, arguments = parser.parse_known_args()
+    if options.list is not None:
+        print_flags(options.list)
+    elif options.stats is not None:
+        print_stats(options.stats)
+    elif options.update:
+        update()
+    else:
+        unittest.main(argv=[sys.argv[0], *arguments])
+
+
 if __name__ == "__main__":
-    command, *arguments = sys.argv[1:] or [""]
-    commands = {"--list": print_flags, "--stats": print_stats, "--update": lambda _: update()}
-    commands[command](arguments) if command in commands else unittest.main()
+    main()

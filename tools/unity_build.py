@@ -6,15 +6,15 @@ compiled once for all of them. meson.build runs two commands:
                                           NAME is empty for a file that is compiled alone
   unity_build.py write ROOT OUTPUT FILES  write a unit: a source file that includes FILES
 
-LINES is the approximate length of a unit; 0 compiles each file alone. STATE is a JSON file that
-records the units of the first configuration. Files that are newer than STATE are compiled alone,
-so that a rebuild after an edit compiles one file. If many files are newer, as after `git pull`, the
-units are chosen again.
+ROOT is the repository. LINES is the approximate length of a unit; 0 compiles each file alone. STATE
+is a JSON file that records the units of the first configuration. Files that are newer than STATE
+are compiled alone, so that a rebuild after an edit compiles one file. If many files are newer, as
+after `git pull`, the units are chosen again.
 """
+import argparse
 import json
 import pathlib
 import re
-import sys
 
 MOST_ALONE = 40   # files compiled alone before units are chosen again
 FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
@@ -143,8 +143,25 @@ def write_unit(root, output, *files):
     pathlib.Path(output).write_text("\n".join(lines) + "\n")
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="print the units and the files of each")
+    listing.add_argument("root", help="folder of the repository")
+    listing.add_argument("lines", help="approximate number of lines of a unit; 0: compile each file"
+                                       " alone")
+    listing.add_argument("state", help="JSON file that records the units")
+    writing = commands.add_parser("write", help="write a unit")
+    writing.add_argument("root", help="folder of the repository")
+    writing.add_argument("output", help="source file to write")
+    writing.add_argument("files", nargs="+", help="source files to include")
+    options = parser.parse_args()
+    if options.command == "list":
+        list_units(options.root, options.lines, options.state)
+    else:
+        write_unit(options.root, options.output, *options.files)
+
+
 if __name__ == "__main__":
-    commands = {"list": list_units, "write": write_unit}
-    if len(sys.argv) < 5 or sys.argv[1] not in commands:
-        sys.exit(__doc__)
-    commands[sys.argv[1]](*sys.argv[2:])
+    main()

@@ -1,12 +1,14 @@
-// golden DIR [GROUP ...] [--backend cpu|reference|separate-memory|cuda|cuda-sim|both] [--case TEXT]
-// [--list-skipped] [--variants] [--mesh SEED | --ranks]
+// golden DIR [GROUP ...] compares the public API with recorded results of Haliax. --help prints the
+// options.
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <optional>
+#include <variant>
 
 #include "chunked.h"
 #include "errors.h"
+#include "examples/command_line.h"
 #include "gpt2.h"
 #include "haliax/error.h"
 #include "haliax/jit.h"
@@ -17,9 +19,6 @@
 namespace golden {
 namespace {
 
-const char* const usage =
-    "usage: golden DIR [GROUP ...] [--backend cpu|reference|separate-memory|cuda|cuda-sim|both] ["
-    "--case TEXT] [--list-skipped] [--variants] [--mesh SEED | --ranks]";
 const char* const all_groups[] = {"ops",  "grads",   "nn",     "random",
                                   "scan", "chunked", "errors", "gpt2"};
 
@@ -36,45 +35,34 @@ struct Options {
 
 std::uint64_t seed_of(const std::string& text) {
   if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != text.npos)
-    throw BadData("a seed is a number, and " + text + " is none; " + usage);
+    throw BadData("--mesh is " + text + "; expected a seed: digits, at most 18");
   return std::stoull(text);
 }
 
-Options parse(int argc, char** argv) {
+// Returns the exit status instead if the program ends after the arguments, as after --help.
+std::variant<Options, int> parse(int argc, char** argv) {
   Options o;
-  auto value = [&](int& i) -> std::string {
-    if (i + 1 == argc) throw BadData(std::string(argv[i]) + " needs a value; " + usage);
-    return argv[++i];
-  };
-  for (int i = 1; i < argc; ++i) {
-    const std::string a = argv[i];
-    if (a == "--list-skipped") {
-      o.list_skipped = true;
-    } else if (a == "--variants") {
-      o.variants = true;
-    } else if (a == "--ranks") {
-      o.ranks = true;
-    } else if (a == "--mesh") {
-      o.mesh = seed_of(value(i));
-    } else if (a == "--case") {
-      o.only = value(i);
-    } else if (a == "--backend") {
-      const std::string b = value(i);
-      if (b != "both") o.backends = {b};
-    } else if (a.starts_with("-")) {
-      throw BadData("unknown option " + a + "; " + usage);
-    } else if (o.dir.empty()) {
-      o.dir = a;
-    } else {
-      bool known = false;
-      for (const char* g : all_groups) known |= a == g;
-      if (!known)
-        throw BadData("there is no group " + a +
-                      "; the groups are ops, grads, nn, random, scan, chunked, errors and gpt2");
-      o.groups.push_back(a);
-    }
-  }
-  if (o.dir.empty()) throw BadData(usage);
+  std::string backend = "both", seed;
+  examples::CommandLine line("Compares the library with recorded results of Haliax.");
+  line.option("dir", o.dir, "folder of the recorded results: tests/golden").required();
+  line.option("groups", o.groups,
+              "ops, grads, nn, random, scan, chunked, errors or gpt2; default: all");
+  line.option("--backend", backend,
+              "cpu, reference, both of these, separate-memory, cuda or cuda-sim; with --mesh, "
+              "`both` draws a backend per case; with --ranks, `both` is cpu");
+  line.option("--case", o.only, "run only cases whose id contains this text; default: all cases");
+  line.flag("--list-skipped", o.list_skipped, "print skipped cases");
+  line.flag("--variants", o.variants, "train GPT-2 in all variants; default: only the plain one");
+  line.option("--mesh", seed,
+              "run each case on a mesh that is drawn from this seed; default: none");
+  line.flag("--ranks", o.ranks, "run the group gpt2 on the ranks that mpirun starts");
+  if (auto status = line.parse(argc, argv)) return *status;
+  if (backend != "both") o.backends = {backend};
+  if (!seed.empty()) o.mesh = seed_of(seed);
+  for (const auto& group : o.groups)
+    if (std::find(std::begin(all_groups), std::end(all_groups), group) == std::end(all_groups))
+      throw BadData("there is no group " + group +
+                    "; the groups are ops, grads, nn, random, scan, chunked, errors and gpt2");
   if (o.groups.empty()) o.groups.assign(std::begin(all_groups), std::end(all_groups));
   if (o.ranks) o.groups = {"gpt2"};
   if (o.ranks && o.backends.size() > 1) o.backends = {"cpu"};
@@ -201,7 +189,9 @@ class Runner {
 }  // namespace golden
 
 int main(int argc, char** argv) try {
-  return golden::Runner(golden::parse(argc, argv)).run();
+  auto parsed = golden::parse(argc, argv);
+  if (auto* status = std::get_if<int>(&parsed)) return *status;
+  return golden::Runner(std::get<golden::Options>(std::move(parsed))).run();
 } catch (const std::exception& e) {
   std::fprintf(stderr, "golden: %s\n", e.what());
   return 2;

@@ -14,12 +14,16 @@ int run(int argc, char** argv) {
   std::string folder, file, prefix;
   std::int64_t step = -1;
   line.option("folder", folder, "folder of the checkpoints").required();
-  const auto one = line.option("--one", file, "write all arrays, unsharded, to this file");
+  const auto one = line.option(
+      "--one", file,
+      "write all arrays, unsharded, to this safetensors file; default: list the checkpoints");
   line.option("--step", step, "step of the checkpoint; default: the latest")
       .not_negative()
       .needs(one);
-  line.option("--prefix", prefix,
-              "write only arrays with this prefix, and remove it from their names: model.")
+  line.option(
+          "--prefix", prefix,
+          "write only arrays with this prefix, such as model., and remove the prefix from their "
+          "names; default: all arrays")
       .needs(one);
   if (auto status = line.parse(argc, argv)) return *status;
   auto steps = haliax::checkpoint_steps(folder);

@@ -1,3 +1,4 @@
+// Training steps of a small GPT-2 with each sharding strategy.
 #include <map>
 
 #include "blocks.h"

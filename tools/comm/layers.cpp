@@ -1,3 +1,4 @@
+// Programs of one matmul, layer, block, loss or embedding, most with their gradients.
 #include "blocks.h"
 
 namespace comm {

@@ -75,26 +75,29 @@ int complain(const std::string& what) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::CommandLine line("Communication volume of the programs of tests/golden/comm.");
+  examples::CommandLine line(
+      "Prints the planned communication of the programs of tests/golden/comm, one JSON object per "
+      "line.");
   std::string only;
   bool regather = false, explain = false;
   int losses = 0;
   comm::Sizes z;
-  line.option("--only", only, "run only programs whose name matches this regular expression");
-  line.flag("--regather", regather, "gather weights of layers again in the backward pass");
+  line.option("--only", only, "regular expression of program names; default: all programs");
+  line.flag("--regather", regather,
+            "gather weights of layers again in the backward pass; default: save gathered weights");
   line.flag("--explain", explain, "print every collective to standard error");
   line.option("--losses", losses,
-              "train the GPT-2 programs for this number of steps, on the mesh and on one device")
+              "training steps of the GPT-2 programs, on the mesh and on one device; 0: print the "
+              "communication instead")
       .not_negative();
-  for (auto [name, size] : {std::pair{"--batch", &z.batch},
-                            {"--position", &z.position},
-                            {"--embed", &z.embed},
-                            {"--mlp", &z.mlp},
-                            {"--heads", &z.heads},
-                            {"--head-size", &z.head_size},
-                            {"--vocab", &z.vocab},
-                            {"--layers", &z.layers}})
-    line.option(name, *size).positive();
+  line.option("--batch", z.batch, "examples per step").positive();
+  line.option("--position", z.position, "positions per example").positive();
+  line.option("--embed", z.embed, "size of the hidden states").positive();
+  line.option("--mlp", z.mlp, "size of the hidden layer of an MLP").positive();
+  line.option("--heads", z.heads, "number of attention heads").positive();
+  line.option("--head-size", z.head_size, "size of an attention head").positive();
+  line.option("--vocab", z.vocab, "vocabulary size").positive();
+  line.option("--layers", z.layers, "number of layers").positive();
   if (auto status = line.parse(argc, argv)) return *status;
   std::regex wanted;
   try {

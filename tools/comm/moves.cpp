@@ -1,3 +1,4 @@
+// Programs that reshard, rearrange, scan, sort or draw one array.
 #include <algorithm>
 #include <cmath>
 

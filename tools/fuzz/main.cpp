@@ -1,4 +1,4 @@
-// fuzz [TARGET ...] [--runs N] [--seed S] [--seconds T] [--keep FOLDER] [FILE ...]
+// fuzz [TARGET|FILE ...] [--runs N] [--seed S] [--seconds T] [--keep FOLDER]
 //
 // Runs each target (all of them by default) on random mutations of its seeds and of the files in
 // tests/fuzz/TARGET, or on the given files alone. Any exception except an Error is a finding: its
@@ -14,6 +14,7 @@
 #include <iterator>
 #include <random>
 
+#include "examples/command_line.h"
 #include "fuzz.h"
 #include "haliax/error.h"
 
@@ -26,7 +27,7 @@ struct Options {
   std::vector<const Target*> targets;
   std::vector<std::string> files;
   std::string keep = ".";
-  long runs = 1000, seed = 1;
+  std::int64_t runs = 1000, seed = 1;
   double seconds = 1e9;
 };
 
@@ -178,34 +179,28 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 #ifndef HALIAX_LIBFUZZER
 int main(int argc, char** argv) {
   Options o;
-  for (int k = 1; k < argc; ++k) {
-    const std::string a = argv[k], value = k + 1 < argc ? argv[k + 1] : "";
-    if (a == "--runs") {
-      o.runs = std::atol(value.c_str());
-      ++k;
-    }
-
-    else if (a == "--seed") {
-      o.seed = std::atol(value.c_str());
-      ++k;
-    }
-
-    else if (a == "--seconds") {
-      o.seconds = std::atof(value.c_str());
-      ++k;
-    }
-
-    else if (a == "--keep") {
-      o.keep = value;
-      ++k;
-    }
-
-    else if (auto* t = find(a))
+  std::string names;
+  for (auto& t : fuzz::targets()) names += (names.empty() ? "" : ", ") + std::string(t.name);
+  examples::CommandLine line(
+      "Runs parsers and one-op programs on random inputs. Stores inputs that crash the program, or "
+      "that raise any exception except an Error.");
+  std::vector<std::string> words;
+  line.option("inputs", words,
+              "targets (" + names +
+                  "; default: all), and files to use as inputs; default: random changes of known "
+                  "inputs");
+  line.option("--runs", o.runs, "number of inputs per target");
+  line.option("--seed", o.seed, "seed of the random inputs");
+  line.option("--seconds", o.seconds, "time limit per target in seconds");
+  line.option("--keep", o.keep, "folder for inputs that fail");
+  if (auto status = line.parse(argc, argv)) return *status;
+  for (auto& word : words) {
+    if (auto* t = find(word))
       o.targets.push_back(t);
-    else if (std::filesystem::exists(a))
-      o.files.push_back(a);
+    else if (std::filesystem::exists(word))
+      o.files.push_back(word);
     else {
-      std::fprintf(stderr, "%s is neither a target nor a file\n", a.c_str());
+      std::fprintf(stderr, "%s is neither a target nor a file\n", word.c_str());
       return 1;
     }
   }
