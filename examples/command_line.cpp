@@ -1,3 +1,4 @@
+// Implements command_line.h with CLI11.
 #include "command_line.h"
 
 #include <CLI/CLI.hpp>

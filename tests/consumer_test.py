@@ -58,7 +58,7 @@ class Consumer(unittest.TestCase):
 
     def check_pkg_config(self, compiler):
         program = pathlib.Path(self.folder.name) / pathlib.Path(compiler).name
-        # Warnings of Eigen's headers are no errors.
+        # Eigen's headers cause warnings, which are not errors in system folders.
         flags = [f.replace("-I/usr", "-isystem/usr") for f in self.pkg_config("--cflags", "haliax")]
         run(compiler, *STRICT, *flags, "-c", SOURCES / "main.cpp", "-o", f"{program}.o")
         for kind in ("haliax", "haliax-static"):
@@ -95,7 +95,7 @@ class Consumer(unittest.TestCase):
                 f"-DCMAKE_PREFIX_PATH={self.prefix}")
 
     def test_a_running_program_loads_the_shared_library(self):
-        load = f"import ctypes; ctypes.CDLL('{LIBRARY}')"   # as extensions of Python are loaded
+        load = f"import ctypes; ctypes.CDLL('{LIBRARY}')"   # as Python loads extensions
         in_thread = ("import ctypes, threading\n"
                      f"t = threading.Thread(target=ctypes.CDLL, args=('{LIBRARY}',))\n"
                      "t.start(); t.join()")

@@ -30,7 +30,7 @@ def relative(path):
 
 
 def pages():
-    """The pages of the documentation, README.md and CONTRIBUTING.md."""
+    """Returns the pages of the documentation, README.md and CONTRIBUTING.md."""
     found = (page for page in DOCS.rglob("*.md") if GENERATED not in page.parents)
     return sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found])
 
@@ -40,24 +40,24 @@ def squeezed(text):
 
 
 def blocks(text):
-    """(language, content) of each fenced block, in order."""
+    """Returns (language, content) of each fenced block, in order."""
     return [(language.strip(), content) for _, language, content in FENCE.findall(text)]
 
 
 def prose(text):
-    """The text without blocks, comments and code."""
+    """Returns the text without blocks, comments and code."""
     return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "",
                   re.sub(r"<!--.*?-->", "", FENCE.sub("", text), flags=re.DOTALL))
 
 
 def files_of(text, kind):
-    """The files that a page names for its code or its rows."""
+    """Returns the files that a page names for its code or its rows."""
     named = re.findall(rf"<!-- {kind}: (.*?) -->", "\n".join(text.splitlines()[:10]))
     return [file for names in named for file in names.split()]
 
 
 def strings(code):
-    """The string literals of C++ source, one after the other."""
+    """Returns the concatenated string literals of C++ source."""
     def value(match):
         raw, plain = match[2], match[3]
         return raw or re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]),
@@ -66,8 +66,8 @@ def strings(code):
 
 
 def slugs(text):
-    """The anchors of a page: GitHub's and MyST's names of its headings, and targets written by
-    hand."""
+    """Returns the anchors of a page: GitHub's and MyST's names of its headings, and explicit
+    targets."""
     found = (set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
              | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE)))
     count = {}
@@ -80,7 +80,7 @@ def slugs(text):
 
 
 def links(text):
-    """The targets of links and images that are not addresses of the web."""
+    """Returns the targets of links and images, except web addresses."""
     text = prose(text)
     found = (re.findall(r"\]\(<?([^)>\s]+)", text)
              + re.findall(r"^\[[^\]]+\]: +(\S+)", text, re.MULTILINE))
@@ -89,7 +89,7 @@ def links(text):
 
 
 def missing_code(text, code):
-    """Paragraphs of the page's blocks of C++ that are not in the code."""
+    """Returns the paragraphs of the page's C++ blocks that are not in the code."""
     code = squeezed(code)
     parts = (part for language, block in blocks(text) if language == "cpp"
              for part in re.split(r"\n\s*\n", block))
@@ -97,8 +97,8 @@ def missing_code(text, code):
 
 
 def missing_rows(text, code):
-    """Code in the last columns of tables of C++ that is not in the code. Names of environment
-    variables are not C++."""
+    """Returns the entries in the last columns of tables of C++ that are not in the code. Names of
+    environment variables are skipped."""
     code = squeezed(code)
     tables = re.findall(r"^\|.*\| C\+\+ \|\n((?:\|.*\n)+)", FENCE.sub("", text) + "\n",
                         re.MULTILINE)
@@ -110,7 +110,8 @@ def missing_rows(text, code):
 
 
 def missing_output(text, code):
-    """Lines that a page shows as the output of its C++ and that are in no string of the code."""
+    """Returns the lines that a page shows as output of its C++ and that no string of the code
+    has."""
     known, missing = squeezed(strings(code)), []
     shown = blocks(text)
     for (before, program), (language, output) in zip(shown, shown[1:]):
@@ -127,7 +128,7 @@ class Docs(unittest.TestCase):
         self.assertEqual("\n".join(map(str, found)), "")
 
     def bound(self, kind, check):
-        """Fails with all finds of a check in pages that name files of this kind."""
+        """Fails with all results of a check of the pages that name files of this kind."""
         found = []
         for page in pages():
             text = page.read_text()

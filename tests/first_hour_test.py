@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Where tools/build finds sources.
+# The folders in which tools/build finds sources.
 FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
 
 # A project with the targets of meson.build that tools/install installs.
@@ -29,7 +29,7 @@ def run(*command, **options):
 
 
 def link_virtual_environment(checkout):
-    """tools/setup has put meson there if the distribution's is too old."""
+    """Links .venv, in which tools/setup installs meson if the distribution's version is too old."""
     if (ROOT / ".venv").exists():
         (checkout / ".venv").symlink_to(ROOT / ".venv")
 
@@ -46,7 +46,7 @@ class TemporaryFolder(unittest.TestCase):
 
 
 class Install(TemporaryFolder):
-    """tools/install in a small project, which compiles in a second."""
+    """Runs tools/install in a small project, which compiles in a second."""
 
     def setUp(self):
         super().setUp()

@@ -1,5 +1,5 @@
-"""C++ files are formatted by clang-format with the configuration of this repository, and lines of
-Python have at most 100 columns."""
+"""Checks that C++ files are formatted by clang-format with the configuration of this repository,
+and that lines of Python have at most 100 columns."""
 import pathlib
 import re
 import shutil
@@ -8,21 +8,21 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ("include", "src", "backends", "tests", "examples", "bench", "tools")
-VERSION = "14"  # another version breaks lines elsewhere
+VERSION = "14"  # other versions format differently
 
 
 def formatter():
     """Returns the name of clang-format 14, or None."""
     for name in (f"clang-format-{VERSION}", "clang-format"):
         if shutil.which(name):
-            said = subprocess.run([name, "--version"], stdout=subprocess.PIPE, text=True).stdout
-            if re.search(rf"version {VERSION}\.", said):
+            version = subprocess.run([name, "--version"], stdout=subprocess.PIPE, text=True).stdout
+            if re.search(rf"version {VERSION}\.", version):
                 return name
     return None
 
 
 @unittest.skipUnless(formatter(),
-                     f"there is no clang-format {VERSION}: tools/setup --tests installs it")
+                     f"clang-format {VERSION} is not installed: tools/setup --tests")
 class Format(unittest.TestCase):
     def unformatted(self, *files):
         command = [formatter(), "--dry-run", *map(str, files)]
@@ -44,7 +44,7 @@ class Format(unittest.TestCase):
 
 
 def python_files():
-    """Yields the files of Python in this repository: named *.py, and scripts without an ending."""
+    """Yields the Python files of this repository: *.py, and scripts without a suffix."""
     for folder in (*FOLDERS, "docs"):
         for file in (ROOT / folder).rglob("*"):
             script = not file.suffix and file.is_file() and file.read_bytes()[:99].splitlines()[:1]

@@ -1,4 +1,4 @@
-"""build/tools/fuzz for a short while, and command lines that make no sense."""
+"""A short run of build/tools/fuzz, and random command lines of two programs."""
 import os
 import pathlib
 import random
@@ -18,7 +18,7 @@ WORDS = ["", "0", "-1", "99999999999999999999", "1e400", "nan", "(", "--", "-", 
 
 class Fuzz(unittest.TestCase):
     @unittest.skipUnless(FUZZ.exists(), "tools/build tools/fuzz")
-    def test_random_inputs_are_taken_or_refused(self):
+    def test_random_inputs_are_accepted_or_raise(self):
         with tempfile.TemporaryDirectory() as keep:
             done = subprocess.run([FUZZ, "--runs", "1500", "--seconds", "2", "--keep", keep],
                                   cwd=ROOT, text=True, stdout=subprocess.PIPE,
@@ -29,14 +29,14 @@ class Fuzz(unittest.TestCase):
                                "ops"})
         self.assertEqual({f.name for f in (ROOT / "tests/fuzz").iterdir()} - ran, set())
 
-    def test_command_lines_end_with_a_sentence(self):
+    def test_random_command_lines_do_not_crash(self):
         choose = random.Random(1)
         for program, options in PROGRAMS.items():
             if not (ROOT / "build" / program).exists():
                 continue
             for _ in range(12):
                 line = ([choose.choice(options + WORDS) for _ in range(choose.randint(1, 4))]
-                        + ["--nosuch"])   # nothing runs
+                        + ["--nosuch"])   # invalid, so that nothing runs
                 done = subprocess.run([ROOT / "build" / program, *line], stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE, timeout=20)
                 self.assertIn(done.returncode, range(0, 126), (program, line, done.stderr))

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Every text of a kernel that the suite's simulated runs have left is compiled for cards: no stack,
-no spills, nothing called.
+"""Compiles the kernels that runs on the simulated GPU have stored, for real GPU architectures.
 
-gpu_kernels.py [FOLDER]   those in FOLDER, or else in build/kernels, where runs with
-                          HALIAX_CUDA=keep leave them
+  python3 tests/gpu_kernels.py [FOLDER]   FOLDER: the stored kernels; default: build/kernels
 
-Many texts are compiled as one, which spares most of the front end's work; one that does not come
-out well is compiled again by itself, as a card's machine would. What came out well is remembered by
-text, prelude, options, compiler and card, so a second run compiles nothing.
+Runs with HALIAX_CUDA=keep store the source code of their kernels. Each kernel must compile with
+NVRTC, and must use no stack, spill no registers and call no functions.
+
+Up to 64 kernels are compiled together, which parses their common prelude once. A kernel with a
+fault is compiled again alone, as on a machine with a GPU. The file compiled_for_gpus in FOLDER
+lists hashes of the kernels that have passed, with their options, compiler and architecture. A
+second run skips these kernels.
 """
 import concurrent.futures
 import ctypes
@@ -21,15 +23,15 @@ import typing
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CARDS = (80, 90, 100)
-TOGETHER = 64
-# a function of the toolkit's, which is linked later (backends/cuda/nvrtc.cpp)
-TELLS = "cudaGraphSetConditional"
-FINE = " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-# the toolkit's, of f64: the one function that is called, and it has no stack either
+ARCHITECTURES = (80, 90, 100)
+BATCH_SIZE = 64
+# a function of the CUDA toolkit that is linked later (backends/cuda/nvrtc.cpp)
+CONDITIONAL = "cudaGraphSetConditional"
+PASSED = " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+# the power of f64 in the CUDA toolkit, the only function that a kernel may call; it uses no stack
 POW = "__internal_accurate_pow"
-PLANTED = """struct kplanted_words { Word w[2]; };
-extern "C" __global__ void kplanted(const kplanted_words a) {
+WITH_STACK = """struct kstack_words { Word w[2]; };
+extern "C" __global__ void kstack(const kstack_words a) {
   double many[100] = {};
   for (int k = 0; k < 100; ++k) many[load<int>(a.w[0], k)] += 1;
   for (int k = 0; k < 100; ++k) store<double>(a.w[1], k, many[k]);
@@ -37,28 +39,28 @@ extern "C" __global__ void kplanted(const kplanted_words a) {
 """
 
 
-class Text(typing.NamedTuple):
+class Kernel(typing.NamedTuple):
     name: str
     prelude: str
     body: str
 
 
 def read(file):
-    """Everything before the kernel's own words is the prelude, which all share."""
+    """Returns the kernel of a file. The prelude is the code before the struct of its arguments."""
     prelude, words, body = file.read_text().partition(f"struct {file.stem}_words ")
-    return Text(file.stem, sys.intern(prelude), words + body.rstrip().removesuffix("}"))
+    return Kernel(file.stem, sys.intern(prelude), words + body.rstrip().removesuffix("}"))
 
 
 @functools.cache
-def usual_options(sm):
-    """Those of the library."""
-    said = (ROOT / "backends/cuda/nvrtc.cpp").read_text().partition("nvrtc_options(")[2].partition(
-        "if (exact)")[0]
-    return [option.replace("{}", str(sm)) for option in re.findall(r'"(--[^"]+)"', said)]
+def library_options(sm):
+    """Returns the compiler options of the library, which its source lists."""
+    source = (ROOT / "backends/cuda/nvrtc.cpp").read_text()
+    listed = source.partition("nvrtc_options(")[2].partition("if (exact)")[0]
+    return [option.replace("{}", str(sm)) for option in re.findall(r'"(--[^"]+)"', listed)]
 
 
-def options(sm, text):
-    return usual_options(sm) + ["--relocatable-device-code=true"] * (TELLS in text)
+def options(sm, code):
+    return library_options(sm) + ["--relocatable-device-code=true"] * (CONDITIONAL in code)
 
 
 @functools.cache
@@ -67,7 +69,7 @@ def digest(text):
 
 
 class Nvrtc:
-    """None of it is there: version is 0."""
+    """The library NVRTC. The version is 0 if it is not installed."""
 
     def __init__(self):
         self.version, self.library = 0, None
@@ -81,14 +83,14 @@ class Nvrtc:
             self.version = 1000 * major.value + 10 * minor.value
             break
 
-    def compile(self, text, sm):
-        """Whether it was compiled, and the log."""
+    def compile(self, code, sm):
+        """Returns whether the code compiles, and the log."""
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
-        asked = [option.encode() for option in options(sm, text)]
-        self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0,
+        arguments = [option.encode() for option in options(sm, code)]
+        self.library.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"kernels.cu", 0,
                                         None, None)
-        status = self.library.nvrtcCompileProgram(program, len(asked),
-                                                  (ctypes.c_char_p * len(asked))(*asked))
+        status = self.library.nvrtcCompileProgram(
+            program, len(arguments), (ctypes.c_char_p * len(arguments))(*arguments))
         self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         self.library.nvrtcGetProgramLog(program, log)
@@ -96,81 +98,85 @@ class Nvrtc:
         return status == 0, log.value.decode(errors="replace")
 
 
-def complaint(name, log):
-    """What the log has against a kernel; empty: nothing."""
+def faults_in(name, log):
+    """Returns the faults of a kernel in the log of its compilation. Empty if there are none."""
     about = log.partition(f"Compiling entry function '{name}'")[2].partition(
         "Compiling entry function")[0]
     functions = re.findall(r"Function properties for (\S+)\n(.*)", about)
     if not functions:
-        return "the log does not have it"
-    bad = [f"{function}: {' '.join(said.split())}" for function, said in functions
-           if function not in (name, POW) or FINE not in said]
+        return "the log does not contain the kernel"
+    bad = [f"{function}: {' '.join(usage.split())}" for function, usage in functions
+           if function not in (name, POW) or PASSED not in usage]
     return "; ".join(bad)
 
 
-def compiled(texts, sm):
-    """name -> complaint, of texts with one prelude."""
-    nvrtc = Nvrtc()
-    fine, log = nvrtc.compile(texts[0].prelude + "".join(text.body for text in texts) + "}\n", sm)
-    found = {text.name: complaint(text.name, log) if fine else log.strip() for text in texts}
-    if len(texts) > 1:
-        for text in texts:
-            if found[text.name]:
-                found.update(compiled([text], sm))
+def compile_kernels(kernels, sm):
+    """Compiles kernels with one prelude together. Returns a dictionary from names to faults."""
+    code = kernels[0].prelude + "".join(kernel.body for kernel in kernels) + "}\n"
+    succeeded, log = Nvrtc().compile(code, sm)
+    found = {kernel.name: faults_in(kernel.name, log) if succeeded else log.strip()
+             for kernel in kernels}
+    if len(kernels) > 1:
+        for kernel in kernels:
+            if found[kernel.name]:
+                found.update(compile_kernels([kernel], sm))
     return found
 
 
-class Work:
-    """All texts of a folder, for all cards."""
+class Compilation:
+    """Compiles all kernels of a folder for all architectures. `faults` are those of each kernel."""
 
     def __init__(self, folder):
-        self.folder, self.version, self.known_file = (folder, Nvrtc().version,
-                                                      folder / "fine_for_cards")
-        self.texts = [read(file) for file in sorted(folder.glob("k" + "[0-9a-f]" * 16 + ".cu"))]
-        self.bad = {sm: {} for sm in CARDS}
+        self.folder, self.version = folder, Nvrtc().version
+        self.passed_file = folder / "compiled_for_gpus"
+        self.kernels = [read(file) for file in sorted(folder.glob("k" + "[0-9a-f]" * 16 + ".cu"))]
+        self.faults = {sm: {} for sm in ARCHITECTURES}
         if self.version:
             self.run()
 
-    def key(self, text, sm):
-        return digest("\n".join([str(self.version), FINE, *options(sm, text.body),
-                                 digest(text.prelude), text.body]))
+    def key(self, kernel, sm):
+        return digest("\n".join([str(self.version), PASSED, *options(sm, kernel.body),
+                                 digest(kernel.prelude), kernel.body]))
 
     def run(self):
-        known = set(self.known_file.read_text().split()) if self.known_file.exists() else set()
-        todo = [(sm, text) for sm in CARDS
-                for text in self.texts if self.key(text, sm) not in known]
-        alike = {}
-        for sm, text in todo:
-            alike.setdefault((sm, text.prelude, TELLS in text.body), []).append(text)
-        parts = [(sm, texts[at:at + TOGETHER]) for (sm, *_), texts in alike.items()
-                 for at in range(0, len(texts), TOGETHER)]
+        passed = set(self.passed_file.read_text().split()) if self.passed_file.exists() else set()
+        todo = [(sm, kernel) for sm in ARCHITECTURES
+                for kernel in self.kernels if self.key(kernel, sm) not in passed]
+        groups = {}   # by architecture, prelude and options
+        for sm, kernel in todo:
+            groups.setdefault((sm, kernel.prelude, CONDITIONAL in kernel.body), []).append(kernel)
+        batches = [(sm, kernels[at:at + BATCH_SIZE]) for (sm, *_), kernels in groups.items()
+                   for at in range(0, len(kernels), BATCH_SIZE)]
         with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            running = {pool.submit(compiled, texts, sm): (sm, texts) for sm, texts in parts}
+            running = {pool.submit(compile_kernels, kernels, sm): (sm, kernels)
+                       for sm, kernels in batches}
             for job in concurrent.futures.as_completed(running):
-                sm, texts = running[job]
+                sm, kernels = running[job]
                 found = job.result()
-                self.bad[sm].update((name, why) for name, why in found.items() if why)
-                # at once: what was made stays, if this is ended
-                with self.known_file.open("a") as file:
-                    file.write("".join(self.key(text, sm) + "\n" for text in texts
-                                       if not found[text.name]))
+                self.faults[sm].update((name, fault) for name, fault in found.items() if fault)
+                # after each batch, so that a run that is terminated keeps its results
+                with self.passed_file.open("a") as file:
+                    file.write("".join(self.key(kernel, sm) + "\n" for kernel in kernels
+                                       if not found[kernel.name]))
 
 
-class Cards(unittest.TestCase):
+class Kernels(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.work = Work(pathlib.Path(os.environ.get("HALIAX_CACHE") or ROOT / "build/kernels"))
+        folder = pathlib.Path(os.environ.get("HALIAX_CACHE") or ROOT / "build/kernels")
+        cls.compilation = Compilation(folder)
 
     def check(self, sm):
-        work = self.work
-        if not work.version:
-            self.skipTest(f"no NVRTC: {len(work.texts)} texts are not compiled for sm_{sm}")
-        if not work.texts:
-            self.skipTest("no texts: golden groups and ops on cuda-sim leave them")
-        bad = "".join(f"\n  {name}.cu, sm_{sm}: {why}"
-                      for name, why in sorted(work.bad[sm].items()))
-        self.assertFalse(bad,
-                         f"{len(work.bad[sm])} of {len(work.texts)} texts in {work.folder}:{bad}")
+        one = self.compilation
+        if not one.version:
+            self.skipTest(f"NVRTC is not installed: {len(one.kernels)} kernels are not compiled "
+                          f"for sm_{sm}")
+        if not one.kernels:
+            self.skipTest("no kernels: golden groups and ops on cuda-sim store them")
+        faults = "".join(f"\n  {name}.cu, sm_{sm}: {fault}"
+                         for name, fault in sorted(one.faults[sm].items()))
+        self.assertFalse(faults, f"{len(one.faults[sm])} of {len(one.kernels)} kernels in "
+                                 f"{one.folder} have faults:{faults}")
 
     def test_sm_80(self):
         self.check(80)
@@ -181,29 +187,29 @@ class Cards(unittest.TestCase):
     def test_sm_100(self):
         self.check(100)
 
-    def test_what_is_planted_is_found(self):
-        if not self.work.version or not self.work.texts:
-            self.skipTest("no NVRTC, or no texts")
-        one = self.work.texts[0]
-        planted, broken = (Text("kplanted", one.prelude, PLANTED),
-                           Text("kbroken", one.prelude, "nonsense;\n"))
-        found = compiled([one, planted], 90)
+    def test_faults_of_other_kernels_are_reported(self):
+        if not self.compilation.version or not self.compilation.kernels:
+            self.skipTest("NVRTC is not installed, or there are no kernels")
+        one = self.compilation.kernels[0]
+        with_stack = Kernel("kstack", one.prelude, WITH_STACK)
+        broken = Kernel("kbroken", one.prelude, "nonsense;\n")
+        found = compile_kernels([one, with_stack], 90)
         self.assertEqual(found[one.name], "")
-        self.assertIn(" 800 bytes stack frame", found["kplanted"])
-        found = compiled([one, broken], 90)
+        self.assertIn(" 800 bytes stack frame", found["kstack"])
+        found = compile_kernels([one, broken], 90)
         self.assertEqual(found[one.name], "")
         self.assertIn("nonsense", found["kbroken"])
 
 
 def main():
-    work = Work(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/kernels"))
-    if not work.version:
-        sys.exit("gpu_kernels.py: there is no NVRTC")
-    for sm in CARDS:
-        for name, why in sorted(work.bad[sm].items()):
-            print(f"{name}.cu, sm_{sm}: {why}")
-        print(f"sm_{sm}: {len(work.texts)} texts, {len(work.bad[sm])} bad")
-    return any(work.bad.values())
+    one = Compilation(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/kernels"))
+    if not one.version:
+        sys.exit("gpu_kernels.py: NVRTC is not installed")
+    for sm in ARCHITECTURES:
+        for name, fault in sorted(one.faults[sm].items()):
+            print(f"{name}.cu, sm_{sm}: {fault}")
+        print(f"sm_{sm}: {len(one.kernels)} kernels, {len(one.faults[sm])} with faults")
+    return any(one.faults.values())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""tools/gpu: what is packed starts from its folder alone, says so where there is no GPU, and runs
-on the simulated card."""
+"""Checks tools/gpu: a pack runs from its own folder, reports a missing GPU, and runs all its steps
+on the simulated GPU."""
 import json
 import os
 import pathlib
@@ -12,7 +12,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-CASES = {   # the unit, and what a case is measured beside
+CASES = {   # the unit of a case, and the start of the name of its baseline
     "copy": ("GB/s", None), "gemm": ("TFLOP/s", "the bare call"), "fused": ("GB/s", "a copy"),
     "softmax": ("GB/s", "a copy"), "softmax_grad": ("GB/s", "a copy"),
     "layer_norm": ("GB/s", "a copy"), "layer_norm_grad": ("GB/s", "a copy"),
@@ -20,12 +20,13 @@ CASES = {   # the unit, and what a case is measured beside
     "attention": ("TFLOP/s", None), "attention_both": ("TFLOP/s", None), "gpt2": ("tokens/s", None)}
 
 
-def packed(folder):
+def pack(folder):
+    """Writes a small pack into the folder."""
     subprocess.run([ROOT / "tools/gpu", "--pack", folder, "--small"], check=True,
                    stdout=subprocess.DEVNULL)
 
 
-# In place of PyTorch's.
+# A program with the interface of bench/gpt2_torch.py, which needs no PyTorch.
 STEPS = """import json, sys
 print(json.dumps({"ready": "torch of this test, B=2", "tokens": 32}), flush=True)
 for line in sys.stdin:
@@ -34,22 +35,23 @@ for line in sys.stdin:
 
 
 def tool():
+    """Returns the globals of tools/gpu."""
     names = {"__name__": "tool", "__file__": str(ROOT / "tools/gpu")}
-    # it has no .py behind its name
+    # not an import, because the file has no suffix .py
     exec(compile((ROOT / "tools/gpu").read_text(), "tools/gpu", "exec"), names)
     return names
 
 
-class WithoutABuild(unittest.TestCase):
+class WithoutBuild(unittest.TestCase):
     def test_a_pack_has_all_golden_files(self):
         names = tool()
-        there = {f.name for f in (ROOT / "tests/golden").iterdir()
+        expected = {f.name for f in (ROOT / "tests/golden").iterdir()
                  if f.suffix in (".json", ".safetensors")} - {"errors.json"}
-        self.assertEqual({f.name for f in names["golden_files"](names["GROUPS"])}, there)
+        self.assertEqual({f.name for f in names["golden_files"](names["GROUPS"])}, expected)
         self.assertEqual([f.name for f in names["golden_files"](["nn"])],
                          ["nn.json", "nn.safetensors"])
 
-    def test_what_is_written_names_no_place_of_the_machine(self):
+    def test_reports_contain_no_paths_of_the_machine(self):
         folder = pathlib.Path("/tmp/made")
         run = tool()["Run"](folder, folder, None, True)
         for text, plain in (
@@ -66,10 +68,10 @@ class WithoutABuild(unittest.TestCase):
 @unittest.skipUnless((ROOT / "build/tests/golden").exists() and (ROOT / "build/bench/gpu").exists(),
                      "tools/build")
 class Gpu(unittest.TestCase):
-    def test_a_pack_runs_without_a_gpu_and_says_so(self):
+    def test_a_pack_reports_that_there_is_no_gpu(self):
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
-            packed(folder / "pack")
+            pack(folder / "pack")
             size = sum(f.stat().st_size for f in (folder / "pack").iterdir())
             self.assertLess(size, 40 << 20)
             without = dict(os.environ, CUDA_VISIBLE_DEVICES="")
@@ -78,22 +80,21 @@ class Gpu(unittest.TestCase):
             self.assertEqual(done.returncode, 77)
             self.assertIn("nothing is run: ", done.stdout)
             self.assertFalse((folder / "pack/bench").exists())
-            # What it would run there starts with the libraries of the pack alone, and finds its
-            # data.
+            # The programs of the pack need only the libraries and the data of the pack.
             with tarfile.open(folder / "pack/all.tar.gz") as tar:
-                tar.extractall(folder / "there")
-            there = folder / "there"
-            loader = next((there / "lib").glob("ld-linux*"))
-            command = [loader, "--inhibit-cache", "--library-path", there / "lib",
-                       there / "bin/golden", there / "golden", "random"]
-            said = subprocess.run([*command, "--backend", "cpu", "--case", "uniform"], env={},
-                                  stdout=subprocess.PIPE, text=True).stdout
-            self.assertRegex(said, r"[1-9]\d* passed, 0 failed")
+                tar.extractall(folder / "extracted")
+            extracted = folder / "extracted"
+            loader = next((extracted / "lib").glob("ld-linux*"))
+            command = [loader, "--inhibit-cache", "--library-path", extracted / "lib",
+                       extracted / "bin/golden", extracted / "golden", "random"]
+            output = subprocess.run([*command, "--backend", "cpu", "--case", "uniform"], env={},
+                                    stdout=subprocess.PIPE, text=True).stdout
+            self.assertRegex(output, r"[1-9]\d* passed, 0 failed")
 
-    def test_all_that_a_card_is_asked_runs_on_the_simulated_one(self):
+    def test_all_steps_run_on_the_simulated_gpu(self):
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
-            packed(folder)
+            pack(folder)
             command = [sys.executable, folder / "gpu", "--rehearse", "--out", folder / "out",
                        "--python", folder / "nothing"]
             code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
@@ -102,16 +103,18 @@ class Gpu(unittest.TestCase):
             self.assertEqual(sorted(written), ["card", "date", "steps", "table"])
             lines = {case: [line for line in written["table"] if line["case"] == case]
                      for case in CASES}
-            for case, (unit, beside) in CASES.items():
-                of_gemm = 6 * 2 if case == "gemm" else 1   # shapes, and again with `tune`
-                self.assertEqual(len(lines[case]), 2 * of_gemm, case)   # twice
+            for case, (unit, baseline) in CASES.items():
+                # gemm: 6 shapes, with and without `tune`
+                count = 6 * 2 if case == "gemm" else 1
+                # each case is measured twice
+                self.assertEqual(len(lines[case]), 2 * count, case)
                 for line in lines[case]:
                     self.assertEqual((line["unit"], line["clock"]), (unit, "events"), line)
                     self.assertGreater(line["seconds"], 0, line)
                     self.assertGreaterEqual(line["spread"], 0, line)
-                    self.assertEqual("ratio" in line, beside is not None, line)
-                    if beside:
-                        self.assertTrue(line["beside"]["what"].startswith(beside), line)
+                    self.assertEqual("ratio" in line, baseline is not None, line)
+                    if baseline:
+                        self.assertTrue(line["beside"]["what"].startswith(baseline), line)
                         self.assertGreater(line["beside"]["seconds"], 0, line)
             [losses] = [line for line in written["table"] if line["case"] == "losses"]
             self.assertLess(losses["furthest"], losses["limit"])
@@ -119,7 +122,7 @@ class Gpu(unittest.TestCase):
             self.assertEqual([line["status"] for line in written["table"]
                               if line["case"] == "gpt2_torch"], ["not compared: no torch"])
 
-    def test_steps_are_made_in_turns_with_another_program(self):
+    def test_steps_alternate_with_steps_of_another_program(self):
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
             (folder / "gpt2_torch.py").write_text(STEPS)
@@ -129,17 +132,17 @@ class Gpu(unittest.TestCase):
             self.assertEqual((status, len(lines)), ("passed", 2))
             for line in lines:
                 self.assertEqual(line["beside"]["seconds"], 0.5)
-                self.assertAlmostEqual(line["ratio"], 0.5 / line["seconds"])   # both have 32 tokens
+                self.assertAlmostEqual(line["ratio"], 0.5 / line["seconds"])   # both run 32 tokens
             (folder / "gpt2_torch.py").write_text("import time; time.sleep(100)")
             self.assertEqual(run.in_turns(sys.executable, 3), ("ended after 3 s", []))
             (folder / "gpt2_torch.py").write_text("raise SystemExit('it does not fit')")
             status, lines = run.in_turns(sys.executable, 60)
             self.assertRegex(status, r"^failed \(.* ended: it does not fit\)$")
 
-    def test_a_library_of_the_toolkit_that_is_missing_is_named(self):
+    def test_a_missing_library_of_the_toolkit_is_named(self):
         loader = pathlib.Path("/lib64/ld-linux-x86-64.so.2")
         if not loader.exists():
-            self.skipTest("no such loader")
+            self.skipTest(f"{loader} does not exist")
         done = subprocess.run([loader, "--inhibit-cache", ROOT / "build/tests/backends", "-nv",
                                "-tc=*is missing is named"], capture_output=True, text=True)
         if "left out" in done.stdout:

@@ -1,4 +1,4 @@
-"""The cpu's kernels for older machines, which are compiled with the others: by HALIAX_ISA."""
+"""The CPU kernels for older processors, which the variable HALIAX_ISA selects."""
 import os
 import pathlib
 import subprocess
@@ -13,13 +13,13 @@ def golden(isa, *groups):
 
 
 class Isa(unittest.TestCase):
-    def test_what_haliax_computes(self):
+    def test_results_match_the_golden_files(self):
         for isa in ("avx2", "baseline"):
             with self.subTest(isa):
                 done = golden(isa, "ops", "grads", "nn", "chunked")
                 self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr)
 
-    def test_a_word_that_is_none(self):
+    def test_an_invalid_value_is_rejected(self):
         done = golden("sse9", "nn")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("[environment] HALIAX_ISA is sse9; it must be amx, avx512, avx2 or baseline",

@@ -1,5 +1,5 @@
-"""The direction of includes: a file may include its own layer and those below it, and nothing
-includes a backend."""
+"""Checks the direction of includes: a file may include files of its own layer and of the layers
+below it. Only backends and tests include backends."""
 import pathlib
 import re
 import tempfile
@@ -7,14 +7,15 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Lowest first. examples, then bench, tools and tests stand on top of everything.
+# From the lowest layer to the highest. The folders of TOP are above all of them.
 LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms",
           "src/nn", "src/compile/memory", "src/compile/loops", "src/compile/lower",
           "src/compile/sharding", "src/compile/chunk", "src/compile", "src/devices", "src/io",
           "src/runtime", "src/report"]
-APART = {"src/compile/sharding", "src/compile/chunk"}   # neither sees the other
+# Neither of these two layers may include the other.
+SEPARATE = {"src/compile/sharding", "src/compile/chunk"}
 TOP = ["examples", "bench", "tools", "tests"]
-BACKEND_SEES = ["include/haliax", "src/base", "src/program"]
+BACKEND_INCLUDES = ["include/haliax", "src/base", "src/program"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(haliax/[^>]+)>)')
 
 
@@ -24,8 +25,8 @@ def layer_of(path):
 
 
 def target_of(root, file, name):
-    """The file that an include means: beside the includer, else in include/, src/ or the root.
-    None: not ours."""
+    """Returns the path of an included file: next to the including file, in include/, in src/ or in
+    the root. Returns None for files of other projects."""
     for folder in (file.parent, root / "include", root / "src", root):
         if (folder / name).is_file():
             return (folder / name).resolve().relative_to(root).as_posix()
@@ -37,13 +38,13 @@ def target_of(root, file, name):
 
 
 def allowed(here, there, source, target):
-    if here == "backends":   # each backend its own folder
+    if here == "backends":   # a backend may also include files of its own folder
         same = source.split("/")[:2] == target.split("/")[:2]
-        return there in BACKEND_SEES or (there == "backends" and same)
+        return there in BACKEND_INCLUDES or (there == "backends" and same)
     if here in TOP:
         return (there in LAYERS or there in (here, "examples")
                 or (here == "tests" and there == "backends"))
-    if here != there and {here, there} == APART:
+    if here != there and {here, there} == SEPARATE:
         return False
     return there in LAYERS and LAYERS.index(there) <= LAYERS.index(here)
 
@@ -69,13 +70,13 @@ class Layers(unittest.TestCase):
     def test_layers_of_this_repository(self):
         self.assertEqual("\n".join(violations(ROOT)), "")
 
-    def test_every_source_has_a_layer(self):
+    def test_every_source_is_in_a_layer(self):
         stray = [f.relative_to(ROOT).as_posix() for f in (ROOT / "src").rglob("*.*")
                  if f.suffix in {".h", ".cpp"} and not layer_of(f.relative_to(ROOT).as_posix())]
         self.assertFalse(stray)
 
     def check(self, source, include, expected):
-        """Is the include reported in a tree of its own?"""
+        """Checks whether the include is reported, in a tree with only this source."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name in ("include/haliax/axis.h", "src/base/name.h", "src/program/program.h",
@@ -87,7 +88,7 @@ class Layers(unittest.TestCase):
             (root / source).write_text(f"// text\n#include {include}\n")
             self.assertEqual(bool(violations(root)), expected, f"{source} includes {include}")
 
-    def test_upward_includes_are_found(self):
+    def test_upward_includes_are_reported(self):
         self.check("src/graph/node.cpp", '"transforms/grad.h"', True)
         self.check("src/graph/node.cpp", '"../transforms/grad.h"', True)
         self.check("src/base/name.cpp", '"graph/missing.h"', True)
@@ -100,7 +101,7 @@ class Layers(unittest.TestCase):
         self.check("src/compile/chunk/search.cpp", '"compile/sharding/planner.h"', True)
         self.check("src/compile/sharding/planner.cpp", '"compile/chunk/region.h"', True)
 
-    def test_downward_includes_are_fine(self):
+    def test_downward_includes_are_not_reported(self):
         self.check("src/transforms/grad.cpp", '"graph/node.h"', False)
         self.check("src/graph/node.cpp", '"node.h"', False)
         self.check("src/base/name.cpp", "<haliax/axis.h>", False)
@@ -109,14 +110,14 @@ class Layers(unittest.TestCase):
         self.check("src/compile/chunk/search.cpp", '"compile/lower/lower.h"', False)
         self.check("tests/ops/a_test.cpp", '"transforms/grad.h"', False)
 
-    def test_programs_stand_on_top(self):
+    def test_programs_may_include_any_layer(self):
         self.check("tests/ops/a_test.cpp", '"examples/gpt2/model.h"', False)
         self.check("bench/a.cpp", '"examples/gpt2/model.h"', False)
         self.check("bench/a.cpp", '"backends/cpu/step.h"', True)
         self.check("examples/gpt2/main.cpp", '"tests/ops/ops_entries.h"', True)
         self.check("src/runtime/jit.cpp", '"examples/gpt2/model.h"', True)
 
-    def test_a_backend_sees_base_and_program_only(self):
+    def test_a_backend_may_include_only_base_and_program(self):
         self.check("backends/cpu/step.cpp", '"graph/node.h"', True)
         self.check("backends/cpu/step.cpp", '"backends/reference/run.h"', True)
         self.check("backends/cpu/step.cpp", '"step.h"', False)

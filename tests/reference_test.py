@@ -25,7 +25,7 @@ NOT_CODE = re.compile(r'''//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])
                       r'''|(?<!\w)'(?:\\.|[^'\\\n])+'
                           |^[ ]*\#(?:[^\n]*\\\n)*[^\n]*''', re.DOTALL | re.MULTILINE | re.VERBOSE)
 NAMESPACE = re.compile(r"(?:inline )?namespace\s+(?:\[\[.*?\]\]\s*)?([\w:]*)\s*$")
-# the next brace is no body
+# a brace after these is an expression
 EXPRESSION = re.compile(r"(=|requires|&&|\|\|)\s*requires\s*(\(.*\))?\s*$", re.DOTALL)
 TYPE = re.compile(
     r"(?:struct|class|union|enum(?: class| struct)?)\s+(?:\[.*?\]+\s*)?(\w+)(?!\s*[\w<])",
@@ -43,8 +43,8 @@ def blank(text):
 
 
 def closing(text, start):
-    """The position after the bracket that closes the one at `start`; angle brackets count if
-    `start` is one."""
+    """Returns the position after the bracket that closes the one at `start`. Angle brackets count
+    only if `start` is one."""
     pairs = {"(": ")", "[": "]", "{": "}"} | ({"<": ">"} if text[start] == "<" else {})
     depth = 0
     for k in range(start, len(text)):
@@ -55,8 +55,8 @@ def closing(text, start):
 
 
 def flat(head):
-    """A declaration's text of the same length in which the content of brackets and of template
-    arguments is blank."""
+    """Returns the declaration with blanks for the contents of brackets and template arguments. The
+    length does not change."""
     for opening in "([<{":
         end = 0
         while (k := head.find(opening, end)) >= 0:
@@ -67,8 +67,8 @@ def flat(head):
 
 
 def without_template(head):
-    """A declaration's text of the same length with blanks for the template parameters, constraints
-    and attributes before it."""
+    """Returns the declaration with blanks for the template parameters, constraints and attributes
+    before it. The length does not change."""
     start = 0
     while prefix := re.match(r"\s*(template\s*(?=<)|requires\s*(?=\()|\[\[[^\]]*\]\])",
                              head[start:]):
@@ -79,8 +79,8 @@ def without_template(head):
 
 
 def names_of(head, has_body, code):
-    """Position and name of each public name that a declaration declares. A template may have
-    specializations alone."""
+    """Returns (position, name) of each public name of a declaration. A class template that has only
+    specializations counts as declared."""
     head = flat(without_template(head))
     text = head.strip()
     if re.match(r"using\s|concept\s", text):
@@ -140,7 +140,7 @@ def public_names(text):
 
 
 def undocumented(files):
-    """file:line: name of each public name without a comment."""
+    """Returns `file:line: name` of each public name without a comment."""
     return [f"{os.path.relpath(file)}:{name.line}: {name.scope}::{name.name}" for file in files
             for name in public_names(pathlib.Path(file).read_text()) if not name.documented]
 

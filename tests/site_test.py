@@ -1,4 +1,4 @@
-"""tools/docs builds the site of the documentation without a warning."""
+"""Checks that tools/docs builds the documentation without a warning."""
 import pathlib
 import subprocess
 import unittest
@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class Site(unittest.TestCase):
-    def test_it_is_built_without_a_warning(self):
+    def test_the_documentation_builds_without_a_warning(self):
         done = subprocess.run([ROOT / "tools/docs"], cwd=ROOT, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
         if "could not install" in done.stdout or "not found; install" in done.stdout:

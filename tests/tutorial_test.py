@@ -1,5 +1,5 @@
-"""The pages of Get started that a new user follows: their files are written, their commands run,
-and their outputs compared."""
+"""Follows the pages docs/get-started/tutorial.md and quick-start.md as a new user: writes their
+files, runs their commands, and compares the outputs with those of the pages."""
 import os
 import pathlib
 import re
@@ -15,7 +15,7 @@ TUTORIAL, QUICK_START = (ROOT / "docs/get-started/tutorial.md",
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
-def alike(shown, printed):
+def matches(shown, printed):
     """True if the words are equal and each number differs by at most 30 %: losses depend on the
     machine and on the text."""
     def value(number):
@@ -25,16 +25,16 @@ def alike(shown, printed):
             all(abs(value(a) - value(b)) <= 0.3 * value(a) for a, b in numbers))
 
 
-class Walk:
-    """One shell from the first block to the last: each block starts in the folder in which the one
-    before it ended."""
+class Session:
+    """Executes the blocks of a page in order. Each block starts in the folder in which the previous
+    block ended."""
 
     def __init__(self, home):
         self.home = self.folder = pathlib.Path(home)
         self.files, self.printed = {}, []
 
     def write(self, code):
-        """Writes the file that the first line names, or appends to the file of the block before."""
+        """Writes the file that the first line names. Without a name, appends to the last file."""
         named = re.match(r"(?://|#) (\w+\.\w+)", code)
         if named:
             self.last = self.folder / named[1]
@@ -43,21 +43,24 @@ class Walk:
             self.last.write_text(self.last.read_text() + "\n" + code)
 
     def change(self, diff):
+        """Applies a diff to the file that its first line names."""
         name = re.match(r"--- (\w+\.\w+)\n", diff)[1]
         lines = diff.splitlines(keepends=True)[1:]
-        was, now = ("".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+        old, new = ("".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
         text = (self.folder / name).read_text()
-        if text.count(was) != 1:
-            raise AssertionError(f"{name} has {text.count(was)} of\n{was}")
-        (self.folder / name).write_text(text.replace(was, now))
+        if text.count(old) != 1:
+            raise AssertionError(f"{name} must contain these lines once, but has them "
+                                 f"{text.count(old)} times:\n{old}")
+        (self.folder / name).write_text(text.replace(old, new))
 
     def run(self, commands):
+        """Runs shell commands in the current folder. Raises AssertionError if one fails."""
         if commands.startswith("tools/install "):
-            return   # done once for all pages
+            return   # setUpClass has installed the library
         script = f"set -euo pipefail\n{commands}\npwd >{self.home}/here"
         done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True,
-                              # a model that has trained for seconds samples any byte
+                              # a briefly trained model samples invalid UTF-8
                               errors="replace", env=dict(os.environ, HOME=str(self.home)))
         if done.returncode:
             raise AssertionError(f"{commands}{done.stdout}")
@@ -65,14 +68,15 @@ class Walk:
         self.printed = done.stdout.splitlines()
 
     def compare(self, shown):
+        """Checks that the last commands printed the lines of the page, in order."""
         printed = iter(self.printed)
         for line in shown.splitlines():
-            if not any(alike(line, p) for p in printed):
-                raise AssertionError(f"the page shows\n{shown}\nand this is printed\n"
+            if not any(matches(line, p) for p in printed):
+                raise AssertionError(f"the page shows\n{shown}\nbut the commands print\n"
                                      + "\n".join(self.printed))
 
     def follow(self, page):
-        """Does all that the page shows, in order; returns the kinds of its blocks."""
+        """Executes all blocks of the page in order. Returns the kinds of the blocks."""
         found = re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL)
         for kind, block in found:
             {"cpp": self.write, "cmake": self.write, "diff": self.change, "sh": self.run,
@@ -81,24 +85,24 @@ class Walk:
 
 
 @unittest.skipUnless(LIBRARY.exists(), "build/ has no shared library: tools/build")
-@unittest.skipUnless(shutil.which("cmake"), "there is no cmake: tools/setup --tests installs it")
+@unittest.skipUnless(shutil.which("cmake"), "CMake is not installed: tools/setup --tests")
 class GetStarted(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         home = tempfile.TemporaryDirectory()
         cls.addClassCleanup(home.cleanup)
         cls.home = home.name
-        prefix, _ = install(home.name + "/made")
+        prefix, _ = install(home.name + "/staging")
         prefix.rename(pathlib.Path(home.name) / "haliax")
 
-    def test_the_tutorial_prints_the_outputs_of_the_page(self):
-        walk = Walk(self.home)
-        kinds = walk.follow(TUTORIAL)
+    def test_the_tutorial_prints_the_outputs_that_it_shows(self):
+        session = Session(self.home)
+        kinds = session.follow(TUTORIAL)
         self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text", "diff"))), 2)
-        self.assertIn("<polyline", (walk.folder / "loss.svg").read_text())
+        self.assertIn("<polyline", (session.folder / "loss.svg").read_text())
 
-    def test_the_quick_start_prints_the_outputs_of_the_page(self):
-        kinds = Walk(self.home).follow(QUICK_START)
+    def test_the_quick_start_prints_the_outputs_that_it_shows(self):
+        kinds = Session(self.home).follow(QUICK_START)
         self.assertGreater(min(map(kinds.count, ("cpp", "sh", "text"))), 1)
 
 

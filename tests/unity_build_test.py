@@ -1,5 +1,8 @@
-"""A first build compiles files of a folder as one unit (tools/unity_build.py), so their internal
-names must differ. A file that was changed is compiled alone: a rebuild does not find conflicts."""
+"""Checks that files that are compiled as one unit define different internal names.
+
+A first build compiles several files of a folder as one unit (tools/unity_build.py). A rebuild
+compiles a changed file alone, so it does not detect conflicting names.
+"""
 import pathlib
 import re
 import sys

@@ -1,3 +1,4 @@
+// Plans a training step of GPT-2 124M with two score budgets and draws its memory over time.
 #include "step.h"
 
 #include <fmt/format.h>

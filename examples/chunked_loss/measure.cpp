@@ -1,3 +1,4 @@
+// Measures one method in a child process, whose resident memory a thread samples during the run.
 #include "measure.h"
 
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// Draws the measurements of the methods and chunk sizes as text and as an SVG file.
 #include "picture.h"
 
 #include <fmt/format.h>

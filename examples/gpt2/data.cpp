@@ -1,3 +1,4 @@
+// Reads text files and draws random windows of bytes from them.
 #include "data.h"
 
 #include <algorithm>

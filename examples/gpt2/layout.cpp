@@ -1,3 +1,4 @@
+// Parses the mesh option of gpt2 and derives the mappings of the parameters and of the loss.
 #include "layout.h"
 
 #include "examples/mesh_option.h"

@@ -60,8 +60,8 @@ void print_planned(const gpt2::Run& run, const gpt2::RunOptions& o) {
   auto mib = [](std::int64_t bytes) { return double(bytes) / (1 << 20); };
   auto logits = mib(o.batch * o.seq_len * o.vocab * 4);
   std::printf(
-      "planned memory of a step: %.1f MiB with a chunked loss%s, %.1f MiB with all %.1f MiB of "
-      "logits%s\n",
+      "planned memory of a step: %.1f MiB with a chunked loss%s, "
+      "%.1f MiB with all %.1f MiB of logits%s\n",
       mib(chunked), o.full_logits ? "" : " (this run)", mib(full), logits,
       o.full_logits ? " (this run)" : "");
 }
@@ -102,8 +102,8 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
   if (saves) run.finish_checkpoints();
   if (stopped_by)
     std::printf(
-        "stopped by signal %d after step %lld; the same command with --resume continues from "
-        "there\n",
+        "stopped by signal %d after step %lld; "
+        "the same command with --resume continues from there\n",
         int(stopped_by), static_cast<long long>(progress.step()));
   return progress.losses();
 }
@@ -141,8 +141,8 @@ int train(Command c) {
     stop_at(SIGUSR1);
   }
   std::printf(
-      "%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million "
-      "parameters\n",
+      "%.2f MB of text; %lld layers, %lld heads, "
+      "embed %lld, %lld positions: %.2f million parameters\n",
       double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
       static_cast<long long>(o.embed), static_cast<long long>(o.seq_len),
       double(run.parameters()) / 1e6);

@@ -1,3 +1,4 @@
+// Prints the progress bar, the progress lines and the plot of the losses.
 #include "progress.h"
 
 #include <haliax/ranks.h>

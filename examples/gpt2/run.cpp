@@ -1,3 +1,4 @@
+// Compiles the training, sampling and checkpoint functions of a Run.
 #include "run.h"
 
 #include <haliax/checkpoint.h>

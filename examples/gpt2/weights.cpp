@@ -1,3 +1,4 @@
+// Converts GPT-2's weights to and from the names and layout of Hugging Face's checkpoints.
 #include "weights.h"
 
 namespace gpt2 {

@@ -28,8 +28,8 @@ int main(int argc, char** argv) {
   line.option("--mesh", mesh,
               "mesh, as data=2,model=4, of threads or of the ranks that mpirun starts");
   line.flag("--scatters", run.mode.scatters,
-            "shard positions along model between layers (reduce-scatter); default: replicated "
-            "(all-reduce)");
+            "shard positions along model between layers (reduce-scatter); "
+            "default: replicated (all-reduce)");
   line.flag("--kept", run.mode.saves_activations,
             "save gathered values of a layer for the backward pass; default: gather them again");
   line.flag("--overlap", run.mode.overlap, "overlap collectives with computation");

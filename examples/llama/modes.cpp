@@ -1,3 +1,4 @@
+// Trains the Llama in every mode, prints a table of the costs and draws the planned memory.
 #include "modes.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Compares the memory, time and communication of the modes of the Llama on one mesh.
 #pragma once
 #include "train.h"
 

@@ -157,8 +157,8 @@ void tell(const Command& c) {
   rows.push_back(trained(wider_sums(), c));
 
   chapter("tensor parallel",
-          "A second mesh axis shards the heads and the hidden units of each layer, within one "
-          "example.");
+          "A second mesh axis shards the heads and the hidden "
+          "units of each layer, within one example.");
   show(visualize_sharding({Embed, Mlp}, *tp.params, *tp.mesh));
   show(visualize_sharding({sizes.Batch, Position, Mlp}, *tp.compute, *tp.mesh));
   rows.push_back(trained(tp, c));
@@ -175,8 +175,8 @@ void tell(const Command& c) {
 int main(int argc, char** argv) {
   Command c;
   examples::CommandLine line(
-      "GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor "
-      "parallel");
+      "GPT-2 trained on virtual devices: data parallel, "
+      "fully sharded, in mixed precision, tensor parallel");
   line.option("--devices", c.devices, "virtual devices").range(1, 64);
   line.option("--model-axis-size", c.model_axis_size,
               "size of the mesh axis for the model; must divide --devices")

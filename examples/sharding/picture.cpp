@@ -1,3 +1,4 @@
+// Writes one SVG file from several pictures of visualize_sharding, two per row.
 #include "picture.h"
 
 #include <fmt/format.h>

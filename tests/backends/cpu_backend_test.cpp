@@ -151,8 +151,8 @@ TEST_CASE("cpu: matmuls skip blocks whose flag is false") {
 }
 
 TEST_CASE(
-    "cpu: small matmuls in any layout match f64, and are bitwise identical for any number of "
-    "threads") {
+    "cpu: small matmuls in any layout match f64, "
+    "and are bitwise identical for any number of threads") {
   for (unsigned seed = 0; seed < 240; ++seed) {
     Case c(seed);
     auto size = [&](std::int64_t most) { return Dims{16 + c.random.below(most)}; };

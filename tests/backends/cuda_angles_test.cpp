@@ -91,8 +91,8 @@ template <class T> void compare(DType d, double most_sin, double most_tan) {
 }  // namespace
 
 TEST_CASE(
-    "cuda: sines, cosines and tangents of all angles are accurate to the last digit, in f32 and "
-    "f64") {
+    "cuda: sines, cosines and tangents of all angles "
+    "are accurate to the last digit, in f32 and f64") {
   compare<float>(DType::f32, 0.5001, 0.5001);
   compare<double>(DType::f64, 1, 2.5);
 }

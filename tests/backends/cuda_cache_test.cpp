@@ -28,8 +28,8 @@ std::string read(const std::filesystem::path& file) {
 }  // namespace
 
 TEST_CASE(
-    "cuda: a cubin is cached by source code, options and architecture, and compiled again if "
-    "damaged") {
+    "cuda: a cubin is cached by source code, "
+    "options and architecture, and compiled again if damaged") {
   if (!cuda::has_nvrtc()) {
     left_out("a cubin is kept", "not compiled: no NVRTC here");
     return;

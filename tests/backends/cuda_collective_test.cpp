@@ -271,8 +271,8 @@ TEST_CASE("cuda: a message that is too short is found, and all devices name the 
 }
 
 TEST_CASE(
-    "cuda: a failed device ends the waits of the others; a device that raises does not affect "
-    "them") {
+    "cuda: a failed device ends the waits of the others; "
+    "a device that raises does not affect them") {
   auto drawn = sum_in_order({1, 2, 3, 4});
   auto device = cuda::make_simulated_device();
   const auto want = by_threads(drawn.mesh, drawn.of_device);

@@ -179,8 +179,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda engine: the GPU decides which iterations are skipped, by conditional parts of a graph or "
-    "by flags") {
+    "cuda engine: the GPU decides which iterations are skipped, "
+    "by conditional parts of a graph or by flags") {
   auto both = [](const NamedArray& x, const NamedArray& flag) {
     return cond(
         flag, [](const NamedArray& v) { return dot(v, v, N) + v; },
@@ -436,8 +436,8 @@ TEST_CASE("cuda engine: a plan that is too large reports its largest purposes") 
 }
 
 TEST_CASE(
-    "cuda engine: prints are in order and complete after the call, and a failed check leaves the "
-    "GPU usable") {
+    "cuda engine: prints are in order and complete after the call, "
+    "and a failed check leaves the GPU usable") {
   static std::vector<std::string> lines;
   auto printing = [](const NamedArray& x) {
     debug::print("x {}", x.slice("n", 1, 2));

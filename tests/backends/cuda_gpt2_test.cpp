@@ -95,8 +95,8 @@ void plan_step(Compilation& c, std::int64_t memory) {
 }  // namespace
 
 TEST_CASE(
-    "cuda: GPT-2 124M with 4 GB for its head has a tenth of the launches, and needs 3 GB more in "
-    "total") {
+    "cuda: GPT-2 124M with 4 GB for its head has a tenth "
+    "of the launches, and needs 3 GB more in total") {
   const auto device = cuda::make_simulated_device();
   Compilation c;
   c.options.device = device.get();
@@ -118,8 +118,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: kernels, launches, matmuls, "
-    "packings") {
+    "cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: "
+    "kernels, launches, matmuls, packings") {
   const auto device = cuda::make_simulated_device();
   Compilation c;
   c.options.device = device.get();

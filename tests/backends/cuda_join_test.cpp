@@ -49,8 +49,8 @@ Case alike(int count, std::int64_t most) {
 }  // namespace
 
 TEST_CASE(
-    "cuda join: equal independent steps are one launch, up to its space for arguments, and bitwise "
-    "identical") {
+    "cuda join: equal independent steps are one launch, "
+    "up to its space for arguments, and bitwise identical") {
   // 5 of 511 words for each step, minus the shared ones
   for (auto [count, launches] : {std::pair{2, 1}, {5, 1}, {80, 1}, {81, 1}, {103, 2}}) {
     CAPTURE(count);

@@ -57,8 +57,7 @@ TEST_CASE("cuda: the options of HALIAX_CUDA are parsed") {
           cuda::cuda_options("sync,fast");
           return 0;
         }) ==
-        "[cuda] HALIAX_CUDA has the word fast; expected sync, eager, keep, exact, tf32, "
-        "tune");
+        "[cuda] HALIAX_CUDA has the word fast; expected sync, eager, keep, exact, tf32, tune");
 }
 
 TEST_CASE("cuda: the plugin plans without a GPU, and reports why it cannot run" *

@@ -229,8 +229,8 @@ TEST_CASE("cuda: rows of large arrays that matmuls write or read are aligned for
 }
 
 TEST_CASE(
-    "cuda: the rest of a size over a multiple of 16 bytes is a matmul of its own, if rows are "
-    "aligned") {
+    "cuda: the rest of a size over a multiple of 16 "
+    "bytes is a matmul of its own, if rows are aligned") {
   Step s;
   s.kind = Kind::contract;
   auto& c = s.contract;

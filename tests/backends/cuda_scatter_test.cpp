@@ -58,8 +58,8 @@ auto simulated_bits(const Case& c, const char* words = "") {
 }  // namespace
 
 TEST_CASE(
-    "cuda scatter: parts are bitwise identical to the reference, with repeated ids and ids out of "
-    "range") {
+    "cuda scatter: parts are bitwise identical to the reference, "
+    "with repeated ids and ids out of range") {
   constexpr DType ids[] = {DType::i32, DType::i64, DType::u8, DType::u64, DType::i16};
   for (unsigned seed = 0; seed < 100; ++seed) {
     CAPTURE(seed);

@@ -65,8 +65,8 @@ struct Apart {
 }  // namespace
 
 TEST_CASE(
-    "separate memory: host access is a segmentation fault, for reads and writes, before and after "
-    "runs") {
+    "separate memory: host access is a segmentation fault, "
+    "for reads and writes, before and after runs") {
   Apart a;
   auto x = a.put({1, 2, 3}), y = a.put({0, 0, 0});
   auto touch = [&] { (void)*static_cast<const volatile float*>(x.get()); };
@@ -122,10 +122,9 @@ TEST_CASE("separate memory: memory is reused only after the work that reads it")
   CHECK(a.get(other, n) == Floats(std::size_t(n), 7));
   out = other = nullptr;
   CHECK(separate_memory::counts(kUnit).bytes == before);
-  CHECK(
-      error_of([&] { return a.device->allocate(std::int64_t(1) << 50, kUnit); }) ==
-      "[memory] 1125899906842624 bytes are requested, but not available on separate-memory device "
-      "40");
+  CHECK(error_of([&] { return a.device->allocate(std::int64_t(1) << 50, kUnit); }) ==
+        "[memory] 1125899906842624 bytes are requested, "
+        "but not available on separate-memory device 40");
 }
 
 TEST_CASE("separate memory: a late error is raised by the next run or get, and by all later ones") {
@@ -135,10 +134,8 @@ TEST_CASE("separate memory: a late error is raised by the next run or get, and b
   separate_memory::inject_error(kUnit, "exp (model.cpp:3) has met a planted fault");
   a.run(*f, x, y);  // returns
   const std::string want =
-      "[separate-memory] device 40 has failed in the call of jit at there.cpp:7: exp (model.cpp:3) "
-      "has met a "
-      "planted "
-      "fault; it cannot run any more programs";
+      "[separate-memory] device 40 has failed in the call of jit at there.cpp:7: "
+      "exp (model.cpp:3) has met a planted fault; it cannot run any more programs";
   CHECK(error_of([&] { return a.get(y, 1); }) == want);
   CHECK(error_of([&] {
           a.run(*f, x, y);

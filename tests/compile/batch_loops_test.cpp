@@ -127,8 +127,8 @@ TEST_CASE("batch_loops: random attention in loops matches attention without loop
   CHECK(walked > 80);
 }
 TEST_CASE(
-    "batch_loops: loops cover as few axes as needed, and only iterations that fit, are many and "
-    "are large") {
+    "batch_loops: loops cover as few axes as needed, "
+    "and only iterations that fit, are many and are large") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8);
   auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
   auto y = dot(softmax(dot(q, k, D), K), v, K);  // 4 KiB and 8,192 multiplications per head
@@ -191,8 +191,8 @@ TEST_CASE("batch_loops: a loop whose results start other loops runs once") {
   CHECK(made.size() > 6);
 }
 TEST_CASE(
-    "batch_loops: devices issue their collectives in one order, though only some of them have "
-    "loops") {
+    "batch_loops: devices issue their collectives in one order, "
+    "though only some of them have loops") {
   // 12 and 11 iterations
   const Axis B("b", 23), Q("q", 256), K("k", 256), D("d", 16), From("from", 256);
   auto q = draw(1, {B, Q, D}), k = draw(2, {B, K, D}), v = draw(3, {B, K, D}),

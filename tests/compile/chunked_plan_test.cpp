@@ -514,8 +514,8 @@ TEST_CASE("chunked plan: a loop may read a part of a result that its call comput
 }
 
 TEST_CASE(
-    "chunked plan: a call whose function loops along the axis has second derivatives inside a "
-    "loop") {
+    "chunked plan: a call whose function loops along "
+    "the axis has second derivatives inside a loop") {
   for (std::int64_t size : {1, 5})
     for (std::int64_t chunk : {2, 5}) {
       const Axis T{"time", size}, E{"embed", 2};
@@ -540,8 +540,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "chunked plan: a call may read the results of an earlier loop along its axis inside a later "
-    "loop") {
+    "chunked plan: a call may read the results "
+    "of an earlier loop along its axis inside a later loop") {
   const Axis T{"time", 6}, E{"embed", 2};
   const auto x = normal(1, {T, E}), c = normal(2, {E});
   auto run = [&](bool chunks) {
@@ -558,8 +558,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "chunked plan: an axis sharded over many devices is tiled in chunks of any size that the "
-    "search tries") {
+    "chunked plan: an axis sharded over many devices "
+    "is tiled in chunks of any size that the search tries") {
   const Axis Rows("rows", 8 * 17), Wide("wide", 1024);
   auto x = normal(1, {Rows, Embed}), w = normal(2, {Embed, Wide});
   auto of_rows = [](const NamedArray& x, const NamedArray& w) {

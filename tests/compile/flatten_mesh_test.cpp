@@ -66,8 +66,8 @@ int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& wan
 }  // namespace
 
 TEST_CASE(
-    "flatten_axes and unflatten_axis on meshes: every sharding of small arrays matches one "
-    "device") {
+    "flatten_axes and unflatten_axis on meshes: "
+    "every sharding of small arrays matches one device") {
   Devices twelve(12);
   Leaves x;
   for (auto& s : all_sizes()) {

@@ -123,8 +123,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition loops: all devices issue their collectives in one order, even if some have no part "
-    "of a result") {
+    "partition loops: all devices issue their collectives in one order, "
+    "even if some have no part of a result") {
   const Devices many(12);
   const Axis Batch("batch", 2), Pos("pos", 7), Embed("embed", 16), Vocab("vocab", 53);
   auto x = random::normal(random::key(0), {Batch, Pos, Embed}),
@@ -220,8 +220,8 @@ TEST_CASE("partition strict: communication of an op between its own blocks is al
 }
 
 TEST_CASE(
-    "partition strict: a constraint allows its own gather, and its readers must request other "
-    "ones") {
+    "partition strict: a constraint allows its own gather, "
+    "and its readers must request other ones") {
   const Axis B("batch", 8), E("embed", 64), H("mlp", 256);
   auto refused = [&](auto f) {
     JitOptions o{.mesh = Mesh{{{"data", 2}, {"model", 2}}},
@@ -238,8 +238,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition strict: gathers of ids and rows for a sharded table are allowed, a gather of the "
-    "table is not") {
+    "partition strict: gathers of ids and rows for a sharded "
+    "table are allowed, a gather of the table is not") {
   const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400);
   const Mapping cut{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};
   auto table = zeros({T, M}), x = zeros({N});
@@ -289,8 +289,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition sums: reduce_dtype = f32 computes, communicates and adds 16-bit sums in f32, and "
-    "rounds once") {
+    "partition sums: reduce_dtype = f32 computes, "
+    "communicates and adds 16-bit sums in f32, and rounds once") {
   const Axis B("b", 256), N("n", 256), M("m", 4);
   struct Case {
     const char* what;
@@ -392,8 +392,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition: a device without elements takes part in the collectives of a cond branch that "
-    "runs") {
+    "partition: a device without elements takes part "
+    "in the collectives of a cond branch that runs") {
   const Devices four(4);
   const Axis n("n", 6);  // blocks of 2, 2, 2 and 0
   auto x = array({3., 1, 4, 1, 5, 9}, n).eval();
@@ -407,8 +407,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition: the target of updates counts once, even if it is recomputed from a communicated "
-    "value") {
+    "partition: the target of updates counts once, "
+    "even if it is recomputed from a communicated value") {
   const Devices four(4);
   const Axis d("d", 1), n("n", 3), k("k", 2);
   auto flags = array({1., 0, 1}, {d, n}).astype(DType::boolean).eval();

@@ -164,8 +164,8 @@ TEST_CASE("partition moves: gathered weights are not retained if that communicat
 }
 
 TEST_CASE(
-    "partition moves: a value that two ops read moves for both, even if neither op justifies it "
-    "alone") {
+    "partition moves: a value that two ops read moves for both, "
+    "even if neither op justifies it alone") {
   const Axis Vocab("vocab", 16);
   auto loss = [](const NamedArray& w, const NamedArray& ids) {
     return mean(square(take(w, "vocab", ids)));
@@ -248,8 +248,8 @@ TEST_CASE("partition moves: top_k of all positions of a sharded axis gathers it 
 }
 
 TEST_CASE(
-    "partition moves: the parts of an axis move once if their blocks are no blocks of the full "
-    "axis") {
+    "partition moves: the parts of an axis move once "
+    "if their blocks are no blocks of the full axis") {
   const Mapping whole{{"rows", "data"}};
   // Returns the number of rows that a device needs and lacks, averaged over four devices. `had`
   // returns the owner of a row.
@@ -355,8 +355,8 @@ TEST_CASE("partition moves: chunks of a sharded axis need no weight that the map
 }
 
 TEST_CASE(
-    "moves: a weight that the backward pass of a checkpoint reads again is not gathered if it is "
-    "replicated") {
+    "moves: a weight that the backward pass of a checkpoint "
+    "reads again is not gathered if it is replicated") {
   const Axis Micro{"micro", 3};
   struct Layers {
     std::vector<NamedArray> up, down;
@@ -407,8 +407,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "moves: a loop over microbatches leaves the work of each to the devices that the mapping "
-    "names") {
+    "moves: a loop over microbatches leaves the work "
+    "of each to the devices that the mapping names") {
   const Axis Rows{"batch", 64}, Wide{"embed", 32}, Deep{"mlp", 128}, Layer{"layers", 2};
   struct Stack {
     NamedArray up, down;

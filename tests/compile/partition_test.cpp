@@ -170,8 +170,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "partition: a stack of layers in a loop matches, with different shardings of weights and "
-    "activations") {
+    "partition: a stack of layers in a loop matches, "
+    "with different shardings of weights and activations") {
   for (int embed : {4, 5}) {
     CAPTURE(embed);
     Axis Layers{"layers", 3}, Embed{"embed", embed}, Batch{"batch", 6};

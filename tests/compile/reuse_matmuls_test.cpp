@@ -126,8 +126,8 @@ std::vector<float> run(Program p, program::Device& device) {
 }  // namespace
 
 TEST_CASE(
-    "reuse matmuls: stores as many iterations as fit, bitwise identical, without a byte more "
-    "memory") {
+    "reuse matmuls: stores as many iterations as fit, "
+    "bitwise identical, without a byte more memory") {
   struct {
     std::int64_t rows, width, turns, kept;
   } cases[] = {

@@ -35,8 +35,8 @@ TEST_CASE("row dots: match rows alone, in any order of axes") {
 // The reverse: elementwise products that outnumber their factors by far, and are summed, are a
 // contraction.
 TEST_CASE(
-    "row dots: a sum of products of two matrices is a contraction, if the products are not "
-    "rounded") {
+    "row dots: a sum of products of two matrices is a contraction, "
+    "if the products are not rounded") {
   const Axis few = M, M("m", 64);
   // (b, n, k), (b, k, m)
   auto f = [=](const NamedArray& x, const NamedArray& y) {

@@ -170,8 +170,8 @@ TEST_CASE("attention scores: the default budget tiles large scores") {
 // In the gradient of 16-bit arrays, keys are the outermost loop. With queries of this width, their
 // sums are too large for a carry, too.
 TEST_CASE(
-    "attention scores: gradients of 16-bit arrays match with keys outermost, and with each side "
-    "alone") {
+    "attention scores: gradients of 16-bit arrays "
+    "match with keys outermost, and with each side alone") {
   auto check = [](std::int64_t positions, std::int64_t heads, std::int64_t size, auto mask) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", heads),
         Head("head", size);
@@ -303,8 +303,8 @@ TEST_CASE("attention scores: explain states why some are materialized") {
     })(q);
   });
   const std::string turned =
-      " sums over k values that are weighted along q; weight them along k, or use a chunked_reduce "
-      "over k";
+      " sums over k values that are weighted along q; "
+      "weight them along k, or use a chunked_reduce over k";
   CHECK(queries.find("stay materialized: dot (scores_memory_test.cpp:") != queries.npos);
   CHECK(queries.find(turned) != queries.npos);
   CHECK(queries.find("stay materialized") == queries.rfind("stay materialized"));  // one line

@@ -132,8 +132,8 @@ TEST_CASE(
   }
 }
 TEST_CASE(
-    "attention scores: sums that an equality test reads stay materialized, because recomputed sums "
-    "may differ") {
+    "attention scores: sums that an equality test reads stay materialized, "
+    "because recomputed sums may differ") {
   const auto p = parts();
   auto near = [](const Parts& p) {
     return softmax(-sum(square(broadcast_axis(p.query, K) - p.key), "d"), "k");
@@ -149,8 +149,8 @@ TEST_CASE(
   CHECK(tiled.report().explain.find("compares scores for equality") != std::string::npos);
 }
 TEST_CASE(
-    "attention scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, "
-    "checkpoint") {
+    "attention scores: grouped heads, other orders of axes, "
+    "two layers, a scan over layers, vmap, checkpoint") {
   const Axis G{"group", 3};
   walked("one key and value for all heads", [](const Parts& p) {
     return nn::dot_product_attention("k", "d", p.query, mean(p.key, "heads"),
@@ -272,8 +272,8 @@ TEST_CASE("attention scores: values computed with them are never materialized") 
 // Two calls are tiled head by head, and the second one reads the first. The gradients of both read
 // the value between them.
 TEST_CASE(
-    "attention scores: attention after attention, divided afterwards, with the residuals of the "
-    "first") {
+    "attention scores: attention after attention, "
+    "divided afterwards, with the residuals of the first") {
   auto attend = [](const NamedArray& q, const Parts& p, bool sums) {
     auto s = dot(q, p.key, "d") / 2.f;
     if (sums) return dot(softmax(s, "k"), p.value, "k") + logsumexp(s, "k");
@@ -350,8 +350,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "attention scores: ops other than attention stay materialized, and the scores may be a "
-    "result") {
+    "attention scores: ops other than attention stay materialized, "
+    "and the scores may be a result") {
   auto whole = [](const Attention& f) {
     auto g = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = 0});
     auto want =

@@ -68,8 +68,8 @@ bool is_taken(const Steps& s) { return s.scatters > 0 && s.products == 3 && s.ex
 }  // namespace
 
 TEST_CASE(
-    "softmax matmuls: cross entropy gradients are matmuls of exp(x - max x), for all weights of "
-    "its tokens") {
+    "softmax matmuls: cross entropy gradients are matmuls "
+    "of exp(x - max x), for all weights of its tokens") {
   const auto p = parameters();
   const auto mask = less(ids(), 512);
   const auto weights = test::normal(4, {Batch, Pos}, DType::f32),
@@ -157,8 +157,8 @@ TEST_CASE("softmax matmuls: attention to many keys divides its results, not its 
 }
 
 TEST_CASE(
-    "softmax matmuls: values with other readers are computed in full, and values that may overflow "
-    "stay unchanged") {
+    "softmax matmuls: values with other readers are computed in full, "
+    "and values that may overflow stay unchanged") {
   const auto p = parameters();
   const auto bias = test::normal(6, Vocab, DType::f32);
   struct WithBias {

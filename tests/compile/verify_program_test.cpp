@@ -419,8 +419,8 @@ TEST_CASE("verify finds collectives of devices that do not match") {
   };
   CHECK(say(sum({4, 3}), sum({4, 3})) == "");
   CHECK(has(say(sum({4, 3}), sum({4, 2})),
-            "collective 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 is all-reduce "
-            "of f32 (4, 3)"));
+            "collective 0 of device 1 is all-reduce of f32 (4, "
+            "2), that of device 0 is all-reduce of f32 (4, 3)"));
   CHECK(has(say(sum({4, 3}), sum({3, 4})), "collective 0 of device 1 is"));
   CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)),
             "collective 0 of device 1 is all-reduce of bf16 (4, 3)"));

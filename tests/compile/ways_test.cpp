@@ -67,8 +67,8 @@ TEST_CASE("blockwise: one position of a sharded axis is read from its device") {
 }
 
 TEST_CASE(
-    "blockwise: a slice with a dynamic start is read from the blocks, and its gradient is written "
-    "to them") {
+    "blockwise: a slice with a dynamic start is read from the blocks, "
+    "and its gradient is written to them") {
   const Axis M("m", 6);
   for (int devices : {2, 4})
     for (int size : {64, 65, 61})
@@ -191,8 +191,8 @@ TEST_CASE("blockwise: a permutation moves elements through a third device") {
 }
 
 TEST_CASE(
-    "blockwise: with sharded ids, each device reads its block for all devices, if that is less "
-    "than the table") {
+    "blockwise: with sharded ids, each device reads "
+    "its block for all devices, if that is less than the table") {
   const Axis M("m", 6);
   auto f = [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); };
   for (const char* name : {"b", "n"})  // ids may have the name of the axis
@@ -213,8 +213,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "blockwise: the gradient of top_k is written in place, and communicates only top_k and its "
-    "positions") {
+    "blockwise: the gradient of top_k is written in place, "
+    "and communicates only top_k and its positions") {
   const Axis N("n", 2403);
   const Mapping cut{{"n", "data"}};
   auto x = disorder(N);
@@ -232,8 +232,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "blockwise: if ids and their table have one sharding, the rows are sharded instead, if that is "
-    "less") {
+    "blockwise: if ids and their table have one sharding, "
+    "the rows are sharded instead, if that is less") {
   const Axis N("n", 4001), B("b", 4003);
   auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) {
     return take(x, "n", ids);
@@ -271,8 +271,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "blockwise: ids with the name of the indexed axis communicate as much as ids with another "
-    "name") {
+    "blockwise: ids with the name of the indexed "
+    "axis communicate as much as ids with another name") {
   const Axis N("n", 4001);
   const Mapping cut{{"n", "data"}, {"b", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);

@@ -137,8 +137,8 @@ TEST_CASE("numerics: the gradient of where needs finite operands") {
 }
 
 TEST_CASE(
-    "numerics: bitwise identical for any thread count, from run to run, and for draws on "
-    "every mesh") {
+    "numerics: bitwise identical for any thread count, "
+    "from run to run, and for draws on every mesh") {
   const Axis Rows("rows", 200), Columns("columns", 300);
   auto f = [=](const NamedArray& x, const NamedArray& w) {
     return std::tuple(sum(x), dot(x, w, "columns"), softmax(x, "columns"));

@@ -1,5 +1,5 @@
-"""Each mistake of README.md gives what is said there: compiled with g++ and clang, and run with the
-shared library."""
+"""Checks the mistakes that README.md lists: each is compiled with g++ and clang, run with the
+shared library, and must have the result that the list states."""
 import concurrent.futures
 import os
 import pathlib
@@ -62,19 +62,19 @@ template <class F> void run(F f) {
 class Mistake(typing.NamedTuple):
     number: int
     title: str
-    line: int      # of README.md, where the code begins
+    line: int      # the line of README.md in which the code begins
     code: str
     kind: str
     words: list
 
-    def whole(self):
-        """With functions of its own, the one that runs called f; else it is the body of f."""
+    def source(self):
+        """Returns the code as a definition of f. Code that defines no function f is its body."""
         at = f'#line {self.line} "README.md"\n'
         return (at + self.code if re.search(r"^(auto|void) f\(", self.code, re.MULTILINE)
                 else f"auto f() {{\n{at}{self.code}}}\n")
 
 
-def mistakes():
+def read_mistakes():
     text = (FOLDER / "README.md").read_text()
     form = re.compile(r"^### ([^\n]*)\n```cpp\n(.*?)```\n(\w+) ([^\n]*)\n",
                       re.MULTILINE | re.DOTALL)
@@ -89,8 +89,8 @@ def mistakes():
 
 
 class Compiler:
-    """One compiler, with the headers compiled once; but some of what they declare, so made, makes
-    clang 14 crash."""
+    """A compiler with a precompiled header. clang 14 crashes on some declarations of this header.
+    A mistake for which it crashes is compiled without the precompiled header."""
 
     def __init__(self, name, folder):
         self.name, self.folder = name, pathlib.Path(folder) / name
@@ -99,7 +99,7 @@ class Compiler:
         header.write_text(HEAD + SETUP)
         self.flags = ["-std=c++20", "-Wall", "-I", ROOT / "include"]
         self.clang = "clang" in name
-        self.made = ["-include", header]
+        self.precompiled = ["-include", header]
         done = self.call(*["-fpch-instantiate-templates"] * self.clang, "-x", "c++-header", header,
                          "-o", header.with_suffix(".h.pch" if self.clang else ".h.gch"))
         assert done.returncode == 0, done.stdout
@@ -109,29 +109,31 @@ class Compiler:
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env=dict(os.environ, LC_ALL="C"))
 
-    def checked(self, mistake):
+    def check(self, mistake):
+        """Compiles a mistake. Returns the completed process."""
         source = self.folder / f"{mistake.number}.cpp"
-        source.write_text(mistake.whole())
-        done = self.call(*self.made, *["-fno-crash-diagnostics"] * self.clang, "-fsyntax-only",
-                         source)
+        source.write_text(mistake.source())
+        done = self.call(*self.precompiled, *["-fno-crash-diagnostics"] * self.clang,
+                         "-fsyntax-only", source)
         if "frontend command failed" in done.stdout:
-            source.write_text(HEAD + SETUP + mistake.whole())
+            source.write_text(HEAD + SETUP + mistake.source())
             done = self.call("-fsyntax-only", source)
         return done
 
-    def program(self, those):
-        source, made = self.folder / "all.cpp", self.folder / "all"
+    def program(self, mistakes):
+        """Compiles a program that runs the mistake with the number that is its argument."""
+        source, program = self.folder / "all.cpp", self.folder / "all"
         cases = "".join(
             f"    case {m.number}: run([] {{ return mistake_{m.number}::f(); }}); break;\n"
-            for m in those)
+            for m in mistakes)
         source.write_text(
             (HEAD + SETUP) * self.clang
-            + "".join(f"namespace mistake_{m.number} {{\n{m.whole()}}}\n" for m in those) + MAIN
+            + "".join(f"namespace mistake_{m.number} {{\n{m.source()}}}\n" for m in mistakes) + MAIN
             + f"int main(int, char** argv) {{\n  switch (std::atoi(argv[1])) {{\n{cases}  }}\n}}\n")
-        done = self.call(*self.made * (not self.clang), "-w", source, "-o", made, f"-L{BUILD}",
-                         "-lhaliax", f"-Wl,-rpath,{BUILD}", "-pthread")
+        done = self.call(*self.precompiled * (not self.clang), "-w", source, "-o", program,
+                         f"-L{BUILD}", "-lhaliax", f"-Wl,-rpath,{BUILD}", "-pthread")
         assert done.returncode == 0, done.stdout
-        return made
+        return program
 
 
 class Mistakes(unittest.TestCase):
@@ -139,56 +141,59 @@ class Mistakes(unittest.TestCase):
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.folder, cls.all = pathlib.Path(folder.name), mistakes()
+        cls.folder, cls.all = pathlib.Path(folder.name), read_mistakes()
         cls.compilers = [Compiler(name, folder.name) for name in COMPILERS]
         cls.pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         cls.addClassCleanup(cls.pool.shutdown)
 
-    def test_the_list_is_whole(self):
+    def test_every_entry_is_parsed(self):
         text = (FOLDER / "README.md").read_text()
         self.assertEqual(len(self.all), len(re.findall("^### ", text, re.MULTILINE)))
         self.assertGreaterEqual(len(self.all), 100)
         self.assertEqual([m.title for m in self.all if m.kind not in KINDS or not m.words], [])
 
-    def says(self, mistake, text):
+    def check_message(self, mistake, text):
+        """Checks that the text contains all words of the mistake."""
         for word in mistake.words:
-            # The name of a field as clang writes it: 't', 'i', 't', 'l', 'e'.
+            # clang prints the name of a field as characters: 't', 'i', 't', 'l', 'e'.
             letters = ", ".join(f"'{c}'" for c in word.strip('"')) if word.startswith('"') else word
-            self.assertTrue(word in text or letters in text, f"{word} is not said:\n{text}")
+            self.assertTrue(word in text or letters in text,
+                            f"{word} is not in the message:\n{text}")
 
-    def test_what_does_not_compile_and_what_warns(self):
-        those = [m for m in self.all if m.kind in ("Refused", "Warned")]
+    def test_messages_of_the_compilers(self):
+        mistakes = [m for m in self.all if m.kind in ("Refused", "Warned")]
         for compiler in self.compilers:
-            for mistake, done in zip(those, self.pool.map(compiler.checked, those)):
+            for mistake, done in zip(mistakes, self.pool.map(compiler.check, mistakes)):
                 with self.subTest(mistake.title, compiler=compiler.name):
                     lines = done.stdout.splitlines()
-                    told = [line for line in lines if re.search(r"error:|warning:", line)]
+                    messages = [line for line in lines if re.search(r"error:|warning:", line)]
                     self.assertEqual(done.returncode != 0, mistake.kind == "Refused", done.stdout)
-                    self.assertEqual(len(told), 1, done.stdout)
+                    self.assertEqual(len(messages), 1, done.stdout)
                     self.assertIn("haliax: " if mistake.kind == "Refused" else mistake.words[0],
-                                  told[0])
+                                  messages[0])
                     self.assertLess(len(lines), 30, done.stdout)
-                    self.says(mistake, done.stdout)
+                    self.check_message(mistake, done.stdout)
 
     @unittest.skipUnless((BUILD / "libhaliax.so").exists(),
                          "build/ has no shared library: tools/build")
-    def test_what_raises_or_gives_what_it_says(self):
-        those = [m for m in self.all if m.kind in ("Returns", "Raises", "Prints")]
+    def test_results_and_errors_of_programs(self):
+        mistakes = [m for m in self.all if m.kind in ("Returns", "Raises", "Prints")]
         for compiler, program in zip(self.compilers,
-                                     self.pool.map(lambda c: c.program(those), self.compilers)):
+                                     self.pool.map(lambda c: c.program(mistakes), self.compilers)):
             run = lambda m: subprocess.run([program, str(m.number)], capture_output=True, text=True,
                                            cwd=self.folder)
-            for mistake, done in zip(those, self.pool.map(run, those)):
+            for mistake, done in zip(mistakes, self.pool.map(run, mistakes)):
                 with self.subTest(mistake.title, compiler=compiler.name):
                     self.assertEqual(done.returncode, 0, done.stderr)
-                    told = done.stdout.rstrip("\n")
-                    self.assertEqual(told.startswith("raises "), mistake.kind == "Raises", told)
+                    output = done.stdout.rstrip("\n")
+                    self.assertEqual(output.startswith("raises "), mistake.kind == "Raises",
+                                     output)
                     if mistake.kind == "Prints":
-                        self.says(mistake, done.stderr)
+                        self.check_message(mistake, done.stderr)
                     elif mistake.kind == "Raises" or len(mistake.words) > 1:
-                        self.says(mistake, told)
+                        self.check_message(mistake, output)
                     else:
-                        self.assertEqual([told], mistake.words)
+                        self.assertEqual([output], mistake.words)
                     if mistake.kind != "Prints":
                         self.assertEqual(done.stderr, "")
 

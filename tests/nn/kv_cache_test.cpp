@@ -48,8 +48,8 @@ double difference(const NamedArray& a, const NamedArray& b) { return max(abs(a -
 }  // namespace
 
 TEST_CASE(
-    "kv cache: decoding token by token matches attention over the full sequence, with grouped "
-    "heads") {
+    "kv cache: decoding token by token matches "
+    "attention over the full sequence, with grouped heads") {
   const Text t(12);
   auto K = rename(t.k, "pos", "key_pos"), V = rename(t.v, "pos", "key_pos");
   auto whole = nn::dot_product_attention("key_pos", "head_size", t.q, K, V,

@@ -114,8 +114,8 @@ TEST_CASE("linear cross entropy: two heads with the same tokens share one loop")
 }
 
 TEST_CASE(
-    "linear cross entropy: with two masked heads in one loop, each head reads only its own "
-    "tokens") {
+    "linear cross entropy: with two masked heads in one loop, "
+    "each head reads only its own tokens") {
   const Axis Audio{"audio", 40};
   struct Heads {
     NamedArray for_text, for_audio, text, audio;  // hidden states (tokens, embed), heads
@@ -294,8 +294,8 @@ TEST_CASE("regression: the loss of bf16 arrays accumulates in f32") {
 }
 
 TEST_CASE(
-    "regression: the loss is finite if all tokens are masked, and a masked token has a zero "
-    "gradient") {
+    "regression: the loss is finite if all tokens are masked, "
+    "and a masked token has a zero gradient") {
   const auto p = parameters();
   nn::LinearCrossEntropyOptions o{.chunks = {.chunk = 5}};
   o.mask = (arange(Tokens) < 0).eval();

@@ -389,8 +389,8 @@ TEST_CASE("linear cross entropy: lazy training steps with a mask match full logi
 }
 
 TEST_CASE(
-    "linear cross entropy: a mask changes neither the input of the norm nor the validation of "
-    "options") {
+    "linear cross entropy: a mask changes neither "
+    "the input of the norm nor the validation of options") {
   auto p = parameters();
   auto residual = normal(7, {Tokens, Embed}).eval(), mask = (arange(Tokens) % 2 == 0).eval();
   auto norm = [=](const NamedArray& a) -> NamedArray { return a + residual; };

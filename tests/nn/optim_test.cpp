@@ -181,9 +181,8 @@ TEST_CASE("optim: updates whose axes differ from the parameters raise") {
   auto u = grad(loss)(p);
   u.w = array({1}, {});  // would broadcast over `a`
   raises([&] { return optim::apply_updates(p, u).w; },
-         {"[optim] array 0 of the params is (a=2), but that of the updates is (); their axes must "
-          "be the "
-          "same",
+         {"[optim] array 0 of the params is (a=2), "
+          "but that of the updates is (); their axes must be the same",
           "optim_test.cpp"});
   auto adam = optim::adam({.learning_rate = 0.5});
   raises([&] { return adam.update(u, adam.init(p), p).first.w; },

@@ -1,3 +1,4 @@
+// Traversal of model structs as trees: paths, order, flattening, statics and invalid types.
 #include <doctest/doctest.h>
 
 #include "haliax/tree.h"

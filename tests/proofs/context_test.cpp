@@ -78,8 +78,8 @@ TEST_CASE("context: only keys, values and their gradients rotate around the ring
 }
 
 TEST_CASE(
-    "context: keys of a long sequence rotate by default, since this communicates the fewest "
-    "bytes") {
+    "context: keys of a long sequence rotate by default, "
+    "since this communicates the fewest bytes") {
   const Axis Pos{"pos", 32768};
   const Parts p = parts(Pos);
   auto report = [&](bool ring) {
@@ -126,8 +126,8 @@ TEST_CASE("context: in strict mode keys rotate even if gathers would communicate
 }
 
 TEST_CASE(
-    "context: a ring that would need implicit gathers falls back to gathered keys, also in strict "
-    "mode") {
+    "context: a ring that would need implicit gathers "
+    "falls back to gathered keys, also in strict mode") {
   const Axis Pos{"pos", 16}, KPos = Pos.alias("key_pos"), Embed{"embed", 8};
   auto draw = [](int seed, const Axes& axes) {
     return random::normal(random::key(seed), axes).eval();
@@ -152,8 +152,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "context: with one head sharded over two devices, the device without a head takes part in the "
-    "ring") {
+    "context: with one head sharded over two devices, "
+    "the device without a head takes part in the ring") {
   const Axis Pos{"pos", 12}, Batch{"batch", 2}, One{"heads", 1};
   auto p = parts(Pos, One);
   for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();

@@ -215,8 +215,8 @@ TEST_CASE("proof: fsdp of a gradient written by hand gathers as often as one com
 }
 
 TEST_CASE(
-    "proof: fsdp with weights gathered again for the backward pass updates them as one device "
-    "does") {
+    "proof: fsdp with weights gathered again "
+    "for the backward pass updates them as one device does") {
   const auto b = blocks(6);
   const auto x = random::normal(random::key(99), {Rows, Wide}).eval();
   const auto want = jit(descent(false))(b, x);
@@ -278,8 +278,8 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, has the results o
 }
 
 TEST_CASE(
-    "proof: a weight that each iteration of a loop over positions or chunks reads is gathered "
-    "once") {
+    "proof: a weight that each iteration of a loop "
+    "over positions or chunks reads is gathered once") {
   const Axis position{"position", 32}, state{"embed", 2048}, same{"state", 2048},
       vocab{"vocab", 8192}, rows{"batch", 256};
   const auto x = eval_shape([&] { return zeros({rows, position, state}); });

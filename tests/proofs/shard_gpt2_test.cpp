@@ -141,7 +141,7 @@ void agree(const Extras& extras, std::size_t every = 1) {
 
 TEST_CASE("proof: 20 losses of gpt2 are the unsharded ones under every mapping") { agree({}); }
 TEST_CASE(
-    "proof: 20 losses of gpt2 are the unsharded ones with checkpoints, the chunked loss and "
-    "microbatches") {
+    "proof: 20 losses of gpt2 are the unsharded ones with checkpoints, "
+    "the chunked loss and microbatches") {
   agree({.checkpoint = true, .chunked = true, .microbatches = 2}, 2);
 }

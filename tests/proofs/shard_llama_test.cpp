@@ -72,8 +72,8 @@ TEST_CASE("proof: 100 losses of a llama are those of one device in every mode") 
   }
 }
 TEST_CASE(
-    "proof: gradients of a llama in bf16 are reduced in f32, and its losses stay near those of one "
-    "device") {
+    "proof: gradients of a llama in bf16 are reduced in f32, "
+    "and its losses stay near those of one device") {
   auto run = small();
   run.policy = "p=f32,c=bf16,r=f32";
   const auto one = llama::train(run);

@@ -78,8 +78,8 @@ void close(const NamedArray& got, const NamedArray& want) {
 }  // namespace
 
 TEST_CASE(
-    "proof: the chunked loss on a mesh has the loss and gradients of full logits, tied and "
-    "untied") {
+    "proof: the chunked loss on a mesh has the loss "
+    "and gradients of full logits, tied and untied") {
   struct Cut {
     AxisSelection walked;
     std::int64_t chunk, vocab_chunk;
@@ -120,8 +120,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "proof: chunks are parts of each device's shard, so no token is communicated for any chunked "
-    "axis") {
+    "proof: chunks are parts of each device's shard, "
+    "so no token is communicated for any chunked axis") {
   const auto p = drawn(Vocab, true);
   const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
              next = roll(ids, -1, Pos);

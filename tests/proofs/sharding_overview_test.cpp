@@ -117,8 +117,8 @@ Checked check(const Layout& layout, double tolerance) {
 }  // namespace
 
 TEST_CASE(
-    "overview: data parallel, fully sharded and mixed precision match one device, with the planned "
-    "bytes") {
+    "overview: data parallel, fully sharded and mixed "
+    "precision match one device, with the planned bytes") {
   const auto dp = check(sharding::data_parallel(), 1e-5);
   // One all-reduce of the gradients and the loss over all devices.
   CHECK(dp.ran.step.sent_bytes == 2 * 7 / 8. * double(dp.mine + 4));
@@ -133,14 +133,14 @@ TEST_CASE(
   CHECK(mixed.ran.step.sent_bytes < 0.51 * fsdp.ran.step.sent_bytes);
 }
 TEST_CASE(
-    "overview: tensor parallel matches one device and initializes less than a quarter of the "
-    "memory") {
+    "overview: tensor parallel matches one device "
+    "and initializes less than a quarter of the memory") {
   const auto tp = check(sharding::tensor_parallel(2), 1e-5);
   CHECK(tp.ran.init.peak_bytes < on_mesh(sharding::data_parallel()).init.peak_bytes / 4);
 }
 TEST_CASE(
-    "overview: checkpointed layers, chunked losses and microbatches have the losses of one "
-    "device") {
+    "overview: checkpointed layers, "
+    "chunked losses and microbatches have the losses of one device") {
   auto small = sizes(0.1);
   auto losses = [&](const Layout& layout, sharding::BatchLoss loss) {
     return sharding::run(layout, small, 2, loss).losses;

@@ -220,8 +220,8 @@ TEST_CASE("checkpoint files: any flipped bit is detected") {
 }
 
 TEST_CASE(
-    "checkpoint files: a full disk raises at the next save, leaves no files, and later saves "
-    "succeed") {
+    "checkpoint files: a full disk raises at the next save, "
+    "leaves no files, and later saves succeed") {
   TwoSaved saved;
   auto third = saved.second;
   trained(third, step_on(layouts()[0]), 1);
@@ -264,8 +264,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "checkpoint files: after a killed save the latest complete checkpoint loads, and the next run "
-    "saves") {
+    "checkpoint files: after a killed save the latest "
+    "complete checkpoint loads, and the next run saves") {
   TwoSaved saved;
   auto third = saved.second;
   trained(third, step_on(layouts()[0]), 1);
@@ -454,8 +454,8 @@ TEST_CASE("processes: each one reads only the bytes of its shard") {
 }
 
 TEST_CASE(
-    "processes: a fault in one raises in all, and a checkpoint that is damaged for one is skipped "
-    "by all") {
+    "processes: a fault in one raises in all, "
+    "and a checkpoint that is damaged for one is skipped by all") {
   auto t = born(layouts()[2]);
   Folder folder(memory_folder());
   Ranks four(4);

@@ -66,8 +66,8 @@ TEST_CASE("checkpoints: the file of one process equals the output of to_state_di
 }
 
 TEST_CASE(
-    "checkpoints: any mesh loads the checkpoint of any other mesh, without materializing full "
-    "arrays") {
+    "checkpoints: any mesh loads the checkpoint of any other mesh, "
+    "without materializing full arrays") {
   Folder folder(memory_folder());
   int step = 0;
   for (auto& from : layouts()) {
@@ -111,8 +111,8 @@ TEST_CASE("checkpoints: loading needs only the shapes, and uses the mesh in scop
 }
 
 TEST_CASE(
-    "checkpoints: a resumed run is bitwise identical on the same mesh, and within 1e-6 on another "
-    "one") {
+    "checkpoints: a resumed run is bitwise identical on the same mesh, "
+    "and within 1e-6 on another one") {
   const auto all = layouts();
   std::vector<decltype(step_on(all[0]))> step;
   std::vector<Training> likes;

@@ -77,8 +77,8 @@ TEST_CASE("data: permuted is a permutation that depends on the key") {
 }
 
 TEST_CASE(
-    "data: each example occurs once per epoch, in another order each time, and a loader resumes at "
-    "any position") {
+    "data: each example occurs once per epoch, "
+    "in another order each time, and a loader resumes at any position") {
   Folder folder(memory_folder());
   Tokens tokens({write(folder / "a.bin", counted(42)), write(folder / "b.bin", counted(3, 100)),
                  write(folder / "c.bin", counted(23, 200))});

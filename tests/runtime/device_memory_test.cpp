@@ -55,8 +55,8 @@ NamedArray on_both(double from) {
 }  // namespace
 
 TEST_CASE(
-    "device memory: arguments are copied to the device once, and results back once when they are "
-    "read") {
+    "device memory: arguments are copied to the device once, "
+    "and results back once when they are read") {
   auto x = counted(N), w = counted(N, 1);
   auto f = jit([](const NamedArray& x, const NamedArray& w) { return x * w + 1.; },
                {.backend = "separate-memory"});
@@ -104,8 +104,8 @@ TEST_CASE("device memory: a donated array leaves no stale copy on the other side
 }
 
 TEST_CASE(
-    "device memory: a donated array's memory is reused, and copied on the device first if it is "
-    "referenced") {
+    "device memory: a donated array's memory is reused, "
+    "and copied on the device first if it is referenced") {
   auto f = giving("separate-memory", next);
   auto x = on("separate-memory", next)(counted(N));
   f(on("separate-memory", next)(counted(N)));  // traces and allocates an arena

@@ -109,8 +109,8 @@ struct Unverified {  // the verifier dominates the time of a small step
 }  // namespace
 
 TEST_CASE(
-    "eager: a training loop that reads only its loss computes the same number of nodes at each "
-    "step") {
+    "eager: a training loop that reads only its loss "
+    "computes the same number of nodes at each step") {
   check_constant(plain, optim::adamw());
   check_constant(plain, optim::sgd({.momentum = 0.9}));
   check_constant(
@@ -118,8 +118,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "eager: the number of nodes per step is constant with checkpoints, chunks and a custom "
-    "backward pass") {
+    "eager: the number of nodes per step is constant with checkpoints, "
+    "chunks and a custom backward pass") {
   check_constant([](const Model& m, const NamedArray& x,
                     const NamedArray& y) { return checkpoint(plain)(m, x, y); },
                  optim::adamw());

@@ -74,10 +74,9 @@ TEST_CASE("environment: names of backends and paths of folders are accepted") {
   CHECK(has(said_with("HALIAX_BACKEND=reference"), "says: ."));
   said = said_with("HALIAX_BACKEND=cuda-sim HALIAX_CACHE=/proc/none");
   CAPTURE(said);
-  CHECK(
-      has(said,
-          "says: [environment] HALIAX_CACHE is /proc/none; it must be a folder that exists or can "
-          "be created ("));
+  CHECK(has(said,
+            "says: [environment] HALIAX_CACHE is /proc/none; "
+            "it must be a folder that exists or can be created ("));
 }
 
 TEST_CASE("environment: settings in the code override the environment") {

@@ -203,8 +203,8 @@ TEST_CASE("eval cache: a computed value is read, not recomputed") {
 }
 
 TEST_CASE(
-    "eval cache: custom functions and loops evaluate correctly, and so do more graphs than the "
-    "cache holds") {
+    "eval cache: custom functions and loops evaluate correctly, "
+    "and so do more graphs than the cache holds") {
   auto x = draw(1, {M, N});
   for (int again = 0; again < 2; ++again) {
     auto total = fold([](const NamedArray& sum, const NamedArray& row) { return sum + row; }, M)(

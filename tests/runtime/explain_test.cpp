@@ -488,9 +488,8 @@ TEST_CASE("strict: an implicit all-gather raises with its op, its axis and its l
     named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w);
   });
   says(text,
-       "[strict] dot gathers input (batch=8, embed=16) over model, 256 bytes communicated per "
-       "device, "
-       "without a request for it");
+       "[strict] dot gathers input (batch=8, embed=16) over model, "
+       "256 bytes communicated per device, without a request for it");
   says(text, "explain_test.cpp:" + std::to_string(line));
   auto report = named_jit(both_cut, options({rows, columns}, columns, false)).plan(x, w);
   REQUIRE(report.collectives.size() == 1);
@@ -530,9 +529,8 @@ TEST_CASE(
   CHECK(sent[0].kind == "all-gather");
   CHECK(sent[0].asked == "");
   says(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
-       "[strict] dot gathers dot (key_pos=8, d=4) over data, 64 bytes communicated per device, "
-       "without a request "
-       "for it");
+       "[strict] dot gathers dot (key_pos=8, d=4) over data, "
+       "64 bytes communicated per device, without a request for it");
 }
 
 TEST_CASE("strict: a mapping may not name an axis that no array has") {
@@ -544,9 +542,8 @@ TEST_CASE("strict: a mapping may not name an axis that no array has") {
   CHECK(named_jit(f, options).plan(x).sent_bytes == 0);
   options.strict = true;
   says(error_of([&] { named_jit(f, options).plan(x); }),
-       "[strict] the mapping {batch: data, bach: data} names axis bach, which is not in any array; "
-       "did "
-       "you mean batch");
+       "[strict] the mapping {batch: data, bach: data} names axis bach, "
+       "which is not in any array; did you mean batch");
   auto scoped = [](const NamedArray& x) {
     axis_mapping inside(Mapping{{"hiden", "data"}});
     return x + 1.;

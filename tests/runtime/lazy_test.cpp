@@ -15,8 +15,8 @@
 using namespace haliax;
 
 TEST_CASE(
-    "lazy: a million chained ops are built and destroyed, and a quarter of them run, without "
-    "recursion") {
+    "lazy: a million chained ops are built and destroyed, "
+    "and a quarter of them run, without recursion") {
   NamedArray x = zeros({{"n", 4}}, DType::f32);
   auto start = x.eval();
   // One stack frame per op would overflow any stack.

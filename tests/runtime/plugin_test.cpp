@@ -45,8 +45,8 @@ std::string said_of(const std::string& name) {
 }
 std::string plugin_of(const std::string& version, const std::string& abi,
                       const std::string& device = "nullptr") {
-  return "struct P { const char *a, *b; void* (*f)(); };\nextern \"C\" const P* haliax_plugin() { "
-         "static P p{\"" +
+  return "struct P { const char *a, *b; void* (*f)(); "
+         "};\nextern \"C\" const P* haliax_plugin() { static P p{\"" +
          version + "\", \"" + abi + "\", " + device + "}; return &p; }\n";
 }
 bool starts(const std::string& text, const std::string& with) { return text.starts_with(with); }
@@ -109,9 +109,8 @@ TEST_CASE("plugins: a missing dependency of a plugin is named") {
               "-L" + folder.at.string() + " -lwanted");
   fs::remove(folder.at / "libwanted.so");
   CHECK(has(said_of("needy"),
-            "cannot be used: it requires libwanted.so, which is not found; add the folder of "
-            "libwanted.so to the "
-            "loader's path"));
+            "cannot be used: it requires libwanted.so, which is not found; "
+            "add the folder of libwanted.so to the loader's path"));
 }
 
 TEST_CASE("plugins: the factory of a device is called once, and its exception is raised") {
@@ -124,8 +123,8 @@ TEST_CASE("plugins: the factory of a device is called once, and its exception is
   auto& first = backend("mine");
   CHECK(&backend("mine") == &first);
   folder.make("haliax_angry",
-              "#include <stdexcept>\nstatic void* device() { throw std::runtime_error(\"[angry] "
-              "no\"); }\n" +
+              "#include <stdexcept>\nstatic void* device() "
+              "{ throw std::runtime_error(\"[angry] no\"); }\n" +
                   plugin_of(version, abi, "device"));
   CHECK(said_of("angry") == "[angry] no");
   CHECK(said_of("angry") == "[angry] no");

@@ -93,8 +93,8 @@ TEST_CASE("printing: an array that fits a line stays on one, others have one lin
 }
 
 TEST_CASE(
-    "printing: an array of more than 1000 elements shows the first and last three along each "
-    "axis") {
+    "printing: an array of more than 1000 elements "
+    "shows the first and last three along each axis") {
   CHECK(shown(arange(Axis("a", 1001))) ==
         "NamedArray(i32, (a=1001), [0, 1, 2, ..., 998, 999, 1000])");
   CHECK(shown(arange({Axis("a", 2), Axis("b", 7), Axis("c", 100)})) ==

@@ -387,8 +387,8 @@ TEST_CASE("profile: a long trace is truncated, with a message") {
 }
 
 TEST_CASE(
-    "profile: a trace file that cannot be written is named, and without the variable nothing is "
-    "profiled") {
+    "profile: a trace file that cannot be written is named, "
+    "and without the variable nothing is profiled") {
   auto said = traced("", "/no/such/folder/trace.json").said;
   CHECK(has(said,
             "says: [environment] HALIAX_PROFILE is /no/such/folder/trace.json; it must be a file "

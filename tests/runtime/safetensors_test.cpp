@@ -1,3 +1,4 @@
+// Round trips of safetensors files, and errors for truncated, damaged and unwritable files.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 #include <unistd.h>

@@ -267,9 +267,7 @@ TEST_CASE("threads: an array is donated to one call, and the others raise or rea
               if (k < 2) {
                 must(f(x).floats()[9] == 10, "i + 1");
                 ++given;
-              }
-
-              else {
+              } else {
                 must((k == 2 ? x : x * 1.).floats()[9] == 9, "i");
                 ++read;
               }

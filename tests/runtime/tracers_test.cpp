@@ -205,8 +205,8 @@ TEST_CASE("tracers: set_threads raises inside a custom kernel") {
   const auto set_at = line(-1);
   auto said = message_of([&] { sets(ones({M, N}), "n").eval(); });
   CAPTURE(said);
-  CHECK(said.find("[set_threads] must not be called by a function that runs on these threads; call "
-                  "it outside") == 0);
+  CHECK(said.find("[set_threads] must not be called by a function "
+                  "that runs on these threads; call it outside") == 0);
   CHECK(has(said, set_at));
 }
 

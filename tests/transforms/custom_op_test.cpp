@@ -427,8 +427,8 @@ TEST_CASE("custom ops accept any strides, any dtype they declare, and any size")
 }
 
 TEST_CASE(
-    "custom ops: equal calls are one node, and calls of two ops are two, even if the ops look "
-    "equal") {
+    "custom ops: equal calls are one node, "
+    "and calls of two ops are two, even if the ops look equal") {
   auto x = inputs()[0];
   auto make = [] {
     return custom_op({.name = "twice", .cpu = {[](Strided<const float> a, Strided<float> y) {
@@ -597,6 +597,6 @@ TEST_CASE("custom ops: the verifier reports a result that lacks a mapped axis") 
         verify({other}, "test");
         return 0;
       },
-      {"[verify] rank after test: it maps axis b of (b=5, n=7, c=3), but produces (b=4, n=7, "
-       "c=3)"});
+      {"[verify] rank after test: it maps axis b of (b=5, "
+       "n=7, c=3), but produces (b=4, n=7, c=3)"});
 }

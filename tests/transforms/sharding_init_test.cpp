@@ -32,8 +32,8 @@ template <class T> std::int64_t local_bytes(const T& tree, const Mapping& m, con
 }  // namespace
 
 TEST_CASE(
-    "sharded init: bitwise identical on every mesh, even and uneven, with only its part on each "
-    "device") {
+    "sharded init: bitwise identical on every mesh, "
+    "even and uneven, with only its part on each device") {
   const auto want = flatten(make());
   const Mapping ways[] = {{{"embed", "data"}},
                           {{"vocab", "data"}, {"mlp", {"data", "model"}}},
@@ -66,8 +66,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "sharded init: planned bytes are the shard of one device, on meshes far larger than this "
-    "machine") {
+    "sharded init: planned bytes are the shard of one device, "
+    "on meshes far larger than this machine") {
   // 1.5 billion parameters: 6.2 GB in f32.
   const gpt2::Gpt2Config xl{.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25};
   const Mapping params{{"embed", "data"}, {"mlp", "model"}};

@@ -142,8 +142,8 @@ TEST_CASE("mistakes: two axes on one mesh axis raise with a source location, whe
 }
 
 TEST_CASE(
-    "mistakes: two axes of one array on one mesh axis name the array and its line, with a mesh or "
-    "without") {
+    "mistakes: two axes of one array on one mesh axis "
+    "name the array and its line, with a mesh or without") {
   const auto x = tokens();
   const int made = __LINE__ + 1;
   const auto y = tanh(x);
@@ -446,8 +446,8 @@ TEST_CASE("mistakes: reports name the op in the user's code, not its parts by bl
 }
 
 TEST_CASE(
-    "mistakes: strict gathers a differentiated parameter, even if stop_gradient hides it from the "
-    "loss") {
+    "mistakes: strict gathers a differentiated parameter, "
+    "even if stop_gradient hides it from the loss") {
   struct Adapted {
     NamedArray base, a, b;
   };

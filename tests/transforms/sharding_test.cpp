@@ -94,8 +94,8 @@ TEST_CASE("sharding: a mapping places the axes of an array") {
 }
 
 TEST_CASE(
-    "sharding: an inner mapping replaces the outer one, and threads have the scopes of their "
-    "caller") {
+    "sharding: an inner mapping replaces the outer one, "
+    "and threads have the scopes of their caller") {
   CHECK(current_mapping() == nullptr);
   use_mesh mesh(grid);
   axis_mapping outer(by_batch);
@@ -163,8 +163,8 @@ TEST_CASE("sharding: an empty mapping replicates an array, and no mapping leaves
 }
 
 TEST_CASE(
-    "sharding: outside of a trace, shard places arrays and trees, and named_jit keeps the "
-    "placement") {
+    "sharding: outside of a trace, shard places arrays and trees, "
+    "and named_jit keeps the placement") {
   use_mesh mesh(grid);
   auto x = tokens();
   CHECK(placement(x) == nullptr);

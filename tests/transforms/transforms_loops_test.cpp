@@ -147,8 +147,8 @@ TEST_CASE("scan: unroll traces the body for several positions, and the loop has 
 }
 
 TEST_CASE(
-    "scan: trees, integers in the carry, arguments without the axis, positions, and no scanned "
-    "array") {
+    "scan: trees, integers in the carry, "
+    "arguments without the axis, positions, and no scanned array") {
   struct State {
     NamedArray total, count;
   };
@@ -256,8 +256,8 @@ TEST_CASE("scan: invalid calls raise") {
 TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mode") {
   auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2);
   auto refused = [](auto f) {
-    raises(f, {"[scan] the result of an iteration already has axis time: (time=6, embed=3); only "
-               "arguments",
+    raises(f, {"[scan] the result of an iteration already has axis time: "
+               "(time=6, embed=3); only arguments",
                "transforms_loops_test.cpp"});
   };
   auto one = [&](const NamedArray& v) { return v * whole; };

@@ -294,8 +294,8 @@ TEST_CASE("custom_vjp: a backward pass may iterate over the axis of the surround
 }
 
 TEST_CASE(
-    "custom_vjp: a backward pass that captures a value of a rematerialized loop body raises by "
-    "name") {
+    "custom_vjp: a backward pass that captures a value "
+    "of a rematerialized loop body raises by name") {
   const Axis L("layer", 3);
   auto x = values({In}), w = values({L, In}, 1, 2);
   auto run = [=](bool captures, const NamedArray& v) {
@@ -396,8 +396,8 @@ TEST_CASE("grad: prod over an axis with zeros has the right gradient") {
 }
 
 TEST_CASE(
-    "a node belongs to the backward pass unless forward code creates an equal one, before or "
-    "after") {
+    "a node belongs to the backward pass unless "
+    "forward code creates an equal one, before or after") {
   Axis I{"i", 4};
   auto x = (arange(I) * 0.5).node();
   Origin line, back;
