@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "program/peak.h"
 #include "program/profile.h"
@@ -108,28 +109,28 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
                      l.trips, l.reverse ? " reversed" : "", l.continues_previous ? " again" : "",
                      parallel_slots);
 }
-// Returns the number of positions of steps in the Timeline.
-int positions_of(const std::vector<Step>& steps) {
-  int count = 0;
-  for (auto& s : steps) count += s.kind == Kind::loop ? 2 + positions_of(s.loop.body) : 1;
-  return count;
+// The positions of each step in the Timeline: one, or the first and the last one of a loop.
+using Positions = std::unordered_map<const Step*, StepRange>;
+Positions positions_of(const Timeline& timeline) {
+  Positions out;
+  for (int at = 1; at <= timeline.last(); ++at)
+    out.try_emplace(&timeline.step(at), StepRange{at, at}).first->second.end = at;
+  return out;
 }
-// The text of steps. With `position`, the comment of each step starts with its position in the
-// Timeline, or with the first and the last position of a loop.
-std::string text(const Program& p, const std::vector<Step>& steps, int* position,
+// The text of steps. The comment of a step starts with its positions, if they are given.
+std::string text(const Program& p, const std::vector<Step>& steps, const Positions& positions,
                  const std::string& indent = "") {
   std::string out;
   for (auto& s : steps) {
-    const bool loop = s.kind == Kind::loop;
     std::string comment;
-    if (position) comment += fmt::format(" {}", *position);
-    if (position && loop) comment += fmt::format("..{}", *position + 1 + positions_of(s.loop.body));
+    if (auto at = positions.find(&s); at != positions.end()) {
+      auto [first, last] = at->second;
+      comment += first == last ? fmt::format(" {}", first) : fmt::format(" {}..{}", first, last);
+    }
     if (!s.where.empty()) comment += fmt::format(" {} {}", s.op, s.where);
     out += indent + text(p, s, indent);
     if (!comment.empty()) out += "    #" + comment;
-    if (position) ++*position;
-    out += "\n" + text(p, s.loop.body, position, indent + "  ");
-    if (position && loop) ++*position;
+    out += "\n" + text(p, s.loop.body, positions, indent + "  ");
   }
   return out;
 }
@@ -137,9 +138,9 @@ std::string text(const Program& p, const std::vector<Step>& steps, int* position
 // Returns the memory of each slot, after plan_memory. Slots that no step uses have none and are
 // skipped.
 bool has_place(const Slot& s) { return s.offset >= 0 || s.alias >= 0; }
-std::string places(const Program& p) {
+std::string places(const Program& p, const Timeline& timeline) {
   std::vector<std::string> why(p.slots.size());
-  for (auto& s : live_slots(p, Timeline(p)))
+  for (auto& s : live_slots(p, timeline))
     why[std::size_t(s.slot)] =
         fmt::format(", live {}..{}{}{}", s.live.begin, s.live.end,
                     s.first_write.empty() ? "" : ", written by ", s.first_write);
@@ -163,11 +164,11 @@ const char* name_of(Kind k) { return kKinds[int(k)]; }
 const char* name_of(Code c) { return code_names[int(c)]; }
 
 std::string to_string(const Program& p) {
-  const bool planned = std::any_of(p.slots.begin(), p.slots.end(), has_place);
-  int position = 1;
-  return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments,
-                     p.results, p.arena_bytes, p.peak_bytes, planned ? places(p) : "",
-                     text(p, p.steps, planned ? &position : nullptr));
+  auto head = fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n", p.arguments,
+                          p.results, p.arena_bytes, p.peak_bytes);
+  if (std::none_of(p.slots.begin(), p.slots.end(), has_place)) return head + text(p, p.steps, {});
+  const Timeline timeline(p);
+  return head + places(p, timeline) + text(p, p.steps, positions_of(timeline));
 }
 
 }  // namespace haliax::program
