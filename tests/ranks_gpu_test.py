@@ -12,8 +12,8 @@ class RanksWithGpus(unittest.TestCase):
     def test_gpt2_on_a_gpu_per_rank(self):
         for count in 2, 4:
             status, output, _ = run(count, str(ROOT / "tests/golden"), "--ranks",
-                                  "--backend", "cuda-sim", "--case", "gpt2-untied",
-                                  program="tests/golden")
+                                    "--backend", "cuda-sim", "--case", "gpt2-untied",
+                                    program="tests/golden")
             self.assertEqual(status, 0, output)
             self.assertRegex(output, r"^1 passed, 0 failed, 0 skipped")
 
@@ -38,7 +38,7 @@ class RanksWithGpus(unittest.TestCase):
         others = [f"(?m)^rank {r}: .*rank 1 " for r in (0, 2, 3)]
         # mpirun does not stop the other ranks
         _, output, seconds = run(4, "fault", "killed", OMPI_MCA_orte_enable_recovery="1",
-                            **SIMULATED_GPUS)
+                                 **SIMULATED_GPUS)
         self.assertLess(seconds, 30, output)
         for other in others:
             self.assertRegex(output, other + "has exited")
@@ -46,7 +46,7 @@ class RanksWithGpus(unittest.TestCase):
                              ("ends", "has ended, but rank")):
             with self.subTest(how):
                 faulty(self, how, names=[other + message for other in others], HALIAX_PATIENCE="4",
-                            **SIMULATED_GPUS)
+                       **SIMULATED_GPUS)
         for how in "reads", "calls":
             with self.subTest(how):
                 faulty(self, how, names=[
@@ -55,8 +55,8 @@ class RanksWithGpus(unittest.TestCase):
 
     def test_a_gpu_that_fails_stops_all_ranks(self):
         output = faulty(self, "card",
-                      names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"],
-                      HALIAX_PATIENCE="10", **SIMULATED_GPUS)
+                        names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"],
+                        HALIAX_PATIENCE="10", **SIMULATED_GPUS)
         self.assertEqual(len(re.findall(r"^rank [023]: .*rank 1 has failed: .*a planted fault",
                                         output, re.M)), 3, output)
 

@@ -45,7 +45,7 @@ class Ranks(unittest.TestCase):
         for count, devices in ((2, 1), (4, 1), (3, 1), (2, 2)):
             with self.subTest(ranks=count, devices=devices):
                 status, output, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
-                                      HALIAX_VERIFY="1")
+                                        HALIAX_VERIFY="1")
                 self.assertEqual(status, 0, output)
                 self.assertEqual(output.count(": 0 wrong"), count, output)
 
@@ -59,7 +59,7 @@ class Ranks(unittest.TestCase):
                                         ("separate-memory", 2, 1)):
             with self.subTest(backend=backend, ranks=count, devices=devices):
                 status, output, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
-                                      HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
+                                        HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
                 self.assertEqual(status, 0, output)
                 self.assertEqual(output.count(": 0 wrong"), count, output)
 
@@ -84,7 +84,7 @@ class Ranks(unittest.TestCase):
 
     def test_a_llama_has_the_losses_of_one_device_in_every_mode(self):
         status, output, _ = run(4, "--modes", "--steps", "10", "--batch", "4", "--pos", "16",
-                              "--embed", "32", program="examples/llama")
+                                "--embed", "32", program="examples/llama")
         self.assertEqual(status, 0, output)
         rows = re.findall(
             r"^(all-reduce|reduce-scatter), (again|kept)(, overlapped)? .* ([\d.e-]+)$", output,
@@ -105,8 +105,8 @@ class Ranks(unittest.TestCase):
             saved = {}
             for name in "straight", "resumed":
                 status, output, _ = self.train(folder, 12, "--mesh", "data=2",
-                                             "--checkpoint", f"{folder}/{name}", "--every", "6",
-                                             "--resume", "--save", f"{folder}/{name}.safetensors")
+                                               "--checkpoint", f"{folder}/{name}", "--every", "6",
+                                               "--resume", "--save", f"{folder}/{name}.safetensors")
                 self.assertEqual(status, 0, output)
                 self.assertEqual(output.count("parameters"), 1, output)   # only one rank prints
                 saved[name] = (folder / f"{name}.safetensors").read_bytes()
@@ -119,7 +119,7 @@ class Ranks(unittest.TestCase):
             self.assertEqual(files, ["manifest.json", "state-00001-of-00002.safetensors",
                                      "state-00002-of-00002.safetensors"])
             status, output, _ = self.train(folder, 14, "--mesh", "data=2,model=2",
-                                         "--checkpoint", f"{folder}/resumed", "--resume", ranks=4)
+                                           "--checkpoint", f"{folder}/resumed", "--resume", ranks=4)
             self.assertEqual(status, 0, output)
             self.assertIn("resumed after step 12", output)
             self.assertGreater(float(re.search(r"losses: +([\d.]+)", output)[1]), 0)
@@ -165,10 +165,10 @@ class Ranks(unittest.TestCase):
 
     def test_a_rank_that_raises_exits_or_makes_another_call(self):
         for how, message in (("raises", "rank 1 has ended, but rank 0 waits"),
-                          ("ends", "rank 1 has ended, but rank 0 waits"),
-                          ("reads", "different call than rank|wait for each other"),
-                          ("opens", "different call than rank|wait for each other"),
-                          ("calls", "different call than rank|wait for each other")):
+                             ("ends", "rank 1 has ended, but rank 0 waits"),
+                             ("reads", "different call than rank|wait for each other"),
+                             ("opens", "different call than rank|wait for each other"),
+                             ("calls", "different call than rank|wait for each other")):
             with self.subTest(how):
                 output = faulty(self, how, names=[message])
                 self.assertGreaterEqual(len(re.findall(r"^rank [0-3]: \[ranks\]", output, re.M)), 3,
@@ -177,8 +177,8 @@ class Ranks(unittest.TestCase):
     def test_a_rank_that_is_killed_or_stopped(self):
         faulty(self, "killed", names=["rank 1 with PID .* signal 9|rank 1 has not responded"])
         faulty(self, "stopped", names=["rank 0: .*rank 1 has not responded for 4",
-                                      "rank 2: .*rank 1 has not responded",
-                                      "rank 3: .*rank 1 has not responded"], HALIAX_PATIENCE="4")
+                                       "rank 2: .*rank 1 has not responded",
+                                       "rank 3: .*rank 1 has not responded"], HALIAX_PATIENCE="4")
 
     def test_ranks_with_different_programs_or_environments(self):
         for difference, message in (
