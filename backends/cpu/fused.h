@@ -190,7 +190,7 @@ struct FusedPlan {
 
 // Without a context, slots with different indices are assumed to be different memory.
 FusedPlan plan_fused(const program::Fused&, const Context*);
-// Calls f for each value that an op reads; each_made calls f for each value that an op computes.
+// Calls f for each value that an op reads; each_created calls f for each value that an op computes.
 template <class F> void each_read(const FusedPlan& plan, const Op& op, const F& f) {
   for (int v : op.in)
     if (v >= 0) f(v);

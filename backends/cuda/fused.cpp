@@ -317,7 +317,7 @@ class FusedSource : FusedPoints {
                     "threads take part in folds",
                     group_, count));
     source_.indices(part_of("row", rows_), part(0, outer_));
-    reserve_staging();
+    declare_saved_values();
     for (int level = 0; level <= levels(); ++level) {
       rows_on(level);
       walk(level);
@@ -363,7 +363,7 @@ class FusedSource : FusedPoints {
     to_ = "to";
     return fmt::format("{} % I({})", counted, each);
   }
-  void reserve_staging() {
+  void declare_saved_values() {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept_[i]) continue;
       if (near_bytes_ > 0)

@@ -17,7 +17,7 @@ using Tile = TileProduct::Kind;
 std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {
   return along ? lines * (terms + 8) * 2 : terms * (lines + 8) * 2;
 }
-// kRoom: bytes of shared memory per reduction
+// kStagedBytes: bytes of shared memory per reduction
 constexpr std::int64_t kRows = 64, kColumns = 32, kStagedBytes = 2 * kRows * 8;
 
 // The shared memory of a pass, and the instructions that it computes.

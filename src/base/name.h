@@ -18,8 +18,8 @@ struct NameData {
 // hides.
 Name fresh_hidden(Name shown, SourceLocation by = {});
 
-// Returns "; did you mean embed?" with the candidate nearest to `wanted` in edit distance, or "" if
-// no candidate is near enough.
+// Returns "; did you mean embed?" with the candidate nearest to `requested` in edit distance, or ""
+// if no candidate is near enough.
 std::string did_you_mean(std::string_view requested, const std::vector<std::string>& candidates);
 std::string did_you_mean(Name requested, const Axes& candidates);
 // The same for the entries of a table. `name` is a callable or a data member that returns the name

@@ -14,8 +14,9 @@ const Op kCustomVjp{.name = "custom_vjp", .kind = Kind::wrap};
 namespace {
 
 bool is_index(const Node& n) { return n.in.empty() && n.varies_with(&n); }
-// Returns false for ops whose results a loop saves for the backward pass. It recomputes the results
-// of other elementwise ops, which then cost no memory; `is_expensive` (codes.h) is a longer list.
+// Returns false for ops whose results a loop saves for the backward pass. The backward pass
+// recomputes the results of all other elementwise ops, also of some for which `is_expensive`
+// (codes.h) returns true, such as log: they then need no memory.
 bool is_cheap(const Op& op) {
   if (op.kind != Kind::map) return op.cheap;
   switch (op.code) {

@@ -85,19 +85,20 @@ NamedArray from_dlpack(DLManagedTensor* given, const AxisSpec& axes, SourceLocat
   const auto bytes = axis_size(axes) * std::int64_t(width);
   const std::vector<std::int64_t> sizes(t.shape, t.shape + t.ndim);
   const auto straight = program::row_major(sizes);
-  bool is_aligned = bytes > 0 && reinterpret_cast<std::uintptr_t>(data) % width == 0;
+  // Aligned and row-major data is used in place.
+  bool is_contiguous = bytes > 0 && reinterpret_cast<std::uintptr_t>(data) % width == 0;
   for (std::size_t d = 0; t.strides && d < sizes.size(); ++d)
-    is_aligned &= sizes[d] == 1 || t.strides[d] == straight[d];
-  bool odd = *dtype == DType::boolean && is_aligned &&
+    is_contiguous &= sizes[d] == 1 || t.strides[d] == straight[d];
+  bool odd = *dtype == DType::boolean && is_contiguous &&
              std::any_of(data, data + bytes, [](std::byte b) { return b > std::byte(1); });
   std::shared_ptr<void> owner(given, [](void* p) {
     auto* mine = static_cast<DLManagedTensor*>(p);
     if (mine->deleter) mine->deleter(mine);
   });
-  if (is_aligned && !odd)
+  if (is_contiguous && !odd)
     return NamedArray(
         make_data(std::make_shared<Buffer>(data, bytes, std::move(owner)), axes, *dtype));
-  if (is_aligned) return from_bytes({data, std::size_t(bytes)}, *dtype, axes, at);
+  if (is_contiguous) return from_bytes({data, std::size_t(bytes)}, *dtype, axes, at);
   std::vector<std::byte> rows(static_cast<std::size_t>(bytes));
   const auto strides = t.strides ? program::Dims(t.strides, t.strides + t.ndim) : straight;
   program::copy_on_host({sizes, std::int64_t(width), rows.data(), straight, data, strides});

@@ -71,7 +71,7 @@ Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
 
 // Replaces a loop result by result; `by` may have additional results.
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);
-// Returns the roots with the bodies of the `wanted` loops of one level rewritten.
+// Returns the roots with the bodies of the `requested` loops of one level rewritten.
 template <class Requested, class Rewritten>
 Nodes in_bodies(const Nodes& roots, const Node* index, const Requested& requested,
                 const Rewritten& rewritten) {

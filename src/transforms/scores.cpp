@@ -44,7 +44,7 @@ Set computed_from(const Nodes& roots, const Nodes& of) {
 }
 // Returns true if n is computed position by position along the axis, and all operands that have the
 // axis use its name.
-bool has_row_axis(const Node& n, Name a) {
+bool maps_along(const Node& n, Name a) {
   if (!has(n.axes, a) || n.op == &kCustomVjp || n.op->kind == Kind::loop ||
       n.op->kind == Kind::result)
     return false;
@@ -159,7 +159,7 @@ class ScoresOfLevel {
       bool inside = std::all_of(n->in.begin(), n->in.end(), [&](auto& x) {
         return !x || !after.count(x.get()) || created.count(x.get()) || rows.count(x.get());
       });
-      bool point = has_row_axis(*n, queries);
+      bool point = maps_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
       if (inside && point && is_score(*n)) {
         const bool product = n->op->kind == Kind::contract,
@@ -282,7 +282,7 @@ class ScoresOfLevel {
     for (auto& n : all_) {
       bool reads_scores =
           std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && is_score(*x); });
-      bool row = !is_score(*n) && n->op->kind != Kind::contract && has_row_axis(*n, queries);
+      bool row = !is_score(*n) && n->op->kind != Kind::contract && maps_along(*n, queries);
       if (row && (reads_scores || reads(*n, rows))) rows.insert(n.get());
     }
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
@@ -295,7 +295,7 @@ class ScoresOfLevel {
           !is_allowed(n))
         continue;
       bool requested = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
-      if (requested && has_row_axis(n, queries)) created.insert(&n);
+      if (requested && maps_along(n, queries)) created.insert(&n);
     }
   }
   // Returns true if n is one array times scalars, or a cast.

@@ -180,7 +180,7 @@ struct MemoryPlanner {
     bool in_time, where_created;
   };
   // in_time: the last read of the old value is before x is computed, or in the step that computes
-  // x, at the place of the write. where_made: the latter step reads the old value.
+  // x, at the place of the write. where_created: the latter step reads the old value.
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = timeline.loops()[std::size_t(loop)];
     auto created = liveness[std::size_t(x)].first;
@@ -225,7 +225,7 @@ struct MemoryPlanner {
       drop(*s);
     }
   }
-  // Returns true if the step reads `over` only at the places where it writes `made`.
+  // Returns true if the step reads `over` only at the places where it writes `created`.
   bool is_elementwise(const Step& s, int created, int over) const {
     if (s.kind == Kind::copy) return covers(s.copy) && s.copy.out.slot == created;
     if (s.kind != Kind::fused) return false;
@@ -279,7 +279,7 @@ struct MemoryPlanner {
     }
     return out.stripes.count > 0 ? std::optional(out) : std::nullopt;
   }
-  // Returns true if the step reads `over` only where it writes `made`, in any stripe.
+  // Returns true if the step reads `over` only where it writes `created`, in any stripe.
   bool writes_over(const Step& s, int created, int over) const {
     if (s.kind != Kind::copy) return is_elementwise(s, created, over);
     return find_root(s.copy.out.slot) == find_root(created) && find_root(s.copy.x.slot) == over &&

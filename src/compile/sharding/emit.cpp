@@ -601,8 +601,8 @@ class Emitter {
     return prim::fit(x, axes);
   }
   // ---- moved positions ----
-  // `together` and `regrouped` convert the operand and the result of a regroup to the form in which
-  // they are communicated: all parts in one axis.
+  // `with_joined_parts` and `regrouped` convert the operand and the result of a regroup to the form
+  // in which they are communicated: all parts in one axis.
   NodePtr with_joined_parts(const Version& s) const {
     auto& p = s.copy_boxes[0];
     if (p.source_layout.parts.empty()) return local(s.in[0]);

@@ -16,8 +16,8 @@
 
 namespace haliax {
 
-// A plan for all devices of a mesh: how each value is cut, and what is sent. `wanted`: the sharding
-// of each root.
+// A plan for all devices of a mesh: how each value is cut, and what is sent. `requested`: the
+// sharding of each root.
 class Partition {
  public:
   Partition(const Nodes& roots, const std::vector<Sharding>& requested,

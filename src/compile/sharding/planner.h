@@ -262,7 +262,7 @@ class Planned {
   bool shares_work(int loop, Name walked, const MeshAxes& devices) const;
   bool reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const;
   MeshAxes shared_turns(int loop) const;
-  MeshAxes ring_axes_of(int loop) const;  // rounds.cpp
+  MeshAxes ring_axes_of(int loop) const;  // ring_attention.cpp
   Sharding kept(int n, const LoopResult&) const;
   Sharding resolved(int n) const;  // nothing pending, where it is wanted
 

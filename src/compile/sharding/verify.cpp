@@ -113,7 +113,7 @@ struct PlanCheck {
     return {};
   }
   // Returns the sharding of the iteration space of an op. It follows from the result, and from the
-  // operands along axes that the result lacks; `made` receives the partial sums over these axes.
+  // operands along axes that the result lacks; `created` receives the partial sums over these axes.
   // All operands must agree, and axes that the op requires in full must be unsharded.
   Sharding points(const Version& v, Sharding& created) const {
     using Way = Along::Way;
